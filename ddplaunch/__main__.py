@@ -1,0 +1,5 @@
+"""``python -m ddplaunch`` is ``ddplaunch``."""
+
+from ddplaunch.cli import main
+
+main()

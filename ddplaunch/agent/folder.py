@@ -1,0 +1,80 @@
+"""The files of a run: the temporary folder for error files, and the folder that ``--log-dir`` keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from ddplaunch.errors import UsageError
+
+
+class LogFolder:
+    """DIR/RUN_ID with plan.json, events.jsonl, a file a rank and attempt, and failure.json.
+
+    Once it exists, no failure to write ends the job: ``note`` hears of the first.
+    """
+
+    def __init__(self, parent: str, run_id: str) -> None:
+        """Create the folder.
+
+        Raises:
+            UsageError: it cannot be created.
+        """
+        self.path = os.path.join(parent, run_id)
+        self._began = time.monotonic()
+        self.trouble: str | None = None
+        try:
+            os.makedirs(self.path)
+            self._events = os.open(
+                os.path.join(self.path, "events.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+            )
+        except OSError as error:
+            raise UsageError(f"--log-dir {parent}: {error.strerror}", "name a folder that you may write to") from None
+
+    def rank_file(self, rank: int, attempt: int) -> str:
+        """The path of what ``rank`` prints in the given attempt."""
+        again = f".attempt-{attempt}" if attempt else ""
+        return os.path.join(self.path, f"rank-{rank}{again}.log")
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Append one line to events.jsonl: the time, seconds since the start, the event and its fields."""
+        line = {"time": time.time(), "elapsed": round(time.monotonic() - self._began, 6), "event": name, **fields}
+        try:
+            os.write(self._events, json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            self.trouble = f"events.jsonl: {error.strerror}"
+
+    def write(self, name: str, content: dict[str, Any]) -> None:
+        """Write one JSON file."""
+        try:
+            with open(os.path.join(self.path, name), "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=2)
+                file.write("\n")
+        except OSError as error:
+            self.trouble = f"{name}: {error.strerror}"
+
+
+def make_temporary(run_id: str) -> str | None:
+    """Make a private folder for error files; None where no place for one can be written to."""
+    for parent in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm"):
+        if not parent:
+            continue
+        path = os.path.join(parent, f"ddplaunch-{run_id}-{os.getpid()}")
+        try:
+            os.mkdir(path, 0o700)
+        except OSError:
+            continue
+        return path
+    return None
+
+
+def remove_temporary(path: str) -> None:
+    """Remove such a folder and its files."""
+    try:
+        for name in os.listdir(path):
+            os.unlink(os.path.join(path, name))
+        os.rmdir(path)
+    except OSError:
+        pass

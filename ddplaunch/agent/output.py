@@ -1,0 +1,197 @@
+"""What the ranks print, on its way: whole lines with a prefix to the console, raw bytes to each rank's file, and a tail.
+
+One pipe a stream; the prefixes go in with one replace a read, so no Python runs per line.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from ddplaunch.agent.lines import Lines
+from ddplaunch.agent.loop import Loop
+from ddplaunch.agent.sink import Sink
+
+PIPE_SIZE = 1 << 18
+"""Bytes a rank may be ahead of us before it waits (F_SETPIPE_SZ; the kernel's default is 64 KiB)."""
+
+TAIL = 8192
+"""Bytes of each rank's last output that are kept for the failure report."""
+
+_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")
+"""ANSI colours of the prefixes, by rank; red is left to errors."""
+
+_CLEAR = b"\r\x1b[K"
+
+
+@dataclass
+class _Stream:
+    rank: int
+    fd: int
+    sink: Sink | None  # None where this rank is not shown
+    prefix: bytes
+    lines: Lines = field(default_factory=Lines)
+
+
+class Output:
+    """The pipes of all ranks of an attempt."""
+
+    def __init__(self, loop: Loop, *, colour: bool, width: int) -> None:
+        """``width`` is the digits of the highest rank, so that lines start below each other."""
+        self._loop = loop
+        self._colour = colour
+        self._width = width
+        self._streams: dict[int, _Stream] = {}
+        self._files: dict[int, int] = {}
+        self._tails: dict[int, bytes] = {}
+        self._paused = False
+        self._bar_shown = False
+        self.drained: Callable[[], None] = lambda: None
+        self.note: Callable[[str], None] = lambda text: None
+        self.stdout = Sink(loop, 1)
+        same = _same_file(1, 2)
+        self.stderr = self.stdout if same else Sink(loop, 2)
+        self.stdout.relieved = self.stderr.relieved = self._resume
+
+    @property
+    def open(self) -> bool:
+        """Whether some rank may still print."""
+        return bool(self._streams)
+
+    @property
+    def written(self) -> bool:
+        return self.stdout.idle and self.stderr.idle
+
+    def pipe(self, rank: int, number: int, *, shown: bool) -> int:
+        """Make the pipe for descriptor ``number`` (1 or 2) of ``rank``; return the end that the rank writes to."""
+        read, write = os.pipe()
+        try:
+            fcntl.fcntl(read, getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_SIZE)
+        except OSError:
+            pass  # over the user's limit (pipe-user-pages-soft), or not Linux
+        os.set_blocking(read, False)
+        sink = (self.stdout if number == 1 else self.stderr) if shown else None
+        stream = _Stream(rank, read, sink, self._prefix(rank, sink))
+        self._streams[read] = stream
+        self._loop.watch(read, partial(self._read, stream))
+        return write
+
+    def keep(self, rank: int, path: str) -> None:
+        """Write all that ``rank`` prints from now on to the file at ``path``, byte for byte.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        self._files[rank] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def tail(self, rank: int) -> bytes:
+        """The last bytes that ``rank`` printed."""
+        return self._tails.get(rank, b"")
+
+    def say(self, text: str) -> None:
+        """Print lines of the launcher's own on stderr, between whole lines of the ranks."""
+        self._show(self.stderr, text.encode(errors="replace"))
+
+    def close(self) -> None:
+        """Give out what is left of every stream and forget them."""
+        for stream in list(self._streams.values()):
+            self._end(stream)
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+        self._tails.clear()
+
+    def _prefix(self, rank: int, sink: Sink | None) -> bytes:
+        text = f"[{rank}]".ljust(self._width + 2)
+        if self._colour and sink is not None and sink.terminal:
+            text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
+        return text.encode() + b" "
+
+    def _read(self, stream: _Stream) -> None:
+        try:
+            data = os.read(stream.fd, PIPE_SIZE)
+        except BlockingIOError:
+            return
+        if not data:
+            self._end(stream)
+            if not self._streams:
+                self.drained()
+            return
+        file = self._files.get(stream.rank)
+        if file is not None:
+            self._store(stream.rank, file, data)
+        self._tails[stream.rank] = (self._tails.get(stream.rank, b"") + data[-TAIL:])[-TAIL:]
+        if stream.sink is None:
+            return
+        self._show(stream.sink, self._prefixed(stream, stream.lines.feed(data)))
+        if stream.sink.full and not self._paused:
+            self._paused = True
+            for other in self._streams.values():
+                self._loop.forget(other.fd)
+
+    def _resume(self) -> None:
+        if not self._paused or self.stdout.full or self.stderr.full:
+            return
+        self._paused = False
+        for stream in self._streams.values():
+            self._loop.watch(stream.fd, partial(self._read, stream))
+
+    def _store(self, rank: int, file: int, data: bytes) -> None:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(file, view) :]
+        except OSError as error:
+            os.close(self._files.pop(rank))
+            self.note(f"the log of rank {rank} ends here: {error.strerror}")
+
+    def _end(self, stream: _Stream) -> None:
+        if stream.sink is not None:
+            self._show(stream.sink, self._prefixed(stream, stream.lines.close()))
+        self._loop.forget(stream.fd)
+        os.close(stream.fd)
+        del self._streams[stream.fd]
+
+    def _prefixed(self, stream: _Stream, lines: bytes) -> bytes:
+        if not lines:
+            return b""
+        return stream.prefix + lines[:-1].replace(b"\n", b"\n" + stream.prefix) + b"\n"
+
+    def _show(self, sink: Sink, lines: bytes) -> None:
+        """Write lines; in a terminal the progress bar of the lowest rank that draws one stays below them."""
+        if not sink.terminal:
+            sink.write(lines)
+            return
+        drawn = min(
+            (each for each in self._streams.values() if each.sink is sink and each.lines.bar), key=_rank, default=None
+        )
+        bar = b"" if drawn is None else drawn.prefix + _fit(drawn.lines.bar, len(self._bare(drawn)), sink)
+        if lines or bar or self._bar_shown:
+            sink.write((_CLEAR if self._bar_shown else b"") + lines + bar)
+        self._bar_shown = bool(bar)
+
+    def _bare(self, stream: _Stream) -> str:
+        return f"[{stream.rank}]".ljust(self._width + 2) + " "
+
+
+def _rank(stream: _Stream) -> int:
+    return stream.rank
+
+
+def _fit(bar: bytes, used: int, sink: Sink) -> bytes:
+    """Cut a bar to the terminal's width: a row that wraps cannot be drawn over."""
+    try:
+        columns = os.get_terminal_size(1 if os.isatty(1) else 2).columns
+    except OSError:
+        columns = 80
+    return bar.decode(errors="replace")[: max(1, columns - used - 1)].encode()
+
+
+def _same_file(one: int, two: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, two)
+    except OSError:
+        return False

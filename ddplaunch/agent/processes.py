@@ -1,0 +1,145 @@
+"""What the kernel offers for keeping hold of processes: parent-death signal, subreaper, and who descends from whom.
+
+Loaded by the zygote too, so: standard library only, and nothing that costs time to import.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+PR_SET_CHILD_SUBREAPER = 36
+
+KILL_PATIENCE = 5.0
+"""Seconds after SIGKILL until a process that is still there is reported instead of waited for (state D, mostly)."""
+
+
+def _prctl(option: int, value: int) -> None:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have the kernel send us ``number`` when the thread that forked us ends; 0 takes that back. Linux only, else nothing.
+
+    It survives exec and is not inherited by children (prctl(2)). A parent that is already dead is not noticed: compare
+    ``os.getppid()`` afterwards.
+    """
+    if sys.platform == "linux":
+        _prctl(PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends (PR_SET_CHILD_SUBREAPER); Linux only, else nothing."""
+    if sys.platform == "linux":
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants(root: int) -> list[int]:
+    """Return the pids of all processes below ``root``, parents before children, without zombies.
+
+    A process that a subreaper adopted counts as its child. Empty where the system tells nothing.
+    """
+    children: dict[int, list[int]] = {}
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return _descendants_elsewhere(root)
+    dead = set[int]()
+    for pid in pids:
+        state, parent = _stat(pid)
+        if state in "ZX":
+            dead.add(pid)
+        children.setdefault(parent, []).append(pid)
+    found, todo = [], children.get(root, [])
+    while todo:
+        pid = todo.pop(0)
+        if pid not in dead:
+            found.append(pid)
+        todo.extend(children.get(pid, []))
+    return found
+
+
+def _descendants_elsewhere(root: int) -> list[int]:
+    try:
+        import psutil
+
+        return [child.pid for child in psutil.Process(root).children(recursive=True)]
+    except Exception:
+        return []
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """State and parent of a process (proc(5), the fields behind the name); ("X", 0) when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return "X", 0
+    return fields[0].decode(), int(fields[1])
+
+
+def describe(pid: int) -> str:
+    """Name a process for a person: "tensorboard (pid 4711)", with its wait channel where it is in state D."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            name = file.read().strip()
+    except OSError:
+        return f"pid {pid}"
+    if _stat(pid)[0] != "D":
+        return f"{name} (pid {pid})"
+    try:
+        with open(f"/proc/{pid}/wchan", encoding="utf-8") as file:
+            waits = file.read().strip("0") or "the kernel"
+    except OSError:
+        waits = "the kernel"
+    return f"{name} (pid {pid}, in uninterruptible sleep in {waits})"
+
+
+def send(pid: int, number: int) -> None:
+    """Send a signal; a process that is gone, or not ours to signal, is passed over."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def reap() -> list[tuple[int, int]]:
+    """Collect every child that has ended, adopted ones included: (pid, wait status) each, in no order."""
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append((pid, status))
+
+
+def kill_all_below(root: int, *, keep: frozenset[int] = frozenset()) -> tuple[list[str], list[tuple[int, int]]]:
+    """SIGKILL everything below ``root`` until nothing is left, whatever forks meanwhile; ``root`` is the caller.
+
+    Waits at most KILL_PATIENCE. Returns descriptions of what would not die, and what was reaped.
+    """
+    deadline = time.monotonic() + KILL_PATIENCE
+    ended: list[tuple[int, int]] = []
+    pause = 0.001
+    while True:
+        left = [pid for pid in descendants(root) if pid not in keep]
+        for pid in left:
+            send(pid, signal.SIGKILL)
+        ended += reap()
+        if not left:
+            return [], ended
+        if time.monotonic() > deadline:
+            return [describe(pid) for pid in left], ended
+        time.sleep(pause)  # a killed process needs a moment to go; there is no event for one that is not our child
+        pause = min(pause * 2, 0.05)

@@ -1,0 +1,113 @@
+"""The port of the job's store: bound before anyone is told of it, and kept while the job lives."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+
+from ddplaunch.errors import UsageError
+
+BACKLOG = 1024
+
+
+class Port:
+    """A port that is ours for the job's life.
+
+    A socket bound with SO_REUSEADDR that does not listen keeps everyone else's automatic ports off it, and lets a
+    second socket of the same kind listen there (Linux, tcp(7)): each attempt's rank 0 gets a fresh one, or, started
+    by exec, opens its own.
+    """
+
+    def __init__(self, address: str, number: int, *, nnodes: int) -> None:
+        """Bind ``number``, or any free port where it is 0, on loopback or, where peers are elsewhere, on all interfaces.
+
+        Raises:
+            UsageError: it is taken (by whom, where that can be known), or ``address`` does not resolve.
+        """
+        self._family, self._host = _where(address, nnodes)
+        self._reserved = self._bind(number)
+        self.number: int = self._reserved.getsockname()[1]
+        if number:
+            self.listen().close()  # somebody else's reservation would let us bind, and not listen
+
+    def listen(self) -> socket.socket:
+        """Return a listening socket on the port, for one attempt's store."""
+        listening = self._bind(self.number)
+        try:
+            listening.listen(BACKLOG)
+        except OSError as error:
+            listening.close()
+            raise _taken(self.number, error) from None
+        return listening
+
+    def close(self) -> None:
+        self._reserved.close()
+
+    def _bind(self, number: int) -> socket.socket:
+        sock = socket.socket(self._family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            if self._family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            sock.bind((self._host, number))
+        except OSError as error:
+            sock.close()
+            raise _taken(number, error) from None
+        return sock
+
+
+def _where(address: str, nnodes: int) -> tuple[socket.AddressFamily, str]:
+    try:
+        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(
+            f"--master-addr {address} does not resolve: {error.strerror}", "give an address, like 10.0.0.1"
+        ) from None
+    addresses = [(family, str(where[0])) for family, _, _, _, where in found]
+    if nnodes == 1 and all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for _, each in addresses):
+        family, host = next((each for each in addresses if each[0] == socket.AF_INET), addresses[0])
+        return family, host
+    if nnodes == 1 and not any(_is_local(*each) for each in addresses):
+        raise UsageError(
+            f"--master-addr {address} is no address of this machine, where rank 0 runs", "leave it out on one node"
+        )
+    return (socket.AF_INET6, "::") if _has_ipv6() else (socket.AF_INET, "0.0.0.0")
+
+
+def _is_local(family: socket.AddressFamily, address: str) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _has_ipv6() -> bool:
+    return socket.has_ipv6 and _is_local(socket.AF_INET6, "::")
+
+
+def _taken(number: int, error: OSError) -> UsageError:
+    if error.errno == errno.EACCES:
+        return UsageError(f"--master-port {number} is for root only", "--master-port 29500")
+    if error.errno != errno.EADDRINUSE:
+        return UsageError(f"--master-port {number} cannot be bound: {error.strerror}")
+    holder = _holder(number)
+    by = f"in use by {holder}" if holder else "in use by another process"
+    return UsageError(f"--master-port {number} is {by}", "leave --master-port out on one node, or give another")
+
+
+def _holder(number: int) -> str | None:
+    """Name the process that listens on the port; None where the kernel does not tell us (another user's, without root)."""
+    try:
+        import psutil
+
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == number and connection.pid:
+                process = psutil.Process(connection.pid)
+                command = " ".join(process.cmdline()) or process.name()
+                return f"{command[:60]} (pid {process.pid}, {process.username()})"
+    except Exception:
+        return None
+    return None

@@ -1,0 +1,313 @@
+"""The devices of a machine for people and for programs: a table in a terminal, plain lines in a pipe, one JSON object.
+
+All three say the same. What the hardware is and which of it is visible is found out elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from ddplaunch.devices.visible import Visible
+from ddplaunch.plan.cpulist import format_cpulist
+from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+NO_GPU = "No GPU found: a job runs on the CPUs."
+
+HIDDEN = "hidden"
+
+UNIQUE_ENOUGH = 12
+"""Characters of a MIG UUID that name it in a narrow terminal, where ``--gpus`` takes any unique beginning."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One GPU, or one MIG instance below it, in words; "" where there is nothing to say."""
+
+    gpu: str  # "0"; "0:1" for the second MIG instance of GPU 0
+    torch: str  # "cuda:0"; "hidden" where a job does not see it
+    name: str
+    memory: str
+    numa: str
+    cpus: str
+    pci: str
+    uuid: str
+    used_by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table; ``field`` is the Row's."""
+
+    field: str
+    title: str
+    style: str = ""
+    justify: Literal["left", "right"] = "left"
+    wraps: int = 0  # may be folded to this width; 0: only where nothing else helps
+
+
+COLUMNS = (
+    Column("gpu", "GPU"),
+    Column("torch", "Device", "bold green"),
+    Column("name", "Name"),
+    Column("memory", "Memory", justify="right"),
+    Column("numa", "NUMA"),
+    Column("cpus", "CPUs"),
+    Column("pci", "PCI", "dim"),
+    Column("uuid", "UUID", "dim"),
+    Column("used_by", "Used by", "bold red", wraps=18),
+)
+
+GAP = 2
+"""Characters between two columns."""
+
+DISPENSABLE = ("pci", "cpus", "uuid")
+"""Columns that a narrow terminal does without, the first to go first."""
+
+
+def render_devices(hardware: Hardware, visible: Visible, out: TextIO) -> None:
+    """Write the devices to ``out``: a table where it is a terminal, else aligned plain text with one GPU a line."""
+    if out.isatty():
+        _write_table(hardware, visible, out)
+    else:
+        out.write(_plain_text(hardware, visible))
+
+
+def devices_json(hardware: Hardware, visible: Visible) -> dict[str, Any]:
+    """Return the devices as JSON types: sizes are bytes, CPU sets kernel lists ("0-3,8"), null is unknown.
+
+    ``device`` is torch's name of a GPU or MIG instance, null where a job does not see it.
+    """
+    names = _torch_names(visible)
+    return {
+        "cpu": _cpu_json(hardware.cpu),
+        "gpus": [_gpu_json(gpu, names) for gpu in hardware.gpus],
+        "visible": {
+            "source": visible.source,
+            "devices": [
+                {"device": name, "gpu": device.gpu.index, "vendor": device.gpu.vendor, "token": device.token}
+                for name, device in zip(visible.devices, visible.gpus, strict=True)
+            ],
+        },
+        "notes": [*hardware.notes, *visible.notes],
+    }
+
+
+def _cpu_json(cpu: Cpu) -> dict[str, Any]:
+    return {
+        "name": cpu.name,
+        "logical": cpu.logical,
+        "physical": cpu.physical,
+        "allowed": format_cpulist(cpu.allowed),
+        "memory_total": cpu.memory_total,
+        "memory_available": cpu.memory_available,
+        "numa": [
+            {"index": node.index, "cpus": format_cpulist(node.cpus), "memory_total": node.memory_total}
+            for node in cpu.numa
+        ],
+    }
+
+
+def _gpu_json(gpu: Gpu, names: dict[tuple[Gpu, MigInstance | None], str]) -> dict[str, Any]:
+    return {
+        "vendor": gpu.vendor,
+        "index": gpu.index,
+        "device": names.get((gpu, None)),
+        "name": gpu.name,
+        "uuid": gpu.uuid,
+        "pci": gpu.pci,
+        "driver": gpu.driver,
+        "memory_total": gpu.memory_total,
+        "memory_used": gpu.memory_used,
+        "numa_node": gpu.numa_node,
+        "cpus": format_cpulist(gpu.cpus) or None,
+        "mig": [
+            {
+                "uuid": mig.uuid,
+                "device": names.get((gpu, mig)),
+                "name": mig.name,
+                "memory_total": mig.memory_total,
+                "gpu_instance": mig.gpu_instance,
+                "compute_instance": mig.compute_instance,
+            }
+            for mig in gpu.mig
+        ],
+        "processes": [
+            {"pid": process.pid, "name": process.name, "user": process.user, "memory": process.memory}
+            for process in gpu.processes
+        ],
+    }
+
+
+def _torch_names(visible: Visible) -> dict[tuple[Gpu, MigInstance | None], str]:
+    return {(device.gpu, device.mig): name for device, name in zip(visible.gpus, visible.devices, strict=True)}
+
+
+# Words that both the table and the plain text use.
+
+
+def _rows(hardware: Hardware, visible: Visible) -> list[Row]:
+    names = _torch_names(visible)
+    rows = []
+    for gpu in hardware.gpus:
+        rows.append(
+            Row(
+                gpu=str(gpu.index),
+                torch="MIG" if gpu.mig else names.get((gpu, None), HIDDEN),
+                name=gpu.name,
+                memory=_memory(gpu.memory_used, gpu.memory_total),
+                numa="" if gpu.numa_node is None else str(gpu.numa_node),
+                cpus=format_cpulist(gpu.cpus),
+                pci=gpu.pci or "",
+                uuid=gpu.uuid or "",
+                used_by=tuple(map(_process, gpu.processes)),
+            )
+        )
+        for place, mig in enumerate(gpu.mig):
+            rows.append(
+                Row(
+                    gpu=f"{gpu.index}:{place}",
+                    torch=names.get((gpu, mig), HIDDEN),
+                    name=mig.name,
+                    memory=_memory(None, mig.memory_total),
+                    numa="",
+                    cpus="",
+                    pci="",
+                    uuid=mig.uuid,
+                    used_by=(),
+                )
+            )
+    return rows
+
+
+def _memory(used: int | None, total: int | None) -> str:
+    if total is None:
+        return ""
+    return f"{total / GIB:.1f} GiB" if used is None else f"{used / GIB:.1f} of {total / GIB:.1f} GiB"
+
+
+def _process(process: GpuProcess) -> str:
+    """Name a process: "python 4242 (alice, 12.3 GiB)"."""
+    memory = process.memory
+    size = "" if memory is None else f"{memory / GIB:.1f} GiB" if memory >= GIB else f"{memory / MIB:.0f} MiB"
+    about = ", ".join(filter(None, (process.user, size)))
+    return f"{process.name or 'process'} {process.pid}" + (f" ({about})" if about else "")
+
+
+def _cpu_line(cpu: Cpu) -> str:
+    allowed = "" if len(cpu.allowed) == cpu.logical else f", {len(cpu.allowed)} allowed ({format_cpulist(cpu.allowed)})"
+    parts = [
+        cpu.name or "CPU",
+        f"{_count(cpu.logical, 'CPU')}{allowed}, {_count(cpu.physical, 'core')}",
+        _count(len(cpu.numa), "NUMA node"),
+    ]
+    if cpu.memory_total is not None:
+        available = "" if cpu.memory_available is None else f", {cpu.memory_available / GIB:.1f} available"
+        parts.append(f"{cpu.memory_total / GIB:.1f} GiB memory{available}")
+    return "; ".join(parts)
+
+
+def _visible_line(visible: Visible) -> str:
+    count = _count(len(visible.gpus), "GPU") if visible.gpus else "no GPU"
+    return f"A job sees {count} (source: {visible.source})."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+# Plain text.
+
+
+def _plain_text(hardware: Hardware, visible: Visible) -> str:
+    table = [
+        (
+            f"gpu {row.gpu}",
+            row.torch,
+            row.name,
+            row.memory or "-",
+            f"numa {row.numa or '-'}",
+            f"cpus {row.cpus or '-'}",
+            row.pci or "-",
+            row.uuid or "-",
+            f"used by {', '.join(row.used_by)}" if row.used_by else "",
+        )
+        for row in _rows(hardware, visible)
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [f"cpu    {_cpu_line(hardware.cpu)}"]
+    lines += ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table]
+    lines.append(_visible_line(visible) if hardware.gpus else NO_GPU)
+    lines += [f"note: {note}" for note in (*hardware.notes, *visible.notes)]
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+# The table.
+
+
+def _write_table(hardware: Hardware, visible: Visible, out: TextIO) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(file=out, highlight=False)
+    console.print(Text(_cpu_line(hardware.cpu)))
+    if hardware.gpus:
+        console.print()
+        console.print(_table(_rows(hardware, visible), console.width))
+        console.print()
+        console.print(Text(_visible_line(visible)))
+    else:
+        console.print(Text(NO_GPU))
+    notes = Table.grid(padding=(0, 1))
+    for note in (*hardware.notes, *visible.notes):
+        notes.add_row(Text("!", style="bold yellow"), Text(note, style="yellow"))
+    if notes.row_count:
+        console.print(notes)
+
+
+def _table(rows: list[Row], width: int) -> Table:
+    """Lay the rows out with all columns that have something to say and fit into this many characters."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = [column for column in COLUMNS if any(getattr(row, column.field) for row in rows)]
+    for dispensable in DISPENSABLE:
+        if _fits(columns, rows, width):
+            break
+        columns = [column for column in columns if column.field != dispensable]
+        if dispensable == "uuid":
+            rows = [replace(row, name=_short_mig_name(row)) for row in rows]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True, pad_edge=False, header_style="bold")
+    tight = not _fits(columns, rows, width)
+    for column in columns:
+        table.add_column(column.title, justify=column.justify, no_wrap=not (column.wraps or tight), overflow="fold")
+    for row in rows:
+        dimmed = "dim" if row.torch == HIDDEN else None
+        table.add_row(*(Text("\n".join(_lines(column, row)), style=dimmed or column.style) for column in columns))
+    return table
+
+
+def _lines(column: Column, row: Row) -> tuple[str, ...]:
+    value: str | tuple[str, ...] = getattr(row, column.field)
+    return (value,) if isinstance(value, str) else value
+
+
+def _fits(columns: list[Column], rows: list[Row], width: int) -> bool:
+    def least_width(column: Column) -> int:
+        widest = max(len(line) for row in rows for line in (column.title, *_lines(column, row)))
+        return min(widest, column.wraps or widest)
+
+    return sum(map(least_width, columns)) + GAP * (len(columns) - 1) <= width
+
+
+def _short_mig_name(row: Row) -> str:
+    """Name a MIG instance where its UUID has no column; whoever wants to choose it needs at least the beginning."""
+    return f"{row.name.removeprefix('MIG ')}  {row.uuid[:UNIQUE_ENOUGH]}" if ":" in row.gpu else row.name

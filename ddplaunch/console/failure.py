@@ -1,0 +1,52 @@
+"""The failure report: one block with the first cause; whoever fell with it is a count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from ddplaunch.agent.failure import Failure, Verdict
+
+_MOST_OTHERS = 3
+
+
+def render_verdict(verdict: Verdict, nnodes: int) -> str:
+    """Return the report as lines of text with ANSI styles (click.echo takes them off where nobody wants them)."""
+    first = verdict.first
+    where = f" on {first.host}" if nnodes > 1 and first.host else ""
+    lines = [click.style(f"ddplaunch: rank {first.rank}{where} {first.reason}", fg="red", bold=True)]
+    if first.hint:
+        lines.append(f"  {first.hint}")
+    if first.traceback:
+        lines += [f"  {line}" for line in first.traceback.rstrip("\n").split("\n")]
+    elif first.message:
+        lines.append(f"  {first.message}")
+    elif first.tail:
+        lines.append(click.style("  its last lines:", dim=True))
+        lines += [f"  | {line}" for line in first.tail]
+    if verdict.alike:
+        lines.append(f"  {_ranks(verdict.alike)} failed in the same way")
+    for other in verdict.others[:_MOST_OTHERS]:
+        lines.append(f"  then rank {other.rank} {_briefly(other)}")
+    if len(verdict.others) > _MOST_OTHERS:
+        lines.append(f"  and {len(verdict.others) - _MOST_OTHERS} more ranks failed")
+    if verdict.stopped:
+        lines.append(f"  {verdict.stopped} other rank{'s were' if verdict.stopped > 1 else ' was'} stopped")
+    return "\n".join(lines) + "\n"
+
+
+def _briefly(failure: Failure) -> str:
+    if not failure.message:
+        return failure.reason
+    message = failure.message.splitlines()[0] if failure.message.splitlines() else ""
+    return f"failed: {message[:100]}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Name ranks as runs: "ranks 1 to 7", "rank 3", "ranks 1, 4 and 5"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)) and len(ranks) > 2:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return "ranks " + ", ".join(map(str, ranks[:-1])) + f" and {ranks[-1]}"

@@ -1,0 +1,43 @@
+"""What this machine has: one small reader a vendor, none of which needs torch, and ``read_hardware`` over all of them.
+
+Which of the GPUs a job may use, and in which order, is for ``visible.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from ddplaunch.devices.amd import read_amd
+from ddplaunch.devices.apple import read_apple
+from ddplaunch.devices.cpu import read_cpu
+from ddplaunch.devices.intel import read_intel
+from ddplaunch.devices.nvidia import read_nvidia
+from ddplaunch.plan.hardware import Gpu, Hardware
+
+
+def read_hardware(*, processes: bool = False, sysfs: Path = Path("/sys")) -> Hardware:
+    """Read this machine's processors and accelerators; whatever fails is a note, never an exception.
+
+    Args:
+        processes: also list who uses each GPU.
+        sysfs: the kernel's tree; tests give a made one.
+    """
+    gpus: list[Gpu] = []
+    notes: list[str] = []
+    readers: dict[str, Callable[[], tuple[list[Gpu], list[str]]]] = {
+        "NVIDIA": partial(read_nvidia, sysfs, processes=processes),
+        "AMD": partial(read_amd, sysfs, processes=processes),
+        "Intel": partial(read_intel, sysfs),
+        "Apple": read_apple,
+    }
+    for vendor, read in readers.items():
+        try:
+            found, said = read()
+        except Exception as error:  # a driver's surprise must not keep a job from starting that may not even need it
+            notes.append(f"{vendor} GPUs could not be read: {type(error).__name__}: {error}.")
+        else:
+            gpus += found
+            notes += said
+    return Hardware(read_cpu(sysfs), tuple(gpus), tuple(notes))

@@ -1,0 +1,83 @@
+"""AMD's GPUs, from the files of the kernel's compute driver (KFD), which is also where ROCm finds them.
+
+A GPU that our container or job may not use cannot be read there, and does not count, just as for ROCm.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddplaunch.devices.numa import read_beside
+from ddplaunch.devices.processes import describe_process
+from ddplaunch.devices.sysfs import read_int, read_text
+from ddplaunch.plan.hardware import Gpu, GpuProcess
+
+KFD = "class/kfd/kfd"
+
+LOCAL_HEAPS = (1, 2)
+"""HSA_HEAPTYPE_FRAME_BUFFER_PUBLIC and _PRIVATE: a mem_bank of the GPU's own."""
+
+
+def read_amd(sysfs: Path, *, processes: bool = False) -> tuple[list[Gpu], list[str]]:
+    """Return the AMD GPUs in KFD's order, which is that of ROCR_VISIBLE_DEVICES, and no notes.
+
+    ``uuid`` has the form that ROCR_VISIBLE_DEVICES takes, "GPU-" and 16 hexadecimal digits; old GPUs have none.
+    """
+    gpus: list[Gpu] = []
+    folders = (sysfs / KFD / "topology/nodes").glob("[0-9]*")
+    for node in sorted(folders, key=lambda folder: int(folder.name)):
+        properties = _read_properties(node / "properties")
+        if not properties.get("simd_count"):
+            continue  # a CPU, or a GPU that is not ours to use
+        pci = _address(properties)
+        device = sysfs / f"class/drm/renderD{properties.get('drm_render_minor', 0)}/device"
+        numa_node, cpus = read_beside(sysfs, pci)
+        unique = properties.get("unique_id")
+        gpus.append(
+            Gpu(
+                vendor="amd",
+                index=len(gpus),
+                name=read_text(device / "product_name") or f"AMD {_architecture(properties)}",
+                uuid=f"GPU-{unique:016x}" if unique else None,
+                pci=pci,
+                memory_total=read_int(device / "mem_info_vram_total") or _bank_memory(node),
+                memory_used=read_int(device / "mem_info_vram_used"),
+                numa_node=numa_node,
+                cpus=cpus,
+                processes=_read_processes(sysfs, read_int(node / "gpu_id")) if processes else (),
+            )
+        )
+    return gpus, []
+
+
+def _read_properties(path: Path) -> dict[str, int]:
+    """Read a KFD table, one "name number" a line; empty where it may not be read."""
+    pairs = (line.split() for line in (read_text(path) or "").splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _address(properties: dict[str, int]) -> str:
+    # location_id is the bus in one byte, then five bits of device and three of function, as in PCI itself.
+    location = properties.get("location_id", 0)
+    return f"{properties.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+
+
+def _architecture(properties: dict[str, int]) -> str:
+    """Name the instruction set as ROCm does: 90010 is "gfx90a", 110000 is "gfx1100"."""
+    version = properties.get("gfx_target_version", 0)
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def _bank_memory(node: Path) -> int | None:
+    banks = [_read_properties(bank / "properties") for bank in (node / "mem_banks").glob("[0-9]*")]
+    return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS) or None
+
+
+def _read_processes(sysfs: Path, gpu_id: int | None) -> tuple[GpuProcess, ...]:
+    """List who holds memory on the GPU: KFD has a folder a process, in it one file of bytes a GPU (vram_<gpu_id>)."""
+    found = []
+    for folder in (sysfs / KFD / "proc").glob("[0-9]*"):
+        memory = read_int(folder / f"vram_{gpu_id}")
+        if memory:
+            found.append(describe_process(int(folder.name), memory))
+    return tuple(sorted(found, key=lambda process: process.pid))

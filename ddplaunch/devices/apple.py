@@ -1,0 +1,31 @@
+"""The GPU of an Apple silicon Mac, which torch knows as "mps". Its memory is the machine's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ddplaunch.plan.hardware import Gpu
+
+
+def read_apple() -> tuple[list[Gpu], list[str]]:
+    """Return the one GPU of an Apple silicon Mac, named after its chip, and no notes; nothing anywhere else."""
+    if sys.platform != "darwin" or os.uname().machine != "arm64":
+        return [], []
+    return [Gpu("apple", 0, _chip())], []
+
+
+def _chip() -> str:
+    import subprocess
+
+    try:
+        said = subprocess.run(
+            ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "Apple GPU"
+    return said.stdout.strip() or "Apple GPU"  # "Apple M3 Max"

@@ -1,0 +1,77 @@
+"""The processors: their name and number, the ones this process may use, their NUMA nodes and memory."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.devices.numa import read_numa
+from ddplaunch.devices.sysfs import read_text
+from ddplaunch.plan.cpulist import parse_cpulist
+from ddplaunch.plan.hardware import Cpu
+
+FIRST_PROCESSOR = 4096
+"""Bytes of /proc/cpuinfo that hold the first processor; some kernels take 10 ms to write all of a big machine's."""
+
+MODEL_NAME = re.compile(r"^model name\s*:\s*(.+)$", re.MULTILINE)
+"""In /proc/cpuinfo of x86: "model name	: AMD EPYC 9654 96-Core Processor"; Arm's has none."""
+
+
+def read_cpu(sysfs: Path, proc: Path = Path("/proc")) -> Cpu:
+    """Return this machine's processors; ``physical`` counts the cores behind the CPUs that this process may run on."""
+    online = parse_cpulist(read_text(sysfs / "devices/system/cpu/online") or "") or tuple(range(os.cpu_count() or 1))
+    allowed = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else online
+    total, available = _read_memory(proc)
+    return Cpu(
+        name=_read_name(proc),
+        logical=len(online),
+        physical=_count_cores(sysfs, allowed),
+        allowed=allowed,
+        numa=read_numa(sysfs, online),
+        memory_total=total,
+        memory_available=available,
+    )
+
+
+def _read_name(proc: Path) -> str | None:
+    try:
+        with open(proc / "cpuinfo", "rb") as file:
+            model = MODEL_NAME.search(file.read(FIRST_PROCESSOR).decode(errors="replace"))
+    except OSError:
+        return None
+    return model[1].strip() if model else None
+
+
+def _count_cores(sysfs: Path, allowed: tuple[int, ...]) -> int:
+    """Count the cores of the allowed CPUs: each CPU names its hardware threads, itself included."""
+    cores = 0
+    counted: set[int] = set()
+    for cpu in allowed:
+        if cpu not in counted:
+            siblings = parse_cpulist(
+                read_text(sysfs / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or ""
+            )
+            if not siblings:
+                return min(_psutil().cpu_count(logical=False) or len(allowed), len(allowed))
+            counted.update(siblings)
+            cores += 1
+    return cores
+
+
+def _read_memory(proc: Path) -> tuple[int | None, int | None]:
+    meminfo = read_text(proc / "meminfo")
+    if meminfo is None:
+        memory = _psutil().virtual_memory()
+        return memory.total, memory.available
+    # "MemTotal:       16316412 kB"
+    sizes = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", meminfo, re.MULTILINE))
+    total, available = sizes.get("MemTotal"), sizes.get("MemAvailable")
+    return (int(total) * 1024 if total else None), (int(available) * 1024 if available else None)
+
+
+def _psutil() -> Any:
+    # 17 ms, so only where the kernel has no files to read (macOS).
+    return importlib.import_module("psutil")

@@ -1,0 +1,182 @@
+"""NVIDIA's GPUs, asked of their driver through NVML (nvidia-ml-py), and of sysfs where each sits.
+
+Neither makes a CUDA context, so looking costs no GPU memory. Which of them a job may use is for ``visible.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.devices.numa import read_beside
+from ddplaunch.devices.processes import describe_process
+from ddplaunch.plan.hardware import Gpu, GpuProcess, MigInstance
+
+NVML_LIBRARY = "libnvidia-ml.so.1"
+"""Comes with the driver, never with CUDA or torch."""
+
+WORD = 64
+"""Bits in one word of NVML's masks of CPUs and NUMA nodes (unsigned long on the 64-bit systems that it supports)."""
+
+MOST_NUMA_NODES = 1024
+"""CONFIG_NODES_SHIFT of Linux is at most 10."""
+
+
+def read_nvidia(sysfs: Path, *, processes: bool = False) -> tuple[list[Gpu], list[str]]:
+    """Return the NVIDIA GPUs in NVML's order and a note for whatever could not be read.
+
+    A GPU that fails on the way (off its bus, in need of a reset) is left out and noted; the others keep their numbers.
+    """
+    import ctypes
+
+    try:
+        ctypes.CDLL(NVML_LIBRARY)
+    except OSError as error:
+        return [], _without_library(sysfs, str(error))
+    # Only now: the bindings take 20 ms to import, which a machine without GPUs need not pay.
+    nvml: Any = importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return [], [f"The NVIDIA driver could not be asked for its GPUs: {error}; {_remedy(nvml, error)}."]
+    try:
+        return _read_gpus(nvml, sysfs, processes)
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _without_library(sysfs: Path, why: str) -> list[str]:
+    if "No such file" not in why:  # there but broken, such as a container's empty placeholder
+        return [
+            f"NVIDIA GPUs could not be read: {why}; install the driver's libraries, or mount them into the container."
+        ]
+    if (sysfs / "module/nvidia").exists():
+        return [
+            f"The NVIDIA driver is loaded, but its library {NVML_LIBRARY} is out of reach; in a container, start it "
+            "with access to the GPUs (docker run --gpus all)."
+        ]
+    return []
+
+
+def _remedy(nvml: Any, error: Any) -> str:
+    return {
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED: "load it with `modprobe nvidia`, or give the container access to the GPUs",
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "it was updated while loaded, so reboot or reload the nvidia module",
+        nvml.NVML_ERROR_NO_PERMISSION: "you may not open /dev/nvidiactl, so ask for access to the GPUs",
+    }.get(error.value, "see what `nvidia-smi` and the kernel's log say")
+
+
+def _read_gpus(nvml: Any, sysfs: Path, processes: bool) -> tuple[list[Gpu], list[str]]:
+    gpus: list[Gpu] = []
+    notes: list[str] = []
+    driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            gpu, mig_mode = _read_gpu(nvml, index, sysfs, driver, processes)
+        except nvml.NVMLError as error:
+            notes.append(f"NVIDIA GPU {index} could not be read and is left out: {error}.")
+            continue
+        gpus.append(gpu)
+        if mig_mode and not gpu.mig:
+            notes.append(f"NVIDIA GPU {index} is in MIG mode but has no instances, so CUDA cannot use it.")
+    return gpus, notes
+
+
+def _read_gpu(nvml: Any, index: int, sysfs: Path, driver: str | None, processes: bool) -> tuple[Gpu, bool]:
+    """Read one GPU and whether it is in MIG mode.
+
+    Raises:
+        NVMLError: it is lost or otherwise unwell. What it merely does not support is left None.
+    """
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    ask = functools.partial(_ask, nvml)
+    name = nvml.nvmlDeviceGetName(handle)
+    memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+    pci = _sysfs_address(ask(nvml.nvmlDeviceGetPciInfo, handle))
+    numa_node, cpus = read_beside(sysfs, pci)
+    if numa_node is None:
+        numa_node = _affine_node(nvml, handle)
+    mig_mode = ask(nvml.nvmlDeviceGetMigMode, handle) or (nvml.NVML_DEVICE_MIG_DISABLE, None)
+    in_mig_mode = mig_mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
+    gpu = Gpu(
+        vendor="nvidia",
+        index=index,
+        name=name,
+        uuid=ask(nvml.nvmlDeviceGetUUID, handle),
+        pci=pci,
+        memory_total=memory.total if memory else None,
+        memory_used=memory.used if memory else None,
+        numa_node=numa_node,
+        cpus=cpus or _affine_cpus(nvml, handle),
+        mig=_read_mig(nvml, handle, name) if in_mig_mode else (),
+        processes=_read_processes(nvml, handle) if processes else (),
+        driver=driver,
+    )
+    return gpu, in_mig_mode
+
+
+def _ask(nvml: Any, question: Any, *arguments: Any) -> Any:
+    """Put one question; None where this GPU, this driver or our permissions have no answer to it."""
+    try:
+        return question(*arguments)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
+        return None
+
+
+def _sysfs_address(info: Any) -> str | None:
+    """Return "0000:17:00.0", as in /sys/bus/pci/devices, where NVML writes "00000000:17:00.0" and capital digits."""
+    if info is None:
+        return None
+    domain, _, rest = info.busId.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def _affine_node(nvml: Any, handle: Any) -> int | None:
+    """Return the NUMA node beside the GPU, for kernels that know none.
+
+    Not nvmlDeviceGetNumaNodeId: that is the node that a GPU's own memory forms, on platforms where it forms one.
+    """
+    words = _ask(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, MOST_NUMA_NODES // WORD, nvml.NVML_AFFINITY_SCOPE_NODE)
+    nodes = _bits(words or ())
+    return nodes[0] if len(nodes) == 1 else None
+
+
+def _affine_cpus(nvml: Any, handle: Any) -> tuple[int, ...]:
+    words = -(-(os.cpu_count() or 1) // WORD)
+    return _bits(_ask(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, words) or ())
+
+
+def _bits(words: Any) -> tuple[int, ...]:
+    return tuple(WORD * place + bit for place, word in enumerate(words) for bit in range(WORD) if word >> bit & 1)
+
+
+def _read_mig(nvml: Any, parent: Any, parent_name: str) -> tuple[MigInstance, ...]:
+    instances = []
+    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
+        try:
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, place)
+        except nvml.NVMLError_NotFound:
+            continue  # the place is free; later ones need not be
+        memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        # NVML's name is the GPU's with the profile behind it: "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
+        name = nvml.nvmlDeviceGetName(handle).removeprefix(parent_name).strip()
+        instances.append(
+            MigInstance(
+                uuid=nvml.nvmlDeviceGetUUID(handle),
+                name=name or "MIG",
+                memory_total=memory.total if memory else None,
+                gpu_instance=_ask(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle),
+                compute_instance=_ask(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle),
+            )
+        )
+    return tuple(instances)
+
+
+def _read_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
+    running = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    return tuple(describe_process(process.pid, process.usedGpuMemory) for process in running)

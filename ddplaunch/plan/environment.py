@@ -1,0 +1,50 @@
+"""The variables that each rank gets: torch's env:// contract, torchrun's names for the rest, DDPLAUNCH_* for ours.
+
+Frameworks find out where they are from these names (torch.distributed.is_torchelastic_launched() looks for
+TORCHELASTIC_RUN_ID, Lightning and accelerate for LOCAL_RANK and GROUP_RANK), so all that torchrun sets is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch.plan.layout import Node, Rank
+
+ROLE = "default"
+"""torchrun's roles are not offered: every rank has the same."""
+
+
+def worker_environment(
+    rank: Rank,
+    nodes: tuple[Node, ...],
+    *,
+    world_size: int,
+    master_addr: str,
+    master_port: int,
+    run_id: str,
+    attempt: int,
+    max_restarts: int,
+    shared: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the variables of one rank; ``shared`` are those that are alike on all ranks and were decided by the plan."""
+    return {
+        "RANK": str(rank.rank),
+        "LOCAL_RANK": str(rank.local_rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(nodes[rank.node_rank].local_world_size),
+        "GROUP_RANK": str(rank.node_rank),
+        "GROUP_WORLD_SIZE": str(len(nodes)),
+        "NODE_RANK": str(rank.node_rank),
+        "ROLE_NAME": ROLE,
+        "ROLE_RANK": str(rank.rank),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        # "True" would make every rank, rank 0 included, a client, and a script's own tcp:// store hang.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "DDPLAUNCH_DEVICE": rank.device,
+        **shared,
+    }

@@ -1,0 +1,84 @@
+"""What one machine has, as data: filled in by the readers in ``devices/``, consumed by the plan.
+
+Holds no reader and no decision; every field is what the driver or the kernel said, None where neither did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Vendor = Literal["nvidia", "amd", "intel", "apple"]
+
+TORCH_DEVICE_TYPE: dict[Vendor, str] = {"nvidia": "cuda", "amd": "cuda", "intel": "xpu", "apple": "mps"}
+"""The device type under which torch knows each vendor's accelerators (its ROCm build answers to "cuda")."""
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that holds memory on a GPU; ``name`` and ``user`` are None where the kernel would not tell."""
+
+    pid: int
+    name: str | None
+    user: str | None
+    memory: int | None  # bytes
+
+
+@dataclass(frozen=True)
+class MigInstance:
+    """A slice of an NVIDIA GPU in MIG mode; ``uuid`` is what CUDA_VISIBLE_DEVICES takes ("MIG-...")."""
+
+    uuid: str
+    name: str
+    memory_total: int | None  # bytes
+    gpu_instance: int | None = None  # the memory slice that it lives in; CUDA shows one compute instance of each
+    compute_instance: int | None = None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One accelerator as its driver numbers it (NVIDIA: NVML's order, which is that of the PCI bus)."""
+
+    vendor: Vendor
+    index: int
+    name: str
+    uuid: str | None = None
+    pci: str | None = None  # "0000:17:00.0", as in /sys/bus/pci/devices
+    memory_total: int | None = None  # bytes
+    memory_used: int | None = None  # bytes
+    numa_node: int | None = None
+    cpus: tuple[int, ...] = ()  # the CPUs beside it; empty where unknown
+    mig: tuple[MigInstance, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+    driver: str | None = None  # "570.86.15"
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """One NUMA node; ``cpus`` are those online, ``memory_total`` is in bytes."""
+
+    index: int
+    cpus: tuple[int, ...]
+    memory_total: int | None = None
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """The processors; ``allowed`` are those this process may run on (affinity: also a container's or Slurm's share)."""
+
+    name: str | None
+    logical: int
+    physical: int  # cores behind the allowed CPUs
+    allowed: tuple[int, ...]
+    numa: tuple[NumaNode, ...]
+    memory_total: int | None = None  # bytes
+    memory_available: int | None = None  # bytes
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One machine: its processors, its accelerators, and what could not be read and why (one sentence each)."""
+
+    cpu: Cpu
+    gpus: tuple[Gpu, ...] = ()
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,132 @@
+"""Which ranks a job has and where each runs: counts per node in, nodes and ranks out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ddplaunch.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one local rank may run on: torch's name of its device ("cuda:0", "cpu"), the hardware's, the CPUs beside it."""
+
+    device: str
+    name: str = ""
+    cpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine of the job; ``source`` says where its count comes from, "assumed" where nobody asked that machine."""
+
+    node_rank: int
+    host: str | None
+    local_world_size: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of the job; ``cpus`` is None where it may use all that its node allows."""
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    host: str | None
+    device: str
+    cpus: tuple[int, ...] | None
+
+
+def parse_nproc(text: str, nnodes: int, *, gpus: int, physical_cpus: int) -> tuple[tuple[int, ...], str]:
+    """Read ``--nproc``; return the count of every node and where it comes from, as a person would say it.
+
+    ``auto`` is the number of visible GPUs, or 1 where there is none; ``gpu`` and ``cpu`` count those. They say nothing
+    of other nodes, which are assumed to be like this one.
+
+    Raises:
+        UsageError: it is no count, or counts a different number of nodes.
+    """
+    if text == "auto":
+        if gpus:
+            return (gpus,) * nnodes, _counted(gpus, "GPU")
+        return (1,) * nnodes, "no GPU found, so one process"
+    if text == "gpu":
+        if not gpus:
+            raise UsageError("--nproc gpu: this machine has no GPU that is visible", "--nproc cpu, or a number")
+        return (gpus,) * nnodes, _counted(gpus, "GPU")
+    if text == "cpu":
+        return (physical_cpus,) * nnodes, _counted(physical_cpus, "physical core")
+    counts = []
+    for part in text.split(","):
+        try:
+            counts.append(int(part))
+        except ValueError:
+            raise UsageError(
+                f"--nproc {text}: {part!r} is no number of processes",
+                "give a number, one per node like 8,8,4, or auto, gpu or cpu",
+            ) from None
+        if counts[-1] < 1:
+            raise UsageError(f"--nproc {text}: a node runs at least one process", "--nproc 1")
+    if len(counts) == 1:
+        return tuple(counts) * nnodes, "--nproc"
+    if len(counts) != nnodes:
+        raise UsageError(
+            f"--nproc {text} counts {len(counts)} nodes, --nnodes is {nnodes}",
+            f"give {nnodes} counts, or one for every node: --nproc {counts[0]}",
+        )
+    return tuple(counts), "--nproc"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'} found"
+
+
+def number(nodes: Sequence[Node], slots: Sequence[Slot], bound: Sequence[tuple[int, ...]] | None) -> tuple[Rank, ...]:
+    """Number the ranks: global rank = sum of the counts of lower nodes + local rank.
+
+    Args:
+        slots: what local rank 0, 1, … of a node runs on; used again from the start where a node has more ranks.
+        bound: the CPUs of each local rank, or None where ranks are not pinned.
+    """
+    starts = [0, *accumulate(node.local_world_size for node in nodes)]
+    return tuple(
+        Rank(
+            rank=start + local_rank,
+            local_rank=local_rank,
+            node_rank=node.node_rank,
+            host=node.host,
+            device=slots[local_rank % len(slots)].device,
+            cpus=bound[local_rank % len(bound)] if bound else None,
+        )
+        for node, start in zip(nodes, starts[:-1], strict=True)
+        for local_rank in range(node.local_world_size)
+    )
+
+
+def numa_binding(
+    slots: Sequence[Slot], local_world_size: int, numa: Sequence[tuple[int, ...]], allowed: Iterable[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Choose each local rank's CPUs: those beside its GPU, or, without one, its share of the NUMA nodes in turn.
+
+    Only CPUs in ``allowed`` are given; a rank whose node has none of these keeps all of ``allowed``.
+    """
+    everything = tuple(sorted(allowed))
+    usable = [kept for cpus in numa if (kept := tuple(sorted(set(cpus) & set(everything))))] or [everything]
+    bound = []
+    for local_rank in range(local_world_size):
+        beside = slots[local_rank % len(slots)].cpus
+        if beside:
+            bound.append(tuple(sorted(set(beside) & set(everything))) or everything)
+        else:
+            bound.append(usable[local_rank * len(usable) // local_world_size])
+    return tuple(bound)
+
+
+def threads_per_rank(local_world_size: int, allowed: int, bound: Sequence[tuple[int, ...]] | None) -> int:
+    """OMP_NUM_THREADS where nobody set it: the CPUs a rank may use, over the ranks that share them, at least 1."""
+    if not bound:
+        return max(1, allowed // local_world_size)
+    return max(1, min(len(cpus) // list(bound).count(cpus) for cpus in bound))
