@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,3 +88,93 @@ def processes_marked(mark: str, variable: str = "DDPLAUNCH_TEST_MARK") -> Sequen
         if marked and alive(int(entry.name)):
             found.append(int(entry.name))
     return found
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout: float = 60) -> None:
+    """Wait for a condition that nothing announces; fail with ``what`` was awaited."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout} s for {what}")
+        time.sleep(0.01)
+
+
+class Job:
+    """A launcher that runs in the background, its output in files, everything of it found again by a mark."""
+
+    def __init__(self, folder: Path, words: Sequence[str | Path], env: Mapping[str, str] | None, **options: Any) -> None:
+        self.mark = uuid.uuid4().hex
+        self.out, self.err = folder / f"{self.mark}.out", folder / f"{self.mark}.err"
+        self.tmp = folder / f"{self.mark}.tmp"
+        self.tmp.mkdir()
+        environment = clean_environment({"DDPLAUNCH_TEST_MARK": self.mark, "TMPDIR": str(self.tmp), **(env or {})})
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                command(*words),
+                **{"cwd": folder, "env": environment, "stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **options},
+            )
+
+    def stdout(self) -> str:
+        return self.out.read_text(errors="surrogateescape")
+
+    def stderr(self) -> str:
+        return self.err.read_text(errors="surrogateescape")
+
+    def wait_for(self, text: str, times: int = 1, timeout: float = 60) -> None:
+        """Wait until stdout holds ``text`` so many times."""
+
+        def seen() -> bool:
+            if self.stdout().count(text) >= times:
+                return True
+            if self.process.poll() is not None and self.stdout().count(text) < times:
+                pytest.fail(f"the launcher ended ({self.process.returncode}) before {text!r} x {times}: {self.stderr()}")
+            return False
+
+        wait_until(seen, f"{text!r} x {times} in {self.out}", timeout)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = 60) -> int:
+        return self.process.wait(timeout)
+
+    def zygote(self) -> int:
+        """The pid of its zygote."""
+        found = [pid for pid in self.left() if b"zygote.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return min(found)
+
+    def ranks(self) -> list[int]:
+        """The pids of its ranks, as their parent has them."""
+        children = Path(f"/proc/{self.zygote()}/task/{self.zygote()}/children").read_text().split()
+        return [int(pid) for pid in children]
+
+    def left(self) -> Sequence[int]:
+        return processes_marked(self.mark)
+
+    def assert_nothing_left(self, timeout: float = 10) -> None:
+        """Nothing of it lives, and no temporary file remains."""
+        wait_until(lambda: not self.left(), f"the end of {[_cmdline(pid) for pid in self.left()]}", timeout)
+        wait_until(lambda: not list(self.tmp.iterdir()), f"the removal of {list(self.tmp.iterdir())}", timeout)
+
+
+def _cmdline(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return "?"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Start ``ddplaunch WORDS`` in the background; whatever a failed test leaves is killed."""
+    jobs: list[Job] = []
+
+    def begin(*words: str | Path, env: Mapping[str, str] | None = None, **options: Any) -> Job:
+        jobs.append(Job(tmp_path, words, env, **options))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        for pid in job.left():
+            os.kill(pid, signal.SIGKILL)
+        job.process.wait()

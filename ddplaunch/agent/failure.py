@@ -40,9 +40,9 @@ class Failure:
         message: the exception's last line; None where none was recorded.
         traceback: as Python printed it, the user's frames only.
         moment: seconds since the epoch, when the exception was caught, else when the process was seen to be gone.
-        tail: the last lines that it printed.
         hint: what the kernel's counters add.
         refused: the launcher's own complaint, found inside the rank: (message, hint).
+        tail: the last lines that it printed.
     """
 
     rank: int
@@ -55,9 +55,9 @@ class Failure:
     message: str | None
     traceback: str | None
     moment: float
-    tail: tuple[str, ...]
     hint: str | None
     refused: tuple[str, str | None] | None = None
+    tail: tuple[str, ...] = ()
 
     @property
     def code(self) -> int:
@@ -68,6 +68,13 @@ class Failure:
     def reason(self) -> str:
         """How it ended, in words."""
         return describe_end(-self.signal if self.signal else self.exit_code or 0)
+
+    @property
+    def headline(self) -> str:
+        """Who failed and why, in one line."""
+        if self.message and self.message.strip() and self.signal is None:
+            return f"rank {self.rank} failed with {self.message.strip().splitlines()[0]} (exit code {self.exit_code})"
+        return f"rank {self.rank} {self.reason}"
 
     @property
     def is_consequence(self) -> bool:
@@ -87,7 +94,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All that a report tells: the first cause, who failed alike, who failed otherwise, how many were stopped with them."""
+    """All that a report tells: the first cause, who failed alike or otherwise, how many were stopped with them."""
 
     first: Failure
     alike: tuple[int, ...]
@@ -122,24 +129,35 @@ def judge(failures: Sequence[Failure], stopped: int, world_size: int) -> Verdict
     """Find the first cause: the earliest failure that is more than a peer's complaint of a lost connection."""
     ordered = sorted(failures, key=lambda failure: (failure.is_consequence, failure.moment))
     first = ordered[0]
+    first = min((each for each in ordered if each.likeness == first.likeness), key=lambda each: each.rank)
     alike = tuple(sorted(each.rank for each in ordered if each is not first and each.likeness == first.likeness))
     others = tuple(each for each in ordered if each.likeness != first.likeness)
     return Verdict(first, alike, others, stopped, world_size)
 
 
-def read_error_file(path: str) -> tuple[str | None, str | None, float | None, tuple[str, str | None] | None]:
-    """Read what a rank, or ``@record`` in it, wrote: message, traceback, moment, and a refusal of ours if it was one.
+@dataclass(frozen=True)
+class Recorded:
+    """What an error file says; ``moment`` is in seconds since the epoch. All None where there is no such file."""
+
+    message: str | None = None
+    traceback: str | None = None
+    moment: float | None = None
+    refused: tuple[str, str | None] | None = None
+
+
+def read_error_file(path: str | None) -> Recorded:
+    """Read what a rank, or ``@record`` in it, wrote; a file that is missing or cut short says nothing.
 
     Source: torch.distributed.elastic.multiprocessing.errors writes {"message": {"message", "extraInfo":
-    {"py_callstack", "timestamp"}}}, or {"message": text}. All None where there is no such file or it is cut short.
+    {"py_callstack", "timestamp"}}}, or {"message": text}.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path or "", encoding="utf-8") as file:
             content = json.load(file)["message"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None, None, None, None
+        return Recorded()
     if not isinstance(content, dict):
-        return str(content), None, None, None
+        return Recorded(str(content))
     info = content.get("extraInfo") or {}
     message = str(content.get("message"))
     try:
@@ -147,7 +165,7 @@ def read_error_file(path: str) -> tuple[str | None, str | None, float | None, tu
     except (KeyError, ValueError, TypeError):
         moment = None
     refused = (message, info["refused"].get("hint")) if isinstance(info.get("refused"), dict) else None
-    return message, info.get("py_callstack"), moment, refused
+    return Recorded(message, info.get("py_callstack"), moment, refused)
 
 
 class Memory:
@@ -156,7 +174,7 @@ class Memory:
     def __init__(self) -> None:
         self._before = _oom_kills()
 
-    def hint(self, number: int | None, text: str) -> str | None:
+    def hint(self, number: int, text: str) -> str | None:
         """Say what the counters add to an end by signal ``number``, or to a message ``text`` about a killed child."""
         killed = number == signal.SIGKILL or "killed by signal: Killed" in text
         if killed and _oom_kills() > self._before:
@@ -211,6 +229,8 @@ def _shared_memory() -> str:
 def last_lines(tail: bytes, count: int = 12) -> tuple[str, ...]:
     """The last lines that a rank printed; of a progress bar, its last state."""
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in tail.decode(errors="replace").split("\n")]
-    if len(tail) >= 8192:
-        lines = lines[1:]  # the first is cut
-    return tuple([line for line in lines if line.strip()][-count:])
+    return tuple([line for line in lines if line.strip() and not line.startswith(_OURS)][-count:])
+
+
+_OURS = (f'  File "{os.path.dirname(os.path.abspath(__file__))}{os.sep}', "Extension modules:")
+"""What faulthandler prints of a crash that is not the user's: our frames below theirs, and a list of libraries."""

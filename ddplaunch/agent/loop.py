@@ -1,4 +1,4 @@
-"""The one event loop: descriptors, timers and signals. It sleeps in the kernel until one of them has something to say."""
+"""The one event loop: descriptors, timers and signals; it sleeps in the kernel until one of them has news."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Loop:
         self._previous: dict[int, object] = {}
 
     def watch(self, fd: int, callback: Callback, *, write: bool = False) -> None:
-        """Call ``callback`` whenever ``fd`` is readable (or writable); a second call for the same descriptor replaces it."""
+        """Call ``callback`` whenever ``fd`` is readable (or writable); a second call for it replaces the first."""
         events = selectors.EVENT_WRITE if write else selectors.EVENT_READ
         if fd in self._selector.get_map():
             self._selector.modify(fd, events, callback)

@@ -85,27 +85,24 @@ class Nursery:
         """Ask for the end of all that is left below; answered by "swept"."""
         self._send({"op": "sweep", "grace": grace})
 
+    def kill(self) -> None:
+        """End the zygote at once, and with it, by their parent-death signal, its ranks."""
+        os.kill(self.pid, signal.SIGKILL)
+
     def close(self) -> int | None:
-        """Let the zygote end whatever it still has and leave; return its wait status, None if somebody else has it."""
+        """Let the zygote end whatever it still has and leave; return its wait status, None if it was closed before."""
+        if self._socket.fileno() < 0:
+            return None
         self._loop.forget(self._socket.fileno())
         self._socket.close()
         if hasattr(os, "pidfd_open"):
-            try:
-                pidfd = os.pidfd_open(self.pid)
-            except OSError:
-                return self._reap()
+            pidfd = os.pidfd_open(self.pid)
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
             if not poll.poll(_LEAVE_PATIENCE * 1000):
-                os.kill(self.pid, signal.SIGKILL)
+                self.kill()
             os.close(pidfd)
-        return self._reap()
-
-    def _reap(self) -> int | None:
-        try:
-            return os.waitpid(self.pid, 0)[1]
-        except ChildProcessError:
-            return None
+        return os.waitpid(self.pid, 0)[1]
 
     def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         try:

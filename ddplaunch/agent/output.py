@@ -1,4 +1,4 @@
-"""What the ranks print, on its way: whole lines with a prefix to the console, raw bytes to each rank's file, and a tail.
+"""What the ranks print, on its way: prefixed whole lines to the console, raw bytes to each rank's file, and a tail.
 
 One pipe a stream; the prefixes go in with one replace a read, so no Python runs per line.
 """

@@ -27,7 +27,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have the kernel send us ``number`` when the thread that forked us ends; 0 takes that back. Linux only, else nothing.
+    """Have the kernel send us ``number`` when the thread that forked us ends; 0 takes that back. Only on Linux.
 
     It survives exec and is not inherited by children (prctl(2)). A parent that is already dead is not noticed: compare
     ``os.getppid()`` afterwards.
@@ -37,7 +37,7 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends (PR_SET_CHILD_SUBREAPER); Linux only, else nothing."""
+    """Become the parent of every descendant whose own parent ends (PR_SET_CHILD_SUBREAPER). Only on Linux."""
     if sys.platform == "linux":
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
 

@@ -1,4 +1,4 @@
-"""A destination of output that never makes the launcher wait: our stdout and stderr, whoever reads them and however slowly."""
+"""A destination of output that never makes the launcher wait: our stdout and stderr, however slowly they are read."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Port:
     """
 
     def __init__(self, address: str, number: int, *, nnodes: int) -> None:
-        """Bind ``number``, or any free port where it is 0, on loopback or, where peers are elsewhere, on all interfaces.
+        """Bind ``number``, or any free port where it is 0, on loopback or, with peers elsewhere, on all interfaces.
 
         Raises:
             UsageError: it is taken (by whom, where that can be known), or ``address`` does not resolve.
@@ -99,7 +99,7 @@ def _taken(number: int, error: OSError) -> UsageError:
 
 
 def _holder(number: int) -> str | None:
-    """Name the process that listens on the port; None where the kernel does not tell us (another user's, without root)."""
+    """Name the process that listens on the port; None where the kernel does not tell (another user's, say)."""
     try:
         import psutil
 

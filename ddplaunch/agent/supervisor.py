@@ -7,18 +7,21 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from typing import Any
 
-from ddplaunch.agent import failure, folder, processes
+from ddplaunch.agent import failure, folder, job, processes
 from ddplaunch.agent.failure import Failure, Verdict
 from ddplaunch.agent.folder import LogFolder
 from ddplaunch.agent.loop import Loop, Timer
 from ddplaunch.agent.nursery import Nursery
 from ddplaunch.agent.output import Output
+from ddplaunch.agent.phase import NEXT, Phase
+from ddplaunch.agent.policy import Outcome, Policy
+from ddplaunch.agent.rank_process import RankProcess
+from ddplaunch.agent.restarts import Restarts
 from ddplaunch.agent.store import Port
-from ddplaunch.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError
+from ddplaunch.errors import EXIT_SIGNAL, EXIT_USAGE
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
 from ddplaunch.plan.target import Kind
@@ -26,7 +29,7 @@ from ddplaunch.plan.target import Kind
 INTERRUPT_PATIENCE = 3.0
 """Seconds after which ranks that Ctrl-C did not end are told by SIGTERM: a wait inside torch never sees SIGINT."""
 
-SETTLE = 0.3
+SETTLE = 1.0
 """Seconds that a rank which only lost a peer waits for the peer's own, truer, failure before all are stopped."""
 
 LEFTOVER_GRACE = 5.0
@@ -34,85 +37,6 @@ LEFTOVER_GRACE = 5.0
 
 DRAIN_PATIENCE = 1.0
 """Seconds to wait for output after everything is dead; longer only if a process that cannot die holds a pipe."""
-
-CRASH_LOOP = 3
-"""Attempts in a row shorter than the minimal uptime after which there is no further one."""
-
-MOST_BACKOFF = 60.0
-
-
-class Phase(Enum):
-    """Where an attempt stands."""
-
-    LOADING = "the zygote is importing"
-    RUNNING = "ranks run"
-    STOPPING = "ranks have been told to stop"
-    SWEEPING = "what is left is being killed"
-    DRAINING = "the last output is coming in"
-    PAUSING = "waiting to start again"
-    ENDED = "all is over"
-
-
-_NEXT = {
-    Phase.LOADING: {Phase.RUNNING, Phase.DRAINING, Phase.ENDED},
-    Phase.RUNNING: {Phase.STOPPING, Phase.SWEEPING, Phase.DRAINING},
-    Phase.STOPPING: {Phase.SWEEPING, Phase.DRAINING},
-    Phase.SWEEPING: {Phase.DRAINING},
-    Phase.DRAINING: {Phase.PAUSING, Phase.ENDED},
-    Phase.PAUSING: {Phase.RUNNING, Phase.ENDED},
-    Phase.ENDED: set(),
-}
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How to start, show and stop the ranks; times in seconds.
-
-    Attributes:
-        modules: what the zygote imports; empty, and every rank is a fresh interpreter. asked: those the user named.
-        show: the ranks whose output is shown, None for all.
-        stdin: the rank that reads our standard input, None for nobody (a single rank always does).
-    """
-
-    modules: tuple[str, ...] = ()
-    asked: tuple[str, ...] = ()
-    grace: float = 30.0
-    max_restarts: int = 0
-    restart_backoff: float = 0.0
-    min_uptime: float = 5.0
-    show: frozenset[int] | None = None
-    stdin: int | None = None
-    log_dir: str | None = None
-    colour: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the job ended: the launcher's exit code, and why if it is not the user's own doing."""
-
-    code: int
-    verdict: Verdict | None = None
-    refused: tuple[str, str | None] | None = None
-    remark: str | None = None
-    log_folder: str | None = None
-
-
-@dataclass
-class _Process:
-    rank: Rank
-    pid: int
-    pidfd: int | None
-    signalled: bool = False
-    finished: bool = False  # rank 0 has done its work and only holds the store
-
-    def send(self, number: int) -> None:
-        try:
-            if self.pidfd is not None:
-                signal.pidfd_send_signal(self.pidfd, number)
-            else:
-                os.kill(self.pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
 
 
 class Supervisor:
@@ -137,18 +61,17 @@ class Supervisor:
         self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._phase = Phase.LOADING
         self._attempt = 0
-        self._quick = 0  # attempts in a row that were too short
+        self._restarts = Restarts(policy.max_restarts, policy.restart_backoff, policy.min_uptime)
         self._interrupted: int | None = None
         self._outcome: Outcome | None = None
-        self._store_file = (
-            plan.init_method.removeprefix("file://") if (plan.init_method or "").startswith("file://") else None
-        )
+        method = plan.init_method or ""
+        self._store_file = method.removeprefix("file://") if method.startswith("file://") else None
         self._begin()
 
     def _begin(self) -> None:
         """Forget the previous attempt."""
         self._started = time.monotonic()
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[int, RankProcess] = {}
         self._pending = 0
         self._failures: list[Failure] = []
         self._stopped = 0
@@ -199,14 +122,10 @@ class Supervisor:
             asked=self._policy.asked,
             first=self._plan.target.first or os.getcwd(),
             temporary=temporary,
-            title=self._title,
+            title=job.title(self._plan),
             hear=self._hear,
             lost=self._zygote_lost,
         )
-
-    @property
-    def _title(self) -> str:
-        return " ".join(self._plan.target.argv)
 
     def _spawn_ranks(self) -> None:
         self._remove_store_file(last=False)
@@ -217,7 +136,14 @@ class Supervisor:
                 except OSError as error:
                     self._say(f"no log of rank {rank.rank}: {error.strerror}")
             fds = self._descriptors(rank)
-            self._nursery.spawn(rank.rank, self._job(rank), fds)
+            described = job.describe(
+                self._plan,
+                rank,
+                self._attempt,
+                error_file=self._error_file(rank.rank),
+                line_buffered=self._output.stdout.terminal,
+            )
+            self._nursery.spawn(rank.rank, described, fds)
             for fd in fds.values():
                 if fd not in (self._null, 0):
                     os.close(fd)
@@ -243,40 +169,11 @@ class Supervisor:
                 fds["hold"] = theirs.detach()
         return fds
 
-    def _job(self, rank: Rank) -> dict[str, Any]:
-        plan, target = self._plan, self._plan.target
-        environment = plan.environment(rank, self._attempt)
-        error_file = None
-        if self._temporary:
-            error_file = os.path.join(self._temporary, f"{rank.rank}.{self._attempt}.json")
-            environment["TORCHELASTIC_ERROR_FILE"] = error_file
-        return {
-            "rank": rank.rank,
-            "local_rank": rank.local_rank,
-            "node_rank": rank.node_rank,
-            "nnodes": plan.nnodes,
-            "world_size": plan.world_size,
-            "local_world_size": plan.nodes[rank.node_rank].local_world_size,
-            "device": rank.device,
-            "cpus": list(rank.cpus) if rank.cpus else None,
-            "kind": target.kind.value,
-            "typed": target.typed,
-            "path": target.path,
-            "module": target.module,
-            "function": target.function,
-            "first": target.first,
-            "args": list(target.args),
-            "backend": plan.backend,
-            "init_method": plan.init_method,
-            "store": [plan.master_addr, plan.master_port],
-            "env": environment,
-            "error_file": error_file,
-            "line_buffered": self._output.stdout.terminal,
-            "title": self._title,
-        }
+    def _error_file(self, rank: int) -> str | None:
+        return os.path.join(self._temporary, f"{rank}.{self._attempt}.json") if self._temporary else None
 
     def _remove_store_file(self, *, last: bool) -> None:
-        """A store in a file is fresh for each attempt; where other nodes share it, only node 0 removes it, at the end."""
+        """A store in a file is fresh for each attempt; where nodes share it, only node 0 removes it, at the end."""
         if self._store_file and self._plan.hosts_store and (last or self._plan.nnodes == 1):
             try:
                 os.unlink(self._store_file)
@@ -307,7 +204,7 @@ class Supervisor:
 
     def _spawned(self, number: int, pid: int, pidfd: int | None) -> None:
         self._pending -= 1
-        process = self._processes[number] = _Process(self._plan.ranks[number], pid, pidfd)
+        process = self._processes[number] = RankProcess(self._plan.ranks[number], pid, pidfd)
         self._event("started", rank=number, pid=pid, attempt=self._attempt)
         if self._phase is Phase.STOPPING:
             self._tell(process, signal.SIGTERM)
@@ -331,36 +228,36 @@ class Supervisor:
             self._failed(process, code)
         self._check_ended()
 
-    def _failed(self, process: _Process, code: int) -> None:
+    def _failed(self, process: RankProcess, code: int) -> None:
         """Tell a failure from the end that we asked for, and stop the others at the first."""
-        path = os.path.join(self._temporary, f"{process.rank.rank}.{self._attempt}.json") if self._temporary else ""
-        message, traceback, moment, refused = failure.read_error_file(path)
-        if process.signalled and message is None:
-            self._stopped += 1
-            return
-        tail = failure.last_lines(self._output.tail(process.rank.rank))
-        number = -code if code < 0 else None
+        rank = process.rank
+        recorded = failure.read_error_file(self._error_file(rank.rank))
+        if process.signalled:
+            if recorded.message is None:
+                self._stopped += 1
+                return
+            code = 1  # its exception came first, our signal only cut its end short
         new = Failure(
-            rank=process.rank.rank,
-            local_rank=process.rank.local_rank,
-            host=process.rank.host or "",
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            host=rank.host or "",
             pid=process.pid,
             attempt=self._attempt,
             exit_code=None if code < 0 else code,
-            signal=number,
-            message=message,
-            traceback=traceback,
-            moment=moment or time.time(),
-            tail=tail,
-            hint=self._memory.hint(number, traceback or message or ""),
-            refused=refused,
+            signal=-code if code < 0 else None,
+            message=recorded.message,
+            traceback=recorded.traceback,
+            moment=recorded.moment or time.time(),
+            hint=self._memory.hint(-code, recorded.traceback or recorded.message or ""),
+            refused=recorded.refused,
         )
         self._failures.append(new)
-        if self._phase is Phase.RUNNING:
-            if new.is_consequence and len(self._failures) == 1 and self._processes:
-                self._after(SETTLE, lambda: self._stop(signal.SIGTERM))
-            else:
-                self._stop(signal.SIGTERM)
+        if self._phase is not Phase.RUNNING:
+            return
+        if not new.is_consequence:
+            self._stop(signal.SIGTERM)
+        elif len(self._failures) == 1:
+            self._after(SETTLE, lambda: self._stop(signal.SIGTERM))
 
     def _zygote_lost(self) -> None:
         """It was killed, and its ranks with it (their parent-death signal); nothing is left to ask."""
@@ -382,7 +279,7 @@ class Supervisor:
         self._interrupted = self._interrupted or number
         match self._phase:
             case Phase.LOADING | Phase.PAUSING:
-                os.kill(self._nursery.pid, signal.SIGKILL)
+                self._nursery.kill()
                 self._finish(Outcome(EXIT_SIGNAL + number))
             case Phase.RUNNING | Phase.STOPPING if again:
                 self._sweep(0)
@@ -419,7 +316,7 @@ class Supervisor:
         for process in self._processes.values():
             self._tell(process, number)
 
-    def _tell(self, process: _Process, number: int) -> None:
+    def _tell(self, process: RankProcess, number: int) -> None:
         process.signalled = True
         process.send(number)
         process.send(signal.SIGCONT)  # a stopped process handles nothing
@@ -446,7 +343,7 @@ class Supervisor:
             process.signalled = True
         self._nursery.sweep(grace)
         # A zygote that does not answer is itself stopped or stuck.
-        self._after(grace + processes.KILL_PATIENCE + 1, lambda: (os.kill(self._nursery.pid, signal.SIGKILL), None)[1])
+        self._after(grace + processes.KILL_PATIENCE + 1, self._nursery.kill)
 
     def _swept(self, found: list[str], stuck: list[str]) -> None:
         if self._phase in (Phase.DRAINING, Phase.ENDED):
@@ -493,26 +390,15 @@ class Supervisor:
     # -------------------------------------------------------------------------------------------------- restarting
 
     def _restart(self, verdict: Verdict) -> None:
-        policy = self._policy
-        uptime = time.monotonic() - self._started
-        self._quick = self._quick + 1 if uptime < policy.min_uptime else 0
-        if self._attempt >= policy.max_restarts:
-            remark = f"no restart is left: there were {policy.max_restarts}" if policy.max_restarts else None
-            return self._finish(Outcome(verdict.first.code, verdict, remark=remark))
-        if self._quick >= CRASH_LOOP:
-            remark = f"given up: {CRASH_LOOP} attempts in a row lasted less than {policy.min_uptime:g} s (--min-uptime)"
-            return self._finish(Outcome(verdict.first.code, verdict, remark=remark))
-        wait = min(policy.restart_backoff * 2 ** max(0, self._quick - 1), max(MOST_BACKOFF, policy.restart_backoff))
-        self._attempt += 1
-        first = verdict.first
-        what = f": {first.message}" if first.message else ""
-        self._say(
-            f"rank {first.rank} {first.reason}{what}\n"
-            f"restart {self._attempt} of {policy.max_restarts}" + (f" in {wait:g} s" if wait else "")
-        )
-        self._event("restart", attempt=self._attempt, wait=wait)
+        decision = self._restarts.after(time.monotonic() - self._started)
+        if decision.wait is None:
+            return self._finish(Outcome(verdict.first.code, verdict, remark=decision.remark))
+        self._attempt = self._restarts.used
+        when = f" in {decision.wait:g} s" if decision.wait else ""
+        self._say(f"{verdict.first.headline}\nrestart {self._attempt} of {self._restarts.most}{when}")
+        self._event("restart", attempt=self._attempt, wait=decision.wait)
         self._enter(Phase.PAUSING)
-        self._loop.after(wait, self._again) if wait else self._again()
+        self._loop.after(decision.wait, self._again)
 
     def _again(self) -> None:
         if self._phase is Phase.PAUSING:
@@ -533,7 +419,7 @@ class Supervisor:
     # ----------------------------------------------------------------------------------------------------- helpers
 
     def _enter(self, phase: Phase) -> None:
-        assert phase in _NEXT[self._phase], f"{self._phase} to {phase}"
+        assert phase in NEXT[self._phase], f"{self._phase} to {phase}"
         self._phase = phase
 
     def _after(self, seconds: float, callback: Callable[[], None]) -> None:

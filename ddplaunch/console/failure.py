@@ -14,11 +14,13 @@ _MOST_OTHERS = 3
 def render_verdict(verdict: Verdict, nnodes: int) -> str:
     """Return the report as lines of text with ANSI styles (click.echo takes them off where nobody wants them)."""
     first = verdict.first
-    where = f" on {first.host}" if nnodes > 1 and first.host else ""
-    lines = [click.style(f"ddplaunch: rank {first.rank}{where} {first.reason}", fg="red", bold=True)]
+    where = f" (on {first.host})" if nnodes > 1 and first.host else ""
+    lines = [click.style(f"ddplaunch: {first.headline}{where}", fg="red", bold=True)]
     if first.hint:
         lines.append(f"  {first.hint}")
-    if first.traceback:
+    if verdict.world_size == 1:
+        pass  # it has just printed all this itself, straight to the terminal
+    elif first.traceback:
         lines += [f"  {line}" for line in first.traceback.rstrip("\n").split("\n")]
     elif first.message:
         lines.append(f"  {first.message}")

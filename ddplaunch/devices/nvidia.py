@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ NVML_LIBRARY = "libnvidia-ml.so.1"
 WORD = 64
 """Bits in one word of NVML's masks of CPUs and NUMA nodes (unsigned long on the 64-bit systems that it supports)."""
 
-MOST_NUMA_NODES = 1024
-"""CONFIG_NODES_SHIFT of Linux is at most 10."""
+MOST_NODES = 1 << 10
+MOST_CPUS = 1 << 13
+"""What CONFIG_NODES_SHIFT and CONFIG_NR_CPUS of Linux allow at most on x86."""
 
 
 def read_nvidia(sysfs: Path, *, processes: bool = False) -> tuple[list[Gpu], list[str]]:
@@ -141,18 +141,19 @@ def _affine_node(nvml: Any, handle: Any) -> int | None:
 
     Not nvmlDeviceGetNumaNodeId: that is the node that a GPU's own memory forms, on platforms where it forms one.
     """
-    words = _ask(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, MOST_NUMA_NODES // WORD, nvml.NVML_AFFINITY_SCOPE_NODE)
+    words = _ask(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, MOST_NODES // WORD, nvml.NVML_AFFINITY_SCOPE_NODE)
     nodes = _bits(words or ())
     return nodes[0] if len(nodes) == 1 else None
 
 
 def _affine_cpus(nvml: Any, handle: Any) -> tuple[int, ...]:
-    words = -(-(os.cpu_count() or 1) // WORD)
-    return _bits(_ask(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, words) or ())
+    return _bits(_ask(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, MOST_CPUS // WORD) or ())
 
 
 def _bits(words: Any) -> tuple[int, ...]:
-    return tuple(WORD * place + bit for place, word in enumerate(words) for bit in range(WORD) if word >> bit & 1)
+    return tuple(
+        WORD * place + bit for place, word in enumerate(words) if word for bit in range(WORD) if word >> bit & 1
+    )
 
 
 def _read_mig(nvml: Any, parent: Any, parent_name: str) -> tuple[MigInstance, ...]:

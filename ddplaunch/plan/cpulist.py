@@ -15,8 +15,8 @@ def parse_cpulist(text: str) -> tuple[int, ...]:
     """
     cpus: set[int] = set()
     for part in text.strip().split(",") if text.strip() else ():
-        first, _, last = part.partition("-")
-        cpus.update(range(int(first), int(last or first) + 1))
+        first, dash, last = part.partition("-")
+        cpus.update(range(int(first), int(last if dash else first) + 1))
     return tuple(sorted(cpus))
 
 

@@ -1,0 +1,50 @@
+"""What the zygote and the worker in it are told of one rank: the job, a dict of plain values that travels as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddplaunch.plan.layout import Rank
+from ddplaunch.plan.plan import Plan
+
+
+def title(plan: Plan) -> str:
+    """The command line that ``ps`` shows for each rank."""
+    return " ".join(plan.target.argv)
+
+
+def describe(plan: Plan, rank: Rank, attempt: int, *, error_file: str | None, line_buffered: bool) -> dict[str, Any]:
+    """Describe one rank to ``agent/worker.py``, which reads these keys.
+
+    Args:
+        error_file: where its exception is to be recorded, for us and for torchelastic's ``@record``.
+        line_buffered: whether a person is watching, so that each line should come at once.
+    """
+    target = plan.target
+    environment = plan.environment(rank, attempt)
+    if error_file:
+        environment["TORCHELASTIC_ERROR_FILE"] = error_file
+    return {
+        "rank": rank.rank,
+        "local_rank": rank.local_rank,
+        "node_rank": rank.node_rank,
+        "nnodes": plan.nnodes,
+        "world_size": plan.world_size,
+        "local_world_size": plan.nodes[rank.node_rank].local_world_size,
+        "device": rank.device,
+        "cpus": list(rank.cpus) if rank.cpus else None,
+        "kind": target.kind.value,
+        "typed": target.typed,
+        "path": target.path,
+        "module": target.module,
+        "function": target.function,
+        "first": target.first,
+        "args": list(target.args),
+        "backend": plan.backend,
+        "init_method": plan.init_method,
+        "store": [plan.master_addr, plan.master_port],
+        "env": environment,
+        "error_file": error_file,
+        "line_buffered": line_buffered,
+        "title": title(plan),
+    }

@@ -1,0 +1,27 @@
+"""One rank's process as the supervisor knows it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+from ddplaunch.plan.layout import Rank
+
+
+@dataclass
+class RankProcess:
+    rank: Rank
+    pid: int
+    pidfd: int | None
+    signalled: bool = False
+    finished: bool = False  # rank 0 has done its work and only holds the store
+
+    def send(self, number: int) -> None:
+        try:
+            if self.pidfd is not None:
+                signal.pidfd_send_signal(self.pidfd, number)
+            else:
+                os.kill(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass

@@ -1,0 +1,207 @@
+"""The first cause is the headline: what a person reads when ranks fail, and the exit code that a script sees."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.agent.failure import Failure, describe_end, judge, last_lines
+from tests.conftest import PROGRAMS, write
+
+FAILS = PROGRAMS / "fails.py"
+
+
+@pytest.mark.parametrize("mode", ["zygote", "exec"])
+@pytest.mark.parametrize(
+    ("how", "code", "headline"),
+    [
+        ("exception", 1, "rank 1 failed with ValueError: rank 1 fails (exit code 1)"),
+        ("exit", 7, "rank 1 exited with code 7"),
+        ("kill", 137, "rank 1 was ended by SIGKILL (killed from outside)"),
+        ("segv", 139, "rank 1 was ended by SIGSEGV (segmentation fault in native code)"),
+        ("bus", 135, "rank 1 was ended by SIGBUS"),
+    ],
+)
+def test_reason_and_exit_code(launch, mode, how, code, headline):
+    done = launch("run", "--start", mode, "--nproc", "3", FAILS, how, "1")
+    assert done.returncode == code
+    report = done.stderr[done.stderr.index("ddplaunch: ") :]
+    assert report.startswith(f"ddplaunch: {headline}")
+    assert "2 other ranks were stopped" in report
+    assert "agent/worker.py" not in report
+    assert "agent/zygote.py" not in report
+
+
+def test_traceback_is_the_users_own(launch):
+    done = launch("run", "--nproc", "2", FAILS, "exception", "1")
+    report = done.stderr[done.stderr.index("ddplaunch: rank 1") :]
+    frames = [line.strip() for line in report.splitlines() if "  File " in line]
+    assert len(frames) == 1
+    assert frames[0].startswith(f'File "{FAILS}", line ')
+
+
+def test_identical_failures_are_one(launch):
+    done = launch("run", "--nproc", "4", FAILS, "alike")
+    assert done.returncode == 1
+    report = done.stderr[done.stderr.index("ddplaunch: ") :]
+    assert report.count("RuntimeError: the same everywhere (exit code 1)") == 1
+    assert report.count("Traceback") == 1
+
+
+@pytest.mark.parametrize("how", ["peer-kill", "peer-exception", "peer-destroys"])
+def test_the_first_cause_is_named_and_not_its_victims(launch, how):
+    """The other ranks are in a collective: they fail too, of a lost connection, within a moment; often sooner."""
+    expected = {
+        "peer-kill": "rank 2 was ended by SIGKILL",
+        "peer-exception": "rank 2 failed with ValueError: rank 2 fails",
+        "peer-destroys": "rank 2 failed with KeyError: 'true cause'",
+    }[how]
+    for _ in range(3):
+        done = launch("run", "--nproc", "4", FAILS, how, "2")
+        report = done.stderr[done.stderr.index("ddplaunch: ") :]
+        assert report.startswith(f"ddplaunch: {expected}"), report
+        assert done.returncode == (137 if how == "peer-kill" else 1)
+
+
+def test_last_lines_stand_for_a_missing_traceback(launch, tmp_path):
+    script = write(
+        tmp_path,
+        "talks.py",
+        """
+        import os, sys
+        for i in range(50):
+            print("step", i)
+        sys.stdout.flush()
+        print("about to fail", file=sys.stderr)
+        os._exit(5)
+        """,
+    )
+    done = launch("run", "--nproc", "2", "--show", "none", script)
+    assert done.returncode == 5
+    assert "its last lines:" in done.stderr
+    assert "| about to fail" in done.stderr
+    assert "| step 49" in done.stderr
+    assert "| step 1\n" not in done.stderr
+
+
+def test_torchelastics_error_file_is_honoured(launch, tmp_path):
+    """A function decorated with @record writes its own account; ours does not overwrite it."""
+    script = write(
+        tmp_path,
+        "recorded.py",
+        """
+        import os, sys
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        @record
+        def main():
+            raise LookupError("recorded by torch")
+
+        if __name__ == "__main__":
+            main()
+        """,
+    )
+    done = launch("run", "--nproc", "2", script)
+    assert done.returncode == 1
+    assert "LookupError: recorded by torch" in done.stderr
+    only_file = write(
+        tmp_path,
+        "only_file.py",
+        """
+        import json, os
+        message = {"message": "told by hand", "extraInfo": {"py_callstack": "the callstack", "timestamp": "1"}}
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+            json.dump({"message": message}, file)
+        os._exit(9)
+        """,
+    )
+    done = launch("run", "--nproc", "2", only_file)
+    assert done.returncode == 9
+    assert "failed with told by hand (exit code 9)" in done.stderr
+    assert "the callstack" in done.stderr
+
+
+def test_a_single_rank_is_not_reported_twice(launch):
+    """It has just printed its traceback to the terminal itself; one line says how the job ended."""
+    done = launch("run", FAILS, "exception")
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.rstrip().endswith("ddplaunch: rank 0 failed with ValueError: rank 0 fails (exit code 1)")
+
+
+def _memory_cgroup() -> Path | None:
+    root = Path("/sys/fs/cgroup/memory")
+    return root if os.access(root, os.W_OK) and (root / "memory.limit_in_bytes").exists() else None
+
+
+@pytest.mark.skipif(_memory_cgroup() is None, reason="needs a writable cgroup v1 memory controller to run out of memory")
+def test_out_of_memory_is_said_when_the_kernel_says_so(start):
+    root = _memory_cgroup()
+    assert root is not None
+    group = root / f"ddplaunch-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(1200 << 20))
+
+        def join():
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
+        job = start("run", "--nproc", "2", FAILS, "memory", "1", preexec_fn=join)
+        assert job.wait() == 137
+        assert "rank 1 was ended by SIGKILL" in job.stderr()
+        assert "probably out of memory" in job.stderr()
+        job.assert_nothing_left()
+    finally:
+        group.rmdir()
+
+
+def test_shared_memory_hint_of_a_bus_error(launch):
+    done = launch("run", "--nproc", "2", FAILS, "bus", "0")
+    assert "/dev/shm, which DataLoader workers need, has" in done.stderr
+
+
+def test_refusals_found_in_the_ranks_are_one_error(launch):
+    """What only torch can tell: one message for all ranks, exit code 2, no traceback."""
+    done = launch("run", "--nproc", "3", "--backend", "mpi", FAILS, "exit")
+    assert done.returncode == 2
+    assert done.stderr.count("mpi") == 1
+    assert "gloo" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 3
+
+
+def test_words_for_ends():
+    assert describe_end(3) == "exited with code 3"
+    assert describe_end(-9) == "was ended by SIGKILL (killed from outside)"
+    assert describe_end(-10) == "was ended by SIGUSR1"
+    assert describe_end(-62) == "was ended by signal 62"
+
+
+def _failure(rank, moment, message=None, code=1):
+    return Failure(rank, rank, "here", 1, 0, code, None, message, None, moment, None)
+
+
+def test_a_lost_connection_is_never_the_first_cause_where_there_is_another():
+    verdict = judge(
+        [
+            _failure(0, 1.0, "RuntimeError: Connection closed by peer [127.0.0.1]:4711"),
+            _failure(2, 3.0, "KeyError: 'x'"),
+            _failure(1, 2.0, "RuntimeError: Connection closed by peer [127.0.0.1]:4712"),
+        ],
+        stopped=1,
+        world_size=4,
+    )
+    assert verdict.first.rank == 2
+    assert [each.rank for each in verdict.others] == [0, 1]
+
+
+def test_the_lowest_of_ranks_that_failed_alike_is_named():
+    verdict = judge([_failure(rank, 5.0 - rank, "KeyError: 'x'") for rank in (3, 1, 2)], stopped=0, world_size=4)
+    assert verdict.first.rank == 1
+    assert verdict.alike == (2, 3)
+
+
+def test_last_lines_show_a_bar_as_it_last_was():
+    assert last_lines(b"a\n\r 1%\r 2%\r 3%\n\nlast") == ("a", " 3%", "last")

@@ -1,0 +1,90 @@
+"""Restarts: from the warm zygote, with a fresh store, counted, and not for ever."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from ddplaunch.agent.restarts import CRASH_LOOP, MOST_BACKOFF, Restarts
+from tests.conftest import PROGRAMS, wait_until
+
+FAILS = PROGRAMS / "fails.py"
+
+
+@pytest.mark.parametrize("mode", ["zygote", "exec"])
+@pytest.mark.parametrize("how", ["exception-once", "kill-once", "peer-kill-once"])
+def test_a_restart_succeeds(launch, mode, how):
+    """With collectives too: the new attempt finds a fresh store on the same port (torchrun's reads the old one's keys)."""
+    done = launch("run", "--start", mode, "--nproc", "3", "--max-restarts", "2", FAILS, how, "1")
+    assert done.returncode == 0, done.stderr
+    assert "restart 1 of 2" in done.stderr
+    lines = re.findall(r"rank (\d) attempt (\d) parent (\d+)", done.stdout)
+    assert sorted((rank, attempt) for rank, attempt, _ in lines if attempt == "1") == [("0", "1"), ("1", "1"), ("2", "1")]
+    assert len({parent for *_, parent in lines}) == 1  # the same zygote
+    if how == "peer-kill-once":
+        assert done.stdout.count("reduced") == 6
+
+
+def test_restarts_are_counted_and_end(launch):
+    done = launch("run", "--nproc", "2", "--max-restarts", "2", "--min-uptime", "0", FAILS, "exit", "0")
+    assert done.returncode == 7
+    assert [f"restart {i} of 2" in done.stderr for i in (1, 2, 3)] == [True, True, False]
+    assert {attempt for attempt in re.findall(r"attempt (\d)", done.stdout)} == {"0", "1", "2"}
+    assert "no restart is left" in done.stderr
+
+
+def test_a_crash_loop_is_broken(launch):
+    done = launch("run", "--nproc", "2", "--max-restarts", "1000", FAILS, "exit", "0")
+    assert done.returncode == 7
+    assert f"given up: {CRASH_LOOP} attempts in a row lasted less than 5 s" in done.stderr
+
+
+def test_each_attempt_has_a_log_of_its_own(launch, tmp_path):
+    done = launch("run", "--nproc", "2", "--max-restarts", "1", "--log-dir", "logs", FAILS, "kill-once", "1")
+    assert done.returncode == 0
+    (folder,) = (tmp_path / "logs").iterdir()
+    assert "attempt 0" in (folder / "rank-1.log").read_text()
+    assert "attempt 1" in (folder / "rank-1.attempt-1.log").read_text()
+
+
+def test_interrupt_during_the_wait_before_a_restart(start):
+    job = start("run", "--nproc", "2", "--max-restarts", "1", "--restart-backoff", "600", FAILS, "exit", "0")
+    wait_until(lambda: "restart 1 of 1 in 600 s" in job.stderr(), "the wait")
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    job.assert_nothing_left()
+
+
+def test_no_restart_after_an_interrupt(start):
+    job = start("run", "--nproc", "2", "--max-restarts", "5", PROGRAMS / "sleeper.py")
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    assert "restart" not in job.stderr()
+
+
+def test_descendants_of_one_attempt_do_not_live_into_the_next(start, tmp_path):
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        "import os, subprocess, sys, time\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        "    sys.exit(3)\n"
+        "print('second', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    job = start("run", "--nproc", "2", "--max-restarts", "1", script)
+    job.wait_for("second", 2)
+    assert len(job.left()) == 4  # launcher, zygote and two ranks
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+
+
+def test_backoff_doubles_only_while_ranks_die_early():
+    restarts = Restarts(most=100, backoff=10.0, min_uptime=5.0)
+    assert [restarts.after(1.0).wait, restarts.after(1.0).wait] == [10.0, 20.0]
+    assert restarts.after(1.0).wait is None
+    patient = Restarts(most=100, backoff=40.0, min_uptime=5.0)
+    assert [patient.after(1.0).wait, patient.after(1.0).wait, patient.after(9.0).wait] == [40.0, MOST_BACKOFF, 40.0]

@@ -1,0 +1,323 @@
+"""Whatever ends a job, nothing of it is left: every way of ending, tried on a real process tree."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAMS, alive, clean_environment, command, wait_until
+
+SLEEPER = PROGRAMS / "sleeper.py"
+
+
+@pytest.fixture(params=["zygote", "exec"])
+def mode(request):
+    return request.param
+
+
+def test_launcher_killed(start, mode):
+    """kill -9 of the launcher takes ranks, their children, children in sessions of their own and the temporary files."""
+    job = start("run", "--start", mode, "--nproc", "3", SLEEPER, "children")
+    job.wait_for("ready", 3)
+    assert len(job.left()) >= 2 + 3 + 3 * 4  # launcher, zygote; ranks; what each started
+    job.signal(signal.SIGKILL)
+    assert job.wait() == -signal.SIGKILL
+    job.assert_nothing_left()
+
+
+def test_zygote_killed(start, mode):
+    job = start("run", "--start", mode, "--nproc", "3", SLEEPER, "children")
+    job.wait_for("ready", 3)
+    os.kill(job.zygote(), signal.SIGKILL)
+    assert job.wait() == 137
+    assert "the zygote" in job.stderr()
+    assert "SIGKILL" in job.stderr()
+    assert "Traceback" not in job.stderr()
+    job.assert_nothing_left()
+
+
+def test_rank_killed(start, mode):
+    """The killed rank's own descendants go too, those in sessions of their own included."""
+    job = start("run", "--start", mode, "--nproc", "3", SLEEPER, "children")
+    job.wait_for("ready", 3)
+    os.kill(job.ranks()[1], signal.SIGKILL)
+    assert job.wait() == 137
+    assert "rank 1 was ended by SIGKILL" in job.stderr()
+    assert "2 other ranks were stopped" in job.stderr()
+    job.assert_nothing_left()
+
+
+def test_launcher_killed_while_the_zygote_imports(start):
+    job = start("run", "--nproc", "2", SLEEPER)
+    wait_until(lambda: len(job.left()) == 2, "the zygote")
+    job.signal(signal.SIGKILL)
+    job.wait()
+    wait_until(lambda: not job.left(), "the zygote's end", 10)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signal_while_loading_ends_at_once(start, number, code):
+    job = start("run", "--nproc", "2", SLEEPER)
+    wait_until(lambda: len(job.left()) == 2, "the zygote")
+    job.signal(number)
+    assert job.wait() == code
+    assert "ready" not in job.stdout()
+    assert "Traceback" not in job.stderr()
+    job.assert_nothing_left()
+
+
+def test_sigterm_while_ranks_are_being_started(start):
+    """Sent at the moment when the first rank lives: no rank that comes later is forgotten (torchrun orphans these)."""
+    job = start("run", "--nproc", "12", SLEEPER, "children")
+    job.wait_for("ready", 1)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    job.assert_nothing_left()
+
+
+def test_interrupt_reaches_the_program(start, mode):
+    """Ctrl-C is KeyboardInterrupt in each rank, so its except and finally run; one traceback is shown."""
+    job = start("run", "--start", mode, "--nproc", "3", SLEEPER, "finally")
+    job.wait_for("ready", 3)
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert job.stdout().count("cleaned up") == 3
+    assert job.stderr().count("KeyboardInterrupt") == 1
+    assert "stopping 3 ranks" in job.stderr()
+    job.assert_nothing_left()
+
+
+def test_a_second_interrupt_skips_the_grace(start):
+    job = start("run", "--nproc", "2", "--grace", "600", SLEEPER, "deaf")
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGINT)
+    wait_until(lambda: "stopping 2 ranks" in job.stderr(), "the notice")
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    job.assert_nothing_left()
+
+
+def test_interrupt_of_a_rank_that_waits_inside_torch(start):
+    """A collective never sees SIGINT; SIGTERM follows, long before the grace is over."""
+    job = start("run", "--nproc", "2", "--grace", "600", SLEEPER, "collective")
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    job.assert_nothing_left()
+
+
+def test_the_grace_is_kept_and_ends(start):
+    """Ranks that ignore SIGTERM are killed when the grace is over, and not before."""
+    job = start("run", "--nproc", "2", "--grace", "1.5", SLEEPER, "deaf")
+    job.wait_for("ready", 2)
+    began = time.monotonic()
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    assert time.monotonic() - began >= 1.5
+    job.assert_nothing_left()
+
+
+def test_stopped_ranks_end(start):
+    """A SIGSTOPped rank is continued to hear SIGTERM."""
+    job = start("run", "--nproc", "2", "--grace", "600", SLEEPER, "finally")
+    job.wait_for("ready", 2)
+    for pid in job.ranks():
+        os.kill(pid, signal.SIGSTOP)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    job.assert_nothing_left()
+
+
+def test_a_stopped_zygote_does_not_hold_up_the_end(start):
+    job = start("run", "--nproc", "2", "--grace", "0", SLEEPER)
+    job.wait_for("ready", 2)
+    os.kill(job.zygote(), signal.SIGSTOP)
+    job.signal(signal.SIGTERM)
+    assert job.wait() in (143, 137)
+    job.assert_nothing_left()
+
+
+def test_children_live_while_a_checkpoint_is_written(start):
+    """Only the leaders hear SIGTERM: a DataLoader's workers must serve until the checkpoint is done."""
+    job = start("run", "--nproc", "2", SLEEPER, "checkpoint")
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    assert job.stdout().count("checkpoint with its child alive") == 2
+    job.assert_nothing_left()
+
+
+def test_nohup_is_respected(start):
+    """An inherited SIG_IGN of SIGHUP stays: closing the terminal does not end the job."""
+    job = start(
+        "run", "--nproc", "2", SLEEPER, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN) and None
+    )
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGHUP)
+    ignored = int(Path(f"/proc/{job.process.pid}/status").read_text().partition("SigIgn:\t")[2].split()[0], 16)
+    assert ignored >> (signal.SIGHUP - 1) & 1
+    assert job.process.poll() is None
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+
+
+def test_suspend_and_continue(start):
+    """Ctrl-Z stops the ranks too, though they are in sessions of their own; fg continues them."""
+
+    def states():
+        stat = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in (job.process.pid, *ranks)]
+        return "".join(stat)
+
+    job = start("run", "--nproc", "2", SLEEPER)
+    job.wait_for("ready", 2)
+    ranks = job.ranks()
+    job.signal(signal.SIGTSTP)
+    wait_until(lambda: states() == "TTT", "all to be stopped")
+    job.signal(signal.SIGCONT)
+    wait_until(lambda: "T" not in states(), "all to go on")
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+
+
+def test_what_successful_ranks_leave_behind_is_ended_and_named(start):
+    job = start("run", "--nproc", "2", SLEEPER, "children", "return")
+    assert job.wait() == 0
+    assert "ended what the ranks left behind" in job.stderr()
+    assert "sleep" in job.stderr()
+    job.assert_nothing_left()
+
+
+def test_a_single_rank_ends_like_many(start):
+    job = start("run", SLEEPER, "children")
+    job.wait_for("ready", 1)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    job.assert_nothing_left()
+
+
+def test_a_program_ends_like_a_rank(start):
+    """--no-python: the same guard, without Python in the rank."""
+    job = start("run", "--nproc", "2", "--no-python", "sh", "-c", "sleep 1000 & echo ready; setsid sleep 1000 & wait")
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGKILL)
+    job.wait()
+    job.assert_nothing_left()
+
+
+def test_adopted_orphans_are_reaped_while_the_job_runs(start):
+    """Daemons that ranks start and that end do not pile up as zombies."""
+    job = start("run", "--nproc", "2", SLEEPER, "daemons")
+    job.wait_for("daemon", 2)
+    daemons = [int(line.split()[-1]) for line in job.stdout().splitlines() if "daemon" in line]
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in daemons), "the daemons to be reaped")
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+
+
+def _freezer() -> Path | None:
+    """A cgroup v1 freezer that we may use: a frozen process is in state D, and no signal ends it."""
+    root = Path("/sys/fs/cgroup/freezer")
+    return root if os.access(root, os.W_OK) and (root / "cgroup.procs").exists() else None
+
+
+@pytest.mark.skipif(_freezer() is None, reason="needs a writable cgroup v1 freezer to make a process unkillable")
+def test_a_rank_that_cannot_die_is_reported_and_not_waited_for(start):
+    root = _freezer()
+    assert root is not None
+    group = root / f"ddplaunch-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        job = start("run", "--nproc", "2", "--grace", "0.5", SLEEPER)
+        job.wait_for("ready", 2)
+        frozen = job.ranks()[1]
+        (group / "cgroup.procs").write_text(str(frozen))
+        (group / "freezer.state").write_text("FROZEN")
+        job.signal(signal.SIGTERM)
+        assert job.wait() == 143
+        assert "cannot be killed, so not waited for" in job.stderr()
+        assert f"pid {frozen}" in job.stderr()
+        assert alive(frozen)
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        wait_until(lambda: not (group / "cgroup.procs").read_text().strip(), "the frozen rank to die")
+        group.rmdir()
+
+
+def test_twice_at_once(start):
+    """Two jobs on one machine do not meet: neither port, nor files, nor each other's processes."""
+    jobs = [start("run", "--nproc", "2", SLEEPER, "collective-once") for _ in range(2)]
+    for job in jobs:
+        assert job.wait() == 0, job.stderr()
+        job.assert_nothing_left()
+
+
+def test_no_home_no_terminal_a_folder_with_spaces(tmp_path):
+    folder = tmp_path / "a folder, with 'quotes'"
+    folder.mkdir()
+    (folder / "my script.py").write_text("import os, sys; print(sys.argv, os.getcwd())")
+    done = subprocess.run(
+        [*command(), "run", "--nproc", "2", "my script.py", "an arg"],
+        cwd=folder, env={"PATH": os.environ["PATH"]}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        start_new_session=True, timeout=90,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"['my script.py', 'an arg'] {folder}") == 2
+
+
+def test_closed_standard_streams(tmp_path):
+    """Started as daemons start things, with descriptors 0 to 2 closed: the job runs and nothing is torn."""
+    script = tmp_path / "touch.py"
+    script.write_text("import os, pathlib; print('x'); pathlib.Path('done' + os.environ['RANK']).touch()")
+    words = " ".join([*command(), "run", "--nproc", "2", str(script)])
+    done = subprocess.run(["sh", "-c", f"exec {words} <&- >&- 2>&-"], cwd=tmp_path, timeout=90)
+    assert done.returncode == 0
+    assert (tmp_path / "done0").exists()
+    assert (tmp_path / "done1").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root, and setpriv to leave it")
+def test_as_another_user(tmp_path):
+    """A user without root's rights: the job works, and leaves nothing. (The right to read is kept: Python may be root's.)"""
+    tmp_path.chmod(0o777)
+    script = tmp_path / "who.py"
+    script.write_text("import os; print('user', os.getuid())")
+    other = ["--reuid=65534", "--regid=65534", "--clear-groups"]
+    rights = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    done = subprocess.run(
+        ["setpriv", *other, *rights, *command(), "run", "--nproc", "2", str(script)],
+        cwd=tmp_path, env=clean_environment({"TMPDIR": str(tmp_path)}), capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    assert done.stdout.count("user 65534") == 2, done.stderr
+    assert not list(tmp_path.glob("ddplaunch-*"))
+
+
+def test_idle_launcher_never_wakes_up(start):
+    """While ranks sleep the launcher and its zygote sleep in the kernel: no context switch of their own."""
+
+    def switches():
+        counts = []
+        for pid in (job.process.pid, zygote):
+            status = Path(f"/proc/{pid}/status").read_text()
+            counts.append(int(status.partition("\nvoluntary_ctxt_switches:\t")[2].split()[0]))
+        return counts
+
+    job = start("run", "--nproc", "2", SLEEPER)
+    job.wait_for("ready", 2)
+    zygote = job.zygote()
+    before = switches()
+    deadline = time.monotonic() + 20
+    while True:  # the last messages of the start may still be on their way
+        time.sleep(2)  # the thing measured is that nothing happens for a while
+        now = switches()
+        if now == before or time.monotonic() > deadline:
+            break
+        before = now
+    assert now == before
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143

@@ -1,0 +1,409 @@
+"""Which GPUs a job sees: every form of the vendors' variables and of --gpus, over made-up hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.devices.visible import Visible, visible_gpus
+from ddplaunch.errors import UsageError
+from ddplaunch.plan.hardware import Cpu, Gpu, Hardware, MigInstance, NumaNode, Vendor
+
+CPU = Cpu(name=None, logical=2, physical=2, allowed=(0, 1), numa=(NumaNode(0, (0, 1)),))
+
+UUIDS = (
+    "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6",
+    "GPU-8932aaaa-0000-0000-0000-000000000001",
+    "GPU-c08d91cb-e324-655c-71ba-7570956445bc",
+    "GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77",
+)
+
+
+def machine(gpus: Sequence[Gpu], *notes: str) -> Hardware:
+    return Hardware(CPU, tuple(gpus), notes)
+
+
+def nvidia(count: int = 4, driver: str = "570.86.15") -> list[Gpu]:
+    return [Gpu("nvidia", index, "NVIDIA H100", uuid=UUIDS[index], driver=driver) for index in range(count)]
+
+
+def of(vendor: Vendor, count: int) -> list[Gpu]:
+    return [Gpu(vendor, index, "GPU", pci=f"0000:{index}0:00.0") for index in range(count)]
+
+
+def sliced(gpu: Gpu, *instances: tuple[int, int]) -> Gpu:
+    """The GPU in MIG mode; an instance is (GPU instance, compute instance)."""
+    return replace(
+        gpu, mig=tuple(MigInstance(f"MIG-{gpu.index}{gi}{ci}", "MIG 1g.10gb", None, gi, ci) for gi, ci in instances)
+    )
+
+
+def tokens(visible: Visible) -> list[str]:
+    return [device.token for device in visible.gpus]
+
+
+def indices(visible: Visible) -> list[int]:
+    return [device.gpu.index for device in visible.gpus]
+
+
+def cuda(mask: str | None, gpus: Sequence[Gpu] | None = None, **environ: str) -> Visible:
+    mask_variable = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    return visible_gpus(machine(nvidia() if gpus is None else gpus), None, {**mask_variable, **environ})
+
+
+# CUDA_VISIBLE_DEVICES
+
+
+def test_all_gpus_where_nothing_is_said() -> None:
+    visible = cuda(None)
+    assert tokens(visible) == list(UUIDS)
+    assert visible.devices == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
+    assert (visible.source, dict(visible.environ), visible.notes) == ("NVML", {}, ())
+
+
+@pytest.mark.parametrize(
+    ("mask", "seen"),
+    [
+        ("0", [0]),
+        ("2,1", [2, 1]),  # the guide's example: device 2 comes before device 1
+        (" 2 , 1 ", [2, 1]),
+        ("+1", [1]),
+        ("1gpu,2ampere", [1, 2]),
+        ("3,", [3]),
+        (UUIDS[2], [2]),
+        ("GPU-8932f", [0]),
+        ("GPU-c08d91cb,GPU-5d5ba0d6", [2, 3]),
+        ("GPU-c08d91cb,0", [2, 0]),
+    ],
+)
+def test_cuda_lists(mask: str, seen: list[int]) -> None:
+    visible = cuda(mask)
+    assert indices(visible) == seen
+    assert (visible.source, visible.notes) == ("CUDA_VISIBLE_DEVICES", ())
+
+
+@pytest.mark.parametrize("mask", ["", "-1", "NoDevFiles", "-1,0"])
+def test_cuda_masks_that_hide_all(mask: str) -> None:
+    visible = cuda(mask)
+    assert visible.gpus == ()
+    assert (visible.source, visible.notes) == ("CUDA_VISIBLE_DEVICES", ())
+
+
+def test_minus_one_ends_the_list_on_purpose() -> None:
+    visible = cuda("0,2,-1,1")  # the guide's other example
+    assert indices(visible) == [0, 2]
+    assert visible.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("mask", "seen", "entry"),
+    [
+        ("0,9,1", [0], "9"),
+        ("9", [], "9"),
+        ("0,,1", [0], ""),
+        ("1,all", [1], "all"),
+        ("1,GPU-8932", [1], "GPU-8932"),  # begins two UUIDs
+        ("GPU-", [], "GPU-"),
+        ("MIG-00", [], "MIG-00"),
+    ],
+)
+def test_an_invalid_entry_ends_the_list_and_is_noted(mask: str, seen: list[int], entry: str) -> None:
+    visible = cuda(mask)
+    assert indices(visible) == seen
+    assert visible.notes == (f"CUDA_VISIBLE_DEVICES={mask} ends before '{entry}': this machine has 4 GPUs, 0 to 3.",)
+
+
+@pytest.mark.parametrize("mask", ["0,1,0", "0,GPU-8932f", "2, 2"])
+def test_a_doubled_entry_hides_all(mask: str) -> None:
+    visible = cuda(mask)
+    assert visible.gpus == ()
+    assert "twice" in visible.notes[0]
+
+
+def test_gpus_without_uuids_are_named_by_index() -> None:
+    assert tokens(cuda("1,0", of("nvidia", 2))) == ["1", "0"]
+
+
+def test_a_gap_where_a_gpu_was_lost() -> None:
+    gpus = [gpu for gpu in nvidia() if gpu.index != 2]
+    visible = cuda("3,2", gpus)
+    assert indices(visible) == [3]
+    assert visible.notes == ("CUDA_VISIBLE_DEVICES=3,2 ends before '2': this machine has 3 GPUs, 0, 1 and 3.",)
+
+
+@pytest.mark.parametrize(
+    ("mask", "order", "noted"),
+    [
+        (None, None, True),
+        ("1,0", None, True),
+        ("1,0", "FASTEST_FIRST", True),
+        ("1,0", "PCI_BUS_ID", False),
+        ("GPU-c08d", None, False),
+    ],
+)
+def test_different_gpus_may_be_numbered_otherwise(mask: str | None, order: str | None, noted: bool) -> None:
+    gpus = nvidia()
+    gpus[3] = replace(gpus[3], name="NVIDIA T400")
+    visible = cuda(mask, gpus, **({"CUDA_DEVICE_ORDER": order} if order else {}))
+    assert ["PCI_BUS_ID" in note for note in visible.notes] == [True] * noted
+
+
+# MIG
+
+
+def test_mig_instances_by_uuid() -> None:
+    gpus = [sliced(nvidia()[0], (1, 0), (2, 0)), nvidia()[1]]
+    visible = cuda("MIG-020,MIG-010,1", gpus)
+    assert tokens(visible) == ["MIG-020", "MIG-010", UUIDS[1]]
+    assert visible.gpus[0].mig is gpus[0].mig[1]
+    assert visible.devices == ("cuda:0", "cuda:1", "cuda:2")
+    assert visible.notes == ()
+
+
+def test_mig_instances_as_drivers_before_470_name_them() -> None:
+    gpus = [nvidia()[0], sliced(nvidia()[1], (1, 0), (2, 3))]
+    assert tokens(cuda(f"MIG-{UUIDS[1]}/2/3", gpus)) == ["MIG-123"]
+
+
+def test_a_whole_gpu_in_mig_mode_is_one_compute_instance_of_each_gpu_instance() -> None:
+    gpus = [sliced(nvidia()[0], (1, 0), (1, 1), (2, 0)), nvidia()[1]]
+    for visible in (cuda(None, gpus), cuda("0,1", gpus)):
+        assert tokens(visible) == ["MIG-010", "MIG-020", UUIDS[1]]
+        (note,) = visible.notes
+        assert note.startswith("CUDA shows one compute instance of each GPU instance, so 3 of 4 are used")
+
+
+@pytest.mark.parametrize("driver", ["535.129.03", None])
+def test_older_drivers_show_one_mig_instance_and_nothing_else(driver: str | None) -> None:
+    gpus = [replace(gpu, driver=driver) for gpu in (nvidia()[0], sliced(nvidia()[1], (1, 0), (2, 0)))]
+    for visible in (cuda(None, gpus), cuda("0,1", gpus), cuda("0,MIG-110,MIG-120", gpus)):
+        assert tokens(visible) == ["MIG-110"]
+        (note,) = visible.notes
+        assert "shows a process one MIG instance and nothing else, so 1 of 3 are used" in note
+
+
+def test_one_mig_instance_is_nothing_to_note() -> None:
+    gpus = [sliced(nvidia(driver="535.129.03")[0], (1, 0), (2, 0))]
+    assert cuda("MIG-020", gpus).notes == ()
+
+
+# AMD
+
+
+def amd() -> list[Gpu]:
+    return [replace(gpu, uuid=f"GPU-{gpu.index:x}abbaabbaabbaabb") for gpu in of("amd", 4)]
+
+
+@pytest.mark.parametrize(
+    ("environ", "seen", "source"),
+    [
+        ({}, [0, 1, 2, 3], "KFD"),
+        ({"HIP_VISIBLE_DEVICES": "2,0"}, [2, 0], "HIP_VISIBLE_DEVICES"),
+        ({"HIP_VISIBLE_DEVICES": "GPU-3abba"}, [3], "HIP_VISIBLE_DEVICES"),
+        ({"HIP_VISIBLE_DEVICES": "2,2,0"}, [2, 0], "HIP_VISIBLE_DEVICES"),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [1], "CUDA_VISIBLE_DEVICES"),
+        ({"HIP_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "1"}, [3], "HIP_VISIBLE_DEVICES"),
+        ({"HIP_VISIBLE_DEVICES": ""}, [], "HIP_VISIBLE_DEVICES"),
+        ({"ROCR_VISIBLE_DEVICES": "3, GPU-1ABBA"}, [3, 1], "ROCR_VISIBLE_DEVICES"),
+        ({"ROCR_VISIBLE_DEVICES": ""}, [], "ROCR_VISIBLE_DEVICES"),
+        (
+            {"ROCR_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "1"},
+            [1],
+            "ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES",
+        ),
+    ],
+)
+def test_rocm_variables(environ: dict[str, str], seen: list[int], source: str) -> None:
+    visible = visible_gpus(machine(amd()), None, environ)
+    assert indices(visible) == seen
+    assert (visible.source, visible.notes) == (source, ())
+    assert visible.devices == tuple(f"cuda:{place}" for place in range(len(seen)))
+
+
+def test_a_doubled_entry_ends_rocr() -> None:
+    visible = visible_gpus(machine(amd()), None, {"ROCR_VISIBLE_DEVICES": "1,1,2"})
+    assert indices(visible) == [1]
+    assert visible.notes == ("ROCR_VISIBLE_DEVICES=1,1,2 ends before the second 1.",)
+
+
+def test_hip_counts_within_rocr() -> None:
+    both = {"ROCR_VISIBLE_DEVICES": "1,3", "CUDA_VISIBLE_DEVICES": "1,3"}  # as a batch system may set them, wrongly
+    visible = visible_gpus(machine(amd()), None, both)
+    assert indices(visible) == [3]
+    assert visible.notes == (
+        "CUDA_VISIBLE_DEVICES=1,3 ends before '3': ROCR_VISIBLE_DEVICES=1,3 leaves 2 GPUs, 0 and 1 to it.",
+    )
+
+
+def test_hip_takes_no_blanks() -> None:
+    visible = visible_gpus(machine(amd()), None, {"HIP_VISIBLE_DEVICES": "0, 1"})
+    assert indices(visible) == [0]
+    assert "ends before ' 1'" in visible.notes[0]
+
+
+# Intel and Apple
+
+
+@pytest.mark.parametrize(
+    ("mask", "seen", "source"),
+    [(None, [0, 1, 2], "sysfs"), ("", [0, 1, 2], "sysfs"), ("2,0", [0, 2], "ZE_AFFINITY_MASK")],
+)
+def test_level_zero(mask: str | None, seen: list[int], source: str) -> None:
+    environ = {} if mask is None else {"ZE_AFFINITY_MASK": mask}
+    visible = visible_gpus(machine(of("intel", 3)), None, environ)
+    assert indices(visible) == seen
+    assert (visible.source, visible.notes) == (source, ())
+    assert visible.devices == tuple(f"xpu:{place}" for place in range(len(seen)))
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"ZE_AFFINITY_MASK": "0,7"}, "names 7, but this machine has 3 GPUs, 0 to 2."),
+        ({"ONEAPI_DEVICE_SELECTOR": "level_zero:0"}, "may hide more GPUs"),
+    ],
+)
+def test_what_level_zero_may_do_otherwise_is_noted(environ: dict[str, str], words: str) -> None:
+    (note,) = visible_gpus(machine(of("intel", 3)), None, environ).notes
+    assert words in note
+
+
+def test_tiles_joined_by_the_environment_are_noted() -> None:
+    tiles = [Gpu("intel", tile, f"Intel GPU 0bd5 tile {tile}", pci="0000:29:00.0") for tile in (0, 1)]
+    composite = {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}
+    assert "joins the tiles" in visible_gpus(machine(tiles), None, composite).notes[0]
+    assert visible_gpus(machine(of("intel", 2)), None, composite).notes == ()
+
+
+def test_apple() -> None:
+    visible = visible_gpus(machine(of("apple", 1)), None, {})
+    assert (visible.devices, visible.source) == (("mps",), "Metal")
+    assert visible_gpus(machine(of("apple", 1)), "0", {}).environ == {}
+
+
+# No GPUs, and several vendors
+
+
+def test_no_gpus() -> None:
+    assert visible_gpus(machine([]), None, {"CUDA_VISIBLE_DEVICES": ""}) == Visible((), "no GPU found")
+
+
+def test_a_mask_without_gpus_is_noted() -> None:
+    visible = visible_gpus(machine([]), None, {"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert visible.notes == ("CUDA_VISIBLE_DEVICES=0,1 is set, but no GPU was found.",)
+
+
+def test_nvidia_comes_before_the_integrated_graphics_of_an_amd_processor() -> None:
+    visible = visible_gpus(machine([*of("amd", 1), *nvidia(2)]), None, {})
+    assert [device.gpu.vendor for device in visible.gpus] == ["nvidia", "nvidia"]
+
+
+# --gpus
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seen"),
+    [
+        ("0,2", [0, 2]),
+        ("3,0", [3, 0]),
+        (" 1 , 2", [1, 2]),
+        ("gpu-C08D", [2]),
+        ("GPU-8932f,3", [0, 3]),
+    ],
+)
+def test_gpus_flag(wanted: str, seen: list[int]) -> None:
+    visible = visible_gpus(machine(nvidia()), wanted, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+    assert indices(visible) == seen
+    assert visible.environ == {"CUDA_VISIBLE_DEVICES": ",".join(UUIDS[index] for index in seen)}
+    assert (visible.source, visible.notes) == ("--gpus", ())
+
+
+def test_gpus_flag_without_uuids_fixes_the_order() -> None:
+    visible = visible_gpus(machine(of("nvidia", 3)), "2,1", {})
+    assert visible.environ == {"CUDA_VISIBLE_DEVICES": "2,1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def test_gpus_flag_with_mig() -> None:
+    gpus = [sliced(nvidia()[0], (1, 0), (2, 0)), nvidia()[1]]
+    visible = visible_gpus(machine(gpus), "MIG-02,1", {})
+    assert visible.environ == {"CUDA_VISIBLE_DEVICES": f"MIG-020,{UUIDS[1]}"}
+    assert tokens(visible_gpus(machine(gpus), "0", {})) == ["MIG-010", "MIG-020"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message", "hint"),
+    [
+        ("9", "--gpus 9: this machine has 4 GPUs, 0 to 3", "`ddplaunch devices` lists them"),
+        ("0,1,0", "--gpus 0,1,0: 0 is named twice", "name each GPU once"),
+        ("0,GPU-8932f9", "--gpus 0,GPU-8932f9: GPU-8932f9 is named twice", "name each GPU once"),
+        ("GPU-8932", "--gpus GPU-8932: GPU-8932 begins 2 UUIDs", "give more of the UUID"),
+        ("GPU-ffff", "--gpus GPU-ffff: GPU-ffff is no GPU of this machine", "give indices, "),
+        ("0-3", "--gpus 0-3: 0-3 is no GPU of this machine", "give indices, "),
+        ("-1", "--gpus -1: -1 is no GPU of this machine", "give indices, "),
+        ("MIG-1", "--gpus MIG-1: MIG-1 is no GPU of this machine", "give indices, "),
+        ("0,,1", "--gpus 0,,1: an entry is empty", "give indices, "),
+        ("", "--gpus names no GPU", "give indices, "),
+    ],
+)
+def test_gpus_flag_that_makes_no_sense(wanted: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        visible_gpus(machine(nvidia()), wanted, {})
+    assert raised.value.message == message
+    assert raised.value.hint is not None
+    assert raised.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(("count", "have"), [(1, "1 GPU, 0"), (2, "2 GPUs, 0 and 1")])
+def test_small_machines_are_counted_as_people_do(count: int, have: str) -> None:
+    with pytest.raises(UsageError, match=f"this machine has {have}$"):
+        visible_gpus(machine(nvidia(count)), "7", {})
+
+
+@pytest.mark.parametrize(
+    ("notes", "hint"),
+    [((), "`ddplaunch devices` lists them"), (("The NVIDIA driver …",), "The NVIDIA driver …")],
+)
+def test_gpus_flag_on_a_machine_without(notes: tuple[str, ...], hint: str) -> None:
+    with pytest.raises(UsageError, match="--gpus 0: no GPU was found on this machine") as raised:
+        visible_gpus(machine([], *notes), "0", {})
+    assert raised.value.hint == hint
+
+
+def test_gpus_flag_beats_the_variable_and_says_so_where_it_reaches_further() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert visible_gpus(machine(nvidia()), "1", environ).notes == ()
+    visible = visible_gpus(machine(nvidia()), "1,3", environ)
+    assert indices(visible) == [1, 3]
+    assert visible.notes == ("--gpus 1,3 reaches outside of CUDA_VISIBLE_DEVICES=0,1; the flag wins.",)
+
+
+def test_gpus_flag_on_amd() -> None:
+    assert visible_gpus(machine(amd()), "3,1", {}).environ == {"HIP_VISIBLE_DEVICES": "3,1"}
+    visible = visible_gpus(machine(amd()), "3,GPU-1", {"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "1"})
+    assert visible.environ == {"ROCR_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "0,1"}
+    assert indices(visible) == [3, 1]
+    assert visible.notes == (
+        "--gpus 3,GPU-1 reaches outside of ROCR_VISIBLE_DEVICES=0,1 and HIP_VISIBLE_DEVICES=1; the flag wins.",
+    )
+
+
+def test_gpus_flag_on_intel_cannot_reorder() -> None:
+    visible = visible_gpus(machine(of("intel", 3)), "2,0", {})
+    assert indices(visible) == [0, 2]
+    assert visible.environ == {"ZE_AFFINITY_MASK": "0,2", "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"}
+    assert "cannot reorder" in visible.notes[0]
+
+
+def test_what_the_flag_sets_is_what_it_chose() -> None:
+    """Whatever is inherited, the ranks' own environment shows the devices in the order of the flag."""
+    for gpus, wanted, inherited in (
+        (nvidia(), "3,1", {"CUDA_VISIBLE_DEVICES": "0"}),
+        (amd(), "3,1", {"ROCR_VISIBLE_DEVICES": "0,2", "CUDA_VISIBLE_DEVICES": "1"}),
+        (amd(), "2", {"CUDA_VISIBLE_DEVICES": "0"}),
+        (of("intel", 4), "1,3", {"ZE_AFFINITY_MASK": "0"}),
+    ):
+        chosen = visible_gpus(machine(gpus), wanted, inherited)
+        seen = visible_gpus(machine(gpus), None, {**inherited, **chosen.environ})
+        assert seen.gpus == chosen.gpus
