@@ -75,7 +75,7 @@ def alive(pid: int) -> bool:
 
 
 def processes_marked(mark: str, variable: str = "DDPLAUNCH_TEST_MARK") -> Sequence[int]:
-    """The pids of all live processes that have ``mark`` in their environment: set it on the launcher to find its own."""
+    """The pids of all live processes with ``mark`` in their environment: set it on the launcher to find its own."""
     wanted = f"{variable}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -102,7 +102,9 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 60) 
 class Job:
     """A launcher that runs in the background, its output in files, everything of it found again by a mark."""
 
-    def __init__(self, folder: Path, words: Sequence[str | Path], env: Mapping[str, str] | None, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, words: Sequence[str | Path], env: Mapping[str, str] | None, **options: Any
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self.out, self.err = folder / f"{self.mark}.out", folder / f"{self.mark}.err"
         self.tmp = folder / f"{self.mark}.tmp"
@@ -111,7 +113,14 @@ class Job:
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
                 command(*words),
-                **{"cwd": folder, "env": environment, "stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **options},
+                **{
+                    "cwd": folder,
+                    "env": environment,
+                    "stdin": subprocess.DEVNULL,
+                    "stdout": out,
+                    "stderr": err,
+                    **options,
+                },
             )
 
     def stdout(self) -> str:
@@ -127,7 +136,9 @@ class Job:
             if self.stdout().count(text) >= times:
                 return True
             if self.process.poll() is not None and self.stdout().count(text) < times:
-                pytest.fail(f"the launcher ended ({self.process.returncode}) before {text!r} x {times}: {self.stderr()}")
+                pytest.fail(
+                    f"the launcher ended ({self.process.returncode}) before {text!r} x {times}: {self.stderr()}"
+                )
             return False
 
         wait_until(seen, f"{text!r} x {times} in {self.out}", timeout)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ddplaunch.agent import failure, folder, job, processes
+from ddplaunch.agent import failure, folder, job, processes, terminal
 from ddplaunch.agent.failure import Failure, Verdict
 from ddplaunch.agent.folder import LogFolder
 from ddplaunch.agent.loop import Loop, Timer
@@ -90,13 +90,14 @@ class Supervisor:
         )
         if self._logs:
             self._logs.write("plan.json", self._plan.to_json())
-        nursery = self._nursery = self._start_zygote()
+        self._nursery = self._start_zygote()
         try:
-            self._spawn_ranks()
-            while self._phase is not Phase.ENDED:
-                self._loop.step()
+            with terminal.restored():
+                self._spawn_ranks()
+                while self._phase is not Phase.ENDED:
+                    self._loop.step()
         finally:
-            nursery.close()
+            self._nursery.close()
             if self._port:
                 self._port.close()
             if self._temporary:
@@ -106,10 +107,6 @@ class Supervisor:
             self._loop.step()
         assert self._outcome is not None
         return self._outcome
-
-    def when_loading(self, errand: Callable[[], None]) -> None:
-        """Run ``errand`` once while the zygote imports and nothing else is to be done."""
-        self._loop.after(0, errand)
 
     # ---------------------------------------------------------------------------------------------------- starting
 

@@ -136,7 +136,9 @@ def _memory_cgroup() -> Path | None:
     return root if os.access(root, os.W_OK) and (root / "memory.limit_in_bytes").exists() else None
 
 
-@pytest.mark.skipif(_memory_cgroup() is None, reason="needs a writable cgroup v1 memory controller to run out of memory")
+@pytest.mark.skipif(
+    _memory_cgroup() is None, reason="needs a writable cgroup v1 memory controller to run out of memory"
+)
 def test_out_of_memory_is_said_when_the_kernel_says_so(start):
     root = _memory_cgroup()
     assert root is not None

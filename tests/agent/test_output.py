@@ -1,4 +1,4 @@
-"""What a person sees of the ranks: whole lines, bars that stay bars, nothing lost, and no reader that can hold up a job."""
+"""What a person sees of the ranks: whole lines, bars that stay bars, nothing lost, no reader that holds up a job."""
 
 from __future__ import annotations
 
@@ -114,9 +114,7 @@ def test_any_bytes_pass(tmp_path, printer):
         assert next(tmp_path.glob(f"logs/*/rank-{rank}.log")).read_bytes() == expected
 
 
-@pytest.mark.parametrize(
-    ("show", "seen"), [("all", {0, 1, 2}), ("0", {0}), ("0,2", {0, 2}), ("none", set())]
-)
+@pytest.mark.parametrize(("show", "seen"), [("all", {0, 1, 2}), ("0", {0}), ("0,2", {0, 2}), ("none", set())])
 def test_show(launch, tmp_path, printer, show, seen):
     script = printer("print('out', rank); print('err', rank, file=sys.stderr)")
     done = launch("run", "--nproc", "3", "--show", show, "--log-dir", "logs", script)
@@ -182,7 +180,10 @@ print("done", rank)
 def test_a_bar_is_one_line_where_nobody_watches(launch, tmp_path, printer):
     """A hundred redraws are one line at the end in a log, and all of them in the rank's own file."""
     done = launch("run", "--nproc", "2", "--log-dir", "logs", printer(BAR))
-    assert sorted(line for line in done.stderr.splitlines() if "%" in line) == ["[0] 100% of rank 0", "[1] 100% of rank 1"]
+    assert sorted(line for line in done.stderr.splitlines() if "%" in line) == [
+        "[0] 100% of rank 0",
+        "[1] 100% of rank 1",
+    ]
     assert next(tmp_path.glob("logs/*/rank-0.log")).read_bytes().count(b"\r") == 101
 
 
@@ -228,7 +229,9 @@ def _screen(shown: str) -> list[str]:
 
 def test_a_bar_wider_than_the_terminal_is_cut(tmp_path, printer):
     """A row that wraps could not be drawn over."""
-    terminal = Terminal(["run", "--nproc", "2", printer("sys.stderr.write('\\r' + 'w' * 300); time.sleep(0.2)")], tmp_path)
+    terminal = Terminal(
+        ["run", "--nproc", "2", printer("sys.stderr.write('\\r' + 'w' * 300); time.sleep(0.2)")], tmp_path
+    )
     assert terminal.end() == 0
     while_it_ran = terminal.shown.split("\x1b[K")[0]
     assert 50 < while_it_ran.count("w") < 100
@@ -254,7 +257,10 @@ def test_a_stuck_reader_does_not_hang_the_job(tmp_path, printer):
     script = printer("for i in range(200_000): print('line', i, 'x' * 60)\nopen(f'done{rank}', 'w')")
     reader, writer = os.pipe()
     process = subprocess.Popen(
-        command("run", "--nproc", "2", "--log-dir", "logs", script), cwd=tmp_path, env=clean_environment(), stdout=writer
+        command("run", "--nproc", "2", "--log-dir", "logs", script),
+        cwd=tmp_path,
+        env=clean_environment(),
+        stdout=writer,
     )
     os.close(writer)
     wait_until(lambda: (tmp_path / "done0").exists() and (tmp_path / "done1").exists(), "the ranks' end", 100)
@@ -291,8 +297,9 @@ def test_a_full_disk_costs_the_log_and_not_the_job(tmp_path, printer, request):
     if mounted.returncode:
         pytest.skip("cannot mount a small file system here")
     request.addfinalizer(lambda: subprocess.run(["umount", small], check=True))
+    script = printer("for i in range(20_000): print('line', i, 'x' * 50)")
     done = subprocess.run(
-        command("run", "--nproc", "2", "--log-dir", small, printer("for i in range(20_000): print('line', i, 'x' * 50)")),
+        command("run", "--nproc", "2", "--log-dir", small, script),
         cwd=tmp_path, env=clean_environment({"TMPDIR": str(small)}), capture_output=True, text=True, timeout=90,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -320,6 +327,21 @@ def test_pdb_on_one_rank(tmp_path):
     terminal.type("c\n")
     assert terminal.end() == 0
     assert "[0] rank 0 read ''" in terminal.shown
+
+
+def test_the_terminal_is_given_back_as_it_was(tmp_path):
+    """A rank that is killed while the terminal does not echo leaves it as the shell had it."""
+    import termios
+
+    script = write(tmp_path, "raw.py", "import tty, time; tty.setraw(0); print('raw', flush=True); time.sleep(1000)")
+    terminal = Terminal(["run", script], tmp_path)
+    before = termios.tcgetattr(terminal.master)
+    terminal.read_until("raw")
+    assert termios.tcgetattr(terminal.master) != before
+    terminal.process.send_signal(signal.SIGTERM)
+    terminal.process.wait(60)
+    assert termios.tcgetattr(terminal.master) == before
+    os.close(terminal.master)
 
 
 def test_stdin_reaches_a_single_rank(tmp_path):

@@ -16,12 +16,16 @@ FAILS = PROGRAMS / "fails.py"
 @pytest.mark.parametrize("mode", ["zygote", "exec"])
 @pytest.mark.parametrize("how", ["exception-once", "kill-once", "peer-kill-once"])
 def test_a_restart_succeeds(launch, mode, how):
-    """With collectives too: the new attempt finds a fresh store on the same port (torchrun's reads the old one's keys)."""
+    """With collectives too: the new attempt has a fresh store on the same port (torchrun's reads the old keys)."""
     done = launch("run", "--start", mode, "--nproc", "3", "--max-restarts", "2", FAILS, how, "1")
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 2" in done.stderr
     lines = re.findall(r"rank (\d) attempt (\d) parent (\d+)", done.stdout)
-    assert sorted((rank, attempt) for rank, attempt, _ in lines if attempt == "1") == [("0", "1"), ("1", "1"), ("2", "1")]
+    assert sorted((rank, attempt) for rank, attempt, _ in lines if attempt == "1") == [
+        ("0", "1"),
+        ("1", "1"),
+        ("2", "1"),
+    ]
     assert len({parent for *_, parent in lines}) == 1  # the same zygote
     if how == "peer-kill-once":
         assert done.stdout.count("reduced") == 6

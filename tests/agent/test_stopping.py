@@ -22,7 +22,7 @@ def mode(request):
 
 
 def test_launcher_killed(start, mode):
-    """kill -9 of the launcher takes ranks, their children, children in sessions of their own and the temporary files."""
+    """kill -9 of the launcher takes the ranks, all their descendants, whatever their session, and temporary files."""
     job = start("run", "--start", mode, "--nproc", "3", SLEEPER, "children")
     job.wait_for("ready", 3)
     assert len(job.left()) >= 2 + 3 + 3 * 4  # launcher, zygote; ranks; what each started
@@ -171,7 +171,9 @@ def test_suspend_and_continue(start):
     """Ctrl-Z stops the ranks too, though they are in sessions of their own; fg continues them."""
 
     def states():
-        stat = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in (job.process.pid, *ranks)]
+        stat = [
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in (job.process.pid, *ranks)
+        ]
         return "".join(stat)
 
     job = start("run", "--nproc", "2", SLEEPER)
@@ -283,7 +285,7 @@ def test_closed_standard_streams(tmp_path):
 
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root, and setpriv to leave it")
 def test_as_another_user(tmp_path):
-    """A user without root's rights: the job works, and leaves nothing. (The right to read is kept: Python may be root's.)"""
+    """Without root's rights the job works, and leaves nothing. (The right to read is kept: Python may be root's.)"""
     tmp_path.chmod(0o777)
     script = tmp_path / "who.py"
     script.write_text("import os; print('user', os.getuid())")
