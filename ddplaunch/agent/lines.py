@@ -8,6 +8,9 @@ LONGEST = 64 << 20
 """Bytes without a newline up to which a line is kept whole; a longer one passes in pieces."""
 
 _CURSOR = re.compile(rb"(\r|\n|\x1b\[A)")
+_CUT = re.compile(rb"(\x1b\[?)?\Z")
+"""The beginning of a cursor movement at the end of what was read so far."""
+
 _MOST_ROWS = 8
 """Rows of a stack of progress bars that may still be redrawn (tqdm nests by moving the cursor down and up again)."""
 
@@ -26,6 +29,7 @@ class Lines:
         self._returned = False  # a carriage return came, so the next text overwrites the row
         self._redrawn = False  # the row was overwritten since the cursor last moved
         self._fresh = False  # the cursor came to the row by a newline
+        self._held = b""
         self.bar = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -65,7 +69,9 @@ class Lines:
             self._partial.clear()
             self._rows, self._row = [b""], 0
             self._returned = self._redrawn = self._fresh = False
-        tokens = _CURSOR.split(data)
+        data = self._held + data
+        self._held = _CUT.search(data)[0]  # type: ignore[index]
+        tokens = _CURSOR.split(data[: len(data) - len(self._held)])
         for place, token in enumerate(tokens):
             if token == b"\r":
                 self._returned = True
@@ -87,7 +93,8 @@ class Lines:
                 done += self._above()
                 self._rows, self.bar, self._fresh = [], b"", False
                 self._partial = bytearray(token)
-                return done + self.feed(b"".join(tokens[place + 1 :]))
+                held, self._held = self._held, b""
+                return done + self.feed(b"".join(tokens[place + 1 :]) + held)
             elif token:
                 self._rows[self._row] += token
                 self.bar = self._rows[self._row]
