@@ -56,17 +56,14 @@ class LogFolder:
             self.trouble = f"{name}: {error.strerror}"
 
 
-def make_temporary(run_id: str) -> str | None:
-    """Make a private folder for error files; None where no place for one can be written to."""
+def temporary_path(run_id: str) -> str | None:
+    """Choose a private folder for error files; None where no place for one can be written to.
+
+    The zygote makes it once it can also remove it: what kills us before that leaves nothing.
+    """
     for parent in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm"):
-        if not parent:
-            continue
-        path = os.path.join(parent, f"ddplaunch-{run_id}-{os.getpid()}")
-        try:
-            os.mkdir(path, 0o700)
-        except OSError:
-            continue
-        return path
+        if parent and os.access(parent, os.W_OK | os.X_OK):
+            return os.path.join(parent, f"ddplaunch-{run_id}-{os.getpid()}")
     return None
 
 

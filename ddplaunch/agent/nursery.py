@@ -31,7 +31,8 @@ class Nursery:
         modules: Sequence[str],
         asked: Sequence[str],
         first: str,
-        temporary: Sequence[str],
+        temporary: str | None,
+        remove: Sequence[str],
         title: str,
         hear: Callable[[dict[str, Any], list[int]], None],
         lost: Callable[[], None],
@@ -42,7 +43,8 @@ class Nursery:
             modules: what to import before forking; empty, and every rank is a fresh interpreter.
             asked: those of them that the user named, which must not fail.
             first: the folder that ranks have in front of ``sys.path``.
-            temporary: paths that it removes should we be killed.
+            temporary: a folder that it makes for the ranks' error files.
+            remove: paths that it removes should we be killed.
             title: the longest command line that ``ps`` is to show for a rank.
             hear: called with each message; lost: called when it has ended unasked.
         """
@@ -54,7 +56,8 @@ class Nursery:
             "modules": list(modules),
             "asked": list(asked),
             "first": first,
-            "temporary": list(temporary),
+            "temporary": temporary,
+            "remove": list(remove),
             "unsafe": None,
         }
         theirs.set_inheritable(True)

@@ -57,7 +57,7 @@ class Supervisor:
         self._output = Output(self._loop, colour=policy.colour, width=len(str(plan.world_size - 1)))
         self._output.drained = self._drained
         self._output.note = self._say
-        self._temporary = folder.make_temporary(plan.run_id)
+        self._temporary = folder.temporary_path(plan.run_id)
         self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._phase = Phase.LOADING
         self._attempt = 0
@@ -111,14 +111,14 @@ class Supervisor:
     # ---------------------------------------------------------------------------------------------------- starting
 
     def _start_zygote(self) -> Nursery:
-        temporary = [path for path in (self._temporary, self._store_file) if path]
         return Nursery(
             self._loop,
             environment={**self._environ, **self._plan.shared},
             modules=self._policy.modules,
             asked=self._policy.asked,
             first=self._plan.target.first or os.getcwd(),
-            temporary=temporary,
+            temporary=self._temporary,
+            remove=[path for path in (self._temporary, self._store_file) if path],
             title=job.title(self._plan),
             hear=self._hear,
             lost=self._zygote_lost,

@@ -1,10 +1,18 @@
 """Turns a process into the user's program: what runs inside each rank, forked from the zygote or freshly started.
 
 The program must not be able to tell that it was not started as ``python train.py`` (docs/fidelity.md lists what
-differs). So this file imports nothing that Python has not loaded already, except where a need arises, and leaves no
-name of ours behind: it is run or loaded from its path and is in nobody's ``sys.modules``.
+differs). So this file imports nothing but what Python has loaded already or has built in, as a file of the user's may
+bear any other name; it leaves no name of ours behind, being run or loaded from its path and in nobody's
+``sys.modules``; and below the program's stack there is one frame of ours, the caller's:
 
-A job is a dict (``agent/supervisor.py`` writes it); here only its keys are read.
+    life = Life(job, fds, forked=True)
+    with life:
+        life.begin()
+        life.program(*life.positional, **life.named)
+        life.complete()
+    life.leave()
+
+A job is a dict (``agent/job.py`` writes it); here only its keys are read.
 """
 
 from __future__ import annotations
@@ -14,11 +22,19 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
     from typing import Any, NoReturn
 
+    Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
 EXIT_USAGE = 2
+EXIT_UNFLUSHED = 120
+"""The interpreter's own code where the output could not be flushed at the end (Python/pythonrun.c, Py_Exit)."""
+
+_OUR_FILES = (__file__, os.path.join(os.path.dirname(__file__), "zygote.py"))
+
+_Module = type(sys)
 
 
 class Refused(Exception):
@@ -29,185 +45,218 @@ class Refused(Exception):
         self.hint = hint
 
 
-def run(job: dict[str, Any], fds: dict[str, int], *, forked: bool) -> NoReturn:
-    """Be the rank that ``job`` describes, to its end.
+class Life:
+    """One rank from its start to its end; used as the module's docstring shows.
 
-    Args:
-        fds: descriptors handed over, by purpose: "store" (the listening socket of rank 0's store) and "hold" (rank 0
-            says there that it has finished, and stays until the other end closes).
-        forked: whether this process is a fork of the zygote, which has modules that need no taking apart at the end.
+    Attributes:
+        program, positional, named: what to call, and with what, once ``begin`` has found it.
     """
-    at_start = set(sys.modules)
-    store = None
-    try:
+
+    def __init__(self, job: dict[str, Any], fds: dict[str, int], *, forked: bool) -> None:
+        """Remember what is to be done.
+
+        Args:
+            fds: descriptors handed over, by purpose: "store" (the listening socket of rank 0's store) and "hold" (rank
+                0 says there that it has finished, and stays until the other end closes).
+            forked: whether this process is a fork of the zygote, which has modules that need no taking apart at the
+                end.
+        """
+        self._job = job
+        self._fds = fds
+        self._forked = forked
+        self._at_start = frozenset(sys.modules)
+        self._store: object = None
+        self._error: BaseException | None = None
+        self._code = 0
+        self._interrupted = False
+        self._nothing()
+
+    def _nothing(self) -> None:
+        self.program: Callable[..., Any] = type(None)
+        self.positional: tuple[Any, ...] = ()
+        self.named: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Do all that comes before the user's code, and find that."""
         import faulthandler
 
-        if not faulthandler.is_enabled() and sys.stderr is not None:
-            faulthandler.enable()
-        if forked:
+        if not faulthandler.is_enabled():
+            faulthandler.enable(2)
+        _buffer_streams(self._job["line_buffered"])
+        if self._forked:
             _reseed()
+        if "store" in self._fds:
+            self._store = _serve_store(self._job, self._fds["store"])
         _replace_main()
-        if "store" in fds:
-            store = _serve_store(job, fds.pop("store"))
-        code = _execute(job, forked)
-    except SystemExit as exit:
-        code = _exit_code(exit.code)
-    _finish(job, code, fds.get("hold"), at_start, forked)
-    del store
-    sys.exit(code)
+        _initialise(self._job)
+        find = {"script": _find_script, "module": _find_module, "function": _find_function}[self._job["kind"]]
+        self.program, self.positional, self.named = find(self._job)
+
+    def complete(self) -> None:
+        """Do what is left for us where the program returned."""
+        _destroy(self._job)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self._error = error
+        self._nothing()
+        return True
+
+    def _judge(self) -> None:
+        """Show what Python would show of the program's end, and find the exit code."""
+        error = self._error
+        if isinstance(error, SystemExit):
+            self._code = _exit_code(error.code)
+        elif isinstance(error, Refused):
+            _record(self._job, error, str(error))
+            self._code = EXIT_USAGE
+        elif error is not None:
+            self._code = 1
+            self._interrupted = type(error) is KeyboardInterrupt
+            _report(self._job, error)
+
+    def leave(self) -> NoReturn:
+        """End as the interpreter would: show an exception, join threads, run atexit, drop the user's objects, flush.
+
+        A fork does so by itself and skips what only costs time: taking apart what the zygote imported (0.5 s of torch,
+        and it would touch every page that the ranks share). Where threads still run, which are daemons then, only the
+        interpreter itself can end without them seeing it.
+        """
+        for stream in (sys.stderr, sys.stdout):
+            _flush(stream)
+        try:
+            self._judge()
+        except SystemExit as exit:  # from the user's own sys.excepthook
+            self._code = _exit_code(exit.code)
+        self._error = None
+        hold = self._fds.get("hold")
+        holds = hold is not None and self._code == 0
+        if self._forked or holds:
+            import atexit
+
+            _join_threads()
+            atexit._run_exitfuncs()
+            if hold is not None and holds:
+                _stay(hold)
+        if not self._forked or len(sys._current_frames()) > 1:
+            if self._interrupted:
+                _leave_interrupted()
+            sys.exit(self._code)
+        flushed = _take_apart(self._at_start)
+        import ctypes
+
+        ctypes.CDLL(None).fflush(None)
+        if self._interrupted:
+            _die_of_interrupt()
+        os._exit(_status(self._code) if flushed else EXIT_UNFLUSHED)
+
+
+def importable(folder: str) -> set[str]:
+    """Return the names that ``import`` finds in a folder, packages without an ``__init__`` left out."""
+    try:
+        entries = os.listdir(folder)
+    except OSError:
+        return set()
+    names = set()
+    for entry in entries:
+        name, dot, _ = entry.partition(".")
+        file = entry if dot else os.path.join(entry, "__init__.py")
+        if file.endswith((".py", ".pyc", ".so")) and os.path.isfile(os.path.join(folder, file)):
+            names.add(name)
+    return names
+
+
+def is_from(module: ModuleType | None, folder: str) -> bool:
+    """Whether a top-level module was imported from a file, or a package, right in ``folder``."""
+    path = os.path.abspath(getattr(module, "__file__", None) or "/")
+    return folder in (os.path.dirname(path), os.path.dirname(os.path.dirname(path)))
 
 
 # ------------------------------------------------------------------------------------------------ before user code
 
 
+def _buffer_streams(lines: bool) -> None:
+    """Flush at each newline where Python would, on a terminal, and on stdout where a person reads it through us."""
+    if os.environ.get("PYTHONUNBUFFERED"):
+        return
+    streams: tuple[Any, ...] = (sys.stdin, sys.stdout, sys.stderr)
+    for fd, stream in enumerate(streams):
+        if stream is not None:
+            stream.reconfigure(line_buffering=fd == 2 or (fd == 1 and lines) or os.isatty(fd))
+
+
 def _reseed() -> None:
-    """numpy's global generator is copied by fork; random reseeds itself, torch's starts from a constant anyway."""
-    numpy = sys.modules.get("numpy")
+    """Seed the generators that numpy and torch seeded at their import, once for all ranks; random reseeds itself."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
         numpy.random.seed()
-
-
-def buffer_lines(stream: Any, lines: bool) -> None:
-    """Set whether a standard stream is flushed at each newline; PYTHONUNBUFFERED has its own say."""
-    if stream is not None and not os.environ.get("PYTHONUNBUFFERED"):
-        stream.reconfigure(line_buffering=lines)
+    if torch is not None:
+        torch.default_generator.seed()
 
 
 def _replace_main() -> None:
-    main = type(sys)("__main__")
-    main.__dict__.update(__builtins__=sys.modules["builtins"], __loader__=None)
+    main = _Module("__main__")
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # as multiprocessing calls it, and spawned children their classes
+        sys.modules["__mp_main__"] = main
 
 
 def _serve_store(job: dict[str, Any], listening: int) -> object:
     """Open the job's store on the socket that the supervisor bound, so that no rank's first connect is refused.
 
-    The user's own ``env://`` initialisation then finds this server in its process (TCPStore's ``multi_tenant``).
+    The user's own ``env://`` initialisation then finds this server in its process (TCPStore's ``multi_tenant``). Where
+    torch is not there yet it is the user's to import, and the port theirs to listen on.
     """
-    import torch.distributed as dist
-
-    if not dist.is_available():
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available():
         os.close(listening)
         return None
     address, port = job["store"]
+    options = {"wait_for_workers": False, "multi_tenant": True, "master_listen_fd": listening}
     try:
-        return dist.TCPStore(
-            address, port, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=listening
-        )
+        return dist.TCPStore(address, port, None, True, **options)
     except (RuntimeError, NotImplementedError):  # older libuv stores take no descriptor
-        return dist.TCPStore(
-            address, port, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=listening,
-            use_libuv=False,
-        )  # fmt: skip
+        return dist.TCPStore(address, port, None, True, use_libuv=False, **options)
 
 
-# ------------------------------------------------------------------------------------------------------- user code
+# ------------------------------------------------------------------------------------------------- finding the program
 
 
-def _execute(job: dict[str, Any], forked: bool) -> int:
-    """Run the target; return the exit code that an uncaught exception stands for. SystemExit passes through."""
-    try:
-        _initialise(job)
-        {"script": _run_script, "module": _run_module, "function": _call_function}[job["kind"]](job)
-        _destroy(job)
-    except SystemExit:
-        raise
-    except Refused as refused:
-        _record(job, refused, str(refused), {"hint": refused.hint})
-        return EXIT_USAGE
-    except BaseException as error:
-        _report(job, error)
-        if isinstance(error, KeyboardInterrupt):
-            _die_of_interrupt()
-        return 1
-    return 0
-
-
-def _run_script(job: dict[str, Any]) -> None:
+def _find_script(job: dict[str, Any]) -> Call:
     import io
-    from importlib.machinery import SourceFileLoader
 
-    path = os.path.abspath(job["path"])  # since 3.9 __file__ of __main__ is absolute; argv[0] stays as typed
+    path = os.path.join(os.getcwd(), job["path"])  # what __file__ of __main__ is since 3.9; argv[0] stays as typed
     sys.argv = [job["path"], *job["args"]]
-    _original_argv(job["path"], *job["args"])
+    sys.orig_argv[:] = [sys.executable, *sys.argv]
     _put_first(job["first"])
+    loader: Any = type(globals()["__loader__"])  # SourceFileLoader, which has loaded this file too
+    namespace = sys.modules["__main__"].__dict__
+    namespace.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
     with io.open_code(path) as file:
         source = file.read()
-    main = sys.modules["__main__"]
-    main.__dict__.update(
-        __file__=path, __cached__=None, __spec__=None, __package__=None, __doc__=None,
-        __loader__=SourceFileLoader("__main__", path), __annotations__={},
-    )  # fmt: skip
-    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+    return exec, (compile(source, path, "exec", dont_inherit=True), namespace), {}
 
 
-def _run_module(job: dict[str, Any]) -> None:
+def _find_module(job: dict[str, Any]) -> Call:
+    sys.argv = ["-m", *job["args"]]
+    sys.orig_argv[:] = [sys.executable, "-m", job["module"], *job["args"]]
+    _put_first(job["first"])
     import runpy
 
-    sys.argv = [job["module"], *job["args"]]
-    _original_argv("-m", job["module"], *job["args"])
-    _put_first(job["first"])
-    runpy._run_module_as_main(job["module"], alter_argv=True)  # type: ignore[attr-defined]
+    return runpy._run_module_as_main, (job["module"],), {}  # type: ignore[attr-defined]
 
 
-def _call_function(job: dict[str, Any]) -> None:
+def _find_function(job: dict[str, Any]) -> Call:
     sys.argv = [job["path"] or job["module"], *job["args"]]
-    _original_argv(job["typed"], *job["args"])
+    sys.orig_argv[:] = [sys.executable, job["typed"], *job["args"]]
     _put_first(job["first"])
     function = _import_function(job)
-    known = {
-        "rank": job["rank"],
-        "local_rank": job["local_rank"],
-        "world_size": job["world_size"],
-        "local_world_size": job["local_world_size"],
-        "node_rank": job["node_rank"],
-        "nnodes": job["nnodes"],
-        "device": job["device"],
-    }
-    before = set(sys.modules)
-    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    sys.path.append(home)  # so that a launcher that runs from a source tree finds itself here too
-    try:
-        from ddplaunch.agent import arguments
-        from ddplaunch.errors import LaunchError
-
-        positional, named = arguments.bind(job["typed"], function, tuple(job["args"]), known)
-    except LaunchError as error:
-        raise Refused(error.message, error.hint) from None
-    finally:
-        sys.path.remove(home)
-        _forget(before, job["first"])
-    function(*positional, **named)
-
-
-def _import_function(job: dict[str, Any]) -> Callable[..., Any]:
-    """Import the function's module as ``import`` would, a file whose name is no module's name from its path."""
-    name: str = job["module"]
-    if job["path"] and (not name.isidentifier() or name in sys.modules):
-        import importlib.util
-
-        spec = importlib.util.spec_from_file_location(name, job["path"])
-        assert spec is not None and spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    else:
-        __import__(name)
-        module = sys.modules[name]
-    found: Any = module
-    for part in job["function"].split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            raise Refused(f"{name} has no function {job['function']}, now that it has been imported") from None
-    if not callable(found) or isinstance(found, type):
-        raise Refused(f"{job['typed']} is no function: it is {found!r:.80}")
-    if _is_coroutine_function(found):
-        raise Refused(f"{job['typed']} is a coroutine function", "wrap it in a function that calls asyncio.run")
-    return found  # type: ignore[no-any-return]
-
-
-def _is_coroutine_function(function: Any) -> bool:
-    return bool(getattr(getattr(function, "__code__", None), "co_flags", 0) & 0x80)  # CO_COROUTINE
+    return (function, *_bind(job, function))
 
 
 def _put_first(folder: str) -> None:
@@ -215,16 +264,72 @@ def _put_first(folder: str) -> None:
         sys.path.insert(0, folder)
 
 
-def _forget(before: set[str], folder: str) -> None:
-    """Take modules that we imported out of the way of files of the user's that bear their names."""
-    for name in set(sys.modules) - before:
+def _import_function(job: dict[str, Any]) -> Callable[..., Any]:
+    found: Any = _import_module(job["module"], job["path"])
+    for part in job["function"].split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise Refused(f"{job['module']} has no function {job['function']}, now that it has been imported") from None
+    if not callable(found) or isinstance(found, type):
+        raise Refused(f"{job['typed']} is no function: it is {found!r:.80}")
+    if getattr(getattr(found, "__code__", None), "co_flags", 0) & 0x80:  # CO_COROUTINE
+        raise Refused(f"{job['typed']} is a coroutine function", "wrap it in a function that calls asyncio.run")
+    return found  # type: ignore[no-any-return]
+
+
+def _import_module(name: str, path: str | None) -> ModuleType:
+    """Import a module by its name or, where that is known, from its file, whatever else bears its name."""
+    loaded = sys.modules.get(name)
+    if path is None:
+        __import__(name)
+        return sys.modules[name]
+    if loaded is not None and is_from(loaded, os.path.dirname(os.path.realpath(path))):
+        return loaded
+    # What importlib.util offers, without importing it.
+    from _frozen_importlib import module_from_spec
+    from _frozen_importlib_external import spec_from_file_location
+
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules.setdefault(name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _bind(job: dict[str, Any], function: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments to call ``function`` with.
+
+    That takes modules of ours and click, which are imported as if the user's own did not exist, and then forgotten
+    where a file of theirs bears the name.
+    """
+    facts = ("rank", "local_rank", "world_size", "local_world_size", "node_rank", "nnodes", "device")
+    names = importable(job["first"])
+    before, path = dict(sys.modules), list(sys.path)
+    for name in before:
         top = name.partition(".")[0]
-        if os.path.exists(os.path.join(folder, top + ".py")):
+        if top in names and is_from(before.get(top), job["first"]):
             del sys.modules[name]
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path[:] = [*(each for each in path if each != job["first"]), home]
+    try:
+        from ddplaunch.agent import arguments
+        from ddplaunch.errors import LaunchError
 
-
-def _original_argv(*words: str) -> None:
-    sys.orig_argv[:] = [sys.executable, *words]
+        positional, named = arguments.bind(
+            job["typed"], function, tuple(job["args"]), {name: job[name] for name in facts}
+        )
+    except LaunchError as error:
+        raise Refused(error.message, error.hint) from None
+    finally:
+        sys.path[:] = path
+        for name in set(sys.modules) - set(before):
+            if name.partition(".")[0] in {"ddplaunch", *names}:
+                del sys.modules[name]
+        sys.modules.update(before)
+    return tuple(positional), named
 
 
 # --------------------------------------------------------------------------------------------- the process group
@@ -276,7 +381,7 @@ def _destroy(job: dict[str, Any]) -> None:
         dist.destroy_process_group()
 
 
-# --------------------------------------------------------------------------------------------------------- endings
+# --------------------------------------------------------------------------------------------- how the program ended
 
 
 def _exit_code(code: object) -> int:
@@ -285,25 +390,28 @@ def _exit_code(code: object) -> int:
         return 0
     if isinstance(code, int):
         return code
-    if sys.stderr is not None:
-        _flush(sys.stdout)
-        print(code, file=sys.stderr)
+    for text in (code, "\n"):
+        try:
+            print(text, end="", file=sys.stderr)
+        except Exception:
+            pass  # as Python does, with a __str__ that fails or a closed stderr
     return 1
+
+
+def _status(code: int) -> int:
+    """The part of an exit code that a parent sees; one that is no C long counts as -1 (Python/pythonrun.c)."""
+    return (code if -(1 << 63) <= code < 1 << 63 else -1) & 0xFF
 
 
 def _report(job: dict[str, Any], error: BaseException) -> None:
     """Show an uncaught exception as Python would, without our frames, and record it for the launcher's report."""
-    error = error.with_traceback(_user_frames(error.__traceback__))
+    _cut(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
-    interrupted = isinstance(error, KeyboardInterrupt)
-    if not interrupted:
-        import traceback
-
-        _record(job, error, "".join(traceback.format_exception(type(error), error, error.__traceback__)), {})
-    _flush(sys.stdout)
-    if interrupted and job["local_rank"] and sys.excepthook is sys.__excepthook__:
+    if not isinstance(error, KeyboardInterrupt):
+        _record(job, error, _as_printed(error))
+    elif job["local_rank"] and sys.excepthook is sys.__excepthook__:
         return  # Ctrl-C interrupts all ranks: one traceback says where they were
     try:
         sys.excepthook(type(error), error, error.__traceback__)
@@ -311,83 +419,118 @@ def _report(job: dict[str, Any], error: BaseException) -> None:
         raise
     except BaseException as broken:
         print("Error in sys.excepthook:", file=sys.stderr)
-        sys.__excepthook__(type(broken), broken, _user_frames(broken.__traceback__))
+        _show(_cut(broken))
         print("\nOriginal exception was:", file=sys.stderr)
-        sys.__excepthook__(type(error), error, error.__traceback__)
+        _show(error)
 
 
-def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+def _show(error: BaseException) -> None:
+    sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _cut(error: BaseException) -> BaseException:
+    """Take off a traceback what stands before the user's frames: ours, and importlib's where we loaded their module."""
+    trace = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name not in _OUR_FILES and not name.startswith("<frozen importlib"):
+            break
         trace = trace.tb_next
-    return trace
+    return error.with_traceback(trace)
 
 
-def _record(job: dict[str, Any], error: BaseException, text: str, extra: dict[str, Any]) -> None:
+class _Listener:
+    """Stands in for ``sys.stderr``: keeps what this thread writes, passes on what others write meanwhile."""
+
+    def __init__(self, stream: Any) -> None:
+        from _thread import get_ident
+
+        self._stream, self._ident, self._thread = stream, get_ident, get_ident()
+        self.heard: list[str] = []
+
+    def write(self, text: str) -> None:
+        if self._ident() == self._thread:
+            self.heard.append(text)
+        elif self._stream is not None:
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def _as_printed(error: BaseException) -> str:
+    """Return an exception's traceback in Python's own words; the traceback module would import a dozen others."""
+    stderr = sys.stderr
+    sys.stderr = listener = _Listener(stderr)
+    try:
+        _show(error)
+    finally:
+        sys.stderr = stderr
+    return "".join(listener.heard)
+
+
+def _record(job: dict[str, Any], error: BaseException, text: str) -> None:
     """Write the error file unless ``@record`` has: torchelastic's format, {"message": {"message", "extraInfo"}}."""
     path = job["error_file"]
     if not path or os.path.exists(path):
         return
-    import json
     import time
 
-    message = f"{type(error).__name__}: {error}" if not isinstance(error, Refused) else str(error)
-    info = {"py_callstack": text, "timestamp": str(int(time.time())), "time_ns": time.time_ns()}
-    if isinstance(error, Refused):
-        info["refused"] = extra
     try:
-        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
-            json.dump({"message": {"message": message, "extraInfo": info}}, file)
+        message = str(error)
+    except Exception:
+        message = "<exception str() failed>"
+    moment = time.time_ns()
+    info = {"py_callstack": text, "timestamp": str(moment // 10**9), "time_ns": moment}
+    if isinstance(error, Refused):
+        info["refused"] = {"hint": error.hint}
+    else:
+        message = f"{type(error).__name__}: {message}"
+    try:
+        with open(path, "w", encoding="ascii") as file:
+            file.write("".join(_json({"message": {"message": message, "extraInfo": info}})))
     except OSError:
         pass  # a full disk: the report falls back on what the rank printed
 
 
-def _die_of_interrupt() -> NoReturn:
-    """End by SIGINT itself, as Python does, so that whoever waits for us can tell."""
-    import signal
+def _json(value: Any) -> Iterator[str]:
+    """What json.dumps would write; a json.py may be the user's."""
+    if isinstance(value, dict):
+        yield "{"
+        for index, key in enumerate(value):
+            yield ", " if index else ""
+            yield from _json(key)
+            yield ": "
+            yield from _json(value[key])
+        yield "}"
+    elif isinstance(value, str):
+        units = memoryview(value.encode(f"utf-16-{sys.byteorder[0]}e", "surrogatepass")).cast("H")
+        plain = "".join(chr(unit) if 31 < unit < 127 and unit not in b'"\\' else f"\\u{unit:04x}" for unit in units)
+        yield f'"{plain}"'
+    else:
+        yield "null" if value is None else str(value)
 
-    _flush(sys.stdout)
-    _flush(sys.stderr)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)
-    os._exit(130)
+
+# ------------------------------------------------------------------------------------------------------- the end
 
 
-def _finish(job: dict[str, Any], code: int, hold: int | None, at_start: set[str], forked: bool) -> None:
-    """End as the interpreter would: join threads, run atexit, and, in a fork, drop the user's modules and leave.
-
-    A fork skips what only costs time: taking apart what the zygote imported (0.5 s of torch, and it would touch every
-    page that the ranks share).
-    """
-    if not forked and (hold is None or code != 0):
-        return
-    import atexit
-    import threading
-
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-    except BaseException as error:
-        _unraisable(error, threading._shutdown)  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    if hold is not None and code == 0:
-        _stay(hold)
-    if not forked:
-        return
-    _drop_modules(at_start)
-    flushed = _flush(sys.stdout, loud=True) and _flush(sys.stderr)
-    import ctypes
-
-    ctypes.CDLL(None).fflush(None)
-    os._exit((code if flushed or code else 120) & 0xFF)
+def _join_threads() -> None:
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        try:
+            threading._shutdown()
+        except BaseException as error:
+            _ignore(error, "on threading shutdown", threading)
 
 
 def _stay(hold: int) -> None:
     """Rank 0 holds the store, so it says that it is done and stays until the launcher lets it go."""
-    import signal
+    import _signal  # type: ignore[import-not-found, unused-ignore]
 
-    _flush(sys.stdout)
-    _flush(sys.stderr)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        _flush(stream)
+    for number in (_signal.SIGTERM, _signal.SIGINT):
+        _signal.signal(number, _signal.SIG_DFL)
     try:
         os.write(hold, b"done")
         os.read(hold, 1)
@@ -395,65 +538,133 @@ def _stay(hold: int) -> None:
         pass
 
 
-def _drop_modules(at_start: set[str]) -> None:
-    """Clear the globals of the modules that came after the start, so that ``__del__`` runs and files are flushed.
+def _take_apart(at_start: frozenset[str]) -> bool:
+    """Drop what the program made, so that ``__del__`` runs and files are flushed; return whether the output could be.
 
-    In the interpreter's own order: ``__main__``, then the latest import first; private names before the others.
+    In the interpreter's own order (Python/pylifecycle.c: Py_FinalizeEx, finalize_modules): first everything that only
+    the user's modules hold, so that ``__del__`` sees its globals whole, then the globals of those that live on.
     """
+    import _signal  # type: ignore[import-not-found, unused-ignore]
     import gc
+    from _weakref import ref
 
-    imported = [module for name, module in list(sys.modules.items()) if name not in at_start and name != "__main__"]
-    for module in [sys.modules.get("__main__"), *reversed(imported)]:
-        if type(module) is not type(sys):
-            continue
-        names = module.__dict__
-        for private in (True, False):
-            for name in list(names):
-                if name != "__builtins__" and (name[:1] == "_" and name[:2] != "__") is private:
-                    names[name] = None
+    broken = _flush(sys.stdout)
+    if broken is not None:
+        _ignore(broken, "on flushing sys.stdout", sys.stdout)
+    flushed = broken is None and _flush(sys.stderr) is None
+    for number in _signal.valid_signals():
+        if callable(_signal.getsignal(number)):
+            _signal.signal(number, _signal.SIG_DFL)
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
+    left = []
+    for name, module in list(sys.modules.items()):
+        if name == "__main__" or (name not in at_start and _is_users(module)):
+            # A module may go and its globals stay, held by a function somewhere: the mark in them tells.
+            mark = module.__dict__["__end__"] = _Module(name)
+            left.append((ref(module), ref(mark)))
+            sys.modules[name] = None  # type: ignore[assignment]
+    module = mark = None  # type: ignore[assignment]
     gc.collect()
+    cleared = False
+    for module_left, mark_left in reversed(left):
+        module, mark = module_left(), mark_left()  # type: ignore[assignment]
+        if mark is not None:
+            cleared = True
+            for names in gc.get_referrers(mark) if module is None else [module.__dict__]:
+                if type(names) is dict:
+                    _clear(names)
+    module = mark = names = None  # type: ignore[assignment]
+    if cleared:
+        gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        _flush(stream)
+    return flushed
 
 
-def _flush(stream: Any, *, loud: bool = False) -> bool:
-    try:
-        if stream is not None and not stream.closed:
-            stream.flush()
-    except Exception as error:
-        if loud:
-            _unraisable(error, stream)
-        return False
-    return True
-
-
-def _unraisable(error: BaseException, source: object) -> None:
-    """Print "Exception ignored in: …" as the interpreter does at its own end."""
-    from types import SimpleNamespace
-
-    hook: Any = sys.unraisablehook
-    hook(
-        SimpleNamespace(
-            exc_type=type(error), exc_value=error, exc_traceback=error.__traceback__, err_msg=None, object=source
-        )
+def _is_users(module: object) -> bool:
+    """Whether a module is the user's own code, and not Python's or installed: that has nothing to say at the end."""
+    place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    return (
+        isinstance(module, _Module)
+        and isinstance(place, str)
+        and not place.startswith(os.path.dirname(os.__file__) + os.sep)
+        and f"-packages{os.sep}" not in place
     )
+
+
+def _clear(names: dict[str, Any]) -> None:
+    """Set a module's globals to None, private names first (Objects/moduleobject.c, _PyModule_ClearDict)."""
+    for private in (True, False):
+        for name in list(names):
+            if name != "__builtins__" and (name[:1] == "_" and name[:2] != "__") is private:
+                names[name] = None
+
+
+def _flush(stream: Any) -> BaseException | None:
+    """Flush a stream unless it is closed; return what prevented that."""
+    try:
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
+    except BaseException as error:
+        return error.with_traceback(None)
+    return None
+
+
+def _ignore(error: BaseException, occasion: str, source: object) -> None:
+    """Tell of an exception that nobody can handle any more, in the interpreter's words."""
+    try:
+        print(
+            "Exception ignored", f"{occasion}:" if sys.version_info >= (3, 13) else f"in: {source!r}", file=sys.stderr
+        )
+        _show(_cut(error))
+    except Exception:
+        pass  # a stderr that is broken too
+
+
+def _leave_interrupted() -> NoReturn:
+    """Have the interpreter end, and then by SIGINT, as for any KeyboardInterrupt; we have shown it already."""
+    hook = sys.excepthook
+
+    def pass_over(*ignored: object) -> None:
+        sys.excepthook = hook
+
+    sys.excepthook = pass_over
+    raise KeyboardInterrupt
+
+
+def _die_of_interrupt() -> NoReturn:
+    """End by SIGINT itself, as Python does, so that whoever waits for us can tell."""
+    import _signal  # type: ignore[import-not-found, unused-ignore]
+
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    os.kill(os.getpid(), _signal.SIGINT)
+    os._exit(130)
 
 
 # --------------------------------------------------------------------------------------------------- a fresh start
 
 
-def _main() -> NoReturn:
-    """Entry of a rank that was exec'ed: ``python worker.py FD …`` with the job, marshalled, to be read from FD."""
+def _receive() -> tuple[dict[str, Any], dict[str, int]]:
+    """Read job and descriptors, marshalled, from the descriptor that is our first argument."""
     import marshal
 
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)  # this file's folder, which no import of the user's may see
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         job, fds = marshal.loads(file.read())
-    if job["line_buffered"]:
-        buffer_lines(sys.stdout, True)
     for fd in fds.values():
         os.set_inheritable(fd, False)
-    run(job, fds, forked=False)
+    return job, fds
 
 
 if __name__ == "__main__":
-    _main()
+    life = Life(*_receive(), forked=False)
+    with life:
+        life.begin()
+        life.program(*life.positional, **life.named)
+        life.complete()
+    life.leave()

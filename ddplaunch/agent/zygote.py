@@ -1,4 +1,4 @@
-"""The process between the supervisor and the ranks: imports torch once, forks every rank, and outlives a dead supervisor.
+"""The process between the supervisor and the ranks: imports torch once, forks every rank, outlives a dead supervisor.
 
 Run from its path, as ``python zygote.py FD CONFIG``. It serves requests on the socket FD:
 
@@ -31,6 +31,9 @@ import signal  # noqa: E402
 import socket  # noqa: E402
 import time  # noqa: E402
 
+OWN_ACCORD = 0.5
+"""Seconds in which what a program left behind may end by itself before it is told to."""
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
@@ -51,7 +54,8 @@ else:
     worker = _sibling("worker")
 
 
-def main() -> NoReturn:
+def main() -> tuple[dict[str, Any], dict[str, int]]:
+    """Serve until the supervisor goes; return only in a fork, which is to be a rank, with its job and descriptors."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     config = json.loads(sys.argv[2])
@@ -73,7 +77,12 @@ def main() -> NoReturn:
     )
     gc.freeze()
     processes.die_with_parent(0)
-    Zygote(control, config, forks).serve()
+    if config["temporary"]:
+        try:
+            os.mkdir(config["temporary"], 0o700)
+        except OSError:
+            pass  # a full disk: reports fall back on what the ranks printed
+    return Zygote(control, config, forks).serve()
 
 
 def _preload(control: socket.socket, config: dict[str, Any]) -> str | None:
@@ -97,7 +106,7 @@ def _preload(control: socket.socket, config: dict[str, Any]) -> str | None:
         return None
     shadow = _shadowed(config["first"])
     if shadow:
-        return f"{shadow} bears the name of a module that is loaded already"
+        return f"{os.path.join(config['first'], shadow)} bears the name of a module that is loaded already"
     probe = os.fork()  # OpenBLAS stops its threads before a fork and starts them again when it computes
     if probe == 0:
         os._exit(0)
@@ -115,22 +124,11 @@ def _refuse(control: socket.socket, message: str) -> NoReturn:
 
 
 def _shadowed(folder: str) -> str | None:
-    """Find a file of the user's that ``import`` would have found before a module that we loaded."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return None
-    for name in names:
-        stem, dot, _ = name.partition(".")
-        module = sys.modules.get(stem)
-        if module is None or stem in BASELINE or stem == "__main__":
-            continue
-        if not dot and not os.path.isfile(os.path.join(folder, name, "__init__.py")):
-            continue
-        if dot and not name.endswith((".py", ".so", ".pyc")):
-            continue
-        if not os.path.abspath(getattr(module, "__file__", None) or "/").startswith(folder + os.sep):
-            return os.path.join(folder, name)
+    """Name a module that ``import`` would have found in the user's folder, had we not loaded another of that name."""
+    for name in sorted(worker.importable(folder)):
+        loaded = sys.modules.get(name)
+        if loaded is not None and name not in BASELINE and not worker.is_from(loaded, folder):
+            return name
     return None
 
 
@@ -172,9 +170,9 @@ class Zygote:
         os.set_blocking(self.woken, False)
         os.set_blocking(self.wake, False)
         signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self.inherited = signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
-    def serve(self) -> NoReturn:
+    def serve(self) -> tuple[dict[str, Any], dict[str, int]]:
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
         poll.register(self.woken, select.POLLIN)
@@ -190,7 +188,8 @@ class Zygote:
                 except (EOFError, OSError):
                     self.leave()
                 if request["op"] == "spawn":
-                    self.spawn(request, fds)
+                    if born := self.spawn(request, fds):
+                        return born
                 elif request["op"] == "sweep":
                     self.sweep(request["grace"])
 
@@ -212,18 +211,16 @@ class Zygote:
             if pid in self.ranks:
                 self.tell({"op": "exited", "rank": self.ranks.pop(pid), "pid": pid, "status": status})
 
-    def spawn(self, request: dict[str, Any], fds: list[int]) -> None:
-        job = request["job"]
-        handed = dict(zip(request["fds"], fds, strict=True))
+    def spawn(self, request: dict[str, Any], fds: list[int]) -> tuple[dict[str, Any], dict[str, int]] | None:
+        """Fork a rank; returns None here, and in the fork, if it is to go on as the user's program, what it needs."""
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:  # a limit on processes or memory
-            return self.tell(
-                {"op": "refused", "message": f"rank {request['rank']} cannot be started: {error.strerror}"}
-            )
+            self.tell({"op": "refused", "message": f"rank {request['rank']} cannot be started: {error.strerror}"})
+            return None
         if pid == 0:
-            self.become(job, handed, parent)
+            return self.become(request["job"], dict(zip(request["fds"], fds, strict=True)), parent)
         for fd in fds:
             os.close(fd)
         self.ranks[pid] = request["rank"]
@@ -231,12 +228,13 @@ class Zygote:
         self.tell({"op": "spawned", "rank": request["rank"], "pid": pid}, pidfds)
         for fd in pidfds:
             os.close(fd)
+        return None
 
-    def become(self, job: dict[str, Any], fds: dict[str, int], parent: int) -> NoReturn:
-        """In the fork: leave nothing of the zygote but its modules, then be the user's program."""
+    def become(self, job: dict[str, Any], fds: dict[str, int], parent: int) -> tuple[dict[str, Any], dict[str, int]]:
+        """In the fork: leave nothing of the zygote but its modules."""
         try:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, self.inherited)
             os.setsid()
             processes.die_with_parent(signal.SIGKILL)
             if os.getppid() != parent:
@@ -244,7 +242,7 @@ class Zygote:
             self.control.close()
             os.close(self.woken)
             os.close(self.wake)
-            for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+            for number, name in enumerate(("stdin", "stdout", "stderr")):
                 if name in fds:
                     fd = fds.pop(name)
                     os.dup2(fd, number)
@@ -252,28 +250,27 @@ class Zygote:
                         os.close(fd)
             if job["cpus"]:
                 os.sched_setaffinity(0, job["cpus"])
+            if not self.forks or job["kind"] == "program":
+                self.execute(job, fds)
+            os.environ.update(job["env"])
+            _retitle(job["title"])
+            gc.enable()
         except BaseException as error:
             os.write(2, f"ddplaunch: rank {job['rank']} could not start: {error}\n".encode())
             os._exit(1)
-        if self.forks and job["kind"] != "program":
-            os.environ.update(job["env"])
-            for stream in (sys.stdout, sys.stderr):
-                worker.buffer_lines(stream, stream is sys.stderr or job["line_buffered"] or os.isatty(1))
-            _retitle(job["title"])
-            gc.enable()
-            worker.run(job, fds, forked=True)
-        if "store" in fds:
-            os.close(
-                fds.pop("store")
-            )  # a fresh interpreter must not import torch before the user does: theirs opens it
-        self.execute(job, fds)
+        return job, fds
 
     def execute(self, job: dict[str, Any], fds: dict[str, int]) -> NoReturn:
         """In the fork: become a fresh interpreter, or the program of ``--no-python``."""
-        environment = {**os.environ, **job["env"]}
-        try:
-            if job["kind"] == "program":
-                os.execve(job["path"], [job["typed"], *job["args"]], environment)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and exec would hand on
+            signal.signal(number, signal.SIG_DFL)
+        if job["kind"] == "program":
+            # As a shell would, which is what $0 of a script shows.
+            path = job["typed"] if os.sep in job["typed"] else job["path"]
+            words = [job["typed"], *job["args"]]
+        else:
+            if "store" in fds:  # torch is not to be imported before the user does: theirs will listen there
+                os.close(fds.pop("store"))
             import marshal
 
             handed = os.memfd_create("job", 0) if hasattr(os, "memfd_create") else _unlinked_file()
@@ -281,37 +278,47 @@ class Zygote:
             os.lseek(handed, 0, os.SEEK_SET)
             for fd in (handed, *fds.values()):
                 os.set_inheritable(fd, True)
-            program = [sys.executable, worker.__file__, str(handed), job["typed"], *job["args"]]
-            os.execve(sys.executable, program, environment)
+            path, words = sys.executable, [sys.executable, worker.__file__, str(handed), job["typed"], *job["args"]]
+        try:
+            os.execve(path, words, {**os.environ, **job["env"]})
         except OSError as error:
-            shown = job["typed"] if job["kind"] == "program" else sys.executable
+            shown = job["typed"] if job["kind"] == "program" else path
             os.write(2, f"ddplaunch: cannot execute {shown}: {error.strerror}\n".encode())
             os._exit(126)
 
     def sweep(self, grace: float) -> None:
-        """End all that is left below: SIGTERM, then SIGKILL after ``grace`` seconds or as soon as we hear anything."""
+        """End all that is left below: SIGTERM, then SIGKILL after ``grace`` seconds or as soon as we hear anything.
+
+        What multiprocessing keeps beside a program (forkserver, resource tracker) leaves by itself, and is let to.
+        """
+        if grace > 0:
+            self.wait(min(grace, OWN_ACCORD))
         left = processes.descendants(os.getpid())
         found = [processes.describe(pid) for pid in left if pid not in self.ranks]
         if left and grace > 0:
             for pid in left:
                 processes.send(pid, signal.SIGTERM)
                 processes.send(pid, signal.SIGCONT)
-            deadline = time.monotonic() + grace
-            poll = select.poll()
-            poll.register(self.control, select.POLLIN)
-            poll.register(self.woken, select.POLLIN)
-            while (wait := deadline - time.monotonic()) > 0 and processes.descendants(os.getpid()):
-                if self.control.fileno() in {fd for fd, _ in poll.poll(wait * 1000)}:
-                    break
-                self.reap()
+            self.wait(grace)
         stuck, ended = processes.kill_all_below(os.getpid())
         self.report(ended)
         self.tell({"op": "swept", "found": found, "stuck": stuck})
 
+    def wait(self, seconds: float) -> None:
+        """Wait until nothing is left below or the supervisor has something to say, at most ``seconds``."""
+        deadline = time.monotonic() + seconds
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        poll.register(self.woken, select.POLLIN)
+        while (left := deadline - time.monotonic()) > 0 and processes.descendants(os.getpid()):
+            if self.control.fileno() in {fd for fd, _ in poll.poll(left * 1000)}:
+                return
+            self.reap()
+
     def leave(self) -> NoReturn:
         """The supervisor is gone: so is everything that it started, and every file that only this job needed."""
         processes.kill_all_below(os.getpid())
-        for path in self.config["temporary"]:
+        for path in self.config["remove"]:
             _remove(path)
         os._exit(0)
 
@@ -355,4 +362,9 @@ def _retitle(title: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    life = worker.Life(*main(), forked=True)
+    with life:
+        life.begin()
+        life.program(*life.positional, **life.named)
+        life.complete()
+    life.leave()

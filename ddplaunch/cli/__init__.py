@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from importlib import import_module
@@ -9,7 +10,8 @@ from importlib import import_module
 import click
 
 from ddplaunch import __version__
-from ddplaunch.errors import EXIT_USAGE, LaunchError
+from ddplaunch.console import colour_wanted
+from ddplaunch.errors import EXIT_SIGNAL, EXIT_USAGE, LaunchError, UsageError
 
 _COMMANDS = {
     "run": "Start a training job on this machine, or this machine's share of one.",
@@ -33,18 +35,45 @@ class _Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise UsageError(f"{error.option_name} stands behind a command", _as_run(words)) from None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS and (args[0].endswith(".py") or ".py:" in args[0]):
-            ctx.fail(f"No such command {args[0]!r}. Did you mean: ddplaunch run {args[0]}?")
+        if args[0] not in _COMMANDS and not ctx.resilient_parsing:
+            raise _unknown(args)
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="ddplaunch")
-def cli() -> None:
+def _unknown(words: list[str]) -> UsageError:
+    import difflib
+
+    word = words[0]
+    if ".py" in word or ":" in word or os.path.exists(word):
+        return UsageError(f"{word} is not a command of ddplaunch", _as_run(words))
+    near = difflib.get_close_matches(word, _COMMANDS, 1, 0.5)
+    known = f"its commands: {', '.join(_COMMANDS)}"
+    return UsageError(f"{word} is not a command of ddplaunch", f"did you mean {near[0]}?" if near else known)
+
+
+def _as_run(words: list[str]) -> str:
+    import shlex
+
+    return f"to start a job: {shlex.join(['ddplaunch', 'run', *words])}"
+
+
+@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ddplaunch", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Start PyTorch distributed training: ddplaunch run train.py --nproc 4"""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def main() -> None:
@@ -62,21 +91,20 @@ def main() -> None:
         _complain(error.format_message().rstrip("."), _help_hint(error))
         code = EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
-        code = 130
-    except BrokenPipeError:
-        code = 0
+        code = EXIT_SIGNAL + 2
     _leave(code if isinstance(code, int) else 0)
 
 
 def _complain(message: str, hint: str | None) -> None:
-    click.echo(f"{click.style('Error:', fg='red', bold=True)} {message}", err=True)
+    colour = None if colour_wanted() else False
+    click.echo(f"{click.style('Error:', fg='red', bold=True)} {message}", err=True, color=colour)
     if hint:
         click.echo("\n".join(f"  {line}" for line in hint.splitlines()[:2]), err=True)
 
 
 def _help_hint(error: click.ClickException) -> str | None:
     context = getattr(error, "ctx", None)
-    return f"see {context.command_path} --help" if context is not None else None
+    return f"{context.command_path} --help says more" if context is not None else None
 
 
 def _open_standard_streams() -> None:
@@ -90,6 +118,8 @@ def _open_standard_streams() -> None:
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be any bytes
 
 
 def _leave(code: int) -> None:

@@ -1,24 +1,43 @@
 """Whose option is it? Splits ``run``'s command line into our options, the target, and the program's own arguments.
 
 Ours stand before the target, or right behind it; the first word behind it that is not ours begins the program's, and
-everything after ``--`` is the program's. What could be meant either way is refused, showing both spellings.
+everything behind ``--`` is the program's. What could be meant either way is refused, showing both spellings.
 """
 
 from __future__ import annotations
 
-import difflib
-import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from ddplaunch.errors import UsageError
 
 MARKERS = frozenset({"-m", "--module", "--no-python"})
 """They say what kind of target follows, so they stand before it in any case and mean nothing of ours behind it."""
 
+HELP = frozenset({"-h", "--help"})
+"""Every program has them, so behind a target they are never surely ours."""
 
-@dataclass(frozen=True)
-class Placed:
+ELSEWHERE = {
+    "--nproc-per-node": "--nproc",  # torchrun
+    "--num-processes": "--nproc",  # accelerate
+    "--np": "--nproc",  # horovodrun, mpirun
+    "-np": "--nproc",
+    "-n": "--nproc",
+    "--num-gpus": "--nproc",  # deepspeed
+    "--include": "--gpus",
+    "--num-nodes": "--nnodes",
+    "--num-machines": "--nnodes",
+    "--machine-rank": "--node-rank",
+    "--main-process-ip": "--master-addr",
+    "--main-process-port": "--master-port",
+    "--rdzv-endpoint": "--master-addr",
+    "--redirects": "--log-dir",
+    "--tee": "--log-dir",
+}
+"""What other launchers call it."""
+
+
+class Placed(NamedTuple):
     """The three parts; ``target`` is None where there is none."""
 
     ours: tuple[str, ...]
@@ -26,63 +45,73 @@ class Placed:
     program: tuple[str, ...]
 
 
-def place(words: Sequence[str], options: Mapping[str, bool]) -> Placed:
+def place(
+    words: Sequence[str], options: Mapping[str, bool], knows: Callable[[Placed, str], bool] = lambda placed, name: False
+) -> Placed:
     """Split ``words``.
 
     Args:
         options: every spelling of every option of ours, and whether it takes a value.
+        knows: whether a program itself has an option of this name, as far as can be seen without running it.
 
     Raises:
-        UsageError: an option is unknown, or could be ours as well as the program's.
+        UsageError: an option is unknown or lacks its value, or could be ours as well as the program's.
     """
-    ours: list[str] = []
-    place = _consume(words, 0, options, ours)
-    if place < len(words) and words[place] == "--":
-        place += 1
-    elif place < len(words) and _is_option(words[place]):
-        raise _unknown(words[place], options)
-    if place == len(words):
-        return Placed(tuple(ours), None, ())
-    before = [word for word in ours if word not in MARKERS]
-    markers = [word for word in ours if word in MARKERS]
-    target, rest = words[place], list(words[place + 1 :])
+    end = _end_of_ours(words, options)
+    ours, rest = tuple(words[:end]), list(words[end:])
+    verbatim = rest[:1] == ["--"]
+    if verbatim:
+        del rest[0]
+    elif rest and _is_option(rest[0]):
+        raise _unknown(rest[0], options)
+    if not rest:
+        return Placed(ours, None, ())
+    target = rest.pop(0)
+    if verbatim:
+        return Placed(ours, target, tuple(rest))
 
-    behind: list[str] = []
-    start = _consume(rest, 0, {name: value for name, value in options.items() if name not in MARKERS}, behind)
-    if behind and before:
-        raise _ambiguous(ours, behind, target, rest[start:])
-    if start < len(rest) and rest[start] == "--":
-        return Placed((*before, *markers, *behind), target, tuple(rest[start + 1 :]))
-    program = rest[start:]
-    if program and _is_option(program[0]):
-        near = _one_typo(_name(program[0]), options)
-        if near:
-            raise UsageError(
-                f"{_name(program[0])} is one letter from ddplaunch's {near}",
-                f"ddplaunch's:   ddplaunch run {near} … {target}\n"
-                f"the program's: {_shown(ours + behind, target, ['--', *program])}",
-            )
-    for index, word in enumerate(program):
-        if word == "--":
-            break
-        if _name(word) in options and _name(word) not in MARKERS:
-            found: list[str] = []
-            end = _consume(program, index, options, found)
-            raise _ambiguous(ours + behind, found, target, [*program[:index], *program[end:]], program)
-    return Placed((*before, *markers, *behind), target, tuple(program))
+    options = {name: takes for name, takes in options.items() if name not in MARKERS}
+    alone = Placed(ours, target, ())
+    try:
+        end = _end_of_ours(rest, options)
+    except UsageError:
+        raise _refusal("", alone, rest, options) from None
+    behind, program = tuple(rest[:end]), rest[end:]
+    names = [_name(word) for word in behind if _name(word) in options]
+    disputed = names if set(ours) - MARKERS else [name for name in names if name in HELP or knows(alone, name)]
+    if disputed:
+        raise _refusal(f"{disputed[0]} could be ddplaunch's or an argument of {target}", alone, rest, options)
+    if program[:1] == ["--"]:
+        return Placed(ours + behind, target, tuple(program[1:]))
+    alone = Placed(ours + behind, target, ())
+    if among := _among(program, options):
+        raise _refusal(f"{among} could be ddplaunch's or an argument of {target}", alone, program, options)
+    near = _slip(program, options)
+    if near and not knows(alone, _name(program[0])):
+        meant = [near + program[0].removeprefix(_name(program[0])), *program[1:]]
+        message = f"{_name(program[0])} could be meant as ddplaunch's {near}"
+        raise _refusal(message, alone, program, options, meant)
+    return Placed(ours + behind, target, tuple(program))
 
 
-def _consume(words: Sequence[str], start: int, options: Mapping[str, bool], into: list[str]) -> int:
-    """Move options of ours, with their values, from ``words[start:]``; return where they end."""
-    index = start
-    while index < len(words):
-        name = _name(words[index])
-        if name not in options:
-            break
-        takes = options[name] and "=" not in words[index]
-        into.extend(words[index : index + 1 + takes])
-        index += 1 + takes
-    return min(index, len(words))
+def _end_of_ours(words: Sequence[str], options: Mapping[str, bool], start: int = 0) -> int:
+    """Where the options of ours that begin at ``start`` end, their values included.
+
+    Raises:
+        UsageError: one lacks its value.
+    """
+    while start < len(words) and (name := _name(words[start])) in options:
+        if options[name] and "=" not in words[start]:
+            start += 1
+            if start == len(words):
+                raise UsageError(f"{name} needs a value", "ddplaunch run --help says which")
+            if words[start].startswith("--") or words[start] in MARKERS | HELP:
+                raise UsageError(
+                    f"{name} needs a value, and {words[start]} looks like an option",
+                    f"{name}={words[start]}, if that is its value",
+                )
+        start += 1
+    return start
 
 
 def _name(word: str) -> str:
@@ -93,15 +122,98 @@ def _is_option(word: str) -> bool:
     return word.startswith("-") and word not in ("-", "--")
 
 
+def _among(program: Sequence[str], options: Mapping[str, bool]) -> str | None:
+    """The first option of ours among a program's arguments, as far as they go before a ``--``."""
+    for word in program:
+        if word == "--":
+            break
+        if _name(word) in options:
+            return _name(word)
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------- spellings
+
+
+def _refusal(
+    message: str, alone: Placed, rest: Sequence[str], options: Mapping[str, bool], meant: Sequence[str] = ()
+) -> UsageError:
+    """Say what is unclear with both spellings to choose from, or with one where the other would make no sense.
+
+    Args:
+        alone: what is clear. rest: the words behind it. meant: the same, as they would be if they were ours.
+    """
+    theirs = f"the program's: {_spelled(alone._replace(program=tuple(rest)), options)}"
+    try:
+        found, left = _gather(meant or rest, options)
+    except UsageError as error:
+        return UsageError(error.message, theirs)
+    ours = f"ddplaunch's:   {_spelled(Placed(alone.ours + found, alone.target, left), options)}"
+    return UsageError(message, f"{ours}\n{theirs}")
+
+
+def _gather(words: Sequence[str], options: Mapping[str, bool]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Read every option of ours in ``words`` as ours; return them and what is left."""
+    found: list[str] = []
+    left: list[str] = []
+    start = 0
+    while start < len(words) and words[start] != "--":
+        end = _end_of_ours(words, options, start)
+        found += words[start:end]
+        if end == start:
+            left.append(words[start])
+        start = max(end, start + 1)
+    return tuple(found), (*left, *words[start if left else start + 1 :])
+
+
+def _spelled(placed: Placed, options: Mapping[str, bool]) -> str:
+    """Write a command line that ``place`` reads as ``placed``."""
+    import shlex
+
+    target, program = placed.target or "", placed.program
+    words = [word for word in placed.ours if word not in MARKERS] + [word for word in placed.ours if word in MARKERS]
+    if target.startswith("-"):
+        words += ["--", target]
+    elif program[:1] == ("--",) or _among(program, options) or _slip(program, options):
+        words += [target, "--"]
+    else:
+        words.append(target)
+    return shlex.join(["ddplaunch", "run", *words, *program])
+
+
+# ------------------------------------------------------------------------------------------------------------- slips
+
+
 def _unknown(word: str, options: Mapping[str, bool]) -> UsageError:
-    near = difflib.get_close_matches(_name(word), options, 1, 0.6)
-    return UsageError(
-        f"no such option: {_name(word)}", f"did you mean {near[0]}?" if near else "see ddplaunch run --help"
-    )
+    import difflib
+
+    name = _name(word)
+    hyphened = _hyphened(name)
+    near = hyphened if hyphened in options else ELSEWHERE.get(hyphened) or _one_letter_off(name, options)
+    near = near or next(iter(difflib.get_close_matches(name, options, 1, 0.6)), None)
+    if name.startswith("-m") and len(name) > 2:
+        near = f"-m {name[2:]}"
+    hint = f"did you mean {near}?" if near else "ddplaunch run --help lists them; a target like that stands behind --"
+    return UsageError(f"no such option: {name}", hint)
 
 
-def _one_typo(name: str, options: Mapping[str, bool]) -> str | None:
-    """The option of ours from which ``name`` differs by one letter added, left out, changed or swapped with the next."""
+def _slip(program: Sequence[str], options: Mapping[str, bool]) -> str | None:
+    """The option of ours that the first word of a program's arguments was probably meant to be."""
+    if not program or not _is_option(program[0]) or _name(program[0]) in options:
+        return None
+    name = _name(program[0])
+    hyphened = _hyphened(name)
+    if hyphened == "--nproc-per-node":
+        return ELSEWHERE[hyphened]
+    return hyphened if hyphened in options else _one_letter_off(name, options)
+
+
+def _hyphened(name: str) -> str:
+    return name[:2] + name[2:].replace("_", "-")
+
+
+def _one_letter_off(name: str, options: Mapping[str, bool]) -> str | None:
+    """The option from which ``name`` differs by one letter: added, left out, changed or swapped with the next."""
     for option in options:
         if len(option) > 4 and _distance_is_one(name, option):
             return option
@@ -116,20 +228,3 @@ def _distance_is_one(one: str, two: str) -> bool:
         start += 1
     a, b = one[start:], two[start:]
     return a[1:] == b or a == b[1:] or a[1:] == b[1:] or (len(a) > 1 and a[:2] == b[1::-1] and a[2:] == b[2:])
-
-
-def _ambiguous(
-    ours: list[str], found: list[str], target: str, rest: Sequence[str], program: Sequence[str] | None = None
-) -> UsageError:
-    whole = program if program is not None else [*found, *rest]
-    return UsageError(
-        f"{_name(found[0])} could be ddplaunch's or an argument of {target}",
-        f"ddplaunch's:   {_shown([*ours, *found], target, rest)}\n"
-        f"the program's: {_shown(ours, target, ['--', *[word for word in whole if word != '--']])}",
-    )
-
-
-def _shown(ours: Sequence[str], target: str, rest: Sequence[str]) -> str:
-    options = [word for word in ours if word not in MARKERS]
-    markers = [word for word in ours if word in MARKERS]
-    return shlex.join(["ddplaunch", "run", *options, *markers, target, *rest])

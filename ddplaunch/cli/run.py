@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddplaunch.cli.placement import place
+from ddplaunch.cli.placement import HELP, Placed, place
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.supervisor import Policy
+    from ddplaunch.agent.policy import Policy
     from ddplaunch.plan.plan import Machine, Plan, Request
     from ddplaunch.plan.target import Target
+
+SECTIONS = {
+    "What the target is": ("--module", "--no-python"),
+    "What runs where": ("--nproc", "--gpus", "--oversubscribe", "--bind"),
+    "Several nodes": ("--nnodes", "--node-rank", "--master-addr", "--master-port", "--control"),
+    "Starting": ("--backend", "--init-method", "--start", "--preload"),
+    "Stopping and restarting": ("--grace", "--max-restarts", "--restart-backoff", "--min-uptime"),
+    "Output": ("--show", "--stdin", "--log-dir"),
+    "Looking first": ("--dry-run", "--json", "--help"),
+}
+"""The headings of the help, and the options under each."""
 
 
 class _RunCommand(click.Command):
@@ -24,110 +36,177 @@ class _RunCommand(click.Command):
         if ctx.resilient_parsing:  # shell completion looks at half a line
             return super().parse_args(ctx, args)
         options = {
-            name: not (isinstance(param, click.Option) and (param.is_flag or param.count))
+            name: isinstance(param, click.Option) and not param.is_flag
             for param in self.get_params(ctx)
             for name in (*param.opts, *param.secondary_opts)
             if name.startswith("-")
         }
-        placed = place(args, options)
-        if placed.target is None and not {"-h", "--help"} & set(placed.ours):
-            raise UsageError("there is no target", "name a script or a function: ddplaunch run train.py --nproc 4")
+        placed = place(args, options, _knows)
+        if placed.target is None and not HELP & set(placed.ours):
+            taken = f"; {placed.ours[-1]} was taken for the value of {placed.ours[-2]}" if len(placed.ours) > 1 else ""
+            raise UsageError(f"there is no target{taken}", "name a script or a function: ddplaunch run train.py")
         target = [] if placed.target is None else [placed.target]
         return super().parse_args(ctx, [*placed.ours, "--", *target, *placed.program])
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records = {param.opts[-1]: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        for heading, names in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([record for name in names if (record := records[name])])
 
-def _group(title: str) -> str:
-    return f"\n\n{title}"
+
+def _knows(placed: Placed, option: str) -> bool:
+    """Whether the program itself has an option of this name."""
+    from ddplaunch.plan.target import find
+
+    markers = set(placed.ours)
+    try:
+        found = find(
+            placed.target or "",
+            (),
+            as_module=bool(markers & {"-m", "--module"}),
+            as_program="--no-python" in markers,
+            cwd=os.getcwd(),
+        )
+    except UsageError:  # said later, in its place
+        return False
+    return found.names_option(option)
+
+
+def _number(
+    kind: type[int] | type[float], noun: str, lowest: float, highest: float, hint: str
+) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Read an option's value as a number from ``lowest`` to ``highest``; ``noun`` says what it counts."""
+
+    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
+        if text is None:
+            return None
+        try:
+            number = kind(text)
+        except ValueError:
+            number = None
+        if number is None or not lowest <= number <= highest:
+            raise UsageError(f"{param.opts[-1]} {text} is no {noun}", hint)
+        return number
+
+    return read
+
+
+_INFINITE = float("inf")
+_WEEK = 7 * 24 * 3600.0
+_whole = _number(int, "whole number", -_INFINITE, _INFINITE, "give one like 2")
+_seconds = _number(float, "number of seconds", 0, _WEEK, "give 0 or more, like 2.5, up to a week")
+
+
+class _Paths(click.Path):
+    """Words that may be anything here, and are completed as the names of files or folders."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value
 
 
 @click.command(
     cls=_RunCommand,
+    options_metavar="[OPTIONS]",
     context_settings={
         "help_option_names": ["-h", "--help"],
         "allow_interspersed_args": False,
         "max_content_width": 110,
     },
 )
-@click.option("-m", "--module", is_flag=True, help="The target is a module, run as `python -m` would.")
-@click.option("--no-python", is_flag=True, help="The target is a program, not Python.")
+@click.option("-m", "--module", is_flag=True, help="A module, run as `python -m` would.")
+@click.option("--no-python", is_flag=True, help="A program, not Python.")
 @click.option(
-    "--nproc", metavar="N", help="Processes on this node: a number, one per node like 8,8,4, auto, gpu or cpu. "
-    "[default: auto, the visible GPUs, or 1]"
-)  # fmt: skip
+    "--nproc",
+    metavar="N",
+    help="Processes on this node: a number, one for each node like 8,8,4, or auto, gpu or cpu.  "
+    "[default: auto, the visible GPUs, or 1]",
+)
 @click.option(
-    "--gpus", metavar="LIST", help="GPUs to use, in order: indices as `ddplaunch devices` shows them, UUIDs, MIG."
+    "--gpus", metavar="LIST", help="GPUs to use, in this order: indices as `ddplaunch devices` shows them, or UUIDs."
 )
 @click.option("--oversubscribe", is_flag=True, help="Let ranks share GPUs.")
 @click.option("--bind", type=click.Choice(["numa"]), help="Pin each rank to the CPUs beside its GPU.")
-@click.option("--nnodes", type=int, default=1, show_default=True, metavar="N", help="Machines of the job.")
-@click.option("--node-rank", type=int, metavar="I", help="Which of them this is, from 0; rank 0 is on node 0.")
-@click.option("--master-addr", metavar="HOST", help="Node 0's address. [default on one node: 127.0.0.1]")
+@click.option("--nnodes", metavar="N", default="1", show_default=True, callback=_whole, help="Machines of the job.")
+@click.option("--node-rank", metavar="I", callback=_whole, help="Which of them this is, from 0. Rank 0 is on node 0.")
+@click.option("--master-addr", metavar="HOST", help="Node 0's address.  [default: 127.0.0.1 on one node]")
 @click.option(
-    "--master-port", type=click.IntRange(0, 65535), metavar="PORT",
-    help="Where rank 0's store listens; 0 is any free port. [default on one node: 0]",
-)  # fmt: skip
+    "--master-port",
+    metavar="PORT",
+    callback=_number(int, "port", 0, 65535, "ports go from 1 to 65535; 0 is any free one"),
+    help="Where rank 0's store listens.  [default: any free port on one node]",
+)
 @click.option(
-    "--control", type=click.Choice(["none"]),
-    help="How the nodes of a job hear of each other: not at all. Each starts its share on its own.",
-)  # fmt: skip
+    "--control",
+    type=click.Choice(["none"]),
+    help="How the nodes hear of each other: not at all, each starts its share on its own.",
+)
 @click.option(
     "--backend", metavar="NAME", help="Initialise the process group before the target runs: nccl, gloo, auto, …"
 )
-@click.option("--init-method", metavar="URL", help="How: env://, tcp://host:port or file:///path. [default: env://]")
 @click.option(
-    "--start", type=click.Choice(["auto", "zygote", "exec"]), default="auto", show_default=True,
+    "--init-method", metavar="URL", help="How to: env://, tcp://host:port or file:///path.  [default: env://]"
+)
+@click.option(
+    "--start",
+    type=click.Choice(["auto", "zygote", "exec"]),
+    default="auto",
+    show_default=True,
     help="Fork ranks from one process that has imported torch, or start each afresh.",
-)  # fmt: skip
+)
 @click.option("--preload", metavar="A,B", help="Modules to import before forking, instead of those that seem to pay.")
 @click.option(
-    "--max-restarts",
-    type=click.IntRange(0),
-    default=0,
+    "--grace",
+    metavar="SECONDS",
+    default="30",
     show_default=True,
+    callback=_seconds,
+    help="What ranks have between SIGTERM and SIGKILL.",
+)
+@click.option(
+    "--max-restarts",
     metavar="N",
-    help="Start all ranks again after a failure, N times.",
+    default="0",
+    show_default=True,
+    callback=_number(int, "number of restarts", 0, _INFINITE, "give 0 or more"),
+    help="Start all ranks again after a failure, so many times.",
 )
 @click.option(
     "--restart-backoff",
-    type=click.FloatRange(0),
-    default=0.0,
-    show_default=True,
     metavar="SECONDS",
+    default="0",
+    show_default=True,
+    callback=_seconds,
     help="Wait before a restart, doubled while ranks keep dying early.",
 )
 @click.option(
     "--min-uptime",
-    type=click.FloatRange(0),
-    default=5.0,
-    show_default=True,
     metavar="SECONDS",
+    default="5",
+    show_default=True,
+    callback=_seconds,
     help="Three attempts in a row shorter than this are a crash loop, and the last.",
 )
 @click.option(
-    "--grace",
-    type=click.FloatRange(0),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="What ranks have between SIGTERM and SIGKILL.",
-)
-@click.option(
     "--show",
+    metavar="RANKS",
     default="all",
     show_default=True,
-    metavar="RANKS",
     help="Whose output is shown: all, none, or ranks like 0,3.",
 )
 @click.option(
-    "--stdin", type=int, metavar="RANK", help="The rank that gets our terminal, for pdb. A single rank always does."
+    "--stdin", metavar="RANK", callback=_whole, help="The rank that gets our terminal, for pdb. A single rank has it."
 )
 @click.option(
-    "--log-dir", metavar="DIR", help="Keep a folder of this run in DIR: plan, events, output of each rank, failure."
+    "--log-dir",
+    metavar="DIR",
+    type=_Paths(file_okay=False),
+    help="Keep a folder of this run in DIR: plan, events, what each rank printed, failure.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as one JSON object.")
-@click.argument("target", type=click.Path())
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.argument("target", type=_Paths())
+@click.argument("args", nargs=-1, type=_Paths())
 def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     """Start a training job on this machine, or this machine's share of one.
 
@@ -142,29 +221,35 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     A function's parameters are filled by name: rank, local_rank, world_size, device and the like by ddplaunch,
     the others from its arguments (--lr 0.1).
 
-    Options of ddplaunch stand before TARGET or right behind it; ARGS after -- are always the target's.
+    Options of ddplaunch stand before TARGET or right behind it; ARGS behind -- are always the target's.
     """
-    from ddplaunch.plan.plan import Request, make, missing_for_run
+    from ddplaunch.plan.plan import Request, make
     from ddplaunch.plan.target import find
 
     if flags["as_json"] and not flags["dry_run"]:
         raise UsageError("--json is the form of a dry run", "add --dry-run")
     found = find(target, args, as_module=flags["module"], as_program=flags["no_python"], cwd=os.getcwd())
     _check_arguments(found)
+    _check_start(flags, found)
     request = Request(**{name: flags[name] for name in Request.__dataclass_fields__})
     machine, notes = _look_at_machine(request)
-    plan = make(request, found, machine, os.environ, _run_id())
+    plan = make(request, found, machine, os.environ, _run_id(), notes)
+    shown = _shown_ranks(flags["show"], plan)
+    _check_stdin(flags["stdin"], plan)
     if flags["dry_run"]:
-        _check_show(flags, plan)
-        _print_plan(plan, notes, flags["as_json"])
+        _print_plan(plan, flags["as_json"])
         return 0
-    missing = missing_for_run(plan)
-    if missing:
+    if plan.missing:
+        *others, last = plan.missing
+        names = f"{', '.join(others)} and {last}" if others else last
         raise UsageError(
-            f"{plan.nnodes} nodes start on their own and must agree, and {', '.join(missing)} is not given",
-            "ddplaunch run … --dry-run prints the command for every node",
+            f"a job on {plan.nnodes} nodes needs {names}", "ddplaunch run … --dry-run writes the command for each node"
         )
-    return _run(plan, _policy(flags, plan, found), notes)
+    _check_store_file(plan)
+    return _run(plan, _policy(flags, plan, shown))
+
+
+# ---------------------------------------------------------------------------------------------------------- checks
 
 
 def _check_arguments(target: Target) -> None:
@@ -174,32 +259,81 @@ def _check_arguments(target: Target) -> None:
         check(target.signature, target.args)
 
 
-def _look_at_machine(request: Request) -> tuple[Machine, list[str]]:
-    """Ask the machine what it has and which of it is ours; the notes are for people."""
-    import socket
+def _check_start(flags: dict[str, Any], target: Target) -> None:
+    from ddplaunch.plan.target import Kind
 
+    if flags["start"] == "exec" and flags["preload"]:
+        raise UsageError("--preload and --start exec contradict each other", "leave one of them out")
+    if target.kind is Kind.PROGRAM and (flags["start"] == "zygote" or flags["preload"]):
+        raise UsageError("--no-python runs a program, and only Python can be forked", "leave --start and --preload out")
+
+
+def _shown_ranks(text: str, plan: Plan) -> frozenset[int] | None:
+    """Read --show; None is all ranks."""
+    if text == "all":
+        return None
+    if text == "none":
+        return frozenset()
+    hint = "all, none, or ranks like 0,3"
+    try:
+        ranks = frozenset(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--show {text} is no list of ranks", hint) from None
+    if not ranks <= set(range(plan.world_size)):
+        raise UsageError(f"--show {text}: the job has {_ranks(0, plan.world_size - 1)}", hint)
+    return ranks
+
+
+def _check_stdin(rank: int | None, plan: Plan) -> None:
+    here = [rank.rank for rank in plan.local_ranks]
+    if rank is not None and rank not in here:
+        raise UsageError(f"--stdin {rank}: this node has {_ranks(here[0], here[-1])}", f"--stdin {here[0]}")
+
+
+def _ranks(first: int, last: int) -> str:
+    return f"ranks {first} to {last}" if last > first else f"rank {first} only"
+
+
+def _check_store_file(plan: Plan) -> None:
+    """Try to write where ``--init-method file://`` says: root may write anywhere, as far as permissions go."""
+    if plan.init_method is None or not plan.init_method.startswith("file://"):
+        return
+    probe = os.path.join(os.path.dirname(plan.init_method.removeprefix("file://")), f".{plan.run_id}.{os.getpid()}")
+    try:
+        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        os.unlink(probe)
+    except OSError as error:
+        raise UsageError(
+            f"--init-method {plan.init_method} cannot be written: {error.strerror}",
+            "--init-method file:///tmp/store",
+        ) from None
+
+
+# ---------------------------------------------------------------------------------------------------------- planning
+
+
+def _look_at_machine(request: Request) -> tuple[Machine, tuple[str, ...]]:
+    """Ask the machine what it has and which of it is ours; the notes are for people."""
     from ddplaunch.devices import read_hardware
     from ddplaunch.devices.visible import visible_gpus
-    from ddplaunch.plan.hardware import TORCH_DEVICE_TYPE
     from ddplaunch.plan.layout import Slot
     from ddplaunch.plan.plan import Machine
 
     hardware = read_hardware()
     visible = visible_gpus(hardware, request.gpus, os.environ)
-    slots = tuple(
-        Slot(f"{TORCH_DEVICE_TYPE[each.gpu.vendor]}:{index}", each.gpu.name, each.gpu.cpus)
-        for index, each in enumerate(visible.gpus)
-    )
     machine = Machine(
-        host=socket.gethostname(),
+        host=os.uname().nodename,
         allowed_cpus=hardware.cpu.allowed,
         physical_cpus=hardware.cpu.physical,
         numa=tuple(node.cpus for node in hardware.cpu.numa),
-        slots=slots,
+        slots=tuple(
+            Slot(device, each.gpu.name, each.gpu.cpus)
+            for device, each in zip(visible.devices, visible.gpus, strict=True)
+        ),
         slots_source=visible.source,
-        variables=dict(visible.environ),
+        variables=visible.environ,
     )
-    return machine, [*hardware.notes, *visible.notes]
+    return machine, (*hardware.notes, *visible.notes)
 
 
 def _run_id() -> str:
@@ -208,10 +342,45 @@ def _run_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
-def _policy(flags: dict[str, Any], plan: Plan, target: Target) -> Policy:
-    from ddplaunch.agent.supervisor import Policy
+def _print_plan(plan: Plan, as_json: bool) -> None:
+    if as_json:
+        import json
 
-    modules, asked = _modules(flags, plan, target)
+        click.echo(json.dumps(plan.to_json()))
+        return
+    from ddplaunch.console.layout import print_layout
+
+    print_layout(plan, _other_options())
+
+
+_SPELLED_OUT = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}
+_OF_THIS_NODE = {"stdin", "dry_run", "as_json"}
+
+
+def _other_options() -> list[str]:
+    """The options typed here that another node's command repeats, beside those that it spells out in any case."""
+    context = click.get_current_context()
+    words: list[str] = []
+    for param in context.command.params:
+        source = context.get_parameter_source(param.name or "")
+        if source is None or source.name != "COMMANDLINE" or param.name in _SPELLED_OUT | _OF_THIS_NODE:
+            continue
+        if isinstance(param, click.Option):
+            words.append(param.opts[-1])
+            if not param.is_flag:
+                value = context.params[param.name or ""]
+                words.append(f"{value:g}" if isinstance(value, float) else str(value))
+    return words
+
+
+# ---------------------------------------------------------------------------------------------------------- running
+
+
+def _policy(flags: dict[str, Any], plan: Plan, shown: frozenset[int] | None) -> Policy:
+    from ddplaunch.agent.policy import Policy
+    from ddplaunch.console import colour_wanted
+
+    modules, asked = _modules(flags, plan)
     return Policy(
         modules=modules,
         asked=asked,
@@ -219,104 +388,30 @@ def _policy(flags: dict[str, Any], plan: Plan, target: Target) -> Policy:
         max_restarts=flags["max_restarts"],
         restart_backoff=flags["restart_backoff"],
         min_uptime=flags["min_uptime"],
-        show=_check_show(flags, plan),
+        show=shown,
         stdin=flags["stdin"],
         log_dir=flags["log_dir"],
-        colour=_colour(),
+        colour=colour_wanted(),
     )
 
 
-def _modules(flags: dict[str, Any], plan: Plan, target: Target) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _modules(flags: dict[str, Any], plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What the zygote imports, and which of it the user named. Nothing where ranks start by exec."""
     from ddplaunch.plan.preload import preloads
-    from ddplaunch.plan.target import Kind
 
-    if flags["start"] == "exec":
-        if flags["preload"]:
-            raise UsageError("--preload and --start exec contradict each other", "leave one of them out")
-        return (), ()
-    if target.kind is Kind.PROGRAM:
-        if flags["start"] == "zygote" or flags["preload"]:
-            raise UsageError(
-                "--no-python runs a program, and only Python can be forked", "leave --start and --preload out"
-            )
-        return (), ()
     if flags["preload"]:
         asked = tuple(name for name in flags["preload"].split(",") if name)
         return asked, asked
     alone = len(plan.local_ranks) == 1 and not flags["max_restarts"]
-    if flags["start"] == "auto" and (alone or sys.platform != "linux"):
+    if flags["start"] == "exec" or (flags["start"] == "auto" and (alone or sys.platform != "linux")):
         return (), ()
-    return preloads(target), ()
+    return preloads(plan.target), ()
 
 
-def _check_show(flags: dict[str, Any], plan: Plan) -> frozenset[int] | None:
-    """Read --show, and check --stdin, against the ranks that are here."""
-    here = {rank.rank for rank in plan.local_ranks}
-    known = (
-        f"this node has ranks {min(here)} to {max(here)}" if len(here) > 1 else f"this node has rank {min(here)} only"
-    )
-    if flags["stdin"] is not None and flags["stdin"] not in here:
-        raise UsageError(f"--stdin {flags['stdin']}: {known}", f"--stdin {min(here)}")
-    text = flags["show"]
-    if text == "all":
-        return None
-    if text == "none":
-        return frozenset()
-    try:
-        ranks = frozenset(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--show {text} is no list of ranks", "all, none, or ranks like 0,3") from None
-    if not ranks <= set(range(plan.world_size)):
-        raise UsageError(f"--show {text}: {known}", "all, none, or ranks like 0,3")
-    return ranks
-
-
-def _colour() -> bool:
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def _print_plan(plan: Plan, notes: list[str], as_json: bool) -> None:
-    if as_json:
-        import json
-
-        click.echo(json.dumps(plan.to_json() | {"notes": [*notes, *plan.notes]}))
-        return
-    from ddplaunch.console.layout import print_layout
-
-    print_layout(plan, notes, _other_options())
-
-
-def _other_options() -> list[str]:
-    """The options typed here that another node's command repeats: all but those about nodes, counts and this dry run."""
-    context = click.get_current_context()
-    left_out = {
-        "nnodes",
-        "node_rank",
-        "master_addr",
-        "master_port",
-        "nproc",
-        "dry_run",
-        "as_json",
-        "module",
-        "no_python",
-    }
-    words: list[str] = []
-    for param in context.command.params:
-        name = param.name or ""
-        source = context.get_parameter_source(name)
-        if not isinstance(param, click.Option) or name in left_out or source is None or source.name != "COMMANDLINE":
-            continue
-        words.append(max(param.opts, key=len))
-        if not param.is_flag:
-            words.append(str(context.params[name]))
-    return words
-
-
-def _run(plan: Plan, policy: Policy, notes: list[str]) -> int:
+def _run(plan: Plan, policy: Policy) -> int:
     from ddplaunch.agent.supervisor import Supervisor
 
-    for note in [*notes, *plan.notes]:
+    for note in plan.notes:
         click.echo(f"ddplaunch: {note}", err=True)
     if plan.nnodes > 1:
         click.echo("ddplaunch: --control none: the nodes do not hear of each other's failures", err=True)
@@ -326,7 +421,8 @@ def _run(plan: Plan, policy: Policy, notes: list[str]) -> int:
     if outcome.verdict:
         from ddplaunch.console.failure import render_verdict
 
-        click.echo(render_verdict(outcome.verdict, plan.nnodes), err=True, nl=False, color=None if _colour() else False)
+        text = render_verdict(outcome.verdict, plan.nnodes)
+        click.echo(text, err=True, nl=False, color=None if policy.colour else False)
     if outcome.remark:
         click.echo(f"ddplaunch: {outcome.remark}", err=True)
     if outcome.log_folder:

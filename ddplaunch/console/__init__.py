@@ -1,1 +1,10 @@
 """What people see: the layout, the devices, the live view, the failure report. Facts come in as data, text goes out."""
+
+from __future__ import annotations
+
+import os
+
+
+def colour_wanted() -> bool:
+    """Whether the user lets a terminal have colour at all (no-color.org)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

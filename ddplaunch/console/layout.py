@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.plan.cpulist import format_cpulist
-from ddplaunch.plan.plan import Plan, command_for
+from ddplaunch.plan.plan import Fact, Plan, command_for
+from ddplaunch.plan.rendezvous import ASSUMED, MISSING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,8 +17,12 @@ if TYPE_CHECKING:
 _OWN = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "DDPLAUNCH_DEVICE")
 """Variables that differ between ranks; the table shows what they are made of."""
 
+MOST_ROWS = 64
+MOST_COMMANDS = 8
+"""What fits on a screen or two; where the plan is piped, or with ``--json``, nothing is left out."""
 
-def print_layout(plan: Plan, notes: Sequence[str], options: Sequence[str]) -> None:
+
+def print_layout(plan: Plan, options: Sequence[str]) -> None:
     """Print the plan: a table in a terminal, the same facts as plain text elsewhere.
 
     Args:
@@ -25,14 +31,18 @@ def print_layout(plan: Plan, notes: Sequence[str], options: Sequence[str]) -> No
     if sys.stdout.isatty():
         from rich.console import Console
 
-        _print_table(Console(highlight=False), plan, notes, options)
+        from ddplaunch.console import colour_wanted
+
+        _print_table(Console(highlight=False, no_color=not colour_wanted()), plan, options)
     else:
-        sys.stdout.write("".join(line + "\n" for line in plain(plan, notes, options)))
+        sys.stdout.write("".join(line + "\n" for line in plain(plan, options)))
 
 
-def plain(plan: Plan, notes: Sequence[str], options: Sequence[str]) -> Iterator[str]:
+def plain(plan: Plan, options: Sequence[str]) -> Iterator[str]:
     """Yield the plan as lines without colour or boxes, one rank a line."""
-    yield from _heading(plan)
+    yield _headline(plan)
+    for fact in _facts(plan):
+        yield f"{fact.name}: {fact.value} ({fact.source})"
     yield ""
     for rank in plan.ranks:
         yield (
@@ -40,26 +50,31 @@ def plain(plan: Plan, notes: Sequence[str], options: Sequence[str]) -> Iterator[
             f"  device {rank.device}  cpus {_cpus(rank.cpus)}"
         )
     yield ""
-    yield "variables of every rank: " + " ".join(f"{name}={value}" for name, value in _common(plan).items())
-    yield "variables of its own:    " + " ".join(_OWN)
-    for note in [*notes, *plan.notes]:
+    common, own = _variables(plan)
+    yield f"variables of every rank: {common}"
+    yield f"variables of its own: {own}"
+    for note in plan.notes:
         yield f"note: {note}"
-    yield from _commands(plan, options)
+    for node_rank, command in _commands(plan, options):
+        yield f"node {node_rank}: {command}"
 
 
-def _heading(plan: Plan) -> Iterator[str]:
+def _headline(plan: Plan) -> str:
     nodes = f"{plan.nnodes} node{'s' * (plan.nnodes > 1)}"
-    yield f"{plan.world_size} rank{'s' * (plan.world_size > 1)} on {nodes}: {' '.join(plan.target.argv)}"
-    port = str(plan.master_port) if plan.master_port else "any free port, chosen at the start"
-    yield f"store of rank 0: {plan.master_addr}, {port}"
-    if plan.backend:
-        yield f"process group: {plan.backend}, {plan.init_method or 'env://'}"
-    for fact in plan.facts:
-        yield f"{fact.name}: {fact.value} ({fact.source})"
+    return f"{plan.world_size} rank{'s' * (plan.world_size > 1)} on {nodes}: {shlex.join(plan.target.argv)}"
 
 
-def _common(plan: Plan) -> dict[str, str]:
-    return {name: value for name, value in plan.environment(plan.ranks[0]).items() if name not in _OWN}
+def _facts(plan: Plan) -> list[Fact]:
+    if not plan.backend:
+        return list(plan.facts)
+    return [*plan.facts, Fact("process group", plan.backend, plan.init_method or "env://")]
+
+
+def _variables(plan: Plan) -> tuple[str, str]:
+    """The variables that are alike on all ranks, with their values, and the names of the others."""
+    own = [*_OWN, *["OMP_NUM_THREADS"] * (len({node.threads for node in plan.nodes}) > 1)]
+    common = {name: value for name, value in plan.environment(plan.ranks[0]).items() if name not in own}
+    return " ".join(f"{name}={value}" for name, value in common.items()), " ".join(own)
 
 
 def _host(host: str | None) -> str:
@@ -70,52 +85,55 @@ def _cpus(cpus: Sequence[int] | None) -> str:
     return format_cpulist(cpus) if cpus else "any"
 
 
-def _commands(plan: Plan, options: Sequence[str]) -> Iterator[str]:
-    if plan.nnodes == 1:
-        return
-    others = [node.node_rank for node in plan.nodes if node.node_rank != plan.node_rank]
-    yield ""
-    yield "on the other nodes:"
-    for node_rank in others:
-        yield command_for(plan, node_rank, options)
+def _commands(plan: Plan, options: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The command for each other node."""
+    for node in plan.nodes:
+        if node.node_rank != plan.node_rank:
+            yield node.node_rank, command_for(plan, node.node_rank, options)
 
 
-_MOST_ROWS = 64
-
-
-def _print_table(console: Console, plan: Plan, notes: Sequence[str], options: Sequence[str]) -> None:
-    from rich.markup import escape
+def _print_table(console: Console, plan: Plan, options: Sequence[str]) -> None:
+    from rich.padding import Padding
     from rich.table import Table
+    from rich.text import Text
 
-    first, *rest = _heading(plan)
-    console.print(f"[bold]{escape(first)}[/]")
-    for line in rest:
-        console.print(f"  {escape(line)}", style="dim")
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("rank", "node", "local", "host", "device", "cpus"):
-        table.add_column(name, justify="right" if name in ("rank", "node", "local") else "left", no_wrap=name != "cpus")
-    shown = plan.ranks if plan.world_size <= _MOST_ROWS else plan.ranks[:_MOST_ROWS]
-    for rank in shown:
+    def grid(*columns: str) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=bool(columns))
+        for name in columns:
+            right = name in ("rank", "node", "local")
+            table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
+        return table
+
+    def show(renderable: Table | Text) -> None:
+        console.print(Padding(renderable, (0, 0, 0, 2)))
+
+    console.print(Text(_headline(plan), "bold"))
+    facts = grid()
+    for fact in _facts(plan):
+        unsure = fact.source in (ASSUMED, MISSING)
+        facts.add_row(Text(fact.name), Text(fact.value), Text(fact.source, "yellow" if unsure else "dim"))
+    show(facts)
+    console.print()
+    ranks = grid("rank", "node", "local", "host", "device", "cpus")
+    for rank in plan.ranks[:MOST_ROWS]:
+        numbers = (str(rank.rank), str(rank.node_rank), str(rank.local_rank))
         here = rank.node_rank == plan.node_rank
-        table.add_row(
-            str(rank.rank),
-            str(rank.node_rank),
-            str(rank.local_rank),
-            escape(_host(rank.host)),
-            rank.device,
-            _cpus(rank.cpus),
-            style="" if here else "dim",
-            end_section=rank is shown[-1],
-        )
+        ranks.add_row(*numbers, Text(_host(rank.host)), rank.device, _cpus(rank.cpus), style="" if here else "dim")
+    show(ranks)
+    if plan.world_size > MOST_ROWS:
+        show(Text(f"… and {plan.world_size - MOST_ROWS} more; piped, or with --json, all are printed", "dim"))
     console.print()
-    console.print(table)
-    if len(shown) < plan.world_size:
-        console.print(f"… and {plan.world_size - len(shown)} more; piped, or with --json, all are printed", style="dim")
-    console.print()
-    console.print("[bold]variables of every rank[/]")
-    console.print("  " + escape(" ".join(f"{name}={value}" for name, value in _common(plan).items())), style="dim")
-    console.print(f"  and of its own: {' '.join(_OWN)}", style="dim")
-    for note in [*notes, *plan.notes]:
-        console.print(f"[yellow]note:[/] {escape(note)}")
-    for line in _commands(plan, options):
-        console.print(escape(line), soft_wrap=True, style="bold" if line.endswith(":") else "")
+    common, own = _variables(plan)
+    console.print(Text("variables of every rank", "bold"))
+    show(Text(common, "dim"))
+    show(Text(f"and of its own: {own}", "dim"))
+    notes = Table.grid(padding=(0, 1, 0, 0))
+    for note in plan.notes:
+        notes.add_row(Text("note:", "yellow"), Text(note))
+    console.print(notes)
+    commands = list(_commands(plan, options))
+    for node_rank, command in commands[:MOST_COMMANDS]:
+        console.print(Text(f"\non node {node_rank}:", "bold"))
+        console.print(Text(command), soft_wrap=True)  # one line, so that it can be copied
+    if len(commands) > MOST_COMMANDS:
+        console.print(Text(f"… and {len(commands) - MOST_COMMANDS} more; piped, all are printed", "dim"))

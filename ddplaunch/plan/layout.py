@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from ddplaunch.errors import UsageError
+
+Cpus = tuple[int, ...]
+"""CPUs by number, ascending."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What one local rank may run on: torch's name of its device ("cuda:0", "cpu"), the hardware's, the CPUs beside it."""
+    """What one local rank may run on: its device as torch names it ("cuda:0") and by its maker, the CPUs beside it."""
 
     device: str
     name: str = ""
-    cpus: tuple[int, ...] = ()
+    cpus: Cpus = ()
 
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of the job; ``source`` says where its count comes from, "assumed" where nobody asked that machine."""
+    """One machine of the job; ``source`` says where its count comes from, "assumed" where nobody asked that machine.
+
+    ``threads`` is OMP_NUM_THREADS of its ranks.
+    """
 
     node_rank: int
     host: str | None
     local_world_size: int
     source: str
+    threads: str = "1"
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Rank:
     node_rank: int
     host: str | None
     device: str
-    cpus: tuple[int, ...] | None
+    cpus: Cpus | None
 
 
 def parse_nproc(text: str, nnodes: int, *, gpus: int, physical_cpus: int) -> tuple[tuple[int, ...], str]:
@@ -50,82 +56,87 @@ def parse_nproc(text: str, nnodes: int, *, gpus: int, physical_cpus: int) -> tup
         UsageError: it is no count, or counts a different number of nodes.
     """
     if text == "auto":
-        if gpus:
-            return (gpus,) * nnodes, _counted(gpus, "GPU")
-        return (1,) * nnodes, "no GPU found, so one process"
+        return ((gpus or 1,) * nnodes), _counted(gpus, "GPU") if gpus else "no GPU found, so one process"
     if text == "gpu":
         if not gpus:
             raise UsageError("--nproc gpu: this machine has no GPU that is visible", "--nproc cpu, or a number")
         return (gpus,) * nnodes, _counted(gpus, "GPU")
     if text == "cpu":
         return (physical_cpus,) * nnodes, _counted(physical_cpus, "physical core")
-    counts = []
-    for part in text.split(","):
-        try:
-            counts.append(int(part))
-        except ValueError:
-            raise UsageError(
-                f"--nproc {text}: {part!r} is no number of processes",
-                "give a number, one per node like 8,8,4, or auto, gpu or cpu",
-            ) from None
-        if counts[-1] < 1:
-            raise UsageError(f"--nproc {text}: a node runs at least one process", "--nproc 1")
-    if len(counts) == 1:
-        return tuple(counts) * nnodes, "--nproc"
-    if len(counts) != nnodes:
+    counts = tuple(_count(part, text) for part in text.split(","))
+    if len(counts) not in (1, nnodes):
         raise UsageError(
             f"--nproc {text} counts {len(counts)} nodes, --nnodes is {nnodes}",
-            f"give {nnodes} counts, or one for every node: --nproc {counts[0]}",
+            f"--nnodes {len(counts)}, or one count for every node: --nproc {counts[0]}",
         )
-    return tuple(counts), "--nproc"
+    return counts if len(counts) == nnodes else counts * nnodes, "--nproc"
+
+
+def _count(part: str, text: str) -> int:
+    try:
+        count = int(part)
+    except ValueError:
+        raise UsageError(
+            f"--nproc {text}: {part!r} is no number of processes",
+            "give a number, one per node like 8,8,4, or auto, gpu or cpu",
+        ) from None
+    if count < 1:
+        raise UsageError(f"--nproc {text}: a node runs at least one process", "--nproc 1")
+    return count
 
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'} found"
 
 
-def number(nodes: Sequence[Node], slots: Sequence[Slot], bound: Sequence[tuple[int, ...]] | None) -> tuple[Rank, ...]:
+def number(nodes: Sequence[Node], slots: Sequence[Slot], bound: Mapping[int, Sequence[Cpus]]) -> tuple[Rank, ...]:
     """Number the ranks: global rank = sum of the counts of lower nodes + local rank.
 
     Args:
         slots: what local rank 0, 1, … of a node runs on; used again from the start where a node has more ranks.
-        bound: the CPUs of each local rank, or None where ranks are not pinned.
+        bound: the CPUs of each local rank of a node with so many ranks; empty where ranks are not pinned.
     """
-    starts = [0, *accumulate(node.local_world_size for node in nodes)]
-    return tuple(
-        Rank(
-            rank=start + local_rank,
-            local_rank=local_rank,
-            node_rank=node.node_rank,
-            host=node.host,
-            device=slots[local_rank % len(slots)].device,
-            cpus=bound[local_rank % len(bound)] if bound else None,
-        )
-        for node, start in zip(nodes, starts[:-1], strict=True)
-        for local_rank in range(node.local_world_size)
-    )
+    ranks: list[Rank] = []
+    for node in nodes:
+        start, count = len(ranks), node.local_world_size
+        ranks += [
+            Rank(
+                rank=start + local_rank,
+                local_rank=local_rank,
+                node_rank=node.node_rank,
+                host=node.host,
+                device=slots[local_rank % len(slots)].device,
+                cpus=bound[count][local_rank] if bound else None,
+            )
+            for local_rank in range(count)
+        ]
+    return tuple(ranks)
 
 
 def numa_binding(
-    slots: Sequence[Slot], local_world_size: int, numa: Sequence[tuple[int, ...]], allowed: Iterable[int]
-) -> tuple[tuple[int, ...], ...]:
+    slots: Sequence[Slot], local_world_size: int, numa: Sequence[Cpus], allowed: Collection[int]
+) -> tuple[Cpus, ...]:
     """Choose each local rank's CPUs: those beside its GPU, or, without one, its share of the NUMA nodes in turn.
 
     Only CPUs in ``allowed`` are given; a rank whose node has none of these keeps all of ``allowed``.
     """
     everything = tuple(sorted(allowed))
-    usable = [kept for cpus in numa if (kept := tuple(sorted(set(cpus) & set(everything))))] or [everything]
+    usable = [kept for cpus in numa if (kept := _both(cpus, everything))] or [everything]
     bound = []
     for local_rank in range(local_world_size):
         beside = slots[local_rank % len(slots)].cpus
         if beside:
-            bound.append(tuple(sorted(set(beside) & set(everything))) or everything)
+            bound.append(_both(beside, everything) or everything)
         else:
             bound.append(usable[local_rank * len(usable) // local_world_size])
     return tuple(bound)
 
 
-def threads_per_rank(local_world_size: int, allowed: int, bound: Sequence[tuple[int, ...]] | None) -> int:
+def _both(some: Collection[int], others: Collection[int]) -> Cpus:
+    return tuple(sorted(set(some) & set(others)))
+
+
+def threads_per_rank(local_world_size: int, allowed: int, bound: Sequence[Cpus] = ()) -> int:
     """OMP_NUM_THREADS where nobody set it: the CPUs a rank may use, over the ranks that share them, at least 1."""
     if not bound:
         return max(1, allowed // local_world_size)

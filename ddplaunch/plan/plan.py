@@ -6,23 +6,16 @@ carries it out.
 
 from __future__ import annotations
 
-import ipaddress
-import os
-import re
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ddplaunch.errors import UsageError
-from ddplaunch.plan import layout
+from ddplaunch.plan import layout, rendezvous
 from ddplaunch.plan.environment import worker_environment
-from ddplaunch.plan.layout import Node, Rank, Slot
+from ddplaunch.plan.layout import Cpus, Node, Rank, Slot
+from ddplaunch.plan.rendezvous import ASSUMED, MISSING, Sourced
 from ddplaunch.plan.target import Kind, Target
-
-LOOPBACK = "127.0.0.1"
-DEFAULT_PORT = 29500
-"""torchrun's port, where several nodes must agree on one and nobody named it."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +43,9 @@ class Machine:
     """
 
     host: str
-    allowed_cpus: tuple[int, ...]
+    allowed_cpus: Cpus
     physical_cpus: int
-    numa: tuple[tuple[int, ...], ...] = ()
+    numa: tuple[Cpus, ...] = ()
     slots: tuple[Slot, ...] = ()
     slots_source: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -69,7 +62,14 @@ class Fact:
 
 @dataclass(frozen=True)
 class Plan:
-    """One job as it will run. ``node_rank`` is this machine's; ``master_port`` 0 is chosen when the job starts."""
+    """One job as it will run.
+
+    Attributes:
+        node_rank: this machine's.
+        master_port: of rank 0's store; 0 is chosen when the job starts.
+        variables: what all ranks get beside the variables of their place (``environment`` has them all).
+        missing: the options without which this node cannot start its share on its own.
+    """
 
     run_id: str
     target: Target
@@ -78,12 +78,13 @@ class Plan:
     master_port: int
     nodes: tuple[Node, ...]
     ranks: tuple[Rank, ...]
-    shared: Mapping[str, str]
+    variables: Mapping[str, str]
     max_restarts: int
     backend: str | None
     init_method: str | None
     facts: tuple[Fact, ...]
     notes: tuple[str, ...]
+    missing: tuple[str, ...] = ()
 
     @property
     def nnodes(self) -> int:
@@ -103,18 +104,24 @@ class Plan:
         """Whether rank 0, and with it the job's store, is on this machine."""
         return self.node_rank == 0
 
+    @property
+    def shared(self) -> dict[str, str]:
+        """The variables that are alike on all ranks of this machine."""
+        return {"OMP_NUM_THREADS": self.nodes[self.node_rank].threads, **self.variables}
+
     def environment(self, rank: Rank, attempt: int = 0) -> dict[str, str]:
         """Return the variables of one rank in the given attempt (0 is the first)."""
         return worker_environment(
             rank,
-            self.nodes,
+            self.nodes[rank.node_rank],
+            nnodes=self.nnodes,
             world_size=self.world_size,
             master_addr=self.master_addr,
             master_port=self.master_port,
             run_id=self.run_id,
             attempt=attempt,
             max_restarts=self.max_restarts,
-            shared=self.shared,
+            variables=self.variables,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -123,6 +130,7 @@ class Plan:
         return {
             "run_id": self.run_id,
             "nnodes": self.nnodes,
+            "node_rank": self.node_rank,
             "world_size": self.world_size,
             "master_addr": self.master_addr,
             "master_port": self.master_port,
@@ -156,97 +164,105 @@ class Plan:
         }
 
 
-def make(request: Request, target: Target, machine: Machine, environ: Mapping[str, str], run_id: str) -> Plan:
+def make(
+    request: Request,
+    target: Target,
+    machine: Machine,
+    environ: Mapping[str, str],
+    run_id: str,
+    notes: Iterable[str] = (),
+) -> Plan:
     """Plan a job.
 
     Args:
         environ: the launcher's own variables; MASTER_ADDR, MASTER_PORT and NODE_RANK count where several nodes are
             planned and no flag says otherwise, OMP_NUM_THREADS and TORCH_NCCL_ASYNC_ERROR_HANDLING always.
+        notes: what else people should know, said before the plan's own.
 
     Raises:
         UsageError: the flags contradict each other, or the machine.
     """
-    notes: list[str] = []
-    facts: list[Fact] = []
     nnodes = request.nnodes
     if nnodes < 1:
         raise UsageError(f"--nnodes {nnodes}: a job has at least one node", "leave it out for this machine alone")
-    node_rank = _node_rank(request, environ, facts)
-    counts, source = _counts(request, machine)
-    local_world_size = counts[node_rank]
-    facts.insert(
-        0, Fact("processes per node", ",".join(map(str, counts)) if len(set(counts)) > 1 else str(counts[0]), source)
-    )
+    node_rank = _node_rank(request, environ)
+    here = int(node_rank.value)
+    counts, counts_source = _counts(request, machine)
     slots = machine.slots or (Slot("cpu"),)
-    _check_devices(request, machine, local_world_size, notes)
-    if machine.slots:
-        facts.append(Fact("devices", ", ".join(slot.device for slot in slots[:local_world_size]), machine.slots_source))
-    address, port = _address(request, environ, facts)
-    backend = _backend(request, machine, target)
-    _check_init_method(request.init_method, nnodes)
-
-    allowed = machine.allowed_cpus
-    bound = None
+    backend = rendezvous.backend(request.backend, request.init_method, slots[0].device)
+    if backend and target.kind is Kind.PROGRAM:
+        raise UsageError(
+            "--backend and --init-method need a Python target, and --no-python runs a program", "leave them out"
+        )
+    noted = [*notes, *_device_notes(request, backend, counts[here], len(machine.slots))]
+    rendezvous.check_init_method(request.init_method)
+    address, port = rendezvous.locate(
+        request.master_addr,
+        request.master_port,
+        request.init_method,
+        nnodes=nnodes,
+        here=machine.host if here == 0 else None,
+        environ=environ,
+    )
+    bound: dict[int, tuple[Cpus, ...]] = {}
     if request.bind == "numa":
-        bound = layout.numa_binding(slots, max(counts), machine.numa, allowed)
-    shared = dict(machine.variables)
-    if environ.get("OMP_NUM_THREADS"):
-        shared["OMP_NUM_THREADS"] = environ["OMP_NUM_THREADS"]
-        facts.append(Fact("threads per rank", shared["OMP_NUM_THREADS"], "OMP_NUM_THREADS"))
-    else:
-        threads = layout.threads_per_rank(local_world_size, len(allowed), bound[:local_world_size] if bound else None)
-        shared["OMP_NUM_THREADS"] = str(threads)
-        facts.append(Fact("threads per rank", str(threads), f"{len(allowed)} CPUs over {local_world_size} ranks"))
-    shared["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+        bound = {count: layout.numa_binding(slots, count, machine.numa, machine.allowed_cpus) for count in set(counts)}
+    threads = {count: _threads(count, machine, bound.get(count, ()), environ) for count in set(counts)}
+    nodes = _nodes(
+        counts, counts_source, {count: each.value for count, each in threads.items()}, here, machine, address
+    )
 
-    nodes = _nodes(counts, node_rank, source, machine.host, address)
+    facts = [Fact("processes per node", _listed(counts), counts_source), Fact("devices", *_devices(machine))]
     if nnodes > 1:
-        notes.append(f"facts about nodes other than {node_rank} are assumed: only this machine was looked at")
+        facts.append(Fact("node rank", *node_rank))
+        noted.append(f"of the nodes other than {here} nothing is known: they are assumed to be like this one")
+    facts += [
+        Fact("master address", *address),
+        Fact("master port", *(port if port.value != "0" else Sourced("any free port", "one node"))),
+        Fact("threads per rank", *threads[counts[here]]),
+    ]
+    sources = {"--node-rank": node_rank, "--master-addr": address, "--master-port": port}
+    missing = [flag for flag, sourced in sources.items() if sourced.source in (ASSUMED, MISSING)]
+    if counts_source not in ("--nproc", "--gpus"):
+        missing.append("--nproc as a number")
     return Plan(
         run_id=run_id,
         target=target,
-        node_rank=node_rank,
-        master_addr=address,
-        master_port=port,
+        node_rank=here,
+        master_addr=address.value,
+        master_port=int(port.value),
         nodes=nodes,
         ranks=layout.number(nodes, slots, bound),
-        shared=shared,
+        variables={
+            **machine.variables,
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        },
         max_restarts=request.max_restarts,
         backend=backend,
         init_method=request.init_method,
         facts=tuple(facts),
-        notes=tuple(notes),
+        notes=tuple(noted),
+        missing=tuple(missing) if nnodes > 1 else (),
     )
 
 
-def _nodes(counts: tuple[int, ...], node_rank: int, source: str, host: str, address: str) -> tuple[Node, ...]:
-    """Other nodes' names are not known; node 0 is called by the address it was given."""
-
-    def node(index: int, count: int) -> Node:
-        if index == node_rank:
-            return Node(index, host, count, source)
-        return Node(index, address if index == 0 else None, count, source if source == "--nproc" else "assumed")
-
-    return tuple(node(index, count) for index, count in enumerate(counts))
-
-
-def _node_rank(request: Request, environ: Mapping[str, str], facts: list[Fact]) -> int:
-    nnodes, node_rank, source = request.nnodes, request.node_rank, "--node-rank"
-    if node_rank is None and nnodes > 1 and "NODE_RANK" in environ:
+def _node_rank(request: Request, environ: Mapping[str, str]) -> Sourced:
+    nnodes, typed = request.nnodes, environ.get("NODE_RANK")
+    if request.node_rank is not None:
+        node_rank, source = request.node_rank, "--node-rank"
+    elif nnodes > 1 and typed is not None:
         source = "NODE_RANK"
         try:
-            node_rank = int(environ[source])
+            node_rank = int(typed)
         except ValueError:
-            raise UsageError(f"NODE_RANK={environ[source]} is no number", "unset it, or give --node-rank") from None
-    if node_rank is None:
-        node_rank, source = 0, "assumed"
+            raise UsageError(f"NODE_RANK={typed} is no number", "unset it, or give --node-rank") from None
+    else:
+        node_rank, source = 0, ASSUMED
     if not 0 <= node_rank < nnodes:
         numbered = "the one node is 0" if nnodes == 1 else f"{nnodes} nodes are numbered 0 to {nnodes - 1}"
         hint = f"--nnodes {node_rank + 1} or more" if node_rank > 0 else "--node-rank 0"
         raise UsageError(f"{source} {node_rank} is out of range: {numbered}", f"{hint}, if that is what was meant")
-    if nnodes > 1:
-        facts.append(Fact("node rank", str(node_rank), source))
-    return node_rank
+    return Sourced(str(node_rank), source)
 
 
 def _counts(request: Request, machine: Machine) -> tuple[tuple[int, ...], str]:
@@ -254,136 +270,79 @@ def _counts(request: Request, machine: Machine) -> tuple[tuple[int, ...], str]:
     if text is None and request.gpus is not None:
         return (len(machine.slots),) * request.nnodes, "--gpus"
     return layout.parse_nproc(
-        text or "auto", request.nnodes, gpus=len(machine.slots), physical_cpus=machine.physical_cpus
+        "auto" if text is None else text,
+        request.nnodes,
+        gpus=len(machine.slots),
+        physical_cpus=machine.physical_cpus,
     )
 
 
-def _check_devices(request: Request, machine: Machine, local_world_size: int, notes: list[str]) -> None:
-    gpus = len(machine.slots)
-    if not gpus:
-        if request.backend == "nccl":
-            raise UsageError("--backend nccl needs GPUs, and this machine has none that is visible", "--backend gloo")
-        return
-    if local_world_size <= gpus or request.oversubscribe:
-        if local_world_size > gpus:
-            notes.append(
-                f"{local_world_size} ranks share {gpus} GPUs (--oversubscribe): LOCAL_RANK exceeds the last device"
-            )
-        return
+def _device_notes(request: Request, backend: str | None, ranks: int, gpus: int) -> list[str]:
+    """Compare this node's ranks with its GPUs: what people should know, or why it cannot be."""
+    nccl = rendezvous.is_nccl(backend)
+    if nccl and not gpus:
+        raise UsageError(
+            f"--backend {request.backend} needs GPUs, and this machine has none that is visible", "--backend gloo"
+        )
+    if ranks <= gpus or not gpus:
+        return []
+    if request.oversubscribe:
+        return [f"{ranks} ranks share {gpus} GPUs (--oversubscribe): LOCAL_RANK exceeds the last device"]
     if request.gpus is not None:
         raise UsageError(
-            f"--nproc {local_world_size} and --gpus {request.gpus} contradict each other: {local_world_size} ranks, {gpus} GPUs",
+            f"--nproc {request.nproc} and --gpus {request.gpus} contradict each other: {ranks} ranks, {gpus} GPUs",
             f"--nproc {gpus}, or --oversubscribe to share them",
         )
-    if request.backend in ("nccl", "auto"):
+    if nccl:
         raise UsageError(
-            f"{local_world_size} ranks on {gpus} visible GPUs: NCCL takes one rank a GPU",
+            f"{ranks} ranks on {gpus} visible GPUs: NCCL takes one rank a GPU",
             f"--nproc {gpus}, or --backend gloo, or --oversubscribe",
         )
-    notes.append(
-        f"more ranks than GPUs: {local_world_size} ranks on {gpus} GPUs; ranks from {gpus} on have none of their own"
-    )
+    return [f"more ranks than GPUs: {ranks} ranks on {gpus} GPUs; ranks from {gpus} on have none of their own"]
 
 
-_PORTS = range(1, 65536)
+def _threads(count: int, machine: Machine, bound: tuple[Cpus, ...], environ: Mapping[str, str]) -> Sourced:
+    if environ.get("OMP_NUM_THREADS"):
+        return Sourced(environ["OMP_NUM_THREADS"], "OMP_NUM_THREADS")
+    cpus = len(machine.allowed_cpus)
+    threads = layout.threads_per_rank(count, cpus, bound)
+    plural = "s" if count > 1 else ""
+    return Sourced(str(threads), f"{cpus} CPUs over {count} rank{plural}" + " where --bind put them" * bool(bound))
 
 
-def _address(request: Request, environ: Mapping[str, str], facts: list[Fact]) -> tuple[str, int]:
-    """Where ranks find rank 0's store. One node needs neither; several must agree, so both are said with their source."""
-    address, port = request.master_addr, request.master_port
-    address_source, port_source = "--master-addr", "--master-port"
-    if request.nnodes > 1:
-        if address is None and environ.get("MASTER_ADDR"):
-            address, address_source = environ["MASTER_ADDR"], "MASTER_ADDR"
-        if port is None and environ.get("MASTER_PORT"):
-            port_source = "MASTER_PORT"
-            try:
-                port = int(environ[port_source])
-            except ValueError:
-                raise UsageError(f"MASTER_PORT={environ[port_source]} is no port", "--master-port 29500") from None
-    through = _TCP.fullmatch(request.init_method or "")
-    if through:
-        method_address, method_port = through["host"].strip("[]"), int(through["port"])
-        if port not in (None, method_port) or address not in (None, method_address):
-            raise UsageError(
-                f"--init-method {request.init_method} and {address or method_address}:{port or method_port} contradict each other",
-                "give the address once",
-            )
-        address, port, address_source, port_source = method_address, method_port, "--init-method", "--init-method"
-    if request.nnodes > 1 and port == 0:
-        raise UsageError(f"{port_source} 0: several nodes must agree on a port", f"--master-port {DEFAULT_PORT}")
-    if port and port not in _PORTS:
-        raise UsageError(f"{port_source} {port} is no port: they go from 1 to 65535", f"--master-port {DEFAULT_PORT}")
-    if address is not None and not _HOST.fullmatch(address) and not _is_ip(address):
-        raise UsageError(f"{address_source} {address} is no host name or address", "--master-addr 10.0.0.1")
-    if request.nnodes == 1:
-        if address:
-            facts.append(Fact("master address", address, address_source))
-        if port:
-            facts.append(Fact("master port", str(port), port_source))
-        return address or LOOPBACK, port or 0
-    if address is None:
-        address, address_source = "NODE0", "missing"
-    if port is None:
-        port, port_source = DEFAULT_PORT, "assumed"
-    facts += [Fact("master address", address, address_source), Fact("master port", str(port), port_source)]
-    return address, port
+def _nodes(
+    counts: tuple[int, ...],
+    source: str,
+    threads: Mapping[int, str],
+    here: int,
+    machine: Machine,
+    address: Sourced,
+) -> tuple[Node, ...]:
+    """Other nodes' names are not known; node 0 is called by the address it was given."""
+
+    def node(index: int, count: int) -> Node:
+        if index == here:
+            return Node(index, machine.host, count, source, threads[count])
+        host = address.value if index == 0 and address.source != MISSING else None
+        return Node(index, host, count, source if source == "--nproc" else ASSUMED, threads[count])
+
+    return tuple(node(index, count) for index, count in enumerate(counts))
 
 
-_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
-_TCP = re.compile(r"tcp://(?P<host>[^/:\[\]]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d+)")
+def _listed(counts: tuple[int, ...]) -> str:
+    return str(counts[0]) if len(set(counts)) == 1 else ",".join(map(str, counts))
 
 
-def _is_ip(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return False
-    return True
-
-
-def _backend(request: Request, machine: Machine, target: Target) -> str | None:
-    if request.backend is None and request.init_method is None:
-        return None
-    if target.kind is Kind.PROGRAM:
-        raise UsageError(
-            "--backend and --init-method need a Python target, and --no-python runs a program", "leave them out"
-        )
-    if request.backend not in (None, "auto"):
-        return request.backend
-    device = machine.slots[0].device if machine.slots else "cpu"
-    return {"cuda": "nccl", "xpu": "xccl"}.get(device.partition(":")[0], "gloo")
-
-
-def _check_init_method(method: str | None, nnodes: int) -> None:
-    if method is None or method == "env://" or _TCP.fullmatch(method):
-        return
-    if method.startswith("file://"):
-        path = method.removeprefix("file://")
-        if not path.startswith("/"):
-            raise UsageError(f"--init-method {method}: the path must be absolute", "--init-method file:///tmp/store")
-        folder = os.path.dirname(path)
-        if os.path.isdir(path):
-            raise UsageError(
-                f"--init-method {method}: {path} is a directory", f"--init-method {method.rstrip('/')}/store"
-            )
-        if not os.path.isdir(folder):
-            raise UsageError(
-                f"--init-method {method}: there is no directory {folder}", f"mkdir -p {shlex.quote(folder)}"
-            )
-        if not os.access(folder, os.W_OK) or (os.path.exists(path) and not os.access(path, os.W_OK)):
-            raise UsageError(f"--init-method {method}: {path} is not writable", "--init-method file:///tmp/store")
-        return
-    raise UsageError(f"--init-method {method} is none that is known", "env://, tcp://host:port or file:///path")
-
-
-def missing_for_run(plan: Plan) -> tuple[str, ...]:
-    """Name the flags that must be given before this node's share of a job on several nodes can start on its own."""
-    flags = {"node rank": "--node-rank", "master address": "--master-addr", "master port": "--master-port"}
-    missing = [flags[fact.name] for fact in plan.facts if fact.name in flags and fact.source in ("assumed", "missing")]
-    if any(fact.name == "processes per node" and fact.source not in ("--nproc", "--gpus") for fact in plan.facts):
-        missing.append("--nproc")
-    return tuple(missing) if plan.nnodes > 1 else ()
+def _devices(machine: Machine) -> Sourced:
+    """Say what there is: "4 × NVIDIA H100 80GB HBM3 (cuda:0 to cuda:3)"."""
+    slots = machine.slots
+    if not slots:
+        return Sourced("cpu", machine.slots_source or "no GPU found")
+    names: dict[str, int] = {}
+    for slot in slots:
+        names[slot.name] = names.get(slot.name, 0) + 1
+    span = f"{slots[0].device} to {slots[-1].device}" if len(slots) > 1 else slots[0].device
+    return Sourced(f"{', '.join(f'{count} × {name}' for name, count in names.items())} ({span})", machine.slots_source)
 
 
 def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
@@ -392,11 +351,18 @@ def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
     Args:
         options: the options typed here that say something else (not those about nodes, addresses and counts).
     """
-    counts = [node.local_world_size for node in plan.nodes]
-    nproc = str(counts[0]) if len(set(counts)) == 1 else ",".join(map(str, counts))
-    head = ["ddplaunch", "run", "--nnodes", str(plan.nnodes), "--node-rank", str(node_rank)]
-    head += ["--master-addr", plan.master_addr, "--master-port", str(plan.master_port), "--nproc", nproc, *options]
+    import shlex
+
+    words = ["ddplaunch", "run", "--nnodes", str(plan.nnodes), "--node-rank", str(node_rank)]
+    words += ["--master-addr", plan.master_addr, "--master-port", str(plan.master_port)]
+    words += ["--nproc", _listed(tuple(node.local_world_size for node in plan.nodes)), *options]
     if plan.target.kind in (Kind.MODULE, Kind.PROGRAM):
-        head.append("-m" if plan.target.kind is Kind.MODULE else "--no-python")
-    tail = ["--", *plan.target.args] if any(arg.startswith("-") for arg in plan.target.args) else plan.target.args
-    return shlex.join([*head, plan.target.typed, *tail])
+        words.append("-m" if plan.target.kind is Kind.MODULE else "--no-python")
+    typed, args = plan.target.typed, plan.target.args
+    if typed.startswith("-"):
+        words += ["--", typed, *args]
+    elif any(arg.startswith("-") for arg in args):
+        words += [typed, "--", *args]
+    else:
+        words += [typed, *args]
+    return shlex.join(words)

@@ -22,7 +22,7 @@ _NEEDS_DYNAMO = re.compile(
 
 
 def preloads(target: Target) -> tuple[str, ...]:
-    """Name the modules worth importing once for all ranks of ``target``, by what its source and its local imports say."""
+    """Name the modules worth importing once for all ranks of ``target``, by what its source and local imports say."""
     if target.kind is Kind.PROGRAM:
         return ()
     if target.source is None or target.first is None:

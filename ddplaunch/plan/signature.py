@@ -9,10 +9,11 @@ from __future__ import annotations
 import ast
 import enum
 import inspect
+import os
 import pathlib
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -31,21 +32,30 @@ INJECTED = {
 }
 """Parameter names that ddplaunch fills in, and which fact each receives."""
 
-ValueKind = Literal["int", "float", "bool", "str", "path", "choice", "guess", "any"]
+ValueKind = Literal["int", "float", "bool", "str", "path", "choice", "number", "union", "any"]
+Container = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True)
 class Value:
     """What one parameter accepts on the command line.
 
-    ``guess``: neither annotated nor defaulted, so a number where it looks like one. ``any``: annotated with something
-    that cannot be known here (from source) or cannot be typed on a command line (in a rank).
+    Attributes:
+        kind: "union": the first of ``sides`` that fits. "any": it cannot be known here (from source), or has no form
+            on a command line (in a rank).
+        container: what the values of a repeated option are collected in; None for a single value.
+        convert: in a rank only, makes the value from its text (a choice, a path).
     """
 
     kind: ValueKind
     choices: tuple[str, ...] = ()
-    many: bool = False
-    convert: Callable[[Any], Any] | None = None  # live only: text of a choice to the member it names
+    sides: tuple[Value, ...] = ()
+    container: Container | None = None
+    convert: Callable[[str], Any] | None = None
+
+
+GUESS = Value("union", sides=(Value("number"), Value("str")))
+"""For a parameter that says nothing of its type: a number where it looks like one."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +66,11 @@ class Parameter:
     shown: str
     value: Value
     required: bool
-    variadic: Literal["", "*", "**"] = ""
+    stars: Literal["", "*", "**"] = ""
 
     @property
     def injected(self) -> bool:
-        return self.name in INJECTED and not self.variadic
+        return self.name in INJECTED and not self.stars
 
 
 @dataclass(frozen=True)
@@ -78,24 +88,32 @@ class Signature:
         """The parameters that the command line fills, in order."""
         return tuple(parameter for parameter in self.parameters if not parameter.injected)
 
+    @property
+    def reads_argv(self) -> bool:
+        """Whether the function is called with nothing and reads ``sys.argv``: it names no parameter.
+
+        One of just ``*args, **kwargs`` names none either: so look click's commands and careless decorators.
+        """
+        return [parameter.stars for parameter in self.parameters] in ([], ["*", "**"])
+
 
 # ---------------------------------------------------------------------------------------------------- from source
 
 
 def from_source(name: str, function: ast.FunctionDef, module: ast.Module) -> Signature:
-    """Read the signature of ``function``, defined in ``module``; what a name there means is guessed from its spelling."""
+    """Read the signature of ``function`` in ``module``; what a name there means is guessed from its spelling."""
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]
     parameters = [_read(argument, default, module) for argument, default in zip(positional, defaults, strict=True)]
     if arguments.vararg:
-        parameters.append(_variadic(arguments.vararg, "*", module))
+        parameters.append(_starred(arguments.vararg, "*", module))
     parameters += [
         _read(argument, default, module)
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     ]
     if arguments.kwarg:
-        parameters.append(_variadic(arguments.kwarg, "**", module))
+        parameters.append(_starred(arguments.kwarg, "**", module))
     return Signature(name, tuple(parameters))
 
 
@@ -107,32 +125,45 @@ def _read(argument: ast.arg, default: ast.expr | None, module: ast.Module) -> Pa
         shown += f" = {ast.unparse(default)}" if argument.annotation else f"={ast.unparse(default)}"
     if argument.annotation:
         value = _annotated(argument.annotation, module)
-    elif default is None:
-        value = Value("guess")
     else:
-        value = _like(default.value) if isinstance(default, ast.Constant) else _like_expression(default)
+        value = GUESS if default is None else _like_expression(default, module)
     return Parameter(argument.arg, shown, value, required=default is None)
 
 
-def _variadic(argument: ast.arg, stars: Literal["*", "**"], module: ast.Module) -> Parameter:
+def _starred(argument: ast.arg, stars: Literal["*", "**"], module: ast.Module) -> Parameter:
     annotated = f": {ast.unparse(argument.annotation)}" if argument.annotation else ""
-    value = _annotated(argument.annotation, module) if argument.annotation else Value("guess")
-    return Parameter(argument.arg, f"{stars}{argument.arg}{annotated}", value, required=False, variadic=stars)
+    value = _annotated(argument.annotation, module) if argument.annotation else GUESS
+    return Parameter(argument.arg, f"{stars}{argument.arg}{annotated}", value, required=False, stars=stars)
 
 
-_SIMPLE: dict[str, ValueKind] = {
-    "int": "int",
-    "float": "float",
-    "bool": "bool",
-    "str": "str",
-    "Path": "path",
-    "PurePath": "path",
-    "PathLike": "path",
+_SIMPLE: dict[str, Value] = {
+    "int": Value("int"),
+    "float": Value("float"),
+    "bool": Value("bool"),
+    "str": Value("str"),
+    "Path": Value("path", convert=pathlib.Path),
+    "PurePath": Value("path", convert=pathlib.PurePath),
+    "PathLike": Value("path", convert=pathlib.Path),
+    "Any": GUESS,
+    "object": GUESS,
 }
-_LISTS = {"list", "List", "Sequence", "Iterable", "tuple", "Tuple", "set", "Set"}
+
+_CONTAINERS: dict[str, Container] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "List": list,
+    "Tuple": tuple,
+    "Set": set,
+    "FrozenSet": frozenset,
+    "Sequence": list,
+    "Iterable": list,
+    "Collection": list,
+}
 
 
-def _annotated(node: ast.expr, module: ast.Module) -> Value:
+def _annotated(node: ast.expr, module: ast.Module | None) -> Value:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         try:
             return _annotated(ast.parse(node.value, mode="eval").body, module)
@@ -140,33 +171,48 @@ def _annotated(node: ast.expr, module: ast.Module) -> Value:
             return Value("any")
     name = _last_name(node)
     if name in _SIMPLE:
-        return Value(_SIMPLE[name])
-    if name in _LISTS:
-        return Value("guess", many=True)
+        return _SIMPLE[name]
+    if name in _CONTAINERS:
+        return replace(GUESS, container=_CONTAINERS[name])
     if isinstance(node, ast.Name):
         members = _enum_members(node.id, module)
         return Value("choice", choices=members) if members else Value("any")
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _only_one([side for side in (node.left, node.right) if not _is_none(side)], module)
+        return _union([_annotated(side, module) for side in (node.left, node.right) if not _is_none(side)])
     if isinstance(node, ast.Subscript):
         inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         of = _last_name(node.value)
-        if of == "Optional":
+        if of in ("Optional", "Annotated"):
             return _annotated(inner[0], module)
         if of == "Union":
-            return _only_one([side for side in inner if not _is_none(side)], module)
-        if of == "Annotated":
-            return _annotated(inner[0], module)
+            return _union([_annotated(side, module) for side in inner if not _is_none(side)])
         if of == "Literal" and all(isinstance(item, ast.Constant) for item in inner):
             return Value("choice", choices=tuple(str(item.value) for item in inner if isinstance(item, ast.Constant)))
-        if of in _LISTS:
-            element = _annotated(inner[0], module)
-            return Value("any") if element.many else replace(element, many=True)
+        if of == "PathLike":
+            return _SIMPLE[of]
+        if of in _CONTAINERS:
+            inner = [item for item in inner if not (isinstance(item, ast.Constant) and item.value is ...)]
+            return _container(_CONTAINERS[of], [_annotated(item, module) for item in inner])
     return Value("any")
 
 
-def _only_one(sides: list[ast.expr], module: ast.Module) -> Value:
-    return _annotated(sides[0], module) if len(sides) == 1 else Value("any")
+def _union(sides: list[Value]) -> Value:
+    """One value of several kinds, tried from the narrowest; a flag or a list among others has no form of its own."""
+    if len(sides) == 1:
+        return sides[0]
+    flat = [each for side in sides for each in (side.sides or (side,))]
+    if any(side.container for side in sides) or not all(each.kind in _NARROWEST_FIRST for each in flat):
+        return Value("any")
+    return Value("union", sides=tuple(sorted(flat, key=lambda each: _NARROWEST_FIRST.index(each.kind))))
+
+
+_NARROWEST_FIRST = ("choice", "int", "number", "float", "path", "str")
+
+
+def _container(container: Container, inner: list[Value]) -> Value:
+    if len(set(inner)) > 1 or any(each.container or each.kind == "any" for each in inner):
+        return Value("any")
+    return replace(inner[0] if inner else GUESS, container=container)
 
 
 def _last_name(node: ast.expr) -> str:
@@ -177,8 +223,8 @@ def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _enum_members(name: str, module: ast.Module) -> tuple[str, ...]:
-    for node in module.body:
+def _enum_members(name: str, module: ast.Module | None) -> tuple[str, ...]:
+    for node in module.body if module else ():
         if isinstance(node, ast.ClassDef) and node.name == name:
             if not any(_last_name(base).endswith(("Enum", "Flag")) for base in node.bases):
                 return ()
@@ -194,31 +240,18 @@ def _assigned_names(node: ast.ClassDef) -> Iterator[str]:
                     yield target.id
 
 
-def _like_expression(default: ast.expr) -> Value:
-    if isinstance(default, ast.UnaryOp) and isinstance(default.operand, ast.Constant):
-        return _like(default.operand.value)
+def _like_expression(default: ast.expr, module: ast.Module) -> Value:
+    """What a parameter without an annotation accepts, by the source of its default."""
+    if isinstance(default, ast.UnaryOp):
+        default = default.operand
+    if isinstance(default, ast.Constant):
+        return _like(default.value)
     if isinstance(default, (ast.List, ast.Tuple)):
-        return Value("guess", many=True)
+        return replace(GUESS, container=list if isinstance(default, ast.List) else tuple)
+    if isinstance(default, ast.Attribute) and isinstance(default.value, ast.Name):
+        members = _enum_members(default.value.id, module)
+        return Value("choice", choices=members) if members else Value("any")
     return Value("any")
-
-
-def _like(default: object) -> Value:
-    """What a parameter without an annotation accepts, by its default."""
-    if isinstance(default, bool):
-        return Value("bool")
-    if isinstance(default, int):
-        return Value("int")
-    if isinstance(default, float):
-        return Value("float")
-    if isinstance(default, str):
-        return Value("str")
-    if isinstance(default, pathlib.PurePath):
-        return Value("path")
-    if isinstance(default, enum.Enum):
-        return _live(type(default))
-    if isinstance(default, (list, tuple)):
-        return Value("guess", many=True)
-    return Value("guess") if default is None else Value("any")
 
 
 # ------------------------------------------------------------------------------------------------- from a function
@@ -232,52 +265,76 @@ def from_function(name: str, function: Callable[..., Any]) -> Signature:
     """
     try:
         hints = typing.get_type_hints(inspect.unwrap(function))
-    except Exception:  # an annotation that does not evaluate is no annotation
+    except Exception:  # one annotation that does not evaluate spoils all: they are then read as they are spelled
         hints = {}
-    parameters = []
-    for parameter in inspect.signature(function).parameters.values():
-        has_default = parameter.default is not parameter.empty
-        if parameter.name in hints:
-            value = _live(hints[parameter.name])
-        elif parameter.annotation is not parameter.empty and not isinstance(parameter.annotation, str):
-            value = _live(parameter.annotation)
-        else:
-            value = _like(parameter.default) if has_default else Value("guess")
-        stars: Literal["", "*", "**"] = ""
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            stars = "*"
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            stars = "**"
-        parameters.append(Parameter(parameter.name, str(parameter), value, not (has_default or stars), stars))
-    return Signature(name, tuple(parameters))
+    return Signature(
+        name, tuple(_look(each, hints.get(each.name)) for each in inspect.signature(function).parameters.values())
+    )
+
+
+def _look(parameter: inspect.Parameter, hint: Any) -> Parameter:
+    has_default = parameter.default is not parameter.empty
+    if hint is None and parameter.annotation is not parameter.empty:
+        hint = parameter.annotation
+    if isinstance(hint, str):
+        value = _annotated(ast.Constant(hint), None)
+    elif hint is not None:
+        value = _live(hint)
+    else:
+        value = _like(parameter.default) if has_default else GUESS
+    stars: Literal["", "*", "**"] = ""
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        stars = "*"
+    elif parameter.kind is parameter.VAR_KEYWORD:
+        stars = "**"
+    return Parameter(parameter.name, str(parameter), value, not (has_default or stars), stars)
 
 
 def _live(annotation: Any) -> Value:
-    simple: dict[Any, ValueKind] = {int: "int", float: "float", bool: "bool", str: "str"}
-    if annotation in simple:
-        return Value(simple[annotation])
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Literal:
-        texts = {str(item): item for item in inner}
-        return Value("choice", choices=tuple(texts), convert=texts.__getitem__)
     if origin is typing.Annotated:
         return _live(inner[0])
     if origin in (typing.Union, types.UnionType):
-        left = [side for side in inner if side is not type(None)]
-        return _live(left[0]) if len(left) == 1 else Value("any")
-    if _is_list(origin or annotation):
-        element = _live(inner[0]) if inner else Value("guess")
-        return Value("any") if element.many else replace(element, many=True)
-    if isinstance(annotation, type):
-        if issubclass(annotation, enum.Enum):
-            members = annotation.__members__
-            return Value("choice", choices=tuple(members), convert=members.__getitem__)
-        if issubclass(annotation, pathlib.PurePath):
-            return Value("path", convert=annotation)
-    return Value("any")
+        return _union([_live(side) for side in inner if side is not type(None)])
+    if origin is Literal:
+        members = {str(item): item for item in inner}
+        return Value("choice", choices=tuple(members), convert=members.__getitem__)
+    if annotation is Any:
+        return GUESS
+    kind = origin or annotation
+    if not isinstance(kind, type):
+        return Value("any")
+    if kind in _LIVE_CONTAINERS:
+        return _container(_LIVE_CONTAINERS[kind], [_live(item) for item in inner if item is not ...])
+    if kind in (int, float, bool, str, object):
+        return _SIMPLE[kind.__name__]
+    if issubclass(kind, enum.Enum):
+        return Value("choice", choices=tuple(kind.__members__), convert=kind.__members__.__getitem__)
+    if issubclass(kind, pathlib.PurePath):
+        return Value("path", convert=kind)
+    return _SIMPLE["PathLike"] if kind is os.PathLike else Value("any")
 
 
-def _is_list(origin: Any) -> bool:
-    import collections.abc as abc
+_LIVE_CONTAINERS: dict[type, Container] = {
+    list: list,
+    tuple: tuple,
+    set: set,
+    frozenset: frozenset,
+    Sequence: list,
+    Iterable: list,
+    Collection: list,
+}
 
-    return origin in (list, tuple, set, abc.Sequence, abc.Iterable, abc.Collection)
+
+def _like(default: object) -> Value:
+    """What a parameter without an annotation accepts, by its default."""
+    if isinstance(default, enum.Enum):
+        return _live(type(default))
+    for kind in (bool, int, float, str):  # a bool is an int as well
+        if isinstance(default, kind):
+            return _SIMPLE[kind.__name__]
+    if isinstance(default, pathlib.PurePath):
+        return Value("path", convert=type(default))
+    if isinstance(default, (list, tuple)):
+        return replace(GUESS, container=type(default) if type(default) in (list, tuple) else list)
+    return GUESS if default is None else Value("any")

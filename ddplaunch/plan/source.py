@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 
@@ -26,48 +28,73 @@ def parse(path: str, shown: str | None = None) -> ast.Module:
             source = file.read()
     except OSError as error:
         raise UsageError(f"cannot read {shown}: {error.strerror}") from None
+    if b"\0" in source:
+        raise UsageError(f"{shown} is not Python source: there is a null byte in it", _not_python(path, shown))
     try:
-        return ast.parse(source, path)
+        return _tree(source, path)
     except SyntaxError as error:
-        line = (error.text or "").strip()
+        hint = _not_python(path, shown) or (error.text or "").strip()[:100] or None
         where = f"{shown}, line {error.lineno}" if error.lineno else shown
-        raise UsageError(f"syntax error in {where}: {error.msg}", line or None) from None
-    except ValueError as error:  # null bytes
+        raise UsageError(f"syntax error in {where}: {error.msg}", hint) from None
+    except (ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"{shown} is not Python source: {error}") from None
 
 
+def _tree(source: bytes | str, path: str) -> ast.Module:
+    with warnings.catch_warnings():  # the ranks give them where they belong
+        warnings.simplefilter("ignore")
+        return ast.parse(source, path)
+
+
+def _not_python(path: str, shown: str) -> str | None:
+    if path.endswith(".py") or not os.access(path, os.X_OK):
+        return None
+    program = shown if os.sep in shown else os.path.join(".", shown)
+    return f"a program that is not Python: ddplaunch run --no-python {program}"
+
+
 def find_module(name: str, first: str) -> ModuleSpec | None:
-    """Find the dotted module ``name`` as ``import`` would with ``first`` in front of ``sys.path``; None if there is none.
+    """Find the dotted module ``name`` as ``import`` would with ``first`` before ``sys.path``; None if there is none.
 
     Only finders are asked: neither the module nor its parent packages run. What ``sys.modules`` holds is the
     launcher's own and is not looked at.
     """
-    path: Sequence[str] | None = None
+    places: Sequence[str | None] = (first, None)  # None is sys.path, and what is built into Python
     spec: ModuleSpec | None = None
     parts = name.split(".")
     for depth in range(len(parts)):
         full = ".".join(parts[: depth + 1])
-        if depth == 0:
-            spec = _ask_finders(full, [first]) or _ask_finders(full, None)
-        else:
-            spec = _ask_finders(full, path)
+        spec = next((found for place in places if (found := _ask_finders(full, place))), None)
+        if spec is None:
+            folders = [os.path.join(place, parts[depth]) for place in (p for p in places if p is not None)]
+            spec = _namespace(full, folders if depth else [*folders, *(os.path.join(p, full) for p in sys.path)])
         if spec is None:
             return None
-        path = list(spec.submodule_search_locations or ())
+        places = list(spec.submodule_search_locations or ())
     return spec
 
 
-def _ask_finders(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+def _ask_finders(name: str, place: str | None) -> ModuleSpec | None:
+    """Return the regular module or package ``name`` in the folder ``place``."""
     for finder in sys.meta_path:
         try:
-            spec = finder.find_spec(name, path)
+            spec = finder.find_spec(name, None if place is None else [place])
         except Exception:  # a finder of somebody else's that cannot cope with our question
             continue
-        if spec is not None and (spec.origin is not None or spec.submodule_search_locations is not None):
-            if path is not None and spec.origin in ("built-in", "frozen"):
-                continue
-            return spec
+        if spec is None or spec.origin is None or (place is not None and spec.origin in ("built-in", "frozen")):
+            continue
+        return spec
     return None
+
+
+def _namespace(name: str, folders: Sequence[str]) -> ModuleSpec | None:
+    """A package without ``__init__.py`` is all folders of its name; Python's own finder would import its parent."""
+    found = [folder for folder in folders if os.path.isdir(folder)]
+    if not found:
+        return None
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = found
+    return spec
 
 
 def local_sources(path: str, first: str) -> Iterator[str]:
@@ -84,8 +111,8 @@ def local_sources(path: str, first: str) -> Iterator[str]:
         try:
             with open(file, encoding="utf-8", errors="replace") as opened:
                 text = opened.read()
-            tree = ast.parse(text)
-        except (OSError, SyntaxError, ValueError):
+            tree = _tree(text, file)
+        except (OSError, SyntaxError, ValueError, RecursionError):
             continue
         yield text
         for name in _imported_names(tree, file, first):
@@ -97,17 +124,15 @@ _MOST_FILES = 200
 
 
 def _imported_names(tree: ast.Module, file: str, first: str) -> Iterator[str]:
-    package = os.path.relpath(os.path.dirname(file), first).replace(os.sep, ".")
-    package = "" if package == "." or package.startswith("..") else package
+    """Name what a file imports, seen from the folder ``first``: a relative import depends on where the file stands."""
+    package = os.path.relpath(os.path.dirname(file), first).split(os.sep)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1] if package else []
-                base = ".".join([*above, *([node.module] if node.module else [])])
+            above = [part for part in package[: len(package) - node.level + 1] if part != "."] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
             if base:
                 yield base
             for alias in node.names:
@@ -115,7 +140,16 @@ def _imported_names(tree: ast.Module, file: str, first: str) -> Iterator[str]:
 
 
 def _files_of(name: str, first: str) -> Iterator[str]:
-    place = os.path.join(first, *name.split("."))
-    for candidate in (place + ".py", os.path.join(place, "__init__.py")):
-        if os.path.isfile(candidate):
-            yield candidate
+    """The files that importing ``name`` runs: its own, and the ``__init__.py`` of every package that it is in."""
+    folder = first
+    for part in name.split("."):
+        folder = os.path.join(folder, part)
+        for candidate in (os.path.join(folder, "__init__.py"), folder + ".py"):
+            if os.path.isfile(candidate):
+                yield candidate
+
+
+def names_option(path: str, first: str, option: str) -> bool:
+    """Whether a program says the option ``option`` ("--log-dir") in quotes, as every parser of arguments needs it."""
+    quoted = re.compile(rf"""["']{re.escape(option)}["']""")
+    return any(quoted.search(text) for text in local_sources(path, first))

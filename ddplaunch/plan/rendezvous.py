@@ -1,0 +1,138 @@
+"""Where the ranks find each other: the address and port of rank 0's store, the init method, the backend."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ddplaunch.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
+DEFAULT_PORT = 29500
+"""torchrun's port, where several nodes must agree on one and nobody named it."""
+
+PLACEHOLDER = "NODE0"
+"""What stands for node 0's address where nobody gave one."""
+
+ASSUMED = "assumed"
+MISSING = "missing"
+"""Sources of what nobody said: good for a dry run, not for starting one node of several."""
+
+_PORTS = range(1, 65536)
+_TCP = re.compile(r"tcp://(?P<host>[^/:\[\]]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d+)")
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
+
+
+class Sourced(NamedTuple):
+    """A value and where it comes from, as a person would say it ("--master-addr", "MASTER_ADDR", "assumed")."""
+
+    value: str
+    source: str
+
+
+def locate(
+    address: str | None,
+    port: int | None,
+    init_method: str | None,
+    *,
+    nnodes: int,
+    here: str | None,
+    environ: Mapping[str, str],
+) -> tuple[Sourced, Sourced]:
+    """Say where the store is. One node needs neither flag nor variable: it is on loopback, on any free port (0).
+
+    Args:
+        address, port, init_method: the flags; MASTER_ADDR and MASTER_PORT count where several nodes are planned.
+        here: this machine's name, if it is node 0.
+
+    Raises:
+        UsageError: there is no such address or port, or they contradict each other.
+    """
+    method = _TCP.fullmatch(init_method or "")
+    if method:
+        if port not in (None, int(method["port"])) or address not in (None, method["host"].strip("[]")):
+            flags = [f"--master-addr {address}"] * (address is not None) + [f"--master-port {port}"] * (
+                port is not None
+            )
+            raise UsageError(
+                f"--init-method {init_method} and {' '.join(flags)} contradict each other", "give the address once"
+            )
+        return _checked_address(method["host"].strip("[]"), "--init-method"), _checked_port(
+            method["port"], "--init-method"
+        )
+    several = nnodes > 1
+    if address is not None:
+        where = _checked_address(address, "--master-addr")
+    elif several and environ.get("MASTER_ADDR"):
+        where = _checked_address(environ["MASTER_ADDR"], "MASTER_ADDR")
+    elif several:
+        where = Sourced(here, ASSUMED) if here else Sourced(PLACEHOLDER, MISSING)
+    else:
+        where = Sourced(LOOPBACK, "one node")
+    if port == 0 and several:
+        raise UsageError("--master-port 0: several nodes must agree on a port", f"--master-port {DEFAULT_PORT}")
+    if port:
+        return where, _checked_port(str(port), "--master-port")
+    if several and environ.get("MASTER_PORT"):
+        return where, _checked_port(environ["MASTER_PORT"], "MASTER_PORT")
+    return where, Sourced(str(DEFAULT_PORT), ASSUMED) if several else Sourced("0", "any free port")
+
+
+def _checked_port(text: str, source: str) -> Sourced:
+    if not text.isdecimal() or int(text) not in _PORTS:
+        raise UsageError(f"{source} {text} is no port: they go from 1 to 65535", f"--master-port {DEFAULT_PORT}")
+    return Sourced(str(int(text)), source)
+
+
+def _checked_address(text: str, source: str) -> Sourced:
+    if not _HOST.fullmatch(text) or re.fullmatch(r"[\d.]+", text):
+        import ipaddress
+
+        try:
+            ipaddress.ip_address(text.partition("%")[0])
+        except ValueError:
+            raise UsageError(f"{source} {text} is no host name or address", "--master-addr 10.0.0.1") from None
+    return Sourced(text, source)
+
+
+def check_init_method(method: str | None) -> None:
+    """Check the form of ``--init-method``, and that a file can be made where it says.
+
+    Raises:
+        UsageError: it is of another kind, or its file cannot be written.
+    """
+    if method is None or method == "env://" or _TCP.fullmatch(method):
+        return
+    if not method.startswith("file://"):
+        raise UsageError(f"--init-method {method} is none that is known", "env://, tcp://host:port or file:///path")
+    path = method.removeprefix("file://")
+    folder = os.path.dirname(path)
+    example = "--init-method file:///tmp/store"
+    if not path.startswith("/"):
+        raise UsageError(f"--init-method {method}: the path must be absolute", example)
+    if os.path.isdir(path):
+        raise UsageError(f"--init-method {method}: {path} is a directory", f"--init-method {method.rstrip('/')}/store")
+    if not os.path.isdir(folder):
+        raise UsageError(f"--init-method {method}: there is no directory {folder}", f"make it, or {example}")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise UsageError(f"--init-method {method}: {path} is not writable", example)
+
+
+def backend(asked: str | None, init_method: str | None, device: str) -> str | None:
+    """Name the backend of the process group that ddplaunch initialises; None where it is left to the program.
+
+    Args:
+        asked: ``--backend``; "auto", or None with an init method, chooses by ``device``, torch's name of rank 0's.
+    """
+    if asked is None and init_method is None:
+        return None
+    if asked not in (None, "auto"):
+        return asked.lower()
+    return {"cuda": "nccl", "xpu": "xccl"}.get(device.partition(":")[0], "gloo")
+
+
+def is_nccl(backend: str | None) -> bool:
+    """Whether NCCL is (part of) the backend, as in "cpu:gloo,cuda:nccl"."""
+    return "nccl" in [part.rpartition(":")[2] for part in (backend or "").split(",")]

@@ -1,0 +1,34 @@
+"""A rank of a real training script: a model in DistributedDataParallel, AdamW, one step."""
+
+import time
+
+import marks
+
+marks.mark("user")
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+marks.mark("torch")
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    model = DistributedDataParallel(layers)
+    marks.mark("wrapped")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    marks.mark("step")
+    marks.hold()
+    # gloo can deadlock in its teardown while the last work is being dropped (torch 2.13): all meet, then a moment.
+    dist.barrier()
+    time.sleep(0.02)
+    dist.destroy_process_group()
+    marks.mark("left")
+
+
+if __name__ == "__main__":
+    main()

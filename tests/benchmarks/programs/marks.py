@@ -1,0 +1,28 @@
+"""What the measured programs tell the benchmark: marks with a time, through a named pipe; and a place to wait.
+
+Standard library only, and nothing that costs time: every rank imports this first.
+"""
+
+import os
+import time
+
+REPORT = "BENCH_REPORT"  # the pipe that marks go into
+RELEASE = "BENCH_RELEASE"  # a pipe that nobody writes to until the benchmark lets the ranks go
+HOLD = "BENCH_HOLD"  # set where the ranks are to wait for that
+
+
+def mark(what: str) -> None:
+    """Report that this rank is at ``what`` now; one write below PIPE_BUF, so lines of several ranks do not mix."""
+    now = time.monotonic()  # CLOCK_MONOTONIC is the same for all processes of a machine
+    rank = os.environ.get("RANK", "0")
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    pipe = os.open(os.environ[REPORT], os.O_WRONLY)
+    os.write(pipe, f"{what} {rank} {attempt} {os.getpid()} {now!r}\n".encode())
+    os.close(pipe)
+
+
+def hold() -> None:
+    """Sleep in the kernel, without a single wake-up, until the benchmark opens the other end of the pipe."""
+    if os.environ.get(HOLD):
+        mark("held")
+        os.close(os.open(os.environ[RELEASE], os.O_RDONLY))

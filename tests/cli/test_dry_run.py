@@ -1,0 +1,211 @@
+"""The dry run: the same facts as a table, as text and as JSON, and commands that can be planned again."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import shlex
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from tests.conftest import clean_environment, command, write
+from tests.fake_nvml import fake_nvml as fake_nvml
+
+
+@pytest.fixture
+def plan(launch, tmp_path):
+    """Run a dry run with ``--json`` and return its object."""
+    write(tmp_path, "train.py", "open('ran', 'w').close()\n")
+
+    def run(line: str, **options: object):
+        done = launch("run", "--dry-run", "--json", *shlex.split(line), **options)
+        assert done.returncode == 0, done.stderr
+        assert not (tmp_path / "ran").exists()
+        return json.loads(done.stdout)
+
+    return run
+
+
+def test_json_on_one_node(plan):
+    made = plan("--nproc 2 train.py --lr 1")
+    assert made["world_size"] == 2
+    assert made["nnodes"] == 1
+    assert made["target"] == "train.py"
+    assert (made["master_addr"], made["master_port"]) == ("127.0.0.1", 0)
+    assert made["nodes"] == [
+        {"node_rank": 0, "host": os.uname().nodename, "local_world_size": 2, "source": "--nproc"},
+    ]
+    first, second = made["ranks"]
+    assert (first["rank"], second["rank"]) == (0, 1)
+    assert second["argv"] == ["python", "train.py", "--lr", "1"]
+    assert second["env"]["RANK"] == second["env"]["LOCAL_RANK"] == "1"
+    assert second["env"]["WORLD_SIZE"] == "2"
+
+
+def test_several_nodes(plan):
+    made = plan("--nnodes 3 --nproc 8,8,4 --node-rank 1 --master-addr 10.0.0.1 --master-port 29500 train.py")
+    assert made["world_size"] == 20
+    assert [rank["rank"] for rank in made["ranks"]] == list(range(20))
+    assert [node["local_world_size"] for node in made["nodes"]] == [8, 8, 4]
+    for rank in made["ranks"]:
+        below = sum(node["local_world_size"] for node in made["nodes"][: rank["node_rank"]])
+        assert rank["rank"] == below + rank["local_rank"] == int(rank["env"]["RANK"])
+        assert rank["env"]["MASTER_ADDR"] == "10.0.0.1"
+        assert rank["env"]["MASTER_PORT"] == "29500"
+        assert rank["env"]["LOCAL_WORLD_SIZE"] == str(made["nodes"][rank["node_rank"]]["local_world_size"])
+    assert [node["host"] for node in made["nodes"]] == ["10.0.0.1", os.uname().nodename, None]
+
+
+def test_what_is_detected_and_what_is_assumed(plan, fake_nvml):
+    gpus = fake_nvml.environ(4, cpus="0;0;0;0")
+    made = plan("--nnodes 2 train.py", env=gpus)
+    assert [node["source"] for node in made["nodes"]] == ["4 GPUs found", "assumed"]
+    sources = {fact["name"]: fact["source"] for fact in made["facts"]}
+    assert sources["devices"] == "NVML"
+    assert sources["node rank"] == sources["master port"] == "assumed"
+    chosen = plan("--gpus 2,3 --bind numa train.py", env=gpus)
+    assert [rank["device"] for rank in chosen["ranks"]] == ["cuda:0", "cuda:1"]
+    assert [rank["cpus"] for rank in chosen["ranks"]] == [[0], [0]]
+    assert {fact["name"]: fact["source"] for fact in chosen["facts"]}["devices"] == "--gpus"
+    visible = {rank["env"]["CUDA_VISIBLE_DEVICES"] for rank in chosen["ranks"]}
+    assert len(visible) == 1
+    assert len(visible.pop().split(",")) == 2
+    assert [rank["device"] for rank in plan("--nproc 2 train.py")["ranks"]] == ["cpu", "cpu"]
+
+
+PLAIN = re.compile(r"rank (\d+)  node (\d+)  host (\S+)  local rank (\d+)  device (\S+)  cpus (\S+)")
+
+
+@pytest.mark.parametrize("line", ["--nproc 3 train.py", "--nnodes 2 --nproc 2,1 --bind numa train.py --lr 1 'a b'"])
+def test_plain_text_says_the_same(plan, launch, line):
+    made = plan(line)
+    done = launch("run", "--dry-run", *shlex.split(line))
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    found = PLAIN.findall(done.stdout)
+    assert [[int(row[0]), int(row[1]), row[2], int(row[3]), row[4]] for row in found] == [
+        [rank["rank"], rank["node_rank"], rank["host"] or "?", rank["local_rank"], rank["device"]]
+        for rank in made["ranks"]
+    ]
+    for fact in made["facts"]:
+        assert f"{fact['name']}: {fact['value']} ({fact['source']})\n" in done.stdout
+    shown = dict(word.split("=", 1) for word in re.search("variables of every rank: (.*)", done.stdout)[1].split())
+    own = re.search("variables of its own: (.*)", done.stdout)[1].split()
+    for rank in made["ranks"]:
+        assert {name: value for name, value in rank["env"].items() if name not in (*own, "TORCHELASTIC_RUN_ID")} == {
+            name: value for name, value in shown.items() if name != "TORCHELASTIC_RUN_ID"
+        }
+    for note in made["notes"]:
+        assert f"note: {note}\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--nnodes 2 --nproc 2 train.py",
+        "--nnodes 3 --nproc 2,1,3 --node-rank 1 --master-addr 10.0.0.1 --master-port 1234 train.py data --lr 0.1",
+        "--nnodes 2 --nproc 2 --bind numa --grace 2.5 --log-dir 'a b' --show 0,3 --stdin 0 train.py -- --nproc 'x y'",
+        "--nnodes 2 --node-rank 1 --init-method tcp://10.0.0.1:99 --nproc 1 -m pkg.mod --x=1 -- y",
+        "--nnodes 2 --nproc 1 --backend gloo --max-restarts 2 --control none fn.py:main --steps 3",
+        "--nnodes 2 --nproc 1 --no-python ./prog -x",
+        "--nnodes 2 --nproc 1 -- -odd.py --nproc 3",
+    ],
+)
+def test_the_commands_for_other_nodes_plan_the_same_job(plan, launch, tmp_path, line):
+    write(tmp_path, "pkg/mod.py", "")
+    write(tmp_path, "fn.py", "def main(steps: int): pass\n")
+    write(tmp_path, "prog", "#!/bin/sh\n").chmod(0o755)
+    write(tmp_path, "-odd.py", "")
+    made = plan(line)
+    text = launch("run", "--dry-run", *shlex.split(line)).stdout
+    commands = dict(re.findall(r"^node (\d+): ddplaunch run (.*)$", text, re.MULTILINE))
+    here = made["node_rank"]
+    assert sorted(map(int, commands)) == [node for node in range(made["nnodes"]) if node != here]
+
+    def comparable(made):
+        ranks = [{**rank, "host": None, "env": {**rank["env"], "TORCHELASTIC_RUN_ID": ""}} for rank in made["ranks"]]
+        return ranks, [node["local_world_size"] for node in made["nodes"]], made["backend"], made["target"]
+
+    for node_rank, words in commands.items():
+        again = plan(words)
+        assert again["node_rank"] == int(node_rank)
+        assert comparable(again) == comparable(made)
+        assert next(fact for fact in again["facts"] if fact["name"] == "node rank")["source"] == "--node-rank"
+
+
+def in_terminal(words, folder, columns, environ=None) -> str:
+    """Run a command in a terminal of so many columns; return all that it wrote there."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    environment = clean_environment({"TERM": "xterm-256color", **(environ or {})})
+    for name in ("COLUMNS", "LINES", "NO_COLOR"):
+        environment.pop(name, None)
+    with subprocess.Popen(command(*words), cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        chunks = []
+        while True:
+            try:
+                chunk = os.read(ours, 65536)
+            except OSError:  # how Linux says that nobody is on the other side any more
+                break
+            if not chunk:
+                break
+            chunks.append(chunk)
+    os.close(ours)
+    return b"".join(chunks).decode().replace("\r\n", "\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's terminals")
+@pytest.mark.parametrize("columns", [80, 160])
+def test_a_terminal_gets_a_table(tmp_path, columns):
+    write(tmp_path, "train.py", "")
+    text = in_terminal(
+        ["run", "--dry-run", "--nnodes", "2", "--nproc", "2,1", "train.py", "--lr", "1"], tmp_path, columns
+    )
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert text != plain, "there is colour"
+    assert plain.startswith("3 ranks on 2 nodes: python train.py --lr 1\n")
+    header, *rows = plain[plain.index("  rank") :].splitlines()[:4]
+    assert header.split() == ["rank", "node", "local", "host", "device", "cpus"]
+    assert [row.split()[:3] for row in rows] == [["0", "0", "0"], ["1", "0", "1"], ["2", "1", "0"]]
+    (command,) = [line for line in plain.splitlines() if line.startswith("ddplaunch run")]
+    assert command.endswith("train.py -- --lr 1"), "one line, so that it can be copied"
+    others = [line for line in plain.splitlines() if line != command]
+    assert max(map(len, others)) <= columns
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's terminals")
+def test_no_color(tmp_path):
+    write(tmp_path, "train.py", "")
+    assert "\x1b[3" not in in_terminal(["run", "--dry-run", "train.py"], tmp_path, 80, {"NO_COLOR": "1"})
+    assert "\x1b[3" in in_terminal(["run", "no.py"], tmp_path, 80)
+    assert "\x1b" not in in_terminal(["run", "no.py"], tmp_path, 80, {"TERM": "dumb"})
+
+
+def test_a_table_of_a_thousand_nodes_leaves_out_most(tmp_path):
+    write(tmp_path, "train.py", "")
+    text = in_terminal(["run", "--dry-run", "--nnodes", "1000", "--nproc", "8", "train.py"], tmp_path, 100)
+    assert "and 7936 more" in text
+    assert len(text.splitlines()) < 150
+
+
+def test_a_reader_that_leaves_early(tmp_path):
+    write(tmp_path, "train.py", "")
+    with subprocess.Popen(
+        command("run", "--dry-run", "--json", "--nnodes", "1000", "--nproc", "8", "train.py"),
+        cwd=tmp_path,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.read(10) == b'{"run_id":'
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 1

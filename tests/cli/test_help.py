@@ -1,0 +1,119 @@
+"""Help, version, and what a shell completes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from ddplaunch import __version__
+from ddplaunch.cli.run import SECTIONS, run
+from tests.conftest import clean_environment, command, write
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_bare_is_help(launch, words):
+    done = launch(*words)
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: ddplaunch [OPTIONS] [COMMAND]")
+    assert re.search(r"^  run +Start a training job", done.stdout, re.MULTILINE)
+    assert re.search(r"^  devices +Show", done.stdout, re.MULTILINE)
+
+
+def test_version(launch):
+    assert launch("--version").stdout == f"ddplaunch {__version__}\n"
+
+
+def test_installed_command_is_the_module():
+    script = shutil.which("ddplaunch", path=str(sys.executable.rpartition("/")[0]))
+    if script is None:
+        pytest.skip("not installed beside this interpreter")
+    for words in (["--version"], ["run", "no.py"]):
+        runs = [
+            subprocess.run([*how, *words], capture_output=True, text=True, env=clean_environment(), check=False)
+            for how in ([script], command())
+        ]
+        assert runs[0].stdout == runs[1].stdout
+        assert runs[0].stderr == runs[1].stderr
+        assert runs[0].returncode == runs[1].returncode
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "200"])
+def test_every_option_of_run_stands_under_a_heading(launch, columns):
+    done = launch("run", "--help", env={"COLUMNS": columns})
+    assert done.returncode == 0
+    headings = re.findall(r"^(\w.*):$", done.stdout, re.MULTILINE)
+    assert headings == list(SECTIONS)
+    for param in run.params:
+        if param.name not in ("target", "args"):
+            assert len(re.findall(rf"^  (?:-\w, )?{param.opts[-1]}\b", done.stdout, re.MULTILINE)) == 1, param.name
+    assert max(map(len, done.stdout.splitlines())) <= 110
+
+
+def complete(words: str, folder, shell: str = "bash") -> list[str]:
+    """What the shell's completion function gets for a command line whose last word is being typed."""
+    environment = clean_environment({"_DDPLAUNCH_COMPLETE": f"{shell}_complete", "COMP_WORDS": words})
+    environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
+    if shell == "fish":
+        environment["COMP_CWORD"] = words.split(" ")[-1]
+    done = subprocess.run(
+        command(), cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_offered(shell, tmp_path):
+    environment = clean_environment({"_DDPLAUNCH_COMPLETE": f"{shell}_source"})
+    done = subprocess.run(
+        command(), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert "_DDPLAUNCH_COMPLETE" in done.stdout
+    if shutil.which(shell):
+        checked = subprocess.run([shell, "-n"], input=done.stdout, capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stderr
+    assert any("run" in line for line in complete("ddplaunch r", tmp_path, shell))
+
+
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        ("ddplaunch ", ["plain,run", "plain,devices"]),
+        ("ddplaunch run --np", ["plain,--nproc"]),
+        ("ddplaunch run --nproc 4 --dr", ["plain,--dry-run"]),
+        ("ddplaunch run --start ex", ["plain,exec"]),
+        ("ddplaunch run tr", ["file,tr"]),
+        ("ddplaunch run --nproc 4 tr", ["file,tr"]),
+        ("ddplaunch run -m pk", ["file,pk"]),
+        ("ddplaunch run --log-dir ru", ["dir,ru"]),
+        ("ddplaunch run train.py da", ["file,da"]),
+        ("ddplaunch devices --j", ["plain,--json"]),
+    ],
+)
+def test_completions(tmp_path, words, completions):
+    write(tmp_path, "train.py", "")
+    assert complete(words, tmp_path) == completions
+
+
+def test_bash_completes_for_real(tmp_path):
+    """The generated function, in a real shell, with the command on its path."""
+    if not shutil.which("bash"):
+        pytest.skip("no bash")
+    write(tmp_path, "bin/ddplaunch", f'#!/bin/sh\nexec {sys.executable} -m ddplaunch "$@"\n').chmod(0o755)
+    script = """
+    export PATH="$PWD/bin:$PATH"
+    eval "$(_DDPLAUNCH_COMPLETE=bash_source ddplaunch)" || exit 1
+    COMP_WORDS=(ddplaunch run --max) COMP_CWORD=2 COMPREPLY=()
+    _ddplaunch_completion ddplaunch --max run
+    echo "${COMPREPLY[@]}"
+    """
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "--max-restarts\n", done.stderr

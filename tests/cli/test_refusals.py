@@ -1,0 +1,222 @@
+"""Commands that make no sense: refused before anything starts, in three lines at most, saying what to type instead."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment, command, write
+from tests.fake_nvml import fake_nvml as fake_nvml
+
+
+@pytest.fixture
+def refused(launch, tmp_path):
+    """Run ``ddplaunch WORDS`` beside a few programs; return what it said after checking how it said it."""
+    touch = "open(__file__ + '.started', 'w').close()\n"
+    write(tmp_path, "train.py", touch)
+    write(tmp_path, "pkg/__init__.py", touch)
+    write(tmp_path, "pkg/mod.py", touch + "def run(rank): pass\n")
+    write(
+        tmp_path,
+        "fn.py",
+        touch
+        + """
+def main(rank: int, world_size: int, save_every: int, total_epochs: int, batch_size: int): pass
+limit = 3
+""",
+    )
+    write(tmp_path, "broken.py", "x = (\n")
+    (tmp_path / "nul.py").write_bytes(b"x = 1\0\n")
+    (tmp_path / "latin.py").write_bytes(b"x = '\xff'\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+
+    def run(line: str, **options: object) -> str:
+        done = launch(*shlex.split(line), **options)
+        assert done.returncode == 2, done
+        assert done.stdout == ""
+        assert len(done.stderr.splitlines()) <= 3
+        assert "Traceback" not in done.stderr
+        assert not list(tmp_path.rglob("*.started")), "the program ran"
+        return done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("run", ("there is no target", "ddplaunch run train.py")),
+        ("run --nproc train.py", ("there is no target; train.py was taken for the value of --nproc",)),
+        ("run --nproc 0 train.py", ("--nproc 0: a node runs at least one process", "--nproc 1")),
+        ("run --nproc -1 train.py", ("--nproc -1: a node runs at least one process", "--nproc 1")),
+        ("run --nproc four train.py", ("--nproc four: 'four' is no number of processes", "8,8,4, or auto")),
+        ("run --nproc '' train.py", ("--nproc : '' is no number of processes",)),
+        ("run --nproc gpu train.py", ("--nproc gpu: this machine has no GPU", "--nproc cpu")),
+        ("run --nproc 8,8 --nnodes 3 train.py", ("--nproc 8,8 counts 2 nodes, --nnodes is 3", "--nnodes 2")),
+        ("run --nnodes 2 --node-rank 2 train.py", ("--node-rank 2 is out of range: 2 nodes are numbered 0 to 1",)),
+        ("run --nnodes 2 --node-rank -1 train.py", ("--node-rank -1 is out of range", "--node-rank 0")),
+        ("run --node-rank x train.py", ("--node-rank x is no whole number",)),
+        ("run --nnodes 0 train.py", ("--nnodes 0: a job has at least one node",)),
+        ("run --nnodes two train.py", ("--nnodes two is no whole number",)),
+        ("run --nnodes 2 --master-port 0 train.py", ("--master-port 0: several nodes must agree", "29500")),
+        ("run --master-port 70000 train.py", ("--master-port 70000 is no port", "1 to 65535")),
+        ("run --master-port -1 train.py", ("--master-port -1 is no port", "1 to 65535")),
+        ("run --master-port http train.py", ("--master-port http is no port", "1 to 65535")),
+        ("run --master-addr 'a b' train.py", ("--master-addr a b is no host name or address", "10.0.0.1")),
+        ("run trian.py", ("no such script: trian.py", "did you mean train.py?")),
+        ("run folder", ("folder is a directory, not a script", "name the script")),
+        ("run broken.py", ("syntax error in broken.py, line 1: '(' was never closed", "x = (")),
+        ("run nul.py", ("nul.py is not Python source: there is a null byte",)),
+        ("run latin.py", ("syntax error in latin.py, line 1", "utf-8")),
+        ("run pgk.mod:run", ("no module named pgk.mod", "there is no pgk")),
+        ("run pkg.mod:rnu", ("pkg.mod has no function rnu", "did you mean pkg.mod:run?")),
+        ("run fn.py:mian", ("fn.py has no function mian", "did you mean fn.py:main?")),
+        ("run fn.py:limit", ("fn.py:limit is not a function: limit = 3", "main")),
+        ("run -m fn.py", ("-m takes a module, and fn.py is a file", "ddplaunch run fn.py")),
+        ("run -m pkg.mdo", ("no module named pkg.mdo", "did you mean pkg.mod?")),
+        ("run --no-python ./file", ("./file is not executable", "chmod +x ./file")),
+        ("run --gpus 0 train.py", ("--gpus 0: no GPU was found on this machine",)),
+        ("run --backend nccl train.py", ("--backend nccl needs GPUs, and this machine has none", "--backend gloo")),
+        ("run --backend gloo --no-python /bin/true", ("need a Python target", "leave them out")),
+        ("run --init-method http://x train.py", ("--init-method http://x is none that is known", "tcp://host:port")),
+        ("run --init-method file:///no/where train.py", ("there is no directory /no", "file:///tmp/store")),
+        ("run --init-method tcp://a:0 train.py", ("--init-method 0 is no port",)),
+        ("run --init-method tcp://a:1 --master-port 2 train.py", ("contradict each other", "the address once")),
+        ("run --master-addr no.such.host.invalid train.py", ("--master-addr no.such.host.invalid",)),
+        ("run --json train.py", ("--json is the form of a dry run", "--dry-run")),
+        ("run --nproc 2 --show 9 train.py", ("--show 9: the job has ranks 0 to 1", "all, none")),
+        ("run --show x train.py", ("--show x is no list of ranks", "0,3")),
+        ("run --stdin 9 train.py", ("--stdin 9: this node has rank 0 only", "--stdin 0")),
+        ("run --grace -1 train.py", ("--grace -1 is no number of seconds", "0 or more")),
+        ("run --grace nan train.py", ("--grace nan is no number of seconds", "0 or more")),
+        ("run --max-restarts x train.py", ("--max-restarts x is no number of restarts",)),
+        ("run --start fork train.py", ("'fork' is not one of 'auto', 'zygote', 'exec'",)),
+        ("run --start exec --preload json train.py", ("--preload and --start exec contradict", "one of them out")),
+        ("run --preload json --no-python /bin/true", ("only Python can be forked",)),
+        ("run --preload no_such_module train.py", ("--preload no_such_module: No module named 'no_such_module'",)),
+        ("run --log-dir /proc/x train.py", ("--log-dir /proc/x:", "that you may write to")),
+        ("run --log-dir file/x train.py", ("--log-dir file/x: Not a directory",)),
+        (
+            "run --nnodes 2 train.py",
+            ("2 nodes needs --node-rank, --master-addr, --master-port and --nproc", "--dry-run"),
+        ),
+        ("run --nnodes 2 --nproc 1 --node-rank 0 --master-addr a train.py", ("2 nodes needs --master-port",)),
+        ("run --nprco 4 train.py", ("no such option: --nprco", "did you mean --nproc?")),
+        ("run train.py --nprco 4", ("--nprco could be meant", "run --nproc 4 train.py", "run train.py -- --nprco 4")),
+        (
+            "run train.py --epochs 1 --dry-run",
+            ("run --dry-run train.py --epochs 1", "train.py -- --epochs 1 --dry-run"),
+        ),
+        ("run --nproc 1 train.py --help", ("--help could be ddplaunch's or an argument of train.py",)),
+        ("run fn.py:main", ("fn.py:main needs --save_every, --total_epochs and --batch_size", "main(rank: int, w")),
+        ("run fn.py:main --save_every x", ("cannot take --save_every: 'x' is not a valid integer", "main(rank: int,")),
+        ("run fn.py:main --savevery 1", ("no such option", "main(rank: int,")),
+        ("run fn.py:main --rank 1", ("rank comes from ddplaunch, leave --rank out", "main(rank: int,")),
+        ("run pkg.mod:run 1", ("unexpected extra argument (1)", "run(rank)")),
+        ("train.py --nproc 4", ("train.py is not a command", "ddplaunch run train.py --nproc 4")),
+        ("rnu train.py", ("rnu is not a command", "did you mean run?")),
+        ("frobnicate", ("frobnicate is not a command", "run, devices")),
+        ("--nproc 4 train.py", ("--nproc stands behind a command", "ddplaunch run --nproc 4 train.py")),
+    ],
+)
+def test_refused(refused, line, said):
+    error = refused(line)
+    assert error.startswith("Error: ")
+    for part in said:
+        assert part in error
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("run --gpus 9 train.py", ("--gpus 9: this machine has 4 GPUs, 0 to 3", "ddplaunch devices")),
+        ("run --gpus 0,0 train.py", ("--gpus 0,0: 0 is named twice", "once")),
+        ("run --gpus GPU-ffffffff train.py", ("GPU-ffffffff is no GPU of this machine", "ddplaunch devices")),
+        ("run --gpus '' train.py", ("--gpus names no GPU",)),
+        ("run --nproc 4 --gpus 0,1 train.py", ("--nproc 4 and --gpus 0,1 contradict", "4 ranks, 2 GPUs", "--nproc 2")),
+        ("run --nproc 5 --backend nccl train.py", ("5 ranks on 4 visible GPUs", "--nproc 4, or --backend gloo")),
+    ],
+)
+def test_refused_on_a_machine_with_four_gpus(refused, fake_nvml, line, said):
+    error = refused(line, env=fake_nvml.environ(4))
+    for part in said:
+        assert part in error
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that not even root may write to")
+def test_init_method_in_a_place_that_cannot_be_written(refused):
+    assert "--init-method file:///proc/store" in refused("run --init-method file:///proc/store train.py")
+
+
+def test_a_port_that_is_taken_names_its_holder(refused):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        error = refused(f"run --master-port {port} train.py")
+    assert f"--master-port {port} is in use by " in error
+    assert f"(pid {os.getpid()}, " in error
+
+
+def test_a_backend_that_this_torch_has_not(refused):
+    for words in ("--nproc 3", "--nproc 1", "--nproc 2 --start exec"):
+        error = refused(f"run {words} --backend mpi train.py")
+        assert "--backend mpi: this torch" in error
+        assert "gloo" in error
+
+
+@pytest.fixture
+def as_nobody():
+    """What to put before a command so that it has no privileges; root may read anything."""
+    if os.geteuid() != 0:
+        return []
+    if not shutil.which("setpriv"):
+        pytest.skip("this is root, and there is no setpriv")
+    words = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    probe = subprocess.run([*words, *command("--version")], cwd="/", capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip("this is root, and the interpreter is out of reach of any other user")
+    return words
+
+
+@pytest.mark.parametrize("locked", ["secret.py", "."])
+def test_a_script_that_may_not_be_read(as_nobody, locked):
+    with tempfile.TemporaryDirectory() as folder:  # tmp_path is below a folder that is closed to others
+        script = write(Path(folder), "secret.py", "")
+        Path(folder).chmod(0o755)
+        (Path(folder) / locked).chmod(0)
+        words = [*as_nobody, *command("run", script)]
+        done = subprocess.run(words, cwd="/", capture_output=True, text=True, env=clean_environment(), check=False)
+        Path(folder).chmod(0o755)
+    assert done.returncode == 2
+    assert done.stderr == f"Error: cannot read {script}: Permission denied\n"
+
+
+def test_windows_is_not_supported():
+    code = "import sys, ddplaunch.cli; sys.platform = 'win32'; ddplaunch.cli.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "ddplaunch does not support Windows; it runs in WSL 2.\n"
+
+
+def test_names_that_are_no_text(launch, tmp_path):
+    done = launch("run", "no\udcff.py")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: no such script: no")
+    write(tmp_path, "train.py", "")
+    assert "\\udcff" in launch("run", "--dry-run", "train.py", "\udcff").stdout
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_terminals_that_do_not_know_every_letter(launch, tmp_path, encoding):
+    write(tmp_path, "träin.py", "")
+    done = launch("run", "--dry-run", "träin.py", "…", env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"})
+    assert done.returncode == 0
+    assert "1 rank on 1 node" in done.stdout

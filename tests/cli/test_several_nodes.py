@@ -1,0 +1,59 @@
+"""One command a node, with every value given: the shares of one job find each other."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tests.conftest import write
+
+SCRIPT = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "of", dist.get_world_size(), "sum", total.item())
+dist.destroy_process_group()
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("mode", ["zygote", "exec"])
+def test_two_nodes_of_different_size(start, tmp_path, mode, late):
+    """Started in either order: whoever is early waits in torch's own rendezvous."""
+    write(tmp_path, "train.py", SCRIPT)
+    port = free_port()
+    jobs = {}
+    for node_rank in (1 - late, late):
+        jobs[node_rank] = start(
+            *("run", "--nnodes", "2", "--node-rank", str(node_rank), "--nproc", "2,1", "--control", "none"),
+            *("--master-addr", "127.0.0.1", "--master-port", str(port), "--start", mode, "train.py"),
+        )
+    codes = [jobs[node_rank].wait() for node_rank in (0, 1)]
+    assert codes == [0, 0], jobs[0].stderr() + jobs[1].stderr()
+    assert sorted(jobs[0].stdout().splitlines()) == ["[0] rank 0 of 3 sum 6", "[1] rank 1 of 3 sum 6"]
+    assert jobs[1].stdout().splitlines() == ["[2] rank 2 of 3 sum 6"]
+    for job in jobs.values():
+        job.assert_nothing_left()
+
+
+def test_by_variables_alone(start, tmp_path):
+    write(tmp_path, "train.py", SCRIPT)
+    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    jobs = [
+        start(
+            *("run", "--nnodes", "2", "--nproc", "1", "--control", "none", "train.py"),
+            env={**environ, "NODE_RANK": str(node_rank)},
+        )
+        for node_rank in (0, 1)
+    ]
+    assert [job.wait() for job in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()
+    assert "rank 1 of 2 sum 3" in jobs[1].stdout()

@@ -1,0 +1,51 @@
+"""Start-up is part of the product: a plan costs little more than an interpreter does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from tests.conftest import clean_environment, command, write
+
+MOST_TIMES = 8
+"""A dry run of two nodes with eight ranks each, in units of ``python -c pass``; it is about 5."""
+
+ROUNDS = 15
+
+
+@pytest.fixture
+def seconds(tmp_path: Path):
+    """Measure commands in turn, so that whatever else runs here slows all of them; return each one's median."""
+    write(tmp_path, "train.py", "import torch\n")
+    # As after an installation: the bytecode is there.
+    environment = clean_environment({"PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode")})
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def measure(*commands: list[str]) -> list[float]:
+        times: list[list[float]] = [[] for _ in commands]
+        for _ in range(ROUNDS + 1):
+            for words, taken in zip(commands, times, strict=True):
+                began = time.perf_counter()
+                subprocess.run(words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, check=True)
+                taken.append(time.perf_counter() - began)
+        return [median(taken[1:]) for taken in times]
+
+    return measure
+
+
+def dry_run(nodes: int) -> list[str]:
+    return command("run", "--dry-run", "--json", "--nnodes", str(nodes), "--nproc", "8", "train.py")
+
+
+@pytest.mark.slow
+def test_a_dry_run_is_quick(seconds):
+    nothing, two_nodes, thousand = seconds([sys.executable, "-c", "pass"], dry_run(2), dry_run(1000))
+    assert two_nodes <= MOST_TIMES * nothing
+    # A second on an idle machine of today, where an interpreter starts in 10 to 20 ms.
+    assert thousand <= max(1.0, 50 * nothing), os.getloadavg()

@@ -1,0 +1,292 @@
+"""Targets, run for real: a script, a module, a program, and functions that people already have."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+
+import pytest
+
+from tests.conftest import write
+
+MODES = pytest.mark.parametrize("mode", ["zygote", "exec"])
+
+
+def said(done) -> list[str]:
+    """What the ranks of a job that ended well printed, without their prefixes, in order of the text."""
+    assert done.returncode == 0, done.stderr
+    return sorted(re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines())
+
+
+@pytest.fixture(scope="module")
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@MODES
+@pytest.mark.parametrize("words", ["--nproc 2 train.py", "train.py --nproc 2", "--nproc=2 -- train.py"])
+def test_a_script(launch, tmp_path, mode, words):
+    write(tmp_path, "train.py", "import os, sys\nprint(__name__, os.environ['RANK'], sys.argv)\n")
+    options = ["--start", mode] if words.startswith("--") else []
+    behind = [] if options else ["--start", mode]
+    done = launch("run", *options, *words.split(), *behind, "--epochs", "10", "a b", "-x")
+    argv = "['train.py', '--epochs', '10', 'a b', '-x']"
+    assert said(done) == [f"__main__ 0 {argv}", f"__main__ 1 {argv}"]
+
+
+@MODES
+def test_a_module(launch, tmp_path, mode):
+    write(tmp_path, "pkg/__init__.py", "print('package')\n")
+    write(tmp_path, "pkg/mod.py", "import sys\nfrom . import other\nprint(__name__, __package__, sys.argv[1:])\n")
+    write(tmp_path, "pkg/other.py", "")
+    done = launch("run", "--nproc", "2", "--start", mode, "-m", "pkg.mod", "--lr", "1")
+    assert said(done) == ["__main__ pkg ['--lr', '1']"] * 2 + ["package"] * 2
+
+
+def test_a_module_in_a_package_without_init(launch, tmp_path):
+    write(
+        tmp_path, "space/inner/leaf.py", "def main(rank): print(__name__, rank)\nif __name__ == '__main__': main(7)\n"
+    )
+    assert said(launch("run", "-m", "space.inner.leaf")) == ["__main__ 7"]
+    assert said(launch("run", "space.inner.leaf:main")) == ["space.inner.leaf 0"]
+
+
+def test_a_program(launch, tmp_path):
+    write(tmp_path, "prog", '#!/bin/sh\necho "rank $RANK of $WORLD_SIZE: $*"\n').chmod(0o755)
+    done = launch("run", "--nproc", "2", "--no-python", "./prog", "--lr", "1", "--", "x")
+    assert said(done) == ["rank 0 of 2: --lr 1 -- x", "rank 1 of 2: --lr 1 -- x"]
+
+
+def test_targets_with_the_names_of_commands(launch, tmp_path):
+    write(tmp_path, "run", "print('I am run')\n")
+    assert said(launch("run", "run")) == ["I am run"]
+    write(tmp_path, "-odd.py", "import sys\nprint(sys.argv)\n")
+    assert said(launch("run", "--", "-odd.py", "--nproc", "4")) == ["['-odd.py', '--nproc', '4']"]
+
+
+TUTORIAL = """
+import os
+import torch
+import torch.distributed as dist
+from torch.distributed import init_process_group, destroy_process_group
+
+
+def ddp_setup(rank, world_size):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = "{port}"
+    init_process_group(backend="gloo", rank=rank, world_size=world_size)
+
+
+def main({parameters}):
+    ddp_setup({setup})
+    total = torch.tensor([dist.get_rank() + 1])
+    dist.all_reduce(total)
+    print("sum", total.item(), "of", dist.get_world_size(), "every", save_every * 10 + total_epochs, batch_size)
+    destroy_process_group()
+
+
+if __name__ == "__main__":
+    import argparse
+    import torch.multiprocessing as mp
+    parser = argparse.ArgumentParser()
+    parser.add_argument("total_epochs", type=int)
+    mp.spawn(main, args=())
+"""
+
+SINGLE = "rank: int, world_size: int, save_every: int, total_epochs: int, batch_size: int"
+SEVERAL = (
+    "local_rank: int, world_size_per_node: int, save_every: int, total_epochs: int, batch_size: int, node_rank: int"
+)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "setup"),
+    [
+        (SINGLE, "rank, world_size"),
+        (SINGLE.replace(": int", ""), "rank, world_size"),
+        (SEVERAL, "node_rank * world_size_per_node + local_rank, world_size_per_node"),
+    ],
+)
+def test_functions_from_tutorials_run_unchanged(launch, tmp_path, free_port, parameters, setup):
+    """They choose their own port, which the launcher's store must not be in the way of."""
+    write(tmp_path, "multigpu.py", TUTORIAL.format(parameters=parameters, setup=setup, port=free_port))
+    done = launch(
+        *("run", "--nproc", "2", "multigpu.py:main", "--save-every", "3", "--total_epochs", "4", "--batch-size", "32")
+    )
+    assert said(done) == ["sum 3 of 2 every 34 32"] * 2
+
+
+@MODES
+def test_injected_names(launch, tmp_path, mode):
+    write(
+        tmp_path,
+        "fn.py",
+        """
+        import json
+
+        def train(gpu):
+            print("gpu", gpu)
+
+        def everything(rank, global_rank, local_rank, gpu, gpu_id, world_size, local_world_size, world_size_per_node,
+                       node_rank, nnodes, device):
+            print(json.dumps([value if isinstance(value, int) else repr(value) for value in locals().values()]))
+
+        def bare():
+            import sys
+            print(sys.argv[1:])
+        """,
+    )
+    run = ("run", "--start", mode, "--nproc", "2")
+    assert said(launch(*run, "fn.py:train")) == ["gpu 0", "gpu 1"]
+    device = "device(type='cpu')"
+    assert [json.loads(line) for line in said(launch(*run, "fn:everything"))] == [
+        [rank, rank, rank, rank, rank, 2, 2, 2, 0, 1, device] for rank in range(2)
+    ]
+    assert said(launch(*run, "fn.py:bare", "--any", "-x", "thing")) == ["['--any', '-x', 'thing']"] * 2
+
+
+def test_every_kind_of_argument(launch, tmp_path):
+    write(
+        tmp_path,
+        "fn.py",
+        """
+        import enum
+        from pathlib import Path
+        from typing import Literal, Optional
+
+        class Mode(enum.Enum):
+            FAST = 1
+            SLOW = 2
+
+        def main(rank, steps: int, lr: float, out: Path, mode: Mode, kind: Literal["a", "b"], amp: bool = False,
+                 name: str = "x", layers: list[int] = (), limit: Optional[int] = None, guess=0.5):
+            print(list(locals().values()))
+        """,
+    )
+    done = launch(
+        *(
+            "run",
+            "fn.py:main",
+            "--steps",
+            "3",
+            "--lr",
+            "-1e-3",
+            "--out",
+            "a/b",
+            "--mode",
+            "SLOW",
+            "--kind",
+            "b",
+            "--amp",
+        ),
+        *("--name", "--y", "--layers", "1", "--layers", "2", "--limit", "9", "--guess", "2"),
+    )
+    assert said(done) == [
+        "[0, 3, -0.001, PosixPath('a/b'), <Mode.SLOW: 2>, 'b', True, '--y', [1, 2], 9, 2.0]",
+    ]
+
+
+OUT_OF_SIGHT = """
+import functools
+from impl import *
+from impl import run as renamed
+
+def decorate(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+    return wrapper
+
+@decorate
+def decorated(rank: int, steps: int):
+    print("rank", rank, "steps", steps)
+
+made = functools.partial(decorated)
+value = max((1, 2))
+"""
+
+
+@pytest.fixture
+def out_of_sight(tmp_path):
+    write(tmp_path, "fn.py", OUT_OF_SIGHT)
+    write(tmp_path, "impl.py", "def run(rank: int, steps: int):\n    print('rank', rank, 'steps', steps)\n")
+
+
+@pytest.mark.parametrize("function", ["decorated", "renamed", "run", "made"])
+def test_what_the_source_does_not_show_is_called_as_well(launch, out_of_sight, function):
+    done = launch("run", "--nproc", "2", f"fn.py:{function}", "--steps", "3")
+    assert said(done) == ["rank 0 steps 3", "rank 1 steps 3"]
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fn.py:decorated"], "fn.py:decorated needs --steps"),
+        (["fn.py:renamed", "--steps", "x"], "fn.py:renamed cannot take --steps: 'x' is not a valid integer"),
+        (["fn.py:made", "--stepps", "3"], "fn.py:made: no such option"),
+        (["fn.py:nowhere"], "fn has no function nowhere"),
+        (["fn.py:value"], "fn.py:value is no function: it is 2"),
+    ],
+)
+def test_what_the_source_does_not_show_is_checked_in_the_ranks_and_said_once(
+    launch, out_of_sight, mode, words, message
+):
+    done = launch("run", "--start", mode, "--nproc", "3", *words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"Error: {message}")
+    assert len(done.stderr.splitlines()) <= 2
+
+
+def test_a_click_command_reads_its_arguments_itself(launch, tmp_path):
+    write(
+        tmp_path,
+        "cmd.py",
+        """
+        import click
+
+        @click.command()
+        @click.option("--lr", type=float)
+        def main(lr):
+            print("lr", lr)
+        """,
+    )
+    assert said(launch("run", "--nproc", "2", "cmd.py:main", "--lr", "2")) == ["lr 2.0"] * 2
+
+
+def test_a_scripts_own_log_dir_is_not_swallowed(launch, tmp_path):
+    write(
+        tmp_path,
+        "train.py",
+        """
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--log-dir")
+        print(parser.parse_args())
+        """,
+    )
+    done = launch("run", "train.py", "--log-dir", "runs")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "Error: --log-dir could be ddplaunch's or an argument of train.py",
+        "  ddplaunch's:   ddplaunch run --log-dir runs train.py",
+        "  the program's: ddplaunch run train.py -- --log-dir runs",
+    ]
+    assert said(launch("run", "train.py", "--", "--log-dir", "runs")) == ["Namespace(log_dir='runs')"]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_nothing_of_a_target_runs_in_the_launcher(launch, tmp_path):
+    write(tmp_path, "train.py", "open('ran', 'w').close()\ndef main(rank): pass\n")
+    for target in (["train.py"], ["train.py:main"], ["train:main"], ["-m", "train"]):
+        assert launch("run", "--dry-run", *target).returncode == 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_interpreter_is_ours(launch, tmp_path):
+    write(tmp_path, "train.py", "import sys\nprint(sys.executable)\n")
+    assert said(launch("run", "train.py")) == [sys.executable]

@@ -1,0 +1,121 @@
+"""docs/examples/wine.py: trained by any number of ranks, started in any way, interrupted and resumed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Launch, clean_environment, write
+
+WINE = Path(__file__).parents[2] / "docs" / "examples" / "wine.py"
+
+LOSS = re.compile(r"epoch (\d+): loss ([\d.]+)")
+
+
+def check_trained(output: str, ranks: int) -> None:
+    """The model was trained by this many ranks, is the same on all, and good."""
+    assert f"world of {ranks}," in output
+    assert "parameters equal on all ranks: yes" in output
+    accuracy = re.search(r"held-out accuracy: ([\d.]+)", output)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 0.9
+
+
+def last_loss(output: str) -> tuple[str, str]:
+    """The last epoch shown, and its loss, as printed."""
+    epoch, loss = LOSS.findall(output)[-1]
+    return epoch, loss
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_trains_as_a_script(launch: Launch, ranks: int) -> None:
+    done = launch("run", WINE, "--nproc", ranks)
+    assert done.returncode == 0, done.stderr
+    check_trained(done.stdout, ranks)
+
+
+def test_trains_as_a_function_with_arguments(launch: Launch) -> None:
+    done = launch("run", f"{WINE}:main", "--nproc", 2, "--", "--epochs", 20, "--lr", 0.05, "--batch-size", 4)
+    assert done.returncode == 0, done.stderr
+    check_trained(done.stdout, 2)
+    assert last_loss(done.stdout)[0] == "20"
+
+
+def test_script_and_function_train_alike(launch: Launch) -> None:
+    script = launch("run", WINE, "--nproc", 2, "--", "--epochs", 4, "--lr", 0.01)
+    function = launch("run", f"{WINE}:main", "--nproc", 2, "--", "--epochs", 4, "--lr", 0.01)
+    assert script.returncode == 0, script.stderr
+    assert function.stdout == script.stdout
+
+
+def test_resumes_from_its_checkpoint_as_if_never_interrupted(launch: Launch, tmp_path: Path) -> None:
+    # A loss that is far from 0 yet, so that equal figures mean something.
+    settings = ("--lr", 0.0005, "--checkpoint", tmp_path / "wine.pt")
+    first = launch("run", WINE, "--nproc", 2, "--", "--epochs", 3, *settings)
+    assert last_loss(first.stdout)[0] == "3", first.stderr
+    assert [path.name for path in tmp_path.glob("wine.pt*")] == ["wine.pt"]
+    rest = launch("run", WINE, "--nproc", 2, "--", "--epochs", 8, *settings)
+    whole = launch("run", WINE, "--nproc", 2, "--", "--epochs", 8, *settings[:2])
+    assert "going on after epoch 3" in rest.stdout, rest.stderr
+    assert "going on" not in whole.stdout
+    assert last_loss(rest.stdout) == last_loss(whole.stdout)
+    assert last_loss(rest.stdout)[0] == "8"
+
+
+def test_a_checkpoint_of_two_ranks_serves_three(launch: Launch, tmp_path: Path) -> None:
+    launch("run", WINE, "--nproc", 2, "--", "--epochs", 3, "--checkpoint", tmp_path / "wine.pt")
+    done = launch("run", WINE, "--nproc", 3, "--", "--epochs", 10, "--checkpoint", tmp_path / "wine.pt")
+    assert "going on after epoch 3" in done.stdout, done.stderr
+    check_trained(done.stdout, 3)
+
+
+def test_killed_while_it_writes_a_checkpoint_it_goes_on_from_the_one_before(launch: Launch, tmp_path: Path) -> None:
+    program = write(
+        tmp_path,
+        "killed.py",
+        f"""
+        import os, signal, sys
+        from pathlib import Path
+
+        sys.path.insert(0, {str(WINE.parent)!r})
+        import wine
+
+        replace, written = os.replace, []
+
+        def replace_or_die(*paths):
+            if "0" == os.environ["TORCHELASTIC_RESTART_COUNT"] and len(written) == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(*paths)
+            written.append(paths)
+
+        os.replace = replace_or_die
+        wine.main(epochs=20, checkpoint=Path("wine.pt"))
+        """,
+    )
+    done = launch("run", program, "--nproc", 2, "--max-restarts", 1)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 was ended by SIGKILL" in done.stderr
+    assert "going on after epoch 4" in done.stdout
+    check_trained(done.stdout, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "ranks"), [((), 1), (("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"), 2)]
+)
+def test_trains_without_us(words: tuple[str, ...], ranks: int, tmp_path: Path) -> None:
+    """Plain python is a world of one, torchrun whatever it says: nothing in the example is ddplaunch's."""
+    done = subprocess.run(
+        [sys.executable, *words, str(WINE)],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    check_trained(done.stdout, ranks)

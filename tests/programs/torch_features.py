@@ -1,0 +1,113 @@
+"""Does what training scripts do with torch and numpy; one JSON file a rank: {feature: result}."""
+
+import json
+import os
+import random
+import threading
+
+import numpy
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index)), os.getpid()
+
+
+def load(method, workers=1):
+    loader = DataLoader(Numbers(), batch_size=4, num_workers=workers, multiprocessing_context=method)
+    total, pids = 0.0, set()
+    for batch, loaded_by in loader:
+        total += float(batch.sum())
+        pids.update(loaded_by.tolist())
+    return [total, len(pids), os.getpid() in pids]
+
+
+def double(tensor, queue):
+    tensor *= 2
+    queue.put(float(tensor.sum()))
+
+
+def share(method):
+    context = torch.multiprocessing.get_context(method)
+    queue = context.SimpleQueue()
+    tensor = torch.ones(4).share_memory_()
+    process = context.Process(target=double, args=(tensor, queue))
+    process.start()
+    heard = queue.get()
+    process.join()
+    return [heard, float(tensor.sum()), process.exitcode]
+
+
+def compute():
+    """Parallel regions of OpenMP and OpenBLAS: a process forked after either has run hangs in them."""
+    one = torch.ones(600, 600)
+    return [
+        torch.get_num_threads(),
+        float((one @ one).relu().sum()),
+        float((numpy.ones((600, 600)) @ one.numpy()).sum()),
+    ]
+
+
+def compute_in_threads():
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(compute()[1])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def learn():
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss = model(torch.ones(4, 8)).sum()
+    loss.backward()
+    optimizer.step()
+    return model.weight.grad.tolist()[0][0]
+
+
+def together():
+    dist.init_process_group("gloo")
+    number = torch.ones(3) * (dist.get_rank() + 1)
+    dist.all_reduce(number)
+    dist.barrier()
+    dist.destroy_process_group()
+    return number.tolist()
+
+
+FEATURES = {
+    "random": random.random,
+    "numpy": lambda: float(numpy.random.rand()),
+    "numpy generator": lambda: float(numpy.random.default_rng().random()),
+    "torch": lambda: [torch.initial_seed(), float(torch.rand(1))],
+    "compute": compute,
+    "threads": compute_in_threads,
+    "learn": learn,
+    "loader fork": lambda: load("fork", 2),
+    "loader spawn": lambda: load("spawn"),
+    "loader forkserver": lambda: load("forkserver"),
+    **{f"share {method}": lambda method=method: share(method) for method in ("fork", "spawn")},
+    "together": together,
+}
+
+
+def main():
+    results = {}
+    for name, feature in FEATURES.items():
+        try:
+            results[name] = feature()
+        except Exception as error:
+            results[name] = repr(error)
+    with open(os.environ["PROBE_OUT"] + os.environ.get("RANK", ""), "w") as file:
+        json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main()

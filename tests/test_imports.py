@@ -1,0 +1,157 @@
+"""Who may import whom: a table, held by reading every import statement in the package."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ddplaunch
+from tests.conftest import clean_environment, write
+
+PACKAGE = Path(ddplaunch.__file__).parent
+
+LAYERS = [
+    {"errors"},
+    {"plan"},
+    {"devices", "clusters"},
+    {"control"},
+    {"agent"},
+    {"console"},
+    {"schedulers"},
+    {"cli"},
+]
+"""From the bottom up; a layer imports from itself and from those below."""
+
+HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
+
+INSIDE_USER_PROCESSES = {
+    "agent.zygote": {"agent.channel", "agent.processes", "agent.worker"},
+    "agent.worker": {"agent.arguments", "errors"},
+    "agent.processes": set(),
+    "agent.channel": set(),
+}
+"""What runs in a rank or its zygote, and what of ours it may use: user code must not trip over anything else."""
+
+THIRD_PARTY = {
+    "cli": {"click"},
+    "agent": {"click", "psutil", "torch"},
+    "console": {"click", "rich"},
+    "devices": {"psutil", "pynvml"},
+}
+"""What each layer may use of others; ``runtime`` is imported by user code and may use torch as well."""
+
+ONLY_IN_RANKS = {"agent.worker", "agent.arguments", "runtime"}
+"""Where torch may be imported at all, and only inside a function."""
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Every module of the package by its name without the package's ("agent.worker"), with its syntax tree."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        name = ".".join(part for part in parts if part != "__init__")
+        yield name, ast.parse(path.read_text())
+
+
+MODULES = dict(modules())
+
+
+def imports(name: str) -> Iterator[tuple[str, bool]]:
+    """What a module imports, wherever the statement stands, and whether that is at its top."""
+    tree = MODULES[name]
+    top = set(map(id, tree.body))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            top.update(map(id, node.body))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, id(node) in top
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} imports relatively"
+            yield node.module or "", id(node) in top
+            for alias in node.names:
+                if f"{node.module}.{alias.name}".removeprefix("ddplaunch.") in MODULES:
+                    yield f"{node.module}.{alias.name}", id(node) in top
+
+
+def own(name: str) -> set[str]:
+    return {
+        each.removeprefix("ddplaunch").lstrip(".") for each, _ in imports(name) if each.partition(".")[0] == "ddplaunch"
+    }
+
+
+def layer(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def test_every_module_has_its_layer():
+    assert {layer(name) for name in MODULES} - {"", "__main__", "runtime"} <= set(HEIGHT)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in MODULES if layer(name) in HEIGHT))
+def test_imports_run_downward(name):
+    for imported in own(name) - {""}:
+        above = HEIGHT[layer(imported)] > HEIGHT[layer(name)]
+        beside = layer(imported) != layer(name) and HEIGHT[layer(imported)] == HEIGHT[layer(name)]
+        assert not above, f"{name} imports {imported} from above"
+        assert not beside, f"{name} imports {imported} from beside it"
+
+
+@pytest.mark.parametrize("name", sorted(INSIDE_USER_PROCESSES))
+def test_what_runs_in_user_processes_stands_alone(name):
+    assert own(name) - {"", "agent"} <= INSIDE_USER_PROCESSES[name]
+    at_once = {each.partition(".")[0] for each, top in imports(name) if top} - {"ddplaunch"}
+    assert at_once <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_third_parties(name):
+    others = {each.partition(".")[0] for each, _ in imports(name)} - sys.stdlib_module_names - {"ddplaunch"}
+    assert others <= THIRD_PARTY.get(layer(name), {"torch"} if name == "runtime" else set())
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_torch_is_never_imported_by_the_launcher(name):
+    found = [top for each, top in imports(name) if each.partition(".")[0] == "torch"]
+    assert not found or name in ONLY_IN_RANKS
+    assert not any(found), "not even when the module is imported"
+
+
+DRY_RUN = """
+import json, os, sys
+
+def leave(code):
+    print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
+    sys.stderr.flush()
+    leave_for_good(code)
+
+leave_for_good, os._exit = os._exit, leave
+sys.argv = ["ddplaunch", *sys.argv[1:]]
+from ddplaunch.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("target", ["train.py", "train.py:main"])
+def test_a_dry_run_imports_next_to_nothing(tmp_path, target):
+    write(tmp_path, "train.py", "import torch\ndef main(): pass\n")
+    words = ["run", "--dry-run", "--json", "--nnodes", "2", "--nproc", "8", target]
+    done = subprocess.run(
+        [sys.executable, "-c", DRY_RUN, *words],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    code, loaded = json.loads(done.stderr)
+    assert code == 0
+    assert json.loads(done.stdout)["world_size"] == 16
+    assert not {"torch", "rich", "psutil", "numpy", "socket", "asyncio", "difflib", "subprocess"} & set(loaded)
+    assert not [name for name in loaded if name.startswith(("ddplaunch.control", "ddplaunch.schedulers"))]
