@@ -165,7 +165,8 @@ def test_commands_for_other_machines_can_be_planned(block: Block, folder: Path, 
     for line in block.body.splitlines():
         command = line.partition("#")[0].strip()
         if command.startswith("ddplaunch run "):
-            command = command.replace("ddplaunch run ", "ddplaunch run --dry-run ", 1)
+            # Our options stand together, before the target or right behind it.
+            command = re.sub(r"^ddplaunch run (?!-)\S+|^ddplaunch run", r"\g<0> --dry-run", command)
             said = bash(f"{command}\necho status $?\n", folder, variables)
             assert said.endswith("status 0\n"), f"$ {command}\n{said}"
 

@@ -562,7 +562,7 @@ def _take_apart(at_start: frozenset[str]) -> bool:
     sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
     left = []
     for name, module in list(sys.modules.items()):
-        if name == "__main__" or (name not in at_start and _is_users(module)):
+        if isinstance(module, _Module) and (name == "__main__" or (name not in at_start and _is_users(module))):
             # A module may go and its globals stay, held by a function somewhere: the mark in them tells.
             mark = module.__dict__["__end__"] = _Module(name)
             left.append((ref(module), ref(mark)))
@@ -585,12 +585,11 @@ def _take_apart(at_start: frozenset[str]) -> bool:
     return flushed
 
 
-def _is_users(module: object) -> bool:
+def _is_users(module: ModuleType) -> bool:
     """Whether a module is the user's own code, and not Python's or installed: that has nothing to say at the end."""
     place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     return (
-        isinstance(module, _Module)
-        and isinstance(place, str)
+        isinstance(place, str)
         and not place.startswith(os.path.dirname(os.__file__) + os.sep)
         and f"-packages{os.sep}" not in place
     )

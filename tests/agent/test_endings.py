@@ -272,6 +272,12 @@ ENDINGS = {
             print(kept)
         signal.signal(signal.SIGUSR1, handler)
     """,
+    "other things in sys.modules": """
+        import sys
+        class Odd:
+            pass
+        sys.modules["odd"], sys.modules["none"], sys.modules["__main__"] = Odd(), None, Odd()
+    """,
     "output without a newline": "print('no end', end=''); import sys; sys.stderr.write('nor here')",
     "a closed stdout": "import sys; print('before'); sys.stdout.close()",
     "a closed stderr": "import sys; sys.stderr.close(); raise ValueError('nobody hears')",

@@ -570,7 +570,7 @@ def test_a_warning_about_the_caller_of_the_script_names_ours(differing: dict[str
 
 
 @forked_and_exec
-def test_a_fork_leaves_to_the_interpreter_what_is_not_the_programs(start: str, tmp_path: Path, launch: Launch) -> None:
+def test_a_fork_ends_only_what_is_the_programs_own(start: str, tmp_path: Path, launch: Launch) -> None:
     write(
         tmp_path,
         "train.py",
@@ -583,7 +583,8 @@ def test_a_fork_leaves_to_the_interpreter_what_is_not_the_programs(start: str, t
 
         threading.kept = Kept()
         libc = ctypes.CDLL(None)
-        libc.__cxa_atexit(libc.puts, b"an exit handler in C", None)
+        libc.strdup.restype = ctypes.c_void_p
+        libc.__cxa_atexit(libc.puts, ctypes.c_void_p(libc.strdup(b"an exit handler in C")), None)
         """,
     )
     done = launch("run", "--nproc", "1", *STARTS[start], "train.py")
