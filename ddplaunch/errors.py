@@ -12,7 +12,7 @@ EXIT_UNAVAILABLE = 69
 """A node could not be reached, never joined or was lost (EX_UNAVAILABLE of sysexits.h)."""
 
 EXIT_SIGNAL = 128
-"""Added to a signal's number when it ended the job (the shells' convention): 130 is Ctrl-C, 143 SIGTERM, 137 SIGKILL."""
+"""Added to the number of the signal that ended the job, as shells do: 130 is Ctrl-C, 143 SIGTERM, 137 SIGKILL."""
 
 
 class LaunchError(Exception):

@@ -162,7 +162,6 @@ class Supervisor:
             if self._plan.world_size > 1:
                 ours, theirs = socket.socketpair()
                 self._hold = ours
-                self._loop.watch(ours.fileno(), self._first_rank_finished)
                 fds["hold"] = theirs.detach()
         return fds
 
@@ -203,6 +202,8 @@ class Supervisor:
         self._pending -= 1
         process = self._processes[number] = RankProcess(self._plan.ranks[number], pid, pidfd)
         self._event("started", rank=number, pid=pid, attempt=self._attempt)
+        if number == 0 and self._hold is not None:
+            self._loop.watch(self._hold.fileno(), self._first_rank_finished)
         if self._phase is Phase.STOPPING:
             self._tell(process, signal.SIGTERM)
 
@@ -324,13 +325,16 @@ class Supervisor:
             return
         if any(not process.finished for process in self._processes.values()):
             return
+        self._release_first_rank()
+        if not self._processes:
+            ended_well = self._phase is Phase.RUNNING and not self._failures
+            self._sweep(min(LEFTOVER_GRACE, self._policy.grace) if ended_well else 0)
+
+    def _release_first_rank(self) -> None:
         if self._hold is not None:
             self._loop.forget(self._hold.fileno())
             self._hold.close()
             self._hold = None
-        if not self._processes:
-            ended_well = self._phase is Phase.RUNNING and not self._failures
-            self._sweep(min(LEFTOVER_GRACE, self._policy.grace) if ended_well else 0)
 
     def _sweep(self, grace: float) -> None:
         if self._phase is Phase.SWEEPING:
@@ -352,6 +356,7 @@ class Supervisor:
         if stuck:
             self._say(f"cannot be killed, so not waited for: {', '.join(stuck)}")
         self._event("swept", found=found, stuck=stuck)
+        self._release_first_rank()
         self._stopped += len(self._processes)
         self._enter(Phase.DRAINING)
         if self._output.open:

@@ -49,7 +49,7 @@ class _RunCommand(click.Command):
         return super().parse_args(ctx, [*placed.ours, "--", *target, *placed.program])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        records = {param.opts[-1]: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        records = {max(param.opts, key=len): param.get_help_record(ctx) for param in self.get_params(ctx)}
         for heading, names in SECTIONS.items():
             with formatter.section(heading):
                 formatter.write_dl([record for name in names if (record := records[name])])
@@ -66,11 +66,18 @@ def _knows(placed: Placed, option: str) -> bool:
             (),
             as_module=bool(markers & {"-m", "--module"}),
             as_program="--no-python" in markers,
-            cwd=os.getcwd(),
+            cwd=_cwd(),
         )
     except UsageError:  # said later, in its place
         return False
     return found.names_option(option)
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the current directory is not there any more", "cd to one that is") from None
 
 
 def _number(
@@ -228,7 +235,7 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
 
     if flags["as_json"] and not flags["dry_run"]:
         raise UsageError("--json is the form of a dry run", "add --dry-run")
-    found = find(target, args, as_module=flags["module"], as_program=flags["no_python"], cwd=os.getcwd())
+    found = find(target, args, as_module=flags["module"], as_program=flags["no_python"], cwd=_cwd())
     _check_arguments(found)
     _check_start(flags, found)
     request = Request(**{name: flags[name] for name in Request.__dataclass_fields__})

@@ -306,8 +306,8 @@ def _threads(count: int, machine: Machine, bound: tuple[Cpus, ...], environ: Map
         return Sourced(environ["OMP_NUM_THREADS"], "OMP_NUM_THREADS")
     cpus = len(machine.allowed_cpus)
     threads = layout.threads_per_rank(count, cpus, bound)
-    plural = "s" if count > 1 else ""
-    return Sourced(str(threads), f"{cpus} CPUs over {count} rank{plural}" + " where --bind put them" * bool(bound))
+    source = f"{cpus} CPU{'s' * (cpus != 1)} over {count} rank{'s' * (count != 1)}"
+    return Sourced(str(threads), f"{source}, where --bind put them" if bound else source)
 
 
 def _nodes(
@@ -338,11 +338,10 @@ def _devices(machine: Machine) -> Sourced:
     slots = machine.slots
     if not slots:
         return Sourced("cpu", machine.slots_source or "no GPU found")
-    names: dict[str, int] = {}
-    for slot in slots:
-        names[slot.name] = names.get(slot.name, 0) + 1
+    names = [slot.name for slot in slots]
+    counted = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
     span = f"{slots[0].device} to {slots[-1].device}" if len(slots) > 1 else slots[0].device
-    return Sourced(f"{', '.join(f'{count} × {name}' for name, count in names.items())} ({span})", machine.slots_source)
+    return Sourced(f"{counted} ({span})", machine.slots_source)
 
 
 def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:

@@ -21,8 +21,8 @@ MISSING = "missing"
 """Sources of what nobody said: good for a dry run, not for starting one node of several."""
 
 _PORTS = range(1, 65536)
-_TCP = re.compile(r"tcp://(?P<host>[^/:\[\]]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d+)")
-_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
+_TCP = r"tcp://(?P<host>[^/:\[\]]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d+)"
+_HOST = r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?"
 
 
 class Sourced(NamedTuple):
@@ -50,18 +50,14 @@ def locate(
     Raises:
         UsageError: there is no such address or port, or they contradict each other.
     """
-    method = _TCP.fullmatch(init_method or "")
-    if method:
-        if port not in (None, int(method["port"])) or address not in (None, method["host"].strip("[]")):
-            flags = [f"--master-addr {address}"] * (address is not None) + [f"--master-port {port}"] * (
-                port is not None
-            )
-            raise UsageError(
-                f"--init-method {init_method} and {' '.join(flags)} contradict each other", "give the address once"
-            )
-        return _checked_address(method["host"].strip("[]"), "--init-method"), _checked_port(
-            method["port"], "--init-method"
-        )
+    if init_method and (method := re.fullmatch(_TCP, init_method)):
+        method_address, method_port = method["host"].strip("[]"), method["port"]
+        typed = [f"--master-addr {address}"] if address not in (None, method_address) else []
+        typed += [f"--master-port {port}"] if port not in (None, int(method_port)) else []
+        if typed:
+            message = f"--init-method {init_method} and {' '.join(typed)} contradict each other"
+            raise UsageError(message, "give the address once")
+        return _checked_address(method_address, "--init-method"), _checked_port(method_port, "--init-method")
     several = nnodes > 1
     if address is not None:
         where = _checked_address(address, "--master-addr")
@@ -82,12 +78,13 @@ def locate(
 
 def _checked_port(text: str, source: str) -> Sourced:
     if not text.isdecimal() or int(text) not in _PORTS:
-        raise UsageError(f"{source} {text} is no port: they go from 1 to 65535", f"--master-port {DEFAULT_PORT}")
+        example = f"tcp://host:{DEFAULT_PORT}" if source == "--init-method" else f"--master-port {DEFAULT_PORT}"
+        raise UsageError(f"{source}: {text} is no port: they go from 1 to 65535", example)
     return Sourced(str(int(text)), source)
 
 
 def _checked_address(text: str, source: str) -> Sourced:
-    if not _HOST.fullmatch(text) or re.fullmatch(r"[\d.]+", text):
+    if not re.fullmatch(_HOST, text) or re.fullmatch(r"[\d.]+", text):
         import ipaddress
 
         try:
@@ -103,7 +100,7 @@ def check_init_method(method: str | None) -> None:
     Raises:
         UsageError: it is of another kind, or its file cannot be written.
     """
-    if method is None or method == "env://" or _TCP.fullmatch(method):
+    if method is None or method == "env://" or re.fullmatch(_TCP, method):
         return
     if not method.startswith("file://"):
         raise UsageError(f"--init-method {method} is none that is known", "env://, tcp://host:port or file:///path")

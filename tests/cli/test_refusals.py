@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import ddplaunch
 from tests.conftest import clean_environment, command, write
 from tests.fake_nvml import fake_nvml as fake_nvml
 
@@ -89,7 +90,7 @@ limit = 3
         ("run --backend gloo --no-python /bin/true", ("need a Python target", "leave them out")),
         ("run --init-method http://x train.py", ("--init-method http://x is none that is known", "tcp://host:port")),
         ("run --init-method file:///no/where train.py", ("there is no directory /no", "file:///tmp/store")),
-        ("run --init-method tcp://a:0 train.py", ("--init-method 0 is no port",)),
+        ("run --init-method tcp://a:0 train.py", ("--init-method: 0 is no port",)),
         ("run --init-method tcp://a:1 --master-port 2 train.py", ("contradict each other", "the address once")),
         ("run --master-addr no.such.host.invalid train.py", ("--master-addr no.such.host.invalid",)),
         ("run --json train.py", ("--json is the form of a dry run", "--dry-run")),
@@ -204,6 +205,15 @@ def test_windows_is_not_supported():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "ddplaunch does not support Windows; it runs in WSL 2.\n"
+
+
+def test_a_directory_that_is_gone(tmp_path):
+    script = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
+    words = ["sh", "-c", script, "sh", sys.executable, "-c", "import ddplaunch.cli as cli; cli.main()", "run", "x.py"]
+    environment = clean_environment({"PYTHONPATH": str(Path(ddplaunch.__file__).parent.parent)})
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: the current directory is not there any more")
 
 
 def test_names_that_are_no_text(launch, tmp_path):

@@ -53,17 +53,17 @@ def test_locate(given, environ, address, port):
     ("address", "port", "method", "nnodes", "environ", "message"),
     [
         (None, 0, None, 2, {}, "--master-port 0: several nodes must agree on a port"),
-        (None, None, None, 2, {"MASTER_PORT": "http"}, "MASTER_PORT http is no port"),
-        (None, None, None, 2, {"MASTER_PORT": "70000"}, "MASTER_PORT 70000 is no port"),
+        (None, None, None, 2, {"MASTER_PORT": "http"}, "MASTER_PORT: http is no port"),
+        (None, None, None, 2, {"MASTER_PORT": "70000"}, "MASTER_PORT: 70000 is no port"),
         (None, None, None, 2, {"MASTER_ADDR": "a b"}, "MASTER_ADDR a b is no host name"),
         ("10.0.0.300", None, None, 2, {}, "--master-addr 10.0.0.300 is no host name"),
         ("10.0.0.1:29500", None, None, 2, {}, "--master-addr 10.0.0.1:29500 is no host name"),
         ("http://x", None, None, 2, {}, "--master-addr http://x is no host name"),
         ("", None, None, 1, {}, "--master-addr  is no host name"),
-        (None, None, "tcp://h:0", 1, {}, "--init-method 0 is no port"),
-        (None, None, "tcp://h:70000", 1, {}, "--init-method 70000 is no port"),
+        (None, None, "tcp://h:0", 1, {}, "--init-method: 0 is no port"),
+        (None, None, "tcp://h:70000", 1, {}, "--init-method: 70000 is no port"),
         (None, 98, "tcp://h:99", 1, {}, "--init-method tcp://h:99 and --master-port 98 contradict"),
-        ("g", 99, "tcp://h:99", 1, {}, "--init-method tcp://h:99 and --master-addr g --master-port 99 contradict"),
+        ("g", 99, "tcp://h:99", 1, {}, "--init-method tcp://h:99 and --master-addr g contradict"),
     ],
 )
 def test_no_such_place(address, port, method, nnodes, environ, message):

@@ -99,6 +99,43 @@ def test_find_module_as_import_would(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "this" not in sys.modules
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import leaf",
+        "import os, leaf",
+        "import os as o, leaf as l",
+        "import leaf; x = 1",
+        "x = 1; import leaf",
+        "if x: import leaf",
+        "\timport  leaf",
+        "import os, \\\n    leaf",
+        "import leaf  # the leaf",
+        "from leaf import x",
+        "from leaf import (x,\n    y)",
+        "from leaf import *",
+        "from . import leaf",
+        "from .import leaf",
+        "from .leaf import x",
+        "from.leaf import x",
+        "from . import (  # (comment),\n    other,  # and\n    leaf as l,\n)",
+        "from . import(leaf)",
+        "import leaf\r",
+    ],
+)
+def test_what_looks_like_an_import_statement(tmp_path: Path, statement: str):
+    write(tmp_path, "leaf.py", "'the leaf'\n")
+    (tmp_path / "train.py").write_text(f"{statement}\n")
+    assert "'the leaf'\n" in local_sources(str(tmp_path / "train.py"), str(tmp_path))
+
+
+@pytest.mark.parametrize("line", ["# import leaf", "x.leaf", "important leaf", "from leaf importing", "import leafy"])
+def test_what_does_not(tmp_path: Path, line: str):
+    write(tmp_path, "leaf.py", "'the leaf'\n")
+    write(tmp_path, "train.py", f"{line}\n")
+    assert len(list(local_sources(str(tmp_path / "train.py"), str(tmp_path)))) == 1
+
+
 def test_local_sources_follow_every_import_statement(tmp_path: Path):
     write(
         tmp_path,
@@ -136,12 +173,12 @@ def test_local_sources_follow_every_import_statement(tmp_path: Path):
 
 
 def test_local_sources_pass_over_what_cannot_be_read(tmp_path: Path):
-    write(tmp_path, "train.py", "import broken, nul, good\n")
+    write(tmp_path, "train.py", "import broken, folder, bytes, good\n")
     write(tmp_path, "broken.py", "x = (\n")
-    (tmp_path / "nul.py").write_bytes(b"\0")
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "bytes.py").write_bytes(b"\0\xff")
     write(tmp_path, "good.py", "'good'\n")
-    (tmp_path / "good").mkdir()
-    assert len(list(local_sources(str(tmp_path / "train.py"), str(tmp_path)))) == 2
+    assert "'good'\n" in local_sources(str(tmp_path / "train.py"), str(tmp_path))
 
 
 def test_names_option(tmp_path: Path):
