@@ -252,6 +252,11 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
         raise UsageError(
             f"a job on {plan.nnodes} nodes needs {names}", "ddplaunch run … --dry-run writes the command for each node"
         )
+    if plan.nnodes > 1 and plan.max_restarts:
+        raise UsageError(
+            f"--max-restarts {plan.max_restarts} on {plan.nnodes} nodes: each would restart alone and meet nobody",
+            "leave it out: nodes do not hear of each other yet",
+        )
     _check_store_file(plan)
     return _run(plan, _policy(flags, plan, shown))
 

@@ -57,3 +57,15 @@ def test_by_variables_alone(start, tmp_path):
     ]
     assert [job.wait() for job in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()
     assert "rank 1 of 2 sum 3" in jobs[1].stdout()
+
+
+def test_restarts_of_one_node_alone_are_refused(launch, tmp_path):
+    """A node that restarted by itself would wait for peers of an attempt that they have not begun."""
+    write(tmp_path, "train.py", "print('started')")
+    done = launch(
+        "run", "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", "29511",
+        "--nproc", "1", "--max-restarts", "3", "train.py",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--max-restarts 3 on 2 nodes" in done.stderr
+    assert "started" not in done.stdout
