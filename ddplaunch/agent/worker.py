@@ -22,27 +22,34 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import ModuleType
     from typing import Any, NoReturn
 
     Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 EXIT_USAGE = 2
-EXIT_UNFLUSHED = 120
-"""The interpreter's own code where the output could not be flushed at the end (Python/pythonrun.c, Py_Exit)."""
-
-_OUR_FILES = (__file__, os.path.join(os.path.dirname(__file__), "zygote.py"))
 
 _Module = type(sys)
 
 
-class Refused(Exception):
-    """What the user asked for cannot be; found only now that their code or torch could be asked."""
+def sibling(name: str) -> Any:
+    """Load a file that stands beside this one without importing anything, or leaving its name in ``sys.modules``."""
+    from _frozen_importlib import module_from_spec
+    from _frozen_importlib_external import spec_from_file_location
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
+    spec = spec_from_file_location(name, os.path.join(os.path.dirname(__file__), name + ".py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if TYPE_CHECKING:
+    from ddplaunch.agent import ending
+else:
+    ending = sibling("ending")
 
 
 class Life:
@@ -108,14 +115,14 @@ class Life:
         """Show what Python would show of the program's end, and find the exit code."""
         error = self._error
         if isinstance(error, SystemExit):
-            self._code = _exit_code(error.code)
-        elif isinstance(error, Refused):
-            _record(self._job, error, str(error))
+            self._code = ending.exit_code(error.code)
+        elif isinstance(error, ending.Refused):
+            ending.record(self._job, error, str(error))
             self._code = EXIT_USAGE
         elif error is not None:
             self._code = 1
             self._interrupted = type(error) is KeyboardInterrupt
-            _report(self._job, error)
+            ending.report(self._job, error)
 
     def leave(self) -> NoReturn:
         """End as the interpreter would: show an exception, join threads, run atexit, drop the user's objects, flush.
@@ -125,32 +132,32 @@ class Life:
         interpreter itself can end without them seeing it.
         """
         for stream in (sys.stderr, sys.stdout):
-            _flush(stream)
+            ending.flush(stream)
         try:
             self._judge()
         except SystemExit as exit:  # from the user's own sys.excepthook
-            self._code = _exit_code(exit.code)
+            self._code = ending.exit_code(exit.code)
         self._error = None
         hold = self._fds.get("hold")
         holds = hold is not None and self._code == 0
         if self._forked or holds:
             import atexit
 
-            _join_threads()
+            ending.join_threads()
             atexit._run_exitfuncs()
             if hold is not None and holds:
-                _stay(hold)
+                ending.stay(hold)
         if not self._forked or len(sys._current_frames()) > 1:
             if self._interrupted:
-                _leave_interrupted()
+                ending.leave_interrupted()
             sys.exit(self._code)
-        flushed = _take_apart(self._at_start)
+        flushed = ending.take_apart(self._at_start)
         import ctypes
 
         ctypes.CDLL(None).fflush(None)
         if self._interrupted:
-            _die_of_interrupt()
-        os._exit(_status(self._code) if flushed else EXIT_UNFLUSHED)
+            ending.die_of_interrupt()
+        os._exit(ending.status(self._code) if flushed else ending.EXIT_UNFLUSHED)
 
 
 def importable(folder: str) -> set[str]:
@@ -217,11 +224,17 @@ def _serve_store(job: dict[str, Any], listening: int) -> object:
         os.close(listening)
         return None
     address, port = job["store"]
-    options = {"wait_for_workers": False, "multi_tenant": True, "master_listen_fd": listening}
-    try:
-        return dist.TCPStore(address, port, None, True, **options)
-    except (RuntimeError, NotImplementedError):  # older libuv stores take no descriptor
-        return dist.TCPStore(address, port, None, True, use_libuv=False, **options)
+    version = tuple(int(part) for part in sys.modules["torch"].__version__.split(".")[:2])
+    return dist.TCPStore(
+        address,
+        port,
+        None,
+        True,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listening,
+        use_libuv=version >= (2, 8),  # since when that server, too, takes a socket that listens already
+    )
 
 
 # ------------------------------------------------------------------------------------------------- finding the program
@@ -270,11 +283,13 @@ def _import_function(job: dict[str, Any]) -> Callable[..., Any]:
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise Refused(f"{job['module']} has no function {job['function']}, now that it has been imported") from None
+            raise ending.Refused(
+                f"{job['module']} has no function {job['function']}, now that it has been imported"
+            ) from None
     if not callable(found) or isinstance(found, type):
-        raise Refused(f"{job['typed']} is no function: it is {found!r:.80}")
+        raise ending.Refused(f"{job['typed']} is no function: it is {found!r:.80}")
     if getattr(getattr(found, "__code__", None), "co_flags", 0) & 0x80:  # CO_COROUTINE
-        raise Refused(f"{job['typed']} is a coroutine function", "wrap it in a function that calls asyncio.run")
+        raise ending.Refused(f"{job['typed']} is a coroutine function", "wrap it in a function that calls asyncio.run")
     return found  # type: ignore[no-any-return]
 
 
@@ -322,7 +337,7 @@ def _bind(job: dict[str, Any], function: Callable[..., Any]) -> tuple[tuple[Any,
             job["typed"], function, tuple(job["args"]), {name: job[name] for name in facts}
         )
     except LaunchError as error:
-        raise Refused(error.message, error.hint) from None
+        raise ending.Refused(error.message, error.hint) from None
     finally:
         sys.path[:] = path
         for name in set(sys.modules) - set(before):
@@ -344,11 +359,11 @@ def _initialise(job: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     if not dist.is_available():
-        raise Refused("this torch was built without torch.distributed", "leave --backend and --init-method out")
+        raise ending.Refused("this torch was built without torch.distributed", "leave --backend and --init-method out")
     known = [name for name in dist.Backend.backend_list if name != "undefined" and _has(dist, name)]
     for name in [part.rpartition(":")[2] for part in backend.split(",")]:
         if name not in known:
-            raise Refused(
+            raise ending.Refused(
                 f"--backend {name}: this torch ({torch.__version__}) has only {', '.join(known)}",
                 f"--backend {known[0]}",
             )
@@ -379,269 +394,6 @@ def _destroy(job: dict[str, Any]) -> None:
         dist.barrier()
         time.sleep(0.02)
         dist.destroy_process_group()
-
-
-# --------------------------------------------------------------------------------------------- how the program ended
-
-
-def _exit_code(code: object) -> int:
-    """What ``sys.exit(code)`` means to Python: None is 0, a number itself, anything else is printed and 1."""
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code
-    for text in (code, "\n"):
-        try:
-            print(text, end="", file=sys.stderr)
-        except Exception:
-            pass  # as Python does, with a __str__ that fails or a closed stderr
-    return 1
-
-
-def _status(code: int) -> int:
-    """The part of an exit code that a parent sees; one that is no C long counts as -1 (Python/pythonrun.c)."""
-    return (code if -(1 << 63) <= code < 1 << 63 else -1) & 0xFF
-
-
-def _report(job: dict[str, Any], error: BaseException) -> None:
-    """Show an uncaught exception as Python would, without our frames, and record it for the launcher's report."""
-    _cut(error)
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-    if sys.version_info >= (3, 12):
-        sys.last_exc = error
-    if not isinstance(error, KeyboardInterrupt):
-        _record(job, error, _as_printed(error))
-    elif job["local_rank"] and sys.excepthook is sys.__excepthook__:
-        return  # Ctrl-C interrupts all ranks: one traceback says where they were
-    try:
-        sys.excepthook(type(error), error, error.__traceback__)
-    except SystemExit:
-        raise
-    except BaseException as broken:
-        print("Error in sys.excepthook:", file=sys.stderr)
-        _show(_cut(broken))
-        print("\nOriginal exception was:", file=sys.stderr)
-        _show(error)
-
-
-def _show(error: BaseException) -> None:
-    sys.__excepthook__(type(error), error, error.__traceback__)
-
-
-def _cut(error: BaseException) -> BaseException:
-    """Take off a traceback what stands before the user's frames: ours, and importlib's where we loaded their module."""
-    trace = error.__traceback__
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if name not in _OUR_FILES and not name.startswith("<frozen importlib"):
-            break
-        trace = trace.tb_next
-    return error.with_traceback(trace)
-
-
-class _Listener:
-    """Stands in for ``sys.stderr``: keeps what this thread writes, passes on what others write meanwhile."""
-
-    def __init__(self, stream: Any) -> None:
-        from _thread import get_ident
-
-        self._stream, self._ident, self._thread = stream, get_ident, get_ident()
-        self.heard: list[str] = []
-
-    def write(self, text: str) -> None:
-        if self._ident() == self._thread:
-            self.heard.append(text)
-        elif self._stream is not None:
-            self._stream.write(text)
-
-    def flush(self) -> None:
-        pass
-
-
-def _as_printed(error: BaseException) -> str:
-    """Return an exception's traceback in Python's own words; the traceback module would import a dozen others."""
-    stderr = sys.stderr
-    sys.stderr = listener = _Listener(stderr)
-    try:
-        _show(error)
-    finally:
-        sys.stderr = stderr
-    return "".join(listener.heard)
-
-
-def _record(job: dict[str, Any], error: BaseException, text: str) -> None:
-    """Write the error file unless ``@record`` has: torchelastic's format, {"message": {"message", "extraInfo"}}."""
-    path = job["error_file"]
-    if not path or os.path.exists(path):
-        return
-    import time
-
-    try:
-        message = str(error)
-    except Exception:
-        message = "<exception str() failed>"
-    moment = time.time_ns()
-    info = {"py_callstack": text, "timestamp": str(moment // 10**9), "time_ns": moment}
-    if isinstance(error, Refused):
-        info["refused"] = {"hint": error.hint}
-    else:
-        message = f"{type(error).__name__}: {message}"
-    try:
-        with open(path, "w", encoding="ascii") as file:
-            file.write("".join(_json({"message": {"message": message, "extraInfo": info}})))
-    except OSError:
-        pass  # a full disk: the report falls back on what the rank printed
-
-
-def _json(value: Any) -> Iterator[str]:
-    """What json.dumps would write; a json.py may be the user's."""
-    if isinstance(value, dict):
-        yield "{"
-        for index, key in enumerate(value):
-            yield ", " if index else ""
-            yield from _json(key)
-            yield ": "
-            yield from _json(value[key])
-        yield "}"
-    elif isinstance(value, str):
-        units = memoryview(value.encode(f"utf-16-{sys.byteorder[0]}e", "surrogatepass")).cast("H")
-        plain = "".join(chr(unit) if 31 < unit < 127 and unit not in b'"\\' else f"\\u{unit:04x}" for unit in units)
-        yield f'"{plain}"'
-    else:
-        yield "null" if value is None else str(value)
-
-
-# ------------------------------------------------------------------------------------------------------- the end
-
-
-def _join_threads() -> None:
-    threading = sys.modules.get("threading")
-    if threading is not None:
-        try:
-            threading._shutdown()
-        except BaseException as error:
-            _ignore(error, "on threading shutdown", threading)
-
-
-def _stay(hold: int) -> None:
-    """Rank 0 holds the store, so it says that it is done and stays until the launcher lets it go."""
-    import _signal  # type: ignore[import-not-found, unused-ignore]
-
-    for stream in (sys.stdout, sys.stderr):
-        _flush(stream)
-    for number in (_signal.SIGTERM, _signal.SIGINT):
-        _signal.signal(number, _signal.SIG_DFL)
-    try:
-        os.write(hold, b"done")
-        os.read(hold, 1)
-    except OSError:
-        pass
-
-
-def _take_apart(at_start: frozenset[str]) -> bool:
-    """Drop what the program made, so that ``__del__`` runs and files are flushed; return whether the output could be.
-
-    In the interpreter's own order (Python/pylifecycle.c: Py_FinalizeEx, finalize_modules): first everything that only
-    the user's modules hold, so that ``__del__`` sees its globals whole, then the globals of those that live on.
-    """
-    import _signal  # type: ignore[import-not-found, unused-ignore]
-    import gc
-    from _weakref import ref
-
-    broken = _flush(sys.stdout)
-    if broken is not None:
-        _ignore(broken, "on flushing sys.stdout", sys.stdout)
-    flushed = broken is None and _flush(sys.stderr) is None
-    for number in _signal.valid_signals():
-        if callable(_signal.getsignal(number)):
-            _signal.signal(number, _signal.SIG_DFL)
-    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
-        if hasattr(sys, name):
-            setattr(sys, name, None)
-    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
-    sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
-    left = []
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, _Module) and (name == "__main__" or (name not in at_start and _is_users(module))):
-            # A module may go and its globals stay, held by a function somewhere: the mark in them tells.
-            mark = module.__dict__["__end__"] = _Module(name)
-            left.append((ref(module), ref(mark)))
-            sys.modules[name] = None  # type: ignore[assignment]
-    module = mark = None  # type: ignore[assignment]
-    gc.collect()
-    cleared = False
-    for module_left, mark_left in reversed(left):
-        module, mark = module_left(), mark_left()  # type: ignore[assignment]
-        if mark is not None:
-            cleared = True
-            for names in gc.get_referrers(mark) if module is None else [module.__dict__]:
-                if type(names) is dict:
-                    _clear(names)
-    module = mark = names = None  # type: ignore[assignment]
-    if cleared:
-        gc.collect()
-    for stream in (sys.stdout, sys.stderr):
-        _flush(stream)
-    return flushed
-
-
-def _is_users(module: ModuleType) -> bool:
-    """Whether a module is the user's own code, and not Python's or installed: that has nothing to say at the end."""
-    place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-    return (
-        isinstance(place, str)
-        and not place.startswith(os.path.dirname(os.__file__) + os.sep)
-        and f"-packages{os.sep}" not in place
-    )
-
-
-def _clear(names: dict[str, Any]) -> None:
-    """Set a module's globals to None, private names first (Objects/moduleobject.c, _PyModule_ClearDict)."""
-    for private in (True, False):
-        for name in list(names):
-            if name != "__builtins__" and (name[:1] == "_" and name[:2] != "__") is private:
-                names[name] = None
-
-
-def _flush(stream: Any) -> BaseException | None:
-    """Flush a stream unless it is closed; return what prevented that."""
-    try:
-        if stream is not None and not getattr(stream, "closed", False):
-            stream.flush()
-    except BaseException as error:
-        return error.with_traceback(None)
-    return None
-
-
-def _ignore(error: BaseException, occasion: str, source: object) -> None:
-    """Tell of an exception that nobody can handle any more, in the interpreter's words."""
-    try:
-        print(
-            "Exception ignored", f"{occasion}:" if sys.version_info >= (3, 13) else f"in: {source!r}", file=sys.stderr
-        )
-        _show(_cut(error))
-    except Exception:
-        pass  # a stderr that is broken too
-
-
-def _leave_interrupted() -> NoReturn:
-    """Have the interpreter end, and then by SIGINT, as for any KeyboardInterrupt; we have shown it already."""
-    hook = sys.excepthook
-
-    def pass_over(*ignored: object) -> None:
-        sys.excepthook = hook
-
-    sys.excepthook = pass_over
-    raise KeyboardInterrupt
-
-
-def _die_of_interrupt() -> NoReturn:
-    """End by SIGINT itself, as Python does, so that whoever waits for us can tell."""
-    import _signal  # type: ignore[import-not-found, unused-ignore]
-
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    os.kill(os.getpid(), _signal.SIGINT)
-    os._exit(130)
 
 
 # --------------------------------------------------------------------------------------------------- a fresh start

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a group: imported later, as DDP does, it keeps the group from being freed
 from sklearn.datasets import load_wine
 from sklearn.model_selection import train_test_split
 from torch import nn
@@ -117,7 +118,7 @@ def main(epochs: int = 30, lr: float = 0.02, batch_size: int = 8, checkpoint: Pa
         print(f"parameters equal on all ranks: {'yes' if equal else 'NO'}")
         print(f"held-out accuracy: {accuracy:.3f}")
     dist.barrier()  # nobody leaves while another still talks
-    # No DDP object may outlive the group: dropped later, it can hang (torch 2.13, gloo). Ours went with train().
+    # No DDP object may outlive the group: dropped after it, it can hang (gloo, torch 2.13). Ours went with train().
     dist.destroy_process_group()
 
 
