@@ -13,6 +13,9 @@ from tests.conftest import Launch, clean_environment, write
 
 WINE = Path(__file__).parents[2] / "docs" / "examples" / "wine.py"
 
+CALM = {"OMP_NUM_THREADS": "1"}
+"""Threads that spin while they wait for each other slow each other down tenfold where tests run side by side."""
+
 LOSS = re.compile(r"epoch (\d+): loss ([\d.]+)")
 
 
@@ -31,9 +34,9 @@ def last_loss(output: str) -> tuple[str, str]:
     return epoch, loss
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_trains_as_a_script(launch: Launch, ranks: int) -> None:
-    done = launch("run", WINE, "--nproc", ranks)
+    done = launch("run", WINE, "--nproc", ranks, env=CALM)
     assert done.returncode == 0, done.stderr
     check_trained(done.stdout, ranks)
 
@@ -45,6 +48,7 @@ def test_trains_as_a_function_with_arguments(launch: Launch) -> None:
     assert last_loss(done.stdout)[0] == "20"
 
 
+@pytest.mark.slow
 def test_script_and_function_train_alike(launch: Launch) -> None:
     script = launch("run", WINE, "--nproc", 2, "--", "--epochs", 4, "--lr", 0.01)
     function = launch("run", f"{WINE}:main", "--nproc", 2, "--", "--epochs", 4, "--lr", 0.01)
@@ -52,6 +56,7 @@ def test_script_and_function_train_alike(launch: Launch) -> None:
     assert function.stdout == script.stdout
 
 
+@pytest.mark.slow
 def test_resumes_from_its_checkpoint_as_if_never_interrupted(launch: Launch, tmp_path: Path) -> None:
     # A loss that is far from 0 yet, so that equal figures mean something.
     settings = ("--lr", 0.0005, "--checkpoint", tmp_path / "wine.pt")
@@ -66,6 +71,7 @@ def test_resumes_from_its_checkpoint_as_if_never_interrupted(launch: Launch, tmp
     assert last_loss(rest.stdout)[0] == "8"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_ranks_serves_three(launch: Launch, tmp_path: Path) -> None:
     launch("run", WINE, "--nproc", 2, "--", "--epochs", 3, "--checkpoint", tmp_path / "wine.pt")
     done = launch("run", WINE, "--nproc", 3, "--", "--epochs", 10, "--checkpoint", tmp_path / "wine.pt")
@@ -73,6 +79,7 @@ def test_a_checkpoint_of_two_ranks_serves_three(launch: Launch, tmp_path: Path) 
     check_trained(done.stdout, 3)
 
 
+@pytest.mark.slow
 def test_killed_while_it_writes_a_checkpoint_it_goes_on_from_the_one_before(launch: Launch, tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -112,7 +119,7 @@ def test_trains_without_us(words: tuple[str, ...], ranks: int, tmp_path: Path) -
     done = subprocess.run(
         [sys.executable, *words, str(WINE)],
         cwd=tmp_path,
-        env=clean_environment(),
+        env=clean_environment(CALM),
         capture_output=True,
         text=True,
         timeout=100,

@@ -46,17 +46,17 @@ if "checkpoint" in how:
 if "daemons" in how:
     for _ in range(5):
         print("daemon", daemon(), flush=True)
-print("ready", flush=True)
-if "return" in how:
-    sys.exit(0)
-if "collective-once" in how:
-    dist.destroy_process_group()
-    sys.exit(0)
-if "collective" in how:
-    if dist.get_rank() == 0:
-        time.sleep(1000)
-    dist.all_reduce(torch.ones(1))
 try:
+    print("ready", flush=True)
+    if "return" in how:
+        sys.exit(0)
+    if "collective-once" in how:
+        dist.destroy_process_group()
+        sys.exit(0)
+    if "collective" in how:
+        if dist.get_rank() == 0:
+            time.sleep(1000)
+        dist.all_reduce(torch.ones(1))
     time.sleep(1000)
 finally:
     if "finally" in how:
