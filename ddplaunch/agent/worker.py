@@ -196,9 +196,9 @@ def _buffer_streams(lines: bool) -> None:
 
 def _reseed() -> None:
     """Seed the generators that numpy and torch seeded at their import, once for all ranks; random reseeds itself."""
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None:
-        numpy.random.seed()
+    numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    if numpy_random is not None:
+        numpy_random.seed()
     if torch is not None:
         torch.default_generator.seed()
 

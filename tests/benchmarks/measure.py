@@ -80,12 +80,11 @@ class Job:
         report, release = folder / "report", folder / "release"
         os.mkfifo(report)
         os.mkfifo(release)
-        self._release = str(release)
         self._report = os.open(report, os.O_RDWR | os.O_NONBLOCK)  # as a writer too, so that it never ends
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _noted)
-        self._open = [self._report, self._woken, self._wake]
+        self._open = [self._report, self._woken, self._wake, os.open(release, os.O_RDWR)]
         self._poll = select.poll()
         self._poll.register(self._report, select.POLLIN)
         self._poll.register(self._woken, select.POLLIN)
@@ -125,7 +124,8 @@ class Job:
         """
         self._wait(lambda: len(self.times(what, attempt)) >= ranks or self.ended is not None)
         if len(self.times(what, attempt)) < ranks:
-            raise Failed(f"only {len(self.times(what, attempt))} of {ranks} ranks came to {what!r}: {self.said()}")
+            came = f"only {len(self.times(what, attempt))} of {ranks} ranks came to {what!r}"
+            raise Failed(f"{came} when the launcher ended: {self.said()}")
         return max(self.times(what, attempt))
 
     def times(self, what: str, attempt: int = 0) -> list[float]:
@@ -142,7 +142,7 @@ class Job:
 
     def release(self) -> None:
         """Let go the ranks that hold."""
-        self._open.append(os.open(self._release, os.O_RDWR))  # and it stays open: a rank may come later
+        os.close(self._open.pop())
 
     def finish(self) -> int:
         """Wait until the launcher and everything below it have gone; return its exit code, -N for signal N.
