@@ -32,7 +32,8 @@ HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 
 INSIDE_USER_PROCESSES = {
     "agent.zygote": {"agent.channel", "agent.processes", "agent.worker"},
-    "agent.worker": {"agent.arguments", "errors"},
+    "agent.worker": {"agent.arguments", "agent.ending", "errors"},
+    "agent.ending": set(),
     "agent.processes": set(),
     "agent.channel": set(),
 }
