@@ -17,7 +17,7 @@ from tests.conftest import clean_environment, write
 PACKAGE = Path(ddplaunch.__file__).parent
 
 LAYERS = [
-    {"errors"},
+    {"errors", "loop"},
     {"plan"},
     {"devices", "clusters"},
     {"control"},
@@ -42,6 +42,7 @@ INSIDE_USER_PROCESSES = {
 THIRD_PARTY = {
     "cli": {"click"},
     "agent": {"click", "psutil", "torch"},
+    "control": {"msgspec", "psutil"},
     "console": {"click", "rich"},
     "devices": {"psutil", "pynvml"},
 }

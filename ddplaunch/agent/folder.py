@@ -16,13 +16,14 @@ class LogFolder:
     Once it exists, no failure to write ends the job: ``note`` hears of the first.
     """
 
-    def __init__(self, parent: str, run_id: str) -> None:
-        """Create the folder.
+    def __init__(self, parent: str, run_id: str, node_rank: int | None) -> None:
+        """Create the folder; nodes of one job, who may share a file system, get one each in the job's.
 
         Raises:
             UsageError: it cannot be created.
         """
-        self.path = os.path.join(parent, run_id)
+        node = [] if node_rank is None else [f"node-{node_rank}"]
+        self.path = os.path.join(parent, run_id, *node)
         self._began = time.monotonic()
         self.trouble: str | None = None
         try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddplaunch.agent import channel
-from ddplaunch.agent.loop import Loop
+from ddplaunch.loop import Loop
 
 _ZYGOTE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote.py")
 
@@ -50,6 +50,7 @@ class Nursery:
         """
         self._loop = loop
         self._hear, self._lost = hear, lost
+        self.ready = False
         ours, theirs = socket.socketpair()
         config = {
             "supervisor": os.getpid(),
@@ -120,4 +121,5 @@ class Nursery:
             self._loop.forget(self._socket.fileno())
             self._lost()
             return
+        self.ready = self.ready or message["op"] == "ready"
         self._hear(message, fds)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ddplaunch.agent.lines import Lines
-from ddplaunch.agent.loop import Loop
 from ddplaunch.agent.sink import Sink
+from ddplaunch.loop import Loop
 
 PIPE_SIZE = 1 << 18
 """Bytes a rank may be ahead of us before it waits (F_SETPIPE_SZ; the kernel's default is 64 KiB)."""
@@ -39,16 +39,16 @@ class _Stream:
 class Output:
     """The pipes of all ranks of an attempt."""
 
-    def __init__(self, loop: Loop, *, colour: bool, width: int) -> None:
-        """``width`` is the digits of the highest rank, so that lines start below each other."""
+    def __init__(self, loop: Loop, *, colour: bool) -> None:
         self._loop = loop
         self._colour = colour
-        self._width = width
+        self._width = 1
         self._streams: dict[int, _Stream] = {}
         self._files: dict[int, int] = {}
         self._tails: dict[int, bytes] = {}
         self._paused = False
         self._bar_shown = False
+        self._status = b""
         self.drained: Callable[[], None] = lambda: None
         self.note: Callable[[str], None] = lambda text: None
         self.stdout = Sink(loop, 1)
@@ -94,6 +94,15 @@ class Output:
     def say(self, text: str) -> None:
         """Print lines of the launcher's own on stderr, between whole lines of the ranks."""
         self._show(self.stderr, text.encode(errors="replace"))
+
+    def status(self, text: str) -> None:
+        """Show a line of the launcher's own below all others on a terminal, instead of the last; "" is none."""
+        self._status = text.encode(errors="replace")
+        self._show(self.stderr, b"")
+
+    def number(self, world_size: int) -> None:
+        """Make room in the prefixes for the ranks of a job of this size."""
+        self._width = len(str(world_size - 1))
 
     def close(self) -> None:
         """Give out what is left of every stream and forget them."""
@@ -169,6 +178,8 @@ class Output:
             (each for each in self._streams.values() if each.sink is sink and each.lines.bar), key=_rank, default=None
         )
         bar = b"" if drawn is None else drawn.prefix + _fit(drawn.lines.bar, len(self._bare(drawn)), sink)
+        if not bar and self._status and sink is self.stderr:
+            bar = _fit(self._status, 0, sink)
         if lines or bar or self._bar_shown:
             sink.write((_CLEAR if self._bar_shown else b"") + lines + bar)
         self._bar_shown = bool(bar)

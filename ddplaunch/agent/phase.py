@@ -8,21 +8,22 @@ from enum import Enum
 class Phase(Enum):
     """Where an attempt stands."""
 
-    LOADING = "the zygote is importing"
+    WAITING = "nothing runs here until the job says what comes next"
+    LOADING = "ranks are asked for, and the zygote is importing"
     RUNNING = "ranks run"
     STOPPING = "ranks have been told to stop"
     SWEEPING = "what is left is being killed"
     DRAINING = "the last output is coming in"
-    PAUSING = "waiting to start again"
     ENDED = "all is over"
 
 
 NEXT = {
-    Phase.LOADING: {Phase.RUNNING, Phase.DRAINING, Phase.ENDED},
+    Phase.WAITING: {Phase.LOADING, Phase.RUNNING},
+    Phase.LOADING: {Phase.RUNNING, Phase.DRAINING},
     Phase.RUNNING: {Phase.STOPPING, Phase.SWEEPING, Phase.DRAINING},
     Phase.STOPPING: {Phase.SWEEPING, Phase.DRAINING},
     Phase.SWEEPING: {Phase.DRAINING},
-    Phase.DRAINING: {Phase.PAUSING, Phase.ENDED},
-    Phase.PAUSING: {Phase.RUNNING, Phase.ENDED},
+    Phase.DRAINING: {Phase.WAITING},
     Phase.ENDED: set(),
 }
+"""From anywhere the end may follow."""

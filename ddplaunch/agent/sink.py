@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from ddplaunch.agent.loop import Callback, Loop, Timer
+from ddplaunch.loop import Callback, Loop, Timer
 
 HIGH_WATER = 4 << 20
 """Bytes waiting for the reader beyond which ranks are not read any further, so that they wait as on any full pipe."""

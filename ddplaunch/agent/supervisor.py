@@ -1,4 +1,8 @@
-"""One node's ranks from start to end: a small state machine driven by exits, signals and timers."""
+"""One node's ranks from start to end: a small state machine driven by orders, exits, signals and timers.
+
+What the job does as a whole (that all stop when one fails, that all start again) is decided in ``control``; here it
+is carried out.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +14,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ddplaunch.agent import failure, folder, job, processes, terminal
-from ddplaunch.agent.failure import Failure, Verdict
+from ddplaunch.agent import evidence, folder, job, processes, terminal
 from ddplaunch.agent.folder import LogFolder
-from ddplaunch.agent.loop import Loop, Timer
 from ddplaunch.agent.nursery import Nursery
 from ddplaunch.agent.output import Output
 from ddplaunch.agent.phase import NEXT, Phase
-from ddplaunch.agent.policy import Outcome, Policy
+from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.rank_process import RankProcess
-from ddplaunch.agent.restarts import Restarts
-from ddplaunch.agent.store import Port
-from ddplaunch.errors import EXIT_SIGNAL, EXIT_USAGE
+from ddplaunch.agent.waiting import Waiting
+from ddplaunch.control import messages
+from ddplaunch.control.failure import Failure, describe_end
+from ddplaunch.control.link import make_link
+from ddplaunch.control.messages import Message
+from ddplaunch.control.outcome import Outcome
+from ddplaunch.control.port import Port
+from ddplaunch.control.roster import describe
+from ddplaunch.control.rules import Rules
+from ddplaunch.errors import EXIT_SIGNAL, UsageError
+from ddplaunch.loop import Loop, Timer
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
+from ddplaunch.plan.share import joined
 from ddplaunch.plan.target import Kind
 
 INTERRUPT_PATIENCE = 3.0
 """Seconds after which ranks that Ctrl-C did not end are told by SIGTERM: a wait inside torch never sees SIGINT."""
-
-SETTLE = 1.0
-"""Seconds that a rank which only lost a peer waits for the peer's own, truer, failure before all are stopped."""
 
 LEFTOVER_GRACE = 5.0
 """Seconds at most that processes left behind by ranks that succeeded have for their own end."""
@@ -40,29 +48,34 @@ DRAIN_PATIENCE = 1.0
 
 
 class Supervisor:
-    """Runs this node's share of a plan, with restarts, to its end."""
+    """Runs this node's share of a job, through all its attempts, to its end."""
 
-    def __init__(self, plan: Plan, policy: Policy, environ: Mapping[str, str]) -> None:
-        """Bind the store's port and open the log folder.
+    def __init__(self, plan: Plan, policy: Policy, rules: Rules, environ: Mapping[str, str]) -> None:
+        """Bind the ports and open the log folder.
 
         Raises:
-            UsageError: the port is taken, or the folder cannot be made.
+            UsageError: a port is taken, there is no such interface, or the folder cannot be made.
         """
         self._policy = policy
+        self._rules = rules
         self._port = Port(plan.master_addr, plan.master_port, nnodes=plan.nnodes) if plan.hosts_store else None
         self._plan = replace(plan, master_port=self._port.number) if self._port else plan
-        self._logs = LogFolder(policy.log_dir, plan.run_id) if policy.log_dir else None
-        self._environ = environ
+        self._environ = {name: value for name, value in environ.items() if name != "DDPLAUNCH_TOKEN"}
         self._loop = Loop()
-        self._output = Output(self._loop, colour=policy.colour, width=len(str(plan.world_size - 1)))
+        self._link = make_link(self._loop, self._plan, rules, self.hear)
+        self._logs = self._open_logs(plan.run_id) if plan.hosts_store or rules.port is None else None
+        self._output = Output(self._loop, colour=policy.colour)
         self._output.drained = self._drained
         self._output.note = self._say
+        self._planned = self._plan
+        self._typed_node_rank = plan.node_rank
         self._temporary = folder.temporary_path(plan.run_id)
         self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        self._phase = Phase.LOADING
-        self._attempt = 0
-        self._restarts = Restarts(policy.max_restarts, policy.restart_backoff, policy.min_uptime)
-        self._interrupted: int | None = None
+        self._waiting = Waiting(self._loop, self._output)
+        self._phase = Phase.WAITING
+        self._nursery: Nursery | None = None
+        self._attempt = -1
+        self._interrupted = False
         self._outcome: Outcome | None = None
         method = plan.init_method or ""
         self._store_file = method.removeprefix("file://") if method.startswith("file://") else None
@@ -70,48 +83,142 @@ class Supervisor:
 
     def _begin(self) -> None:
         """Forget the previous attempt."""
-        self._started = time.monotonic()
         self._processes: dict[int, RankProcess] = {}
         self._pending = 0
         self._failures: list[Failure] = []
         self._stopped = 0
         self._hold: socket.socket | None = None
-        self._lost: str | None = None
+        self._finished = False
+        self._released = False
+        self._told: set[int] = set()
+        self._broken: str | None = None
         self._timers: list[Timer] = []
-        self._memory = failure.Memory()
+        self._memory = evidence.Memory()
 
     # ------------------------------------------------------------------------------------------------ from outside
 
     def run(self) -> Outcome:
-        """Run the job; returns when nothing of it is left."""
+        """Run the job; returns when nothing of it is left here."""
         processes.adopt_orphans()
         self._loop.catch(
             (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP), self._signalled
         )
-        if self._logs:
-            self._logs.write("plan.json", self._plan.to_json())
-        self._nursery = self._start_zygote()
+        self._start_zygote()
         try:
             with terminal.restored():
-                self._spawn_ranks()
+                self._link.begin()
                 while self._phase is not Phase.ENDED:
                     self._loop.step()
         finally:
-            self._nursery.close()
+            self._link.close()
+            if self._nursery:
+                self._nursery.close()
             if self._port:
                 self._port.close()
             if self._temporary:
                 folder.remove_temporary(self._temporary)
             self._remove_store_file(last=True)
-        while not self._output.written:
+        while not (self._output.written and self._link.closed):
             self._loop.step()
         assert self._outcome is not None
         return self._outcome
 
+    @property
+    def log_folder(self) -> str | None:
+        """What ``--log-dir`` has kept of this run."""
+        return self._logs.path if self._logs else None
+
+    def _open_logs(self, run_id: str) -> LogFolder | None:
+        node_rank = self._plan.node_rank if self._rules.port is not None else None
+        return LogFolder(self._policy.log_dir, run_id, node_rank) if self._policy.log_dir else None
+
+    # ------------------------------------------------------------------------------------------------------ orders
+
+    def hear(self, message: Message) -> None:
+        """Carry out what the job wants of this node."""
+        match message:
+            case messages.Joined(run_id=run_id):
+                self._join(run_id)
+            case messages.Roster():
+                self._waiting.tell(describe(message))
+            case messages.Seeking(trouble=trouble):
+                self._waiting.tell(f"waiting for node 0: {trouble}")
+            case messages.Start():
+                self._start(message)
+            case messages.Stop(attempt=attempt) if attempt == self._attempt:
+                self._ordered_to_stop(message)
+            case messages.Release(attempt=attempt) if attempt == self._attempt:
+                self._released = True
+                self._check_ended()
+            case messages.Again(text=text, verdict=verdict):
+                self._say(text)
+                self._event("again", text=text)
+                if self._logs:
+                    self._logs.write("failure.json", verdict.to_json())
+            case messages.Note(text=text):
+                self._say(text)
+                self._event("note", text=text)
+            case messages.End(outcome=outcome):
+                self._end(outcome)
+
+    def _join(self, run_id: str) -> None:
+        try:
+            self._logs = self._logs or self._open_logs(run_id)
+        except UsageError as error:
+            self._link.tell(messages.Unable(error.message, error.hint))
+
+    def _start(self, order: messages.Start) -> None:
+        self._waiting.over()
+        self._begin()
+        self._attempt = order.attempt
+        if order.shares:
+            self._plan = self._joined(order)
+        self._output.number(self._plan.world_size)
+        if self._logs:
+            self._logs.write("plan.json", self._plan.to_json())
+        if self._nursery is None:
+            self._start_zygote()
+        assert self._nursery is not None
+        self._enter(Phase.RUNNING if self._nursery.ready else Phase.LOADING)
+        self._spawn_ranks()
+
+    def _joined(self, order: messages.Start) -> Plan:
+        """The plan with all nodes, as they are in this attempt."""
+        here = next(i for i, share in enumerate(order.shares) if share.node_rank == self._typed_node_rank)
+        variables = {}
+        if order.interface:
+            variables["GLOO_SOCKET_IFNAME"] = order.interface
+        if self._rules.interface:
+            variables["NCCL_SOCKET_IFNAME"] = self._rules.interface
+        unset = {name: value for name, value in variables.items() if not self._environ.get(name)}
+        address = order.address or self._plan.master_addr
+        return joined(self._planned, order.shares, here, order.run_id, address, unset)
+
+    def _ordered_to_stop(self, order: messages.Stop) -> None:
+        match self._phase:
+            case Phase.LOADING:
+                self._abandon_zygote()
+                self._swept([], [])
+            case Phase.RUNNING | Phase.STOPPING if order.grace == 0:
+                self._sweep(0)
+            case Phase.RUNNING | Phase.STOPPING:
+                self._stop(order.signal, order.grace)
+
+    def _end(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        match self._phase:
+            case Phase.WAITING:
+                self._finish()
+            case Phase.LOADING:
+                self._abandon_zygote()
+                self._swept([], [])
+            case Phase.RUNNING | Phase.STOPPING:
+                self._sweep(0)
+
     # ---------------------------------------------------------------------------------------------------- starting
 
-    def _start_zygote(self) -> Nursery:
-        return Nursery(
+    def _start_zygote(self) -> None:
+        self._nursery = Nursery(
             self._loop,
             environment={**self._environ, **self._plan.shared},
             modules=self._policy.modules,
@@ -120,9 +227,17 @@ class Supervisor:
             temporary=self._temporary,
             remove=[path for path in (self._temporary, self._store_file) if path],
             title=job.title(self._plan),
-            hear=self._hear,
+            hear=self._hear_zygote,
             lost=self._zygote_lost,
         )
+
+    def _abandon_zygote(self) -> None:
+        """End one that is still importing: no rank is there yet, and there may be no further attempt."""
+        assert self._nursery is not None
+        self._nursery.kill()
+        self._nursery.close()
+        self._nursery = None
+        self._pending = 0
 
     def _spawn_ranks(self) -> None:
         self._remove_store_file(last=False)
@@ -140,6 +255,7 @@ class Supervisor:
                 error_file=self._error_file(rank.rank),
                 line_buffered=self._output.stdout.terminal,
             )
+            assert self._nursery is not None
             self._nursery.spawn(rank.rank, described, fds)
             for fd in fds.values():
                 if fd not in (self._null, 0):
@@ -169,8 +285,9 @@ class Supervisor:
         return os.path.join(self._temporary, f"{rank}.{self._attempt}.json") if self._temporary else None
 
     def _remove_store_file(self, *, last: bool) -> None:
-        """A store in a file is fresh for each attempt; where nodes share it, only node 0 removes it, at the end."""
-        if self._store_file and self._plan.hosts_store and (last or self._plan.nnodes == 1):
+        """A store in a file is fresh for each attempt; nodes that do not hear of each other share one for the job."""
+        heard_of = self._plan.nnodes == 1 or self._rules.port is not None
+        if self._store_file and self._plan.hosts_store and (last or heard_of):
             try:
                 os.unlink(self._store_file)
             except OSError:
@@ -178,12 +295,12 @@ class Supervisor:
 
     # ------------------------------------------------------------------------------------------------ what we hear
 
-    def _hear(self, message: dict[str, Any], fds: list[int]) -> None:
+    def _hear_zygote(self, message: dict[str, Any], fds: list[int]) -> None:
         match message["op"]:
             case "ready":
                 self._ready(message)
             case "refused":
-                self._finish(Outcome(EXIT_USAGE, refused=(message["message"], None)))
+                self._link.tell(messages.Unable(message["message"]))
             case "spawned":
                 self._spawned(message["rank"], message["pid"], fds[0] if fds else None)
             case "exited":
@@ -205,7 +322,7 @@ class Supervisor:
         if number == 0 and self._hold is not None:
             self._loop.watch(self._hold.fileno(), self._first_rank_finished)
         if self._phase is Phase.STOPPING:
-            self._tell(process, signal.SIGTERM)
+            self._told_to(process, signal.SIGTERM)
 
     def _first_rank_finished(self) -> None:
         """Rank 0 says that it is done, or has gone."""
@@ -227,9 +344,9 @@ class Supervisor:
         self._check_ended()
 
     def _failed(self, process: RankProcess, code: int) -> None:
-        """Tell a failure from the end that we asked for, and stop the others at the first."""
+        """Tell a failure from the end that we asked for, and have the others stopped at the first."""
         rank = process.rank
-        recorded = failure.read_error_file(self._error_file(rank.rank))
+        recorded = evidence.read_error_file(self._error_file(rank.rank))
         if process.signalled:
             if recorded.message is None:
                 self._stopped += 1
@@ -250,21 +367,23 @@ class Supervisor:
             refused=recorded.refused,
         )
         self._failures.append(new)
-        if self._phase is not Phase.RUNNING:
-            return
-        if not new.is_consequence:
-            self._stop(signal.SIGTERM)
-        elif len(self._failures) == 1:
-            self._after(SETTLE, lambda: self._stop(signal.SIGTERM))
+        if self._phase is Phase.RUNNING:
+            self._link.tell(messages.Failed(self._attempt, new, time.time()))
 
     def _zygote_lost(self) -> None:
         """It was killed, and its ranks with it (their parent-death signal); nothing is left to ask."""
         if self._phase in (Phase.DRAINING, Phase.ENDED):
             return
-        status = self._nursery.close()
-        self._lost = failure.describe_end(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
+        assert self._nursery is not None
+        status, pid = self._nursery.close(), self._nursery.pid
+        self._nursery = None
+        if self._phase is Phase.WAITING:
+            return  # the next attempt has one of its own, and says so if that one cannot live either
+        how = describe_end(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
+        self._broken = f"the zygote (pid {pid}) {how}, and its ranks with it"
         stuck, _ = processes.kill_all_below(os.getpid())
         self._processes.clear()
+        self._pending = 0
         self._swept([], stuck)
 
     # ---------------------------------------------------------------------------------------------------- stopping
@@ -272,23 +391,20 @@ class Supervisor:
     def _signalled(self, number: int) -> None:
         if number == signal.SIGTSTP:
             return self._suspend()
+        if self._phase is Phase.ENDED:  # output that nobody reads, or a peer, is all that we wait for
+            os._exit(self._outcome.code if self._outcome else EXIT_SIGNAL + number)
         self._event("signal", number=number)
-        again = self._interrupted is not None
-        self._interrupted = self._interrupted or number
+        again, self._interrupted = self._interrupted, True
         match self._phase:
-            case Phase.LOADING | Phase.PAUSING:
-                self._nursery.kill()
-                self._finish(Outcome(EXIT_SIGNAL + number))
             case Phase.RUNNING | Phase.STOPPING if again:
                 self._sweep(0)
             case Phase.RUNNING | Phase.STOPPING:
                 count = len(self._processes)
                 self._say(f"stopping {count} rank{'s' * (count != 1)}; Ctrl-C again ends them at once")
-                self._stop(number)
-            case Phase.SWEEPING:
+                self._stop(number, self._rules.grace)
+            case Phase.SWEEPING if self._nursery:
                 self._nursery.sweep(0)
-            case Phase.ENDED:  # output that nobody reads is all that we wait for
-                os._exit(self._outcome.code if self._outcome else EXIT_SIGNAL + number)
+        self._link.tell(messages.Interrupted(number, again))
 
     def _suspend(self) -> None:
         """Ctrl-Z: the ranks are in sessions of their own, so they are stopped and continued with us."""
@@ -301,34 +417,46 @@ class Supervisor:
             if number == signal.SIGSTOP:
                 os.kill(os.getpid(), signal.SIGSTOP)
 
-    def _stop(self, number: int) -> None:
+    def _stop(self, number: int, grace: float) -> None:
         """Tell the leaders, never their groups: a DataLoader's workers must live while a checkpoint is written."""
+        if number in self._told:
+            return
+        self._told.add(number)
         if self._phase is Phase.RUNNING:
             self._enter(Phase.STOPPING)
-            self._after(self._policy.grace, lambda: self._sweep(0))
+            self._after(grace, lambda: self._sweep(0))
         if number != signal.SIGTERM:
             self._after(INTERRUPT_PATIENCE, lambda: self._tell_all(signal.SIGTERM))
         self._tell_all(number)
+        self._check_ended()
 
     def _tell_all(self, number: int) -> None:
         for process in self._processes.values():
-            self._tell(process, number)
+            self._told_to(process, number)
 
-    def _tell(self, process: RankProcess, number: int) -> None:
+    def _told_to(self, process: RankProcess, number: int) -> None:
         process.signalled = True
         process.send(number)
         process.send(signal.SIGCONT)  # a stopped process handles nothing
 
     def _check_ended(self) -> None:
-        """Let rank 0 go once it is the last; sweep once all have gone."""
+        """Say when all ranks have done their work; let rank 0 go, and sweep, once no other node needs the store."""
         if self._phase not in (Phase.RUNNING, Phase.STOPPING) or self._pending:
             return
         if any(not process.finished for process in self._processes.values()):
             return
+        if self._phase is Phase.RUNNING and not self._failures and not self._finished:
+            self._finished = True
+            self._link.tell(messages.Finished(self._attempt))  # the answer may come at once, by way of ``hear``
+            if self._phase is not Phase.RUNNING:
+                return
+        if self._hold is not None and self._finished and self._phase is Phase.RUNNING and not self._released:
+            return
         self._release_first_rank()
         if not self._processes:
-            ended_well = self._phase is Phase.RUNNING and not self._failures
-            self._sweep(min(LEFTOVER_GRACE, self._policy.grace) if ended_well else 0)
+            self._sweep(
+                min(LEFTOVER_GRACE, self._rules.grace) if self._phase is Phase.RUNNING and self._finished else 0
+            )
 
     def _release_first_rank(self) -> None:
         if self._hold is not None:
@@ -342,6 +470,7 @@ class Supervisor:
         self._enter(Phase.SWEEPING)
         for process in self._processes.values():
             process.signalled = True
+        assert self._nursery is not None
         self._nursery.sweep(grace)
         # A zygote that does not answer is itself stopped or stuck.
         self._after(grace + processes.KILL_PATIENCE + 1, self._nursery.kill)
@@ -351,7 +480,7 @@ class Supervisor:
             return
         for timer in self._timers:
             timer.cancel()
-        if found and not self._failures and not self._stopped and self._interrupted is None:
+        if found and not self._failures and not self._stopped and not self._interrupted:
             self._say(f"ended what the ranks left behind: {', '.join(found)}")
         if stuck:
             self._say(f"cannot be killed, so not waited for: {', '.join(stuck)}")
@@ -370,52 +499,25 @@ class Supervisor:
             return
         for timer in self._timers:
             timer.cancel()
-        self._failures = [
-            replace(each, tail=failure.last_lines(self._output.tail(each.rank))) for each in self._failures
-        ]
+        failures = tuple(
+            replace(each, tail=evidence.last_lines(self._output.tail(each.rank))) for each in self._failures
+        )
         self._output.close()
-        verdict = failure.judge(self._failures, self._stopped, self._plan.world_size) if self._failures else None
-        if self._logs and verdict:
-            self._logs.write("failure.json", verdict.to_json())
-        if self._interrupted is not None:
-            self._finish(Outcome(EXIT_SIGNAL + self._interrupted))
-        elif self._lost:
-            remark = f"the zygote (pid {self._nursery.pid}) {self._lost}, and its ranks with it"
-            self._finish(Outcome(EXIT_SIGNAL + signal.SIGKILL, remark=remark))
-        elif verdict is None:
-            self._finish(Outcome(0))
-        elif verdict.first.refused:
-            self._finish(Outcome(EXIT_USAGE, refused=verdict.first.refused))
-        else:
-            self._restart(verdict)
+        if self._outcome is not None:
+            return self._finish()
+        self._enter(Phase.WAITING)
+        self._link.tell(messages.Drained(self._attempt, failures, self._stopped, time.time(), self._broken))
 
-    # -------------------------------------------------------------------------------------------------- restarting
-
-    def _restart(self, verdict: Verdict) -> None:
-        decision = self._restarts.after(time.monotonic() - self._started)
-        if decision.wait is None:
-            return self._finish(Outcome(verdict.first.code, verdict, remark=decision.remark))
-        self._attempt = self._restarts.used
-        when = f" in {decision.wait:g} s" if decision.wait else ""
-        self._say(f"{verdict.first.headline}\nrestart {self._attempt} of {self._restarts.most}{when}")
-        self._event("restart", attempt=self._attempt, wait=decision.wait)
-        self._enter(Phase.PAUSING)
-        self._loop.after(decision.wait, self._again)
-
-    def _again(self) -> None:
-        if self._phase is Phase.PAUSING:
-            self._begin()
-            self._enter(Phase.RUNNING)
-            self._spawn_ranks()
-
-    def _finish(self, outcome: Outcome) -> None:
+    def _finish(self) -> None:
+        assert self._outcome is not None
+        self._waiting.over()
         self._output.close()
-        self._event("ended", code=outcome.code)
+        self._event("ended", code=self._outcome.code)
         if self._logs:
+            if self._outcome.verdict:
+                self._logs.write("failure.json", self._outcome.verdict.to_json())
             if self._logs.trouble:
                 self._say(f"the log folder is incomplete: {self._logs.trouble}")
-            outcome = replace(outcome, log_folder=self._logs.path)
-        self._outcome = outcome
         self._phase = Phase.ENDED
 
     # ----------------------------------------------------------------------------------------------------- helpers

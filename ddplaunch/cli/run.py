@@ -10,17 +10,35 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddplaunch.cli.placement import HELP, Placed, place
+from ddplaunch.control.rules import LEAST_HEARTBEAT
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
     from ddplaunch.agent.policy import Policy
+    from ddplaunch.control.rules import Rules
     from ddplaunch.plan.plan import Machine, Plan, Request
     from ddplaunch.plan.target import Target
 
 SECTIONS = {
     "What the target is": ("--module", "--no-python"),
     "What runs where": ("--nproc", "--gpus", "--oversubscribe", "--bind"),
-    "Several nodes": ("--nnodes", "--node-rank", "--master-addr", "--master-port", "--control"),
+    "Several nodes": (
+        "--nnodes",
+        "--node-rank",
+        "--master-addr",
+        "--master-port",
+        "--interface",
+        "--run-id",
+        "--token",
+    ),
+    "Hearing of each other": (
+        "--control",
+        "--control-port",
+        "--join-timeout",
+        "--heartbeat-timeout",
+        "--allow-mismatch",
+    ),
+    "With more or fewer nodes": ("--join-window", "--max-membership-changes", "--grow"),
     "Starting": ("--backend", "--init-method", "--start", "--preload"),
     "Stopping and restarting": ("--grace", "--max-restarts", "--restart-backoff", "--min-uptime"),
     "Output": ("--show", "--stdin", "--log-dir"),
@@ -99,6 +117,29 @@ def _number(
     return read
 
 
+def _nodes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
+    """Read --nnodes: "4", or "2:4" for any number from 2 to 4."""
+    least, colon, most = text.partition(":")
+    try:
+        numbers = int(least), int(most if colon else least)
+    except ValueError:
+        raise UsageError(f"--nnodes {text} is no number of nodes", "give one like 2, or a range like 2:4") from None
+    if numbers[0] > numbers[1]:
+        raise UsageError(f"--nnodes {text}: {least} to {most} is no range", f"--nnodes {most}:{least}")
+    if numbers[0] < 1 and colon:
+        raise UsageError(f"--nnodes {text}: a job has at least one node", f"--nnodes 1:{most}")
+    return numbers
+
+
+def _name(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    """Read a name that becomes one of a folder too."""
+    import re
+
+    if text is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", text):
+        raise UsageError(f"{param.opts[-1]} {text} is no name", "use letters, digits, dots, dashes and underscores")
+    return text
+
+
 _INFINITE = float("inf")
 _WEEK = 7 * 24 * 3600.0
 _whole = _number(int, "whole number", -_INFINITE, _INFINITE, "give one like 2")
@@ -134,7 +175,14 @@ class _Paths(click.Path):
 )
 @click.option("--oversubscribe", is_flag=True, help="Let ranks share GPUs.")
 @click.option("--bind", type=click.Choice(["numa"]), help="Pin each rank to the CPUs beside its GPU.")
-@click.option("--nnodes", metavar="N", default="1", show_default=True, callback=_whole, help="Machines of the job.")
+@click.option(
+    "--nnodes",
+    metavar="N",
+    default="1",
+    show_default=True,
+    callback=_nodes,
+    help="Machines of the job; 2:4 for any number from 2 to 4, as they come and go.",
+)
 @click.option("--node-rank", metavar="I", callback=_whole, help="Which of them this is, from 0. Rank 0 is on node 0.")
 @click.option("--master-addr", metavar="HOST", help="Node 0's address.  [default: 127.0.0.1 on one node]")
 @click.option(
@@ -144,10 +192,69 @@ class _Paths(click.Path):
     help="Where rank 0's store listens.  [default: any free port on one node]",
 )
 @click.option(
-    "--control",
-    type=click.Choice(["none"]),
-    help="How the nodes hear of each other: not at all, each starts its share on its own.",
+    "--interface", metavar="NAME", help="The network interface to use, like ib0.  [default: that of the way to node 0]"
 )
+@click.option(
+    "--run-id",
+    metavar="NAME",
+    callback=_name,
+    help="Keep jobs apart: nodes join only where it is the same.",
+)
+@click.option(
+    "--token",
+    metavar="SECRET",
+    envvar="DDPLAUNCH_TOKEN",
+    help="What nodes must know to join; DDPLAUNCH_TOKEN keeps it out of `ps`.",
+)
+@click.option(
+    "--control",
+    type=click.Choice(["tcp", "none"]),
+    default="tcp",
+    show_default=True,
+    help="How the nodes hear of each other; none: not at all, each starts its share on its own.",
+)
+@click.option(
+    "--control-port",
+    metavar="PORT",
+    callback=_number(int, "port", 1, 65535, "ports go from 1 to 65535"),
+    help="Where node 0 listens for the others.  [default: the master port + 1]",
+)
+@click.option(
+    "--join-timeout",
+    metavar="SECONDS",
+    default="600",
+    show_default=True,
+    callback=_seconds,
+    help="How long to wait for all nodes.",
+)
+@click.option(
+    "--heartbeat-timeout",
+    metavar="SECONDS",
+    default="15",
+    show_default=True,
+    callback=_number(
+        float, "heartbeat timeout", LEAST_HEARTBEAT, _WEEK, "give 2 s or more: less, and a busy node counts as lost"
+    ),
+    help="A node that is silent for so long is lost. Node 0's counts.",
+)
+@click.option("--allow-mismatch", is_flag=True, help="Say where versions differ between nodes, and go on.")
+@click.option(
+    "--join-window",
+    metavar="SECONDS",
+    default="30",
+    show_default=True,
+    callback=_seconds,
+    help="With --nnodes 2:4: wait so long for the others once 2 are there.",
+)
+@click.option(
+    "--max-membership-changes",
+    metavar="N",
+    default="100",
+    show_default=True,
+    callback=_number(int, "number of changes", 0, _INFINITE, "give 0 or more"),
+    help="With --nnodes 2:4: go on with other nodes so many times.",
+)
+@click.option("--grow", is_flag=True, help="With --nnodes 2:4: take in a node that comes later at once, by a restart.")
 @click.option(
     "--backend", metavar="NAME", help="Initialise the process group before the target runs: nccl, gloo, auto, …"
 )
@@ -238,30 +345,72 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     found = find(target, args, as_module=flags["module"], as_program=flags["no_python"], cwd=_cwd())
     _check_arguments(found)
     _check_start(flags, found)
+    _check_nodes(flags)
+    flags["least"], flags["nnodes"] = flags["nnodes"]
     request = Request(**{name: flags[name] for name in Request.__dataclass_fields__})
     machine, notes = _look_at_machine(request)
-    plan = make(request, found, machine, os.environ, _run_id(), notes)
+    plan = make(request, found, machine, os.environ, flags["run_id"] or _run_id(), notes)
     shown = _shown_ranks(flags["show"], plan)
     _check_stdin(flags["stdin"], plan)
     if flags["dry_run"]:
         _print_plan(plan, flags["as_json"])
         return 0
-    if plan.missing:
-        *others, last = plan.missing
-        names = f"{', '.join(others)} and {last}" if others else last
-        raise UsageError(
-            f"a job on {plan.nnodes} nodes needs {names}", "ddplaunch run … --dry-run writes the command for each node"
-        )
-    if plan.nnodes > 1 and plan.max_restarts:
-        raise UsageError(
-            f"--max-restarts {plan.max_restarts} on {plan.nnodes} nodes: each would restart alone and meet nobody",
-            "leave it out: nodes do not hear of each other yet",
-        )
+    rules = _rules(flags, plan)
+    _check_several(plan, rules)
     _check_store_file(plan)
-    return _run(plan, _policy(flags, plan, shown))
+    return _run(plan, _policy(flags, plan, shown), rules)
 
 
 # ---------------------------------------------------------------------------------------------------------- checks
+
+
+def _check_nodes(flags: dict[str, Any]) -> None:
+    """Refuse what contradicts --nnodes."""
+    least, most = flags["nnodes"]
+    if flags["grow"] and least == most:
+        raise UsageError(f"--grow needs a range of nodes, and --nnodes is {most}", f"--nnodes {most}:{most + 1}")
+    if flags["control"] == "none" and least != most:
+        raise UsageError(f"--nnodes {least}:{most} needs nodes that hear of each other", "leave --control none out")
+
+
+def _check_several(plan: Plan, rules: Rules) -> None:
+    """What a node of several must know before it can start."""
+    if plan.nnodes == 1:
+        return
+    if rules.port is None:
+        if plan.missing:
+            *others, last = plan.missing
+            names = f"{', '.join(others)} and {last}" if others else last
+            raise UsageError(
+                f"a job on {plan.nnodes} nodes with --control none needs {names}",
+                "ddplaunch run … --dry-run writes the command for each node",
+            )
+        if plan.max_restarts:
+            raise UsageError(
+                f"--max-restarts {plan.max_restarts} with --control none: each node would restart alone",
+                "leave one of them out",
+            )
+        return
+    if "--node-rank" in plan.missing:
+        raise UsageError(
+            f"--node-rank is missing: which of the {plan.nnodes} nodes is this?",
+            f"--node-rank 0 on the node whose address is --master-addr, 1 to {plan.nnodes - 1} on the others",
+        )
+    from ddplaunch.control.route import check_is_ours, own_addresses
+
+    if "--master-addr" in plan.missing:
+        if plan.node_rank:
+            raise UsageError(
+                f"--master-addr is missing: where is node 0 of these {plan.nnodes} nodes?",
+                "`hostname -I` on node 0 shows its addresses; give the same one on every node",
+            )
+        example = next(own_addresses(), "10.0.0.1")
+        raise UsageError(
+            f"--master-addr is missing: where do the other {plan.nnodes - 1} nodes reach this one?",
+            f"--master-addr {example}, which is this machine's, on every node",
+        )
+    if plan.node_rank == 0:
+        check_is_ours(plan.master_addr)
 
 
 def _check_arguments(target: Target) -> None:
@@ -291,14 +440,14 @@ def _shown_ranks(text: str, plan: Plan) -> frozenset[int] | None:
         ranks = frozenset(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"--show {text} is no list of ranks", hint) from None
-    if not ranks <= set(range(plan.world_size)):
+    if plan.nnodes == 1 and not ranks <= set(range(plan.world_size)):
         raise UsageError(f"--show {text}: the job has {_ranks(0, plan.world_size - 1)}", hint)
     return ranks
 
 
 def _check_stdin(rank: int | None, plan: Plan) -> None:
     here = [rank.rank for rank in plan.local_ranks]
-    if rank is not None and rank not in here:
+    if rank is not None and plan.nnodes == 1 and rank not in here:
         raise UsageError(f"--stdin {rank}: this node has {_ranks(here[0], here[-1])}", f"--stdin {here[0]}")
 
 
@@ -396,10 +545,6 @@ def _policy(flags: dict[str, Any], plan: Plan, shown: frozenset[int] | None) -> 
     return Policy(
         modules=modules,
         asked=asked,
-        grace=flags["grace"],
-        max_restarts=flags["max_restarts"],
-        restart_backoff=flags["restart_backoff"],
-        min_uptime=flags["min_uptime"],
         show=shown,
         stdin=flags["stdin"],
         log_dir=flags["log_dir"],
@@ -420,14 +565,29 @@ def _modules(flags: dict[str, Any], plan: Plan) -> tuple[tuple[str, ...], tuple[
     return preloads(plan.target), ()
 
 
-def _run(plan: Plan, policy: Policy) -> int:
+def _rules(flags: dict[str, Any], plan: Plan) -> Rules:
+    from ddplaunch.control.rules import Rules
+
+    named = {name: flags[name] for name in Rules.__dataclass_fields__ if name in flags}
+    if plan.nnodes == 1 or flags["control"] == "none":
+        return Rules(**{**named, "least": 1, "most": 1})
+    port = flags["control_port"] or plan.master_port + 1
+    if port > 65535:
+        raise UsageError(f"--master-port {plan.master_port} leaves no port for the control", "give a --control-port")
+    if port == plan.master_port:
+        raise UsageError(f"--control-port {port} is the master port too", "leave --control-port out, or give another")
+    return Rules(**named, most=plan.nnodes, address=plan.master_addr, port=port)
+
+
+def _run(plan: Plan, policy: Policy, rules: Rules) -> int:
     from ddplaunch.agent.supervisor import Supervisor
 
     for note in plan.notes:
         click.echo(f"ddplaunch: {note}", err=True)
-    if plan.nnodes > 1:
+    if plan.nnodes > 1 and rules.port is None:
         click.echo("ddplaunch: --control none: the nodes do not hear of each other's failures", err=True)
-    outcome = Supervisor(plan, policy, os.environ).run()
+    supervisor = Supervisor(plan, policy, rules, os.environ)
+    outcome = supervisor.run()
     if outcome.refused:
         raise UsageError(*outcome.refused)
     if outcome.verdict:
@@ -437,6 +597,6 @@ def _run(plan: Plan, policy: Policy) -> int:
         click.echo(text, err=True, nl=False, color=None if policy.colour else False)
     if outcome.remark:
         click.echo(f"ddplaunch: {outcome.remark}", err=True)
-    if outcome.log_folder:
-        click.echo(f"ddplaunch: kept in {outcome.log_folder}", err=True)
+    if supervisor.log_folder:
+        click.echo(f"ddplaunch: kept in {supervisor.log_folder}", err=True)
     return outcome.code

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from ddplaunch.agent.failure import Failure, Verdict
+from ddplaunch.control.failure import Failure, Verdict
 
 _MOST_OTHERS = 3
 

@@ -68,6 +68,7 @@ class Plan:
         node_rank: this machine's.
         master_port: of rank 0's store; 0 is chosen when the job starts.
         variables: what all ranks get beside the variables of their place (``environment`` has them all).
+        gpus: the models of this machine's devices that ranks use.
         missing: the options without which this node cannot start its share on its own.
     """
 
@@ -84,6 +85,7 @@ class Plan:
     init_method: str | None
     facts: tuple[Fact, ...]
     notes: tuple[str, ...]
+    gpus: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
     @property
@@ -242,6 +244,7 @@ def make(
         init_method=request.init_method,
         facts=tuple(facts),
         notes=tuple(noted),
+        gpus=tuple(dict.fromkeys(slot.name for slot in machine.slots)),
         missing=tuple(missing) if nnodes > 1 else (),
     )
 

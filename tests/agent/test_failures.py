@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.failure import Failure, describe_end, judge, last_lines
+from ddplaunch.agent.evidence import last_lines
+from ddplaunch.control.failure import Failure, describe_end, judge
 from tests.conftest import PROGRAMS, write
 
 FAILS = PROGRAMS / "fails.py"

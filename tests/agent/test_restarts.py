@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from ddplaunch.agent.restarts import CRASH_LOOP, MOST_BACKOFF, Restarts
+from ddplaunch.control.restarts import CRASH_LOOP, MOST_BACKOFF, Restarts
 from tests.conftest import PROGRAMS, wait_until
 
 FAILS = PROGRAMS / "fails.py"

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from ddplaunch.agent.store import Port
+from ddplaunch.control.port import Port
 from ddplaunch.errors import UsageError
 from tests.conftest import write
 

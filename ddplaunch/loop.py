@@ -9,15 +9,17 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Iterable
+from selectors import EVENT_READ, EVENT_WRITE
 from types import FrameType
 
 Callback = Callable[[], None]
 
 
 class Timer:
-    """One call in the future, unless cancelled."""
+    """One call in the future, unless cancelled; ``due`` is on the clock of ``time.monotonic``."""
 
-    def __init__(self, callback: Callback) -> None:
+    def __init__(self, due: float, callback: Callback) -> None:
+        self.due = due
         self.callback: Callback | None = callback
 
     def cancel(self) -> None:
@@ -35,22 +37,32 @@ class Loop:
         self._previous: dict[int, object] = {}
 
     def watch(self, fd: int, callback: Callback, *, write: bool = False) -> None:
-        """Call ``callback`` whenever ``fd`` is readable (or writable); a second call for it replaces the first."""
-        events = selectors.EVENT_WRITE if write else selectors.EVENT_READ
-        if fd in self._selector.get_map():
-            self._selector.modify(fd, events, callback)
+        """Call ``callback`` whenever ``fd`` is readable (or writable); a second call replaces the first."""
+        event = EVENT_WRITE if write else EVENT_READ
+        known = self._selector.get_map().get(fd)
+        callbacks = {**(known.data if known else {}), event: callback}
+        mask = sum(callbacks)
+        if known is None:
+            self._selector.register(fd, mask, callbacks)
         else:
-            self._selector.register(fd, events, callback)
+            self._selector.modify(fd, mask, callbacks)
 
-    def forget(self, fd: int) -> None:
-        """Stop watching ``fd``; does nothing where it was not watched."""
-        if fd in self._selector.get_map():
+    def forget(self, fd: int, *, write: bool | None = None) -> None:
+        """Stop watching ``fd``, or only one direction of it; does nothing where it was not watched."""
+        known = self._selector.get_map().get(fd)
+        if known is None:
+            return
+        gone = (EVENT_READ, EVENT_WRITE) if write is None else (EVENT_WRITE if write else EVENT_READ,)
+        callbacks = {event: callback for event, callback in known.data.items() if event not in gone}
+        if not callbacks:
             self._selector.unregister(fd)
+        elif callbacks != known.data:
+            self._selector.modify(fd, sum(callbacks), callbacks)
 
     def after(self, seconds: float, callback: Callback) -> Timer:
         """Call ``callback`` once, ``seconds`` from now."""
-        timer = Timer(callback)
-        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), timer))
+        timer = Timer(time.monotonic() + seconds, callback)
+        heapq.heappush(self._timers, (timer.due, next(self._order), timer))
         return timer
 
     def catch(self, numbers: Iterable[int], callback: Callable[[int], None]) -> None:
@@ -75,14 +87,16 @@ class Loop:
         self.watch(woken, deliver)
 
     def step(self) -> None:
-        """Wait for the next thing to happen and handle all that has happened by then."""
+        """Wait for the next thing to happen and handle all that has happened by then; descriptors before timers."""
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
         timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
-        for key, _ in self._selector.select(timeout):
-            # An earlier callback of this round may have closed this descriptor.
-            if self._selector.get_map().get(key.fd) is key:
-                key.data()
+        for key, mask in self._selector.select(timeout):
+            for event in (EVENT_READ, EVENT_WRITE):
+                # An earlier callback of this round may have closed this descriptor, or given it another callback.
+                known = self._selector.get_map().get(key.fd)
+                if mask & event and known is not None and known.data.get(event) is key.data.get(event):
+                    known.data[event]()
         while self._timers and self._timers[0][0] <= time.monotonic():
             timer = heapq.heappop(self._timers)[2]
             if timer.callback is not None:

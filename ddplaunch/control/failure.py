@@ -1,9 +1,7 @@
-"""Why ranks ended, in words: reading wait statuses, error files and the kernel's counters; finding the first cause."""
+"""Why ranks ended, in words, and which of them was the first cause."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import signal
 from collections.abc import Sequence
@@ -133,104 +131,3 @@ def judge(failures: Sequence[Failure], stopped: int, world_size: int) -> Verdict
     alike = tuple(sorted(each.rank for each in ordered if each is not first and each.likeness == first.likeness))
     others = tuple(each for each in ordered if each.likeness != first.likeness)
     return Verdict(first, alike, others, stopped, world_size)
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """What an error file says; ``moment`` is in seconds since the epoch. All None where there is no such file."""
-
-    message: str | None = None
-    traceback: str | None = None
-    moment: float | None = None
-    refused: tuple[str, str | None] | None = None
-
-
-def read_error_file(path: str | None) -> Recorded:
-    """Read what a rank, or ``@record`` in it, wrote; a file that is missing or cut short says nothing.
-
-    Source: torch.distributed.elastic.multiprocessing.errors writes {"message": {"message", "extraInfo":
-    {"py_callstack", "timestamp"}}}, or {"message": text}.
-    """
-    try:
-        with open(path or "", encoding="utf-8") as file:
-            content = json.load(file)["message"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return Recorded()
-    if not isinstance(content, dict):
-        return Recorded(str(content))
-    info = content.get("extraInfo") or {}
-    message = str(content.get("message"))
-    try:
-        moment = int(info["time_ns"]) / 1e9
-    except (KeyError, ValueError, TypeError):
-        moment = None
-    refused = (message, info["refused"].get("hint")) if isinstance(info.get("refused"), dict) else None
-    return Recorded(message, info.get("py_callstack"), moment, refused)
-
-
-class Memory:
-    """The kernel's counts of processes killed for want of memory, and what is left of shared memory."""
-
-    def __init__(self) -> None:
-        self._before = _oom_kills()
-
-    def hint(self, number: int, text: str) -> str | None:
-        """Say what the counters add to an end by signal ``number``, or to a message ``text`` about a killed child."""
-        killed = number == signal.SIGKILL or "killed by signal: Killed" in text
-        if killed and _oom_kills() > self._before:
-            return "the kernel's out-of-memory killer was at work meanwhile: probably out of memory"
-        if number == signal.SIGBUS or "Bus error" in text:
-            return _shared_memory()
-        return None
-
-
-def _oom_kills() -> int:
-    """oom_kill of this cgroup (v2 memory.events, v1 memory.oom_control) and of the machine (/proc/vmstat), added up."""
-    total = 0
-    for path in ("/proc/vmstat", *_cgroup_files()):
-        try:
-            with open(path, encoding="ascii") as file:
-                for line in file:
-                    name, _, value = line.partition(" ")
-                    if name == "oom_kill":
-                        total += int(value)
-        except (OSError, ValueError):
-            continue
-    return total
-
-
-def _cgroup_files() -> list[str]:
-    files = []
-    try:
-        with open("/proc/self/cgroup", encoding="utf-8") as file:
-            for line in file:
-                _, controllers, path = line.rstrip("\n").split(":", 2)
-                if not controllers:
-                    files.append(f"/sys/fs/cgroup{path}/memory.events")
-                elif "memory" in controllers.split(","):
-                    files.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
-    except (OSError, ValueError):
-        pass
-    return files
-
-
-def _shared_memory() -> str:
-    try:
-        found = os.statvfs("/dev/shm")
-    except OSError:
-        return "a DataLoader's workers need /dev/shm, and there is none"
-    size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-    return (
-        f"/dev/shm, which DataLoader workers need, has {free >> 20} of {size >> 20} MiB free now: "
-        "enlarge it (docker run --shm-size=8g), or num_workers=0"
-    )
-
-
-def last_lines(tail: bytes, count: int = 12) -> tuple[str, ...]:
-    """The last lines that a rank printed; of a progress bar, its last state."""
-    lines = [line.rstrip("\r").rpartition("\r")[2] for line in tail.decode(errors="replace").split("\n")]
-    return tuple([line for line in lines if line.strip() and not line.startswith(_OURS)][-count:])
-
-
-_OURS = (f'  File "{os.path.dirname(os.path.abspath(__file__))}{os.sep}', "Extension modules:")
-"""What faulthandler prints of a crash that is not the user's: our frames below theirs, and a list of libraries."""

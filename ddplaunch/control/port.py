@@ -1,4 +1,4 @@
-"""The port of the job's store: bound before anyone is told of it, and kept while the job lives."""
+"""A port of this node, of the job's store or of its control: bound before anyone is told of it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ class Port:
     by exec, opens its own.
     """
 
-    def __init__(self, address: str, number: int, *, nnodes: int) -> None:
+    def __init__(self, address: str, number: int, *, nnodes: int, flag: str = "--master-port") -> None:
         """Bind ``number``, or any free port where it is 0, on loopback or, with peers elsewhere, on all interfaces.
+
+        Args:
+            flag: the option that names this port, for errors.
 
         Raises:
             UsageError: it is taken (by whom, where that can be known), or ``address`` does not resolve.
         """
-        self._family, self._host = _where(address, nnodes)
+        self._flag = flag
+        self._family, self._host = _where(address) if nnodes == 1 else _everywhere()
         self._reserved = self._bind(number)
         self.number: int = self._reserved.getsockname()[1]
         if number:
@@ -38,7 +42,7 @@ class Port:
             listening.listen(BACKLOG)
         except OSError as error:
             listening.close()
-            raise _taken(self.number, error) from None
+            raise _taken(self._flag, self.number, error) from None
         return listening
 
     def close(self) -> None:
@@ -53,11 +57,11 @@ class Port:
             sock.bind((self._host, number))
         except OSError as error:
             sock.close()
-            raise _taken(number, error) from None
+            raise _taken(self._flag, number, error) from None
         return sock
 
 
-def _where(address: str, nnodes: int) -> tuple[socket.AddressFamily, str]:
+def _where(address: str) -> tuple[socket.AddressFamily, str]:
     try:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -65,13 +69,17 @@ def _where(address: str, nnodes: int) -> tuple[socket.AddressFamily, str]:
             f"--master-addr {address} does not resolve: {error.strerror}", "give an address, like 10.0.0.1"
         ) from None
     addresses = [(family, str(where[0])) for family, _, _, _, where in found]
-    if nnodes == 1 and all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for _, each in addresses):
+    if all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for _, each in addresses):
         family, host = next((each for each in addresses if each[0] == socket.AF_INET), addresses[0])
         return family, host
-    if nnodes == 1 and not any(_is_local(*each) for each in addresses):
+    if not any(_is_local(*each) for each in addresses):
         raise UsageError(
             f"--master-addr {address} is no address of this machine, where rank 0 runs", "leave it out on one node"
         )
+    return _everywhere()
+
+
+def _everywhere() -> tuple[socket.AddressFamily, str]:
     return (socket.AF_INET6, "::") if _has_ipv6() else (socket.AF_INET, "0.0.0.0")
 
 
@@ -88,14 +96,17 @@ def _has_ipv6() -> bool:
     return socket.has_ipv6 and _is_local(socket.AF_INET6, "::")
 
 
-def _taken(number: int, error: OSError) -> UsageError:
+def _taken(flag: str, number: int, error: OSError) -> UsageError:
     if error.errno == errno.EACCES:
-        return UsageError(f"--master-port {number} is for root only", "--master-port 29500")
+        return UsageError(f"{flag} {number} is for root only", f"{flag} 29500")
     if error.errno != errno.EADDRINUSE:
-        return UsageError(f"--master-port {number} cannot be bound: {error.strerror}")
+        return UsageError(f"{flag} {number} cannot be bound: {error.strerror}")
     holder = _holder(number)
     by = f"in use by {holder}" if holder else "in use by another process"
-    return UsageError(f"--master-port {number} is {by}", "leave --master-port out on one node, or give another")
+    hint = "leave --master-port out on one node, or give another"
+    return UsageError(
+        f"{flag} {number} is {by}", hint if flag == "--master-port" else f"give every node another {flag}"
+    )
 
 
 def _holder(number: int) -> str | None:

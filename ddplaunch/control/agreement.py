@@ -1,0 +1,56 @@
+"""Whether nodes can run one job together: pure comparisons of what they said, in words for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddplaunch.control.messages import Hello, Refused
+
+
+def disagreement(ours: Hello, theirs: Hello, *, allow_mismatch: bool) -> Refused | None:
+    """Say what keeps a node from running with node 0, whose hello is ``ours``; None where nothing does."""
+    for what, mine, other, hint in _musts(ours, theirs):
+        if mine != other:
+            return Refused(_differs(what, ours, mine, theirs, other), hint)
+    if not allow_mismatch:
+        for what, mine, other in _mismatches(ours, theirs):
+            hint = "install the same on both, or --allow-mismatch on node 0 to try it all the same"
+            return Refused(_differs(what, ours, mine, theirs, other), hint)
+    return None
+
+
+def warnings(ours: Hello, theirs: Hello) -> Iterator[str]:
+    """Say what differs and does no harm at once."""
+    for what, mine, other in _mismatches(ours, theirs):
+        yield _differs(what, ours, mine, theirs, other)
+    if ours.gpus and theirs.gpus and ours.gpus != theirs.gpus:
+        mine, other = " and ".join(ours.gpus), " and ".join(theirs.gpus)
+        yield _differs("the GPU model", ours, mine, theirs, other) + ": the slower ones set the pace"
+
+
+def _musts(ours: Hello, theirs: Hello) -> Iterator[tuple[str, str, str, str]]:
+    same = "give the same on every node"
+    yield "--nnodes", ours.nnodes, theirs.nnodes, same
+    yield "the run id", ours.run_id or "none", theirs.run_id or "none", "give every node of a job the same --run-id"
+    if ours.fingerprint and theirs.fingerprint:
+        what = f"the content of {theirs.target}"
+        hint = "copy the newer file to every node; shown is the start of each one's SHA-256"
+        yield what, ours.fingerprint, theirs.fingerprint, hint
+    yield "--max-restarts", str(ours.max_restarts), str(theirs.max_restarts), same
+
+
+def _mismatches(ours: Hello, theirs: Hello) -> Iterator[tuple[str, str, str]]:
+    mine, other = ours.versions, theirs.versions
+    if mine.python != other.python:
+        yield "the Python version", mine.python, other.python
+    if mine.torch and other.torch:
+        if mine.torch != other.torch:
+            yield "torch's version", mine.torch, other.torch
+        if mine.cuda != other.cuda:
+            yield "the CUDA version of torch", mine.cuda or "none", other.cuda or "none"
+    if mine.nccl and other.nccl and mine.nccl != other.nccl:
+        yield "the NCCL version", mine.nccl, other.nccl
+
+
+def _differs(what: str, ours: Hello, mine: str, theirs: Hello, other: str) -> str:
+    return f"{what} differs: {ours.share.name} has {mine}, {theirs.share.name} has {other}"

@@ -1,0 +1,412 @@
+"""What the nodes of a job do next, decided in one place, on node 0; a job of one node is decided here too.
+
+Decisions only: messages come in, messages go out. ``hub`` brings them from and to other machines.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Protocol
+
+from ddplaunch.control import agreement, messages
+from ddplaunch.control.failure import Failure, Verdict, judge
+from ddplaunch.control.messages import Hello, Message
+from ddplaunch.control.outcome import Outcome
+from ddplaunch.control.restarts import Restarts
+from ddplaunch.control.roster import describe, named, roster
+from ddplaunch.control.rules import Rules
+from ddplaunch.errors import EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
+
+SETTLE = 1.0
+"""Seconds that a rank which only lost a peer waits for the peer's own, truer, failure before all are stopped."""
+
+TOLD = 0.6
+"""Seconds after a failure when people are told of it, if the report cannot be given by then."""
+
+ROSTER_INTERVAL = 0.25
+"""Seconds between two accounts of who has joined: many come at once, and each wants to hear."""
+
+EARLY = 1.0
+"""Seconds after which a node that has finished says whom it waits for."""
+
+STILL_WAITING = 30.0
+"""Seconds after which it says so again, if it is somebody else by then."""
+
+
+class Stage(Enum):
+    """Where the job stands."""
+
+    JOINING = "waiting for nodes"
+    RUNNING = "an attempt runs"
+    STOPPING = "an attempt is being stopped"
+    PAUSING = "waiting to start again"
+    ENDED = "all is over"
+
+
+class Part(Enum):
+    """Where a node stands in the attempt."""
+
+    IDLE = "not in it"
+    RUNNING = "its ranks run"
+    FINISHED = "they have done their work"
+    DRAINED = "nothing of the attempt is left there"
+
+
+@dataclass
+class _Seat:
+    hello: Hello
+    part: Part = Part.IDLE
+    told: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.hello.share.name
+
+
+class _Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Coordinator:
+    """The job's course. Nodes are known by the node ranks that were typed on them."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        hello: Hello,
+        run_id: str,
+        tell: Callable[[int, Message], None],
+        after: Callable[[float, Callable[[], None]], _Timer],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``hello`` is node 0's own; ``tell`` sends to a node; ``after`` and ``clock`` are the loop's."""
+        self._rules = rules
+        self._run_id = run_id
+        self._tell = tell
+        self._later = after
+        self._clock = clock
+        self._own = hello
+        self._seats: dict[int, _Seat] = {}
+        self._stage = Stage.JOINING
+        self._attempt = -1
+        self._changes = 0
+        self._restarts = Restarts(rules.max_restarts, rules.restart_backoff, rules.min_uptime)
+        self._interrupted: int | None = None
+        self._window: float | None = None
+        self._timers: list[_Timer] = []
+        self._roster_due = False
+        self._forget_attempt()
+
+    def _forget_attempt(self) -> None:
+        self._failures: list[Failure] = []
+        self._stopped = 0
+        self._broken: str | None = None
+        self._lost: list[tuple[float, str]] = []
+        self._growing = False
+
+    # ---------------------------------------------------------------------------------------------------- joining
+
+    def open(self) -> None:
+        """Begin with node 0 itself."""
+        self._after(self._rules.join_timeout, self._nobody_more)
+        self._seats[0] = _Seat(self._own)
+        self._joined()
+
+    def refusal(self, hello: Hello) -> messages.Refused | None:
+        """Say why this node cannot take part, None where it can; what disagrees before the start ends the job."""
+        number = hello.share.node_rank
+        refused = agreement.disagreement(self._own, hello, allow_mismatch=self._rules.allow_mismatch)
+        if refused is None and not number < self._rules.most:
+            refused = messages.Refused(f"node rank {number} is out of range: 0 to {self._rules.most - 1}")
+        if refused is None and number in self._seats:
+            first = self._seats[number].hello.share.host
+            refused = messages.Refused(
+                f"node rank {number} is taken twice: by {first} and by {hello.share.host}",
+                "give every node a --node-rank of its own",
+            )
+        if refused is None and (
+            self._stage is Stage.ENDED or not (self._rules.elastic or self._stage is Stage.JOINING)
+        ):
+            over = "is over" if self._stage is Stage.ENDED else "is running already"
+            refused = messages.Refused(f"the job {over}, without {hello.share.name}")
+        if refused and self._stage is Stage.JOINING:
+            self._end(Outcome(EXIT_USAGE, refused=(refused.message, refused.hint)))
+        return refused
+
+    def join(self, hello: Hello) -> None:
+        """Take in a node that was not refused."""
+        self._seats[hello.share.node_rank] = _Seat(hello)
+        for warning in agreement.warnings(self._own, hello):
+            self._note(warning)
+        if self._stage is Stage.JOINING:
+            self._joined()
+        elif self._rules.grow and self._stage is Stage.RUNNING and self._all(Part.RUNNING):
+            self._growing = True
+            self._note(f"{hello.share.name} has come: stopping the ranks to take it in")
+            self._stop(signal.SIGTERM)
+        else:
+            self._note(f"{hello.share.name} has come; it is taken in when the ranks start next")
+
+    def _joined(self) -> None:
+        """Start if all are there; an elastic job gives late nodes some time once it could start."""
+        if len(self._seats) == self._rules.most:
+            return self._start()
+        if len(self._seats) < self._rules.least:
+            self._window = None
+        elif self._window is None:
+            self._window = self._clock() + self._rules.join_window
+            self._later(self._rules.join_window, self._window_over)
+        if not self._roster_due:
+            self._roster_due = True
+            self._later(ROSTER_INTERVAL if len(self._seats) > 1 else 0, self._call_roster)
+
+    def _call_roster(self) -> None:
+        self._roster_due = False
+        if self._stage is Stage.JOINING:
+            window = None if self._window is None else max(0.0, self._window - self._clock())
+            self._tell_all(roster(self._seats, self._rules.least, self._rules.most, window))
+
+    def _window_over(self) -> None:
+        if self._stage is Stage.JOINING and self._window is not None and self._clock() >= self._window:
+            self._start()
+
+    def _nobody_more(self) -> None:
+        if self._stage is Stage.JOINING and len(self._seats) < self._rules.least:
+            account = describe(roster(self._seats, self._rules.least, self._rules.most, None))
+            remark = f"{account}, for {self._rules.join_timeout:g} s (--join-timeout)"
+            self._end(Outcome(EXIT_UNAVAILABLE, remark=remark))
+
+    # --------------------------------------------------------------------------------------------------- an attempt
+
+    def _start(self) -> None:
+        self._attempt += 1
+        self._stage = Stage.RUNNING
+        self._cancel()
+        self._forget_attempt()
+        self._began = self._clock()
+        shares = [self._seats[number].hello.share for number in sorted(self._seats)]
+        self._world_size = sum(len(share.devices) for share in shares)
+        for seat in self._seats.values():
+            seat.part, seat.told = Part.RUNNING, ""
+        start = messages.Start(self._attempt, self._run_id, tuple(shares))
+        for number in sorted(self._seats):  # node 0 first: it removes a store in a file before anybody can open it
+            self._tell(number, start)
+
+    def hear(self, number: int, message: messages.FromNode) -> None:
+        """Take in what a node says."""
+        seat = self._seats.get(number)
+        if seat is None or self._stage is Stage.ENDED:
+            return
+        if isinstance(message, messages.Interrupted):
+            return self._interrupt(number, message)
+        if isinstance(message, messages.Unable):
+            where = f"{seat.name}: " if self._rules.most > 1 else ""
+            return self._end(Outcome(EXIT_USAGE, refused=(where + message.message, message.hint)))
+        if isinstance(message, messages.Beat) or message.attempt != self._attempt:
+            return
+        match message:
+            case messages.Failed(failure=failure, clock=clock):
+                self._failed(self._on_our_clock(failure, clock))
+            case messages.Finished():
+                self._finished(seat)
+            case messages.Drained():
+                self._drained(seat, message)
+
+    def _failed(self, failure: Failure) -> None:
+        self._failures.append(failure)
+        if self._stage is not Stage.RUNNING:
+            return
+        if not failure.is_consequence:
+            self._after(TOLD, self._tell_failure)
+            self._stop(signal.SIGTERM)
+        elif len(self._failures) == 1:
+            self._after(SETTLE, lambda: self._stop(signal.SIGTERM))
+
+    def _tell_failure(self) -> None:
+        """Ranks take their time to stop: say by now why they were told to."""
+        if self._stage is Stage.STOPPING and self._interrupted is None:
+            first = judge(self._failures, 0, self._world_size).first
+            host = f" (on {first.host})" if self._rules.most > 1 else ""
+            slow = named(seat.name for seat in self._seats.values() if seat.part is not Part.DRAINED)
+            where = f" on {slow}" if self._rules.most > 1 else ""
+            wait = f"waiting up to {self._rules.grace:g} s (--grace) for the other ranks{where}"
+            self._note("\n".join([f"{first.headline}{host}", *(first.traceback or "").splitlines(), wait]))
+
+    def _finished(self, seat: _Seat) -> None:
+        if seat.part is Part.RUNNING:
+            seat.part = Part.FINISHED
+        if not self._awaited():
+            self._tell_all(messages.Release(self._attempt))
+        elif len(self._seats) > 1:
+            self._after(EARLY, self._tell_early)
+
+    def _awaited(self) -> list[str]:
+        """Whose ranks still work."""
+        return [seat.name for _, seat in sorted(self._seats.items()) if seat.part is Part.RUNNING]
+
+    def _tell_early(self) -> None:
+        """Tell those who have finished whom they wait for."""
+        awaited = self._awaited()
+        if self._stage is not Stage.RUNNING or not awaited:
+            return
+        text = f"the ranks of this node are done; waiting for {named(awaited)}"
+        for number, seat in self._seats.items():
+            if seat.part in (Part.FINISHED, Part.DRAINED) and seat.told != text:
+                seat.told = text
+                self._tell(number, messages.Note(text))
+        self._after(STILL_WAITING, self._tell_early)
+
+    def _drained(self, seat: _Seat, message: messages.Drained) -> None:
+        seat.part = Part.DRAINED
+        told = [self._on_our_clock(each, message.clock) for each in message.failures]
+        ranks = {each.rank for each in told}
+        self._failures = [each for each in self._failures if each.rank not in ranks] + told
+        self._stopped += message.stopped
+        if message.broken:
+            at = f" (on {seat.hello.share.host})" if len(self._seats) > 1 else ""
+            self._broken = self._broken or message.broken + at
+            self._stop(signal.SIGTERM)
+        self._check_drained()
+
+    def lost(self, number: int, why: str, silence: float = 0.0) -> None:
+        """A node has gone, or nothing was heard of it for ``silence`` seconds."""
+        if number not in self._seats or self._stage is Stage.ENDED:
+            return
+        seat = self._seats.pop(number)
+        if self._stage is Stage.JOINING:
+            self._note(f"{seat.name} has gone again: {why}")
+            return self._joined()
+        if seat.part is Part.DRAINED and not self._failures and self._stage is Stage.RUNNING:
+            return self._check_drained()  # it had done its work
+        if seat.part is Part.IDLE and self._stage is not Stage.PAUSING:
+            return
+        self._lost.append((time.time() - silence, f"{seat.name} was lost: {why}"))
+        if self._stage is Stage.PAUSING:
+            return self._decide()
+        if self._stage is Stage.RUNNING:
+            self._note(f"{self._lost[-1][1]}; stopping the others")
+        self._stop(signal.SIGTERM)
+        self._check_drained()
+
+    def _interrupt(self, number: int, message: messages.Interrupted) -> None:
+        again = self._interrupted is not None or message.again
+        if self._interrupted is None:
+            self._interrupted = message.signal
+            name = "Ctrl-C" if message.signal == signal.SIGINT else signal.Signals(message.signal).name
+            for other in self._seats:
+                if other != number:
+                    self._tell(other, messages.Note(f"{name} on {self._seats[number].name}"))
+        if self._stage in (Stage.JOINING, Stage.PAUSING):
+            return self._end(Outcome(EXIT_SIGNAL + self._interrupted))
+        self._stop(self._interrupted, 0.0 if again else self._rules.grace)
+
+    def _stop(self, number: int, grace: float | None = None) -> None:
+        if self._stage is Stage.RUNNING:
+            self._stage = Stage.STOPPING
+        elif self._stage is not Stage.STOPPING or grace is None:
+            return
+        for node, seat in list(self._seats.items()):
+            if seat.part in (Part.RUNNING, Part.FINISHED):
+                order = messages.Stop(self._attempt, number, self._rules.grace if grace is None else grace)
+                self._tell(node, order)
+
+    # -------------------------------------------------------------------------------------------------- what follows
+
+    def _check_drained(self) -> None:
+        if self._stage in (Stage.RUNNING, Stage.STOPPING) and all(
+            seat.part in (Part.IDLE, Part.DRAINED) for seat in self._seats.values()
+        ):
+            self._cancel()
+            self._decide()
+        elif self._stage is Stage.RUNNING and not self._awaited():
+            self._tell_all(messages.Release(self._attempt))
+
+    def _decide(self) -> None:
+        """Nothing of the attempt is left anywhere."""
+        verdict = judge(self._failures, self._stopped, self._world_size) if self._failures else None
+        lost_first = self._lost and (
+            verdict is None or verdict.first.is_consequence or verdict.first.moment > self._lost[0][0] - SETTLE
+        )
+        if self._interrupted is not None:
+            self._end(Outcome(EXIT_SIGNAL + self._interrupted))
+        elif self._broken:
+            self._end(Outcome(EXIT_SIGNAL + signal.SIGKILL, remark=self._broken))
+        elif lost_first:
+            self._regroup(self._lost[0][1])
+        elif verdict is None and self._growing:
+            self._regroup("")
+        elif verdict is None:
+            self._end(Outcome(0))
+        elif verdict.first.refused:
+            self._end(Outcome(EXIT_USAGE, refused=verdict.first.refused))
+        else:
+            self._restart(verdict)
+
+    def _restart(self, verdict: Verdict) -> None:
+        decision = self._restarts.after(self._clock() - self._began)
+        if decision.wait is None:
+            return self._end(Outcome(verdict.first.code, verdict, remark=decision.remark))
+        if len(self._seats) < self._rules.least:
+            left = f"{len(self._seats)} of at least {self._rules.least} nodes are left to start again"
+            return self._end(Outcome(verdict.first.code, verdict, remark=left))
+        host = f" (on {verdict.first.host})" if self._rules.most > 1 else ""
+        when = f" in {decision.wait:g} s" if decision.wait else ""
+        text = f"{verdict.first.headline}{host}\nrestart {self._restarts.used} of {self._restarts.most}{when}"
+        self._tell_all(messages.Again(text, verdict))
+        self._pause(decision.wait)
+
+    def _regroup(self, why: str) -> None:
+        """Go on with the nodes that are there now."""
+        few = len(self._seats) < self._rules.least
+        if few or self._changes >= self._rules.max_membership_changes:
+            if not few:
+                why += f"; all {self._rules.max_membership_changes} --max-membership-changes were used"
+            elif self._rules.elastic:
+                why += f"; {len(self._seats)} of at least {self._rules.least} nodes are left"
+            return self._end(Outcome(EXIT_UNAVAILABLE, remark=why))
+        self._changes += 1
+        names = named(self._seats[number].name for number in sorted(self._seats))
+        self._note(f"going on with {len(self._seats)} nodes: {names}")
+        self._pause(0)
+
+    def _pause(self, seconds: float) -> None:
+        self._stage = Stage.PAUSING
+        for seat in self._seats.values():
+            seat.part = Part.IDLE
+        self._forget_attempt()
+        self._after(seconds, self._start)
+
+    def _end(self, outcome: Outcome) -> None:
+        self._stage = Stage.ENDED
+        self._cancel()
+        self._tell_all(messages.End(outcome))
+
+    # ------------------------------------------------------------------------------------------------------ helpers
+
+    def _all(self, part: Part) -> bool:
+        return all(seat.part in (part, Part.IDLE) for seat in self._seats.values())
+
+    def _tell_all(self, message: Message) -> None:
+        """Others first: telling node 0 the end may be the last thing that we do."""
+        for number in sorted(self._seats, reverse=True):
+            self._tell(number, message)
+
+    def _note(self, text: str) -> None:
+        self._tell_all(messages.Note(text))
+
+    def _on_our_clock(self, failure: Failure, clock: float) -> Failure:
+        """Shift a moment by what the other machine's clock is off."""
+        off = time.time() - clock
+        return replace(failure, moment=failure.moment + off) if abs(off) > SETTLE / 10 else failure
+
+    def _after(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._timers.append(self._later(seconds, callback))
+
+    def _cancel(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()

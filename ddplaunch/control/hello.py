@@ -1,0 +1,76 @@
+"""What this node says of itself when it joins; read from files, without importing torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+from ddplaunch.control.messages import Hello, Versions
+from ddplaunch.control.rules import Rules
+from ddplaunch.plan.share import Share
+from ddplaunch.plan.target import Kind, Target
+
+MOST_HASHED = 64 << 20
+"""Bytes of a target that are compared; a program larger than this is compared by what comes first."""
+
+_NCCL = re.compile(r"nvidia_nccl_cu\d+-([\d.]+)\.dist-info")
+
+
+def own_hello(share: Share, target: Target, gpus: tuple[str, ...], rules: Rules) -> Hello:
+    """Describe this node."""
+    return Hello(
+        share=share,
+        nnodes=rules.nnodes,
+        run_id=rules.run_id,
+        target=_plain(target.typed),
+        fingerprint=_fingerprint(target),
+        max_restarts=rules.max_restarts,
+        versions=Versions(_python()) if target.kind is Kind.PROGRAM else _versions(),
+        gpus=tuple(dict.fromkeys(gpus)),
+    )
+
+
+def _plain(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
+def _python() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _fingerprint(target: Target) -> str | None:
+    path = target.source or target.path
+    if path is None:
+        return None
+    import hashlib
+
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read(MOST_HASHED)).hexdigest()[:12]
+    except OSError:
+        return None
+
+
+def _versions() -> Versions:
+    """Read torch/version.py, which holds assignments only, and the name of NCCL's own distribution beside it."""
+    from importlib.machinery import PathFinder
+
+    found = PathFinder.find_spec("torch")
+    if found is None or not found.origin:
+        return Versions(_python())
+    folder = os.path.dirname(found.origin)
+    try:
+        with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:
+            text = file.read()
+        names = os.listdir(os.path.dirname(folder))
+    except OSError:
+        return Versions(_python())
+    torch, cuda = _assigned(text, "__version__"), _assigned(text, "cuda")
+    nccl = next((match[1] for name in names if (match := _NCCL.fullmatch(name))), None)
+    return Versions(_python(), ".".join(torch.split(".")[:2]) if torch else None, cuda, nccl)
+
+
+def _assigned(text: str, name: str) -> str | None:
+    match = re.search(rf"^{name}\b[^=\n]*= *['\"]([^'\"]*)['\"]", text, re.MULTILINE)
+    return match[1] if match else None

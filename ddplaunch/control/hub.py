@@ -1,0 +1,164 @@
+"""Node 0's side of a job: the coordinator, the node in our own process, and the connections of all others."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, get_args
+
+from ddplaunch.control import messages, roster
+from ddplaunch.control.coordinator import Coordinator
+from ddplaunch.control.messages import FromNode, Hello, Message, Start
+from ddplaunch.control.rules import Rules
+from ddplaunch.loop import Loop
+
+if TYPE_CHECKING:
+    from ddplaunch.control.wire import Connection
+
+PARTING = 1.0
+"""Seconds in which the others must have read that the job is over."""
+
+
+class Hub:
+    """Coordinates the job from node 0; a job of one node needs no socket for it."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        rules: Rules,
+        hello: Hello,
+        run_id: str,
+        hear: Callable[[Message], None],
+        listening: socket.socket | None = None,
+    ) -> None:
+        """``hear`` is the node in this process; ``listening`` is bound to the control port, where there is one."""
+        self._loop = loop
+        self._rules = rules
+        self._run_id = run_id
+        self._hear = hear
+        self._listening = listening
+        self._peers: dict[int, Connection] = {}
+        self._leaving: set[Connection] = set()
+        self._coordinator = Coordinator(rules, hello, run_id, self._tell, loop.after)
+        self._frame: tuple[Message | None, bytes] = (None, b"")
+        self._counted = 0
+        self._closing = False
+        self.closed = listening is None
+
+    def begin(self) -> None:
+        """Wait for the others, or start at once where there are none."""
+        if self._listening is not None:
+            from ddplaunch.control.listener import Listener
+            from ddplaunch.control.pulse import Pulse
+
+            self._listener = Listener(self._loop, self._listening, self._rules.token, self._meet)
+            self._pulse = Pulse(self._loop, self._rules.heartbeat_timeout, self._beat, self._silent)
+        self._coordinator.open()
+
+    def tell(self, message: FromNode) -> None:
+        """Take in what the node in this process says."""
+        self._coordinator.hear(0, message)
+
+    def close(self) -> None:
+        """Part from the others: they have been told; ``closed`` once they have read it, or had the time to."""
+        if self._listening is None:
+            return
+        self._closing = True
+        self._count_strangers()
+        self._listener.close()
+        self._pulse.close()
+        for connection in self._peers.values():
+            connection.lost = partial(self._left, connection)
+            connection.hear = lambda message: None
+            self._leaving.add(connection)
+        self._peers.clear()
+        for connection in list(self._leaving):
+            connection.finish()
+        self.closed = not self._leaving
+        self._loop.after(PARTING, self._part)
+
+    def _part(self) -> None:
+        for connection in self._leaving:
+            connection.close()
+        self.closed = True
+
+    def _left(self, connection: Connection, why: str) -> None:
+        self._leaving.discard(connection)
+        self.closed = self._closing and not self._leaving
+
+    # ------------------------------------------------------------------------------------------------------- others
+
+    def _meet(self, connection: Connection, hello: Hello, proof: str | None) -> None:
+        refused = self._coordinator.refusal(hello)
+        if refused is not None:
+            self._leaving.add(connection)
+            connection.lost = partial(self._left, connection)
+            connection.send(refused)
+            connection.finish()
+            return
+        number = hello.share.node_rank
+        self._peers[number] = connection
+        connection.expect(get_args(FromNode))
+        connection.hear = partial(self._heard, number)
+        connection.lost = partial(self._lost, number)
+        connection.send(messages.Joined(self._run_id, self._rules.heartbeat_timeout, proof))
+        self._pulse.heard(number)
+        self._coordinator.join(hello)
+
+    def _heard(self, number: int, message: Message) -> None:
+        self._pulse.heard(number)
+        self._coordinator.hear(number, message)  # type: ignore[arg-type]  # the connection accepts nothing else
+
+    def _lost(self, number: int, why: str, silence: float = 0.0) -> None:
+        del self._peers[number]
+        self._pulse.forget(number)
+        self._coordinator.lost(number, why, silence)
+
+    def _silent(self, number: int, seconds: float) -> None:
+        self._peers[number].close()
+        self._lost(number, f"nothing was heard of it for {seconds:.1f} s", seconds)
+
+    def _beat(self) -> None:
+        for number in list(self._peers):
+            self._tell(number, _BEAT)
+
+    def _tell(self, number: int, message: Message) -> None:
+        if number:
+            if number in self._peers:
+                self._peers[number].send_frame(self._encoded(message))
+            return
+        if isinstance(message, Start):
+            message = self._placed(message)
+        self._hear(message)
+
+    def _encoded(self, message: Message) -> bytes:
+        """Encode a message that goes to many once."""
+        if self._frame[0] is not message:
+            from ddplaunch.control.wire import encode
+
+            self._frame = message, encode(message)
+        return self._frame[1]
+
+    def _placed(self, start: Start) -> Start:
+        """Add what node 0's own ranks need: the address under which the others reached us."""
+        if not self._peers:
+            return start if self._listening is not None else replace(start, shares=())
+        from ddplaunch.control.route import interface_of
+
+        self._count_strangers()
+        address = self._peers[min(self._peers)].here
+        return replace(start, address=address, interface=self._rules.interface or interface_of(address))
+
+    def _count_strangers(self) -> None:
+        strangers = self._listener.strangers
+        if strangers.total() > self._counted:
+            self._counted = strangers.total()
+            reasons = roster.named(f"{count} {why}" for why, count in strangers.most_common())
+            plural = "s" if self._counted > 1 else ""
+            text = f"{self._counted} connection{plural} to the control port did not belong to this job: {reasons}"
+            self._hear(messages.Note(text))
+
+
+_BEAT = messages.Beat()

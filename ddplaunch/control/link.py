@@ -1,0 +1,53 @@
+"""This node's way to the other nodes of its job, whichever node it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ddplaunch.control.hub import Hub
+from ddplaunch.control.messages import FromNode, Hello, Message, Versions
+from ddplaunch.control.port import Port
+from ddplaunch.control.rules import Rules
+from ddplaunch.loop import Loop
+from ddplaunch.plan.plan import Plan
+from ddplaunch.plan.share import own_share
+
+
+class Link(Protocol):
+    """Hears the job's orders for a node and takes what that node says."""
+
+    closed: bool
+    """Whether ``close`` has done its work."""
+
+    def begin(self) -> None:
+        """Join; from now on the node may hear something."""
+
+    def tell(self, message: FromNode) -> None:
+        """Say something; answers may come before this returns."""
+
+    def close(self) -> None:
+        """Part from the job, which is over."""
+
+
+def make_link(loop: Loop, plan: Plan, rules: Rules, hear: Callable[[Message], None]) -> Link:
+    """Choose and prepare the link; ``hear`` is called with what the node is told.
+
+    Raises:
+        UsageError: the control port is taken, or --interface names none.
+    """
+    share = own_share(plan)
+    if rules.port is None:
+        alone = Hello(share, rules.nnodes, None, "", None, rules.max_restarts, Versions(""), ())
+        return Hub(loop, rules, alone, plan.run_id, hear)
+    from ddplaunch.control.hello import own_hello
+
+    hello = own_hello(share, plan.target, plan.gpus, rules)
+    if plan.node_rank:
+        from ddplaunch.control.member import Member
+
+        return Member(loop, rules, hello, hear)
+    port = Port(rules.address, rules.port, nnodes=rules.most, flag="--control-port")
+    listening = port.listen()
+    port.close()
+    return Hub(loop, rules, hello, plan.run_id, hear, listening)

@@ -1,0 +1,329 @@
+"""The side of every node but node 0: finds node 0, says hello, passes on what is said, and notices when it is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
+from functools import partial
+from typing import get_args
+
+from ddplaunch.control import messages, proof, route
+from ddplaunch.control.messages import PROTOCOL, FromNode, FromNodeZero, Hello, Message, Start, Stop
+from ddplaunch.control.outcome import Outcome
+from ddplaunch.control.pulse import Pulse
+from ddplaunch.control.rules import Rules
+from ddplaunch.control.wire import Connection
+from ddplaunch.errors import EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError
+from ddplaunch.loop import Loop, Timer
+
+RETRY = (0.1, 0.2, 0.4, 0.7, 1.0)
+"""Seconds between two tries, the last again and again."""
+
+CONNECT_PATIENCE = 4.0
+"""Seconds until a try that nobody answers is given up for the next."""
+
+GREET_PATIENCE = 5.0
+"""Seconds in which node 0 must say its first words."""
+
+PARTING = 0.5
+"""Seconds in which our last words must have left."""
+
+
+class _Bond(Enum):
+    SEEKING = "node 0 is not reached yet"
+    JOINED = "it has taken us in"
+    ORPHANED = "it was lost while our ranks ran"
+    OVER = "the job is over"
+
+
+class Member:
+    """One node of a job whose node 0 is elsewhere."""
+
+    def __init__(self, loop: Loop, rules: Rules, hello: Hello, hear: Callable[[Message], None]) -> None:
+        """``hear`` is the node in this process.
+
+        Raises:
+            UsageError: there is no such interface as was named.
+        """
+        assert rules.port is not None
+        self._loop = loop
+        self._rules = rules
+        self._port = rules.port
+        self._hello = hello
+        self._hear = hear
+        self._bond = _Bond.SEEKING
+        self._tries = 0
+        self._trouble = ""
+        self._told = ""
+        self._lookup: route.Lookup | None = None
+        self._calls: list[socket.socket] = []
+        self._connection: Connection | None = None
+        self._pulse: Pulse | None = None
+        self._attempt: int | None = None  # of ours, while something of it is left
+        self._began = False
+        self._interrupted: int | None = None
+        self._why_lost = ""
+        self._patience: Timer | None = None
+        if rules.interface:
+            route.address_on(rules.interface, socket.AF_INET)
+        self.closed = False
+
+    @property
+    def where(self) -> str:
+        """Node 0's control port, for people."""
+        address = self._rules.address
+        return f"[{address}]:{self._port}" if ":" in address else f"{address}:{self._port}"
+
+    def begin(self) -> None:
+        """Look for node 0, for as long as ``join_timeout``."""
+        self._deadline = time.monotonic() + self._rules.join_timeout
+        self._loop.after(self._rules.join_timeout, self._give_up)
+        self._seek()
+
+    def tell(self, message: FromNode) -> None:
+        """Pass on what the node in this process says."""
+        if isinstance(message, messages.Interrupted):
+            self._interrupted = message.signal
+        if isinstance(message, messages.Drained) and message.attempt == self._attempt:
+            self._attempt = None
+        if self._connection is not None and self._bond is _Bond.JOINED:
+            self._connection.send(message)
+        if isinstance(message, messages.Unable) and self._bond is not _Bond.JOINED:
+            return self._over(Outcome(EXIT_USAGE, refused=(message.message, message.hint)))
+        # Nobody can keep us from leaving while we run nothing; node 0 hears of it all the same.
+        if self._attempt is None and (self._interrupted is not None or self._bond is _Bond.ORPHANED):
+            self._end_alone()
+
+    def close(self) -> None:
+        """Part from node 0; ``closed`` once our last words have left."""
+        self._bond = _Bond.OVER
+        self._stop_calling()
+        if self._pulse is not None:
+            self._pulse.close()
+        if self._connection is None or not self._connection.open:
+            self.closed = True
+            return
+        self._connection.hear = lambda message: None
+        self._connection.lost = lambda why: self._closed()
+        self._connection.finish()
+        self._loop.after(PARTING, self._closed)
+
+    def _closed(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self.closed = True
+
+    # ------------------------------------------------------------------------------------------------------ seeking
+
+    def _seek(self) -> None:
+        """Resolve and call once more."""
+        if self._bond is not _Bond.SEEKING:
+            return
+        self._lookup = route.Lookup(self._rules.address, self._port)
+        self._loop.watch(self._lookup.fileno(), self._resolved)
+
+    def _resolved(self) -> None:
+        assert self._lookup is not None
+        lookup, self._lookup = self._lookup, None
+        self._loop.forget(lookup.fileno())
+        lookup.close()
+        if self._bond is not _Bond.SEEKING:
+            return
+        if lookup.error is not None:
+            if lookup.error.errno in (socket.EAI_AGAIN, socket.EAI_SYSTEM):
+                return self._again(f"no name server answers for {self._rules.address}")
+            error = route.unresolvable(self._rules.address)
+            return self._over(Outcome(EXIT_USAGE, refused=(error.message, error.hint)))
+        for family, where in lookup.found:
+            self._call(family, where)
+        if self._calls:
+            self._wait(CONNECT_PATIENCE, "nobody answers at {where}: is a firewall between?")
+        else:
+            self._again(self._trouble or "no address of node 0 can be called from here")
+
+    def _call(self, family: socket.AddressFamily, where: tuple[str, int]) -> None:
+        """Begin one connection; of those that are under way the first that stands is taken."""
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError:
+            return
+        try:
+            if self._rules.interface and (source := route.address_on(self._rules.interface, family)):
+                sock.bind((source, 0))
+            sock.connect(where)
+        except BlockingIOError:
+            pass
+        except UsageError as error:
+            self._trouble = error.message
+            return sock.close()
+        except OSError as error:
+            self._trouble = self._unreached(error.errno or 0)
+            return sock.close()
+        self._calls.append(sock)
+        self._loop.watch(sock.fileno(), partial(self._called, sock), write=True)
+
+    def _called(self, sock: socket.socket) -> None:
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if not code and sock.getsockname() == sock.getpeername():
+            code = -1  # TCP's simultaneous open with ourselves: our own port was this one, so nobody listens there
+        self._loop.forget(sock.fileno())
+        self._calls.remove(sock)
+        if code:
+            sock.close()
+            self._trouble = self._unreached(code)
+            if not self._calls:
+                self._again(self._trouble)
+            return
+        self._stop_calling()
+        self._connection = Connection(self._loop, sock, (messages.Welcome,), self._welcomed, self._misled)
+        self._wait(GREET_PATIENCE, "something else than ddplaunch answers at {where}")
+
+    def _unreached(self, code: int) -> str:
+        reason = os.strerror(code).lower() if code > 0 else "connection refused"
+        return f"{self.where}: {reason}"
+
+    def _wait(self, seconds: float, trouble: str) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        self._patience = self._loop.after(seconds, lambda: self._again(trouble.format(where=self.where)))
+
+    def _stop_calling(self) -> None:
+        for sock in self._calls:
+            self._loop.forget(sock.fileno())
+            sock.close()
+        self._calls.clear()
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _again(self, trouble: str) -> None:
+        """Try again in a moment."""
+        self._stop_calling()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._bond is not _Bond.SEEKING:
+            return
+        self._trouble = trouble
+        if self._tries >= 2:  # that node 0 is not up yet is nothing to tell of
+            self._hear(messages.Seeking(trouble))
+        self._loop.after(RETRY[min(self._tries, len(RETRY) - 1)], self._seek)
+        self._tries += 1
+
+    def _give_up(self) -> None:
+        if self._bond is _Bond.SEEKING:
+            why = f"node 0 was not reached in {self._rules.join_timeout:g} s (--join-timeout): {self._trouble}"
+            hint = "is the same command running there with --node-rank 0, and is the port open from here?"
+            self._over(Outcome(EXIT_UNAVAILABLE, remark=f"{why}\n  {hint}"))
+
+    # ------------------------------------------------------------------------------------------------------ joining
+
+    def _misled(self, why: str) -> None:
+        closed = "closed" in why or "broke" in why
+        self._connection = None
+        where = (
+            f"{self.where} takes the connection and drops it"
+            if closed
+            else f"something else than ddplaunch answers at {self.where}"
+        )
+        self._again(where)
+
+    def _welcomed(self, message: Message) -> None:
+        assert isinstance(message, messages.Welcome)
+        connection = self._connection
+        assert connection is not None
+        if message.ddplaunch != PROTOCOL:
+            refused = (
+                f"node 0 runs another version of ddplaunch: it speaks protocol {message.ddplaunch}, this one {PROTOCOL}"
+            )
+            return self._over(Outcome(EXIT_USAGE, refused=(refused, "install the same version on every node")))
+        ours = proof.nonce()
+        self._nonces = (message.nonce, ours)
+        token = self._rules.token
+        proven = proof.prove(token, proof.MEMBER, self._nonces) if token else None
+        connection.expect((messages.Joined, messages.Refused))
+        connection.hear = self._answered
+        connection.send(replace(self._hello, nonce=ours, proof=proven))
+        self._wait(GREET_PATIENCE, "node 0 at {where} does not answer a hello")
+
+    def _answered(self, message: Message) -> None:
+        assert self._connection is not None
+        if isinstance(message, messages.Refused):
+            return self._over(Outcome(EXIT_USAGE, refused=(message.message, message.hint)))
+        assert isinstance(message, messages.Joined)
+        token = self._rules.token
+        if token and not proof.proves(message.proof, token, proof.NODE_ZERO, self._nonces):
+            refused = f"whoever answers at {self.where} does not know the token"
+            return self._over(Outcome(EXIT_USAGE, refused=(refused, "give every node the same --token")))
+        self._stop_calling()
+        self._bond = _Bond.JOINED
+        self._tries = 0
+        self._connection.expect(get_args(FromNodeZero))
+        self._connection.hear = self._heard
+        self._connection.lost = self._lost
+        self._pulse = Pulse(self._loop, message.heartbeat_timeout, self._beat, self._silent)
+        self._pulse.heard(0)
+        self._hear(message)
+
+    # ------------------------------------------------------------------------------------------------------- joined
+
+    def _heard(self, message: Message) -> None:
+        assert self._pulse is not None
+        assert self._connection is not None
+        self._pulse.heard(0)
+        match message:
+            case messages.Beat():
+                return
+            case messages.End():
+                self._bond = _Bond.OVER
+            case Start():
+                self._began = True
+                self._attempt = message.attempt
+                here = self._connection.here
+                interface = self._rules.interface or route.interface_of(here)
+                message = replace(message, address=self._connection.there, interface=interface)
+        self._hear(message)
+
+    def _beat(self) -> None:
+        if self._connection is not None:
+            self._connection.send(messages.Beat())
+
+    def _silent(self, peer: int, seconds: float) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._lost(f"nothing was heard of it for {seconds:.1f} s")
+
+    def _lost(self, why: str) -> None:
+        """Nobody coordinates us any more: look for node 0 again if nothing has begun, else end."""
+        self._connection = None
+        if self._pulse is not None:
+            self._pulse.close()
+            self._pulse = None
+        if self._bond is not _Bond.JOINED:
+            return
+        if not self._began:
+            self._bond = _Bond.SEEKING
+            self._again(f"node 0 at {self.where} has gone again: {why}")
+            return
+        self._bond = _Bond.ORPHANED
+        self._why_lost = f"node 0 ({self._rules.address}) was lost: {why}"
+        if self._attempt is None:
+            return self._end_alone()
+        self._hear(messages.Note(f"{self._why_lost}; stopping the ranks here"))
+        self._hear(Stop(self._attempt, signal.SIGTERM, self._rules.grace))
+
+    def _end_alone(self) -> None:
+        if self._interrupted is not None:
+            self._over(Outcome(EXIT_SIGNAL + self._interrupted))
+        else:
+            self._over(Outcome(EXIT_UNAVAILABLE, remark=self._why_lost))
+
+    def _over(self, outcome: Outcome) -> None:
+        if self._bond is not _Bond.OVER:
+            self._bond = _Bond.OVER
+            self._hear(messages.End(outcome))

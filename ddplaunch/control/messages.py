@@ -1,0 +1,239 @@
+"""What nodes say to each other: plain data, checked field by field when it arrives (``wire`` has the form).
+
+A node also hears these from the coordinator in its own process, so one node and many run the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddplaunch.control.failure import Failure, Verdict
+from ddplaunch.control.outcome import Outcome
+from ddplaunch.plan.share import Share
+
+PROTOCOL = 1
+"""Raised whenever a message changes, so that launchers of different versions tell each other so."""
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What must be alike for ranks to work together; None where it is not known, or there is none.
+
+    ``torch`` and ``python`` as "2.13" and "3.11": a patch level more or less does no harm.
+    """
+
+    python: str
+    torch: str | None = None
+    cuda: str | None = None
+    nccl: str | None = None
+
+
+# ---------------------------------------------------------------------------------------------- to node 0
+
+
+def _check_signal(number: int) -> None:
+    if not 1 <= number <= 64:
+        raise ValueError(f"no signal: {number}")
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A node that wants to take part: its share, and what must agree.
+
+    Attributes:
+        target: as typed. fingerprint: of its file's content, None where there is no file to compare.
+        gpus: the models.
+        nonce: for node 0 to prove itself with; proof: that this node knows the token (``proof`` has the form).
+    """
+
+    share: Share
+    nnodes: str
+    run_id: str | None
+    target: str
+    fingerprint: str | None
+    max_restarts: int
+    versions: Versions
+    gpus: tuple[str, ...]
+    nonce: str = ""
+    proof: str | None = None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A rank failed; ``clock`` is this node's time when it says so, as moments are on its clock."""
+
+    attempt: int
+    failure: Failure
+    clock: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """All ranks of this node have done their work."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Drained:
+    """Nothing of the attempt is left on this node.
+
+    Attributes:
+        failures: all of them, with the last lines that each rank printed.
+        stopped: how many ranks ended because they were told to.
+        broken: what happened to the launcher's own processes here, if anything did.
+    """
+
+    attempt: int
+    failures: tuple[Failure, ...]
+    stopped: int
+    clock: float
+    broken: str | None = None
+
+
+@dataclass(frozen=True)
+class Unable:
+    """This node cannot start its ranks, for a reason that people can mend."""
+
+    message: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """Somebody wants the job to end: a signal has come here, for the first time or ``again``."""
+
+    signal: int
+    again: bool = False
+
+    def __post_init__(self) -> None:
+        _check_signal(self.signal)
+
+
+# ---------------------------------------------------------------------------------------------- from node 0
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The first words on any connection to the control port."""
+
+    ddplaunch: int
+    nonce: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """You cannot take part, and why; as an error has it."""
+
+    message: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Joined:
+    """You take part, from the next start on."""
+
+    run_id: str
+    heartbeat_timeout: float
+    proof: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.heartbeat_timeout > 0:
+            raise ValueError(f"heartbeat timeout {self.heartbeat_timeout}")
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Who is there, while the job waits for nodes.
+
+    Attributes:
+        missing: the node ranks waited for, at most MOST_NAMED of them.
+        window: seconds until the job starts with those that are there; None where it cannot yet.
+    """
+
+    joined: int
+    least: int
+    most: int
+    missing: tuple[int, ...]
+    window: float | None = None
+
+
+MOST_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start your ranks.
+
+    Attributes:
+        attempt: 0 is the first.
+        shares: of all nodes that take part, in the order of their ranks; none where a node knows its plan alone.
+        address: node 0's, as those who read this reach it. interface: the one that leads there.
+    """
+
+    attempt: int
+    run_id: str
+    shares: tuple[Share, ...] = ()
+    address: str | None = None
+    interface: str | None = None
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Stop your ranks: this signal to their leaders, SIGKILL after ``grace`` seconds."""
+
+    attempt: int
+    signal: int
+    grace: float
+
+    def __post_init__(self) -> None:
+        _check_signal(self.signal)
+
+
+@dataclass(frozen=True)
+class Release:
+    """All ranks everywhere have done their work, so rank 0 need not hold the store any longer."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Seeking:
+    """Said by a node to itself: node 0 is not reached yet, and why."""
+
+    trouble: str
+
+
+@dataclass(frozen=True)
+class Again:
+    """The attempt failed; another will follow. ``text`` says it to people."""
+
+    text: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that people should know."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The job is over."""
+
+    outcome: Outcome
+
+
+# ---------------------------------------------------------------------------------------------- both ways
+
+
+@dataclass(frozen=True)
+class Beat:
+    """Still here."""
+
+
+FromNode = Failed | Finished | Drained | Unable | Interrupted | Beat
+FromNodeZero = Refused | Joined | Roster | Start | Stop | Release | Again | Note | End | Beat
+Message = Hello | Welcome | Seeking | FromNode | FromNodeZero

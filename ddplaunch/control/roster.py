@@ -1,0 +1,36 @@
+"""Who is there and who is not, in words: the line that stands there while the job waits for its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from ddplaunch.control.messages import MOST_NAMED, Roster
+
+
+def roster(present: Collection[int], least: int, most: int, window: float | None) -> Roster:
+    """Count the nodes that are there; ``window`` as in ``Roster``."""
+    missing = [number for number in range(most) if number not in present]
+    return Roster(len(present), least, most, tuple(missing[:MOST_NAMED]), window)
+
+
+def describe(roster: Roster) -> str:
+    """Say it without the time: "2/4 nodes joined, waiting for node 2, 3"."""
+    wanted = f"{roster.least} to {roster.most}" if roster.least < roster.most else str(roster.most)
+    count = f"{roster.joined} of {wanted}" if roster.least < roster.most else f"{roster.joined}/{wanted}"
+    unnamed = roster.most - roster.joined - len(roster.missing)
+    names = ", ".join(map(str, roster.missing)) + (f" and {unnamed} more" if unnamed > 0 else "")
+    if roster.window is not None:
+        return f"{count} nodes joined, starting in {roster.window:.0f} s unless node {names} comes before"
+    return f"{count} nodes joined, waiting for node {names}"
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds, as in "00:12"."""
+    return f"{int(seconds) // 60:02}:{int(seconds) % 60:02}"
+
+
+def named(names: Iterable[str]) -> str:
+    """List some names, the first of many."""
+    listed = list(names)
+    more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
+    return ", ".join(listed[:MOST_NAMED]) + more

@@ -1,0 +1,131 @@
+"""Addresses and interfaces of this machine; nothing here looks up a name in reverse."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+from ddplaunch.errors import UsageError
+
+RESOLVE_PATIENCE = 5.0
+"""Seconds to wait for a name server before node 0 goes on without having checked its own name."""
+
+Addresses = dict[str, list[str]]
+"""The literals of each interface, by its name; link-local IPv6 with its zone, as in "fe80::1%eth0"."""
+
+
+def interfaces() -> Addresses:
+    """Read this machine's interfaces."""
+    import psutil
+
+    found: Addresses = {}
+    for name, addresses in psutil.net_if_addrs().items():
+        literals = [each.address for each in addresses if each.family in (socket.AF_INET, socket.AF_INET6)]
+        if literals:
+            found[name] = literals
+    return found
+
+
+def interface_of(address: str) -> str | None:
+    """Name the interface that has ``address``; None where none has."""
+    wanted = _parsed(address)
+    for name, addresses in interfaces().items():
+        if any(_parsed(each) == wanted for each in addresses):
+            return name
+    return None
+
+
+def address_on(interface: str, family: socket.AddressFamily) -> str | None:
+    """Return an address of an interface, None where it has none of this family.
+
+    Raises:
+        UsageError: there is no such interface.
+    """
+    found = interfaces()
+    if interface not in found:
+        raise UsageError(f"--interface {interface}: this machine has none of that name", f"it has {_listed(found)}")
+    version = 6 if family == socket.AF_INET6 else 4
+    return next((each for each in found[interface] if ipaddress.ip_address(each).version == version), None)
+
+
+def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    return getattr(parsed, "ipv4_mapped", None) or parsed
+
+
+def _listed(found: Addresses) -> str:
+    return ", ".join(f"{addresses[0]} ({name})" for name, addresses in found.items() if name != "lo") or "only loopback"
+
+
+def check_is_ours(address: str, source: str = "--master-addr") -> None:
+    """Make sure that ``address`` is one of this machine, which is node 0.
+
+    A name server that does not answer is not waited for: peers will find out.
+
+    Raises:
+        UsageError: it is not, or does not resolve.
+    """
+    outcome: list[list[str] | OSError] = []
+    thread = threading.Thread(target=lambda: outcome.append(_resolved(address)), daemon=True)
+    thread.start()
+    thread.join(RESOLVE_PATIENCE)
+    if not outcome or (isinstance(outcome[0], OSError) and outcome[0].errno == socket.EAI_AGAIN):
+        return
+    if isinstance(outcome[0], OSError):
+        raise unresolvable(address, source) from None
+    ours = {_parsed(each) for addresses in interfaces().values() for each in addresses}
+    if not any(_parsed(each) in ours or _parsed(each).is_loopback for each in outcome[0]):
+        raise UsageError(
+            f"{source} {address} is not an address of this machine, which is node 0: it has {_listed(interfaces())}",
+            "give one of those on every node; or, if this is another node, its own --node-rank",
+        )
+
+
+def unresolvable(address: str, source: str = "--master-addr") -> UsageError:
+    """The error of a name that nobody knows."""
+    return UsageError(f"{source} {address} does not resolve on this machine", "give node 0's address, like 10.0.0.1")
+
+
+def _resolved(address: str) -> list[str] | OSError:
+    try:
+        return list(
+            dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM))
+        )
+    except OSError as error:
+        return error
+
+
+class Lookup:
+    """One look-up of a name in a thread of its own, since the C library can be neither interrupted nor polled."""
+
+    def __init__(self, address: str, port: int) -> None:
+        self._read, write = os.pipe()
+        self.found: list[tuple[socket.AddressFamily, tuple[str, int]]] = []
+        self.error: OSError | None = None
+
+        def look() -> None:
+            try:
+                for family, _, _, _, where in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM):
+                    self.found.append((family, where))  # type: ignore[arg-type]  # IPv6 has two numbers more
+            except OSError as error:
+                self.error = error
+            os.close(write)
+
+        threading.Thread(target=look, daemon=True).start()
+
+    def fileno(self) -> int:
+        """Readable when it is done."""
+        return self._read
+
+    def close(self) -> None:
+        os.close(self._read)
+
+
+def own_addresses() -> Iterator[str]:
+    """This machine's addresses that another may reach, IPv4 first."""
+    found = [each for name, addresses in interfaces().items() if name != "lo" for each in addresses]
+    usable = [each for each in found if not _parsed(each).is_link_local and not _parsed(each).is_loopback]
+    yield from sorted(usable, key=lambda each: _parsed(each).version)

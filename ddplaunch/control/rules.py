@@ -1,0 +1,53 @@
+"""What was typed about the job as a whole: who takes part, how long to wait, how often to start again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LEAST_HEARTBEAT = 2.0
+"""Seconds below which a busy machine would be taken for a dead one."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Node 0's rules are the job's; times in seconds.
+
+    Attributes:
+        least, most: how many nodes the job runs with; equal where it is not elastic.
+        run_id: as typed; None where it was not.
+        token: what peers must prove to know; None admits whoever has the same run id.
+        address: node 0's, as typed. port: its control port; None where no other node is heard of.
+        interface: the network interface to use here; None is that of the route to node 0.
+        heartbeat_timeout: silence after which a node counts as lost.
+        join_window: how long an elastic job that could start waits for more nodes.
+        grow: whether a node that comes later interrupts the attempt.
+        grace: what ranks have between SIGTERM and SIGKILL.
+        allow_mismatch: whether differing versions are only said.
+    """
+
+    least: int = 1
+    most: int = 1
+    run_id: str | None = None
+    token: str | None = None
+    address: str = ""
+    port: int | None = None
+    interface: str | None = None
+    join_timeout: float = 600.0
+    join_window: float = 30.0
+    heartbeat_timeout: float = 15.0
+    grace: float = 30.0
+    max_restarts: int = 0
+    restart_backoff: float = 0.0
+    min_uptime: float = 5.0
+    max_membership_changes: int = 100
+    grow: bool = False
+    allow_mismatch: bool = False
+
+    @property
+    def elastic(self) -> bool:
+        return self.least < self.most
+
+    @property
+    def nnodes(self) -> str:
+        """As ``--nnodes`` has it: "4" or "2:4"."""
+        return f"{self.least}:{self.most}" if self.elastic else str(self.most)

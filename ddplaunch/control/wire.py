@@ -1,0 +1,186 @@
+"""Messages on a TCP connection: four bytes of length, then one JSON object ``{"op": …, "body": {…}}``.
+
+JSON, so that what comes in is data and never code. Every frame is bounded, and every field is checked against the
+message's own annotations (by msgspec) before anything acts on it.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from ddplaunch.control.messages import Message
+from ddplaunch.loop import Loop
+
+MOST_BEFORE_JOINING = 64 << 10
+"""Bytes of a frame from a peer that is not known yet; "GET " read as a length is 1.2 thousand million."""
+
+MOST = 8 << 20
+"""Bytes of a frame from a node of the job: the shares of 10,000 nodes fit."""
+
+MOST_WAITING = 64 << 20
+"""Bytes that a peer may leave unread before it counts as lost."""
+
+_LENGTH = struct.Struct("!I")
+_CHUNK = 1 << 18
+
+
+class Garbled(Exception):
+    """What has come is no message that may come now."""
+
+
+def encode(message: Message) -> bytes:
+    """Return the frame of a message."""
+    body = msgspec.json.encode({"op": type(message).__name__, "body": message})
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes, accepted: Iterable[type]) -> Message:
+    """Return the message that ``body`` holds.
+
+    Raises:
+        Garbled: it is none of the ``accepted`` ones, or a field of it is not what it should be.
+    """
+    kinds = {kind.__name__: kind for kind in accepted}
+    try:
+        envelope = msgspec.json.decode(body)
+        kind = kinds[envelope["op"]]
+        message: Message = msgspec.convert(envelope["body"], kind)
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise Garbled(f"no message that is expected here ({type(error).__name__})") from None
+    return message
+
+
+class Connection:
+    """One peer. ``hear`` gets each message, ``lost`` once why there will be no more."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        accepted: Iterable[type],
+        hear: Callable[[Message], None],
+        lost: Callable[[str], None],
+        most: int = MOST,
+    ) -> None:
+        """Read from and write to ``sock``, which is connected and becomes ours."""
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._loop = loop
+        self._socket = sock
+        self._accepted = tuple(accepted)
+        self._most = most
+        self.hear = hear
+        self.lost = lost
+        self._coming = bytearray()
+        self._going = bytearray()
+        self._ending = False
+        self.received = 0  # messages
+        loop.watch(sock.fileno(), self._readable)
+
+    @property
+    def open(self) -> bool:
+        return self._socket.fileno() >= 0
+
+    @property
+    def here(self) -> str:
+        """Our address on this connection, as a literal."""
+        return literal(self._socket.getsockname())
+
+    @property
+    def there(self) -> str:
+        """The peer's."""
+        return literal(self._socket.getpeername())
+
+    def expect(self, accepted: Iterable[type], most: int = MOST) -> None:
+        """From now on accept other messages."""
+        self._accepted, self._most = tuple(accepted), most
+
+    def send(self, message: Message) -> None:
+        self.send_frame(encode(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send what ``encode`` made; what the peer does not take at once waits."""
+        if not self.open or self._ending:
+            return
+        self._going += frame
+        if len(self._going) > MOST_WAITING:
+            return self._lose("it reads nothing")
+        self._writable()
+
+    def finish(self) -> None:
+        """Send what is waiting, then say that this was all; the peer's own end is still awaited."""
+        self._ending = True
+        if self.open and not self._going:
+            self._shut()
+
+    def close(self) -> None:
+        """Drop the connection; ``lost`` is not called."""
+        if self.open:
+            self._loop.forget(self._socket.fileno())
+            self._socket.close()
+
+    def _lose(self, why: str) -> None:
+        if self.open:
+            self.close()
+            self.lost(why)
+
+    def _readable(self) -> None:
+        try:
+            data = self._socket.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            return self._lose(f"its connection broke: {error.strerror}")
+        if not data:
+            return self._lose("its connection closed")
+        self._coming += data
+        while len(self._coming) >= _LENGTH.size and self.open:
+            (length,) = _LENGTH.unpack_from(self._coming)
+            if length > self._most:
+                return self._lose("it speaks something else")
+            end = _LENGTH.size + length
+            if len(self._coming) < end:
+                return
+            body = bytes(self._coming[_LENGTH.size : end])
+            del self._coming[:end]
+            try:
+                message = decode(body, self._accepted)
+            except Garbled as error:
+                return self._lose(f"it sent {error}")
+            self.received += 1
+            self.hear(message)
+
+    def _writable(self) -> None:
+        try:
+            sent = self._socket.send(self._going)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # what the peer still said is read first; then its end, or the error, is seen there
+            self._going.clear()
+            self._loop.forget(self._socket.fileno(), write=True)
+            return
+        del self._going[:sent]
+        if self._going:
+            self._loop.watch(self._socket.fileno(), self._writable, write=True)
+        else:
+            self._loop.forget(self._socket.fileno(), write=True)
+            if self._ending:
+                self._shut()
+
+    def _shut(self) -> None:
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+def literal(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
+    """A socket's address as a literal: IPv4 in IPv6's clothes undressed, a link-local one with its interface."""
+    address = str(name[0]).removeprefix("::ffff:") if "." in str(name[0]) else str(name[0])
+    if len(name) == 4 and name[3] and "%" not in address:
+        address += f"%{socket.if_indextoname(name[3])}"
+    return address

@@ -1,0 +1,79 @@
+"""What one node brings to a job of several, and the plan that follows once all shares are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ddplaunch.plan.layout import Node, Rank
+from ddplaunch.plan.plan import Plan
+
+MOST_RANKS = 4096
+"""Ranks that a node may bring: far beyond any machine, so that a garbled message cannot ask for a billion."""
+
+JOINED = "joined"
+"""The source of a count that the node itself has told."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One node's part: the node rank that was typed on it, its host name, and of each local rank the device.
+
+    ``threads`` is OMP_NUM_THREADS of its ranks.
+    """
+
+    node_rank: int
+    host: str
+    devices: tuple[str, ...]
+    threads: str = "1"
+
+    def __post_init__(self) -> None:
+        if self.node_rank < 0 or not 1 <= len(self.devices) <= MOST_RANKS:
+            raise ValueError(f"node rank {self.node_rank} with {len(self.devices)} ranks")
+
+    @property
+    def name(self) -> str:
+        """How people are told of this node: "node 1 (n1)"."""
+        return f"node {self.node_rank} ({self.host})"
+
+
+def own_share(plan: Plan) -> Share:
+    """What this node brings, as ``plan`` has it."""
+    node = plan.nodes[plan.node_rank]
+    return Share(plan.node_rank, node.host or "?", tuple(rank.device for rank in plan.local_ranks), node.threads)
+
+
+def joined(
+    plan: Plan, shares: Sequence[Share], node_rank: int, run_id: str, address: str, variables: Mapping[str, str]
+) -> Plan:
+    """Return ``plan`` with what is now known of all nodes.
+
+    Args:
+        shares: of all nodes that take part, in order; their places in this sequence are the node ranks of the attempt,
+            which differ from the typed ones where an elastic job runs without some of its nodes.
+        node_rank: this node's place.
+        address: node 0's, as this node reaches it.
+        variables: what this node's ranks get besides, unless the user has set it.
+    """
+    nodes = tuple(
+        Node(index, share.host, len(share.devices), JOINED, share.threads) for index, share in enumerate(shares)
+    )
+    ranks: list[Rank] = []
+    for index, share in enumerate(shares):
+        first = len(ranks)
+        ranks += [
+            Rank(first + local_rank, local_rank, index, share.host, device, None)
+            for local_rank, device in enumerate(share.devices)
+        ]
+    own = [rank for rank in ranks if rank.node_rank == node_rank]
+    for rank, before in zip(own, plan.local_ranks, strict=True):
+        ranks[rank.rank] = replace(rank, cpus=before.cpus)
+    return replace(
+        plan,
+        run_id=run_id,
+        node_rank=node_rank,
+        master_addr=address,
+        nodes=nodes,
+        ranks=tuple(ranks),
+        variables={**plan.variables, **variables},
+    )
