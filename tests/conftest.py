@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.hosts.fixture import network  # noqa: F401 - a fixture is found by its name here
+
 PROGRAMS = Path(__file__).parent / "programs"
 """Small user programs that the tests start."""
 

@@ -97,6 +97,8 @@ class Nursery:
         """Let the zygote end whatever it still has and leave; return its wait status, None if it was closed before."""
         if self._socket.fileno() < 0:
             return None
+        if not self.ready:
+            self.kill()  # it has nothing to end yet, and may import for long
         self._loop.forget(self._socket.fileno())
         self._socket.close()
         if hasattr(os, "pidfd_open"):

@@ -72,9 +72,11 @@ def main() -> tuple[dict[str, Any], dict[str, int]]:
         control.set_inheritable(True)
         os.execv(sys.executable, [sys.executable, __file__, sys.argv[1], json.dumps(fresh), *sys.argv[3:]])
     forks = bool(config["modules"])
-    channel.send(
-        control, {"op": "ready", "forks": forks, "unsafe": config["unsafe"], "seconds": time.monotonic() - began}
-    )
+    ready = {"op": "ready", "forks": forks, "unsafe": config["unsafe"], "seconds": time.monotonic() - began}
+    try:
+        channel.send(control, ready)
+    except OSError:  # nobody is there to hear it
+        os._exit(1)
     gc.freeze()
     processes.die_with_parent(0)
     if config["temporary"]:

@@ -504,6 +504,11 @@ def _run_id() -> str:
 
 
 def _print_plan(plan: Plan, as_json: bool) -> None:
+    if plan.nnodes > 1:
+        from dataclasses import replace
+
+        assumed = f"of the nodes other than {plan.node_rank} nothing is known: they are assumed to be like this one"
+        plan = replace(plan, notes=(*plan.notes, assumed))
     if as_json:
         import json
 

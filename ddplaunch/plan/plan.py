@@ -217,7 +217,6 @@ def make(
     facts = [Fact("processes per node", _listed(counts), counts_source), Fact("devices", *_devices(machine))]
     if nnodes > 1:
         facts.append(Fact("node rank", *node_rank))
-        noted.append(f"of the nodes other than {here} nothing is known: they are assumed to be like this one")
     facts += [
         Fact("master address", *address),
         Fact("master port", *(port if port.value != "0" else Sourced("any free port", "one node"))),

@@ -1,0 +1,139 @@
+"""One interface of a host and the cable from it to a switch, with the faults that a cable can have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.hosts.namespaces import NET, HostError, NetworkNamespace, in_thread, setns
+
+_RELAY = Path(__file__).with_name("relay.py")
+
+
+class Cable:
+    """From ``interface`` in the host to ``port`` in the switch."""
+
+    def __init__(
+        self, switch: NetworkNamespace, bridge: str, port: str, interface: str, mac: str, settings: list[str]
+    ) -> None:
+        """``settings``: the ``ip`` commands, free to be repeated, that configure the interface once it is up."""
+        self.switch, self.bridge, self.port = switch, bridge, port
+        self.interface, self.mac, self.settings = interface, mac, settings
+        self.inside: NetworkNamespace | None = None
+        """The network namespace of the host, while the cable is plugged in."""
+        self._relay: subprocess.Popen[bytes] | None = None
+        self._netem = False
+
+    def plug(self, inside: NetworkNamespace, pid: int) -> None:
+        """Plug it in, at the host whose network namespace this is and ``pid`` lives in."""
+        self.switch.ip(
+            f"link add {self.port} type veth peer name {self.interface} address {self.mac} netns {pid}",
+            f"link set {self.port} master {self.bridge} up",
+        )
+        self.inside = inside
+        inside.ip(f"link set {self.interface} up", *self.settings)
+
+    def pull(self) -> None:
+        """Pull it out: the interface is gone, and the cable as new."""
+        self._stop_relay()
+        if self.inside is not None:
+            self.switch.ip(f"link del {self.port}")
+            self.inside = None
+        self._netem = False
+
+    def close(self) -> None:
+        """End the process that belongs to it. The kernel removes the rest with the network namespaces."""
+        if self._relay is not None:
+            self._relay.kill()
+            self._relay.wait()
+            self._relay = None
+
+    def cut(self) -> None:
+        """Switch the port off: the host loses its carrier."""
+        self.switch.ip(f"link set {self.port} down")
+
+    def unplug(self) -> None:
+        """Take the port out of the switch: frames vanish, the carrier stays."""
+        self.switch.ip(f"link set {self.port} nomaster")
+
+    def link_down(self) -> None:
+        """Switch the interface off inside the host."""
+        self._plugged().ip(f"link set {self.interface} down")
+
+    def delay(self, milliseconds: float) -> None:
+        """Let everything take that much longer, each way."""
+        inside = self._plugged()
+        self._stop_relay()
+        netem = f"root netem delay {milliseconds}ms limit 100000".split()
+        try:
+            inside.call("tc", "qdisc", "replace", "dev", self.interface, *netem)
+        except HostError:
+            self._start_relay(milliseconds)
+        else:
+            self._netem = True
+            self.switch.call("tc", "qdisc", "replace", "dev", self.port, *netem)
+
+    def heal(self) -> None:
+        """As new."""
+        inside = self._plugged()
+        self._stop_relay()
+        if self._netem:
+            inside.call("tc", "qdisc", "del", "dev", self.interface, "root")
+            self.switch.call("tc", "qdisc", "del", "dev", self.port, "root")
+            self._netem = False
+        self.switch.ip(f"link set {self.port} master {self.bridge} up")
+        inside.ip(f"link set {self.interface} up", *self.settings)
+
+    def _plugged(self) -> NetworkNamespace:
+        if self.inside is None:
+            raise HostError(f"{self.port} is not plugged in")
+        return self.inside
+
+    def _start_relay(self, milliseconds: float) -> None:
+        """Lead the cable through a relay: port, a bridge of its own, a TAP; the relay; a TAP in the switch's bridge."""
+        near, far = f"{self.port}-near", f"{self.port}-far"
+
+        def start() -> subprocess.Popen[bytes]:
+            setns(self.switch.fd, NET)
+            us = os.pidfd_open(os.getpid())
+            words = [sys.executable, "-IS", str(_RELAY), str(milliseconds), near, far, str(us)]
+            try:
+                return subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[us],
+                    start_new_session=True,
+                )
+            finally:
+                os.close(us)
+
+        self._relay = in_thread(start)
+        wait_for_ready(self._relay, "the relay")
+        self.switch.ip(
+            f"link add {self.port}-line type bridge forward_delay 0 mcast_snooping 0",
+            f"link set {self.port}-line up",
+            f"link set {near} master {self.port}-line up",
+            f"link set {far} master {self.bridge} up",
+            f"link set {self.port} master {self.port}-line",
+        )
+
+    def _stop_relay(self) -> None:
+        if self._relay is not None:
+            self.close()
+            self.switch.ip(f"link del {self.port}-line")
+            self.switch.ip(f"link set {self.port} master {self.bridge}")
+
+
+def wait_for_ready(process: subprocess.Popen[bytes], what: str) -> None:
+    """Wait until it says "ready"; raise what it said instead."""
+    assert process.stdout is not None
+    with process.stdout as pipe:
+        line = pipe.readline()
+        if line != b"ready\n":
+            process.kill()
+            process.wait()
+            raise HostError(f"{what} did not start: {(line + pipe.read()).decode(errors='replace')}")

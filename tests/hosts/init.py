@@ -1,0 +1,97 @@
+"""PID 1 of a virtual host: sets the host up, reaps its orphans, and takes it down when the test process is gone.
+
+It reads its settings (JSON) from stdin, already in the host's namespaces, and says "ready" when the host is. As PID 1,
+it takes every process of the host along when it is killed.
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+BIND, MOVE, RECURSIVE, PRIVATE = 4096, 8192, 16384, 1 << 18
+DETACH = 2
+SHM = "/dev/shm"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0) -> None:
+    """mount(2)."""
+    if _libc.mount(source.encode(), target.encode(), kind.encode() or None, flags, None):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), f"mount {source} on {target}")
+
+
+def set_up(hostname: str, files: "dict[str, str]") -> None:
+    """Give the host its name, its files in /etc, and its own /proc, /sys and /dev/shm."""
+    socket.sethostname(hostname)
+    mount("none", "/", flags=RECURSIVE | PRIVATE)
+    mount("proc", "/proc", "proc")
+    # What is mounted elsewhere from this file system stays when it is detached, so no file of ours lies anywhere.
+    mount("tmpfs", SHM, "tmpfs")
+    for number, (path, text) in enumerate(files.items()):
+        source = f"{SHM}/{number}"
+        with open(source, "w") as file:
+            file.write(text)
+        mount(source, path, flags=BIND)
+    show_network_in_sys(f"{SHM}/sys")
+    _libc.umount2(SHM.encode(), DETACH)
+    mount("tmpfs", SHM, "tmpfs")
+
+
+def show_network_in_sys(stage: str) -> None:
+    """A /sys that shows the host's interfaces, with the control groups that the old one has."""
+    os.mkdir(stage)
+    try:
+        mount("sysfs", stage, "sysfs")
+        mount("/sys/fs/cgroup", f"{stage}/fs/cgroup", flags=BIND | RECURSIVE)
+        mount(stage, "/sys", flags=MOVE)
+    except OSError:
+        pass  # a container may not allow it; the host then sees the interfaces of the machine there
+
+
+def wait_for_end(fd: int) -> None:
+    """Wait until the process ends that the pidfd is of."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.poll()
+
+
+def remove_group(parent: int, name: str) -> None:
+    """Remove the control group that the host's processes may have been frozen in, once they are gone."""
+    try:
+        events = os.open(f"{name}/cgroup.events", os.O_RDONLY, dir_fd=parent)
+        poll = select.poll()
+        poll.register(events, select.POLLPRI)
+        while b"populated 1" in os.pread(events, 1000, 0):
+            poll.poll(1000)
+        os.rmdir(name, dir_fd=parent)
+    except OSError:
+        pass  # there is none
+
+
+def main() -> None:
+    settings = json.load(sys.stdin)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # like all signals from within, ignored by PID 1 if not handled
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps for a parent that ignores this
+    os.chdir("/")
+    group = settings["group"]
+    parent = os.open(os.path.dirname(group), os.O_RDONLY) if group else -1
+    set_up(settings["hostname"], settings["files"])
+    os.write(1, b"ready\n")
+    for fd in range(3):
+        os.dup2(os.open(os.devnull, os.O_RDWR), fd)
+    wait_for_end(settings["test_process"])
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # there is no process but us
+    if group:
+        remove_group(parent, os.path.basename(group))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Linux namespaces, entered by a thread that is thrown away afterwards.
+
+Namespaces belong to threads, so a thread may enter a host, start a process there and end: the process is a direct
+child of ours, with its own exit status and its own pid, and nothing stands in between that signals have to get past.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+FS, MOUNT, UTS, IPC, PID, NET = 0x200, 0x20000, 0x4000000, 0x8000000, 0x20000000, 0x40000000
+"""The CLONE_* flags. FS is no namespace: a thread must stop sharing its cwd before it may enter a MOUNT namespace."""
+
+HOST = MOUNT | UTS | IPC | PID | NET
+"""All that a host has of its own."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+Result = TypeVar("Result")
+
+
+class HostError(Exception):
+    """A virtual host or its network cannot do what was asked."""
+
+
+def unshare(flags: int) -> None:
+    """Give the calling thread namespaces of its own (PID: its next child)."""
+    if _libc.unshare(flags):
+        raise OSError(ctypes.get_errno(), f"unshare({flags:#x}): {os.strerror(ctypes.get_errno())}")
+
+
+def setns(fd: int, flags: int) -> None:
+    """Move the calling thread into a namespace, or with a pidfd into several of a process."""
+    if _libc.setns(fd, flags):
+        raise OSError(ctypes.get_errno(), f"setns({flags:#x}): {os.strerror(ctypes.get_errno())}")
+
+
+def in_thread(action: Callable[[], Result]) -> Result:
+    """Call it in a thread of its own, whose namespaces it may change, and return what it returns or raises."""
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(action())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+class NetworkNamespace:
+    """A network namespace, held by an open file."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        """A new one, or the one that ``fd`` is."""
+        self.fd = in_thread(_new_network) if fd is None else fd
+
+    def call(self, *words: str, stdin: str = "") -> None:
+        """Run a command in it that must succeed."""
+
+        def run() -> subprocess.CompletedProcess[str]:
+            setns(self.fd, NET)
+            return subprocess.run(words, input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+        done = in_thread(run)
+        if done.returncode:
+            raise HostError(f"{' '.join(words)}: exit status {done.returncode}: {done.stdout.strip()}\n{stdin}")
+
+    def ip(self, *lines: str) -> None:
+        """Run ``ip LINE`` for each."""
+        self.call("ip", "-batch", "-", stdin="\n".join(lines) + "\n")
+
+    def nft(self, text: str) -> None:
+        """Change the firewall."""
+        self.call("nft", "-f", "-", stdin=text)
+
+    def sysctl(self, name: str, value: str) -> None:
+        """Set a setting below ``net``."""
+
+        def write() -> None:
+            setns(self.fd, NET)
+            Path("/proc/sys/net", name).write_text(value)
+
+        in_thread(write)
+
+    def close(self) -> None:
+        """Let go of it; the kernel removes it when no process is in it either."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def current_network() -> int:
+    """An open file of the calling thread's network namespace."""
+    return os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+
+
+def _new_network() -> int:
+    unshare(NET)
+    return current_network()
