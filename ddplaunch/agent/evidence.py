@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from dataclasses import dataclass
+
+from ddplaunch.control.failure import Failure
+from ddplaunch.plan.layout import Rank
+
+MOST_TEXT = 64 << 10
+"""Characters of a message or traceback that are kept."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +37,42 @@ def read_error_file(path: str | None) -> Recorded:
     except (OSError, ValueError, KeyError, TypeError):
         return Recorded()
     if not isinstance(content, dict):
-        return Recorded(str(content))
+        return Recorded(_bounded(str(content)))
     info = content.get("extraInfo") or {}
-    message = str(content.get("message"))
+    message = _bounded(str(content.get("message")))
     try:
         moment = int(info["time_ns"]) / 1e9
     except (KeyError, ValueError, TypeError):
         moment = None
     refused = (message, info["refused"].get("hint")) if isinstance(info.get("refused"), dict) else None
-    return Recorded(message, info.get("py_callstack"), moment, refused)
+    callstack = info.get("py_callstack")
+    return Recorded(message, _bounded(str(callstack)) if callstack else None, moment, refused)
+
+
+def _bounded(text: str) -> str:
+    """Fit for other nodes: what UTF-8 cannot say replaced, the middle of a huge text left out."""
+    text = text.encode(errors="replace").decode()
+    if len(text) <= MOST_TEXT:
+        return text
+    return f"{text[: MOST_TEXT // 2]}\n… {len(text) - MOST_TEXT} characters left out …\n{text[-MOST_TEXT // 2 :]}"
+
+
+def failure(rank: Rank, pid: int, attempt: int, code: int, recorded: Recorded, memory: Memory) -> Failure:
+    """Put together what is known of a rank that ended with ``code`` (-N for signal N)."""
+    return Failure(
+        rank=rank.rank,
+        local_rank=rank.local_rank,
+        host=rank.host or "",
+        pid=pid,
+        attempt=attempt,
+        exit_code=None if code < 0 else code,
+        signal=-code if code < 0 else None,
+        message=recorded.message,
+        traceback=recorded.traceback,
+        moment=recorded.moment or time.time(),
+        hint=memory.hint(-code, recorded.traceback or recorded.message or ""),
+        refused=recorded.refused,
+    )
 
 
 class Memory:

@@ -76,3 +76,25 @@ def remove_temporary(path: str) -> None:
         os.rmdir(path)
     except OSError:
         pass
+
+
+class StoreFile:
+    """The file behind ``--init-method file://``, which torch makes and nobody removes."""
+
+    def __init__(self, init_method: str | None, *, fresh: bool) -> None:
+        """``fresh``: whether nobody else begins an attempt before us, so that each may have a new one."""
+        method = init_method or ""
+        self.path = method.removeprefix("file://") if method.startswith("file://") else None
+        self._fresh = fresh
+
+    def begin(self) -> None:
+        """An attempt begins: what an earlier one wrote would mislead it."""
+        if self._fresh:
+            self.remove()
+
+    def remove(self) -> None:
+        if self.path:
+            try:
+                os.unlink(self.path)
+            except OSError:
+                pass

@@ -65,6 +65,23 @@ class Output:
     def written(self) -> bool:
         return self.stdout.idle and self.stderr.idle
 
+    def streams(self, rank: int, *, reads: bool, shown: bool, log: str | None) -> dict[str, int]:
+        """Make what ``rank`` has for stdin, stdout and stderr; what is missing it inherits from us.
+
+        Args:
+            reads: whether it has our stdin. shown: whether what it prints is. log: a file for all of it.
+        """
+        if log is not None:
+            try:
+                self.keep(rank, log)
+            except OSError as error:
+                self.note(f"no log of rank {rank}: {error.strerror}")
+        fds = {} if reads else {"stdin": os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)}
+        if not (reads and shown and log is None):
+            fds["stdout"] = self.pipe(rank, 1, shown=shown)
+            fds["stderr"] = self.pipe(rank, 2, shown=shown)
+        return fds
+
     def pipe(self, rank: int, number: int, *, shown: bool) -> int:
         """Make the pipe for descriptor ``number`` (1 or 2) of ``rank``; return the end that the rank writes to."""
         read, write = os.pipe()

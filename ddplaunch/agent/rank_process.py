@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ddplaunch.plan.layout import Rank
@@ -25,3 +26,15 @@ class RankProcess:
                 os.kill(self.pid, number)
         except (ProcessLookupError, PermissionError):
             pass
+
+
+def suspend(ranks: Iterable[RankProcess]) -> None:
+    """Stop and continue ranks with us (Ctrl-Z): they are in sessions of their own."""
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for process in ranks:
+            try:
+                os.killpg(process.pid, number)
+            except (ProcessLookupError, PermissionError):
+                process.send(number)
+        if number == signal.SIGSTOP:
+            os.kill(os.getpid(), signal.SIGSTOP)

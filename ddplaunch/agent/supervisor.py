@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ddplaunch.agent import evidence, folder, job, processes, terminal
-from ddplaunch.agent.folder import LogFolder
+from ddplaunch.agent.first_rank import FirstRank
+from ddplaunch.agent.folder import LogFolder, StoreFile
 from ddplaunch.agent.nursery import Nursery
 from ddplaunch.agent.output import Output
 from ddplaunch.agent.phase import NEXT, Phase
 from ddplaunch.agent.policy import Policy
-from ddplaunch.agent.rank_process import RankProcess
+from ddplaunch.agent.rank_process import RankProcess, suspend
 from ddplaunch.agent.waiting import Waiting
-from ddplaunch.control import messages
+from ddplaunch.control import messages, placement
 from ddplaunch.control.failure import Failure, describe_end
 from ddplaunch.control.link import make_link
 from ddplaunch.control.messages import Message
@@ -32,9 +32,7 @@ from ddplaunch.control.roster import describe
 from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
 from ddplaunch.loop import Loop, Timer
-from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
-from ddplaunch.plan.share import joined
 from ddplaunch.plan.target import Kind
 
 INTERRUPT_PATIENCE = 3.0
@@ -68,17 +66,15 @@ class Supervisor:
         self._output.drained = self._drained
         self._output.note = self._say
         self._planned = self._plan
-        self._typed_node_rank = plan.node_rank
         self._temporary = folder.temporary_path(plan.run_id)
-        self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._waiting = Waiting(self._loop, self._output)
         self._phase = Phase.WAITING
         self._nursery: Nursery | None = None
         self._attempt = -1
         self._interrupted = False
         self._outcome: Outcome | None = None
-        method = plan.init_method or ""
-        self._store_file = method.removeprefix("file://") if method.startswith("file://") else None
+        heard_of = plan.nnodes == 1 or rules.port is not None
+        self._store_file = StoreFile(plan.init_method if plan.hosts_store else None, fresh=heard_of)
         self._begin()
 
     def _begin(self) -> None:
@@ -87,7 +83,7 @@ class Supervisor:
         self._pending = 0
         self._failures: list[Failure] = []
         self._stopped = 0
-        self._hold: socket.socket | None = None
+        self._first_rank = FirstRank(self._loop, self._first_rank_finished)
         self._finished = False
         self._released = False
         self._told: set[int] = set()
@@ -117,7 +113,7 @@ class Supervisor:
                 self._port.close()
             if self._temporary:
                 folder.remove_temporary(self._temporary)
-            self._remove_store_file(last=True)
+            self._store_file.remove()
         while not (self._output.written and self._link.closed):
             self._loop.step()
         assert self._outcome is not None
@@ -172,7 +168,7 @@ class Supervisor:
         self._begin()
         self._attempt = order.attempt
         if order.shares:
-            self._plan = self._joined(order)
+            self._plan = placement.joined(self._planned, order, self._rules, self._environ)
         self._output.number(self._plan.world_size)
         if self._logs:
             self._logs.write("plan.json", self._plan.to_json())
@@ -182,23 +178,10 @@ class Supervisor:
         self._enter(Phase.RUNNING if self._nursery.ready else Phase.LOADING)
         self._spawn_ranks()
 
-    def _joined(self, order: messages.Start) -> Plan:
-        """The plan with all nodes, as they are in this attempt."""
-        here = next(i for i, share in enumerate(order.shares) if share.node_rank == self._typed_node_rank)
-        variables = {}
-        if order.interface:
-            variables["GLOO_SOCKET_IFNAME"] = order.interface
-        if self._rules.interface:
-            variables["NCCL_SOCKET_IFNAME"] = self._rules.interface
-        unset = {name: value for name, value in variables.items() if not self._environ.get(name)}
-        address = order.address or self._plan.master_addr
-        return joined(self._planned, order.shares, here, order.run_id, address, unset)
-
     def _ordered_to_stop(self, order: messages.Stop) -> None:
         match self._phase:
             case Phase.LOADING:
                 self._abandon_zygote()
-                self._swept([], [])
             case Phase.RUNNING | Phase.STOPPING if order.grace == 0:
                 self._sweep(0)
             case Phase.RUNNING | Phase.STOPPING:
@@ -211,7 +194,6 @@ class Supervisor:
                 self._finish()
             case Phase.LOADING:
                 self._abandon_zygote()
-                self._swept([], [])
             case Phase.RUNNING | Phase.STOPPING:
                 self._sweep(0)
 
@@ -225,7 +207,7 @@ class Supervisor:
             asked=self._policy.asked,
             first=self._plan.target.first or os.getcwd(),
             temporary=self._temporary,
-            remove=[path for path in (self._temporary, self._store_file) if path],
+            remove=[path for path in (self._temporary, self._store_file.path) if path],
             title=job.title(self._plan),
             hear=self._hear_zygote,
             lost=self._zygote_lost,
@@ -234,64 +216,33 @@ class Supervisor:
     def _abandon_zygote(self) -> None:
         """End one that is still importing: no rank is there yet, and there may be no further attempt."""
         assert self._nursery is not None
-        self._nursery.kill()
         self._nursery.close()
         self._nursery = None
         self._pending = 0
+        self._swept([], [])
 
     def _spawn_ranks(self) -> None:
-        self._remove_store_file(last=False)
+        assert self._nursery is not None
+        self._store_file.begin()
+        alone = self._plan.world_size == 1
         for rank in self._plan.local_ranks:
-            if self._logs:
-                try:
-                    self._output.keep(rank.rank, self._logs.rank_file(rank.rank, self._attempt))
-                except OSError as error:
-                    self._say(f"no log of rank {rank.rank}: {error.strerror}")
-            fds = self._descriptors(rank)
-            described = job.describe(
-                self._plan,
-                rank,
-                self._attempt,
-                error_file=self._error_file(rank.rank),
-                line_buffered=self._output.stdout.terminal,
+            fds = self._output.streams(
+                rank.rank,
+                reads=alone or rank.rank == self._policy.stdin,
+                shown=self._policy.show is None or rank.rank in self._policy.show,
+                log=self._logs.rank_file(rank.rank, self._attempt) if self._logs else None,
             )
-            assert self._nursery is not None
+            if rank.rank == 0 and self._port and self._plan.target.kind is not Kind.PROGRAM:
+                fds |= self._first_rank.descriptors(self._port, peers=not alone)
+            error_file, terminal = self._error_file(rank.rank), self._output.stdout.terminal
+            described = job.describe(self._plan, rank, self._attempt, error_file=error_file, line_buffered=terminal)
             self._nursery.spawn(rank.rank, described, fds)
             for fd in fds.values():
-                if fd not in (self._null, 0):
-                    os.close(fd)
+                os.close(fd)
             self._pending += 1
-
-    def _descriptors(self, rank: Rank) -> dict[str, int]:
-        """What ``rank`` is given; what is missing it inherits from us by way of the zygote."""
-        fds: dict[str, int] = {}
-        alone = self._plan.world_size == 1
-        shown = self._policy.show is None or rank.rank in self._policy.show
-        reads = alone or rank.rank == self._policy.stdin
-        if not reads:
-            fds["stdin"] = self._null
-        if not (reads and shown and not self._logs):
-            fds["stdout"] = self._output.pipe(rank.rank, 1, shown=shown)
-            fds["stderr"] = self._output.pipe(rank.rank, 2, shown=shown)
-        if rank.rank == 0 and self._port and self._plan.target.kind is not Kind.PROGRAM:
-            fds["store"] = self._port.listen().detach()
-            if self._plan.world_size > 1:
-                ours, theirs = socket.socketpair()
-                self._hold = ours
-                fds["hold"] = theirs.detach()
-        return fds
 
     def _error_file(self, rank: int) -> str | None:
         return os.path.join(self._temporary, f"{rank}.{self._attempt}.json") if self._temporary else None
-
-    def _remove_store_file(self, *, last: bool) -> None:
-        """A store in a file is fresh for each attempt; nodes that do not hear of each other share one for the job."""
-        heard_of = self._plan.nnodes == 1 or self._rules.port is not None
-        if self._store_file and self._plan.hosts_store and (last or heard_of):
-            try:
-                os.unlink(self._store_file)
-            except OSError:
-                pass
 
     # ------------------------------------------------------------------------------------------------ what we hear
 
@@ -319,16 +270,13 @@ class Supervisor:
         self._pending -= 1
         process = self._processes[number] = RankProcess(self._plan.ranks[number], pid, pidfd)
         self._event("started", rank=number, pid=pid, attempt=self._attempt)
-        if number == 0 and self._hold is not None:
-            self._loop.watch(self._hold.fileno(), self._first_rank_finished)
+        if number == 0:
+            self._first_rank.watch()
         if self._phase is Phase.STOPPING:
             self._told_to(process, signal.SIGTERM)
 
     def _first_rank_finished(self) -> None:
-        """Rank 0 says that it is done, or has gone."""
-        assert self._hold is not None
-        self._loop.forget(self._hold.fileno())
-        if self._hold.recv(16) and 0 in self._processes:
+        if 0 in self._processes:
             self._processes[0].finished = True
             self._event("finished", rank=0)
             self._check_ended()
@@ -345,27 +293,13 @@ class Supervisor:
 
     def _failed(self, process: RankProcess, code: int) -> None:
         """Tell a failure from the end that we asked for, and have the others stopped at the first."""
-        rank = process.rank
-        recorded = evidence.read_error_file(self._error_file(rank.rank))
+        recorded = evidence.read_error_file(self._error_file(process.rank.rank))
         if process.signalled:
             if recorded.message is None:
                 self._stopped += 1
                 return
             code = 1  # its exception came first, our signal only cut its end short
-        new = Failure(
-            rank=rank.rank,
-            local_rank=rank.local_rank,
-            host=rank.host or "",
-            pid=process.pid,
-            attempt=self._attempt,
-            exit_code=None if code < 0 else code,
-            signal=-code if code < 0 else None,
-            message=recorded.message,
-            traceback=recorded.traceback,
-            moment=recorded.moment or time.time(),
-            hint=self._memory.hint(-code, recorded.traceback or recorded.message or ""),
-            refused=recorded.refused,
-        )
+        new = evidence.failure(process.rank, process.pid, self._attempt, code, recorded, self._memory)
         self._failures.append(new)
         if self._phase is Phase.RUNNING:
             self._link.tell(messages.Failed(self._attempt, new, time.time()))
@@ -390,7 +324,7 @@ class Supervisor:
 
     def _signalled(self, number: int) -> None:
         if number == signal.SIGTSTP:
-            return self._suspend()
+            return suspend(self._processes.values())
         if self._phase is Phase.ENDED:  # output that nobody reads, or a peer, is all that we wait for
             os._exit(self._outcome.code if self._outcome else EXIT_SIGNAL + number)
         self._event("signal", number=number)
@@ -405,17 +339,6 @@ class Supervisor:
             case Phase.SWEEPING if self._nursery:
                 self._nursery.sweep(0)
         self._link.tell(messages.Interrupted(number, again))
-
-    def _suspend(self) -> None:
-        """Ctrl-Z: the ranks are in sessions of their own, so they are stopped and continued with us."""
-        for number in (signal.SIGSTOP, signal.SIGCONT):
-            for process in self._processes.values():
-                try:
-                    os.killpg(process.pid, number)
-                except (ProcessLookupError, PermissionError):
-                    process.send(number)
-            if number == signal.SIGSTOP:
-                os.kill(os.getpid(), signal.SIGSTOP)
 
     def _stop(self, number: int, grace: float) -> None:
         """Tell the leaders, never their groups: a DataLoader's workers must live while a checkpoint is written."""
@@ -450,19 +373,12 @@ class Supervisor:
             self._link.tell(messages.Finished(self._attempt))  # the answer may come at once, by way of ``hear``
             if self._phase is not Phase.RUNNING:
                 return
-        if self._hold is not None and self._finished and self._phase is Phase.RUNNING and not self._released:
+        if self._first_rank.held and self._finished and self._phase is Phase.RUNNING and not self._released:
             return
-        self._release_first_rank()
+        self._first_rank.release()
         if not self._processes:
-            self._sweep(
-                min(LEFTOVER_GRACE, self._rules.grace) if self._phase is Phase.RUNNING and self._finished else 0
-            )
-
-    def _release_first_rank(self) -> None:
-        if self._hold is not None:
-            self._loop.forget(self._hold.fileno())
-            self._hold.close()
-            self._hold = None
+            ended_well = self._phase is Phase.RUNNING and self._finished
+            self._sweep(min(LEFTOVER_GRACE, self._rules.grace) if ended_well else 0)
 
     def _sweep(self, grace: float) -> None:
         if self._phase is Phase.SWEEPING:
@@ -485,7 +401,7 @@ class Supervisor:
         if stuck:
             self._say(f"cannot be killed, so not waited for: {', '.join(stuck)}")
         self._event("swept", found=found, stuck=stuck)
-        self._release_first_rank()
+        self._first_rank.release()
         self._stopped += len(self._processes)
         self._enter(Phase.DRAINING)
         if self._output.open:
@@ -499,9 +415,8 @@ class Supervisor:
             return
         for timer in self._timers:
             timer.cancel()
-        failures = tuple(
-            replace(each, tail=evidence.last_lines(self._output.tail(each.rank))) for each in self._failures
-        )
+        tails = [evidence.last_lines(self._output.tail(each.rank)) for each in self._failures]
+        failures = tuple(replace(each, tail=tail) for each, tail in zip(self._failures, tails, strict=True))
         self._output.close()
         if self._outcome is not None:
             return self._finish()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddplaunch.cli.options import SECTIONS, options
 from ddplaunch.cli.placement import HELP, Placed, place
-from ddplaunch.control.rules import LEAST_HEARTBEAT
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,33 +17,6 @@ if TYPE_CHECKING:
     from ddplaunch.control.rules import Rules
     from ddplaunch.plan.plan import Machine, Plan, Request
     from ddplaunch.plan.target import Target
-
-SECTIONS = {
-    "What the target is": ("--module", "--no-python"),
-    "What runs where": ("--nproc", "--gpus", "--oversubscribe", "--bind"),
-    "Several nodes": (
-        "--nnodes",
-        "--node-rank",
-        "--master-addr",
-        "--master-port",
-        "--interface",
-        "--run-id",
-        "--token",
-    ),
-    "Hearing of each other": (
-        "--control",
-        "--control-port",
-        "--join-timeout",
-        "--heartbeat-timeout",
-        "--allow-mismatch",
-    ),
-    "With more or fewer nodes": ("--join-window", "--max-membership-changes", "--grow"),
-    "Starting": ("--backend", "--init-method", "--start", "--preload"),
-    "Stopping and restarting": ("--grace", "--max-restarts", "--restart-backoff", "--min-uptime"),
-    "Output": ("--show", "--stdin", "--log-dir"),
-    "Looking first": ("--dry-run", "--json", "--help"),
-}
-"""The headings of the help, and the options under each."""
 
 
 class _RunCommand(click.Command):
@@ -98,61 +70,6 @@ def _cwd() -> str:
         raise UsageError("the current directory is not there any more", "cd to one that is") from None
 
 
-def _number(
-    kind: type[int] | type[float], noun: str, lowest: float, highest: float, hint: str
-) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Read an option's value as a number from ``lowest`` to ``highest``; ``noun`` says what it counts."""
-
-    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
-        if text is None:
-            return None
-        try:
-            number = kind(text)
-        except ValueError:
-            number = None
-        if number is None or not lowest <= number <= highest:
-            raise UsageError(f"{param.opts[-1]} {text} is no {noun}", hint)
-        return number
-
-    return read
-
-
-def _nodes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
-    """Read --nnodes: "4", or "2:4" for any number from 2 to 4."""
-    least, colon, most = text.partition(":")
-    try:
-        numbers = int(least), int(most if colon else least)
-    except ValueError:
-        raise UsageError(f"--nnodes {text} is no number of nodes", "give one like 2, or a range like 2:4") from None
-    if numbers[0] > numbers[1]:
-        raise UsageError(f"--nnodes {text}: {least} to {most} is no range", f"--nnodes {most}:{least}")
-    if numbers[0] < 1 and colon:
-        raise UsageError(f"--nnodes {text}: a job has at least one node", f"--nnodes 1:{most}")
-    return numbers
-
-
-def _name(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
-    """Read a name that becomes one of a folder too."""
-    import re
-
-    if text is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", text):
-        raise UsageError(f"{param.opts[-1]} {text} is no name", "use letters, digits, dots, dashes and underscores")
-    return text
-
-
-_INFINITE = float("inf")
-_WEEK = 7 * 24 * 3600.0
-_whole = _number(int, "whole number", -_INFINITE, _INFINITE, "give one like 2")
-_seconds = _number(float, "number of seconds", 0, _WEEK, "give 0 or more, like 2.5, up to a week")
-
-
-class _Paths(click.Path):
-    """Words that may be anything here, and are completed as the names of files or folders."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value
-
-
 @click.command(
     cls=_RunCommand,
     options_metavar="[OPTIONS]",
@@ -162,165 +79,7 @@ class _Paths(click.Path):
         "max_content_width": 110,
     },
 )
-@click.option("-m", "--module", is_flag=True, help="A module, run as `python -m` would.")
-@click.option("--no-python", is_flag=True, help="A program, not Python.")
-@click.option(
-    "--nproc",
-    metavar="N",
-    help="Processes on this node: a number, one for each node like 8,8,4, or auto, gpu or cpu.  "
-    "[default: auto, the visible GPUs, or 1]",
-)
-@click.option(
-    "--gpus", metavar="LIST", help="GPUs to use, in this order: indices as `ddplaunch devices` shows them, or UUIDs."
-)
-@click.option("--oversubscribe", is_flag=True, help="Let ranks share GPUs.")
-@click.option("--bind", type=click.Choice(["numa"]), help="Pin each rank to the CPUs beside its GPU.")
-@click.option(
-    "--nnodes",
-    metavar="N",
-    default="1",
-    show_default=True,
-    callback=_nodes,
-    help="Machines of the job; 2:4 for any number from 2 to 4, as they come and go.",
-)
-@click.option("--node-rank", metavar="I", callback=_whole, help="Which of them this is, from 0. Rank 0 is on node 0.")
-@click.option("--master-addr", metavar="HOST", help="Node 0's address.  [default: 127.0.0.1 on one node]")
-@click.option(
-    "--master-port",
-    metavar="PORT",
-    callback=_number(int, "port", 0, 65535, "ports go from 1 to 65535; 0 is any free one"),
-    help="Where rank 0's store listens.  [default: any free port on one node]",
-)
-@click.option(
-    "--interface", metavar="NAME", help="The network interface to use, like ib0.  [default: that of the way to node 0]"
-)
-@click.option(
-    "--run-id",
-    metavar="NAME",
-    callback=_name,
-    help="Keep jobs apart: nodes join only where it is the same.",
-)
-@click.option(
-    "--token",
-    metavar="SECRET",
-    envvar="DDPLAUNCH_TOKEN",
-    help="What nodes must know to join; DDPLAUNCH_TOKEN keeps it out of `ps`.",
-)
-@click.option(
-    "--control",
-    type=click.Choice(["tcp", "none"]),
-    default="tcp",
-    show_default=True,
-    help="How the nodes hear of each other; none: not at all, each starts its share on its own.",
-)
-@click.option(
-    "--control-port",
-    metavar="PORT",
-    callback=_number(int, "port", 1, 65535, "ports go from 1 to 65535"),
-    help="Where node 0 listens for the others.  [default: the master port + 1]",
-)
-@click.option(
-    "--join-timeout",
-    metavar="SECONDS",
-    default="600",
-    show_default=True,
-    callback=_seconds,
-    help="How long to wait for all nodes.",
-)
-@click.option(
-    "--heartbeat-timeout",
-    metavar="SECONDS",
-    default="15",
-    show_default=True,
-    callback=_number(
-        float, "heartbeat timeout", LEAST_HEARTBEAT, _WEEK, "give 2 s or more: less, and a busy node counts as lost"
-    ),
-    help="A node that is silent for so long is lost. Node 0's counts.",
-)
-@click.option("--allow-mismatch", is_flag=True, help="Say where versions differ between nodes, and go on.")
-@click.option(
-    "--join-window",
-    metavar="SECONDS",
-    default="30",
-    show_default=True,
-    callback=_seconds,
-    help="With --nnodes 2:4: wait so long for the others once 2 are there.",
-)
-@click.option(
-    "--max-membership-changes",
-    metavar="N",
-    default="100",
-    show_default=True,
-    callback=_number(int, "number of changes", 0, _INFINITE, "give 0 or more"),
-    help="With --nnodes 2:4: go on with other nodes so many times.",
-)
-@click.option("--grow", is_flag=True, help="With --nnodes 2:4: take in a node that comes later at once, by a restart.")
-@click.option(
-    "--backend", metavar="NAME", help="Initialise the process group before the target runs: nccl, gloo, auto, …"
-)
-@click.option(
-    "--init-method", metavar="URL", help="How to: env://, tcp://host:port or file:///path.  [default: env://]"
-)
-@click.option(
-    "--start",
-    type=click.Choice(["auto", "zygote", "exec"]),
-    default="auto",
-    show_default=True,
-    help="Fork ranks from one process that has imported torch, or start each afresh.",
-)
-@click.option("--preload", metavar="A,B", help="Modules to import before forking, instead of those that seem to pay.")
-@click.option(
-    "--grace",
-    metavar="SECONDS",
-    default="30",
-    show_default=True,
-    callback=_seconds,
-    help="What ranks have between SIGTERM and SIGKILL.",
-)
-@click.option(
-    "--max-restarts",
-    metavar="N",
-    default="0",
-    show_default=True,
-    callback=_number(int, "number of restarts", 0, _INFINITE, "give 0 or more"),
-    help="Start all ranks again after a failure, so many times.",
-)
-@click.option(
-    "--restart-backoff",
-    metavar="SECONDS",
-    default="0",
-    show_default=True,
-    callback=_seconds,
-    help="Wait before a restart, doubled while ranks keep dying early.",
-)
-@click.option(
-    "--min-uptime",
-    metavar="SECONDS",
-    default="5",
-    show_default=True,
-    callback=_seconds,
-    help="Three attempts in a row shorter than this are a crash loop, and the last.",
-)
-@click.option(
-    "--show",
-    metavar="RANKS",
-    default="all",
-    show_default=True,
-    help="Whose output is shown: all, none, or ranks like 0,3.",
-)
-@click.option(
-    "--stdin", metavar="RANK", callback=_whole, help="The rank that gets our terminal, for pdb. A single rank has it."
-)
-@click.option(
-    "--log-dir",
-    metavar="DIR",
-    type=_Paths(file_okay=False),
-    help="Keep a folder of this run in DIR: plan, events, what each rank printed, failure.",
-)
-@click.option("--dry-run", is_flag=True, help="Print the plan and start nothing.")
-@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as one JSON object.")
-@click.argument("target", type=_Paths())
-@click.argument("args", nargs=-1, type=_Paths())
+@options
 def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     """Start a training job on this machine, or this machine's share of one.
 
@@ -353,7 +112,7 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     shown = _shown_ranks(flags["show"], plan)
     _check_stdin(flags["stdin"], plan)
     if flags["dry_run"]:
-        _print_plan(plan, flags["as_json"])
+        _print_plan(plan, flags)
         return 0
     rules = _rules(flags, plan)
     _check_several(plan, rules)
@@ -391,10 +150,11 @@ def _check_several(plan: Plan, rules: Rules) -> None:
                 "leave one of them out",
             )
         return
+    others = f"1 to {plan.nnodes - 1}" if plan.nnodes > 2 else "1"
     if "--node-rank" in plan.missing:
         raise UsageError(
             f"--node-rank is missing: which of the {plan.nnodes} nodes is this?",
-            f"--node-rank 0 on the node whose address is --master-addr, 1 to {plan.nnodes - 1} on the others",
+            f"--node-rank 0 on the node whose address is --master-addr, {others} on the other{'s' * (plan.nnodes > 2)}",
         )
     from ddplaunch.control.route import check_is_ours, own_addresses
 
@@ -406,7 +166,7 @@ def _check_several(plan: Plan, rules: Rules) -> None:
             )
         example = next(own_addresses(), "10.0.0.1")
         raise UsageError(
-            f"--master-addr is missing: where do the other {plan.nnodes - 1} nodes reach this one?",
+            f"--master-addr is missing: where do the others of {plan.nnodes} nodes reach this one?",
             f"--master-addr {example}, which is this machine's, on every node",
         )
     if plan.node_rank == 0:
@@ -503,13 +263,14 @@ def _run_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
-def _print_plan(plan: Plan, as_json: bool) -> None:
+def _print_plan(plan: Plan, flags: dict[str, Any]) -> None:
     if plan.nnodes > 1:
         from dataclasses import replace
 
         assumed = f"of the nodes other than {plan.node_rank} nothing is known: they are assumed to be like this one"
-        plan = replace(plan, notes=(*plan.notes, assumed))
-    if as_json:
+        token = ["the token is not printed: set DDPLAUNCH_TOKEN on every node"] if flags["token"] else []
+        plan = replace(plan, notes=(*plan.notes, assumed, *token))
+    if flags["as_json"]:
         import json
 
         click.echo(json.dumps(plan.to_json()))
@@ -520,7 +281,7 @@ def _print_plan(plan: Plan, as_json: bool) -> None:
 
 
 _SPELLED_OUT = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}
-_OF_THIS_NODE = {"stdin", "dry_run", "as_json"}
+_OF_THIS_NODE = {"stdin", "dry_run", "as_json", "token"}
 
 
 def _other_options() -> list[str]:

@@ -20,10 +20,11 @@ from ddplaunch.plan.target import Kind, Target
 
 @dataclass(frozen=True)
 class Request:
-    """What was typed; None where a flag was not given."""
+    """What was typed; None where a flag was not given. ``least`` is the 2 of ``--nnodes 2:4``, whose 4 is ``nnodes``."""
 
     nproc: str | None = None
     nnodes: int = 1
+    least: int | None = None
     node_rank: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
@@ -68,6 +69,7 @@ class Plan:
         node_rank: this machine's.
         master_port: of rank 0's store; 0 is chosen when the job starts.
         variables: what all ranks get beside the variables of their place (``environment`` has them all).
+        least: the fewest nodes that an elastic job runs with; it is planned for the most.
         gpus: the models of this machine's devices that ranks use.
         missing: the options without which this node cannot start its share on its own.
     """
@@ -85,6 +87,7 @@ class Plan:
     init_method: str | None
     facts: tuple[Fact, ...]
     notes: tuple[str, ...]
+    least: int | None = None
     gpus: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
@@ -216,6 +219,8 @@ def make(
 
     facts = [Fact("processes per node", _listed(counts), counts_source), Fact("devices", *_devices(machine))]
     if nnodes > 1:
+        if request.least not in (None, nnodes):
+            facts.insert(0, Fact("nodes", f"{request.least} to {nnodes}, planned for {nnodes}", "--nnodes"))
         facts.append(Fact("node rank", *node_rank))
     facts += [
         Fact("master address", *address),
@@ -243,6 +248,7 @@ def make(
         init_method=request.init_method,
         facts=tuple(facts),
         notes=tuple(noted),
+        least=request.least if request.least != nnodes else None,
         gpus=tuple(dict.fromkeys(slot.name for slot in machine.slots)),
         missing=tuple(missing) if nnodes > 1 else (),
     )
@@ -354,7 +360,8 @@ def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
     """
     import shlex
 
-    words = ["ddplaunch", "run", "--nnodes", str(plan.nnodes), "--node-rank", str(node_rank)]
+    nnodes = f"{plan.least}:{plan.nnodes}" if plan.least else str(plan.nnodes)
+    words = ["ddplaunch", "run", "--nnodes", nnodes, "--node-rank", str(node_rank)]
     words += ["--master-addr", plan.master_addr, "--master-port", str(plan.master_port)]
     words += ["--nproc", _listed(tuple(node.local_world_size for node in plan.nodes)), *options]
     if plan.target.kind in (Kind.MODULE, Kind.PROGRAM):

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from ddplaunch import __version__
-from ddplaunch.cli.run import SECTIONS, run
+from ddplaunch.cli.options import SECTIONS
+from ddplaunch.cli.run import run
 from tests.conftest import clean_environment, command, write
 
 
@@ -49,7 +50,9 @@ def test_every_option_of_run_stands_under_a_heading(launch, columns):
     assert headings == list(SECTIONS)
     for param in run.params:
         if param.name not in ("target", "args"):
-            assert len(re.findall(rf"^  (?:-\w, )?{param.opts[-1]}\b", done.stdout, re.MULTILINE)) == 1, param.name
+            assert len(re.findall(rf"^  (?:-\w, )?{param.opts[-1]}(?![\w-])", done.stdout, re.MULTILINE)) == 1, (
+                param.name
+            )
     assert max(map(len, done.stdout.splitlines())) <= 110
 
 
@@ -109,8 +112,8 @@ def test_bash_completes_for_real(tmp_path):
     script = """
     export PATH="$PWD/bin:$PATH"
     eval "$(_DDPLAUNCH_COMPLETE=bash_source ddplaunch)" || exit 1
-    COMP_WORDS=(ddplaunch run --max) COMP_CWORD=2 COMPREPLY=()
-    _ddplaunch_completion ddplaunch --max run
+    COMP_WORDS=(ddplaunch run --max-r) COMP_CWORD=2 COMPREPLY=()
+    _ddplaunch_completion ddplaunch --max-r run
     echo "${COMPREPLY[@]}"
     """
     done = subprocess.run(

@@ -64,8 +64,8 @@ def test_restarts_of_one_node_alone_are_refused(launch, tmp_path):
     write(tmp_path, "train.py", "print('started')")
     done = launch(
         "run", "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", "29511",
-        "--nproc", "1", "--max-restarts", "3", "train.py",
+        "--nproc", "1", "--max-restarts", "3", "--control", "none", "train.py",
     )  # fmt: skip
     assert done.returncode == 2
-    assert "--max-restarts 3 on 2 nodes" in done.stderr
+    assert "--max-restarts 3 with --control none: each node would restart alone" in done.stderr
     assert "started" not in done.stdout
