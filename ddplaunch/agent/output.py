@@ -212,7 +212,7 @@ def _rank(stream: _Stream) -> int:
 def _fit(bar: bytes, used: int, sink: Sink) -> bytes:
     """Cut a bar to the terminal's width: a row that wraps cannot be drawn over."""
     try:
-        columns = os.get_terminal_size(1 if os.isatty(1) else 2).columns
+        columns = os.get_terminal_size(1 if os.isatty(1) else 2).columns or 80
     except OSError:
         columns = 80
     return bar.decode(errors="replace")[: max(1, columns - used - 1)].encode()

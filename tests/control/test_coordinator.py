@@ -1,0 +1,424 @@
+"""Histories of jobs, replayed to the coordinator without a process, a socket or a clock that runs by itself."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ddplaunch.control import messages
+from ddplaunch.control.coordinator import EARLY, SETTLE, TOLD, Coordinator
+from ddplaunch.control.failure import Failure
+from ddplaunch.control.messages import Hello, Message, Versions
+from ddplaunch.control.rules import Rules
+from ddplaunch.plan.share import Share
+
+
+class Timer:
+    def __init__(self, due: float, callback: Callable[[], None]) -> None:
+        self.due, self.callback, self.cancelled = due, callback, False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Job:
+    """A coordinator with nodes that are only their messages."""
+
+    def __init__(self, **rules: object) -> None:
+        self.now = 0.0
+        self.timers: list[Timer] = []
+        self.told: list[tuple[int, Message]] = []
+        self.rules = Rules(**{"most": rules.get("least", 1), **rules})  # type: ignore[arg-type]
+        self.coordinator = Coordinator(
+            self.rules,
+            self.hello(0),
+            "id",
+            tell=lambda number, message: self.told.append((number, message)),
+            after=self.after,
+            clock=lambda: self.now,
+        )
+        self.coordinator.open()
+
+    def hello(self, number: int, **changed: object) -> Hello:
+        share = Share(number, f"n{number}", ("cpu", "cpu"))
+        fields = {
+            "share": share, "nnodes": self.rules.nnodes, "run_id": None, "target": "train.py", "fingerprint": "abc",
+            "max_restarts": self.rules.max_restarts, "versions": Versions("3.11", "2.13"), "gpus": (),
+        }  # fmt: skip
+        return Hello(**{**fields, **changed})  # type: ignore[arg-type]
+
+    def after(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        self.timers.append(Timer(self.now + seconds, callback))
+        return self.timers[-1]
+
+    def wait(self, seconds: float) -> None:
+        end = self.now + seconds
+        while due := [timer for timer in self.timers if timer.due <= end and not timer.cancelled]:
+            first = min(due, key=lambda timer: timer.due)
+            self.timers.remove(first)
+            self.now = max(self.now, first.due)
+            first.callback()
+        self.now = end
+
+    def join(self, *numbers: int) -> None:
+        for number in numbers:
+            assert self.coordinator.refusal(self.hello(number)) is None
+            self.coordinator.join(self.hello(number))
+
+    def say(self, number: int, message: messages.FromNode) -> None:
+        self.coordinator.hear(number, message)
+
+    def fail(self, number: int, rank: int, attempt: int = 0, clock: float | None = None, **fields: object) -> Failure:
+        clock = time.time() if clock is None else clock
+        values = {
+            "rank": rank, "local_rank": 0, "host": f"n{number}", "pid": 1, "attempt": attempt, "exit_code": 3,
+            "signal": None, "message": None, "traceback": None, "moment": clock, "hint": None,
+        }  # fmt: skip
+        failure = Failure(**{**values, **fields})  # type: ignore[arg-type]
+        self.say(number, messages.Failed(attempt, failure, clock))
+        return failure
+
+    def drain(self, number: int, *failures: Failure, attempt: int = 0, stopped: int = 0) -> None:
+        self.say(number, messages.Drained(attempt, failures, stopped, time.time()))
+
+    def take(self, kind: type, number: int | None = None) -> list[Message]:
+        """What was told of this kind since it was last asked for."""
+        found = [m for n, m in self.told if isinstance(m, kind) and number in (None, n)]
+        self.told = [(n, m) for n, m in self.told if not (isinstance(m, kind) and number in (None, n))]
+        return found
+
+    def outcome(self, number: int) -> messages.End:
+        (end,) = self.take(messages.End, number)
+        assert isinstance(end, messages.End)
+        return end
+
+
+def test_one_node_starts_at_once_and_ends():
+    job = Job()
+    (start,) = job.take(messages.Start, 0)
+    assert start.attempt == 0
+    job.say(0, messages.Finished(0))
+    assert job.take(messages.Release, 0)
+    job.drain(0)
+    assert job.outcome(0).outcome.code == 0
+
+
+def test_all_start_when_the_last_has_joined():
+    job = Job(least=3)
+    job.join(2)
+    assert not job.take(messages.Start)
+    job.join(1)
+    starts = job.take(messages.Start)
+    assert len(starts) == 3
+    assert [share.node_rank for share in starts[0].shares] == [0, 1, 2]
+
+
+def test_the_account_of_who_is_missing():
+    job = Job(least=4)
+    job.join(1)
+    job.wait(1)
+    roster = job.take(messages.Roster, 1)[-1]
+    assert (roster.joined, roster.missing) == (2, (2, 3))
+
+
+def test_nobody_comes():
+    job = Job(least=2, join_timeout=7.0)
+    job.wait(8)
+    outcome = job.outcome(0).outcome
+    assert outcome.code == 69
+    assert "1/2 nodes joined, waiting for node 1, for 7 s" in outcome.remark
+
+
+def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
+    job = Job(least=3)
+    job.join(1)
+    job.coordinator.lost(1, "its connection closed")
+    job.join(2)
+    assert not job.take(messages.Start)
+    job.join(1)
+    assert len(job.take(messages.Start)) == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"nnodes": "3"}, "--nnodes differs: node 0 (n0) has 2, node 1 (n1) has 3"),
+        ({"run_id": "x"}, "the run id differs: node 0 (n0) has none, node 1 (n1) has x"),
+        ({"fingerprint": "abd"}, "the content of train.py differs: node 0 (n0) has abc, node 1 (n1) has abd"),
+        ({"max_restarts": 2}, "--max-restarts differs: node 0 (n0) has 0, node 1 (n1) has 2"),
+        ({"versions": Versions("3.12", "2.13")}, "the Python version differs: node 0 (n0) has 3.11, node 1 (n1) has"),
+        ({"versions": Versions("3.11", "2.4")}, "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has 2.4"),
+        ({"versions": Versions("3.11", "2.13", "12.1")}, "the CUDA version of torch differs: node 0 (n0) has none"),
+        ({"share": Share(0, "n9", ("cpu",))}, "node rank 0 is taken twice: by n0 and by n9"),
+        ({"share": Share(2, "n9", ("cpu",))}, "node rank 2 is out of range: 0 to 1"),
+    ],
+)
+def test_disagreement_ends_the_job_for_all_who_are_there(changed, said):
+    job = Job(least=2)
+    refused = job.coordinator.refusal(job.hello(1, **changed))
+    assert refused is not None
+    assert said in refused.message
+    outcome = job.outcome(0).outcome
+    assert outcome.code == 2
+    assert said in outcome.refused[0]
+
+
+def test_mismatched_versions_can_be_allowed():
+    job = Job(least=2, allow_mismatch=True)
+    hello = job.hello(1, versions=Versions("3.12", "2.4"))
+    assert job.coordinator.refusal(hello) is None
+    job.coordinator.join(hello)
+    assert [note.text for note in job.take(messages.Note, 1)] == [
+        "the Python version differs: node 0 (n0) has 3.11, node 1 (n1) has 3.12",
+        "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has 2.4",
+    ]
+
+
+def test_the_first_failure_stops_all_and_is_told_to_all():
+    job = Job(least=2)
+    job.join(1)
+    failure = job.fail(1, 2)
+    assert [stop.signal for stop in job.take(messages.Stop)] == [signal.SIGTERM] * 2
+    job.drain(1, failure, stopped=1)
+    job.drain(0, stopped=2)
+    outcomes = [job.outcome(number).outcome for number in (0, 1)]
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0].code == 3
+    assert (outcomes[0].verdict.first.rank, outcomes[0].verdict.stopped) == (2, 3)
+
+
+def test_a_failure_is_told_at_once_when_ranks_take_their_time_to_stop():
+    job = Job(least=2)
+    job.join(1)
+    job.fail(1, 2, message="ValueError: boom", traceback="Traceback …\n  here")
+    job.wait(TOLD)
+    (note,) = job.take(messages.Note, 0)
+    assert note.text.splitlines() == [
+        "rank 2 failed with ValueError: boom (exit code 3) (on n1)",
+        "Traceback …",
+        "  here",
+        "waiting up to 30 s (--grace) for the other ranks on node 0 (n0), node 1 (n1)",
+    ]
+
+
+def test_a_lost_connection_waits_for_the_reason_from_another_node():
+    job = Job(least=2)
+    job.join(1)
+    victim = job.fail(0, 0, message="RuntimeError: Connection closed by peer")
+    assert not job.take(messages.Stop)
+    job.wait(SETTLE / 2)
+    cause = job.fail(1, 3, exit_code=None, signal=9)
+    assert len(job.take(messages.Stop)) == 2
+    job.drain(0, victim)
+    job.drain(1, cause)
+    assert job.outcome(1).outcome.code == 137
+
+
+def test_moments_are_compared_on_one_clock():
+    """The node whose clock is an hour behind did not fail first."""
+    job = Job(least=2)
+    job.join(1)
+    behind = time.time() - 3600
+    job.fail(0, 0, exit_code=4)
+    job.fail(1, 2, exit_code=5, clock=behind, moment=behind + 1)
+    job.say(0, messages.Drained(0, (), 0, time.time()))
+    job.say(1, messages.Drained(0, (), 0, behind))
+    assert job.outcome(0).outcome.verdict.first.rank == 0
+
+
+def test_a_restart_is_everybodys():
+    job = Job(least=2, max_restarts=1, min_uptime=0.0)
+    job.join(1)
+    job.take(messages.Start)
+    job.drain(1, job.fail(1, 2))
+    assert not job.take(messages.Start)
+    job.drain(0)
+    again = job.take(messages.Again)
+    assert "restart 1 of 1" in again[0].text
+    job.wait(0)
+    assert [start.attempt for start in job.take(messages.Start)] == [1, 1]
+    job.take(messages.Stop)
+    job.fail(0, 0, attempt=0)
+    assert not job.take(messages.Stop), "a message of the attempt before"
+    job.drain(0, job.fail(0, 0, attempt=1), attempt=1)
+    job.drain(1, attempt=1)
+    assert "no restart is left" in job.outcome(1).outcome.remark
+
+
+def test_a_lost_node_ends_a_job_of_fixed_size():
+    job = Job(least=2, max_restarts=5)
+    job.join(1)
+    job.coordinator.lost(1, "its connection closed")
+    assert len(job.take(messages.Stop, 0)) == 1
+    job.drain(0, job.fail(0, 0, message="RuntimeError: Connection reset by peer"))
+    outcome = job.outcome(0).outcome
+    assert outcome.code == 69
+    assert outcome.remark == "node 1 (n1) was lost: its connection closed"
+    assert outcome.verdict is None
+
+
+def test_a_failure_long_before_the_loss_is_the_headline():
+    job = Job(least=2)
+    job.join(1)
+    failure = job.fail(0, 0, moment=time.time() - 20)
+    job.coordinator.lost(1, "its connection closed")
+    job.drain(0, failure)
+    assert job.outcome(0).outcome.code == 3
+
+
+def test_a_node_that_has_done_its_work_may_go():
+    job = Job(least=2)
+    job.join(1)
+    job.say(1, messages.Finished(0))
+    job.drain(1)
+    job.coordinator.lost(1, "its connection closed")
+    job.say(0, messages.Finished(0))
+    assert job.take(messages.Release, 0)
+    job.drain(0)
+    assert job.outcome(0).outcome.code == 0
+
+
+def test_who_finishes_early_hears_whom_he_waits_for():
+    job = Job(least=3)
+    job.join(1, 2)
+    job.say(1, messages.Finished(0))
+    job.drain(1)
+    job.wait(EARLY)
+    assert [note.text for note in job.take(messages.Note, 1)] == [
+        "the ranks of this node are done; waiting for node 0 (n0), node 2 (n2)"
+    ]
+    assert not job.take(messages.Note)
+
+
+def test_a_failure_after_some_have_finished_reaches_them():
+    job = Job(least=2)
+    job.join(1)
+    job.say(1, messages.Finished(0))
+    job.drain(1)
+    job.drain(0, job.fail(0, 1))
+    assert job.outcome(1).outcome.code == 3
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_interrupt_anywhere_stops_all(again):
+    job = Job(least=2)
+    job.join(1)
+    job.say(1, messages.Interrupted(signal.SIGINT))
+    assert job.take(messages.Note, 0)[0].text == "Ctrl-C on node 1 (n1)"
+    if again:
+        job.say(1, messages.Interrupted(signal.SIGINT, again=True))
+    assert [stop.grace for stop in job.take(messages.Stop, 0)] == [30, 0][: 1 + again]
+    job.drain(0)
+    job.drain(1)
+    assert job.outcome(0).outcome.code == 130
+
+
+def test_an_interrupt_ends_the_wait_for_nodes():
+    job = Job(least=3)
+    job.join(1)
+    job.say(1, messages.Interrupted(signal.SIGTERM))
+    assert job.outcome(0).outcome.code == 143
+
+
+def test_an_elastic_job_waits_a_while_for_more():
+    job = Job(least=2, most=4, join_window=30.0)
+    job.wait(100)
+    job.join(3)
+    job.wait(29)
+    assert not job.take(messages.Start)
+    job.wait(1)
+    assert [share.node_rank for share in job.take(messages.Start)[0].shares] == [0, 3]
+
+
+def test_an_elastic_job_that_is_complete_does_not_wait():
+    job = Job(least=2, most=3)
+    job.join(1, 2)
+    assert len(job.take(messages.Start)) == 3
+
+
+def test_the_window_begins_anew_when_too_few_are_left():
+    job = Job(least=2, most=3, join_window=10.0)
+    job.join(1)
+    job.wait(5)
+    job.coordinator.lost(1, "its connection closed")
+    job.wait(20)
+    job.join(1)
+    job.wait(9)
+    assert not job.take(messages.Start)
+    job.wait(1)
+    assert job.take(messages.Start)
+
+
+def test_an_elastic_job_goes_on_with_fewer_and_takes_in_who_comes():
+    job = Job(least=2, most=3, min_uptime=0.0, max_restarts=1)
+    job.join(1, 2)
+    job.take(messages.Start)
+    job.coordinator.lost(1, "its connection closed")
+    job.drain(0)
+    job.drain(2)
+    job.wait(0)
+    assert [share.node_rank for share in job.take(messages.Start)[0].shares] == [0, 2]
+    job.join(1)
+    assert "it is taken in when the ranks start next" in job.take(messages.Note, 1)[-1].text
+    job.drain(2, job.fail(2, 2, attempt=1), attempt=1)
+    job.drain(0, attempt=1)
+    job.wait(0)
+    starts = job.take(messages.Start)
+    assert len(starts) == 3
+    assert starts[0].attempt == 2
+
+
+def test_a_membership_change_is_no_restart():
+    job = Job(least=1, most=2, max_restarts=0, max_membership_changes=1)
+    job.join(1)
+    job.coordinator.lost(1, "its connection closed")
+    job.drain(0)
+    job.wait(0)
+    assert len(job.take(messages.Start, 0)) == 2
+    job.join(1)
+    job.coordinator.lost(1, "it went")
+    assert not job.take(messages.Stop, 0)[1:], "it took no part"
+
+
+def test_membership_changes_are_counted():
+    job = Job(least=1, most=3, max_membership_changes=1)
+    job.join(1, 2)
+    job.coordinator.lost(1, "its connection closed")
+    job.drain(0)
+    job.drain(2)
+    job.wait(0)
+    job.coordinator.lost(2, "its connection closed")
+    job.drain(0, attempt=1)
+    outcome = job.outcome(0).outcome
+    assert outcome.code == 69
+    assert "all 1 --max-membership-changes were used" in outcome.remark
+
+
+def test_too_few_are_left():
+    job = Job(least=2, most=3)
+    job.join(1, 2)
+    job.coordinator.lost(1, "its connection closed")
+    job.coordinator.lost(2, "its connection closed")
+    job.drain(0)
+    assert "1 of at least 2 nodes are left" in job.outcome(0).outcome.remark
+
+
+def test_growing_stops_the_ranks_to_take_a_node_in():
+    job = Job(least=1, most=2, join_window=0.0, grow=True)
+    job.wait(0)
+    job.join(1)
+    assert [stop.signal for stop in job.take(messages.Stop, 0)] == [signal.SIGTERM]
+    job.drain(0, stopped=2)
+    job.wait(0)
+    assert [share.node_rank for share in job.take(messages.Start, 1)[0].shares] == [0, 1]
+
+
+def test_a_stranger_to_a_running_job_does_it_no_harm():
+    job = Job(least=2)
+    job.join(1)
+    assert job.coordinator.refusal(job.hello(1)) is not None
+    assert job.coordinator.refusal(job.hello(1, max_restarts=9)) is not None
+    assert not job.take(messages.End)

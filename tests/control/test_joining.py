@@ -1,0 +1,358 @@
+"""Real launchers that join: in any order, with whoever else knocks at the control port."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pty
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.control.messages import PROTOCOL
+from tests.conftest import Job, clean_environment, command, wait_until, write
+
+HELLO = """
+import os
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "at", os.environ["MASTER_ADDR"],
+      "token", os.environ.get("DDPLAUNCH_TOKEN"), "through", os.environ.get("GLOO_SOCKET_IFNAME"),
+      "run", os.environ["TORCHELASTIC_RUN_ID"])
+"""
+
+_ports = itertools.count(20000 + os.getpid() * 8 % 10000, 2)
+
+
+def free_port() -> int:
+    """A port whose successor is free too, outside the range from which the kernel gives ports by itself."""
+    for port in _ports:
+        try:
+            for number in (port, port + 1):
+                socket.create_server(("", number)).close()
+        except OSError:
+            continue
+        return port
+    raise AssertionError
+
+
+class Nodes:
+    """Launchers of one job on this machine, which differ in their node rank."""
+
+    def __init__(self, start, folder: Path, nnodes: str | int, *options: str | Path) -> None:
+        self._start, self.nnodes, self.options = start, nnodes, options
+        self.port = free_port()
+        write(folder, "hello.py", HELLO)
+
+    def start(self, node_rank: int, *more: str | Path, target: str | Path = "hello.py", **popen) -> Job:
+        return self._start(
+            *("run", "--nnodes", str(self.nnodes), "--node-rank", str(node_rank), "--nproc", "1", "--start", "exec"),
+            *("--master-addr", "127.0.0.1", "--master-port", str(self.port), *self.options, *more, target),
+            **popen,
+        )
+
+    def call(self) -> socket.socket:
+        """Connect to the control port once it listens."""
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                return socket.create_connection(("127.0.0.1", self.port + 1))
+            except ConnectionRefusedError:
+                assert time.monotonic() < deadline
+
+
+@pytest.fixture
+def nodes(start, tmp_path):
+    return lambda nnodes, *options: Nodes(start, tmp_path, nnodes, *options)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_in_any_order(nodes, order):
+    job = nodes(3)
+    launchers = {node_rank: job.start(node_rank) for node_rank in order}
+    for node_rank, launcher in launchers.items():
+        assert launcher.wait() == 0, launcher.stderr()
+        assert launcher.stdout().startswith(f"[{node_rank}] rank {node_rank} of 3 at 127.0.0.1 token None through lo")
+        launcher.assert_nothing_left()
+    assert len({launcher.stdout().split()[-1] for launcher in launchers.values()}) == 1, "one run id"
+
+
+def test_counts_may_differ_and_need_not_be_told(start, tmp_path):
+    port = free_port()
+    write(tmp_path, "hello.py", HELLO)
+    shared = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "--start", "exec", "hello.py")
+    first = start("run", "--node-rank", "0", "--nproc", "3", *shared)
+    second = start("run", "--node-rank", "1", *shared)
+    assert (first.wait(), second.wait()) == (0, 0)
+    assert first.stdout().count("of 4") == 3
+    assert "rank 3 of 4" in second.stdout()
+
+
+def test_a_log_tells_of_the_wait_when_something_changes(nodes):
+    job = nodes(3, "--join-timeout", "60")
+    first = job.start(0)
+    wait_until(lambda: "1/3 nodes joined, waiting for node 1, 2 (00:00)" in first.stderr(), "the account")
+    second = job.start(2)
+    for launcher in (first, second):
+        wait_until(lambda seen=launcher: "2/3 nodes joined, waiting for node 1 (" in seen.stderr(), "the account")
+    first.signal(signal.SIGINT)
+    assert (first.wait(10), second.wait(10)) == (130, 130)
+    assert "Ctrl-C on node 0 (" in second.stderr()
+    for launcher in (first, second):
+        assert "Traceback" not in launcher.stderr()
+        launcher.assert_nothing_left()
+
+
+def test_a_terminal_shows_one_line_that_counts(nodes, tmp_path):
+    """The line is drawn over itself, each second."""
+    job = nodes(2)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command("run", "--nnodes", "2", "--node-rank", "0", "--nproc", "1", "--master-addr", "127.0.0.1",
+                "--master-port", str(job.port), "hello.py"),
+        cwd=tmp_path, env=clean_environment({"TERM": "xterm"}), stdin=theirs, stdout=theirs, stderr=theirs,
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    while b"(00:02)" not in shown:
+        shown += os.read(ours, 4096)
+    assert b"\r\x1b[Kddplaunch: 1/2 nodes joined, waiting for node 1 (00:01)" in shown
+    assert b"\n" not in shown
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    os.close(ours)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_member_that_finds_nobody_ends_at_once_when_told_to(nodes, how):
+    launcher = nodes(2).start(1)
+    wait_until(lambda: "connection refused" in launcher.stderr(), "the account")
+    launcher.signal(how)
+    assert launcher.wait(10) == 128 + how
+    launcher.assert_nothing_left()
+
+
+def test_nobody_comes(nodes):
+    job = nodes(2, "--join-timeout", "1.5")
+    first, second = job.start(0), nodes(2, "--join-timeout", "1.5").start(1)
+    assert (first.wait(20), second.wait(20)) == (69, 69)
+    assert "1/2 nodes joined, waiting for node 1, for 1.5 s (--join-timeout)" in first.stderr()
+    assert "node 0 was not reached in 1.5 s (--join-timeout): 127.0.0.1:" in second.stderr()
+    assert "connection refused" in second.stderr()
+
+
+def test_something_else_answers(nodes):
+    job = nodes(2, "--join-timeout", "3")
+    with socket.create_server(("127.0.0.1", job.port + 1)) as server:
+        launcher = job.start(1)
+        caller, _ = server.accept()
+        caller.send(b"SSH-2.0-OpenSSH_9.2\r\n")
+        wait_until(lambda: "something else than ddplaunch answers at 127.0.0.1:" in launcher.stderr(), "the account")
+    assert launcher.wait(20) == 69
+
+
+def test_another_version_answers(nodes):
+    job = nodes(2)
+    with socket.create_server(("127.0.0.1", job.port + 1)) as server:
+        launcher = job.start(1)
+        caller, _ = server.accept()
+        body = json.dumps({"op": "Welcome", "body": {"ddplaunch": PROTOCOL + 1, "nonce": "x"}}).encode()
+        caller.send(struct.pack("!I", len(body)) + body)
+        assert launcher.wait(20) == 2
+    assert f"it speaks protocol {PROTOCOL + 1}, this one {PROTOCOL}" in launcher.stderr()
+
+
+def disagree(nodes, first: list[str], second: list[str]) -> tuple[str, str]:
+    job = nodes(2)
+    launchers = job.start(0, *first), job.start(1, *second)
+    assert [launcher.wait(20) for launcher in launchers] == [2, 2]
+    for launcher in launchers:
+        assert launcher.stdout() == ""
+        assert len(launcher.stderr().split("Error: ")[1].splitlines()) <= 3
+        launcher.assert_nothing_left()
+    return launchers[0].stderr().split("Error: ")[1], launchers[1].stderr().split("Error: ")[1]
+
+
+def test_disagreement_is_an_error_on_every_node(nodes):
+    host = os.uname().nodename
+    first, second = disagree(nodes, ["--max-restarts", "1"], ["--max-restarts", "2"])
+    assert first == second
+    assert f"--max-restarts differs: node 0 ({host}) has 1, node 1 ({host}) has 2" in first
+    first, second = disagree(nodes, ["--run-id", "a"], ["--run-id", "b"])
+    assert first == second
+    assert f"the run id differs: node 0 ({host}) has a, node 1 ({host}) has b" in first
+
+
+def test_a_stale_script_is_an_error(nodes, tmp_path):
+    write(tmp_path, "other/hello.py", HELLO + "# newer\n")
+    job = nodes(2)
+    first, second = job.start(0), job.start(1, target="other/hello.py")
+    assert (first.wait(20), second.wait(20)) == (2, 2)
+    assert "the content of other/hello.py differs: node 0" in first.stderr()
+
+
+def test_another_python_is_an_error_unless_allowed(nodes, tmp_path):
+    """A torch of another version, as its own version.py has it."""
+    write(tmp_path, "old/torch/__init__.py", "")
+    write(tmp_path, "old/torch/version.py", "__version__ = '2.4.1'\ncuda: 'str | None' = '12.1'\n")
+    for allowed in (False, True):
+        job = nodes(2, *(["--allow-mismatch"] * allowed))
+        first = job.start(0)
+        second = job.start(1, env={"PYTHONPATH": str(tmp_path / "old")})
+        assert (first.wait(20), second.wait(20)) == ((0, 0) if allowed else (2, 2)), second.stderr()
+        for launcher in (first, second):
+            assert "torch's version differs: node 0" in launcher.stderr()
+            assert "has 2.4\n" in launcher.stderr() or "has 2.4," in launcher.stderr()
+        assert ("--allow-mismatch" in first.stderr()) is not allowed
+
+
+def test_a_node_rank_taken_twice(nodes):
+    job = nodes(3)
+    launchers = [job.start(0), job.start(1)]
+    wait_until(lambda: "2/3 nodes joined" in launchers[0].stderr(), "the first two")
+    launchers.append(job.start(1))
+    assert [launcher.wait(20) for launcher in launchers] == [2, 2, 2]
+    assert all("node rank 1 is taken twice: by" in launcher.stderr() for launcher in launchers)
+
+
+def test_the_token_admits_and_never_travels(nodes):
+    job = nodes(2, "--token", "s3cret")
+    first = job.start(0)
+    with job.call() as caller:
+        seen = caller.recv(4096)
+    second = job.start(1)
+    assert (first.wait(20), second.wait(20)) == (0, 0), first.stderr() + second.stderr()
+    assert b"s3cret" not in seen
+    assert "token None" in first.stdout()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ("right", "wrong", "its token is another"),
+        ("right", None, "it has no token"),
+        (None, "some", "it has a token, and node 0 has none"),
+    ],
+)
+def test_who_does_not_know_the_token_stays_outside(nodes, ours, theirs, said):
+    """And does the job no harm: the right one comes later."""
+    job = nodes(2)
+    environ = [{"DDPLAUNCH_TOKEN": token} if token else {} for token in (ours, theirs)]
+    first = job.start(0, env=environ[0])
+    wrong = job.start(1, env=environ[1])
+    assert wrong.wait(20) == 2
+    assert said in wrong.stderr()
+    assert "DDPLAUNCH_TOKEN" in wrong.stderr()
+    right = job.start(1, env=environ[0])
+    assert (first.wait(20), right.wait(20)) == (0, 0)
+    assert f"1 connection to the control port did not belong to this job: 1 {said}" in first.stderr()
+    assert "token None" in first.stdout()
+
+
+STORE_CLIENT = """
+import datetime, sys, torch.distributed as dist
+dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, timeout=datetime.timedelta(seconds=2))
+"""
+
+
+def test_strangers_do_no_harm(nodes, tmp_path):
+    """A browser, a port scanner, a store's client, a flood of idle connections, one that sends without end."""
+    job = nodes(2)
+    first = job.start(0)
+    job.call().close()
+    browser = job.call()
+    browser.send(b"GET / HTTP/1.1\r\nHost: n0\r\n\r\n")
+    huge = job.call()
+    huge.send(struct.pack("!I", 1 << 30))
+    liar = job.call()
+    body = b'{"op": "Start", "body": {"attempt": 0, "run_id": "x"}}'
+    liar.send(struct.pack("!I", len(body)) + body)
+    idle = [job.call() for _ in range(200)]
+    subprocess.run([sys.executable, "-c", STORE_CLIENT, str(job.port + 1)], cwd=tmp_path, capture_output=True)
+    half = job.call()
+    half.send(b"\0\0")
+    second = job.start(1)
+    assert (first.wait(30), second.wait(30)) == (0, 0), first.stderr() + second.stderr()
+    assert "connections to the control port did not belong to this job" in first.stderr()
+    assert "spoke something else" in first.stderr()
+    for sock in (browser, huge, liar, half, *idle):
+        sock.close()
+    first.assert_nothing_left()
+
+
+def test_a_single_node_listens_on_loopback_only(start, tmp_path):
+    write(tmp_path, "wait.py", "import sys; print('up', flush=True); sys.stdin.read()")
+    launcher = start("run", "--nproc", "2", "--start", "exec", "--stdin", "1", "wait.py", stdin=subprocess.PIPE)
+    launcher.wait_for("up", 2)
+    import psutil
+
+    listening = [
+        connection.laddr.ip
+        for pid in launcher.left()
+        for connection in psutil.Process(pid).net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert set(listening) <= {"127.0.0.1"}
+    launcher.process.stdin.close()
+    assert launcher.wait() == 0
+
+
+def test_the_control_port_is_taken(nodes):
+    job = nodes(2)
+    with socket.create_server(("", job.port + 1)):
+        launcher = job.start(0)
+        assert launcher.wait(20) == 2
+    assert f"--control-port {job.port + 1} is in use by" in launcher.stderr()
+    assert f"(pid {os.getpid()}" in launcher.stderr()
+
+
+def test_two_jobs_on_one_port(nodes):
+    """The second one's node 0 is refused; the first goes on."""
+    job = nodes(2)
+    first = job.start(0)
+    wait_until(lambda: "1/2 nodes joined" in first.stderr(), "the first")
+    again = job.start(0)
+    assert again.wait(20) == 2
+    assert "is in use by" in again.stderr()
+    second = job.start(1)
+    assert (first.wait(20), second.wait(20)) == (0, 0)
+
+
+def test_a_preload_that_fails_on_one_node_is_told_on_all(start, tmp_path):
+    write(tmp_path, "hello.py", HELLO)
+    write(tmp_path, "here/extra.py", "")
+    port = str(free_port())
+    shared = (
+        "--nnodes",
+        "2",
+        "--nproc",
+        "1",
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        port,
+        "--preload",
+        "extra",
+    )
+    first = start("run", "--node-rank", "0", *shared, "hello.py", env={"PYTHONPATH": str(tmp_path / "here")})
+    wait_until(lambda: "1/2 nodes joined" in first.stderr(), "the first")
+    second = start("run", "--node-rank", "1", *shared, "hello.py")
+    assert (first.wait(20), second.wait(20)) == (2, 2)
+    assert "No module named 'extra'" in second.stderr()
+
+
+def test_logs_of_nodes_that_share_a_file_system(nodes, tmp_path):
+    job = nodes(2, "--log-dir", "logs", "--run-id", "mine")
+    first, second = job.start(0), job.start(1)
+    assert (first.wait(20), second.wait(20)) == (0, 0), first.stderr() + second.stderr()
+    folders = tmp_path / "logs" / "mine"
+    assert sorted(path.name for path in folders.iterdir()) == ["node-0", "node-1"]
+    assert (folders / "node-1" / "rank-1.log").read_text().startswith("rank 1 of 2")
+    plan = json.loads((folders / "node-1" / "plan.json").read_text())
+    assert [node["source"] for node in plan["nodes"]] == ["joined", "joined"]

@@ -1,0 +1,146 @@
+"""Messages over real sockets: what arrives is what was sent, or nothing."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import pytest
+
+from ddplaunch.control import messages
+from ddplaunch.control.failure import Failure, judge
+from ddplaunch.control.messages import Beat, Drained, End, Failed, Interrupted, Start, Versions
+from ddplaunch.control.outcome import Outcome
+from ddplaunch.control.wire import Connection, Garbled, decode, encode, literal
+from ddplaunch.loop import Loop
+from ddplaunch.plan.share import Share
+
+FAILURE = Failure(3, 1, "n1", 77, 0, None, 9, None, "Traceback\n  é", 1.5, None, ("no", None), ("a", "b"))
+SHARE = Share(1, "n1", ("cuda:0", "cuda:1"), "4")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Beat(),
+        Failed(0, FAILURE, 2.5),
+        Drained(1, (FAILURE, FAILURE), 3, 2.5, None),
+        End(Outcome(69, judge([FAILURE], 2, 4), ("no", "yes"), "remark")),
+        Start(0, "id", (SHARE,), "fe80::1%eth0", "eth0"),
+        messages.Hello(SHARE, "2:4", None, "train.py", "abc", 0, Versions("3.11", "2.13", None, "2.29"), ("H100",)),
+        messages.Joined("id", 15.0, None),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_is_sent_arrives(message):
+    assert decode(encode(message)[4:], [type(message)]) == message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[",
+        b"{}",
+        b"[1]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"op": "Beat", "body": []}',
+        b'{"op": [], "body": {}}',
+        b'{"op": "Failed", "body": {"attempt": "1"}}',
+        b'{"op": "Interrupted", "body": {"signal": 99}}',
+        b'{"op": "Start", "body": {"attempt": 0, "run_id": "x", "shares": [{"node_rank": 0, "host": "", "devices": []}]}}',
+        b'{"op": "End", "body": {"outcome": {"code": 0}}}',  # known, but not accepted here
+        b'{"op": "os.system", "body": "true"}',
+    ],
+)
+def test_anything_else_is_garbled(body):
+    with pytest.raises(Garbled):
+        decode(body, [Beat, Failed, Interrupted, Start])
+
+
+class Pair:
+    """A connection of ours, and the other end as a bare socket."""
+
+    def __init__(self, most: int = 1 << 20) -> None:
+        self.loop = Loop()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.other = socket.create_connection(server.getsockname())
+            ours, _ = server.accept()
+        self.heard: list[object] = []
+        self.lost: list[str] = []
+        self.connection = Connection(self.loop, ours, [Beat, Failed], self.heard.append, self.lost.append, most)
+
+    def step_until(self, condition):
+        while not condition():
+            self.loop.step()
+
+
+def test_frames_in_pieces_and_many_at_once():
+    pair = Pair()
+    frame = encode(Failed(0, FAILURE, 1.0))
+    for i in range(len(frame)):
+        pair.other.send(frame[i : i + 1])
+    pair.other.send(encode(Beat()) * 500)
+    pair.step_until(lambda: len(pair.heard) == 501)
+    assert pair.heard[0] == Failed(0, FAILURE, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "it speaks something else"),
+        (struct.pack("!I", (1 << 20) + 1), "it speaks something else"),
+        (struct.pack("!I", 2) + b"{}", "it sent no message that is expected here (KeyError)"),
+        (b"", "its connection closed"),
+        (struct.pack("!I", 100) + b"half a", "its connection closed"),
+    ],
+)
+def test_who_speaks_otherwise_is_dropped(sent, why):
+    pair = Pair()
+    pair.other.sendall(sent)
+    pair.other.shutdown(socket.SHUT_WR)
+    pair.step_until(lambda: pair.lost)
+    assert pair.lost == [why]
+    assert not pair.connection.open
+
+
+def test_a_peer_that_reads_nothing_is_lost_in_the_end():
+    pair = Pair()
+    frame = encode(messages.Note("x" * (1 << 20)))
+    for _ in range(200):
+        pair.connection.send_frame(frame)
+    assert pair.lost == ["it reads nothing"]
+
+
+def test_last_words_arrive_before_the_end():
+    pair = Pair()
+    frame = encode(messages.Note("x" * (8 << 20)))
+    pair.connection.send_frame(frame)
+    pair.connection.finish()
+    received = bytearray()
+    pair.other.setblocking(False)
+    while True:
+        pair.loop.after(0, lambda: None)
+        pair.loop.step()
+        try:
+            data = pair.other.recv(1 << 20)
+        except BlockingIOError:
+            continue
+        if not data:
+            break
+        received += data
+    assert bytes(received) == frame
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (("10.0.0.1", 80), "10.0.0.1"),
+        (("::ffff:10.0.0.1", 80, 0, 0), "10.0.0.1"),
+        (("fd77::1", 80, 0, 0), "fd77::1"),
+        (("fe80::1", 80, 0, socket.if_nametoindex("lo")), "fe80::1%lo"),
+    ],
+)
+def test_literals(name, shown):
+    assert literal(name) == shown
