@@ -29,6 +29,7 @@ from ddplaunch.control.messages import Message
 from ddplaunch.control.outcome import Outcome
 from ddplaunch.control.port import Port
 from ddplaunch.control.roster import describe
+from ddplaunch.control.route import NameServer
 from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
 from ddplaunch.loop import Loop, Timer
@@ -67,6 +68,7 @@ class Supervisor:
         self._output.note = self._say
         self._planned = self._plan
         self._temporary = folder.temporary_path(plan.run_id)
+        self._name_server = NameServer() if rules.port is not None else None
         self._waiting = Waiting(self._loop, self._output)
         self._phase = Phase.WAITING
         self._nursery: Nursery | None = None
@@ -168,7 +170,12 @@ class Supervisor:
         self._begin()
         self._attempt = order.attempt
         if order.shares:
-            self._plan = placement.joined(self._planned, order, self._rules, self._environ)
+            answered = self._name_server is None or self._name_server.answers
+            if not answered and order.attempt == 0:
+                self._say(
+                    "no name server answers, and torch asks for the name of every peer: ranks wait 1 s each, not 10"
+                )
+            self._plan = placement.joined(self._planned, order, self._rules, self._environ, names_answered=answered)
         self._output.number(self._plan.world_size)
         if self._logs:
             self._logs.write("plan.json", self._plan.to_json())

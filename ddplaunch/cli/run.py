@@ -138,8 +138,8 @@ def _check_several(plan: Plan, rules: Rules) -> None:
         return
     if rules.port is None:
         if plan.missing:
-            *others, last = plan.missing
-            names = f"{', '.join(others)} and {last}" if others else last
+            *first, last = plan.missing
+            names = f"{', '.join(first)} and {last}" if first else last
             raise UsageError(
                 f"a job on {plan.nnodes} nodes with --control none needs {names}",
                 "ddplaunch run … --dry-run writes the command for each node",

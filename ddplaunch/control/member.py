@@ -27,6 +27,9 @@ RETRY = (0.1, 0.2, 0.4, 0.7, 1.0)
 CONNECT_PATIENCE = 4.0
 """Seconds until a try that nobody answers is given up for the next."""
 
+NEXT_ADDRESS = 0.25
+"""Seconds after which the next of node 0's addresses is tried beside the one before."""
+
 GREET_PATIENCE = 5.0
 """Seconds in which node 0 must say its first words."""
 
@@ -61,6 +64,7 @@ class Member:
         self._trouble = ""
         self._told = ""
         self._lookup: route.Lookup | None = None
+        self._uncalled: list[tuple[socket.AddressFamily, tuple[str, int]]] = []
         self._calls: list[socket.socket] = []
         self._connection: Connection | None = None
         self._pulse: Pulse | None = None
@@ -139,19 +143,29 @@ class Member:
                 return self._again(f"no name server answers for {self._rules.address}")
             error = route.unresolvable(self._rules.address)
             return self._over(Outcome(EXIT_USAGE, refused=(error.message, error.hint)))
-        for family, where in lookup.found:
-            self._call(family, where)
-        if self._calls:
-            self._wait(CONNECT_PATIENCE, "nobody answers at {where}: is a firewall between?")
-        else:
+        self._uncalled = lookup.found
+        self._wait(CONNECT_PATIENCE, "nobody answers at {where}: is a firewall between?")
+        self._call_next()
+
+    def _call_next(self) -> None:
+        """Call the next address, soon the one after it; the first connection that stands is taken (RFC 8305)."""
+        while self._uncalled and not self._call(*self._uncalled.pop(0)):
+            pass
+        if self._uncalled:
+            self._loop.after(NEXT_ADDRESS, partial(self._call_another, self._calls[-1]))
+        elif not self._calls:
             self._again(self._trouble or "no address of node 0 can be called from here")
 
-    def _call(self, family: socket.AddressFamily, where: tuple[str, int]) -> None:
-        """Begin one connection; of those that are under way the first that stands is taken."""
+    def _call_another(self, last: socket.socket) -> None:
+        if last in self._calls:
+            self._call_next()
+
+    def _call(self, family: socket.AddressFamily, where: tuple[str, int]) -> bool:
+        """Begin one connection; return whether there is hope."""
         try:
             sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError:
-            return
+            return False
         try:
             if self._rules.interface and (source := route.address_on(self._rules.interface, family)):
                 sock.bind((source, 0))
@@ -160,12 +174,15 @@ class Member:
             pass
         except UsageError as error:
             self._trouble = error.message
-            return sock.close()
+            sock.close()
+            return False
         except OSError as error:
             self._trouble = self._unreached(error.errno or 0)
-            return sock.close()
+            sock.close()
+            return False
         self._calls.append(sock)
         self._loop.watch(sock.fileno(), partial(self._called, sock), write=True)
+        return True
 
     def _called(self, sock: socket.socket) -> None:
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -177,7 +194,7 @@ class Member:
             sock.close()
             self._trouble = self._unreached(code)
             if not self._calls:
-                self._again(self._trouble)
+                self._call_next()
             return
         self._stop_calling()
         self._connection = Connection(self._loop, sock, (messages.Welcome,), self._welcomed, self._misled)
@@ -197,6 +214,7 @@ class Member:
             self._loop.forget(sock.fileno())
             sock.close()
         self._calls.clear()
+        self._uncalled.clear()
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None

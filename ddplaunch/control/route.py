@@ -6,12 +6,19 @@ import ipaddress
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 from ddplaunch.errors import UsageError
 
 RESOLVE_PATIENCE = 5.0
 """Seconds to wait for a name server before node 0 goes on without having checked its own name."""
+
+NAME_PATIENCE = 0.5
+"""Seconds that a name server may take for an answer before ranks are told not to wait long for it."""
+
+IMPATIENT = "timeout:1 attempts:1"
+"""RES_OPTIONS (resolv.conf(5)) of ranks whose name server does not answer: 1 s a look-up, the least there is."""
 
 Addresses = dict[str, list[str]]
 """The literals of each interface, by its name; link-local IPv6 with its zone, as in "fe80::1%eth0"."""
@@ -122,6 +129,34 @@ class Lookup:
 
     def close(self) -> None:
         os.close(self._read)
+
+
+class NameServer:
+    """Whether reverse look-ups are answered, asked in a thread from construction on.
+
+    torch's TCPStore makes one for every connection (c10d/socket.cpp, to log it); a name server that does not answer
+    costs 10 s each (resolv.conf(5): 5 s, 2 attempts).
+    """
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    @staticmethod
+    def _ask() -> None:
+        address = next(own_addresses(), "127.0.0.1")
+        mapped = address if ":" in address else f"::ffff:{address}"  # as torch asks
+        try:
+            socket.getnameinfo((mapped, 0, 0, 0), 0)
+        except OSError:
+            pass  # an answer too
+
+    @property
+    def answers(self) -> bool:
+        """Known at once, or after NAME_PATIENCE at most."""
+        self._thread.join(max(0.0, self._began + NAME_PATIENCE - time.monotonic()))
+        return not self._thread.is_alive()
 
 
 def own_addresses() -> Iterator[str]:

@@ -20,7 +20,7 @@ from ddplaunch.plan.target import Kind, Target
 
 @dataclass(frozen=True)
 class Request:
-    """What was typed; None where a flag was not given. ``least`` is the 2 of ``--nnodes 2:4``, whose 4 is ``nnodes``."""
+    """What was typed; None where a flag was not given. ``--nnodes 2:4`` is ``least`` 2 and ``nnodes`` 4."""
 
     nproc: str | None = None
     nnodes: int = 1
