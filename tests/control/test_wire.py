@@ -49,7 +49,7 @@ def test_what_is_sent_arrives(message):
         b'{"op": [], "body": {}}',
         b'{"op": "Failed", "body": {"attempt": "1"}}',
         b'{"op": "Interrupted", "body": {"signal": 99}}',
-        b'{"op": "Start", "body": {"attempt": 0, "run_id": "", "shares": [{"node_rank": -1, "host": "", "devices": ""}]}}',
+        b'{"op": "Start", "body": {"attempt": 0, "run_id": "", "shares": [{"node_rank": 0}]}}',
         b'{"op": "End", "body": {"outcome": {"code": 0}}}',  # known, but not accepted here
         b'{"op": "os.system", "body": "true"}',
     ],
