@@ -9,6 +9,9 @@ Read from each page's fenced blocks:
     on a machine without GPUs; with ``console gpus=4`` as the info string, with four that the tests' stand-in for
     NVIDIA's library plays. The making of an environment in front of a command is left out, and so is a pytest command:
     we are in such an environment already, run by pytest.
+``hosts``
+    the same on several machines: ``n0$ …`` and ``n1$ …`` are run at the same time, each on a virtual host of that name;
+    the lines behind each are of that host's output.
 ``sh``
     commands for the reader's own machines. Each ``ddplaunch run`` in them must be one that can be planned, here, with
     eight GPUs: it is given ``--dry-run``. Other commands are not looked at.
@@ -23,7 +26,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +34,7 @@ import pytest
 
 from tests.conftest import clean_environment
 from tests.fake_nvml import FakeNvml, fake_nvml  # noqa: F401, a fixture
+from tests.hosts.network import Network
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -56,6 +60,17 @@ class Block:
     @property
     def gpus(self) -> int:
         return int(self.info.removeprefix("gpus=") or 0)
+
+    @property
+    def hosts(self) -> list[tuple[int, str, list[str]]]:
+        """Of a block of this kind: the host's number, the command there, and what is shown of its output."""
+        found: list[tuple[int, str, list[str]]] = []
+        for line in self.body.splitlines():
+            if prompt := re.match(r"n(\d)\$ ", line):
+                found.append((int(prompt[1]), line[prompt.end() :], []))
+            elif line.strip():
+                found[-1][2].append(line)
+        return found
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -156,6 +171,32 @@ def test_commands_print_what_the_page_shows(block: Block, folder: Path, request:
                 assert lines == [line], f"$ {command}"
             else:
                 assert any(pattern(line).fullmatch(each) for each in lines), f"not printed: {line}\n$ {command}\n{said}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", of_language("hosts"))
+def test_commands_on_several_hosts(
+    block: Block, folder: Path, network: Callable[[int], Network], request: pytest.FixtureRequest
+) -> None:
+    write_programs(block.page, folder)
+    hosts = network(1 + max(number for number, _, _ in block.hosts)).hosts
+    started = [
+        hosts[number].start(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=environment(0, request),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number, command, _ in block.hosts
+    ]
+    for process, (number, command, shown) in zip(started, block.hosts, strict=True):
+        said, _ = process.communicate(timeout=PATIENCE)
+        lines = [line.rstrip() for line in said.splitlines()]
+        for line in shown:
+            assert any(pattern(line).fullmatch(each) for each in lines), f"n{number}$ {command}\n{line}\nnot in\n{said}"
 
 
 @pytest.mark.parametrize("block", of_language("sh"))
