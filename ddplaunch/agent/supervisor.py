@@ -148,11 +148,11 @@ class Supervisor:
             case messages.Release(attempt=attempt) if attempt == self._attempt:
                 self._released = True
                 self._check_ended()
-            case messages.Again(text=text, verdict=verdict):
-                self._say(text)
-                self._event("again", text=text)
+            case messages.Again():
+                self._say(message.text)
+                self._event("restart", attempt=message.attempt, wait=message.wait)
                 if self._logs:
-                    self._logs.write("failure.json", verdict.to_json())
+                    self._logs.write("failure.json", message.verdict.to_json())
             case messages.Note(text=text):
                 self._say(text)
                 self._event("note", text=text)

@@ -356,7 +356,7 @@ class Coordinator:
         host = f" (on {verdict.first.host})" if self._rules.most > 1 else ""
         when = f" in {decision.wait:g} s" if decision.wait else ""
         text = f"{verdict.first.headline}{host}\nrestart {self._restarts.used} of {self._restarts.most}{when}"
-        self._tell_all(messages.Again(text, verdict))
+        self._tell_all(messages.Again(self._attempt + 1, decision.wait, text, verdict))
         self._pause(decision.wait)
 
     def _regroup(self, why: str) -> None:

@@ -206,8 +206,10 @@ class Seeking:
 
 @dataclass(frozen=True)
 class Again:
-    """The attempt failed; another will follow. ``text`` says it to people."""
+    """The attempt failed; the next follows after ``wait`` seconds. ``text`` says it to people."""
 
+    attempt: int
+    wait: float
     text: str
     verdict: Verdict
 
