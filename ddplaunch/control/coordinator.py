@@ -107,6 +107,7 @@ class Coordinator:
         self._broken: str | None = None
         self._lost: list[tuple[float, str]] = []
         self._growing = False
+        self._telling = False
 
     # ---------------------------------------------------------------------------------------------------- joining
 
@@ -239,18 +240,19 @@ class Coordinator:
     def _finished(self, seat: _Seat) -> None:
         if seat.part is Part.RUNNING:
             seat.part = Part.FINISHED
-        if not self._awaited():
+        if not self._working():
             self._tell_all(messages.Release(self._attempt))
-        elif len(self._seats) > 1:
+        elif not self._telling:
+            self._telling = True
             self._after(EARLY, self._tell_early)
 
-    def _awaited(self) -> list[str]:
-        """Whose ranks still work."""
-        return [seat.name for _, seat in sorted(self._seats.items()) if seat.part is Part.RUNNING]
+    def _working(self) -> bool:
+        """Whether ranks of some node have not done their work yet."""
+        return any(seat.part is Part.RUNNING for seat in self._seats.values())
 
     def _tell_early(self) -> None:
-        """Tell those who have finished whom they wait for."""
-        awaited = self._awaited()
+        """Tell those who have finished whom they wait for; all of them together, now and then."""
+        awaited = [seat.name for _, seat in sorted(self._seats.items()) if seat.part is Part.RUNNING]
         if self._stage is not Stage.RUNNING or not awaited:
             return
         text = f"the ranks of this node are done; waiting for {named(awaited)}"
@@ -322,7 +324,7 @@ class Coordinator:
         ):
             self._cancel()
             self._decide()
-        elif self._stage is Stage.RUNNING and not self._awaited():
+        elif self._stage is Stage.RUNNING and not self._working():
             self._tell_all(messages.Release(self._attempt))
 
     def _decide(self) -> None:
