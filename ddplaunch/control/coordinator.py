@@ -256,7 +256,7 @@ class Coordinator:
         if self._stage is not Stage.RUNNING or not awaited:
             return
         text = f"the ranks of this node are done; waiting for {named(awaited)}"
-        for number, seat in self._seats.items():
+        for number, seat in list(self._seats.items()):
             if seat.part in (Part.FINISHED, Part.DRAINED) and seat.told != text:
                 seat.told = text
                 self._tell(number, messages.Note(text))
@@ -284,13 +284,17 @@ class Coordinator:
             return self._joined()
         if seat.part is Part.DRAINED and not self._failures and self._stage is Stage.RUNNING:
             return self._check_drained()  # it had done its work
-        if seat.part is Part.IDLE and self._stage is not Stage.PAUSING:
-            return
-        self._lost.append((time.time() - silence, f"{seat.name} was lost: {why}"))
+        text = f"{seat.name} was lost: {why}"
         if self._stage is Stage.PAUSING:
-            return self._decide()
+            if len(self._seats) < self._rules.least:
+                return self._end(Outcome(EXIT_UNAVAILABLE, remark=text))
+            self._changes += 1
+            return self._note(text)
+        if seat.part is Part.IDLE:
+            return  # it took no part yet
+        self._lost.append((time.time() - silence, text))
         if self._stage is Stage.RUNNING:
-            self._note(f"{self._lost[-1][1]}; stopping the others")
+            self._note(f"{text}; stopping the others")
         self._stop(signal.SIGTERM)
         self._check_drained()
 
@@ -299,7 +303,7 @@ class Coordinator:
         if self._interrupted is None:
             self._interrupted = message.signal
             name = "Ctrl-C" if message.signal == signal.SIGINT else signal.Signals(message.signal).name
-            for other in self._seats:
+            for other in list(self._seats):
                 if other != number:
                     self._tell(other, messages.Note(f"{name} on {self._seats[number].name}"))
         if self._stage in (Stage.JOINING, Stage.PAUSING):

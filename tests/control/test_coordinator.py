@@ -383,6 +383,26 @@ def test_a_membership_change_is_no_restart():
     assert not job.take(messages.Stop, 0)[1:], "it took no part"
 
 
+@pytest.mark.parametrize(("most", "code"), [(3, None), (2, 69)])
+def test_a_node_lost_in_the_wait_before_a_restart(most, code):
+    """The restart comes when it was to come, once, with those who are left; a job of fixed size ends."""
+    job = Job(least=2, most=most, max_restarts=1, restart_backoff=5.0)
+    job.join(*range(1, most))
+    job.take(messages.Start)
+    job.drain(0, job.fail(0, 0))
+    for number in range(1, most):
+        job.drain(number)
+    job.wait(1)
+    job.coordinator.lost(1, "its connection closed")
+    assert not job.take(messages.Start)
+    job.wait(10)
+    if code is None:
+        assert [start.attempt for start in job.take(messages.Start)] == [1, 1]
+    else:
+        assert job.outcome(0).outcome.code == code
+        assert not job.take(messages.Start)
+
+
 def test_membership_changes_are_counted():
     job = Job(least=1, most=3, max_membership_changes=1)
     job.join(1, 2)
