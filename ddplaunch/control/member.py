@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -17,12 +18,15 @@ from ddplaunch.control.messages import PROTOCOL, FromNode, FromNodeZero, Hello, 
 from ddplaunch.control.outcome import Outcome
 from ddplaunch.control.pulse import Pulse
 from ddplaunch.control.rules import Rules
-from ddplaunch.control.wire import Connection
+from ddplaunch.control.wire import MOST_BEFORE_JOINING, Connection
 from ddplaunch.errors import EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError
 from ddplaunch.loop import Loop, Timer
 
 RETRY = (0.1, 0.2, 0.4, 0.7, 1.0)
 """Seconds between two tries, the last again and again."""
+
+QUIET = 0.3
+"""Seconds from the beginning in which it is nothing to tell of that node 0 is not up yet."""
 
 CONNECT_PATIENCE = 4.0
 """Seconds until a try that nobody answers is given up for the next."""
@@ -61,15 +65,14 @@ class Member:
         self._hear = hear
         self._bond = _Bond.SEEKING
         self._tries = 0
-        self._trouble = ""
-        self._told = ""
+        self._trouble = f"nobody has answered at {self.where} yet"
         self._lookup: route.Lookup | None = None
         self._uncalled: list[tuple[socket.AddressFamily, tuple[str, int]]] = []
         self._calls: list[socket.socket] = []
         self._connection: Connection | None = None
         self._pulse: Pulse | None = None
         self._attempt: int | None = None  # of ours, while something of it is left
-        self._began = False
+        self._has_started = False
         self._interrupted: int | None = None
         self._why_lost = ""
         self._patience: Timer | None = None
@@ -85,8 +88,9 @@ class Member:
 
     def begin(self) -> None:
         """Look for node 0, for as long as ``join_timeout``."""
-        self._deadline = time.monotonic() + self._rules.join_timeout
-        self._loop.after(self._rules.join_timeout, self._give_up)
+        self._began_at = time.monotonic()
+        self._deadline = self._loop.after(self._rules.join_timeout, self._give_up)
+        self._loop.after(QUIET, self._tell_trouble)
         self._seek()
 
     def tell(self, message: FromNode) -> None:
@@ -154,7 +158,7 @@ class Member:
         if self._uncalled:
             self._loop.after(NEXT_ADDRESS, partial(self._call_another, self._calls[-1]))
         elif not self._calls:
-            self._again(self._trouble or "no address of node 0 can be called from here")
+            self._again(self._trouble)
 
     def _call_another(self, last: socket.socket) -> None:
         if last in self._calls:
@@ -186,8 +190,12 @@ class Member:
 
     def _called(self, sock: socket.socket) -> None:
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if not code and sock.getsockname() == sock.getpeername():
-            code = -1  # TCP's simultaneous open with ourselves: our own port was this one, so nobody listens there
+        try:
+            if not code and sock.getsockname() == sock.getpeername():
+                # TCP's simultaneous open with ourselves: our own port was this one, so nobody listens there.
+                code = errno.ECONNREFUSED
+        except OSError as error:  # it has gone already
+            code = error.errno or errno.ECONNRESET
         self._loop.forget(sock.fileno())
         self._calls.remove(sock)
         if code:
@@ -197,12 +205,12 @@ class Member:
                 self._call_next()
             return
         self._stop_calling()
-        self._connection = Connection(self._loop, sock, (messages.Welcome,), self._welcomed, self._misled)
+        accepted, most = (messages.Welcome,), MOST_BEFORE_JOINING
+        self._connection = Connection(self._loop, sock, accepted, self._welcomed, self._misled, most)
         self._wait(GREET_PATIENCE, "something else than ddplaunch answers at {where}")
 
     def _unreached(self, code: int) -> str:
-        reason = os.strerror(code).lower() if code > 0 else "connection refused"
-        return f"{self.where}: {reason}"
+        return f"{self.where}: {os.strerror(code).lower()}"
 
     def _wait(self, seconds: float, trouble: str) -> None:
         if self._patience is not None:
@@ -228,10 +236,14 @@ class Member:
         if self._bond is not _Bond.SEEKING:
             return
         self._trouble = trouble
-        if self._tries >= 2:  # that node 0 is not up yet is nothing to tell of
-            self._hear(messages.Seeking(trouble))
+        if time.monotonic() - self._began_at > QUIET:
+            self._tell_trouble()
         self._loop.after(RETRY[min(self._tries, len(RETRY) - 1)], self._seek)
         self._tries += 1
+
+    def _tell_trouble(self) -> None:
+        if self._bond is _Bond.SEEKING:
+            self._hear(messages.Seeking(self._trouble))
 
     def _give_up(self) -> None:
         if self._bond is _Bond.SEEKING:
@@ -264,7 +276,7 @@ class Member:
         self._nonces = (message.nonce, ours)
         token = self._rules.token
         proven = proof.prove(token, proof.MEMBER, self._nonces) if token else None
-        connection.expect((messages.Joined, messages.Refused))
+        connection.expect((messages.Joined, messages.Refused), MOST_BEFORE_JOINING)
         connection.hear = self._answered
         connection.send(replace(self._hello, nonce=ours, proof=proven))
         self._wait(GREET_PATIENCE, "node 0 at {where} does not answer a hello")
@@ -280,6 +292,7 @@ class Member:
             return self._over(Outcome(EXIT_USAGE, refused=(refused, "give every node the same --token")))
         self._stop_calling()
         self._bond = _Bond.JOINED
+        self._deadline.cancel()
         self._tries = 0
         self._connection.expect(get_args(FromNodeZero))
         self._connection.hear = self._heard
@@ -300,7 +313,7 @@ class Member:
             case messages.End():
                 self._bond = _Bond.OVER
             case Start():
-                self._began = True
+                self._has_started = True
                 self._attempt = message.attempt
                 here = self._connection.here
                 interface = self._rules.interface or route.interface_of(here)
@@ -324,8 +337,9 @@ class Member:
             self._pulse = None
         if self._bond is not _Bond.JOINED:
             return
-        if not self._began:
+        if not self._has_started:
             self._bond = _Bond.SEEKING
+            self._deadline = self._loop.after(self._rules.join_timeout, self._give_up)
             self._again(f"node 0 at {self.where} has gone again: {why}")
             return
         self._bond = _Bond.ORPHANED
