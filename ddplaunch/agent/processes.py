@@ -77,13 +77,18 @@ def _descendants_elsewhere(root: int) -> list[int]:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """State and parent of a process (proc(5), the fields behind the name); ("X", 0) when it is gone."""
+    """State and parent of a process (proc(5), the fields behind the name); ("X", 0) when it is gone.
+
+    One whose main thread has ended counts as running while it has others: the kernel shows it as a zombie, but neither
+    is it dead nor can it be waited for.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return "X", 0
-    return fields[0].decode(), int(fields[1])
+    state = "R" if fields[0] == b"Z" and int(fields[17]) > 1 else fields[0].decode()
+    return state, int(fields[1])
 
 
 def describe(pid: int) -> str:

@@ -262,7 +262,7 @@ class Supervisor:
             case "spawned":
                 self._spawned(message["rank"], message["pid"], fds[0] if fds else None)
             case "exited":
-                self._exited(message["rank"], message["status"])
+                self._exited(message["rank"], message["pid"], message["status"])
             case "swept":
                 self._swept(message["found"], message["stuck"])
 
@@ -288,7 +288,9 @@ class Supervisor:
             self._event("finished", rank=0)
             self._check_ended()
 
-    def _exited(self, number: int, status: int) -> None:
+    def _exited(self, number: int, pid: int, status: int) -> None:
+        if number not in self._processes or self._processes[number].pid != pid:
+            return  # one of an attempt before, which could not be killed in time
         process = self._processes.pop(number)
         if process.pidfd is not None:
             os.close(process.pidfd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, alive, clean_environment, command, wait_until
+from tests.conftest import PROGRAMS, alive, clean_environment, command, wait_until, write
 
 SLEEPER = PROGRAMS / "sleeper.py"
 
@@ -323,3 +324,45 @@ def test_idle_launcher_never_wakes_up(start):
     assert now == before
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
+
+
+WITHOUT_MAIN_THREAD = """
+import ctypes, os, signal, sys, threading, time
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+libc = ctypes.CDLL(None)
+if os.environ["RANK"] == "1":
+    ready = threading.Event()
+    threading.Thread(target=lambda: (print(os.getpid(), flush=True), ready.set(), libc.sleep(600))).start()
+    ready.wait()
+    open("alone", "w").close()
+    libc.syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # exit(2): this thread alone
+while not (os.path.exists("alone") and main_is_gone()):
+    time.sleep(0.01)
+raise ValueError("boom")
+"""
+
+MAIN_IS_GONE = """
+def main_is_gone():
+    import glob
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        try:
+            fields = open(path).read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] == "Z" and int(fields[1]) == os.getppid() and int(fields[17]) > 1:
+            return True
+    return False
+"""
+
+
+@pytest.mark.parametrize("mode", ["zygote", "exec"])
+def test_a_rank_whose_main_thread_has_ended_is_no_zombie(start, tmp_path, mode):
+    """The kernel shows it as one, but its other threads live and would stay."""
+    write(tmp_path, "alone.py", MAIN_IS_GONE + WITHOUT_MAIN_THREAD)
+    job = start("run", "--start", mode, "--nproc", "2", "--grace", "0.5", "alone.py")
+    assert job.wait() == 1, job.stderr()
+    assert "ValueError: boom" in job.stderr()
+    job.assert_nothing_left()
+    (pid,) = re.findall(r"^\[1\] (\d+)$", job.stdout(), re.MULTILINE)
+    assert not os.path.exists(f"/proc/{pid}")
