@@ -149,6 +149,8 @@ class Coordinator:
             self._growing = True
             self._note(f"{hello.share.name} has come: stopping the ranks to take it in")
             self._stop(signal.SIGTERM)
+        elif self._stage is Stage.RUNNING and not self._all(Part.RUNNING):
+            self._note(f"{hello.share.name} has come, and the job is about to end")
         else:
             self._note(f"{hello.share.name} has come; it is taken in when the ranks start next")
 

@@ -1,0 +1,225 @@
+"""docs/examples/elastic.py: whatever happens, every sample is seen once an epoch and the loss comes out the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Job, clean_environment, command, wait_until, write
+from tests.hosts.host import Host
+from tests.hosts.network import Network
+
+ELASTIC = Path(__file__).parents[2] / "docs" / "examples" / "elastic.py"
+EPOCHS, SAMPLES = 5, 960
+
+START = re.compile(r"start: epoch (\d+), sample (\d+) of \d+, (\d+) ranks")
+
+CALM = {"OMP_NUM_THREADS": "1"}
+"""Threads that spin while they wait for each other slow each other down tenfold where tests run side by side."""
+
+WATCHED = f"""
+import json, os, sys, time
+from pathlib import Path
+
+sys.path.insert(0, {str(ELASTIC.parent)!r})
+import elastic
+import torch.distributed as dist
+
+attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+hold = json.loads(os.environ.get("HOLD", "{{}}")).get(attempt)
+
+class Watched(elastic.ElasticSampler):
+    def __iter__(self):
+        start = self.consumed
+        with open(f"consumed.{{dist.get_rank()}}", "a", buffering=1) as log:
+            for share in super().__iter__():
+                if [self.epoch, start] == hold and dist.get_rank() == 0:
+                    print(f"attempt {{attempt}} is held", flush=True)
+                    while not elastic.told:
+                        time.sleep(0.01)
+                print(attempt, self.epoch, start, *share, file=log)
+                yield share
+                start += elastic.BATCH
+
+elastic.ElasticSampler = Watched
+elastic.main(Path("elastic.pt"), epochs={EPOCHS})
+"""
+"""The example, which logs the samples that each rank takes, and stands still where HOLD says until it gets SIGTERM."""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    return write(tmp_path, "watched.py", WATCHED)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """The loss at the end of a run by plain python."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    words = [sys.executable, str(ELASTIC), "--checkpoint", "elastic.pt", "--epochs", str(EPOCHS)]
+    environment = clean_environment(CALM)
+    return final_loss(subprocess.run(words, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def final_loss(output: str | bytes) -> float:
+    text = output.decode() if isinstance(output, bytes) else output
+    (loss,) = re.findall(r"finished: loss ([\d.]+)", text)
+    return float(loss)
+
+
+def check_trained(output: str, folder: Path, undisturbed: float) -> list[tuple[int, int, int]]:
+    """What counts was consumed once, the loss is that of an undisturbed run; return each attempt's ranks and start."""
+    assert final_loss(output) == pytest.approx(undisturbed, rel=1e-3)
+    began = [tuple(map(int, found)) for found in START.findall(output)]
+    ends = [position for *position, _ in began[1:]] + [[EPOCHS + 1, 0]]
+    consumed = {epoch: Counter[int]() for epoch in range(1, EPOCHS + 1)}
+    for log in folder.glob("consumed.*"):
+        for line in log.read_text().splitlines():
+            attempt, epoch, start, *share = map(int, line.split())
+            if [epoch, start] < ends[attempt]:  # else it was lost, and done again
+                consumed[epoch].update(share)
+    assert all(each == Counter(range(SAMPLES)) for each in consumed.values())
+    return [(ranks, epoch, start) for epoch, start, ranks in began]
+
+
+class Node:
+    """A launcher on a virtual host, what it says in a file."""
+
+    def __init__(self, host: Host, folder: Path, program: Path, options: tuple[str, ...], hold: object) -> None:
+        self.host = host
+        self._said = folder / f"{host.name}.{len(list(folder.glob(f'{host.name}.*')))}"
+        words = ("run", program, "--nnodes", "2:3", "--node-rank", str(host.number), "--nproc", "1")
+        address = ("--master-addr", "n0", "--master-port", "29500")
+        patience = ("--heartbeat-timeout", "2", "--grace", "2")
+        with self._said.open("wb") as file:
+            self.process = host.start(
+                command(*words, *address, *patience, *options),
+                cwd=folder,
+                env=clean_environment({**CALM, "HOLD": json.dumps(hold)}),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+
+    def said(self) -> str:
+        return self._said.read_text()
+
+    def wait_for(self, text: str) -> None:
+        wait_until(
+            lambda: text in self.said() or self.process.poll() is not None, f"{text!r} in {self.said()}", timeout=45
+        )
+        assert text in self.said()
+
+    def rank(self) -> int:
+        """The pid of its only rank."""
+        (zygote,) = self.host.find("zygote.py")
+        return int(Path(f"/proc/{zygote}/task/{zygote}/children").read_text())
+
+
+Start = Callable[..., Node]
+
+
+@pytest.fixture
+def start_on(tmp_path: Path, program: Path) -> Iterator[Start]:
+    """Start the job's launcher on a host; show what all said where a test fails."""
+    with ExitStack() as stack:
+
+        def begin(host: Host, *options: str, hold: object = None) -> Node:
+            node = Node(host, tmp_path, program, options, hold or {})
+            stack.callback(lambda: print(f"--- {host.name}", node.said(), sep="\n"))
+            return node
+
+        yield begin
+
+
+@pytest.mark.slow
+def test_three_nodes_undisturbed(
+    network: Callable[[int], Network], start_on: Start, tmp_path: Path, undisturbed: float
+) -> None:
+    nodes = [start_on(host) for host in network(3).hosts]
+    assert [node.process.wait(60) for node in nodes] == [0, 0, 0]
+    assert check_trained(nodes[0].said(), tmp_path, undisturbed) == [(3, 1, 0)]
+
+
+@pytest.mark.slow
+def test_a_node_is_lost_and_taken_in_again_at_once(
+    network: Callable[[int], Network], start_on: Start, tmp_path: Path, undisturbed: float
+) -> None:
+    hosts, hold = network(3).hosts, {"0": [2, 360], "1": [3, 120]}
+    nodes = [start_on(host, "--grow", hold=hold) for host in hosts]
+    nodes[0].wait_for("attempt 0 is held")
+    hosts[2].kill_all()
+    nodes[0].wait_for("attempt 1 is held")
+    hosts[2].boot()
+    nodes[2] = start_on(hosts[2], "--grow", hold=hold)
+    assert [node.process.wait(60) for node in nodes] == [0, 0, 0]
+    attempts = check_trained(nodes[0].said(), tmp_path, undisturbed)
+    # The checkpoint is that of 10 steps before or less; before growing, all write one.
+    assert attempts[:2] == [(3, 1, 0), (2, 2, 240)]
+    assert [ranks for ranks, _, _ in attempts] == [3, 2, 3]
+    assert attempts[2][1:] >= (3, 144)
+
+
+@pytest.mark.slow
+def test_without_grow_a_node_waits_for_the_next_restart(
+    network: Callable[[int], Network], start_on: Start, tmp_path: Path, undisturbed: float
+) -> None:
+    hosts, hold = network(3).hosts, {"0": [2, 360], "1": [3, 120]}
+    nodes = [start_on(host, "--max-restarts", "1", hold=hold) for host in hosts]
+    nodes[0].wait_for("attempt 0 is held")
+    hosts[2].power_off()
+    nodes[0].wait_for("attempt 1 is held")
+    hosts[2].boot()
+    nodes[2] = start_on(hosts[2], "--max-restarts", "1", hold=hold)
+    nodes[0].wait_for("has come; it is taken in when the ranks start next")
+    os.kill(nodes[1].rank(), signal.SIGKILL)
+    assert [node.process.wait(60) for node in nodes] == [0, 0, 0]
+    attempts = check_trained(nodes[0].said(), tmp_path, undisturbed)
+    assert attempts == [(3, 1, 0), (2, 2, 240), (3, 2, 960)]
+
+
+@pytest.mark.slow
+def test_a_killed_rank_on_one_node(
+    start: Callable[..., Job], program: Path, tmp_path: Path, undisturbed: float
+) -> None:
+    hold = json.dumps({"0": [2, 360]})
+    job = start("run", program, "--nproc", "2", "--max-restarts", "1", env={**CALM, "HOLD": hold})
+    job.wait_for("attempt 0 is held")
+    os.kill(max(job.ranks()), signal.SIGKILL)
+    assert job.wait() == 0, job.stderr()
+    assert check_trained(job.stdout(), tmp_path, undisturbed) == [(2, 1, 0), (2, 2, 240)]
+
+
+@pytest.mark.slow
+def test_plain_python_stops_when_told_and_goes_on_with_the_next_step(
+    program: Path, tmp_path: Path, undisturbed: float
+) -> None:
+    words, environment = [sys.executable, str(program)], clean_environment({**CALM, "PYTHONUNBUFFERED": "1"})
+    hold = {"HOLD": json.dumps({"0": [2, 360]})}
+    with subprocess.Popen(
+        words, cwd=tmp_path, env={**environment, **hold}, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        first = ""
+        while "is held" not in first:
+            line = process.stdout.readline()
+            assert line, first
+            first += line
+        process.send_signal(signal.SIGTERM)
+        first += process.stdout.read()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "saved: epoch 2, sample 384 of 960" in first
+    again = {**environment, "TORCHELASTIC_RESTART_COUNT": "1"}
+    done = subprocess.run(words, cwd=tmp_path, env=again, capture_output=True, text=True, timeout=60)
+    attempts = check_trained(first + done.stdout, tmp_path, undisturbed)
+    assert attempts == [(1, 1, 0), (1, 2, 384)]
