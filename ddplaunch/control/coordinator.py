@@ -67,6 +67,20 @@ class _Seat:
         return self.hello.share.name
 
 
+@dataclass(frozen=True)
+class _Loss:
+    moment: float
+    host: str
+    text: str
+
+    def came_before(self, verdict: Verdict | None) -> bool:
+        """Whether this is the cause of what failed: an exception elsewhere may be a word for it that we do not know."""
+        if verdict is None or verdict.first.is_consequence:
+            return True
+        unsure = verdict.first.message is not None and verdict.first.host != self.host
+        return verdict.first.moment > self.moment - (SETTLE if unsure else 0.0)
+
+
 class _Timer(Protocol):
     def cancel(self) -> None: ...
 
@@ -104,8 +118,11 @@ class Coordinator:
     def _forget_attempt(self) -> None:
         self._failures: list[Failure] = []
         self._stopped = 0
+        self._released = False
+        self._working: set[int] = set()  # the nodes whose ranks have not done their work yet
+        self._undrained: set[int] = set()
         self._broken: str | None = None
-        self._lost: list[tuple[float, str]] = []
+        self._lost: list[_Loss] = []
         self._growing = False
         self._telling = False
 
@@ -123,17 +140,16 @@ class Coordinator:
         refused = agreement.disagreement(self._own, hello, allow_mismatch=self._rules.allow_mismatch)
         if refused is None and not number < self._rules.most:
             refused = messages.Refused(f"node rank {number} is out of range: 0 to {self._rules.most - 1}")
+        open_to_all = self._rules.elastic or self._stage is Stage.JOINING
+        if refused is None and (self._stage is Stage.ENDED or not open_to_all):
+            over = "is over" if self._stage is Stage.ENDED else "is running already"
+            refused = messages.Refused(f"the job {over}, without this {hello.share.name}")
         if refused is None and number in self._seats:
             first = self._seats[number].hello.share.host
             refused = messages.Refused(
                 f"node rank {number} is taken twice: by {first} and by {hello.share.host}",
                 "give every node a --node-rank of its own",
             )
-        if refused is None and (
-            self._stage is Stage.ENDED or not (self._rules.elastic or self._stage is Stage.JOINING)
-        ):
-            over = "is over" if self._stage is Stage.ENDED else "is running already"
-            refused = messages.Refused(f"the job {over}, without {hello.share.name}")
         if refused and self._stage is Stage.JOINING:
             self._end(Outcome(EXIT_USAGE, refused=(refused.message, refused.hint)))
         return refused
@@ -195,6 +211,7 @@ class Coordinator:
         self._world_size = sum(len(share.devices) for share in shares)
         for seat in self._seats.values():
             seat.part, seat.told = Part.RUNNING, ""
+        self._working, self._undrained = set(self._seats), set(self._seats)
         start = messages.Start(self._attempt, self._run_id, tuple(shares))
         for number in sorted(self._seats):  # node 0 first: it removes a store in a file before anybody can open it
             self._tell(number, start)
@@ -242,15 +259,12 @@ class Coordinator:
     def _finished(self, seat: _Seat) -> None:
         if seat.part is Part.RUNNING:
             seat.part = Part.FINISHED
-        if not self._working():
-            self._tell_all(messages.Release(self._attempt))
+        self._working.discard(seat.hello.share.node_rank)
+        if not self._working:
+            self._release()
         elif not self._telling:
             self._telling = True
             self._after(EARLY, self._tell_early)
-
-    def _working(self) -> bool:
-        """Whether ranks of some node have not done their work yet."""
-        return any(seat.part is Part.RUNNING for seat in self._seats.values())
 
     def _tell_early(self) -> None:
         """Tell those who have finished whom they wait for; all of them together, now and then."""
@@ -266,6 +280,7 @@ class Coordinator:
 
     def _drained(self, seat: _Seat, message: messages.Drained) -> None:
         seat.part = Part.DRAINED
+        self._gone(seat)
         told = [self._on_our_clock(each, message.clock) for each in message.failures]
         ranks = {each.rank for each in told}
         self._failures = [each for each in self._failures if each.rank not in ranks] + told
@@ -281,6 +296,7 @@ class Coordinator:
         if number not in self._seats or self._stage is Stage.ENDED:
             return
         seat = self._seats.pop(number)
+        self._gone(seat)
         if self._stage is Stage.JOINING:
             self._note(f"{seat.name} has gone again: {why}")
             return self._joined()
@@ -294,14 +310,15 @@ class Coordinator:
             return self._note(text)
         if seat.part is Part.IDLE:
             return  # it took no part yet
-        self._lost.append((time.time() - silence, text))
+        self._lost.append(_Loss(time.time() - silence, seat.hello.share.host, text))
         if self._stage is Stage.RUNNING:
             self._note(f"{text}; stopping the others")
         self._stop(signal.SIGTERM)
         self._check_drained()
 
     def _interrupt(self, number: int, message: messages.Interrupted) -> None:
-        again = self._interrupted is not None or message.again
+        # Slurm and Kubernetes signal every node at once: only a node's own second signal is impatience.
+        first = self._interrupted is None
         if self._interrupted is None:
             self._interrupted = message.signal
             name = "Ctrl-C" if message.signal == signal.SIGINT else signal.Signals(message.signal).name
@@ -310,41 +327,48 @@ class Coordinator:
                     self._tell(other, messages.Note(f"{name} on {self._seats[number].name}"))
         if self._stage in (Stage.JOINING, Stage.PAUSING):
             return self._end(Outcome(EXIT_SIGNAL + self._interrupted))
-        self._stop(self._interrupted, 0.0 if again else self._rules.grace)
+        if first or message.again:
+            self._stop(self._interrupted, 0.0 if message.again else self._rules.grace)
 
     def _stop(self, number: int, grace: float | None = None) -> None:
         if self._stage is Stage.RUNNING:
             self._stage = Stage.STOPPING
         elif self._stage is not Stage.STOPPING or grace is None:
             return
+        order = messages.Stop(self._attempt, number, self._rules.grace if grace is None else grace)
         for node, seat in list(self._seats.items()):
             if seat.part in (Part.RUNNING, Part.FINISHED):
-                order = messages.Stop(self._attempt, number, self._rules.grace if grace is None else grace)
                 self._tell(node, order)
 
     # -------------------------------------------------------------------------------------------------- what follows
 
     def _check_drained(self) -> None:
-        if self._stage in (Stage.RUNNING, Stage.STOPPING) and all(
-            seat.part in (Part.IDLE, Part.DRAINED) for seat in self._seats.values()
-        ):
+        if self._stage in (Stage.RUNNING, Stage.STOPPING) and not self._undrained:
             self._cancel()
             self._decide()
-        elif self._stage is Stage.RUNNING and not self._working():
+        elif self._stage is Stage.RUNNING and not self._working:
+            self._release()
+
+    def _gone(self, seat: _Seat) -> None:
+        """Nothing of the attempt is left there; sets, as a look at all nodes each time would take N² looks."""
+        self._working.discard(seat.hello.share.node_rank)
+        self._undrained.discard(seat.hello.share.node_rank)
+
+    def _release(self) -> None:
+        """Once an attempt: every node that has drained comes by here."""
+        if not self._released:
+            self._released = True
             self._tell_all(messages.Release(self._attempt))
 
     def _decide(self) -> None:
         """Nothing of the attempt is left anywhere."""
         verdict = judge(self._failures, self._stopped, self._world_size) if self._failures else None
-        lost_first = self._lost and (
-            verdict is None or verdict.first.is_consequence or verdict.first.moment > self._lost[0][0] - SETTLE
-        )
         if self._interrupted is not None:
             self._end(Outcome(EXIT_SIGNAL + self._interrupted))
         elif self._broken:
             self._end(Outcome(EXIT_SIGNAL + signal.SIGKILL, remark=self._broken))
-        elif lost_first:
-            self._regroup(self._lost[0][1])
+        elif self._lost and self._lost[0].came_before(verdict):
+            self._regroup(self._lost[0].text)
         elif verdict is None and self._growing:
             self._regroup("")
         elif verdict is None:

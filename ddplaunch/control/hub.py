@@ -53,7 +53,7 @@ class Hub:
             from ddplaunch.control.listener import Listener
             from ddplaunch.control.pulse import Pulse
 
-            self._listener = Listener(self._loop, self._listening, self._rules.token, self._meet)
+            self._listener = Listener(self._loop, self._listening, self._rules.token, self._rules.most, self._meet)
             self._pulse = Pulse(self._loop, self._rules.heartbeat_timeout, self._beat, self._silent)
         self._coordinator.open()
 

@@ -17,7 +17,7 @@ PATIENCE = 10.0
 """Seconds in which whoever connects must say hello."""
 
 MOST_UNKNOWN = 512
-"""Connections that have not said hello yet; the oldest goes when one more comes."""
+"""Connections beyond the job's own nodes that have not said hello yet; the oldest goes when one more comes."""
 
 FULL_PAUSE = 0.5
 """Seconds without accepting where the system has no descriptor left."""
@@ -31,12 +31,14 @@ class Listener:
         loop: Loop,
         listening: socket.socket,
         token: str | None,
+        nodes: int,
         meet: Callable[[Connection, Hello, str | None], None],
     ) -> None:
         """``meet`` gets a connection, its hello, and our own proof for it where there is a token."""
         self._loop = loop
         self._socket = listening
         self._token = token
+        self._most_unknown = MOST_UNKNOWN + nodes
         self._meet = meet
         self._unknown: dict[Connection, Timer] = {}
         self.strangers: Counter[str] = Counter()
@@ -62,7 +64,7 @@ class Listener:
             self._loop.forget(self._socket.fileno())
             self._loop.after(FULL_PAUSE, self._resume)
             return
-        if len(self._unknown) >= MOST_UNKNOWN:
+        if len(self._unknown) >= self._most_unknown:
             self._turn_away(next(iter(self._unknown)), "said nothing")
         nonce = proof.nonce()
         connection = Connection(

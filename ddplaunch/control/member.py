@@ -103,8 +103,11 @@ class Member:
             self._connection.send(message)
         if isinstance(message, messages.Unable) and self._bond is not _Bond.JOINED:
             return self._over(Outcome(EXIT_USAGE, refused=(message.message, message.hint)))
-        # Nobody can keep us from leaving while we run nothing; node 0 hears of it all the same.
-        if self._attempt is None and (self._interrupted is not None or self._bond is _Bond.ORPHANED):
+        # Nobody can keep us from leaving while we run nothing. But what an attempt ended as is node 0's to say: another
+        # signal may have come elsewhere before ours.
+        hears_the_end = self._bond is _Bond.JOINED and isinstance(message, messages.Drained)
+        wants_to_leave = self._interrupted is not None and not hears_the_end
+        if self._attempt is None and (wants_to_leave or self._bond is _Bond.ORPHANED):
             self._end_alone()
 
     def close(self) -> None:

@@ -8,7 +8,8 @@ import socket
 
 from ddplaunch.errors import UsageError
 
-BACKLOG = 1024
+BACKLOG = 65535
+"""As many as the kernel allows (net.core.somaxconn): all nodes of a job may call at once."""
 
 
 class Port:

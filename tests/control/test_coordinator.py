@@ -269,6 +269,47 @@ def test_a_failure_long_before_the_loss_is_the_headline():
     assert job.outcome(0).outcome.code == 3
 
 
+@pytest.mark.parametrize(
+    ("number", "fields", "code"),
+    [
+        (1, {"message": "ValueError: boom"}, 3),  # on the node that was lost then
+        (0, {"exit_code": None, "signal": 9}, 137),  # nothing that a lost peer does to a rank
+        (0, {"message": "RuntimeError: my peer is silent"}, 69),  # perhaps a word for the loss
+    ],
+)
+def test_a_failure_just_before_the_loss(number, fields, code):
+    job = Job(least=2)
+    job.join(1)
+    failure = job.fail(number, number * 2, **fields)
+    time.sleep(0.01)
+    job.coordinator.lost(1, "its connection closed")
+    job.drain(0, *([failure] * (number == 0)))
+    assert job.outcome(0).outcome.code == code
+
+
+def test_all_are_released_once():
+    job = Job(least=3)
+    job.join(1, 2)
+    for number in (1, 2, 0):
+        job.say(number, messages.Finished(0))
+    for number in (1, 2):
+        job.drain(number)
+    assert len(job.take(messages.Release)) == 3
+    job.drain(0)
+    assert job.outcome(2).outcome.code == 0
+
+
+def test_a_signal_on_every_node_at_once_is_no_impatience():
+    """Slurm and Kubernetes send theirs to all: the grace is for saving."""
+    job = Job(least=2)
+    job.join(1)
+    job.say(0, messages.Interrupted(signal.SIGTERM))
+    job.say(1, messages.Interrupted(signal.SIGTERM))
+    assert {stop.grace for stop in job.take(messages.Stop)} == {30.0}
+    job.say(1, messages.Interrupted(signal.SIGTERM, again=True))
+    assert {stop.grace for stop in job.take(messages.Stop)} == {0.0}
+
+
 def test_a_node_that_has_done_its_work_may_go():
     job = Job(least=2)
     job.join(1)

@@ -1,0 +1,197 @@
+"""What happens before ranks run: during join, during start, and nodes that never find each other."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+
+from tests.faults.launcher import PORT
+from tests.faults.rows import DEAD, LOST, SOCKET, WELL, Expect, Row, lost
+from tests.faults.trial import Trial
+
+PATIENCE = ("--join-timeout", "3")
+GIVEN_UP = 3.0 + 2 * SOCKET
+"""Seconds from the start of a launcher, which itself takes some time, to its giving up."""
+
+TAKEN = """if True:
+    import socket, sys, time
+    sock = socket.create_server(("", int(sys.argv[1])))
+    print("ready", flush=True)
+    time.sleep(1000)
+"""
+
+ALONE = Expect(LOST, r"1/2 nodes joined, waiting for node 1.*--join-timeout", GIVEN_UP)
+UNREACHED = Expect(LOST, r"node 0 was not reached in 3 s \(--join-timeout\)", GIVEN_UP)
+
+
+def _nothing(trial: Trial) -> None:
+    """The way it was started is the fault."""
+
+
+def _signal(node: int, number: int) -> Callable[[Trial], None]:
+    def fault(trial: Trial) -> None:
+        trial.mark()
+        trial.runs[node].signal(number)
+
+    return fault
+
+
+def _joining(trial: Trial) -> None:
+    """Two of three nodes have joined."""
+    trial.begin(0, nnodes=3)
+    trial.begin(1, nnodes=3)
+    if trial.launcher == "torchrun":
+        return trial.until(lambda: trial.runs[1].connected(PORT), "a connection")
+    for number in (0, 1):
+        trial.said(number, "2/3 nodes joined")
+
+
+def _starting(trial: Trial) -> None:
+    """The job has been started on both nodes, and torch is still being imported."""
+    if trial.launcher == "torchrun":
+        trial.begin(0)
+        trial.begin(1)
+        return trial.until(lambda: all(host.find(r"python\S* -u .*program\.py") for host in trial.hosts), "ranks")
+    for number in (0, 1):
+        trial.begin(number, more=("--log-dir", str(trial.folder / f"logs{number}")))
+    for number in (0, 1):
+        trial.until(lambda number=number: list(trial.folder.glob(f"logs{number}/**/plan.json")), "the start")  # type: ignore[misc]
+
+
+def _killed_while_joining(node: int) -> Callable[[Trial], None]:
+    """The other goes on waiting, since somebody may come back; here it is told to end."""
+
+    def fault(trial: Trial) -> None:
+        trial.runs[node].signal(signal.SIGKILL)
+        trial.ended(node)
+        trial.said(1 - node, "has gone again|waiting for node 0")
+        trial.mark()
+        trial.runs[1 - node].signal(signal.SIGINT)
+
+    return fault
+
+
+def _late(trial: Trial) -> None:
+    trial.begin(0)
+    if trial.launcher == "ddplaunch":
+        trial.said(0, "1/2 nodes joined")
+    trial.lasts(3)
+    trial.begin(1)
+    trial.under_way()
+
+
+def _late_zero(trial: Trial) -> None:
+    trial.begin(1)
+    if trial.launcher == "ddplaunch":
+        trial.said(0, "waiting for node 0")
+    trial.lasts(3)
+    trial.begin(0)
+    trial.runs.reverse()
+    trial.under_way()
+
+
+def _alone(trial: Trial) -> None:
+    trial.begin(0)
+
+
+def _wrong_address(trial: Trial) -> None:
+    trial.begin(0)
+    trial.begin(1, address="10.77.0.99")
+
+
+def _wrong_port(trial: Trial) -> None:
+    trial.begin(0)
+    trial.begin(1, port=PORT + 100)
+
+
+def _taken(port: int) -> Callable[[Trial], None]:
+    def start(trial: Trial) -> None:
+        holder = trial.hosts[0].start([sys.executable, "-IS", "-c", TAKEN, str(port)], stdout=-1)
+        assert holder.stdout is not None
+        with holder.stdout as pipe:
+            pipe.readline()
+        trial.begin(0)
+        trial.begin(1)
+
+    return start
+
+
+def _firewall(trial: Trial) -> None:
+    trial.hosts[1].drop()
+    trial.begin(0)
+    trial.begin(1)
+
+
+def _two_jobs(trial: Trial) -> None:
+    """The second job has the same hosts and port; the first must not mind."""
+    trial.begin(0)
+    trial.begin(1)
+    trial.under_way()
+    trial.begin(0)
+    trial.begin(1)
+    if trial.launcher == "ddplaunch":
+        for number in (2, 3):
+            trial.ended(number)
+
+
+def _rows_of(moment: str, start: Callable[[Trial], None]) -> list[Row]:
+    """Ctrl-C and SIGTERM on either node."""
+    return [
+        Row(
+            f"{name} on node {node} {moment}",
+            _signal(node, number),
+            (Expect(128 + number), Expect(128 + number)),
+            start,
+        )
+        for name, number in (("Ctrl-C", signal.SIGINT), ("SIGTERM", signal.SIGTERM))
+        for node in (0, 1)
+    ]
+
+
+_INTERRUPTED = Expect(130)
+_REFUSED = Expect(2, rf"--master-port {PORT} is in use by", 2 * SOCKET)
+
+ROWS = [
+    *_rows_of("during join", _joining),
+    Row(
+        "supervisor of node 0 killed -9 during join",
+        _killed_while_joining(0),
+        (DEAD, _INTERRUPTED),
+        _joining,
+        torchrun=False,
+    ),
+    Row(
+        "supervisor of node 1 killed -9 during join",
+        _killed_while_joining(1),
+        (_INTERRUPTED, DEAD),
+        _joining,
+        torchrun=False,
+    ),
+    *_rows_of("during start", _starting),
+    Row("supervisor of node 0 killed -9 during start", _signal(0, signal.SIGKILL), (DEAD, lost(0)), _starting),
+    Row("supervisor of node 1 killed -9 during start", _signal(1, signal.SIGKILL), (lost(1), DEAD), _starting),
+    Row("node 1 starts late", _nothing, (WELL, WELL), _late, survives=True, slow=True),
+    Row("node 0 starts late", _nothing, (WELL, WELL), _late_zero, survives=True, slow=True),
+    Row("node 1 never comes", _nothing, (ALONE,), _alone, options=PATIENCE),
+    Row("wrong address on node 1", _nothing, (ALONE, UNREACHED), _wrong_address, options=PATIENCE),
+    Row("wrong port on node 1", _nothing, (ALONE, UNREACHED), _wrong_port, options=PATIENCE),
+    Row("master port taken on node 0", _nothing, (_REFUSED, UNREACHED), _taken(PORT), options=PATIENCE),
+    Row(
+        "control port taken on node 0",
+        _nothing,
+        (Expect(2, rf"--control-port {PORT + 1} is in use by", 2 * SOCKET), UNREACHED),
+        _taken(PORT + 1),
+        options=PATIENCE,
+        torchrun=False,
+    ),
+    Row("firewall that drops", _nothing, (ALONE, UNREACHED), _firewall, options=PATIENCE),
+    Row(
+        "two jobs on one port",
+        _nothing,
+        (WELL, WELL, _REFUSED, Expect(2, "taken twice|running already", 2 * SOCKET)),
+        _two_jobs,
+        survives=True,
+        slow=True,
+    ),
+]

@@ -1,0 +1,149 @@
+"""What happens to launchers while ranks run: killed, stopped, interrupted, told to end, also while they stop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from tests.faults.rows import DEAD, HEARTBEAT, LOST, SILENCE, SOCKET, WELL, Expect, Row, both, lost
+from tests.faults.trial import Trial
+
+GRACE = 3.0
+LONG = 10.0
+"""Seconds of grace that must not pass where somebody wants the end at once."""
+
+
+def _signal(node: int, number: int) -> Callable[[Trial], None]:
+    def fault(trial: Trial) -> None:
+        trial.mark()
+        trial.runs[node].signal(number)
+
+    return fault
+
+
+def _paused(trial: Trial) -> None:
+    trial.mark()
+    trial.runs[1].signal(signal.SIGSTOP)
+    trial.lasts(HEARTBEAT / 2)
+    trial.runs[1].signal(signal.SIGCONT)
+    trial.lasts(HEARTBEAT)
+
+
+def _stopped(node: int) -> Callable[[Trial], None]:
+    def fault(trial: Trial) -> None:
+        trial.mark()
+        trial.runs[node].signal(signal.SIGSTOP)
+        try:
+            trial.ended(1 - node)
+        finally:
+            trial.runs[node].signal(signal.SIGCONT)
+            trial.mark(node)
+
+    return fault
+
+
+def _stopping(trial: Trial) -> None:
+    """Ranks that ignore SIGTERM have got it on both nodes, and their grace runs."""
+    trial.begin(0)
+    trial.begin(1)
+    trial.under_way()
+    trial.runs[0].signal(signal.SIGTERM)
+    trial.said(1, "SIGTERM on node 0")
+    if trial.launcher == "ddplaunch":
+        trial.said(0, "stopping 2 ranks")
+
+
+def _failing(trial: Trial) -> None:
+    """A rank has failed on node 0, and those that ignore SIGTERM are waited for; everybody has been told."""
+    trial.begin(0)
+    trial.begin(1)
+    trial.under_way()
+    trial.order(1, "exit")
+    for number in (0, 1):
+        trial.said(number, "rank 1 exited with code 3")
+
+
+def _stop_row(what: str, node: int, number: int, expect: tuple[Expect, Expect]) -> Row:
+    name = f"{what} on node {node} while the job stops for SIGTERM"
+    options = ("--grace", f"{LONG:g}")
+    return Row(name, _signal(node, number), expect, _stopping, "deaf", options, torchrun=False)
+
+
+ROWS = [
+    Row("supervisor of node 1 killed -9", _signal(1, signal.SIGKILL), (lost(1), DEAD)),
+    Row("supervisor of node 0 killed -9", _signal(0, signal.SIGKILL), (DEAD, lost(0))),
+    Row(
+        "supervisor of node 1 killed -9 while the ranks compute silently",
+        _signal(1, signal.SIGKILL),
+        (lost(1), DEAD),
+        mode="silent",
+    ),
+    Row("supervisor of node 1 stopped for half the heartbeat timeout", _paused, (WELL, WELL), survives=True, slow=True),
+    Row(
+        "supervisor of node 1 stopped, continued after the verdict", _stopped(1), (lost(1, SILENCE), lost(0)), slow=True
+    ),
+    Row(
+        "supervisor of node 0 stopped, continued after the verdict",
+        _stopped(0),
+        (Expect(LOST, "was lost"), lost(0, SILENCE)),
+        slow=True,
+    ),
+    Row("Ctrl-C on node 0", _signal(0, signal.SIGINT), (Expect(130), Expect(130, "Ctrl-C on node 0"))),
+    Row("Ctrl-C on node 1", _signal(1, signal.SIGINT), (Expect(130, "Ctrl-C on node 1"), Expect(130))),
+    Row(
+        "Ctrl-C on node 0 while the ranks compute silently",
+        _signal(0, signal.SIGINT),
+        (Expect(130), Expect(130, "Ctrl-C on node 0")),
+        mode="silent",
+    ),
+    Row("SIGTERM on node 0", _signal(0, signal.SIGTERM), (Expect(143), Expect(143, "SIGTERM on node 0"))),
+    Row("SIGTERM on node 1", _signal(1, signal.SIGTERM), (Expect(143, "SIGTERM on node 1"), Expect(143))),
+    Row(
+        "SIGTERM on node 1, which the ranks ignore",
+        _signal(1, signal.SIGTERM),
+        both(143, within=GRACE + SOCKET),
+        mode="deaf",
+        options=("--grace", f"{GRACE:g}"),
+        slow=True,
+    ),
+    _stop_row("Ctrl-C", 0, signal.SIGINT, both(143)),
+    _stop_row("Ctrl-C", 1, signal.SIGINT, both(143)),
+    _stop_row("SIGTERM", 0, signal.SIGTERM, both(143)),
+    _stop_row("SIGTERM", 1, signal.SIGTERM, both(143)),
+    Row(
+        "supervisor of node 1 killed -9 while the job stops for SIGTERM",
+        _signal(1, signal.SIGKILL),
+        (Expect(143, within=GRACE + SOCKET), DEAD),
+        _stopping,
+        "deaf",
+        ("--grace", f"{GRACE:g}"),
+        torchrun=False,
+    ),
+    Row(
+        "supervisor of node 0 killed -9 while the job stops for SIGTERM",
+        _signal(0, signal.SIGKILL),
+        (DEAD, lost(0, GRACE + SOCKET)),
+        _stopping,
+        "deaf",
+        ("--grace", f"{GRACE:g}"),
+        torchrun=False,
+    ),
+    Row(
+        "supervisor of node 1 killed -9 while the job stops for a failure",
+        _signal(1, signal.SIGKILL),
+        (Expect(3, "rank 1 exited with code 3", GRACE + SOCKET), DEAD),
+        _failing,
+        "deaf",
+        ("--grace", f"{GRACE:g}"),
+        torchrun=False,
+    ),
+    Row(
+        "Ctrl-C on node 1 while the job stops for a failure",
+        _signal(1, signal.SIGINT),
+        both(130, "rank 1 exited with code 3", within=GRACE + SOCKET),
+        _failing,
+        "deaf",
+        ("--grace", f"{GRACE:g}"),
+        torchrun=False,
+    ),
+]

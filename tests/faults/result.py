@@ -1,0 +1,75 @@
+"""What became of a row, and what of it is not as it must be."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from tests.faults.rows import Expect, Row
+
+
+@dataclass
+class Seen:
+    """What became of one launcher.
+
+    Attributes:
+        code: its exit code; None: it still ran.
+        seconds: from the fault to its verdict; None: there was none.
+        left: the command lines of what still ran on its host, if that is up. files: temporary ones.
+    """
+
+    code: int | None
+    seconds: float | None
+    stderr: str
+    left: list[str]
+    files: list[str]
+
+
+@dataclass
+class Result:
+    """What became of a row; ``stuck`` is what was waited for in vain."""
+
+    row: Row
+    launcher: str
+    restarts: int
+    seen: list[Seen] = field(default_factory=list)
+    stuck: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the fault must not be the end of the job."""
+        return self.row.survives or (self.row.restarts and self.restarts > 0)
+
+    def complaints(self, allowance: float = 0.0) -> list[str]:
+        """What is not as it must be, with so many seconds beyond the bounds.
+
+        Codes, words, bounds and temporary files are our own contract: torchrun need only end as well or badly as the
+        job did, on every node, while it is watched, and leave nothing running.
+        """
+        found = [self.stuck] if self.stuck else []
+        for number, (seen, expect) in enumerate(zip(self.seen, self.row.expect, strict=False)):
+            where = f"launcher {number}: "
+            code = 0 if self.goes_on and expect.code != 2 else expect.code
+            if seen.code is None:
+                found.append(where + "still running")
+            elif bool(seen.code) != bool(code) or (self.launcher == "ddplaunch" and seen.code != code):
+                found.append(where + f"exit code {seen.code}, not {code}")
+            if seen.left:
+                found.append(where + f"left {len(seen.left)} running")
+            if self.launcher == "ddplaunch":
+                found += [where + each for each in self._broken(seen, expect, allowance)]
+        return found
+
+    def _broken(self, seen: Seen, expect: Expect, allowance: float) -> list[str]:
+        """Find what of our contract beyond exit codes was not kept."""
+        found = []
+        if not re.search(expect.text, seen.stderr):
+            found.append(f"no {expect.text!r} in what it said")
+        judged = expect.code > 0 or (self.row.restarts and self.restarts > 0)
+        if judged and seen.seconds is None:
+            found.append("no verdict")
+        elif judged and seen.seconds is not None and seen.seconds > expect.within + allowance:
+            found.append(f"{seen.seconds:.2f} s, where {expect.within:g} s are the bound")
+        if seen.files:
+            found.append(f"left the files {', '.join(seen.files)}")
+        return found

@@ -1,0 +1,82 @@
+"""What a row of the fault matrix is: how a job starts, the fault, and what must follow on each node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.faults.trial import Trial
+
+HEARTBEAT = 2.0
+"""The --heartbeat-timeout of all rows, in seconds: the least that there is."""
+
+SOCKET = 1.0
+"""Seconds from the fault to the verdict where a socket can tell."""
+
+SILENCE = HEARTBEAT + 1.0
+"""Seconds where nothing but silence tells."""
+
+LOST = 69
+"""The exit code where a node was lost or never came."""
+
+
+@dataclass(frozen=True)
+class Expect:
+    """What must become of one launcher.
+
+    Attributes:
+        code: its exit code, as ``subprocess`` has it: -9 is one that the fault itself killed.
+        text: a regular expression that its stderr must match.
+        within: seconds from the fault, or from its end where this node was stopped by it, to the verdict.
+    """
+
+    code: int
+    text: str = ""
+    within: float = SOCKET
+
+
+DEAD = Expect(-9)
+"""The fault was its end."""
+
+WELL = Expect(0)
+"""It survives, and ends when the job is told that it is enough."""
+
+
+def lost(number: int, within: float = SOCKET) -> Expect:
+    """It must say that this node was lost."""
+    return Expect(LOST, rf"node {number} .*was lost", within)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One fault.
+
+    Attributes:
+        expect: one for each launcher, in the order in which they are started; normally those of node 0 and node 1.
+        start: brings the job to where the fault happens; by default its four ranks are under way.
+        fault: makes it happen, and says when by ``trial.mark()``; what follows later (a thaw) it waits for itself.
+        mode: what the ranks do, as ``program`` has it.
+        options: for every launcher, beyond those that say who is who.
+        restarts: whether --max-restarts 1 leads to a second attempt, which trains and ends with 0.
+        survives: whether the job must live through it; it is told then that it is enough.
+        torchrun: whether there is such a thing with torchrun.
+        slow: whether it takes more than a few seconds.
+    """
+
+    name: str
+    fault: Callable[[Trial], None]
+    expect: tuple[Expect, ...]
+    start: Callable[[Trial], None] | None = None
+    mode: str = "talk"
+    options: tuple[str, ...] = ()
+    restarts: bool = False
+    survives: bool = False
+    torchrun: bool = True
+    slow: bool = False
+
+
+def both(code: int, text: str = "", within: float = SOCKET) -> tuple[Expect, Expect]:
+    """The same on both nodes."""
+    return Expect(code, text, within), Expect(code, text, within)

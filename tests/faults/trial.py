@@ -1,0 +1,184 @@
+"""One row of the matrix under one launcher: started, broken, watched to its end, and what was left counted."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.faults.launcher import PORT, PROGRAM, Run, command_line, words
+from tests.faults.result import Result, Seen
+from tests.faults.rows import Row
+from tests.hosts.network import Network
+
+PATIENCE = {"ddplaunch": 30.0, "torchrun": 60.0}
+"""Seconds that any wait of ours takes at most: how long a launcher is watched after the fault."""
+
+LEFT_PATIENCE = 1.0
+"""Seconds that the kernel and an init have to bury what a launcher has killed."""
+
+ALLOWANCE = 4.0
+"""Seconds beyond a row's bound in which the next thing must happen for a row to go on."""
+
+
+class Stuck(Exception):
+    """What a row waits for did not happen."""
+
+
+class Trial:
+    """A job on two hosts, for the functions of a row to handle."""
+
+    def __init__(self, row: Row, restarts: int, launcher: str, network: Network, folder: Path) -> None:
+        self.row, self.restarts, self.launcher, self.folder = row, restarts, launcher, folder
+        self.hosts = network.hosts
+        self.runs: list[Run] = []
+        self.patience = PATIENCE[launcher]
+
+    # What rows do
+
+    def begin(
+        self, node: int, *, nnodes: int = 2, address: str = "", port: int = PORT, more: Sequence[str] = ()
+    ) -> Run:
+        """Start the launcher of a node; the fault is now until another is marked."""
+        where = address or self.hosts[0].address
+        options = [*self.row.options, *more]
+        command = words(self.launcher, node, nnodes, where, port, self.restarts, options)
+        name = f"{len(self.runs)}-{self.hosts[node].name}"
+        run = Run(self.hosts[node], [*command, str(PROGRAM), self.row.mode, str(self.folder)], self.folder, name)
+        run.fault_at = time.monotonic()
+        self.runs.append(run)
+        return run
+
+    def until(self, condition: Callable[[], object], what: str, patience: float | None = None) -> None:
+        """Wait, and notice meanwhile which launchers end."""
+        deadline = time.monotonic() + (self.patience if patience is None else patience)
+        while not condition():
+            self.look()
+            if time.monotonic() > deadline:
+                raise Stuck(f"waited for {what}")
+            time.sleep(0.005)
+        self.look()
+
+    def look(self) -> None:
+        """Notice what has ended."""
+        for run in self.runs:
+            if run.verdict_at is None and run.process.poll() is not None:
+                run.verdict_at = time.monotonic()
+
+    def mark(self, *numbers: int) -> None:
+        """The fault is now, for these launchers or all."""
+        for number in numbers or range(len(self.runs)):
+            self.runs[number].fault_at = time.monotonic()
+
+    def under_way(self, times: int = 1) -> None:
+        """Wait until the four ranks have said so many times that they are under way."""
+
+        def ready() -> bool:
+            if ended := [run for run in self.runs[:2] if run.process.poll() is not None]:
+                raise Stuck(f"ended with {ended[0].code} before its ranks were under way: {ended[0].stderr()[-300:]}")
+            return sum(len(run.under_way()) for run in self.runs[:2]) >= 4 * times
+
+        self.until(ready, "ranks under way")
+
+    def said(self, number: int, text: str) -> None:
+        """Wait until a launcher has said something that matches."""
+        self.until(lambda: re.search(text, self.runs[number].stderr()), f"{text!r} from launcher {number}")
+
+    def goes_on(self, times: int = 2) -> None:
+        """Wait until the job has made progress from now on."""
+        before = self.runs[0].steps()
+        self.until(lambda: self.runs[0].steps() >= before + times, "progress of the job", 30)
+
+    def lasts(self, seconds: float) -> None:
+        """Let time pass: the fault is that it does. All launchers must live on."""
+        until = time.monotonic() + seconds
+        self.until(lambda: time.monotonic() > until or any(run.verdict_at for run in self.runs), "time")
+        if ended := [str(i) for i, run in enumerate(self.runs) if run.verdict_at]:
+            raise Stuck(f"launcher {', '.join(ended)} did not live through it")
+
+    def ended(self, number: int) -> None:
+        """Wait for the end of a launcher."""
+        self.until(lambda: self.runs[number].verdict_at, f"the end of launcher {number}")
+
+    def order(self, rank: int, what: str) -> None:
+        """Let a rank do something: exit, raise, leave."""
+        path = self.folder / f"rank{rank}"
+        path.with_suffix(".new").write_text(what)
+        path.with_suffix(".new").rename(path)
+
+    def rank_pid(self, rank: int) -> int:
+        """The pid of a rank's process, seen from here."""
+        run = self.runs[rank // 2]
+        return run.pid_outside([pid for number, _, pid in run.under_way() if number == rank][-1])
+
+    def enough(self) -> None:
+        """Tell the job to end well."""
+        (self.folder / "enough").touch()
+
+    # What becomes of it
+
+    def play(self) -> Result:
+        """Run the row to its end; everything on the hosts is still there when this returns."""
+        result = Result(self.row, self.launcher, self.restarts)
+        try:
+            self._start()
+            self.row.fault(self)
+            self._follow()
+        except Stuck as stuck:
+            result.stuck = str(stuck)
+        self.look()
+        result.seen = [self._seen(run) for run in self.runs]
+        return result
+
+    def _start(self) -> None:
+        if self.row.start is not None:
+            return self.row.start(self)
+        self.begin(0)
+        self.begin(1)
+        self.under_way()
+
+    def _follow(self) -> None:
+        """Wait for the verdict, and for what comes after it."""
+        expected = list(zip(self.runs, self.row.expect, strict=True))
+        if self.row.restarts and self.restarts:
+            self._restarted()
+        elif self.row.survives:
+            self.goes_on()
+            self.enough()
+        if self.launcher == "ddplaunch":
+            self.patience = max(expect.within for _, expect in expected) + 2 * ALLOWANCE
+        self.until(lambda: all(run.verdict_at for run in self.runs), "the end of all launchers")
+
+    def _restarted(self) -> None:
+        """The verdict is the announcement of the next attempt; that one has to train."""
+
+        def announced() -> bool:
+            for run in self.runs:
+                if run.verdict_at is None and "restart 1 of 1" in run.stderr():
+                    run.verdict_at = time.monotonic()
+            return all(run.verdict_at for run in self.runs)
+
+        if self.launcher == "ddplaunch":
+            self.until(announced, "the announcement of a restart")
+        self.under_way(2)
+        self.goes_on()
+        self.enough()
+        for run in self.runs:
+            self.until(lambda run=run: run.process.poll() is not None, "the end of the second attempt")  # type: ignore[misc]
+
+    def _seen(self, run: Run) -> Seen:
+        """Say what became of a launcher; what it left counts on hosts that are up."""
+        seconds = None if run.verdict_at is None or run.fault_at is None else run.verdict_at - run.fault_at
+        deadline = time.monotonic() + LEFT_PATIENCE
+        while (pids := self._left(run)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        ended = run.host.alive and run.process.poll() is not None
+        files = [path.name for path in run.tmp.iterdir()] if ended else []
+        return Seen(run.process.poll(), seconds, run.stderr(), [command_line(pid) for pid in pids], files)
+
+    def _left(self, run: Run) -> list[int]:
+        """What runs on its host beside other launchers and what the row itself has started there."""
+        others = {each.process.pid for each in self.runs if each.process.poll() is None}
+        started = {process.pid for process in run.host._started}
+        return [pid for pid in run.host.processes() if pid not in started or pid in others]
