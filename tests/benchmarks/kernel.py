@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
+import subprocess
 import time
+from dataclasses import dataclass
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
@@ -102,3 +105,42 @@ def processor_ms(pid: int) -> float:
 def _status(path: str, name: str) -> int:
     with open(path, encoding="ascii", errors="replace") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(name + ":"))
+
+
+def peak_memory(pid: int) -> float:
+    """MB of a process that were in memory at most (VmHWM)."""
+    return _status(f"/proc/{pid}/status", "VmHWM") * 1024 / 1e6
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def listens(port: int) -> bool:
+    """Whether anybody listens on a TCP port of this machine."""
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(path, encoding="ascii") as file:
+                if any(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A" for line in file):
+                    return True
+        except OSError:  # no IPv6
+            continue
+    return False
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one side of some connections has sent and received, TCP's own headers not counted."""
+
+    bytes_out: int
+    bytes_in: int
+    segments_out: int
+    segments_in: int
+
+
+def traffic(port: int) -> Traffic:
+    """The traffic of all connections that ``port`` of this machine has accepted and that still stand; asks ss."""
+    command = ["ss", "-tinH", "state", "established", "sport", "=", f":{port}"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    names = ("bytes_sent", "bytes_received", "data_segs_out", "data_segs_in")
+    return Traffic(*(sum(map(int, re.findall(rf"\b{name}:(\d+)", said))) for name in names))

@@ -1,0 +1,151 @@
+"""Many nodes played by this process: each says what a supervisor would say, and runs no rank.
+
+They read no more of a message than its name, so that the time goes into node 0, which is real.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from ddplaunch.control.failure import Failure
+from ddplaunch.control.messages import Beat, Drained, Failed, Finished, Hello, Message, Versions
+from ddplaunch.control.wire import encode
+from ddplaunch.loop import Loop
+from ddplaunch.plan.share import Share
+
+AGAIN = 0.5
+"""Seconds after which a player whom node 0 has dropped calls again."""
+
+DEVICES = ("cpu",)
+
+
+class Player:
+    """One node."""
+
+    def __init__(self, loop: Loop, hello: Hello, heard: Counter[str]) -> None:
+        """``heard`` counts messages of all players by their names, and "dropped" and "refused" connections."""
+        self._loop = loop
+        self._hello = hello
+        self._heard = heard
+        self._failures: tuple[Failure, ...] = ()
+        self._stopped = 1
+        self._drained = False
+        self.over = False
+        self._socket: socket.socket | None = None
+
+    def call(self, port: int) -> None:
+        self._coming = bytearray()
+        self._socket = socket.socket()
+        self._socket.setblocking(False)
+        self._socket.connect_ex(("127.0.0.1", port))
+        self._loop.watch(self._socket.fileno(), partial(self._readable, port))
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._loop.forget(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+    def say(self, message: Message) -> None:
+        self.say_frame(encode(message))
+
+    def say_frame(self, frame: bytes) -> None:
+        """Small enough that the kernel takes all of it, or the connection is lost."""
+        try:
+            if self._socket is not None:
+                self._socket.send(frame)
+        except OSError:
+            pass
+
+    def finish(self) -> None:
+        """Report that the ranks have done their work."""
+        self._stopped = 0
+        self.say(Finished(0))
+
+    def fail(self) -> None:
+        """Report what a supervisor does when its rank is killed."""
+        share = self._hello.share
+        failure = Failure(share.node_rank, 0, share.host, 1, 0, None, 9, None, None, time.time(), None)
+        self._failures, self._stopped = (failure,), 0
+        self.say(Failed(0, failure, time.time()))
+
+    def _readable(self, port: int) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            if not self.over:
+                self._heard["dropped"] += 1
+                self._loop.after(AGAIN, partial(self.call, port))
+            return
+        self._coming += data
+        while len(self._coming) >= 4:
+            (length,) = struct.unpack_from("!I", self._coming)
+            if len(self._coming) < 4 + length:
+                return
+            name = bytes(self._coming[11:24]).partition(b'"')[0].decode()  # behind the length and {"op":"
+            del self._coming[: 4 + length]
+            self._heard[name] += 1
+            match name:
+                case "Welcome":
+                    self.say(self._hello)
+                case "Stop" | "Release" if not self._drained:
+                    self._drained = True
+                    self.say(Drained(0, self._failures, self._stopped, time.time()))
+                case "End" | "Refused":
+                    self.over = True
+
+
+class Players:
+    """Nodes 1 to ``nodes`` - 1 of a job, on a loop of their own."""
+
+    def __init__(self, nodes: int, heartbeat_timeout: float = 15.0) -> None:
+        """``heartbeat_timeout`` is node 0's."""
+        self.heard: Counter[str] = Counter()
+        self._loop = Loop()
+        self._beat_every = heartbeat_timeout / 4
+        self._frame = encode(Beat())
+        python = Versions(f"{sys.version_info.major}.{sys.version_info.minor}")
+        hellos = [
+            Hello(Share(rank, f"host-{rank:05}", DEVICES), str(nodes), None, "/bin/sh", None, 0, python, (), "0" * 32)
+            for rank in range(1, nodes)
+        ]
+        self.all = [Player(self._loop, hello, self.heard) for hello in hellos]
+        self._loop.after(self._beat_every, self._beat)
+        self._tick()
+
+    def call(self, port: int) -> None:
+        """All call node 0's control port at once, as a cluster's nodes do that were all told to start."""
+        for player in self.all:
+            player.call(port)
+
+    def close(self) -> None:
+        for player in self.all:
+            player.close()
+
+    def until(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Play until something is done; return whether it was within so many seconds."""
+        over = time.monotonic() + seconds
+        while not (there := done()) and time.monotonic() < over:
+            self._loop.step()
+        return there
+
+    def _tick(self) -> None:
+        """Let ``until`` look at the clock."""
+        self._loop.after(0.02, self._tick)
+
+    def _beat(self) -> None:
+        self._loop.after(self._beat_every, self._beat)
+        for player in self.all:
+            player.say_frame(self._frame)
