@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 
 import pytest
 
-from tests.conftest import write
+from tests.conftest import clean_environment, write
 
 SCRIPT = """
 import torch
@@ -69,3 +72,26 @@ def test_restarts_of_one_node_alone_are_refused(launch, tmp_path):
     assert done.returncode == 2
     assert "--max-restarts 3 with --control none: each node would restart alone" in done.stderr
     assert "started" not in done.stdout
+
+
+def test_a_node_started_by_hand_with_the_printed_variables(start, launch, tmp_path):
+    """What ``--dry-run --json`` prints of the other node is all that its ranks need, without ddplaunch there."""
+    write(tmp_path, "train.py", SCRIPT)
+    options = ("--nnodes", "2", "--nproc", "1,2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    node = ("run", *options, "--node-rank", "0", "--control", "none", "train.py")
+    plan = json.loads(launch("run", "--dry-run", "--json", *node[1:]).stdout)
+    job = start(*node)
+    others = [
+        subprocess.Popen(
+            [sys.executable, *rank["argv"][1:]],
+            cwd=tmp_path,
+            env=clean_environment(rank["env"]),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in plan["ranks"]
+        if rank["node_rank"] == 1
+    ]
+    said = [other.communicate(timeout=90)[0] for other in others]
+    assert job.wait() == 0, job.stderr()
+    assert [text.strip() for text in said] == ["rank 1 of 3 sum 6", "rank 2 of 3 sum 6"]

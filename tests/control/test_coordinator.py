@@ -177,6 +177,25 @@ def test_mismatched_versions_can_be_allowed():
     ]
 
 
+def test_gpus_of_different_models_are_said():
+    job = Job(least=2)
+    job.coordinator = Coordinator(
+        job.rules,
+        job.hello(0, gpus=("H100",)),
+        "id",
+        lambda number, message: job.told.append((number, message)),
+        job.after,
+    )
+    job.coordinator.open()
+    hello = job.hello(1, gpus=("A100", "V100"))
+    assert job.coordinator.refusal(hello) is None
+    job.coordinator.join(hello)
+    (note,) = job.take(messages.Note, 1)
+    assert note.text == (
+        "the GPU model differs: node 0 (n0) has H100, node 1 (n1) has A100 and V100: the slower ones set the pace"
+    )
+
+
 def test_the_first_failure_stops_all_and_is_told_to_all():
     job = Job(least=2)
     job.join(1)
