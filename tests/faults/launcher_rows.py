@@ -21,6 +21,18 @@ def _signal(node: int, number: int) -> Callable[[Trial], None]:
     return fault
 
 
+def _repeated(node: int, number: int) -> Callable[[Trial], None]:
+    """Impatience is a node's own second signal: schedulers send the first to every node at once, and mean the grace."""
+
+    def fault(trial: Trial) -> None:
+        trial.runs[node].signal(number)
+        trial.said(node, "again ends them at once")
+        trial.mark()
+        trial.runs[node].signal(number)
+
+    return fault
+
+
 def _paused(trial: Trial) -> None:
     trial.mark()
     trial.runs[1].signal(signal.SIGSTOP)
@@ -64,9 +76,10 @@ def _failing(trial: Trial) -> None:
 
 
 def _stop_row(what: str, node: int, number: int, expect: tuple[Expect, Expect]) -> Row:
-    name = f"{what} on node {node} while the job stops for SIGTERM"
+    name = f"{what}{', twice,' if node else ''} on node {node} while the job stops for SIGTERM"
     options = ("--grace", f"{LONG:g}")
-    return Row(name, _signal(node, number), expect, _stopping, "deaf", options, torchrun=False)
+    fault = _repeated(node, number) if node else _signal(node, number)
+    return Row(name, fault, expect, _stopping, "deaf", options, torchrun=False)
 
 
 ROWS = [
