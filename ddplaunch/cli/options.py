@@ -14,6 +14,7 @@ SECTIONS = {
     "What the target is": ("--module", "--no-python"),
     "What runs where": ("--nproc", "--gpus", "--oversubscribe", "--bind"),
     "Several nodes": (
+        "--cluster",
         "--nnodes",
         "--node-rank",
         "--master-addr",
@@ -109,6 +110,11 @@ _OPTIONS = (
     ),
     click.option("--oversubscribe", is_flag=True, help="Let ranks share GPUs."),
     click.option("--bind", type=click.Choice(["numa"]), help="Pin each rank to the CPUs beside its GPU."),
+    click.option(
+        "--cluster",
+        metavar="NAME",
+        help="Whose variables say what is not typed here: slurm, openmpi, …, or none.  [default: whoever started us]",
+    ),
     click.option(
         "--nnodes",
         metavar="N",

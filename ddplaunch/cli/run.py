@@ -10,6 +10,7 @@ import click
 
 from ddplaunch.cli.options import SECTIONS, options
 from ddplaunch.cli.placement import HELP, Placed, place
+from ddplaunch.cli.surroundings import look_around, place_of, surroundings_notes
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -104,10 +105,14 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     found = find(target, args, as_module=flags["module"], as_program=flags["no_python"], cwd=_cwd())
     _check_arguments(found)
     _check_start(flags, found)
+    surroundings = look_around(flags)
     _check_nodes(flags)
     flags["least"], flags["nnodes"] = flags["nnodes"]
+    flags["place"], flags["surroundings"] = place_of(surroundings), surroundings and surroundings.cluster
     request = Request(**{name: flags[name] for name in Request.__dataclass_fields__})
     machine, notes = _look_at_machine(request)
+    if surroundings:
+        notes = (*surroundings_notes(surroundings), *notes)
     plan = make(request, found, machine, os.environ, flags["run_id"] or _run_id(), notes)
     shown = _shown_ranks(flags["show"], plan)
     _check_stdin(flags["stdin"], plan)
@@ -252,6 +257,7 @@ def _look_at_machine(request: Request) -> tuple[Machine, tuple[str, ...]]:
             for device, each in zip(visible.devices, visible.gpus, strict=True)
         ),
         slots_source=visible.source,
+        bound=len(hardware.cpu.allowed) < (os.cpu_count() or 1),
         variables=visible.environ,
     )
     return machine, (*hardware.notes, *visible.notes)

@@ -46,6 +46,38 @@ class Rank:
     cpus: Cpus | None
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where one rank stands among the ranks that somebody else, like mpirun, has started; None is not known."""
+
+    local_rank: int
+    local_world_size: int | None
+    node_rank: int | None
+    nnodes: int | None
+
+    def slot(self, slots: Sequence[Slot]) -> Slot:
+        """What it runs on: its own of several devices, or the only one that it sees."""
+        return slots[self.local_rank % len(slots)]
+
+    def variables(self, slots: Sequence[Slot]) -> dict[str, str | None]:
+        """The variables that tell of this, None where there is nothing to tell.
+
+        A rank that sees only its own GPU (srun --gpus-per-task=1) has LOCAL_RANK 0: programs choose their device by it.
+        """
+        masked = len(slots) == 1 and slots[0].device != "cpu"
+
+        def told(value: int | None) -> str | None:
+            return None if value is None else str(value)
+
+        return {
+            "LOCAL_RANK": "0" if masked else str(self.local_rank),
+            "LOCAL_WORLD_SIZE": told(self.local_world_size),
+            "GROUP_RANK": told(self.node_rank),
+            "GROUP_WORLD_SIZE": told(self.nnodes),
+            "NODE_RANK": told(self.node_rank),
+        }
+
+
 def parse_nproc(text: str, nnodes: int, *, gpus: int, physical_cpus: int) -> tuple[tuple[int, ...], str]:
     """Read ``--nproc``; return the count of every node and where it comes from, as a person would say it.
 

@@ -20,7 +20,12 @@ from ddplaunch.plan.target import Kind, Target
 
 @dataclass(frozen=True)
 class Request:
-    """What was typed; None where a flag was not given. ``--nnodes 2:4`` is ``least`` 2 and ``nnodes`` 4."""
+    """What was typed; None where a flag was not given. ``--nnodes 2:4`` is ``least`` 2 and ``nnodes`` 4.
+
+    Attributes:
+        place: set where this process is to be one rank of those that somebody else started; each is a node here.
+        surroundings: the system whose variables filled in what nobody typed: the fields in ``found``.
+    """
 
     nproc: str | None = None
     nnodes: int = 1
@@ -34,13 +39,21 @@ class Request:
     oversubscribe: bool = False
     bind: str | None = None
     max_restarts: int = 0
+    place: layout.Place | None = None
+    surroundings: str | None = None
+    found: frozenset[str] = frozenset()
+
+    def sourced(self, name: str, sourced: Sourced) -> Sourced:
+        """Correct the source of a value that looks typed, and was found."""
+        return Sourced(sourced.value, self.surroundings or "") if name in self.found else sourced
 
 
 @dataclass(frozen=True)
 class Machine:
     """What this machine said: its name, the CPUs allowed to us, its cores, its NUMA nodes, and the devices we may use.
 
-    ``slots_source`` says how the devices were found; ``variables`` are what must be set for ranks to see just these.
+    ``bound`` is whether somebody has given this process fewer CPUs than the machine has, ``slots_source`` says how the
+    devices were found; ``variables`` are what must be set for ranks to see just these.
     """
 
     host: str
@@ -49,6 +62,7 @@ class Machine:
     numa: tuple[Cpus, ...] = ()
     slots: tuple[Slot, ...] = ()
     slots_source: str = ""
+    bound: bool = True
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -71,6 +85,7 @@ class Plan:
         variables: what all ranks get beside the variables of their place (``environment`` has them all).
         least: the fewest nodes that an elastic job runs with; it is planned for the most.
         gpus: the models of this machine's devices that ranks use.
+        place: variables of this machine's rank that differ from what its number says, None where they are not set.
         missing: the options without which this node cannot start its share on its own.
     """
 
@@ -89,6 +104,7 @@ class Plan:
     notes: tuple[str, ...]
     least: int | None = None
     gpus: tuple[str, ...] = ()
+    place: Mapping[str, str | None] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 
     @property
@@ -116,7 +132,7 @@ class Plan:
 
     def environment(self, rank: Rank, attempt: int = 0) -> dict[str, str]:
         """Return the variables of one rank in the given attempt (0 is the first)."""
-        return worker_environment(
+        variables = worker_environment(
             rank,
             self.nodes[rank.node_rank],
             nnodes=self.nnodes,
@@ -128,6 +144,10 @@ class Plan:
             max_restarts=self.max_restarts,
             variables=self.variables,
         )
+        if self.place and rank.node_rank == self.node_rank:
+            placed = {**variables, **self.place}
+            variables = {name: value for name, value in placed.items() if value is not None}
+        return variables
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as the one object that ``--dry-run --json`` prints (docs/dry-run.md has the fields)."""
@@ -190,10 +210,16 @@ def make(
     nnodes = request.nnodes
     if nnodes < 1:
         raise UsageError(f"--nnodes {nnodes}: a job has at least one node", "leave it out for this machine alone")
-    node_rank = _node_rank(request, environ)
+    node_rank = request.sourced("node_rank", _node_rank(request, environ))
     here = int(node_rank.value)
     counts, counts_source = _counts(request, machine)
+    if "nproc" in request.found:
+        counts_source = request.surroundings or ""
     slots = machine.slots or (Slot("cpu"),)
+    place = request.place
+    placed = place.variables(slots) if place else {}
+    if place:
+        slots = (place.slot(slots),)
     backend = rendezvous.backend(request.backend, request.init_method, slots[0].device)
     if backend and target.kind is Kind.PROGRAM:
         raise UsageError(
@@ -209,10 +235,13 @@ def make(
         here=machine.host if here == 0 else None,
         environ=environ,
     )
+    address, port = request.sourced("master_addr", address), request.sourced("master_port", port)
     bound: dict[int, tuple[Cpus, ...]] = {}
     if request.bind == "numa":
         bound = {count: layout.numa_binding(slots, count, machine.numa, machine.allowed_cpus) for count in set(counts)}
-    threads = {count: _threads(count, machine, bound.get(count, ()), environ) for count in set(counts)}
+    # Ranks that somebody else started, and did not bind, share the machine's CPUs.
+    sharing = place.local_world_size or 1 if place and not machine.bound else 1
+    threads = {count: _threads(count * sharing, machine, bound.get(count, ()), environ) for count in set(counts)}
     nodes = _nodes(
         counts, counts_source, {count: each.value for count, each in threads.items()}, here, machine, address
     )
@@ -229,7 +258,7 @@ def make(
     ]
     sources = {"--node-rank": node_rank, "--master-addr": address, "--master-port": port}
     missing = [flag for flag, sourced in sources.items() if sourced.source in (ASSUMED, MISSING)]
-    if counts_source not in ("--nproc", "--gpus"):
+    if counts_source not in ("--nproc", "--gpus", request.surroundings):
         missing.append("--nproc as a number")
     return Plan(
         run_id=run_id,
@@ -249,6 +278,7 @@ def make(
         facts=tuple(facts),
         notes=tuple(noted),
         least=request.least if request.least != nnodes else None,
+        place=placed,
         gpus=tuple(dict.fromkeys(slot.name for slot in machine.slots)),
         missing=tuple(missing) if nnodes > 1 else (),
     )

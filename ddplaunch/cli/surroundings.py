@@ -1,0 +1,98 @@
+"""What the surroundings say, where flags are silent: a finding of ``clusters`` becomes part of the request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ddplaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddplaunch.clusters.finding import Finding
+    from ddplaunch.plan.layout import Place
+
+INSIDE = "DDPLAUNCH_DEVICE"
+"""Every rank of ours has it: what a rank starts with ddplaunch is a job of its own, not that rank again."""
+
+_NODES = {"nnodes", "node_rank"}
+"""Who types one of these describes the job himself; what was found of it then says nothing."""
+
+
+def look_around(flags: dict[str, Any]) -> Finding | None:
+    """Fill in what nobody typed from what the surroundings say; return what was used, None where nothing was.
+
+    ``flags["nnodes"]`` is (fewest, most) here; an elastic job describes itself.
+
+    Raises:
+        UsageError: the variables make no sense, or contradict what was typed.
+    """
+    from ddplaunch.clusters import find
+
+    context = click.get_current_context()
+    typed = {
+        name
+        for name in flags
+        if (source := context.get_parameter_source(name)) is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+    }
+    flags["found"] = frozenset()
+    if INSIDE in os.environ and flags["cluster"] is None:
+        return None
+    found = find(os.environ, flags["cluster"])
+    if found is None or (typed & _NODES and flags["cluster"] is None):
+        return None
+    if found.place is not None:
+        if flags["nproc"] not in (None, "1"):
+            place = found.place
+            raise UsageError(
+                f"this is rank {place.rank} of {place.world_size} already ({found.cluster}), and --nproc "
+                f"{flags['nproc']} would start more in each",
+                "leave --nproc out; or start one process a node; or --cluster none",
+            )
+        _fill(flags, typed, nnodes=(found.place.world_size,) * 2, node_rank=found.place.rank, nproc="1")
+    else:
+        _fill(flags, typed, nnodes=(found.nnodes,) * 2, node_rank=found.node_rank, nproc=found.nproc)
+    if flags["nnodes"] == (1, 1):
+        return found
+    by_variable = {"master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
+    silent = {name for name, variable in by_variable.items() if not os.environ.get(variable)}
+    _fill(
+        flags,
+        typed,
+        **{name: getattr(found, name.removeprefix("master_").replace("addr", "address")) for name in silent},
+    )
+    _fill(flags, typed, run_id=found.run_id)
+    return found
+
+
+def _fill(flags: dict[str, Any], typed: set[str], **values: Any) -> None:
+    for name, value in values.items():
+        if name not in typed and value is not None:
+            flags[name] = value
+            flags["found"] |= {name}
+
+
+def place_of(found: Finding | None) -> Place | None:
+    """This process's place as the plan has it, where somebody else has started all ranks."""
+    if found is None or found.place is None:
+        return None
+    from ddplaunch.plan.layout import Place
+
+    return Place(found.place.local_rank, found.place.local_world_size, found.node_rank, found.nnodes)
+
+
+def surroundings_notes(found: Finding) -> Iterator[str]:
+    """Say in one line what was found, and from which variables; once for the job, unless there is more to say."""
+    if found.place is not None:
+        first, many = found.place.rank == 0, found.place.world_size > 1
+        what = f"rank {found.place.rank} of {found.place.world_size}"
+    else:
+        first, many = found.node_rank == 0, (found.nnodes or 1) > 1
+        what = f"node {found.node_rank} of {found.nnodes}"
+    if many and first:
+        where = f", at {found.address}" if found.address else ""
+        yield f"{found.cluster}: this is {what}{where} ({', '.join(found.variables)}; --cluster none to ignore)"
+    if first:
+        yield from found.notes

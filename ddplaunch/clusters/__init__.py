@@ -1,0 +1,111 @@
+"""What the surroundings say of this process: one short file a system, and ``find`` over all of them.
+
+Variables in, facts out: no scheduler is asked and no MPI is loaded; three systems give a file of hosts, which is read.
+What is done with a finding, and which flags go before it, is for who asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddplaunch.clusters.finding import Finding
+
+__all__ = ["NAMES", "NONE", "find"]
+
+_SIGNS = {
+    # Who numbered this very process. torch's variables come last in a chain of launchers, so they are read first;
+    # Azure's of one process a node look like them and mean a node.
+    "torchelastic": ("TORCHELASTIC_RUN_ID",),
+    "azureml": ("AZUREML_EXPERIMENT_ID",),
+    "torch": ("LOCAL_RANK",),
+    "submitit": ("SUBMITIT_EXECUTOR",),
+    # mpirun inside a Slurm allocation starts one daemon a node as a step, and all processes of a node have the
+    # daemon's SLURM_PROCID.
+    "openmpi": ("OMPI_COMM_WORLD_RANK",),
+    "pals": ("PALS_LOCAL_RANKID",),
+    "mpich": ("MPI_LOCALRANKID",),
+    "mvapich": ("MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK"),
+    "flux": ("FLUX_TASK_RANK",),
+    "slurm": ("SLURM_JOB_ID",),
+    # Who numbered the nodes.
+    "skypilot": ("SKYPILOT_NODE_IPS",),
+    "sagemaker": ("SM_HOSTS",),
+    "kubeflow": ("PET_NNODES", "KUBERNETES_SERVICE_HOST"),
+    "kubernetes": ("JOB_COMPLETION_INDEX",),
+    # Who gave the hosts; jsrun among them, which Open MPI and others leave to it.
+    "lsf": ("LSB_JOBID", "JSM_NAMESPACE_RANK"),
+    "pbs": ("PBS_JOBID",),
+    "sge": ("PE_HOSTFILE",),
+}
+"""The systems in the order in which they are asked, the more specific first, and the variables one of which each has.
+
+Only the files of those that show a sign are imported.
+"""
+
+NAMES = tuple(_SIGNS)
+
+NONE = "none"
+"""What ``--cluster`` calls looking at nothing."""
+
+_ALLOCATORS = ("slurm", "pbs", "lsf", "sge")
+
+
+def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
+    """Return what the first system that knows this process tells of it, None where none does.
+
+    Args:
+        only: the one system to ask, or "none".
+
+    Raises:
+        UsageError: there is no such system or nothing of it here; a variable is no number or contradicts another.
+    """
+    if only == NONE:
+        return None
+    if only is not None and only not in _SIGNS:
+        raise UsageError(f"--cluster {only} is none that is known", ", ".join((*NAMES, NONE)))
+    for name in NAMES if only is None else (only,):
+        if _shows(name, environ):
+            finding: Finding | None = import_module(f"ddplaunch.clusters.{name}").find(environ)
+            if finding:
+                return _completed(finding, environ)
+    if only is not None:
+        raise UsageError(
+            f"--cluster {only}: nothing here is of it; its sign is {' or '.join(_SIGNS[only])}",
+            "leave --cluster out to see what there is",
+        )
+    return None
+
+
+def _shows(name: str, environ: Mapping[str, str]) -> bool:
+    return any(environ.get(sign) for sign in _SIGNS[name])
+
+
+def _completed(finding: Finding, environ: Mapping[str, str]) -> Finding:
+    """Add what the batch system around it tells to what a launcher does not: where node 0 is, and a port of the job's.
+
+    MPI's launchers number processes and are silent about hosts; unless told otherwise they fill those of the
+    allocation in its order, so that rank 0 is on the first.
+    """
+    from dataclasses import replace
+
+    from ddplaunch.clusters.reading import job_port
+
+    if finding.nnodes == 1 and not finding.place:
+        return finding
+    for name in _ALLOCATORS:
+        given = import_module(f"ddplaunch.clusters.{name}").allocation(environ) if _shows(name, environ) else None
+        if given:
+            if finding.port is None:
+                finding = replace(finding, port=job_port(given.job))
+            if finding.address is None and given.hosts:
+                first = given.hosts[0]
+                note = f"{first}, the first of {given.variable}, is taken for rank 0's: else --master-addr HOST"
+                variables = (*finding.variables, given.variable)
+                finding = replace(finding, address=first, variables=variables, notes=(*finding.notes, note))
+            break
+    return finding

@@ -1,0 +1,60 @@
+"""What a system's variables tell: the facts alone, without a decision; what to do about them is for who asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process's place where the system has started all of them; a local size that nobody tells is None."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Where this process stands in a job, as the system around it tells.
+
+    Without a ``place`` it is one node of the job and starts the node's processes; with one, the system has started
+    every process already and this is one of them.
+
+    ``nnodes`` and ``node_rank`` are None only beside a place, where the system does not tell them: MPI's launchers
+    number processes, not nodes, and dividing a rank by a local size is wrong wherever nodes differ or take turns.
+    """
+
+    cluster: str
+    """The system's name, for ``--cluster`` and for people."""
+    variables: tuple[str, ...]
+    """What it was read from."""
+    nnodes: int | None
+    node_rank: int | None
+    address: str | None = None
+    """Node 0's; None where the system does not tell."""
+    port: int | None = None
+    """The system's own, or derived from the job's id; the one behind it is as free. None where there is neither."""
+    run_id: str | None = None
+    nproc: str | None = None
+    """Processes a node as ``--nproc`` has it: "8", "auto"."""
+    place: Place | None = None
+    notes: tuple[str, ...] = ()
+    """What people should know of it."""
+
+    def __post_init__(self) -> None:
+        assert self.place or (self.nnodes is not None and self.node_rank is not None), self
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What a batch system has given a job; it says nothing of this process, which may be one script on the first host.
+
+    ``job`` is the job's id; ``hosts`` in the system's order, each once, empty where they cannot be read here.
+    """
+
+    job: str
+    hosts: tuple[str, ...]
+    variable: str
+    """What the hosts were read from."""

@@ -1,0 +1,39 @@
+"""Flux: a task of ``flux run`` or ``flux submit``.
+
+The script of ``flux batch`` and the shell of ``flux alloc`` have none of these variables: the broker clears them.
+Names are those of ``man flux-environment``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch.clusters.finding import Finding
+from ddplaunch.clusters.reading import is_set, job_port, number, started, text
+
+JOB_ID = "FLUX_JOB_ID"  # ƒ2WzFTu3ry1 or f2WzFTu3ry1
+RANK = "FLUX_TASK_RANK"  # 3
+SIZE = "FLUX_JOB_SIZE"  # 4
+NNODES = "FLUX_JOB_NNODES"  # 2; each has one task or more
+LOCAL_RANK = "FLUX_TASK_LOCAL_ID"  # 1
+
+
+def find(environ: Mapping[str, str]) -> Finding | None:
+    """Tell of a task that Flux has started.
+
+    Raises:
+        UsageError: a variable is missing, is no number, or contradicts another.
+    """
+    if not is_set(environ, RANK):
+        return None
+    job = text(environ, JOB_ID)
+    return started(
+        "flux",
+        (RANK, SIZE, LOCAL_RANK, NNODES),
+        rank=number(environ, RANK),
+        size=number(environ, SIZE),
+        local_rank=number(environ, LOCAL_RANK),
+        nnodes=number(environ, NNODES),
+        port=job_port(job),
+        run_id=job,
+    )

@@ -1,0 +1,67 @@
+"""Kubeflow: a pod of a TrainJob (PET_*, as torchrun's options) or of a PyTorchJob (RANK; PET_* in newer ones).
+
+A PyTorchJob's RANK is the pod's index, not a process's, and WORLD_SIZE counts pods or processes, by version. That no
+process is meant shows in the missing LOCAL_RANK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch.clusters.finding import Finding
+from ddplaunch.clusters.reading import OFF, check_below, is_set, number, number_if_set, text, to_number
+from ddplaunch.errors import UsageError
+
+NNODES = "PET_NNODES"  # 2, or 1:3 where the job is elastic
+NPROC = "PET_NPROC_PER_NODE"  # 8, auto, gpu, cpu
+PET_NODE_RANK = "PET_NODE_RANK"  # 1
+PET_ADDRESS = "PET_MASTER_ADDR"  # trainjob-node-0-0.trainjob
+PET_PORT = "PET_MASTER_PORT"  # 29500
+RUN_ID = "PET_RDZV_ID"  # my-job
+
+POD = "RANK"  # 1
+PODS = "WORLD_SIZE"  # 2
+ADDRESS = "MASTER_ADDR"  # job-master-0
+PORT = "MASTER_PORT"  # 23456
+LOCAL_RANK = "LOCAL_RANK"  # never
+IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # 10.96.0.1, in every pod
+
+COUNTERS = ("auto", "gpu", "cpu")
+
+
+def find(environ: Mapping[str, str]) -> Finding | None:
+    """Tell of a pod of a job.
+
+    Raises:
+        UsageError: a variable is missing, is no number, or contradicts another; the job is elastic.
+    """
+    if is_set(environ, NNODES):
+        least, colon, most = environ[NNODES].partition(":")
+        if colon and least != most:
+            raise UsageError(f"{NNODES}={environ[NNODES]}: no pod of an elastic job is told its node rank", OFF)
+        nnodes, count_name = to_number(least, NNODES), NNODES
+        pod = PET_NODE_RANK if is_set(environ, PET_NODE_RANK) else POD
+        address = PET_ADDRESS if is_set(environ, PET_ADDRESS) else ADDRESS
+        port = PET_PORT if is_set(environ, PET_PORT) else PORT
+    elif is_set(environ, IN_KUBERNETES, POD, PODS, ADDRESS) and not is_set(environ, LOCAL_RANK):
+        nnodes, count_name = number(environ, PODS), PODS
+        pod, address, port = POD, ADDRESS, PORT
+    else:
+        return None
+    node_rank = number(environ, pod)
+    check_below(node_rank, nnodes, pod, count_name)
+    return Finding(
+        "kubeflow",
+        (count_name, pod, address),
+        nnodes=nnodes,
+        node_rank=node_rank,
+        address=text(environ, address) if nnodes > 1 else environ.get(address) or None,
+        port=number_if_set(environ, port),
+        run_id=environ.get(RUN_ID) or None,
+        nproc=_nproc(environ),
+    )
+
+
+def _nproc(environ: Mapping[str, str]) -> str | None:
+    asked = environ.get(NPROC) or None
+    return asked if asked in (None, *COUNTERS) else str(number(environ, NPROC))

@@ -1,0 +1,40 @@
+"""Kubernetes without an operator: a pod of an indexed Job, alone or in a JobSet.
+
+Kubernetes tells a pod its index and no more; how many there are and where the first is stand in variables that the
+Job's template sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch.clusters.finding import Finding
+from ddplaunch.clusters.reading import check_below, is_set, number, number_if_set, text
+
+INDEX = "JOB_COMPLETION_INDEX"  # 1
+NNODES = "DDPLAUNCH_NNODES"  # 2
+ADDRESS = "MASTER_ADDR"  # job-0.job
+PORT = "MASTER_PORT"  # 29500
+
+
+def find(environ: Mapping[str, str]) -> Finding | None:
+    """Tell of a pod of an indexed Job; where its size is not told it is one of many jobs, as is usual without us.
+
+    Raises:
+        UsageError: a variable is missing, is no number, or contradicts another.
+    """
+    if not is_set(environ, INDEX):
+        return None
+    if not is_set(environ, NNODES):
+        note = f"{INDEX}={environ[INDEX]} and no {NNODES}: this pod is taken for a job of its own"
+        return Finding("kubernetes", (INDEX,), nnodes=1, node_rank=0, notes=(note,))
+    nnodes, node_rank = number(environ, NNODES), number(environ, INDEX)
+    check_below(node_rank, nnodes, INDEX, NNODES)
+    return Finding(
+        "kubernetes",
+        (INDEX, NNODES, ADDRESS),
+        nnodes=nnodes,
+        node_rank=node_rank,
+        address=text(environ, ADDRESS) if nnodes > 1 else environ.get(ADDRESS) or None,
+        port=number_if_set(environ, PORT),
+    )

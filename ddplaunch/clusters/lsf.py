@@ -1,0 +1,63 @@
+"""LSF: ``jsrun``, which sets JSM_NAMESPACE_*, or a job's script.
+
+On systems with jsrun the script runs on a launch node, which is the first line of the job's rank file and has no
+process of the job; on others the first line is a host like the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch.clusters.finding import Allocation, Finding
+from ddplaunch.clusters.reading import (
+    batch_script,
+    is_set,
+    job_port,
+    number,
+    number_if_set,
+    read_hosts,
+    started,
+    to_number,
+)
+
+JOB_ID = "LSB_JOBID"  # 4711
+RANKFILE = "LSB_DJOB_RANKFILE"  # /home/me/.lsbatch/1700000000.4711.hostfile: one host a line, once for every slot
+CSM_ID = "CSM_ALLOCATION_ID"  # 17, where the system has launch nodes
+
+RANK = "JSM_NAMESPACE_RANK"  # 3
+SIZE = "JSM_NAMESPACE_SIZE"  # 4
+LOCAL_RANK = "JSM_NAMESPACE_LOCAL_RANK"  # 1
+LOCAL_SIZE = "JSM_NAMESPACE_LOCAL_SIZE"  # 2
+
+
+def find(environ: Mapping[str, str]) -> Finding | None:
+    """Tell of a process that jsrun has started, or of a job's script.
+
+    Raises:
+        UsageError: a variable is missing, is no number, or contradicts another.
+    """
+    given = allocation(environ)
+    if not is_set(environ, RANK):
+        return batch_script("lsf", (JOB_ID, RANKFILE), given, "jsrun or blaunch") if given else None
+    hosts = given.hosts if given else ()
+    return started(
+        "lsf",
+        (RANK, SIZE, LOCAL_RANK, RANKFILE),
+        rank=number(environ, RANK),
+        size=number(environ, SIZE),
+        local_rank=number(environ, LOCAL_RANK),
+        local_size=number_if_set(environ, LOCAL_SIZE),
+        most_nodes=len(hosts) or None,
+        address=hosts[0] if hosts else None,
+        port=job_port(to_number(given.job, JOB_ID)) if given else None,
+        run_id=given.job if given else None,
+    )
+
+
+def allocation(environ: Mapping[str, str]) -> Allocation | None:
+    """Return the job's hosts without the launch node."""
+    if not is_set(environ, JOB_ID, RANKFILE):
+        return None
+    hosts = read_hosts(environ[RANKFILE])
+    has_launch_node = is_set(environ, CSM_ID) or is_set(environ, RANK)
+    return Allocation(environ[JOB_ID], hosts[1:] if has_launch_node else hosts, RANKFILE)

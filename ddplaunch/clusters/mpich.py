@@ -1,0 +1,40 @@
+"""MPICH and Intel MPI, whose launcher is Hydra.
+
+PMI_RANK alone is no sign of it: ``srun --mpi=pmi2``, Flux and PALS set that too. Hydra's own are MPI_LOCALRANKID and
+MPI_LOCALNRANKS (``src/pm/hydra/proxy`` of MPICH).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch.clusters.finding import Finding
+from ddplaunch.clusters.reading import agreed, is_set, number, started
+
+RANK = "PMI_RANK"  # 3
+PMIX_RANK = "PMIX_RANK"  # 3, where PMIx is used beside it
+SIZE = "PMI_SIZE"  # 4
+LOCAL_RANK = "MPI_LOCALRANKID"  # 1
+LOCAL_SIZE = "MPI_LOCALNRANKS"  # 2
+
+SLURM_STEP_ID = "SLURM_STEP_ID"
+"""Where Slurm starts Hydra's daemons as a step with PMIx, all of a node have their daemon's PMIX_RANK."""
+
+
+def find(environ: Mapping[str, str]) -> Finding | None:
+    """Tell of a process that mpiexec.hydra has started.
+
+    Raises:
+        UsageError: a variable is missing, is no number, or contradicts another.
+    """
+    if not is_set(environ, RANK, LOCAL_RANK):
+        return None
+    ranks = (RANK,) if is_set(environ, SLURM_STEP_ID) else (RANK, PMIX_RANK)
+    return started(
+        "mpich",
+        (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE),
+        rank=agreed(environ, *ranks),
+        size=number(environ, SIZE),
+        local_rank=number(environ, LOCAL_RANK),
+        local_size=number(environ, LOCAL_SIZE),
+    )

@@ -1,0 +1,110 @@
+"""Slurm's lists of nodes and of counts, expanded without ``scontrol``, which is missing in many containers."""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+from ddplaunch.errors import UsageError
+
+# SLURM_JOB_NODELIST=tux[1-2]rack[3-4],gpu[07-09],login
+# SLURM_STEP_TASKS_PER_NODE=2(x3),1
+
+MOST = 65536
+"""More hosts than that is a slip, not a cluster (MAX_RANGE of Slurm's hostlist.c)."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_COUNT = re.compile(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?")
+
+
+def expand_hosts(text: str, source: str) -> tuple[str, ...]:
+    """Return the hosts of a list as ``scontrol show hostnames`` would, in its order.
+
+    A range keeps the leading zeros of its first number. Of two brackets in a name the second runs fastest; of three or
+    more the last does here, while scontrol mixes them. A name may go on behind a bracket, which scontrol refuses.
+
+    Args:
+        source: what people know the list by: a variable, an option.
+
+    Raises:
+        UsageError: it does not parse; says where.
+    """
+    hosts: list[str] = []
+    position = -1
+    while position < len(text):
+        names, position = _expand_host(text, position + 1, source)
+        hosts += names
+        _check_count(len(hosts), text, source)
+        if position < len(text) and text[position] != ",":
+            _refuse(text, position, source, "a comma or the end")
+    return tuple(hosts)
+
+
+def _expand_host(text: str, position: int, source: str) -> tuple[list[str], int]:
+    """Expand one name with its brackets; return its hosts and where it ends."""
+    names, start = [""], position
+    while position < len(text):
+        if name := _NAME.match(text, position):
+            names = [each + name[0] for each in names]
+            position = name.end()
+        elif text[position] == "[":
+            numbers, position = _expand_bracket(text, position + 1, source, len(names))
+            names = [each + number for each in names for number in numbers]
+        else:
+            break
+    if position == start:
+        _refuse(text, position, source, "a host's name")
+    return names, position
+
+
+def _expand_bracket(text: str, position: int, source: str, times: int) -> tuple[list[str], int]:
+    """Expand "1-2,07]"; return the numbers as written and the place behind the bracket."""
+    numbers: list[str] = []
+    while True:
+        found = _RANGE.match(text, position)
+        if not found:
+            _refuse(text, position, source, "a number")
+        first, last = found[1], found[2] or found[1]
+        if int(last) < int(first):
+            _refuse(text, position, source, f"a range that rises, not {found[0]},")
+        _check_count((len(numbers) + int(last) - int(first) + 1) * times, text, source)
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        position = found.end()
+        if text[position : position + 1] == "]":
+            return numbers, position + 1
+        if text[position : position + 1] != ",":
+            _refuse(text, position, source, "a comma or ]")
+        position += 1
+
+
+def expand_counts(text: str, source: str) -> tuple[int, ...]:
+    """Return the counts of a compressed list: "2(x3),1" is 2, 2, 2, 1.
+
+    Raises:
+        UsageError: it does not parse; says where.
+    """
+    counts: list[int] = []
+    position = -1
+    while position < len(text):
+        found = _COUNT.match(text, position + 1)
+        if not found:
+            _refuse(text, position + 1, source, "a count like 2 or 2(x3)")
+        times = int(found[2] or 1)
+        _check_count(len(counts) + times, text, source)
+        counts += [int(found[1])] * times
+        position = found.end()
+        if position < len(text) and text[position] != ",":
+            _refuse(text, position, source, "a comma or the end")
+    return tuple(counts)
+
+
+def _check_count(count: int, text: str, source: str) -> None:
+    if count > MOST:
+        raise UsageError(f"{source}: {text} names more than {MOST} nodes", "is there a digit too many?")
+
+
+def _refuse(text: str, position: int, source: str, expected: str) -> NoReturn:
+    rest = text[position : position + 12]
+    where = f"at {rest!r}, character {position + 1}" if rest else "at its end"
+    raise UsageError(f"{source}: {text!r} does not parse {where}: {expected} should stand there", "n[01-04],gpu7")

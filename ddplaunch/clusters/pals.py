@@ -1,0 +1,42 @@
+"""HPE's PALS, the ``mpiexec`` of Cray systems under PBS.
+
+It sets PMI's variables beside its own. ``srun --mpi=cray_shasta`` sets PALS's too; there Slurm's tell more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch.clusters.finding import Finding
+from ddplaunch.clusters.reading import agreed, is_set, job_port, number, number_if_set, started
+
+LOCAL_RANK = "PALS_LOCAL_RANKID"  # 1
+LOCAL_SIZE = "PALS_LOCAL_SIZE"  # 2
+RANKS = ("PALS_RANKID", "PMI_RANK", "PMIX_RANK")  # 3
+SIZE = "PMI_SIZE"  # 4
+NODE_RANK = "PALS_NODEID"  # 1
+APPLICATION = "PALS_APID"  # 6f1c1a3e-2f6b-4a7e-9d5f-0d9d3a0c8f51
+
+SLURM_STEP_ID = "SLURM_STEP_ID"
+
+
+def find(environ: Mapping[str, str]) -> Finding | None:
+    """Tell of a process that PALS has started.
+
+    Raises:
+        UsageError: a variable is missing, is no number, or contradicts another.
+    """
+    if not is_set(environ, LOCAL_RANK) or is_set(environ, SLURM_STEP_ID):
+        return None
+    application = environ.get(APPLICATION) or None
+    return started(
+        "pals",
+        [name for name in (*RANKS, SIZE, LOCAL_RANK, LOCAL_SIZE, NODE_RANK) if is_set(environ, name)],
+        rank=agreed(environ, *RANKS),
+        size=number(environ, SIZE),
+        local_rank=number(environ, LOCAL_RANK),
+        local_size=number_if_set(environ, LOCAL_SIZE),
+        node_rank=number_if_set(environ, NODE_RANK),
+        port=job_port(application) if application else None,
+        run_id=application,
+    )

@@ -1,0 +1,175 @@
+"""Reading variables: numbers, pairs that must agree, and the findings that several systems come to in the same way."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+
+from ddplaunch.clusters.finding import Allocation, Finding, Place
+from ddplaunch.errors import UsageError
+from ddplaunch.plan.rendezvous import LOOPBACK
+
+OFF = "--cluster none starts without a look at such variables"
+
+MOST_DIGITS = 19
+"""Of a number in 64 bits."""
+
+FIRST_PORT, PORT_PAIRS = 15000, 8000
+"""Ports of jobs: 15000 to 30999, below Linux's ephemeral ports (32768 and up); in pairs, the second for the control."""
+
+
+def is_set(environ: Mapping[str, str], *names: str) -> bool:
+    """Whether all of them have a value; an empty one is none, as in a shell's ``${NAME:-}``."""
+    return all(environ.get(name) for name in names)
+
+
+def text(environ: Mapping[str, str], name: str) -> str:
+    """Return a variable that must be there.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not is_set(environ, name):
+        raise UsageError(f"{name} is not set, and others that come with it are", OFF)
+    return environ[name]
+
+
+def to_number(value: str, name: str) -> int:
+    """Read a number of none or more.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not (value.isascii() and value.isdecimal() and len(value) <= MOST_DIGITS):
+        raise UsageError(f"{name}={value} is no number", OFF)
+    return int(value)
+
+
+def number(environ: Mapping[str, str], name: str) -> int:
+    """Return a variable that must be there and be a number.
+
+    Raises:
+        UsageError: it is not.
+    """
+    return to_number(text(environ, name), name)
+
+
+def number_if_set(environ: Mapping[str, str], name: str) -> int | None:
+    """Return a variable's number, None where it is not set.
+
+    Raises:
+        UsageError: it is no number.
+    """
+    return number(environ, name) if is_set(environ, name) else None
+
+
+def agreed(environ: Mapping[str, str], *names: str) -> int:
+    """Return the number of those of the variables that are set.
+
+    Raises:
+        UsageError: none is set, or they differ.
+    """
+    present = [name for name in names if is_set(environ, name)]
+    if not present:
+        raise UsageError(f"none of {', '.join(names)} is set, and others that come with them are", OFF)
+    first, *others = present
+    for other in others:
+        if number(environ, first) != number(environ, other):
+            raise contradiction(f"{first}={environ[first]}", f"{other}={environ[other]}")
+    return number(environ, first)
+
+
+def contradiction(one: str, other: str) -> UsageError:
+    """Say which two statements cannot both be true."""
+    return UsageError(f"{one} and {other} contradict each other", OFF)
+
+
+def check_below(index: int, count: int, index_name: str, count_name: str) -> None:
+    """Check that an index counts from 0 and stops short of its count.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if index >= count:
+        raise contradiction(f"{index_name}={index}", f"{count_name}={count}")
+
+
+def job_port(job: int | str) -> int:
+    """Choose a job's port: jobs whose numbers are less than 8000 apart never meet; other ids seldom do."""
+    index = job if isinstance(job, int) else zlib.crc32(job.encode())
+    return FIRST_PORT + 2 * (index % PORT_PAIRS)
+
+
+def read_hosts(path: str) -> tuple[str, ...]:
+    """Return the first word of each line, each once; none where there is no such file on this host."""
+    try:
+        with open(path) as file:
+            lines = file.read().splitlines()
+    except OSError:  # the file is often on the job's first host only
+        return ()
+    return tuple(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
+
+
+def started(
+    cluster: str,
+    variables: Iterable[str],
+    *,
+    rank: int,
+    size: int,
+    local_rank: int,
+    local_size: int | None = None,
+    nnodes: int | None = None,
+    most_nodes: int | None = None,
+    node_rank: int | None = None,
+    address: str | None = None,
+    port: int | None = None,
+    run_id: str | None = None,
+) -> Finding:
+    """Tell of a process that a launcher has started: a node where it is alone on each node, else one rank of many.
+
+    Where the launcher tells neither its node nor how many there are, what follows for certain is filled in, no more.
+
+    Args:
+        nnodes: how many nodes have a process. most_nodes: how many may have one.
+
+    Raises:
+        UsageError: the numbers contradict each other.
+    """
+    names = tuple(variables)
+    if rank >= size:
+        raise contradiction(f"{cluster}'s rank {rank}", f"its size {size}")
+    if local_size is None and nnodes in (1, size):
+        local_size = size // nnodes
+    if local_size is not None:
+        if local_rank >= local_size:
+            raise contradiction(f"{cluster}'s local rank {local_rank}", f"its local size {local_size}")
+        if local_size > size:
+            raise contradiction(f"{cluster}'s local size {local_size}", f"its size {size}")
+        if local_size == size:
+            nnodes, node_rank = 1, 0
+    alone = local_size == 1 and nnodes in (None, size) and (most_nodes is None or size <= most_nodes)
+    if alone:
+        nnodes, node_rank = size, rank if node_rank is None else node_rank
+    if nnodes is not None and node_rank is not None and node_rank >= nnodes:
+        raise contradiction(f"{cluster}'s node {node_rank}", f"its {nnodes} nodes")
+    return Finding(
+        cluster,
+        names,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        address=LOOPBACK if address is None and nnodes == 1 else address,
+        port=port,
+        run_id=run_id,
+        place=None if alone else Place(rank, size, local_rank, local_size),
+    )
+
+
+def batch_script(cluster: str, variables: Iterable[str], allocation: Allocation, starter: str) -> Finding:
+    """Tell of a job's own script: one process on one host, which is not node 0 of anything unless others are started.
+
+    Args:
+        starter: the command that starts one process on each of the hosts.
+    """
+    count = len(allocation.hosts)
+    note = f"this is the script of {cluster} job {allocation.job}, on one of its {count} hosts: {starter} starts all"
+    return Finding(cluster, tuple(variables), nnodes=1, node_rank=0, notes=(note,) if count > 1 else ())

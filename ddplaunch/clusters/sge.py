@@ -1,0 +1,27 @@
+"""Grid Engine (SGE, UGE, Altair): a job's script on its first host, and the hosts of its parallel environment.
+
+``man sge_pe``: a line of PE_HOSTFILE is host, slots, queue and processors: "n1 4 all.q@n1 UNDEFINED".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch.clusters.finding import Allocation, Finding
+from ddplaunch.clusters.reading import batch_script, is_set, read_hosts
+
+JOB_ID = "JOB_ID"  # 4711
+HOSTFILE = "PE_HOSTFILE"  # /opt/sge/default/spool/n1/active_jobs/4711.1/pe_hostfile
+
+
+def find(environ: Mapping[str, str]) -> Finding | None:
+    """Tell of a job's script."""
+    given = allocation(environ)
+    return batch_script("sge", (JOB_ID, HOSTFILE), given, "mpirun with one process a host") if given else None
+
+
+def allocation(environ: Mapping[str, str]) -> Allocation | None:
+    """Return the hosts of the job's parallel environment."""
+    if not is_set(environ, JOB_ID, HOSTFILE):
+        return None
+    return Allocation(environ[JOB_ID], read_hosts(environ[HOSTFILE]), HOSTFILE)

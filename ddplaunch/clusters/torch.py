@@ -1,0 +1,55 @@
+"""torch's own variables, complete: somebody has started every process already, and this is one of them.
+
+RANK without LOCAL_RANK is no process's: in the pods of a PyTorchJob it is the pod's index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch.clusters.finding import Finding, Place
+from ddplaunch.clusters.reading import check_below, contradiction, is_set, number, number_if_set
+
+RANK = "RANK"  # 3
+WORLD_SIZE = "WORLD_SIZE"  # 4
+LOCAL_RANK = "LOCAL_RANK"  # 1
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"  # 2; torchrun and ddplaunch set it, Azure ML does not
+ADDRESS = "MASTER_ADDR"  # 10.0.0.4
+PORT = "MASTER_PORT"  # 29500
+NODE_RANKS = ("GROUP_RANK", "NODE_RANK")  # torchrun's name, Lightning's and Azure ML's
+NNODES = "GROUP_WORLD_SIZE"  # 2
+
+
+def find(environ: Mapping[str, str]) -> Finding | None:
+    """Tell of a process that has all of torch's variables.
+
+    Raises:
+        UsageError: one is no number, or contradicts another.
+    """
+    needed = (RANK, WORLD_SIZE, LOCAL_RANK, ADDRESS, PORT)
+    if not is_set(environ, *needed):
+        return None
+    place = Place(
+        rank=number(environ, RANK),
+        world_size=number(environ, WORLD_SIZE),
+        local_rank=number(environ, LOCAL_RANK),
+        local_world_size=number_if_set(environ, LOCAL_WORLD_SIZE),
+    )
+    check_below(place.rank, place.world_size, RANK, WORLD_SIZE)
+    if place.local_world_size is not None:
+        check_below(place.local_rank, place.local_world_size, LOCAL_RANK, LOCAL_WORLD_SIZE)
+        if place.local_world_size > place.world_size:
+            raise contradiction(f"{LOCAL_WORLD_SIZE}={place.local_world_size}", f"{WORLD_SIZE}={place.world_size}")
+    nnodes = number_if_set(environ, NNODES)
+    node_rank = next((number(environ, name) for name in NODE_RANKS if is_set(environ, name)), None)
+    if place.local_world_size == place.world_size:
+        nnodes, node_rank = 1, 0
+    return Finding(
+        "torch",
+        needed,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        address=environ[ADDRESS],
+        port=number(environ, PORT),
+        place=place,
+    )

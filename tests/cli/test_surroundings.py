@@ -1,0 +1,130 @@
+"""What is not typed comes from the surroundings; flags go before it, and --cluster none shuts the eyes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.test_several_nodes import SCRIPT, free_port
+from tests.conftest import write
+
+SLURM_STEP = {  # one task a node on the last two nodes of three
+    "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[2-3]",
+    "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "1",
+}  # fmt: skip
+
+SLURM_TASKS = {**SLURM_STEP, "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+               "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}  # fmt: skip
+
+
+def openmpi(rank: int, size: int) -> dict[str, str]:
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(size),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def planned(launch, tmp_path):
+    """The dry run's object."""
+    write(tmp_path, "train.py", "print('started')\n")
+
+    def plan(environ, *options):
+        done = launch("run", "--dry-run", "--json", *options, "train.py", env=environ)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return plan
+
+
+def facts(plan) -> dict[str, tuple[str, str]]:
+    return {fact["name"]: (fact["value"], fact["source"]) for fact in plan["facts"]}
+
+
+def test_a_slurm_step_of_one_task_a_node_needs_nothing_typed(planned):
+    plan = planned(SLURM_STEP)
+    assert (plan["nnodes"], plan["node_rank"], plan["master_addr"]) == (2, 1, "n2")
+    assert facts(plan)["node rank"] == ("1", "slurm")
+    assert facts(plan)["master address"] == ("n2", "slurm")
+    assert facts(plan)["master port"][1] == "slurm"
+    assert plan == planned(SLURM_STEP) | {"run_id": plan["run_id"]}, "the port is the job's, not chance"
+
+
+def test_what_is_typed_goes_before_it(planned):
+    plan = planned(SLURM_STEP, "--master-port", "4000", "--master-addr", "10.0.0.9", "--nproc", "3")
+    assert (plan["master_addr"], plan["master_port"], plan["world_size"]) == ("10.0.0.9", 4000, 6)
+    assert facts(plan)["master port"] == ("4000", "--master-port")
+    alone = planned(SLURM_STEP, "--nnodes", "1")
+    assert (alone["nnodes"], alone["world_size"]) == (1, 1)
+
+
+def test_variables_go_before_it_too(planned):
+    plan = planned({**SLURM_STEP, "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "4000"})
+    assert (plan["master_addr"], plan["master_port"]) == ("10.0.0.9", 4000)
+    assert facts(plan)["master address"] == ("10.0.0.9", "MASTER_ADDR")
+
+
+def test_no_look_around(planned):
+    plan = planned({**SLURM_STEP, **openmpi(1, 2)}, "--cluster", "none")
+    assert (plan["nnodes"], plan["world_size"]) == (1, 1)
+
+
+def test_one_system_can_be_named(planned):
+    """Under mpirun in a Slurm step Open MPI is asked first, for SLURM_PROCID is that of its daemon."""
+    environ = {**SLURM_STEP, **openmpi(0, 2)}
+    assert planned(environ)["facts"][0]["source"] == "openmpi"
+    assert planned(environ, "--cluster", "slurm")["node_rank"] == 1
+
+
+def test_a_task_that_is_one_rank_already(planned):
+    plan = planned(SLURM_TASKS)
+    (rank,) = [rank for rank in plan["ranks"] if rank["node_rank"] == plan["node_rank"]]
+    environ = {name: rank["env"].get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+    assert environ == {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    assert (rank["env"]["GROUP_RANK"], rank["env"]["GROUP_WORLD_SIZE"]) == ("1", "2")
+
+
+def test_more_processes_in_each_of_many_are_refused(launch, tmp_path):
+    write(tmp_path, "train.py", "")
+    done = launch("run", "--nproc", "4", "train.py", env=SLURM_TASKS)
+    assert done.returncode == 2
+    assert "this is rank 3 of 4 already (slurm), and --nproc 4 would start more in each" in done.stderr
+    assert "--cluster none" in done.stderr
+
+
+def test_a_job_that_a_rank_starts_is_its_own(launch, tmp_path):
+    write(tmp_path, "inner.py", "import os; print('inner', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    write(
+        tmp_path,
+        "train.py",
+        """
+        import subprocess, sys
+        command = [sys.executable, "-m", "ddplaunch", "run", "--nproc", "2", "--start", "exec", "inner.py"]
+        print(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        """,
+    )
+    done = launch("run", "--nproc", "2", "--start", "exec", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("inner 1 of 2") == 2
+
+
+def test_an_unknown_cluster_is_refused(launch, tmp_path):
+    write(tmp_path, "train.py", "")
+    done = launch("run", "--cluster", "slrum", "train.py")
+    assert done.returncode == 2
+    assert "slurm" in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["zygote", "exec"])
+def test_ranks_that_mpirun_has_started_find_each_other(start, tmp_path, mode):
+    write(tmp_path, "train.py", SCRIPT)
+    options = ("--start", mode, "--master-port", str(free_port()))
+    jobs = [start("run", *options, "train.py", env=openmpi(rank, 3)) for rank in range(3)]
+    assert [job.wait() for job in jobs] == [0, 0, 0], jobs[0].stderr() + jobs[1].stderr()
+    assert "rank 2 of 3 sum 6" in jobs[2].stdout()
+    assert "openmpi: this is rank 0 of 3, at 127.0.0.1 (OMPI_COMM_WORLD_RANK" in jobs[0].stderr()
+    assert "this is" not in jobs[1].stderr()
+    for job in jobs:
+        job.assert_nothing_left()

@@ -1,0 +1,47 @@
+"""Indexed Jobs and JobSets."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.clusters.kubernetes import find
+from ddplaunch.errors import UsageError
+from tests.clusters.samples import KUBERNETES
+
+POD = {
+    **KUBERNETES,
+    "JOB_COMPLETION_INDEX": "1",
+    "DDPLAUNCH_NNODES": "2",
+    "MASTER_ADDR": "job-0.job",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_a_pod_of_our_job() -> None:
+    finding = find(POD)
+    assert finding
+    assert (finding.nnodes, finding.node_rank, finding.address, finding.port) == (2, 1, "job-0.job", 29500)
+
+
+def test_a_pod_of_any_indexed_job_is_a_job_of_its_own() -> None:
+    finding = find({**KUBERNETES, "JOB_COMPLETION_INDEX": "7"})
+    assert finding
+    assert (finding.nnodes, finding.node_rank) == (1, 0)
+    assert "DDPLAUNCH_NNODES" in finding.notes[0]
+
+
+def test_any_other_pod() -> None:
+    assert find(KUBERNETES) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX=2 and DDPLAUNCH_NNODES=2 contradict"),
+        ({"DDPLAUNCH_NNODES": "x"}, "DDPLAUNCH_NNODES=x is no number"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
+    ],
+)
+def test_what_cannot_be(changed: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        find({**POD, **changed})

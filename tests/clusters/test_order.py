@@ -1,0 +1,178 @@
+"""Who goes before whom where several systems show, and what ``--cluster`` does about it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.clusters import NAMES, find
+from ddplaunch.clusters.finding import Place
+from ddplaunch.errors import UsageError
+from tests.clusters import (
+    test_azureml,
+    test_flux,
+    test_kubernetes,
+    test_mpich,
+    test_mvapich,
+    test_pals,
+    test_sagemaker,
+    test_skypilot,
+    test_submitit,
+    test_torch,
+)
+from tests.clusters.samples import (
+    OPENMPI_4,
+    PYTORCHJOB,
+    PYTORCHJOB_OLD,
+    SLURM_BATCH,
+    SLURM_TASK,
+    TORCHRUN,
+    TRAINJOB,
+    openmpi,
+    slurm_step,
+)
+
+HYDRA = test_mpich.TASK
+PBS = {"PBS_JOBID": "1234.server", "PBS_NODEFILE": "/nowhere"}
+LSF = {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": "/nowhere"}
+SGE = {"JOB_ID": "4711", "PE_HOSTFILE": "/nowhere"}
+JSRUN = {"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_LOCAL_RANK": "1"}
+
+DAEMON = slurm_step("1(x2)", "n[1-2]", 2, 2, 1, 0, 1)
+"""What mpirun's processes inherit: its daemon is one of a step of one task a node."""
+
+ALONE = {
+    "torchelastic": TORCHRUN,
+    "azureml": test_azureml.NODE,
+    "torch": test_torch.LEAST,
+    "submitit": test_submitit.TASK,
+    "openmpi": OPENMPI_4,
+    "pals": test_pals.TASK,
+    "mpich": HYDRA,
+    "mvapich": test_mvapich.task("MV2", 3, 4, 1, 2),
+    "flux": test_flux.TASK,
+    "slurm": SLURM_TASK,
+    "skypilot": test_skypilot.NODE,
+    "sagemaker": test_sagemaker.HOST,
+    "kubeflow": TRAINJOB,
+    "kubernetes": test_kubernetes.POD,
+    "lsf": LSF,
+    "pbs": PBS,
+    "sge": SGE,
+}
+
+TOGETHER = [
+    ("torchelastic", {**SLURM_TASK, **TORCHRUN}),
+    ("torchelastic", {**test_azureml.NODE, **TORCHRUN}),
+    ("torch", {**openmpi(3, 4, 1, 2), **test_torch.LEAST}),
+    ("torch", {**test_azureml.NODE, "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1"}),
+    ("torch", {**SLURM_TASK, **test_torch.LEAST}),
+    ("slurm", {**SLURM_TASK, "MASTER_ADDR": "n1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}),
+    ("submitit", {**SLURM_TASK, **test_submitit.TASK}),
+    ("slurm", {**SLURM_TASK, "SUBMITIT_EXECUTOR": "slurm"}),
+    ("slurm", {**SLURM_TASK, "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"}),
+    ("slurm", {**SLURM_TASK, "PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.1.0"}),
+    ("slurm", {**SLURM_TASK, **test_pals.TASK}),
+    ("openmpi", {**DAEMON, **openmpi(3, 4, 1, 2)}),
+    ("openmpi", {**SLURM_BATCH, **openmpi(1, 4, 1, 2)}),
+    ("mpich", {**DAEMON, **HYDRA}),
+    ("mvapich", {**DAEMON, **test_mvapich.task("MV2", 3, 4, 1, 2)}),
+    ("azureml", {**test_azureml.JOB, **openmpi(3, 4, 1, 2)}),
+    ("openmpi", {**test_sagemaker.HOST, **openmpi(3, 4, 1, 2)}),
+    ("openmpi", {**test_skypilot.NODE, **openmpi(3, 4, 1, 2)}),
+    ("openmpi", {**LSF, **openmpi(3, 4, 1, 2)}),
+    ("openmpi", {**PBS, **openmpi(3, 4, 1, 2)}),
+    ("lsf", {**LSF, **JSRUN, **openmpi(1, 2, 1, 2)}),
+    ("pals", {**PBS, **test_pals.TASK}),
+    ("flux", {**test_flux.TASK}),
+    ("kubeflow", TRAINJOB),
+    ("kubeflow", PYTORCHJOB),
+    ("kubeflow", PYTORCHJOB_OLD),
+    ("torchelastic", {**PYTORCHJOB, **TORCHRUN}),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_alone(name: str) -> None:
+    finding = find(ALONE[name])
+    assert finding
+    assert finding.cluster == name
+    assert finding.variables
+    assert all(variable in ALONE[name] for variable in finding.variables)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sign_is_all_that_a_file_needs_to_be_asked(name: str) -> None:
+    """Whatever a file finds in any of these environments, ``find`` finds when only that file is asked."""
+    for environ in [*ALONE.values(), *(environ for _, environ in TOGETHER)]:
+        found = import_module(f"ddplaunch.clusters.{name}").find(environ)
+        if found:
+            assert find(environ, name)
+
+
+@pytest.mark.parametrize(("name", "environ"), TOGETHER)
+def test_the_more_specific_goes_first(name: str, environ: Mapping[str, str]) -> None:
+    finding = find(environ)
+    assert finding
+    assert finding.cluster == name
+
+
+def test_under_mpirun_every_rank_of_a_node_has_the_same_procid() -> None:
+    """Four ranks on two nodes of an allocation, told by Open MPI 4.1.4 on Slurm 22.05; rank 0 is on the first node."""
+    for rank, local, node in (0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1):
+        daemon = slurm_step("1(x2)", "n[1-2]", 2, 2, node, 0, node)
+        finding = find({**daemon, **openmpi(rank, 4, local, 2)})
+        assert finding
+        assert finding.place == Place(rank, 4, local, 2)
+        assert finding.address == "n1"
+        assert "SLURM_JOB_NODELIST" in finding.variables
+        assert "--master-addr" in finding.notes[-1]
+
+
+def test_mpirun_takes_address_and_port_from_the_allocation(tmp_path: Path) -> None:
+    nodefile = tmp_path / "nodes"
+    nodefile.write_text("n1\nn1\nn2\nn2\n")
+    finding = find({**PBS, "PBS_NODEFILE": str(nodefile), **HYDRA})
+    assert finding
+    assert (finding.cluster, finding.address) == ("mpich", "n1")
+    assert finding.port
+    assert finding.variables[-1] == "PBS_NODEFILE"
+
+
+def test_nothing_here() -> None:
+    assert find({}) is None
+    assert find({"PATH": "/usr/bin", "HOSTNAME": "n1", "SLURM_JOB_ID": "", "LOCAL_RANK": ""}) is None
+
+
+def test_cluster_none_looks_at_nothing() -> None:
+    assert find({**SLURM_TASK, "SLURM_PROCID": "x"}, "none") is None
+
+
+def test_cluster_names_the_one_to_ask() -> None:
+    finding = find({**DAEMON, **openmpi(3, 4, 1, 2)}, "slurm")
+    assert finding
+    assert (finding.cluster, finding.nnodes, finding.node_rank, finding.place) == ("slurm", 2, 1, None)
+
+
+def test_a_cluster_that_is_not_here_names_its_sign() -> None:
+    with pytest.raises(UsageError, match="--cluster slurm: nothing here is of it; its sign is SLURM_JOB_ID"):
+        find(OPENMPI_4, "slurm")
+
+
+def test_a_cluster_that_is_unknown() -> None:
+    with pytest.raises(UsageError, match="--cluster slrum is none that is known") as raised:
+        find({}, "slrum")
+    assert "slurm" in str(raised.value.hint)
+    assert "none" in str(raised.value.hint)
+
+
+def test_a_look_at_nothing_imports_nothing() -> None:
+    program = "import sys; from ddplaunch import clusters; clusters.find({}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {name for name in done.stdout.split() if name.startswith("ddplaunch.")}
+    assert loaded == {"ddplaunch.clusters", "ddplaunch.errors"}

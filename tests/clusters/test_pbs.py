@@ -1,0 +1,54 @@
+"""PBS and Torque."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.clusters.pbs import find
+from ddplaunch.errors import UsageError
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> dict[str, str]:
+    """The script of a job on two hosts with two slots each."""
+    nodefile = tmp_path / "1234.server"
+    nodefile.write_text("n1.example.org\nn1.example.org\nn2.example.org\nn2.example.org\n")
+    return {
+        "PBS_JOBID": "1234.server",
+        "PBS_NODEFILE": str(nodefile),
+        "PBS_NODENUM": "0",
+        "PBS_TASKNUM": "1",
+        "PBS_ENVIRONMENT": "PBS_BATCH",
+    }
+
+
+def test_a_script_is_no_node_of_the_job(job: dict[str, str]) -> None:
+    finding = find(job)
+    assert finding
+    assert (finding.nnodes, finding.node_rank, finding.address) == (1, 0, None)
+    assert "job 1234.server, on one of its 2 hosts" in finding.notes[0]
+
+
+def test_what_pbsdsh_started_is_a_node(job: dict[str, str]) -> None:
+    for node, task in ("0", "2"), ("1", "1"):
+        finding = find({**job, "PBS_NODENUM": node, "PBS_TASKNUM": task})
+        assert finding
+        assert (finding.nnodes, finding.node_rank, finding.address) == (2, int(node), "n1.example.org")
+        assert finding.port
+
+
+def test_a_list_that_is_not_on_this_host_tells_nothing(job: dict[str, str]) -> None:
+    finding = find({**job, "PBS_NODEFILE": "/nowhere", "PBS_NODENUM": "1"})
+    assert finding
+    assert (finding.nnodes, finding.notes) == (1, ())
+
+
+def test_more_nodes_than_hosts(job: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="PBS_NODENUM=2 and hosts in PBS_NODEFILE=2 contradict"):
+        find({**job, "PBS_NODENUM": "2"})
+
+
+def test_nothing_without_it() -> None:
+    assert find({"PBS_CONF_FILE": "/etc/pbs.conf"}) is None
