@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from ddplaunch.control.rules import Rules
     from ddplaunch.plan.plan import Machine, Plan, Request
     from ddplaunch.plan.target import Target
+
+
+BEHIND = 0.5
+"""Seconds by which launchers of one rank each end after rank 0's: mpirun kills all others when the first one fails."""
 
 
 class _RunCommand(click.Command):
@@ -264,8 +269,6 @@ def _look_at_machine(request: Request) -> tuple[Machine, tuple[str, ...]]:
 
 
 def _run_id() -> str:
-    import time
-
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
@@ -362,7 +365,10 @@ def _run(plan: Plan, policy: Policy, rules: Rules) -> int:
     outcome = supervisor.run()
     if outcome.refused:
         raise UsageError(*outcome.refused)
-    if outcome.verdict:
+    said_by_first = bool(plan.place) and plan.node_rank > 0  # launchers of one rank each share mpirun's terminal
+    if said_by_first and outcome.code:
+        time.sleep(BEHIND)
+    if outcome.verdict and not said_by_first:
         from ddplaunch.console.failure import render_verdict
 
         text = render_verdict(outcome.verdict, plan.nnodes)

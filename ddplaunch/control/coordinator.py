@@ -58,6 +58,7 @@ class Part(Enum):
 
 @dataclass
 class _Seat:
+    number: int
     hello: Hello
     part: Part = Part.IDLE
     told: str = ""
@@ -131,7 +132,7 @@ class Coordinator:
     def open(self) -> None:
         """Begin with node 0 itself."""
         self._after(self._rules.join_timeout, self._nobody_more)
-        self._seats[0] = _Seat(self._own)
+        self._seats[0] = _Seat(0, self._own)
         self._joined()
 
     def refusal(self, hello: Hello) -> messages.Refused | None:
@@ -156,7 +157,8 @@ class Coordinator:
 
     def join(self, hello: Hello) -> None:
         """Take in a node that was not refused."""
-        self._seats[hello.share.node_rank] = _Seat(hello)
+        number = hello.share.node_rank
+        self._seats[number] = _Seat(number, hello)
         for warning in agreement.warnings(self._own, hello):
             self._note(warning)
         if self._stage is Stage.JOINING:
@@ -259,7 +261,7 @@ class Coordinator:
     def _finished(self, seat: _Seat) -> None:
         if seat.part is Part.RUNNING:
             seat.part = Part.FINISHED
-        self._working.discard(seat.hello.share.node_rank)
+        self._working.discard(seat.number)
         if not self._working:
             self._release()
         elif not self._telling:
@@ -351,8 +353,8 @@ class Coordinator:
 
     def _gone(self, seat: _Seat) -> None:
         """Nothing of the attempt is left there; sets, as a look at all nodes each time would take N² looks."""
-        self._working.discard(seat.hello.share.node_rank)
-        self._undrained.discard(seat.hello.share.node_rank)
+        self._working.discard(seat.number)
+        self._undrained.discard(seat.number)
 
     def _release(self) -> None:
         """Once an attempt: every node that has drained comes by here."""
