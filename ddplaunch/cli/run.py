@@ -359,7 +359,7 @@ def _run(plan: Plan, policy: Policy, rules: Rules) -> int:
 
     for note in plan.notes:
         click.echo(f"ddplaunch: {note}", err=True)
-    if plan.nnodes > 1 and rules.port is None:
+    if plan.nnodes > 1 and rules.port is None and not plan.place:
         click.echo("ddplaunch: --control none: the nodes do not hear of each other's failures", err=True)
     supervisor = Supervisor(plan, policy, rules, os.environ)
     outcome = supervisor.run()

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 INSIDE = "DDPLAUNCH_DEVICE"
 """Every rank of ours has it: what a rank starts with ddplaunch is a job of its own, not that rank again."""
 
+TORCHRUN = "torchelastic"
+"""Where torchrun has started us it coordinates the ranks and holds their store; we only run ours."""
+
+_KEPT = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "ROLE_NAME")
+
 _NODES = {"nnodes", "node_rank"}
 """Who types one of these describes the job himself; what was found of it then says nothing."""
 
@@ -56,6 +61,8 @@ def look_around(flags: dict[str, Any]) -> Finding | None:
         _fill(flags, typed, nnodes=(found.nnodes,) * 2, node_rank=found.node_rank, nproc=found.nproc)
     if flags["nnodes"] == (1, 1):
         return found
+    if found.cluster == TORCHRUN:
+        flags["control"] = "none"
     by_variable = {"master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
     silent = {name for name, variable in by_variable.items() if not os.environ.get(variable)}
     _fill(
@@ -80,7 +87,8 @@ def place_of(found: Finding | None) -> Place | None:
         return None
     from ddplaunch.plan.layout import Place
 
-    return Place(found.place.local_rank, found.place.local_world_size, found.node_rank, found.nnodes)
+    kept = tuple((name, os.environ[name]) for name in _KEPT if name in os.environ) if found.cluster == TORCHRUN else ()
+    return Place(found.place.local_rank, found.place.local_world_size, found.node_rank, found.nnodes, kept)
 
 
 def surroundings_notes(found: Finding) -> Iterator[str]:

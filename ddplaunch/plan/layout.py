@@ -48,12 +48,16 @@ class Rank:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank stands among the ranks that somebody else, like mpirun, has started; None is not known."""
+    """Where one rank stands among the ranks that somebody else, like mpirun, has started; None is not known.
+
+    ``kept`` are variables of that launcher which stay as they are: torchrun's, which holds the store itself.
+    """
 
     local_rank: int
     local_world_size: int | None
     node_rank: int | None
     nnodes: int | None
+    kept: tuple[tuple[str, str], ...] = ()
 
     def slot(self, slots: Sequence[Slot]) -> Slot:
         """What it runs on: its own of several devices, or the only one that it sees."""
@@ -75,6 +79,7 @@ class Place:
             "GROUP_RANK": told(self.node_rank),
             "GROUP_WORLD_SIZE": told(self.nnodes),
             "NODE_RANK": told(self.node_rank),
+            **dict(self.kept),
         }
 
 

@@ -122,8 +122,8 @@ class Plan:
 
     @property
     def hosts_store(self) -> bool:
-        """Whether rank 0, and with it the job's store, is on this machine."""
-        return self.node_rank == 0
+        """Whether rank 0, and with it the job's store, is on this machine, and the store is not torchrun's."""
+        return self.node_rank == 0 and self.place.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
     @property
     def shared(self) -> dict[str, str]:

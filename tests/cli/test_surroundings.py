@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from tests.cli.test_several_nodes import SCRIPT, free_port
-from tests.conftest import write
+from tests.conftest import clean_environment, command, write
 
 SLURM_STEP = {  # one task a node on the last two nodes of three
     "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[2-3]",
@@ -92,6 +94,19 @@ def test_more_processes_in_each_of_many_are_refused(launch, tmp_path):
     assert done.returncode == 2
     assert "this is rank 3 of 4 already (slurm), and --nproc 4 would start more in each" in done.stderr
     assert "--cluster none" in done.stderr
+
+
+def test_ranks_that_torchrun_has_started_run_under_it(tmp_path):
+    """It holds the store and coordinates; a launcher of ours in its place runs the one rank."""
+    write(tmp_path, "train.py", SCRIPT)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python")
+    done = subprocess.run(
+        [*torchrun, *command("run", "train.py")],
+        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "[0] rank 0 of 2 sum 3" in done.stdout
+    assert "[1] rank 1 of 2 sum 3" in done.stdout
 
 
 def test_a_job_that_a_rank_starts_is_its_own(launch, tmp_path):
