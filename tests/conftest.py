@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.hosts.fixture import network  # noqa: F401 - a fixture is found by its name here
+from tests.slurm.fixture import slurm  # noqa: F401
 
 PROGRAMS = Path(__file__).parent / "programs"
 """Small user programs that the tests start."""

@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.test_several_nodes import SCRIPT, free_port
 from tests.conftest import clean_environment, command, write
+from tests.fake_nvml import fake_nvml as fake_nvml
 
 SLURM_STEP = {  # one task a node on the last two nodes of three
     "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[2-3]",
@@ -86,6 +87,15 @@ def test_a_task_that_is_one_rank_already(planned):
     environ = {name: rank["env"].get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
     assert environ == {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     assert (rank["env"]["GROUP_RANK"], rank["env"]["GROUP_WORLD_SIZE"]) == ("1", "2")
+
+
+def test_a_rank_that_sees_only_its_own_gpu_is_local_rank_0(planned, fake_nvml):
+    """Programs choose their device by LOCAL_RANK, and cuda:1 is not there with srun --gpus-per-task=1."""
+    own = {"CUDA_VISIBLE_DEVICES": "1"}
+    for environ, local_rank, device in ((own, "0", "cuda:0"), ({}, "1", "cuda:1")):
+        plan = planned({**fake_nvml.environ(2), **SLURM_TASKS, **environ})
+        (rank,) = [rank for rank in plan["ranks"] if rank["node_rank"] == plan["node_rank"]]
+        assert (rank["env"]["LOCAL_RANK"], rank["device"]) == (local_rank, device)
 
 
 def test_more_processes_in_each_of_many_are_refused(launch, tmp_path):

@@ -1,0 +1,52 @@
+"""The accounting of a cluster: MariaDB and slurmdbd on its controller, so that there is ``sacct``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.slurm.configuration import FOLDER
+
+if TYPE_CHECKING:
+    from tests.slurm.cluster import Slurm
+
+COMMANDS = {"mariadbd": "mariadb-server", "slurmdbd": "slurmdbd"}
+"""What there must be, and the Debian packages that have it."""
+
+_SLURMDBD_CONF = """
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+DbdHost={host}
+SlurmUser=root
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort=3306
+StorageUser=root
+"""
+
+
+def start(slurm: Slurm) -> None:
+    """Start both on the login host, in front of the controller, and make root a user with an account."""
+    host, conf = slurm.login, _SLURMDBD_CONF.format(folder=FOLDER, host=slurm.login.name)
+    host.run("sh", "-ec", f"cd {FOLDER}; mkdir mariadb; umask 077; cat >slurmdbd.conf <<'END'\n{conf.lstrip()}END\n")
+    # Without its tables of users, which take seconds to make, it lets anyone in; only the host can reach it.
+    slurm.daemon(
+        host,
+        "mariadbd",
+        "--no-defaults",
+        "--user=root",
+        f"--datadir={FOLDER}/mariadb",
+        f"--socket={FOLDER}/mariadb.socket",
+        f"--log-error={FOLDER}/mariadb.log",
+        f"--pid-file={FOLDER}/mariadb.pid",
+        "--bind-address=127.0.0.1",
+        "--skip-grant-tables",
+        "--innodb-flush-log-at-trx-commit=0",
+        "--innodb-log-file-size=8M",
+    )
+    slurm.wait_until(lambda: slurm.answers(3306), "MariaDB")
+    slurm.daemon(host, "slurmdbd", "-D")
+    slurm.wait_until(lambda: slurm.answers(6819), "slurmdbd")
+    for words in (["cluster", "test"], ["account", "test", "cluster=test"], ["user", "root", "account=test"]):
+        slurm.run("sacctmgr", "--immediate", "--quiet", "add", *words)

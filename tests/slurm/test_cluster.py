@@ -1,0 +1,258 @@
+"""A real Slurm: that the tests' own cluster works, and what Slurm really does where its manual leaves it open."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import alive, wait_until
+from tests.hosts.namespaces import HostError
+from tests.slurm.capture import GPUS, NODES, SAMPLES, capture
+from tests.slurm.cluster import COMMANDS, Slurm, unsupported
+from tests.slurm.configuration import FOLDER
+
+Make = Callable[..., Slurm]
+
+BATCH_SIGNALS = """
+    trap "echo batch USR2" USR2
+    trap "echo batch TERM; exit" TERM
+    echo started $SLURM_RESTART_COUNT
+    while :; do sleep 0.1; done
+"""
+"""A batch script that says which signals it got, and goes on or ends."""
+
+STEP_SIGNALS = """
+    srun bash -c '
+        trap "echo step USR2" USR2
+        trap "echo step TERM; exit" TERM
+        echo started $SLURM_RESTART_COUNT
+        while :; do sleep 0.1; done
+    '
+"""
+"""The same by the tasks of a step."""
+
+
+def test_nodes_are_idle_and_run_tasks(slurm: Make) -> None:
+    cluster = slurm(2)
+    assert cluster.run("sinfo", "-h", "-o", "%P %D %T").splitlines() == ["low* 2 idle", "high 2 idle"]
+    task = cluster.srun("-N2", "-l", "hostname")
+    out, err = task.communicate()
+    assert (task.returncode, sorted(out.splitlines())) == (0, ["0: n1", "1: n2"]), err
+
+
+def test_a_batch_job_and_its_exit_code(slurm: Make, tmp_path: Path) -> None:
+    cluster = slurm(1)
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\necho $GREETING from $(hostname) in $PWD\nexit 3\n")
+    job = cluster.sbatch("--job-name", "greet", script=script, GREETING="hello")
+    killed = cluster.sbatch(script="kill -9 $$")
+    assert cluster.wait(job) == "FAILED"
+    assert (cluster.exit_code(job), cluster.output(job)) == ((3, 0), f"hello from n1 in {tmp_path}\n")
+    assert (cluster.wait(killed), cluster.exit_code(killed)) == ("FAILED", (0, 9))
+
+
+def test_what_is_missing_is_named(slurm: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm(1)  # skips where there is more missing
+    monkeypatch.setitem(COMMANDS, "no-such-daemon", "its-package")
+    assert unsupported() == "not installed: no-such-daemon (packages its-package)"
+    with pytest.raises(pytest.skip.Exception, match="NO SLURM HERE: not installed: no-such-daemon"):
+        slurm(1)
+
+
+def test_slurm_refuses(slurm: Make) -> None:
+    with pytest.raises(HostError, match="invalid partition"):
+        slurm(1).sbatch("-p", "none", script="true")
+
+
+def test_cancel(slurm: Make) -> None:
+    cluster = slurm(1)
+    job, waiting = (cluster.sbatch("--exclusive", script=BATCH_SIGNALS) for _ in range(2))
+    cluster.wait_for(job, "started")
+    cluster.cancel(waiting)
+    cluster.cancel(job, "--batch", "--signal=USR2")
+    cluster.wait_for(job, "batch USR2")
+    assert cluster.state(job) == "RUNNING"
+    cluster.cancel(job)
+    assert (cluster.wait(job), cluster.wait(waiting)) == ("CANCELLED", "CANCELLED")
+    assert "batch TERM" in cluster.output(job)
+
+
+def test_what_left_its_session_and_parent_outlives_its_job(slurm: Make) -> None:
+    """So what is gone after the end of a job in these tests, ended by itself."""
+    cluster = slurm(1)
+    (node,) = cluster.nodes
+    job = cluster.sbatch(script="sleep 1001 & (setsid sleep 1002 >/dev/null 2>&1 &); wait")
+    wait_until(lambda: len(node.find("^sleep 100")) == 2, "the processes")
+    cluster.cancel(job)
+    wait_until(lambda: not node.find("^sleep 1001"), "the end of the child")
+    assert node.find("^sleep 1002")
+
+
+@pytest.mark.slow
+def test_requeue(slurm: Make) -> None:
+    """A requeued job keeps its id and loses its output, but with --open-mode=append."""
+    cluster = slurm(1)
+    script = "echo restart=$SLURM_RESTART_COUNT; [ $SLURM_RESTART_COUNT ] || sleep 1000"
+    jobs = [cluster.sbatch(f"--open-mode={mode}", script=script) for mode in ("append", "truncate")]
+    for job in jobs:
+        cluster.wait_for(job, "restart=\n")
+        cluster.requeue(job)
+    assert [cluster.wait(job) for job in jobs] == ["COMPLETED", "COMPLETED"]
+    assert [cluster.restarts(job) for job in jobs] == [1, 1]
+    append, truncate = map(cluster.output, jobs)
+    assert append.startswith("restart=\n")
+    assert append.endswith("restart=1\n")
+    assert truncate == "restart=1\n"
+
+
+@pytest.mark.slow
+def test_preemption(slurm: Make) -> None:
+    """At once, the signal: to the tasks, or with ``B:`` to the batch script only, or SIGTERM where none was asked for.
+
+    After the grace, SIGTERM to all, then SIGKILL, and the job is requeued, but not one that has ended by itself.
+    """
+    cluster = slurm(3)
+    append = "--open-mode=append"
+    low = {
+        "batch USR2": cluster.sbatch("--exclusive", append, "--signal=B:USR2@10", script=BATCH_SIGNALS),
+        "step USR2": cluster.sbatch("--exclusive", append, "--signal=USR2@10", script=STEP_SIGNALS),
+        "step TERM": cluster.sbatch("--exclusive", append, script=STEP_SIGNALS),
+    }
+    for job in low.values():
+        cluster.wait_for(job, "started")
+    high = cluster.sbatch("-p", "high", "-N3", "--exclusive", script="hostname")
+    for sign, job in low.items():
+        cluster.wait_for(job, sign)
+    assert cluster.state(high) == "PENDING"
+    assert cluster.wait(high) == "COMPLETED"
+    assert cluster.state(low["step TERM"]) == "COMPLETED"
+    for sign in ("batch USR2", "step USR2"):
+        job = low[sign]
+        cluster.wait(job, "RUNNING")
+        output = cluster.wait_for(job, "started 1\n")
+        assert output.count(sign) == 1
+        assert output.index(sign) < output.index("PREEMPTION") < output.index("started 1\n")
+        assert cluster.restarts(job) == 1
+
+
+@pytest.mark.slow
+def test_time_limit_and_its_signal(slurm: Make) -> None:
+    """Slurm looks at its jobs every 30 s: the signal comes up to 30 s early (60, says the manual), the end 30 s late.
+
+    With --time=1 the signal "10 s before" comes at 30 s; the end at 90 s is not waited for here, but that of a job
+    whose end is moved near.
+    """
+    cluster = slurm(2)
+    early = cluster.sbatch("--time=1", "--signal=B:USR2@10", "--exclusive", script=BATCH_SIGNALS)
+    short = cluster.sbatch("--time=10", "--exclusive", script=BATCH_SIGNALS)
+    for job in (early, short):
+        cluster.wait_for(job, "started")
+    began = time.monotonic()
+    cluster.run("scontrol", "update", f"JobId={short}", "EndTime=now+5")
+    assert cluster.wait(short) == "TIMEOUT"
+    assert "batch TERM" in cluster.output(short)
+    assert "DUE TO TIME LIMIT" in cluster.output(short)
+    cluster.wait_for(early, "batch USR2")
+    assert time.monotonic() - began < 48
+    assert cluster.state(early) == "RUNNING"
+
+
+@pytest.mark.slow
+def test_a_node_loses_power_and_comes_back(slurm: Make) -> None:
+    """Its jobs are requeued or fail after some 15 s (by default 300).
+
+    And srun, where the node had the only task, ends with 0 as if all were well.
+    """
+    cluster = slurm(2, settings={"SlurmdTimeout": "4", "MessageTimeout": "5"})
+    node = cluster.nodes[1]
+    again = cluster.sbatch("-N2", script="hostname; sleep 1000")
+    once = cluster.sbatch("-w", "n2", "--no-requeue", script="hostname; sleep 1000")
+    step = cluster.srun("-w", "n2", "sleep", "1000")
+    for job in (again, once):
+        cluster.wait(job, "RUNNING")
+    wait_until(lambda: len(node.find("sleep 1000$")) == 2, "the tasks")
+    node.power_off()
+    assert cluster.wait(once) == "NODE_FAIL"
+    cluster.wait(again, "PENDING")
+    assert "n2 down*" in cluster.run("sinfo", "-h", "-N", "-o", "%N %T")
+    out, err = step.communicate()
+    assert (step.returncode, out) == (0, "")
+    assert "Node failure on n2" in err
+    node.boot()
+    cluster.join(node)
+    assert cluster.wait(again, "RUNNING") == "RUNNING"
+    assert cluster.restarts(again) == 1
+
+
+def test_gpus(slurm: Make) -> None:
+    cluster = slurm(1, gpus=4)
+    show = ["sh", "-c", "echo $SLURM_LOCALID ${CUDA_VISIBLE_DEVICES-none}"]
+    asked = {
+        "--gpus-per-node=4": ["0 0,1,2,3", "1 0,1,2,3"],
+        "--gpus-per-task=1": ["0 0", "1 1"],
+        "--gpus-per-node=2": ["0 0,1", "1 0,1"],
+        "--exclusive": ["0 none", "1 none"],
+    }
+    for words, expected in asked.items():
+        assert sorted(cluster.run("srun", "-n2", words, *show).splitlines()) == expected
+
+
+@pytest.mark.slow
+def test_accounting(slurm: Make) -> None:
+    """It knows of a job after some seconds, until when sacct shows nothing of it."""
+    cluster = slurm(1, accounting=True)
+    job = cluster.sbatch(script="exit 3")
+    cluster.wait(job)
+    words = ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode"]
+    cluster.wait_until(lambda: cluster.run(*words) == f"{job}|FAILED|3:0\n", "sacct")
+
+
+@pytest.mark.slow
+def test_the_samples_are_what_jobs_get(slurm: Make) -> None:
+    assert capture(slurm(NODES, gpus=GPUS)) == {file.name: file.read_text() for file in SAMPLES.glob("*.txt")}
+
+
+def test_two_clusters_have_nothing_to_do_with_each_other(slurm: Make) -> None:
+    here, there = slurm(1), slurm(2)
+    job = here.sbatch(script="sleep 1000")
+    here.wait(job, "RUNNING")
+    assert there.run("squeue", "-h") == ""
+    there.close()
+    assert here.state(job) == "RUNNING"
+
+
+def test_nothing_is_left_after_close(slurm: Make) -> None:
+    cluster = slurm(2, gpus=1)
+    cluster.sbatch("-N2", script="(setsid sleep 1000 >/dev/null 2>&1 &); srun sleep 1000")
+    wait_until(lambda: all(node.find("sleep 1000$") for node in cluster.nodes), "the step")
+    pids = [pid for host in cluster.network.hosts for pid in host.processes()]
+    assert len(pids) >= 3 + 3 + 2
+    cluster.close()
+    assert [pid for pid in pids if alive(pid)] == []
+    assert not Path(FOLDER).exists()
+
+
+def test_nothing_is_left_when_the_test_process_is_killed(slurm: Make, tmp_path: Path) -> None:
+    slurm(1)  # skips where there can be none
+    program = """if True:
+        import os, pathlib, signal, sys
+        from tests.hosts.network import Network
+        from tests.slurm.cluster import COMMANDS, Slurm, unsupported
+        network = Network(2)
+        cluster = Slurm(network, pathlib.Path(sys.argv[1]))
+        cluster.wait(cluster.sbatch(script="setsid sleep 1000"), "RUNNING")
+        print(*(pid for host in network.hosts for pid in host.processes()), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    root = Path(__file__).parents[2]
+    killed = subprocess.run([sys.executable, "-c", program, tmp_path], cwd=root, stdout=subprocess.PIPE, text=True)
+    assert killed.returncode == -signal.SIGKILL
+    pids = [int(word) for word in killed.stdout.split()]
+    assert len(pids) >= 5
+    wait_until(lambda: not any(map(alive, pids)), "the end of the hosts", timeout=10)

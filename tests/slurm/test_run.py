@@ -1,0 +1,80 @@
+"""``ddplaunch run`` under a real srun: nothing typed about nodes, addresses or ports."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import PROGRAMS, command, write
+
+SHOWS = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"
+print("sum", int(total), *(os.environ[name] for name in names.split()))
+dist.destroy_process_group()
+"""
+
+
+def lines(out: str) -> list[str]:
+    """What ranks printed, without their prefixes, in the order of ranks."""
+    return [line.partition("] ")[2] for line in sorted(out.splitlines()) if "] sum" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "ours", "shown"),
+    [
+        (
+            ["-N2", "-n2", "--ntasks-per-node=1"],
+            ["--nproc", "2"],
+            ["sum 4 0 0 4 2 0 2", "sum 4 1 1 4 2 0 2", "sum 4 2 0 4 2 1 2", "sum 4 3 1 4 2 1 2"],
+        ),
+        (
+            ["-N2", "-n4", "--ntasks-per-node=2"],
+            [],
+            ["sum 4 0 0 4 2 0 2", "sum 4 1 1 4 2 0 2", "sum 4 2 0 4 2 1 2", "sum 4 3 1 4 2 1 2"],
+        ),
+        (["-N2", "-n3"], [], ["sum 3 0 0 3 2 0 2", "sum 3 1 1 3 2 0 2", "sum 3 2 0 3 1 1 2"]),
+        (["-N1", "-n1"], ["--nproc", "2"], ["sum 2 0 0 2 2 0 1", "sum 2 1 1 2 2 0 1"]),
+    ],
+    ids=["a task a node", "a task a rank", "uneven tasks", "one task"],
+)
+def test_ranks_find_their_places(slurm, tmp_path, options, ours, shown):
+    write(tmp_path, "train.py", SHOWS)
+    cluster = slurm(2)
+    step = cluster.srun(*options, *command("run", *ours, "train.py"))
+    out, err = step.communicate(timeout=100)
+    assert step.returncode == 0, err
+    assert lines(out) == shown
+    assert not [pid for host in cluster.network.hosts for pid in host.find("train.py")]
+
+
+def test_two_jobs_on_one_node_do_not_meet(slurm, tmp_path):
+    write(tmp_path, "train.py", SHOWS)
+    cluster = slurm(1)
+    steps = [cluster.srun("-N1", "-n2", "-c1", *command("run", "train.py")) for _ in range(2)]
+    for step in steps:
+        out, err = step.communicate(timeout=100)
+        assert step.returncode == 0, err
+        assert len(lines(out)) == 2
+
+
+def test_a_rank_that_fails_ends_the_step_and_is_told(slurm):
+    step = slurm(2).srun("-N2", "-n2", "--ntasks-per-node=1", *command("run", PROGRAMS / "fails.py", "exit", "1"))
+    _, err = step.communicate(timeout=100)
+    assert step.returncode == 7, err
+    assert "ddplaunch: rank 1 exited with code 7" in err
+
+
+def test_tasks_with_a_gpu_of_their_own(slurm, tmp_path):
+    cluster = slurm(1, gpus=2)
+    write(tmp_path, "show.py", "import os; print(os.environ['RANK'], os.environ['CUDA_VISIBLE_DEVICES'])\n")
+    step = cluster.srun("-n2", "--gpus-per-task=1", *command("run", "--start", "exec", "show.py"))
+    out, err = step.communicate(timeout=100)
+    assert step.returncode == 0, err
+    assert sorted(line.split()[1] for line in out.splitlines()) == ["0", "1"]
