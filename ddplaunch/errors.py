@@ -11,6 +11,9 @@ EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 69
 """A node could not be reached, never joined or was lost (EX_UNAVAILABLE of sysexits.h)."""
 
+EXIT_PREEMPTED = 75
+"""The job had to make room for another; the same may be tried again (EX_TEMPFAIL of sysexits.h)."""
+
 EXIT_SIGNAL = 128
 """Added to the number of the signal that ended the job, as shells do: 130 is Ctrl-C, 143 SIGTERM, 137 SIGKILL."""
 

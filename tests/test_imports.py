@@ -40,7 +40,7 @@ INSIDE_USER_PROCESSES = {
 """What runs in a rank or its zygote, and what of ours it may use: user code must not trip over anything else."""
 
 THIRD_PARTY = {
-    "cli": {"click"},
+    "cli": {"click", "tomli"},
     "agent": {"click", "psutil", "torch"},
     "control": {"msgspec", "psutil"},
     "console": {"click", "rich"},

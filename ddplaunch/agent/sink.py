@@ -53,19 +53,18 @@ class Sink:
                 self._timer = self._loop.after(PATIENCE, self._give_up)
 
     def _push(self, data: bytes | bytearray) -> int:
-        done = 0
-        view = memoryview(data)
+        done, whole = 0, len(data)
         try:
-            while done < len(view):
-                done += os.write(self._fd, view[done : done + (1 << 18)])
+            with memoryview(data) as view:
+                while done < whole:
+                    with view[done : done + (1 << 18)] as chunk:
+                        done += os.write(self._fd, chunk)
         except BlockingIOError:
             pass
         except OSError:  # EPIPE from `| head`, EIO from a terminal that has gone, ENOSPC: nobody reads any more
             self.closed = True
-            self._rest()
-            return len(view)
-        finally:
-            view.release()
+            self._rest()  # which no view of what is waiting may outlive
+            return whole
         return done
 
     def _continue(self) -> None:

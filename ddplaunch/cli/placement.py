@@ -1,4 +1,4 @@
-"""Whose option is it? Splits ``run``'s command line into our options, the target, and the program's own arguments.
+"""Whose option is it? Splits a command line into our options, the target, and the program's own arguments.
 
 Ours stand before the target, or right behind it; the first word behind it that is not ours begins the program's, and
 everything behind ``--`` is the program's. What could be meant either way is refused, showing both spellings.
@@ -6,7 +6,7 @@ everything behind ``--`` is the program's. What could be meant either way is ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ddplaunch.errors import UsageError
@@ -46,13 +46,22 @@ class Placed(NamedTuple):
 
 
 def place(
-    words: Sequence[str], options: Mapping[str, bool], knows: Callable[[Placed, str], bool] = lambda placed, name: False
+    words: Sequence[str],
+    options: Mapping[str, bool],
+    knows: Callable[[Placed, str], bool] = lambda placed, name: False,
+    *,
+    apart: Collection[str] = (),
+    neutral: Collection[str] = (),
+    elsewhere: Mapping[str, str] = ELSEWHERE,
 ) -> Placed:
     """Split ``words``.
 
     Args:
         options: every spelling of every option of ours, and whether it takes a value.
         knows: whether a program itself has an option of this name, as far as can be seen without running it.
+        apart: the options of a second kind: these may all stand on one side of the target, and the others on the other.
+        neutral: options that stand before the target beside those of either kind.
+        elsewhere: what other programs call an option of ours.
 
     Raises:
         UsageError: an option is unknown or lacks its value, or could be ours as well as the program's.
@@ -63,7 +72,7 @@ def place(
     if verbatim:
         del rest[0]
     elif rest and _is_option(rest[0]):
-        raise _unknown(rest[0], options)
+        raise _unknown(rest[0], options, elsewhere)
     if not rest:
         return Placed(ours, None, ())
     target = rest.pop(0)
@@ -78,7 +87,8 @@ def place(
         raise _refusal("", alone, rest, options) from None
     behind, program = tuple(rest[:end]), rest[end:]
     names = [_name(word) for word in behind if _name(word) in options]
-    disputed = names if set(ours) - MARKERS else [name for name in names if name in HELP or knows(alone, name)]
+    before = {_name(word) in apart for word in ours if _name(word) in options.keys() - neutral}  # their kinds
+    disputed = [name for name in names if (name in apart) in before or name in HELP or knows(alone, name)]
     if disputed:
         raise _refusal(f"{disputed[0]} could be ddplaunch's or an argument of {target}", alone, rest, options)
     if program[:1] == ["--"]:
@@ -184,12 +194,12 @@ def _spelled(placed: Placed, options: Mapping[str, bool]) -> str:
 # ------------------------------------------------------------------------------------------------------------- slips
 
 
-def _unknown(word: str, options: Mapping[str, bool]) -> UsageError:
+def _unknown(word: str, options: Mapping[str, bool], elsewhere: Mapping[str, str]) -> UsageError:
     import difflib
 
     name = _name(word)
     hyphened = _hyphened(name)
-    near = hyphened if hyphened in options else ELSEWHERE.get(hyphened) or _one_letter_off(name, options)
+    near = hyphened if hyphened in options else elsewhere.get(hyphened) or _one_letter_off(name, options)
     near = near or next(iter(difflib.get_close_matches(name, options, 1, 0.6)), None)
     if name.startswith("-m") and len(name) > 2:
         near = f"-m {name[2:]}"

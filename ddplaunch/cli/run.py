@@ -10,80 +10,28 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddplaunch.cli.options import SECTIONS, options
-from ddplaunch.cli.placement import HELP, Placed, place
 from ddplaunch.cli.surroundings import look_around, place_of, surroundings_notes
+from ddplaunch.cli.target_command import SETTINGS, TargetCommand, find_target
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
     from ddplaunch.agent.policy import Policy
     from ddplaunch.control.rules import Rules
     from ddplaunch.plan.plan import Machine, Plan, Request
-    from ddplaunch.plan.target import Target
 
 
 BEHIND = 0.5
 """Seconds by which launchers of one rank each end after rank 0's: mpirun kills all others when the first one fails."""
 
 
-class _RunCommand(click.Command):
-    """Knows which words are its own: click alone would take every option up to the first positional word."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing:  # shell completion looks at half a line
-            return super().parse_args(ctx, args)
-        options = {
-            name: isinstance(param, click.Option) and not param.is_flag
-            for param in self.get_params(ctx)
-            for name in (*param.opts, *param.secondary_opts)
-            if name.startswith("-")
-        }
-        placed = place(args, options, _knows)
-        if placed.target is None and not HELP & set(placed.ours):
-            taken = f"; {placed.ours[-1]} was taken for the value of {placed.ours[-2]}" if len(placed.ours) > 1 else ""
-            raise UsageError(f"there is no target{taken}", "name a script or a function: ddplaunch run train.py")
-        target = [] if placed.target is None else [placed.target]
-        return super().parse_args(ctx, [*placed.ours, "--", *target, *placed.program])
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        records = {max(param.opts, key=len): param.get_help_record(ctx) for param in self.get_params(ctx)}
-        for heading, names in SECTIONS.items():
-            with formatter.section(heading):
-                formatter.write_dl([record for name in names if (record := records[name])])
-
-
-def _knows(placed: Placed, option: str) -> bool:
-    """Whether the program itself has an option of this name."""
-    from ddplaunch.plan.target import find
-
-    markers = set(placed.ours)
-    try:
-        found = find(
-            placed.target or "",
-            (),
-            as_module=bool(markers & {"-m", "--module"}),
-            as_program="--no-python" in markers,
-            cwd=_cwd(),
-        )
-    except UsageError:  # said later, in its place
-        return False
-    return found.names_option(option)
-
-
-def _cwd() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        raise UsageError("the current directory is not there any more", "cd to one that is") from None
+class _RunCommand(TargetCommand):
+    sections = SECTIONS
 
 
 @click.command(
     cls=_RunCommand,
     options_metavar="[OPTIONS]",
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "allow_interspersed_args": False,
-        "max_content_width": 110,
-    },
+    context_settings=SETTINGS,
 )
 @options
 def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
@@ -103,13 +51,10 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     Options of ddplaunch stand before TARGET or right behind it; ARGS behind -- are always the target's.
     """
     from ddplaunch.plan.plan import Request, make
-    from ddplaunch.plan.target import find
 
     if flags["as_json"] and not flags["dry_run"]:
         raise UsageError("--json is the form of a dry run", "add --dry-run")
-    found = find(target, args, as_module=flags["module"], as_program=flags["no_python"], cwd=_cwd())
-    _check_arguments(found)
-    _check_start(flags, found)
+    found = find_target(target, args, flags)
     surroundings = look_around(flags)
     _check_nodes(flags)
     flags["least"], flags["nnodes"] = flags["nnodes"]
@@ -181,22 +126,6 @@ def _check_several(plan: Plan, rules: Rules) -> None:
         )
     if plan.node_rank == 0:
         check_is_ours(plan.master_addr)
-
-
-def _check_arguments(target: Target) -> None:
-    if target.signature is not None:
-        from ddplaunch.agent.arguments import check
-
-        check(target.signature, target.args)
-
-
-def _check_start(flags: dict[str, Any], target: Target) -> None:
-    from ddplaunch.plan.target import Kind
-
-    if flags["start"] == "exec" and flags["preload"]:
-        raise UsageError("--preload and --start exec contradict each other", "leave one of them out")
-    if target.kind is Kind.PROGRAM and (flags["start"] == "zygote" or flags["preload"]):
-        raise UsageError("--no-python runs a program, and only Python can be forked", "leave --start and --preload out")
 
 
 def _shown_ranks(text: str, plan: Plan) -> frozenset[int] | None:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.agent.sink import Sink
+from ddplaunch.loop import Loop
 from tests.conftest import PROGRAMS, clean_environment, command, wait_until, write
 
 
@@ -376,3 +378,16 @@ def test_log_folder(launch, tmp_path):
     assert failure["first"]["exit_code"] == 1
     assert "ValueError: rank 1 fails" in failure["first"]["traceback"]
     assert failure["stopped"] == 1
+
+
+def test_a_reader_that_leaves_while_output_waits_for_it():
+    """What waits is dropped at the next write; nothing of it may still be in use then."""
+    read, write_end = os.pipe()
+    loop = Loop()
+    sink = Sink(loop, write_end)
+    sink.write(b"x" * (1 << 20))
+    assert not sink.idle
+    os.close(read)
+    loop.step()
+    assert sink.closed
+    assert sink.idle

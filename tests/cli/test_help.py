@@ -12,6 +12,9 @@ import pytest
 from ddplaunch import __version__
 from ddplaunch.cli.options import SECTIONS
 from ddplaunch.cli.run import run
+from ddplaunch.cli.submit import submit
+from ddplaunch.cli.submit_options import INSTEAD
+from ddplaunch.cli.submit_options import SECTIONS as OF_SUBMIT
 from tests.conftest import clean_environment, command, write
 
 
@@ -21,6 +24,7 @@ def test_bare_is_help(launch, words):
     assert done.returncode == 0
     assert done.stdout.startswith("Usage: ddplaunch [OPTIONS] ")
     assert re.search(r"^  run +Start a training job", done.stdout, re.MULTILINE)
+    assert re.search(r"^  submit +Submit a training job to Slurm", done.stdout, re.MULTILINE)
     assert re.search(r"^  devices +Show", done.stdout, re.MULTILINE)
 
 
@@ -43,17 +47,25 @@ def test_installed_command_is_the_module():
 
 
 @pytest.mark.parametrize("columns", ["60", "80", "200"])
-def test_every_option_of_run_stands_under_a_heading(launch, columns):
-    done = launch("run", "--help", env={"COLUMNS": columns})
+@pytest.mark.parametrize(("command", "sections"), [(run, SECTIONS), (submit, OF_SUBMIT)])
+def test_every_option_stands_under_a_heading(launch, command, sections, columns):
+    done = launch(command.name, "--help", env={"COLUMNS": columns})
     assert done.returncode == 0
     headings = re.findall(r"^(\w.*):$", done.stdout, re.MULTILINE)
-    assert headings == list(SECTIONS)
-    for param in run.params:
+    assert headings == [heading for heading, names in sections.items() if names]
+    for param in command.params:
         if param.name not in ("target", "args"):
             assert len(re.findall(rf"^  (?:-\w, )?{param.opts[-1]}(?![\w-])", done.stdout, re.MULTILINE)) == 1, (
                 param.name
             )
     assert max(map(len, done.stdout.splitlines())) <= 110
+
+
+def test_submit_has_the_options_of_run():
+    of_run = {param.opts[-1] for param in run.params}
+    assert of_run - set(INSTEAD) <= {param.opts[-1] for param in submit.params}
+    assert set(INSTEAD) <= of_run
+    assert not set(INSTEAD) & {param.opts[-1] for param in submit.params}
 
 
 def complete(words: str, folder, shell: str = "bash") -> list[str]:
@@ -87,7 +99,7 @@ def test_completion_is_offered(shell, tmp_path):
 @pytest.mark.parametrize(
     ("words", "completions"),
     [
-        ("ddplaunch ", ["plain,run", "plain,devices"]),
+        ("ddplaunch ", ["plain,run", "plain,submit", "plain,devices"]),
         ("ddplaunch run --np", ["plain,--nproc"]),
         ("ddplaunch run --nproc 4 --dr", ["plain,--dry-run"]),
         ("ddplaunch run --start ex", ["plain,exec"]),
@@ -96,6 +108,8 @@ def test_completion_is_offered(shell, tmp_path):
         ("ddplaunch run -m pk", ["file,pk"]),
         ("ddplaunch run --log-dir ru", ["dir,ru"]),
         ("ddplaunch run train.py da", ["file,da"]),
+        ("ddplaunch submit --gpus-", ["plain,--gpus-per-node"]),
+        ("ddplaunch submit --nodes 2 tr", ["file,tr"]),
         ("ddplaunch devices --j", ["plain,--json"]),
     ],
 )

@@ -189,6 +189,44 @@ def test_no_target(line):
     assert split(line).target is None
 
 
+KINDS = {"--nodes": True, "--time": True}
+"""A second kind of options, as ``submit`` has them."""
+
+
+def split_kinds(line: str) -> Placed:
+    return place(shlex.split(line), {**OPTIONS, **KINDS}, apart=KINDS, neutral={"--dry-run"})
+
+
+@pytest.mark.parametrize(
+    ("line", "ours", "program"),
+    [
+        ("--nodes 2 train.py --nproc 4", "--nodes 2 --nproc 4", ""),
+        ("--nodes 2 train.py --nproc 4 -- --time 3", "--nodes 2 --nproc 4", "--time 3"),
+        ("--nproc 4 train.py --nodes 2 --lr 1", "--nproc 4 --nodes 2", "--lr 1"),
+        ("train.py --nodes 2 --nproc 4 x", "--nodes 2 --nproc 4", "x"),
+        ("--dry-run --nodes 2 train.py --nproc 4", "--dry-run --nodes 2 --nproc 4", ""),
+        ("--nodes 2 train.py --dry-run", "--nodes 2 --dry-run", ""),
+    ],
+)
+def test_two_kinds_may_stand_on_either_side(line, ours, program):
+    assert split_kinds(line) == (tuple(shlex.split(ours)), "train.py", tuple(shlex.split(program)))
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("--nodes 2 train.py --time 3", "--time"),
+        ("--nproc 2 train.py --show 3", "--show"),
+        ("--nproc 2 train.py --dry-run", "--dry-run"),
+        ("--nodes 2 --nproc 2 train.py --time 3", "--time"),
+        ("--nodes 2 train.py --lr 1 --nproc 3", "--nproc"),
+    ],
+)
+def test_one_kind_may_not(line, option):
+    with pytest.raises(UsageError, match=f"^{option} could be ddplaunch's or an argument of train.py"):
+        split_kinds(line)
+
+
 def test_no_words_are_lost_or_invented():
     """Short command lines of all kinds: one reading with the same words in it, or a refusal whose spellings work."""
     words = ("--nproc", "4", "--json", "train.py", "--lr", "--", "--nprco", "-m")

@@ -162,7 +162,7 @@ limit = 3
         ("run pkg.mod:run 1", ("unexpected extra argument (1)", "run(rank)")),
         ("train.py --nproc 4", ("train.py is not a command", "ddplaunch run train.py --nproc 4")),
         ("rnu train.py", ("rnu is not a command", "did you mean run?")),
-        ("frobnicate", ("frobnicate is not a command", "run, devices")),
+        ("frobnicate", ("frobnicate is not a command", "run, submit, devices")),
         ("--nproc 4 train.py", ("--nproc stands behind a command", "ddplaunch run --nproc 4 train.py")),
     ],
 )

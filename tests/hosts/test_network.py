@@ -97,7 +97,7 @@ def test_ctrl_c_is_for_all_of_the_terminal(network: Make) -> None:
     (host,) = network(1).hosts
     ours, theirs = os.openpty()
     # The leader of a session gets the terminal that it opens.
-    command = 'exec <>"$0"; trap "wait; exit 5" INT; (trap "exit 3" INT; echo ready; sleep 1000) & wait; exit 4'
+    command = 'exec <>"$0"; trap "wait; exit 5" INT; (trap "exit 3" INT; sleep 1000 & echo ready; wait) & wait; exit 4'
     words = ["bash", "-c", command, os.ttyname(theirs)]
     process = host.start(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None

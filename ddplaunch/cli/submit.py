@@ -1,0 +1,275 @@
+"""``ddplaunch submit``: from what was typed and written down as defaults to a batch script, and from that to a job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ddplaunch.cli.placement import ELSEWHERE, Placed, place
+from ddplaunch.cli.run import run
+from ddplaunch.cli.submit_options import INSTEAD, NAMES, OF_SBATCH, SECTIONS, options
+from ddplaunch.cli.target_command import (
+    SETTINGS,
+    TargetCommand,
+    current_directory,
+    find_target,
+    program_knows,
+    spellings,
+)
+from ddplaunch.errors import EXIT_SIGNAL, UsageError
+
+if TYPE_CHECKING:
+    from ddplaunch.schedulers.queue import JobId
+    from ddplaunch.schedulers.slurm import Request, Setup
+
+
+class _SubmitCommand(TargetCommand):
+    """Takes the options of ``run`` as ``run`` does, wherever its own stand.
+
+    ``submit --nodes 2 WORDS`` is read as ``run WORDS`` would be; its own may stand behind the target as well. A value
+    that neither a flag nor a file gives is Slurm's to choose.
+    """
+
+    sections = SECTIONS
+
+    def spellings(self, ctx: click.Context) -> dict[str, bool]:
+        return {**spellings(run.params), **super().spellings(ctx)}
+
+    def place(self, ctx: click.Context, args: list[str]) -> Placed:
+        elsewhere = {**ELSEWHERE, **OF_SBATCH}
+        try:
+            placed = place(
+                args, self.spellings(ctx), program_knows, apart=NAMES, neutral={"--dry-run"}, elsewhere=elsewhere
+            )
+        except UsageError as error:
+            raise _of_submit(error) from None
+        for word in placed.ours:
+            if (name := word.partition("=")[0]) in INSTEAD:
+                raise UsageError(f"{name} is not for a job of Slurm", INSTEAD[name])
+        ctx.meta["placed"] = placed
+        return placed
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            from ddplaunch.cli.defaults import read
+
+            own = [param for param in self.params if isinstance(param, click.Option) and param.opts[-1] in NAMES]
+            defaults = read("submit", own, current_directory(), os.environ)
+            ctx.meta["defaults"] = defaults
+            ctx.default_map = {name: default.value for name, default in defaults.items()}
+        return super().parse_args(ctx, args)
+
+
+def _of_submit(error: UsageError) -> UsageError:
+    """Hints of what we share with ``run`` name that command."""
+    return UsageError(error.message, error.hint and error.hint.replace("ddplaunch run", "ddplaunch submit"))
+
+
+_OF_RUN = [param for param in run.params if param.opts[-1] not in INSTEAD and param.name != "dry_run"]
+
+
+@click.command(cls=_SubmitCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=_OF_RUN)
+@options
+@click.option("--dry-run", is_flag=True, help="Print the script, and where each value comes from; submit nothing.")
+def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
+    """Submit a training job to Slurm.
+
+    Writes a batch script that starts `ddplaunch run` once on each node, and hands it to sbatch. TARGET, its ARGS and
+    the options from "What the target is" on are those of `ddplaunch run`.
+
+    Defaults stand in [tool.ddplaunch.submit] of pyproject.toml and [submit] of ~/.config/ddplaunch.toml.
+    """
+    from ddplaunch.schedulers import queue, slurm
+
+    if flags["array"] and flags["follow"]:
+        raise UsageError(
+            f"--follow shows one log, and --array {flags['array']} makes a job for each index",
+            "--no-follow submits it",
+        )
+    if flags["container_image"] is None:  # else the target may well be in the image only
+        try:
+            find_target(target, args, flags)
+        except UsageError as error:
+            raise _of_submit(error) from None
+    request = _request(target, args, flags)
+    script = slurm.script(request)
+    if flags["dry_run"]:
+        click.echo(script, nl=False)
+        for line in (*_sources(request), *(f"note: {note}" for note in _notes(flags))):
+            click.echo(line, err=True)
+        return 0
+    for note in _notes(flags):
+        _say(note)
+    queue.check_is_here(os.environ)
+    _make_log_folder(request)
+    job = queue.submit(script, os.environ)
+    log = slurm.log_path(request, job.number)
+    lines = [f"job {job.number}: {target} on {request.nodes} node{'s' * (request.nodes > 1)}", f"log: {log}"]
+    cancel = f"cancel: scancel {' '.join(job.words)}"
+    if not flags["follow"]:
+        import shlex
+
+        follow = [] if request.array else [f"follow: tail -n +1 -F {shlex.quote(log)}"]
+        click.echo("\n".join([*lines, *follow, cancel]))
+        return 0
+    for line in (*lines, cancel):
+        _say(line)
+    return _follow(job, log)
+
+
+# ------------------------------------------------------------------------------------------------- what is asked for
+
+
+def _request(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> Request:
+    from ddplaunch.schedulers.slurm import Request
+
+    named = {name: flags[name] for name in Request.__dataclass_fields__ if name in flags}
+    context = click.get_current_context()
+    named |= {
+        "job_name": flags["job_name"] or os.path.basename(target),
+        "output": flags["output"] or ("slurm-%A_%a.out" if flags["array"] else "slurm-%j.out"),
+        "setup": tuple(_setups(flags["setup"])),
+    }
+    return Request(
+        command=_words_of_run(context.meta["placed"]),
+        interpreter="python" if flags["container_image"] else sys.executable,
+        chdir=current_directory(),
+        **named,
+    )
+
+
+def _words_of_run(placed: Placed) -> tuple[str, ...]:
+    """The words behind ``ddplaunch run`` on the nodes: as typed, without what is for Slurm."""
+    takes = spellings(click.get_current_context().command.params)
+    words: list[str] = []
+    typed = iter(placed.ours)
+    for word in typed:
+        name, equals, _ = word.partition("=")
+        value = [next(typed)] if takes[name] and not equals else []
+        if name not in NAMES | {"--dry-run"}:
+            words += [word, *value]
+    assert placed.target is not None
+    if placed.target.startswith("-"):
+        return (*words, "--", placed.target, *placed.program)
+    return (*words, placed.target, *(("--", *placed.program) if placed.program else ()))
+
+
+def _setups(texts: tuple[str, ...]) -> Iterator[Setup]:
+    """Tell files from commands. What stands in a file is looked for beside that file."""
+    from ddplaunch.schedulers.slurm import Setup
+
+    context = click.get_current_context()
+    source = context.get_parameter_source("setup")
+    from_file = source is not None and source.name == "DEFAULT_MAP"
+    folder = os.path.dirname(context.meta["defaults"]["setup"].file) if from_file else current_directory()
+    for text in texts:
+        path = os.path.join(folder, os.path.expanduser(text))
+        if os.path.isfile(path):
+            yield Setup(path, is_file=True)
+        elif len(text.split()) == 1 and (text.endswith(".sh") or "/" in text):
+            raise UsageError(
+                f"--setup {text}: there is no such file in {folder}", "a command is written with its words"
+            )
+        elif text.strip():
+            yield Setup(text)
+
+
+def _make_log_folder(request: Request) -> None:
+    """Slurm does not make it: a job whose log cannot be opened fails without a word."""
+    folder = os.path.dirname(os.path.join(request.chdir, request.output))
+    if "%" in folder:
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output {request.output}: {folder}: {error.strerror}", "name another folder") from None
+
+
+def _sources(request: Request) -> Iterator[str]:
+    """Each value of the script with the place it comes from."""
+    from ddplaunch.schedulers.queue import OVERRIDES
+
+    context = click.get_current_context()
+    ours = {"job-name": "the target", "output": "default", "nodes": "default"}
+    for param in context.command.params:
+        option = param.opts[-1].removeprefix("--")
+        source = context.get_parameter_source(param.name or "")
+        if param.opts[-1] not in NAMES - {"--follow"} or source is None:
+            continue
+        value = getattr(request, param.name or "", None)
+        if source.name == "DEFAULT_MAP":
+            yield f"{option}: {_shown(value)} ({context.meta['defaults'][param.name].file})"
+        elif source.name == "COMMANDLINE":
+            yield f"{option}: {_shown(value)} ({param.opts[-1]})"
+        elif option in ours:
+            yield f"{option}: {_shown(value)} ({ours[option]})"
+        elif variable := os.environ.get(OVERRIDES.get(option, "")):
+            yield f"{option}: {variable} ({OVERRIDES[option]}, which sbatch reads)"
+    yield f"chdir: {request.chdir} (the current directory)"
+    yield f"interpreter: {request.interpreter} ({'of the image' if request.container_image else 'this one'})"
+
+
+def _shown(value: object) -> str:
+    from ddplaunch.schedulers.slurm import Setup
+
+    if isinstance(value, tuple):
+        return ", ".join(each.text if isinstance(each, Setup) else str(each) for each in value)
+    return str(value)
+
+
+def _notes(flags: dict[str, Any]) -> Iterator[str]:
+    if flags["cpus_per_task"] is None and not any(
+        "cpus-per" in arg or "exclusive" in arg for arg in flags["sbatch_args"]
+    ):
+        yield "without --cpus-per-task all ranks of a node share one CPU, unless the site's Slurm gives more"
+    if flags["container_image"]:
+        yield "the target is looked for in the image, not here"
+
+
+# -------------------------------------------------------------------------------------------------------- following
+
+
+def _say(line: str) -> None:
+    click.echo(f"ddplaunch: {line}", err=True)
+
+
+def _follow(job: JobId, log: str) -> int:
+    """Follow the job to its end, or leave it; Ctrl-C asks."""
+    from ddplaunch.schedulers.follow import Follower
+    from ddplaunch.schedulers.queue import cancel
+
+    follower = Follower(job, sys.stdout.buffer, _say)
+    while True:
+        try:
+            return follower.run()
+        except KeyboardInterrupt:
+            answer = _ask(job)
+            code = EXIT_SIGNAL + 2
+        except BrokenPipeError:  # `| head` has read enough
+            answer = "d"
+            code = EXIT_SIGNAL + 13
+        if answer == "c":
+            cancel(job)
+        elif answer == "d":
+            _say(f"job {job.number} goes on without us; its log: {log}")
+            return code
+
+
+def _ask(job: JobId) -> str:
+    """What to do with the job: "c" is to cancel it, "d" to detach, anything else to follow on."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return "d"
+    question = f"\nddplaunch: job {job.number}: [c]ancel it, [d]etach and let it run, or [f]ollow on? "
+    click.echo(question, err=True, nl=False)
+    try:
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
+        answer = ""
+    if not answer:  # Ctrl-C again, or Ctrl-D
+        click.echo(err=True)
+        return "d"
+    return answer.strip().lower()[:1]

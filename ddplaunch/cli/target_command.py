@@ -1,0 +1,115 @@
+"""Commands that start a target: which words of the line are ours, the help by headings, the target found and checked.
+
+``run`` starts it here, ``submit`` hands it to a scheduler; both read a command line in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ddplaunch.cli.placement import HELP, Placed, place
+from ddplaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddplaunch.plan.target import Target
+
+SETTINGS = {
+    "help_option_names": ["-h", "--help"],
+    "allow_interspersed_args": False,
+    "max_content_width": 110,
+}
+"""The context settings of such a command."""
+
+
+class TargetCommand(click.Command):
+    """Knows which words are its own: click alone would take every option up to the first positional word."""
+
+    sections: Mapping[str, Sequence[str]]
+    """The headings of the help, and the options under each."""
+
+    def place(self, ctx: click.Context, args: list[str]) -> Placed:
+        """Split the words typed; a subclass may know more options, or read them in another way."""
+        return place(args, self.spellings(ctx), program_knows)
+
+    def spellings(self, ctx: click.Context) -> dict[str, bool]:
+        """Every spelling of every option of ours, and whether it takes a value."""
+        return spellings(self.get_params(ctx))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # shell completion looks at half a line
+            return super().parse_args(ctx, args)
+        placed = self.place(ctx, args)
+        if placed.target is None and not HELP & set(placed.ours):
+            taken = f"; {placed.ours[-1]} was taken for the value of {placed.ours[-2]}" if len(placed.ours) > 1 else ""
+            raise UsageError(
+                f"there is no target{taken}", f"name a script or a function: ddplaunch {self.name} train.py"
+            )
+        target = [] if placed.target is None else [placed.target]
+        return super().parse_args(ctx, [*placed.ours, "--", *target, *placed.program])
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records = {max(param.opts, key=len): param.get_help_record(ctx) for param in self.get_params(ctx)}
+        for heading, names in self.sections.items():
+            shown = [record for name in names if (record := records[name])]
+            if shown:
+                with formatter.section(heading):
+                    formatter.write_dl(shown)
+
+
+def spellings(params: Sequence[click.Parameter]) -> dict[str, bool]:
+    """Every spelling of every option among ``params``, and whether it takes a value."""
+    return {
+        name: isinstance(param, click.Option) and not param.is_flag
+        for param in params
+        for name in (*param.opts, *param.secondary_opts)
+        if name.startswith("-")
+    }
+
+
+def program_knows(placed: Placed, option: str) -> bool:
+    """Whether the program itself has an option of this name."""
+    from ddplaunch.plan.target import find
+
+    markers = set(placed.ours)
+    try:
+        found = find(
+            placed.target or "",
+            (),
+            as_module=bool(markers & {"-m", "--module"}),
+            as_program="--no-python" in markers,
+            cwd=current_directory(),
+        )
+    except UsageError:  # said later, in its place
+        return False
+    return found.names_option(option)
+
+
+def current_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the current directory is not there any more", "cd to one that is") from None
+
+
+def find_target(typed: str, args: tuple[str, ...], flags: Mapping[str, Any]) -> Target:
+    """Find the target and check it against its arguments and the options, without running any of it.
+
+    Raises:
+        UsageError: it is not there, cannot be run, lacks an argument, or an option contradicts what it is.
+    """
+    from ddplaunch.plan.target import Kind, find
+
+    found = find(typed, args, as_module=flags["module"], as_program=flags["no_python"], cwd=current_directory())
+    if found.signature is not None:
+        from ddplaunch.agent.arguments import check
+
+        check(found.signature, found.args)
+    if flags["start"] == "exec" and flags["preload"]:
+        raise UsageError("--preload and --start exec contradict each other", "leave one of them out")
+    if found.kind is Kind.PROGRAM and (flags["start"] == "zygote" or flags["preload"]):
+        raise UsageError("--no-python runs a program, and only Python can be forked", "leave --start and --preload out")
+    return found

@@ -1,0 +1,217 @@
+"""Slurm's own programs: a script is submitted, a job is looked at and cancelled. What they say is read here alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, LaunchError, UsageError
+
+OVERRIDES = {
+    "account": "SBATCH_ACCOUNT",
+    "array": "SBATCH_ARRAY_INX",
+    "constraint": "SBATCH_CONSTRAINT",
+    "gpus-per-node": "SBATCH_GPUS_PER_NODE",
+    "job-name": "SBATCH_JOB_NAME",
+    "mem": "SBATCH_MEM_PER_NODE",
+    "open-mode": "SBATCH_OPEN_MODE",
+    "output": "SBATCH_OUTPUT",
+    "partition": "SBATCH_PARTITION",
+    "qos": "SBATCH_QOS",
+    "time": "SBATCH_TIMELIMIT",
+}
+"""The variables that sbatch takes over the lines of a script (sbatch(1), INPUT ENVIRONMENT VARIABLES)."""
+
+_KEPT_OF_AN_OUTER_JOB = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
+
+_FINAL: dict[str, tuple[str, int | None]] = {
+    "COMPLETED": ("is done", None),
+    "FAILED": ("failed", None),
+    "CANCELLED": ("was cancelled", EXIT_SIGNAL + 15),
+    "DEADLINE": ("passed its deadline", EXIT_SIGNAL + 15),
+    "TIMEOUT": ("reached its time limit", EXIT_SIGNAL + 15),
+    "OUT_OF_MEMORY": ("used more memory than it had", EXIT_SIGNAL + 9),
+    "BOOT_FAIL": ("got a node that did not boot", EXIT_UNAVAILABLE),
+    "NODE_FAIL": ("lost a node", EXIT_UNAVAILABLE),
+    "PREEMPTED": ("had to make room for another", EXIT_PREEMPTED),
+}
+"""The states in which a job stays (squeue(1), JOB STATE CODES): the words for each, and its exit code to us.
+
+None is the batch script's own. A job that Slurm ended has none that would mean something: SIGTERM is what it got.
+"""
+
+
+@dataclass(frozen=True)
+class JobId:
+    """A job's number, and the cluster where there are several."""
+
+    number: str
+    cluster: str | None = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """How a program of Slurm is told of it."""
+        return ("-M", self.cluster, self.number) if self.cluster else (self.number,)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What Slurm says of a job.
+
+    Attributes:
+        state: like PENDING, RUNNING, COMPLETED.
+        reason: why it waits, like Priority or Resources; "None" where it does not.
+        code: how it ended, as an exit code; None while it has not.
+        log: the file that its output goes to.
+    """
+
+    state: str
+    reason: str
+    code: int | None
+    log: str | None
+
+    @property
+    def words(self) -> str:
+        """What to say of it: "job 7 …"."""
+        if self.state == "PENDING":
+            return "waits" if self.reason == "None" else f"waits: {self.reason}"
+        if self.state in _FINAL:
+            return f"{_FINAL[self.state][0]} (exit code {self.code})"
+        return f"is {self.state.lower().replace('_', ' ')}"
+
+
+def check_is_here(environ: Mapping[str, str]) -> None:
+    """Refuse to go on without sbatch.
+
+    Raises:
+        UsageError: it is not on PATH.
+    """
+    if shutil.which("sbatch", path=environ.get("PATH")) is None:
+        raise UsageError(
+            "there is no sbatch on PATH: Slurm's commands are not on this machine",
+            "submit from a login node of the cluster; --dry-run shows the script anywhere",
+        )
+
+
+def submit(script: str, environ: Mapping[str, str]) -> JobId:
+    """Hand a script to sbatch and return the job's number.
+
+    What sbatch says on stderr goes to ours as it is.
+
+    Raises:
+        UsageError: sbatch refuses.
+    """
+    done = subprocess.run(
+        ["sbatch", "--parsable"],
+        input=os.fsencode(script),
+        capture_output=True,
+        env=_environment(script, environ),
+        check=False,
+    )
+    said = done.stderr.decode(errors="replace")
+    if said:
+        os.write(2, done.stderr)
+    if done.returncode:
+        raise UsageError(f"sbatch did not take the job (exit code {done.returncode})", _advice(said))
+    # Of stdout the last line is the answer: a site's own checks may print there too. sbatch(1): "job id;cluster name".
+    number, _, cluster = done.stdout.decode(errors="replace").strip().rpartition("\n")[2].partition(";")
+    if not number.isdecimal():
+        raise LaunchError(
+            f"sbatch took the job, but its answer is no job id: {number!r}", "squeue --me lists your jobs"
+        )
+    return JobId(number, cluster or None)
+
+
+def _advice(said: str) -> str:
+    if "partition" in said:
+        return "its reason stands above; sinfo -s lists the partitions"
+    if "account" in said:
+        return "its reason stands above; sacctmgr show associations user=$USER lists the accounts"
+    return "its reason stands above; --dry-run shows the script"
+
+
+def _environment(script: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what would change the job behind the script's back.
+
+    These are the variables that sbatch takes over the script's own lines, and those of a job in whose shell we are:
+    they would reach the new one (SLURM_CPUS_PER_TASK of an interactive session, say).
+    """
+    kept = dict(environ)
+    for option, variable in OVERRIDES.items():
+        if re.search(rf"^#SBATCH --{option}=", script, re.MULTILINE):
+            kept.pop(variable, None)
+    if "SLURM_JOB_ID" in kept:
+        for name in list(kept):
+            if name.startswith(("SLURM_", "SRUN_")) and name not in _KEPT_OF_AN_OUTER_JOB:
+                del kept[name]
+    return kept
+
+
+def look(job: JobId) -> Job | None:
+    """Ask scontrol for a job; None where it does not answer.
+
+    Raises:
+        LaunchError: Slurm does not know the job any more (after MinJobAge of slurm.conf, 300 s by default).
+    """
+    try:
+        done = _call("scontrol", "--oneliner", *_cluster(job), "show", "job", job.number)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if "Invalid job id" in done.stderr:
+        raise LaunchError(
+            f"Slurm does not know job {job.number} any more, so how it ended is not known",
+            f"sacct -j {job.number} tells, where the site keeps accounts",
+        )
+    return None if done.returncode else parse(done.stdout)
+
+
+def parse(record: str) -> Job | None:
+    """Read what ``scontrol --oneliner show job`` prints; None where it is no such record.
+
+    ``JobId=7 JobName=x UserId=… JobState=FAILED Reason=None … ExitCode=3:0 … StdOut=/a/slurm-7.out Power=``
+    where ExitCode is the batch script's own, and the signal that ended it.
+    """
+    state = re.search(r" JobState=(\S+) Reason=(\S+)", record)
+    if state is None:
+        return None
+    code: int | None = None
+    if state[1] in _FINAL:
+        told = re.search(r" ExitCode=(\d+):(\d+)", record)
+        own, signal = (int(told[1]), int(told[2])) if told else (0, 0)
+        code = _FINAL[state[1]][1]
+        if code is None:
+            code = own or (EXIT_SIGNAL + signal if signal else int(state[1] == "FAILED"))
+    log = re.search(r" StdOut=(.*?)(?: \w+=|$)", record, re.MULTILINE)
+    return Job(state[1], state[2], code, log[1] if log else None)
+
+
+def cancel(job: JobId) -> None:
+    """Have Slurm end a job; what scancel says goes to our stderr.
+
+    Raises:
+        LaunchError: scancel refuses.
+    """
+    done = subprocess.run(["scancel", *job.words], stdin=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise LaunchError(f"scancel did not cancel job {job.number} (exit code {done.returncode})")
+
+
+def _cluster(job: JobId) -> tuple[str, ...]:
+    return ("-M", job.cluster) if job.cluster else ()
+
+
+def _call(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=60,
+        check=False,
+        start_new_session=True,  # Ctrl-C is ours
+    )

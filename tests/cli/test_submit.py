@@ -1,0 +1,419 @@
+"""``ddplaunch submit`` with stand-ins for Slurm's programs: what is printed, refused, followed and returned."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment, command, wait_until, write
+
+SBATCH = """
+    #!/bin/sh
+    cat > "$STATE/script"
+    env > "$STATE/environment"
+    echo "$@" > "$STATE/words"
+    [ -z "$REFUSAL" ] || { echo "$REFUSAL" >&2; exit 1; }
+    echo "${ANSWER-77}"
+    """
+
+SCONTROL = """
+    #!/bin/sh
+    # Plays step 0, 1, … of the job's life, one for each question, and the last one ever after.
+    n=$(cat "$STATE/n")
+    [ -e "$STATE/step-$((n + 1))" ] && echo $((n + 1)) > "$STATE/n"
+    say() { echo "JobId=77 JobName=x JobState=$1 Reason=$2 ExitCode=$3 StdOut=$STATE/log Power="; }
+    . "$STATE/step-$n"
+    """
+
+SCANCEL = """
+    #!/bin/sh
+    echo "$@" > "$STATE/cancelled"
+    echo "say CANCELLED None 0:15" > "$STATE/step-1"
+    echo 1 > "$STATE/n"
+    """
+
+
+class Cluster:
+    """A Slurm of shell scripts; ``environ`` puts it on PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "cluster"
+        for name, text in (("sbatch", SBATCH), ("scontrol", SCONTROL), ("scancel", SCANCEL)):
+            write(self.folder, f"bin/{name}", text).chmod(0o755)
+        (self.folder / "n").write_text("0")
+        path = os.pathsep.join([str(self.folder / "bin"), "/usr/bin", "/bin"])
+        self.environ = {"PATH": path, "STATE": str(self.folder), "XDG_CONFIG_HOME": str(folder / "config")}
+
+    def plays(self, *steps: str) -> None:
+        for number, step in enumerate(steps):
+            (self.folder / f"step-{number}").write_text(step + "\n")
+
+    def read(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    write(tmp_path, "train.py", "")
+    write(tmp_path, "fn.py", "def main(lr: float): pass\n")
+    return Cluster(tmp_path)
+
+
+@pytest.fixture
+def submit(launch, cluster, tmp_path):
+    """Run ``ddplaunch submit WORDS`` on that cluster."""
+
+    def run(line: str, env: dict[str, str] | None = None, cwd: Path | None = None):
+        return launch("submit", *shlex.split(line), env={**cluster.environ, **(env or {})}, cwd=cwd)
+
+    return run
+
+
+@pytest.fixture
+def dry(submit):
+    """The script that a command line makes, and the lines about it."""
+
+    def run(line: str, **options):
+        done = submit(f"--dry-run {line}", **options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr.splitlines()
+
+    return run
+
+
+def last_words(script: str) -> list[str]:
+    """What stands behind ``ddplaunch run`` in it."""
+    words = shlex.split(script.splitlines()[-1])
+    assert words[:6] == [sys.executable, "-m", "ddplaunch", "run", "--cluster", "slurm"]
+    return words[6:]
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("train.py", "train.py"),
+        ("train.py --lr 0.1", "train.py -- --lr 0.1"),
+        ("--nodes 2 train.py --max-restarts 2 -- --lr 0.1", "--max-restarts 2 train.py -- --lr 0.1"),
+        ("--nodes 2 --max-restarts=2 train.py --lr 0.1", "--max-restarts=2 train.py -- --lr 0.1"),
+        ("--max-restarts 2 --nodes 2 train.py a", "--max-restarts 2 train.py -- a"),
+        ("--max-restarts 2 train.py --nodes 2 a", "--max-restarts 2 train.py -- a"),
+        ("train.py --nodes 2 --nproc 4 --time=5 --mem 3G a", "--nproc 4 train.py -- a"),
+        ("train.py -- --nodes 2", "train.py -- --nodes 2"),
+        ("-m --nodes 2 timeit --grace 5", "-m --grace 5 timeit"),
+        ("--no-python --nodes 2 /bin/echo -n x", "--no-python /bin/echo -- -n x"),
+        ("fn.py:main --lr 1", "fn.py:main -- --lr 1"),
+        ("--nodes 2 train.py -- 'a b' '$HOME' \"it's\"", "train.py -- 'a b' '$HOME' \"it's\""),
+    ],
+)
+def test_which_words_are_for_run(dry, line, words):
+    script, _ = dry(line)
+    assert last_words(script) == shlex.split(words)
+    assert dry(f"{shlex.join(last_words(script))}")[0].splitlines()[-1] == script.splitlines()[-1], "read alike again"
+
+
+def test_a_dry_run_may_stand_behind(submit, cluster):
+    assert "#SBATCH --nodes=2\n" in submit("--nodes 2 train.py --dry-run --grace 3").stdout
+    assert not (cluster.folder / "script").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", ("there is no target", "ddplaunch submit train.py")),
+        ("--nodes 2 train.py --time 3", ("--time could be", "submit --nodes 2 --time 3 train.py", "-- --time 3")),
+        ("--nproc 2 train.py --grace 3", ("--grace could be", "submit --nproc 2 --grace 3 train.py", "-- --grace 3")),
+        ("train.py --lr 1 --nodes 2", ("--nodes could be", "ddplaunch submit --nodes 2 train.py --lr 1")),
+        ("--nprco 2 train.py", ("no such option: --nprco", "did you mean --nproc?")),
+        ("-N 2 train.py", ("no such option: -N", "did you mean --nodes?")),
+        ("--ntasks-per-node 8 train.py", ("no such option: --ntasks-per-node", "did you mean --nproc?")),
+        ("--xyzzy train.py", ("ddplaunch submit --help",)),
+        ("train.py --nnodes 2", ("--nnodes is not for a job of Slurm", "--nodes N")),
+        ("--node-rank 0 train.py", ("--node-rank is not for", "Slurm numbers the nodes")),
+        ("--master-addr=a train.py", ("--master-addr is not for", "leave it out")),
+        ("--token x train.py", ("--token is not for", "set DDPLAUNCH_TOKEN")),
+        ("--dry-run --json train.py", ("--json is not for", "--dry-run prints the script")),
+        ("trian.py", ("no such script: trian.py", "did you mean train.py?")),
+        ("-m train.py", ("-m takes a module", "ddplaunch submit train.py")),
+        ("fn.py:main", ("fn.py:main needs --lr", "its signature")),
+        ("fn.py:main --lr x", ("cannot take --lr: 'x'",)),
+        ("--start exec --preload json train.py", ("--preload and --start exec contradict",)),
+        ("--nodes 0 train.py", ("--nodes 0 is no number of nodes",)),
+        ("--time 4h train.py", ("--time 4h is no time", "like 4:00:00")),
+        ("--time 1:2:3:4 train.py", ("--time 1:2:3:4 is no time",)),
+        ("--mem lots train.py", ("--mem lots is no size", "200G")),
+        ("--gpus-per-node eight train.py", ("--gpus-per-node eight is no number of GPUs",)),
+        ("--array a train.py", ("--array a is no list",)),
+        ("--array 0-3 --follow train.py", ("--follow shows one log, and --array 0-3", "--no-follow")),
+        ("--sbatch-arg exclusive train.py", ("no option of sbatch", "--sbatch-arg=--exclusive")),
+        ("--sbatch-arg=--time=5 train.py", ("ddplaunch has --time itself", "give --time")),
+        ("--sbatch-arg='-p x' train.py", ("ddplaunch has --partition itself",)),
+        ("--sbatch-arg=--ntasks-per-node=4 train.py", ("--ntasks-per-node is for ddplaunch to say", "--nproc")),
+        ("--setup evn.sh train.py", ("--setup evn.sh: there is no such file",)),
+        ("--job-name 'a\nb' train.py", ("cannot stand in one line",)),
+        ("--output train.py/%j.out train.py", ("--output train.py/%j.out", "another folder")),
+    ],
+)
+def test_refused(submit, cluster, line, said):
+    done = submit(line)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    for part in said:
+        assert part in done.stderr
+    refusal = done.stderr[done.stderr.index("Error: ") :]
+    assert len(refusal.splitlines()) <= 3
+    assert not (cluster.folder / "script").exists(), "it was submitted"
+
+
+@pytest.mark.parametrize("text", ["90", "90:30", "4:00:00", "1-12", "1-12:30", "1-12:30:00", "unlimited", "0"])
+def test_times(dry, text):
+    assert f"#SBATCH --time={text}\n" in dry(f"--time {text} train.py")[0]
+
+
+def test_the_target_of_an_image_is_not_looked_for_here(dry):
+    script, lines = dry("--container-image img --container-mounts a:b -m not.here")
+    assert "--container-image=img" in script
+    assert script.endswith("  python -m ddplaunch run --cluster slurm -m not.here\n")
+    assert "note: the target is looked for in the image, not here" in lines
+
+
+def test_setup_files_and_commands(dry, tmp_path):
+    write(tmp_path, "env.sh", "")
+    script, _ = dry("--setup env.sh --setup 'module load cuda/12' train.py")
+    assert f"source {tmp_path}/env.sh || exit\nmodule load cuda/12 || exit\n" in script
+
+
+# ---------------------------------------------------------------------------------------------------------- defaults
+
+
+@pytest.fixture
+def files(tmp_path, cluster):
+    project = write(
+        tmp_path,
+        "pyproject.toml",
+        """
+        [tool.ddplaunch.submit]
+        partition = "general"
+        nodes = 3
+        follow = false
+        setup = ["env.sh", "module load cuda/12"]
+        """,
+    )
+    user = write(tmp_path, "config/ddplaunch.toml", '[submit]\naccount = "me"\npartition = "mine"\n')
+    write(tmp_path, "env.sh", "")
+    return project, user
+
+
+def test_flags_over_project_over_user(dry, files, tmp_path):
+    project, user = files
+    (tmp_path / "deep").mkdir()
+    script, lines = dry(
+        "--nodes 2 --time 5 ../train.py", cwd=tmp_path / "deep", env={"SBATCH_QOS": "low", "SBATCH_ACCOUNT": "x"}
+    )
+    for line in ("nodes=2", "partition=general", "account=me", "time=5", f"chdir={tmp_path}/deep", "job-name=train.py"):
+        assert f"#SBATCH --{line}\n" in script
+    assert f"source {tmp_path}/env.sh || exit\n" in script, "a file is looked for beside the one that names it"
+    assert lines[:8] == [
+        "nodes: 2 (--nodes)",
+        "time: 5 (--time)",
+        f"partition: general ({project})",
+        f"account: me ({user})",
+        "qos: low (SBATCH_QOS, which sbatch reads)",
+        "job-name: train.py (the target)",
+        "output: slurm-%j.out (default)",
+        f"setup: {tmp_path}/env.sh, module load cuda/12 ({project})",
+    ]
+    assert f"chdir: {tmp_path}/deep (the current directory)" in lines
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[submit]\npartitoin = 'x'\n", ("[submit] has no key partitoin", "did you mean partition?")),
+        ("[submit]\ngpus_per_node = 8\n", ("has no key gpus_per_node", "did you mean gpus-per-node?")),
+        ("[submit]\nnodes = [2]\n", ("[submit] nodes = [2]: a string or a whole number is wanted",)),
+        ("[submit]\nnodes = true\n", ("nodes = True: a string or a whole number",)),
+        ("[submit]\nnodes = 'two'\n", ("--nodes two is no number of nodes (", "ddplaunch.toml)")),
+        ("[submit]\nfollow = 1\n", ("follow = 1: true or false is wanted",)),
+        ("[submit]\nsetup = [1]\n", ("setup = [1]: a list of strings is wanted",)),
+        ("[submit]\nsbatch-arg = 'x'\n", ("--sbatch-arg x: no option of sbatch (", "ddplaunch.toml)")),
+        ("[sbumit]\nnodes = 2\n", ("nothing is known of [sbumit]", "there is [submit]")),
+        ("submit = 3\n", ("[submit] is no table",)),
+        ("nodes =\n", ("ddplaunch.toml is no TOML: Invalid value (at line 1",)),
+    ],
+)
+def test_a_file_that_makes_no_sense(submit, tmp_path, text, said):
+    file = write(tmp_path, "config/ddplaunch.toml", text)
+    done = submit("--dry-run train.py")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    for part in (str(file), *said):
+        assert part in done.stderr
+
+
+def test_a_project_without_a_word_of_us(dry, tmp_path):
+    write(tmp_path, "pyproject.toml", '[project]\nname = "x"\n')
+    assert "nodes: 1 (default)" in dry("train.py")[1]
+
+
+# -------------------------------------------------------------------------------------------------------- submitting
+
+
+def test_submitted(submit, cluster, tmp_path):
+    environment = {"SBATCH_PARTITION": "x", "SBATCH_QOS": "y", "SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "2"}
+    done = submit("--nodes 2 --partition a --output logs/%j.txt train.py", env=environment)
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [
+        "job 77: train.py on 2 nodes",
+        f"log: {tmp_path}/logs/77.txt",
+        f"follow: tail -n +1 -F {tmp_path}/logs/77.txt",
+        "cancel: scancel 77",
+    ]
+    assert (tmp_path / "logs").is_dir(), "Slurm would not make it"
+    assert cluster.read("words") == "--parsable\n"
+    assert cluster.read("script") == submit("--nodes 2 --partition a --output logs/%j.txt train.py --dry-run").stdout
+    got = cluster.read("environment").splitlines()
+    assert "SBATCH_QOS=y" in got, "nothing else says it"
+    left_out = ("SBATCH_PARTITION=", "SLURM_JOB_ID=", "SLURM_CPUS_PER_TASK=")
+    assert not [line for line in got if line.startswith(left_out)]
+
+
+def test_an_array_and_a_cluster_of_many(submit, tmp_path):
+    done = submit("--array 0-3 train.py", env={"ANSWER": "Hello from the site\n77;north"})
+    assert done.stdout.splitlines() == [
+        "job 77: train.py on 1 node",
+        f"log: {tmp_path}/slurm-77_%a.out",
+        "cancel: scancel -M north 77",
+    ]
+
+
+def test_without_slurm(submit, tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = submit("train.py", env={"PATH": str(tmp_path / "empty")})
+    assert done.returncode == 2
+    assert "there is no sbatch on PATH" in done.stderr
+    assert "--dry-run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("refusal", "hint"),
+    [
+        ("sbatch: error: invalid partition specified: x", "sinfo -s lists the partitions"),
+        ("sbatch: error: Invalid account or account/partition combination specified", "above"),
+        ("sbatch: error: Unable to contact slurm controller", "--dry-run shows the script"),
+    ],
+)
+def test_sbatch_refuses(submit, refusal, hint):
+    done = submit("--partition x --follow train.py", env={"REFUSAL": refusal})
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()[-3:]
+    assert lines[:2] == [refusal, "Error: sbatch did not take the job (exit code 1)"]
+    assert hint in lines[2]
+
+
+def test_an_answer_that_is_no_job_id(submit):
+    done = submit("train.py", env={"ANSWER": "see you"})
+    assert done.returncode == 1
+    assert "its answer is no job id: 'see you'" in done.stderr
+
+
+# --------------------------------------------------------------------------------------------------------- following
+
+
+def test_followed_to_its_end(submit, cluster):
+    cluster.plays(
+        "say PENDING None 0:0",
+        "say PENDING Resources 0:0",
+        'printf "one\\ntw" >> "$STATE/log"; say RUNNING None 0:0',
+        'printf "o\\n\\377" >> "$STATE/log"; echo "slurm_load_jobs error: Unable to contact" >&2; exit 1',
+        'echo three >> "$STATE/log"; say FAILED NonZeroExitCode 3:0',
+    )
+    done = submit("--follow --cpus-per-task 2 train.py")
+    assert done.returncode == 3
+    assert done.stdout == "one\ntwo\n\udcffthree\n"
+    said = [line.removeprefix("ddplaunch: ") for line in done.stderr.splitlines()]
+    assert said[0] == "job 77: train.py on 1 node"
+    assert said[-4:] == ["job 77 waits", "job 77 waits: Resources", "job 77 is running", "job 77 failed (exit code 3)"]
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "said"),
+    [
+        ("say COMPLETED None 0:0", 0, "job 77 is done (exit code 0)"),
+        ("say TIMEOUT TimeLimit 0:15", 143, "job 77 reached its time limit (exit code 143)"),
+        ("say PREEMPTED None 0:15", 75, "job 77 had to make room for another (exit code 75)"),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 1, "does not know job 77 any more"),
+    ],
+)
+def test_ends(submit, cluster, last, code, said):
+    cluster.plays(last)
+    done = submit("--follow train.py")
+    assert done.returncode == code
+    assert said in done.stderr
+
+
+def test_a_reader_that_has_read_enough(cluster, tmp_path):
+    cluster.plays('seq 100000 >> "$STATE/log"; say RUNNING None 0:0')
+    done = subprocess.run(
+        ["bash", "-c", f"{shlex.join(command('submit', '--follow', 'train.py'))} | head -n 1; echo ${{PIPESTATUS[0]}}"],
+        cwd=tmp_path,
+        env=clean_environment(cluster.environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "1\n141\n"
+    assert "job 77 goes on without us" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_without_a_terminal_detaches(cluster, start):
+    cluster.plays('echo begun >> "$STATE/log"; say RUNNING None 0:0')
+    job = start("submit", "--follow", "train.py", env=cluster.environ)
+    job.wait_for("begun")
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert "job 77 goes on without us; its log: " in job.stderr()
+    assert not (cluster.folder / "cancelled").exists()
+
+
+@pytest.mark.parametrize(("answers", "code"), [(["c"], 143), (["d"], 130), (["\x04"], 130), (["f", "c"], 143)])
+def test_ctrl_c_asks(cluster, tmp_path, answers, code):
+    cluster.plays('echo begun >> "$STATE/log"; say RUNNING None 0:0')
+    ours, theirs = pty.openpty()
+    with (tmp_path / "out").open("wb") as out:
+        process = subprocess.Popen(
+            command("submit", "--follow", "train.py"),
+            cwd=tmp_path,
+            env=clean_environment(cluster.environ),
+            stdin=theirs,
+            stdout=out,
+            stderr=theirs,
+        )
+    os.close(theirs)
+    shown, size = b"", 0
+    try:
+        for number, answer in enumerate(answers, 1):
+            wait_until(lambda: (tmp_path / "out").stat().st_size > size, "the log")  # noqa: B023 - called at once
+            process.send_signal(signal.SIGINT)
+            while shown.count(b"[f]ollow on? ") < number:
+                shown += os.read(ours, 4096)
+            size = (tmp_path / "out").stat().st_size
+            os.write(ours, answer.encode() + (b"" if answer == "\x04" else b"\n"))
+        assert process.wait(30) == code
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert (cluster.folder / "cancelled").exists() == ("c" in answers)

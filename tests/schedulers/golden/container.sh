@@ -1,0 +1,17 @@
+#!/bin/bash
+# Written by ddplaunch submit. To submit it again: sbatch THIS_FILE
+#SBATCH --job-name=train.py
+#SBATCH --nodes=1
+#SBATCH --output=slurm-%j.out
+#SBATCH --chdir=/data/wine
+# One task a node: ddplaunch, which starts the ranks of its node.
+#SBATCH --ntasks-per-node=1
+# A job that Slurm starts again (preempted, or its node was lost) goes on in the same log.
+#SBATCH --open-mode=append
+
+# All three counts, so that no variable changes them: one launcher on each node. They end together with one
+# exit code, which becomes the job's; srun is not to kill one because another has ended.
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 \
+  --container-image='nvcr.io#nvidia/pytorch:25.01-py3' \
+  --container-mounts=/data/wine:/data/wine,/data/sets:/sets:ro,/scratch:/scratch --container-workdir=/data/wine \
+  python -m ddplaunch run --cluster slurm train.py

@@ -1,0 +1,32 @@
+#!/bin/bash
+# Written by ddplaunch submit. To submit it again: sbatch THIS_FILE
+#SBATCH --job-name="a \"job\""
+#SBATCH --nodes=16
+#SBATCH --gpus-per-node=a100:8
+#SBATCH --cpus-per-task=64
+#SBATCH --mem=200G
+#SBATCH --time=1-12
+#SBATCH --partition=big,small
+#SBATCH --account=vision
+#SBATCH --qos=high
+#SBATCH --constraint=[rack1|rack2]
+#SBATCH --nodelist=gpu[01-16]
+#SBATCH --array=0-7%2
+#SBATCH --output=logs/%A_%a.out
+#SBATCH --chdir="/data/my wine"
+#SBATCH --exclusive
+#SBATCH "--comment=back \\ slash # 2"
+# One task a node: ddplaunch, which starts the ranks of its node.
+#SBATCH --ntasks-per-node=1
+# A job that Slurm starts again (preempted, or its node was lost) goes on in the same log.
+#SBATCH --open-mode=append
+
+# On the first node; srun hands the variables on to all. A set-up that fails ends the job.
+source '/data/my wine/env.sh' || exit
+export A=1; module load cuda/12 || exit
+
+# All three counts, so that no variable changes them: one launcher on each node. They end together with one
+# exit code, which becomes the job's; srun is not to kill one because another has ended.
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 \
+  --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+  /opt/venv/bin/python -m ddplaunch run --cluster slurm --nproc 4 -m wine.train
