@@ -37,6 +37,9 @@ NEXT_ADDRESS = 0.25
 GREET_PATIENCE = 5.0
 """Seconds in which node 0 must say its first words."""
 
+LAST_CALL = 3.0
+"""Seconds in which a node that cannot take part seeks node 0 to say so."""
+
 PARTING = 0.5
 """Seconds in which our last words must have left."""
 
@@ -75,6 +78,7 @@ class Member:
         self._has_started = False
         self._interrupted: int | None = None
         self._why_lost = ""
+        self._unable: messages.Unable | None = None
         self._patience: Timer | None = None
         if rules.interface:
             route.address_on(rules.interface, socket.AF_INET)
@@ -101,8 +105,9 @@ class Member:
             self._attempt = None
         if self._connection is not None and self._bond is _Bond.JOINED:
             self._connection.send(message)
-        if isinstance(message, messages.Unable) and self._bond is not _Bond.JOINED:
-            return self._over(Outcome(EXIT_USAGE, refused=(message.message, message.hint)))
+        if isinstance(message, messages.Unable) and self._bond is _Bond.SEEKING:
+            self._unable = message  # the others should hear of it too, if node 0 is to be found
+            self._loop.after(LAST_CALL, self._end_unable)
         # Nobody can keep us from leaving while we run nothing. But what an attempt ended as is node 0's to say: another
         # signal may have come elsewhere before ours.
         hears_the_end = self._bond is _Bond.JOINED and isinstance(message, messages.Drained)
@@ -302,6 +307,8 @@ class Member:
         self._connection.lost = self._lost
         self._pulse = Pulse(self._loop, message.heartbeat_timeout, self._beat, self._silent)
         self._pulse.heard(0)
+        if self._unable is not None:
+            return self._connection.send(self._unable)
         self._hear(message)
 
     # ------------------------------------------------------------------------------------------------------- joined
@@ -351,6 +358,10 @@ class Member:
             return self._end_alone()
         self._hear(messages.Note(f"{self._why_lost}; stopping the ranks here"))
         self._hear(Stop(self._attempt, signal.SIGTERM, self._rules.grace))
+
+    def _end_unable(self) -> None:
+        assert self._unable is not None
+        self._over(Outcome(EXIT_USAGE, refused=(self._unable.message, self._unable.hint)))
 
     def _end_alone(self) -> None:
         if self._interrupted is not None:
