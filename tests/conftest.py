@@ -16,6 +16,7 @@ import pytest
 
 from tests.hosts.fixture import network  # noqa: F401 - a fixture is found by its name here
 from tests.slurm.fixture import slurm  # noqa: F401
+from tests.ssh.fixture import sshd  # noqa: F401
 
 PROGRAMS = Path(__file__).parent / "programs"
 """Small user programs that the tests start."""

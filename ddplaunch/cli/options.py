@@ -23,6 +23,7 @@ SECTIONS = {
         "--run-id",
         "--token",
     ),
+    "Over SSH": ("--hosts", "--hostfile", "--include", "--exclude", "--env", "--remote-python"),
     "Hearing of each other": (
         "--control",
         "--control-port",
@@ -150,6 +151,17 @@ _OPTIONS = (
         envvar="DDPLAUNCH_TOKEN",
         help="What nodes must know to join; DDPLAUNCH_TOKEN keeps it out of `ps`.",
     ),
+    click.option("--hosts", metavar="A:4,B:4", help="Start the job on these hosts, with so many ranks each."),
+    click.option("--hostfile", metavar="FILE", type=Paths(dir_okay=False), help="The same: n1 slots=4, a host a line."),
+    click.option("--include", metavar="A@B:0,2", help="Of these hosts only some, or some of their slots."),
+    click.option("--exclude", metavar="A@B:0,2", help="Of these hosts not some, or not some of their slots."),
+    click.option(
+        "--env",
+        metavar="NAME[=VALUE]",
+        multiple=True,
+        help="A variable for the hosts, beside LD_LIBRARY_PATH, PYTHONPATH, NCCL_* and the like; may be repeated.",
+    ),
+    click.option("--remote-python", metavar="PATH", help="Python on the hosts.  [default: the path of this one]"),
     click.option(
         "--control",
         type=click.Choice(["tcp", "none"]),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddplaunch.cli import over_ssh
 from ddplaunch.cli.options import SECTIONS, options
 from ddplaunch.cli.surroundings import look_around, place_of, surroundings_notes
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand, find_target
@@ -55,12 +56,17 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     if flags["as_json"] and not flags["dry_run"]:
         raise UsageError("--json is the form of a dry run", "add --dry-run")
     found = find_target(target, args, flags)
+    hosts = over_ssh.read(flags)
+    if hosts and not flags["dry_run"]:
+        return over_ssh.start(hosts, flags, found, flags["run_id"] or _run_id())
+    over = (over_ssh.describe(hosts, flags),) if hosts else ()
     surroundings = look_around(flags)
     _check_nodes(flags)
     flags["least"], flags["nnodes"] = flags["nnodes"]
     flags["place"], flags["surroundings"] = place_of(surroundings), surroundings and surroundings.cluster
     request = Request(**{name: flags[name] for name in Request.__dataclass_fields__})
     machine, notes = _look_at_machine(request)
+    notes = (*over, *notes)
     if surroundings:
         notes = (*surroundings_notes(surroundings), *notes)
     plan = make(request, found, machine, os.environ, flags["run_id"] or _run_id(), notes)
@@ -219,7 +225,7 @@ def _print_plan(plan: Plan, flags: dict[str, Any]) -> None:
 
 
 _SPELLED_OUT = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}
-_OF_THIS_NODE = {"stdin", "dry_run", "as_json", "token"}
+_OF_THIS_NODE = {"stdin", "dry_run", "as_json", "token", *over_ssh.OWN_OPTIONS}
 
 
 def _other_options() -> list[str]:

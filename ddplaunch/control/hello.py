@@ -26,7 +26,7 @@ def own_hello(share: Share, target: Target, gpus: tuple[str, ...], rules: Rules)
         target=_plain(target.typed),
         fingerprint=_fingerprint(target),
         max_restarts=rules.max_restarts,
-        versions=Versions(_python()) if target.kind is Kind.PROGRAM else _versions(),
+        versions=Versions(_python()) if target.kind is Kind.PROGRAM else own_versions(),
         gpus=tuple(dict.fromkeys(gpus)),
     )
 
@@ -52,7 +52,7 @@ def _fingerprint(target: Target) -> str | None:
         return None
 
 
-def _versions() -> Versions:
+def own_versions() -> Versions:
     """Read torch/version.py, which holds assignments only, and the name of NCCL's own distribution beside it."""
     from importlib.machinery import PathFinder
 

@@ -1,0 +1,195 @@
+"""The hosts of a job over SSH: all of them ready, or the job does not start; then one output and one exit code."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+
+from ddplaunch import __version__
+from ddplaunch.agent.sink import Sink
+from ddplaunch.errors import EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
+from ddplaunch.loop import Loop
+from ddplaunch.schedulers.remote import BEAT, GO, KILL_AFTER, SIGNALS
+from ddplaunch.schedulers.ssh import Connection
+
+ANSWER_PATIENCE = 60.0
+"""Seconds that a host has for its answer, the connection included."""
+
+LAST_WORDS = 5.0
+"""Seconds from the end of the first host to an order for those that go on, which control has not reached."""
+
+_COMPARED = ("Python", "torch", "torch's CUDA", "NCCL")
+_LETTERS = {number: letter for letter, number in SIGNALS.items()}
+
+
+class Phase(Enum):
+    """What the hosts are doing."""
+
+    CHECKING = "checking"
+    RUNNING = "running"
+    ENDING = "ending"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What keeps a host from taking part."""
+
+    host: str
+    text: str
+    unreached: bool = False
+
+
+class Fleet:
+    """``hosts`` in the order of their node ranks; times in seconds."""
+
+    def __init__(self, heartbeat: float, grace: float, *, allow_mismatch: bool) -> None:
+        self._heartbeat, self._grace, self._allow_mismatch = heartbeat, grace, allow_mismatch
+        self.loop = Loop()
+        self.problems: list[Problem] = []
+        self._hosts: list[Connection] = []
+        self._phase = Phase.CHECKING
+        self._first: int | None = None
+        self._asked: int | None = None
+        self._sinks = {1: Sink(self.loop, 1), 2: Sink(self.loop, 2)}
+        self._said: Counter[bytes] = Counter()
+        self._said_by: dict[Connection, Counter[bytes]] = {}
+
+    def run(self, begin: Sequence[Callable[[Loop], Connection]]) -> int:
+        """Connect to all hosts, run the job, and return its exit code when no host is left; see ``problems``."""
+        caught = (*_LETTERS, signal.SIGTSTP, signal.SIGCHLD)
+        self.loop.catch(caught, self._signalled)
+        try:
+            for start in begin:
+                host = start(self.loop)
+                host.answered, host.printed = self._check_answers, self._printed
+                self._hosts.append(host)
+            self._beat()
+            self.loop.after(ANSWER_PATIENCE, self._impatient)
+            self._look_for_ends()
+            while self._live() or not all(sink.idle for sink in self._sinks.values()):
+                self.loop.step()
+        finally:
+            for host in self._live():
+                host.hang_up()
+        assert self._first is not None
+        return self._first
+
+    def _live(self) -> list[Connection]:
+        return [host for host in self._hosts if not host.over]
+
+    def _beat(self) -> None:
+        for host in self._live():
+            host.send(BEAT)
+        self.loop.after(self._heartbeat / 3, self._beat)
+
+    # ---------------------------------------------------------------------------------------------------- before
+
+    def _impatient(self) -> None:
+        if self._phase is Phase.CHECKING:
+            for host in self._live():
+                if host.facts is None:
+                    host.complaint = host.complaint or f"no answer in {ANSWER_PATIENCE:g} s"
+                    host.kill()
+
+    def _check_answers(self) -> None:
+        """Begin, or give up, when all hosts have answered or have ended."""
+        if self._phase is not Phase.CHECKING or any(host.facts is None and not host.over for host in self._hosts):
+            return
+        self.problems = [problem for host in self._hosts for problem in self._problems_of(host)]
+        if self.problems:
+            unreached = any(problem.unreached for problem in self.problems)
+            self._end(EXIT_UNAVAILABLE if unreached else EXIT_USAGE)
+            return
+        self._phase = Phase.RUNNING
+        for host in self._hosts:
+            host.send(GO)
+
+    def _problems_of(self, host: Connection) -> list[Problem]:
+        if host.facts is None or host.over:
+            return [Problem(host.name, host.complaint or "ssh ended without a word", unreached=not host.reached)]
+        found = [Problem(host.name, text) for text in host.facts["problems"]]
+        *versions, ours = host.facts["versions"]
+        if ours != __version__:
+            found.append(Problem(host.name, f"ddplaunch {ours} there, {__version__} here"))
+        first = next(each for each in self._hosts if each.facts is not None)
+        assert first.facts is not None
+        if not self._allow_mismatch:
+            for name, theirs, other in zip(_COMPARED, versions, first.facts["versions"], strict=False):
+                if theirs != other:
+                    text = f"{name} is {theirs or 'missing'} there, {other or 'missing'} on {first.name}"
+                    found.append(Problem(host.name, text))
+        return found
+
+    # ---------------------------------------------------------------------------------------------------- meanwhile
+
+    def _printed(self, host: Connection, number: int, line: bytes) -> None:
+        """Pass on what ranks print, and what launchers say once: a report comes from all of them."""
+        if self._phase is Phase.CHECKING or self.problems:
+            return  # a greeting, or what the problems tell
+        if number == 2 and not line.startswith(b"[") and len(self._hosts) > 1:
+            said = self._said_by.setdefault(host, Counter())
+            said[line] += 1
+            if said[line] <= self._said[line]:
+                return
+            self._said[line] += 1
+        self._sinks[number].write(line)
+
+    def _say(self, text: str) -> None:
+        self._sinks[2].write(f"ddplaunch: {text}\n".encode())
+
+    def _signalled(self, number: int) -> None:
+        if number == signal.SIGCHLD:
+            self._look_for_ends()
+        elif number == signal.SIGTSTP:
+            self._say("a job over SSH cannot be suspended: its hosts would take us for lost")
+        else:
+            self._asked = EXIT_SIGNAL + number
+            if self._phase is Phase.CHECKING:
+                self._end(self._asked)
+            for host in self._live():
+                host.send(_LETTERS[signal.Signals(number)])
+
+    # ---------------------------------------------------------------------------------------------------- the end
+
+    def _look_for_ends(self) -> None:
+        for host in self._hosts:
+            if not host.check():
+                continue
+            if self._phase is Phase.CHECKING:
+                self._check_answers()
+            elif host.code is None:
+                self._lost(host)
+            elif self._first is None:
+                self._first = host.code
+                self.loop.after(LAST_WORDS, partial(self._stop_others, host))
+
+    def _lost(self, host: Connection) -> None:
+        if self._first is None:
+            self._first = self._asked or EXIT_UNAVAILABLE
+            self._say(f"{host.name} was lost: {host.complaint or 'ssh ended without a word'}")
+            self.loop.after(LAST_WORDS, partial(self._stop_others, host))
+
+    def _stop_others(self, first: Connection) -> None:
+        if not self._live():
+            return
+        if first.code:
+            self._say(f"{first.name} has ended with exit code {first.code}; stopping the others")
+        for host in self._live():
+            host.send(_LETTERS[signal.SIGTERM])
+        self.loop.after(self._grace + KILL_AFTER, lambda: self._end(self._first or 0))
+
+    def _end(self, code: int) -> None:
+        """Hang up everywhere."""
+        self._phase = Phase.ENDING
+        self._first = code if self._first is None else self._first
+        for host in self._live():
+            host.hang_up()
+        self.loop.after(LAST_WORDS, self._kill)
+
+    def _kill(self) -> None:
+        for host in self._live():
+            host.kill()

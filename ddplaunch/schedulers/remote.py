@@ -1,0 +1,183 @@
+"""The far end of an ssh: looks whether the job can run here, then runs this host's launcher and guards it.
+
+It is told everything on its stdin, first one line of JSON, then single bytes, and lives by it: at its end, or when
+nothing has come for the heartbeat timeout, the launcher has the grace to stop its ranks. Nothing else would end it:
+without a terminal sshd kills nothing when a connection closes, and of a network that falls silent it hears nothing
+(ClientAliveInterval of sshd_config(5) is 0 where nobody sets it).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from ddplaunch import __version__
+from ddplaunch.agent import processes
+from ddplaunch.control.hello import own_versions
+from ddplaunch.errors import EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError
+from ddplaunch.loop import Loop
+from ddplaunch.plan.target import find
+
+MARK = b"\x1eddplaunch "
+"""Begins what is ours among what ranks and login shells print: no text has a record separator (ASCII RS)."""
+
+GO, BEAT = b"G", b"."
+SIGNALS = {b"I": signal.SIGINT, b"T": signal.SIGTERM, b"H": signal.SIGHUP, b"Q": signal.SIGQUIT}
+"""The bytes that follow the line: begin; we are there; and signals for the launcher."""
+
+PATIENCE = 120.0
+"""Seconds to wait for the line, and then for the word to begin, which comes when all hosts have answered."""
+
+KILL_AFTER = 5.0
+"""Seconds beyond the grace that the launcher has for its own end."""
+
+LOST = EXIT_UNAVAILABLE
+
+
+def main() -> int:
+    """Do as told on stdin; the exit code is the launcher's."""
+    processes.die_with_parent(signal.SIGTERM)
+    line = _read_line()
+    if line is None:
+        return LOST
+    settings = json.loads(line)
+    os.environ.pop("PYTHONSAFEPATH", None)  # ours, so that nothing in the home folder was taken for a module
+    os.environ.update(settings["environ"])
+    problems = list(_problems(settings))
+    versions = own_versions()
+    facts = {
+        "problems": problems,
+        "versions": [versions.python, versions.torch, versions.cuda, versions.nccl, __version__],
+    }
+    os.write(1, MARK + json.dumps(facts).encode() + b"\n")
+    if _read(PATIENCE) != GO:
+        return LOST if not problems else EXIT_USAGE
+    return Guard(settings).run()
+
+
+def _read(seconds: float, size: int = 1) -> bytes:
+    """Read bytes that are no heartbeats; none is the end, or silence for so long."""
+    data = BEAT
+    while data == BEAT:
+        data = os.read(0, size) if select.select([0], [], [], seconds)[0] else b""
+    return data
+
+
+def _read_line() -> bytes | None:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        data = os.read(0, 1) if select.select([0], [], [], PATIENCE)[0] else b""
+        if not data:
+            return None
+        line += data
+    return bytes(line)
+
+
+def _problems(settings: dict[str, Any]) -> Iterator[str]:
+    """What keeps the job from running here."""
+    cwd = settings["cwd"]
+    try:
+        os.chdir(cwd)
+    except OSError as error:
+        yield f"{cwd}: {error.strerror}"
+    else:
+        target = settings["target"]
+        try:
+            find(target["typed"], (), as_module=target["module"], as_program=target["no_python"], cwd=cwd)
+        except UsageError as error:
+            yield error.message
+    address = settings["address"]
+    if address:
+        try:
+            socket.getaddrinfo(address, None)
+        except OSError:
+            yield f"--master-addr {address} does not resolve there"
+    for port in settings["ports"]:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", port))
+            except OSError as error:
+                yield f"port {port}: {error.strerror}"
+
+
+class Guard:
+    """One launcher, as long as somebody is there who wants it."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._words: list[str] = settings["words"]
+        self._heartbeat: float = settings["heartbeat"]
+        self._grace: float = settings["grace"]
+        self._loop = Loop()
+        self._alone = self._killed = False
+
+    def run(self) -> int:
+        """Run the launcher to its end and say how it ended, if there is anybody to hear it."""
+        processes.adopt_orphans()
+        caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+        self._loop.catch(caught, self._signalled)
+        us = os.getpid()
+
+        def begin() -> None:
+            processes.die_with_parent(signal.SIGTERM)
+            if os.getppid() != us:
+                os._exit(LOST)
+
+        self._launcher = subprocess.Popen(
+            [sys.executable, "-m", "ddplaunch", *self._words],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=begin,
+        )
+        self._silence = self._loop.after(self._heartbeat, self._lost)
+        self._loop.watch(0, self._told)
+        while self._launcher.poll() is None and not self._killed:
+            self._loop.step()
+        processes.kill_all_below(us)
+        code = self._launcher.returncode
+        code = LOST if code is None else EXIT_SIGNAL - code if code < 0 else code
+        if not self._alone:
+            os.write(2, MARK + str(code).encode() + b"\n")
+        return code
+
+    def _told(self) -> None:
+        data = os.read(0, 4096)
+        if not data:
+            self._lost()
+            return
+        self._silence.cancel()
+        self._silence = self._loop.after(self._heartbeat, self._lost)
+        for byte in data:
+            number = SIGNALS.get(bytes([byte]))
+            if number is not None:
+                processes.send(self._launcher.pid, number)
+
+    def _signalled(self, number: int) -> None:
+        if number != signal.SIGCHLD:
+            self._lost()
+
+    def _lost(self) -> None:
+        """Nobody is there any more."""
+        if self._alone:
+            return
+        self._alone = True
+        self._loop.forget(0)
+        self._silence.cancel()
+        processes.send(self._launcher.pid, signal.SIGTERM)
+        self._loop.after(self._grace + KILL_AFTER, self._kill)
+
+    def _kill(self) -> None:
+        self._killed = True
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,156 @@
+"""What people write of hosts, held against tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.errors import UsageError
+from ddplaunch.schedulers.hostfile import Host, choose, read_hostfile, read_hosts
+
+A, B, C = Host("a", 4), Host("b", 4), Host("c")
+
+HOSTS = [
+    ("a", (Host("a"),)),
+    ("a:4,b:4", (A, B)),
+    (" a:4 , b:4 ", (A, B)),
+    ("a:4,c", (A, C)),
+    ("n[1-2]:8", (Host("n1", 8), Host("n2", 8))),
+    ("n[1,3]:8,a:4", (Host("n1", 8), Host("n3", 8), A)),
+    ("n[08-10]", (Host("n08"), Host("n09"), Host("n10"))),
+    ("r[1-2]n[1-2]:1", tuple(Host(f"r{r}n{n}", 1) for r in (1, 2) for n in (1, 2))),
+    ("10.0.0.[1-2]:2", (Host("10.0.0.1", 2), Host("10.0.0.2", 2))),
+    ("gpu-1.cluster_a.org:2", (Host("gpu-1.cluster_a.org", 2),)),
+]
+
+BAD_HOSTS = [
+    ("", "names no host"),
+    ("  ", "names no host"),
+    ("a,,b", "without a name"),
+    ("a,", "without a name"),
+    (":4", "':4' is no host"),
+    ("a:0", "0 slots"),
+    ("a:00", "0 slots"),
+    ("a:-1", "'-1' is no number of slots"),
+    ("a:", "'' is no number of slots"),
+    ("a:four", "'four' is no number of slots"),
+    ("a:4:4", "'a:4:4' is no host"),
+    ("a:99999", "more than 4096"),
+    ("a:²", "no number of slots"),
+    ("a,b,a", "a is named twice"),
+    ("n[1-3],n2", "n2 is named twice"),
+    ("n[1-3", "is no host"),
+    ("n[3-1]", "a range that rises"),
+    ("n[]", "a number should stand there"),
+    ("n[1-99999999]", "more than 65536 nodes"),
+    ("-oProxyCommand", "is no host's name"),
+    ("-[1-2]", "is no host's name"),
+    ("a b", "is no host"),
+    ("me@a", "names a user"),
+    ("fd77::1", "is no host"),
+    ("hôte", "does not parse"),
+    ("a;b", "does not parse"),
+]
+
+FILES = [
+    ("a:4\nb:4\n", (A, B)),
+    ("a slots=4\nb slots=4", (A, B)),
+    ("# ours\n\n  a   slots=4  # the first\n\tb:4#\nc\n", (A, B, C)),
+    ("a:4\r\nb:4\r\n", (A, B)),
+    ("\ufeffa:4\n", (A,)),
+    ("n[1-2] slots=8\n", (Host("n1", 8), Host("n2", 8))),
+]
+
+BAD_FILES = [
+    ("", "hosts names no host"),
+    ("# a\n\n", "hosts names no host"),
+    ("a\nb slots\n", "hosts:2: 'slots' makes no sense"),
+    ("a\n\nb slots=\n", "hosts:3: '' is no number of slots"),
+    ("a slots=x\n", "hosts:1: 'x' is no number of slots"),
+    ("a slots=0\n", "hosts:1: a host with 0 slots"),
+    ("a slots=2 slots=2\n", "hosts:1: 'slots=2' makes no sense"),
+    ("a slots=2 max_slots=4\n", "hosts:1: 'max_slots=4' makes no sense"),
+    ("a:2 slots=2\n", "hosts:1: 'a:2 slots=2' says twice"),
+    ("a 4\n", "hosts:1: '4' makes no sense"),
+    ("slots=4\n", "hosts:1: .*does not parse"),
+    ("a\n# b\na:2\n", "hosts:3: a is named twice, and before at .*hosts:1"),
+    ("a,b\n", "hosts:1: 'a,b' is no host"),
+    ("a\x00\n", "hosts:1: .*does not parse"),
+]
+
+
+@pytest.mark.parametrize(("text", "hosts"), HOSTS)
+def test_hosts(text, hosts):
+    assert read_hosts(text) == hosts
+
+
+@pytest.mark.parametrize(("text", "complaint"), BAD_HOSTS)
+def test_hosts_that_make_no_sense(text, complaint):
+    with pytest.raises(UsageError, match=complaint) as caught:
+        read_hosts(text)
+    assert caught.value.message.startswith("--hosts")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(("text", "hosts"), FILES)
+def test_files(tmp_path, text, hosts):
+    file = tmp_path / "hosts"
+    file.write_bytes(text.encode())
+    assert read_hostfile(str(file)) == hosts
+
+
+@pytest.mark.parametrize(("text", "complaint"), BAD_FILES)
+def test_files_that_make_no_sense(tmp_path, text, complaint):
+    file = tmp_path / "hosts"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=complaint) as caught:
+        read_hostfile(str(file))
+    assert caught.value.hint
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(UsageError, match="none: No such file"):
+        read_hostfile(str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="Is a directory"):
+        read_hostfile(str(tmp_path))
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="is no text"):
+        read_hostfile(str(tmp_path / "bytes"))
+
+
+CHOSEN = [
+    (None, None, (A, B, C)),
+    ("b", None, (B,)),
+    ("b@a", None, (A, B)),
+    ("c:1,0", None, (Host("c", 2, (0, 1)),)),
+    ("a@b:2,0", None, (A, Host("b", 2, (0, 2)))),
+    (None, "a", (B, C)),
+    (None, "a@c", (B,)),
+    (None, "b:0", (A, Host("b", 3, (1, 2, 3)), C)),
+    (None, "b:0,1,2,3", (A, C)),
+]
+
+BAD_CHOICES = [
+    ("a", "b", "contradict each other"),
+    ("", None, "without a name"),
+    ("a@", None, "without a name"),
+    ("d", None, "d is not among the hosts"),
+    ("a:4", None, "a has no slot 4, but 0 to 3"),
+    ("a:x", None, "'x' is no slot of a"),
+    ("a:", None, "'' is no slot of a"),
+    ("a:1,1", None, "slot 1 of a is named twice"),
+    ("a@a:1", None, "a is named twice"),
+    (None, "a@b@c", "leaves no host"),
+    (None, "c:0", "how many slots has c"),
+]
+
+
+@pytest.mark.parametrize(("include", "exclude", "hosts"), CHOSEN)
+def test_choices(include, exclude, hosts):
+    assert choose((A, B, C), include, exclude) == hosts
+
+
+@pytest.mark.parametrize(("include", "exclude", "complaint"), BAD_CHOICES)
+def test_choices_that_make_no_sense(include, exclude, complaint):
+    with pytest.raises(UsageError, match=complaint) as caught:
+        choose((A, B, C), include, exclude)
+    assert caught.value.hint

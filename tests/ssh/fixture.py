@@ -1,0 +1,24 @@
+"""What tests with an sshd ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts.network import Network
+from tests.ssh.sshd import Sshd, unsupported
+
+
+@pytest.fixture
+def sshd(network: Callable[..., Network], tmp_path: Path) -> Callable[..., Sshd]:
+    """Make networks of so many hosts with an sshd each, as ``sshd(2)``, which end with the test; or skip."""
+
+    def make(count: int, **options: Any) -> Sshd:
+        if reason := unsupported():
+            pytest.skip(f"NO SSHD HERE: {reason}")
+        return Sshd(network(count, **options), tmp_path / "ssh")
+
+    return make

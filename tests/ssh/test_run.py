@@ -1,0 +1,244 @@
+"""``ddplaunch run --hosts``: jobs on hosts that only SSH leads to."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import write
+from tests.ssh.job import Job
+
+SHOWS = """
+import os
+import socket
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("sum", int(total), "on", socket.gethostname(), "local", os.environ["LOCAL_RANK"], *sys.argv[1:])
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def job(sshd, tmp_path):
+    """Start jobs on so many hosts."""
+
+    def begin(count, *words, servers=None, **options):
+        return Job(servers or sshd(count), tmp_path, *words, **options)
+
+    return begin
+
+
+def test_a_job_on_three_hosts_with_different_counts(job, tmp_path):
+    write(tmp_path, "train.py", SHOWS)
+    run = job(3, "--hosts", "n1:2,n0:1,n2:1", "train.py", "--", "--lr", "0.1 $x")
+    assert run.wait() == 0, run.stderr()
+    assert sorted(run.stdout().splitlines()) == [
+        "[0] sum 4 on n1 local 0 --lr 0.1 $x",
+        "[1] sum 4 on n1 local 1 --lr 0.1 $x",
+        "[2] sum 4 on n0 local 0 --lr 0.1 $x",
+        "[3] sum 4 on n2 local 0 --lr 0.1 $x",
+    ]
+    run.assert_nothing_left()
+
+
+FAILS = """
+import os
+import time
+
+open("up" + os.environ["RANK"], "w").close()
+if os.environ["RANK"] == "2":
+    while not (os.path.exists("up0") and os.path.exists("up1")):
+        time.sleep(0.1)
+    raise ValueError("no such class: 11")
+time.sleep(600)
+"""
+
+
+def test_a_rank_that_fails_is_told_of_once(job, tmp_path):
+    write(tmp_path, "train.py", FAILS)
+    run = job(2, "--hosts", "n0:2,n1:1", "train.py")
+    assert run.wait() == 1
+    told = [line for line in run.stderr().splitlines() if not line.startswith("[") and "waiting for" not in line]
+    assert told == [
+        "ddplaunch: rank 2 failed with ValueError: no such class: 11 (exit code 1) (on n1)",
+        "  Traceback (most recent call last):",
+        f'    File "{tmp_path}/train.py", line 8, in <module>',
+        '      raise ValueError("no such class: 11")',
+        "  ValueError: no such class: 11",
+        "  2 other ranks were stopped",
+    ]
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("code", [3, 255])
+def test_the_exit_code_is_the_rank_s(job, tmp_path, code):
+    write(tmp_path, "train.py", f"raise SystemExit({code})\n")
+    run = job(2, "--hosts", "n1", "--nproc", "2", "train.py")
+    assert run.wait() == code, run.stderr()
+    assert "was lost" not in run.stderr()
+
+
+def test_variables_and_secrets(job, tmp_path):
+    names = ["NCCL_DEBUG", "MINE", "OTHERS", "GIVEN", "PYTHONSAFEPATH", "DDPLAUNCH_TOKEN"]
+    write(tmp_path, "train.py", f"import os, time\nprint(*map(os.environ.get, {names}), flush=True)\ntime.sleep(2)\n")
+    given = {"NCCL_DEBUG": "WARN", "MINE": "a b", "OTHERS": "x", "DDPLAUNCH_TOKEN": "geheim"}
+    run = job(2, "--hosts", "n0:1,n1:1", "--env", "MINE", "--env", "GIVEN=$'é", "train.py", env=given)
+    run.wait_for("WARN", 2)
+    for host in run.hosts:
+        assert host.find("train.py")
+        assert not host.find("geheim")
+    assert run.wait() == 0, run.stderr()
+    assert sorted(run.stdout().splitlines()) == [f"[{rank}] WARN a b None $'é None None" for rank in (0, 1)]
+
+
+SLEEPS = """
+import os
+import subprocess
+import sys
+import time
+
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600) # train.py's child"])
+print("up", os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+QUICK = ("--heartbeat-timeout", "3", "--grace", "2")
+
+
+@pytest.fixture
+def running(job, tmp_path):
+    """A job of three hosts whose ranks, one each, sleep; n0 is not one of them, unless said so."""
+    write(tmp_path, "train.py", SLEEPS)
+
+    def begin(hosts="n1:1,n2:1"):
+        run = job(3, "--hosts", hosts, *QUICK, "train.py")
+        run.wait_for("up", hosts.count(":"))
+        return run
+
+    return begin
+
+
+@pytest.mark.parametrize(("number", "code"), [(2, 130), (15, 143), (1, 129)])
+def test_signals_end_the_job_everywhere(running, number, code):
+    run = running("n0:1,n1:1,n2:1")
+    run.process.send_signal(number)
+    assert run.wait(20) == code, run.stderr()
+    run.assert_nothing_left()
+
+
+def test_our_own_death_ends_the_job_everywhere(running):
+    run = running("n0:1,n1:1,n2:1")
+    run.process.kill()
+    run.wait()
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("what", ["^ssh .*n2|^/usr/bin/ssh .*n2", "schedulers.remote", "-m ddplaunch run", "zygote"])
+@pytest.mark.slow
+def test_what_is_killed_on_the_way_takes_the_job_along(running, what):
+    run = running()
+    host = run.hosts[0] if "ssh" in what else run.hosts[2]
+    for pid in host.find(what)[:1]:
+        os.kill(pid, 9)
+    assert run.wait(30) not in (0, None)
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_cable_pulled_at_a_host(running):
+    run = running()
+    run.hosts[2].unplug()
+    assert run.wait(30) == 69, run.stderr()
+    assert "was lost" in run.stderr()
+    run.assert_nothing_left(timeout=15)
+
+
+@pytest.mark.slow
+def test_a_cable_pulled_here(running):
+    run = running()
+    run.hosts[0].unplug()
+    assert run.wait(30) == 69, run.stderr()
+    run.assert_nothing_left(timeout=15)
+
+
+@pytest.mark.slow
+def test_one_host_alone_whose_cable_is_pulled(running):
+    run = running("n1:1")
+    run.hosts[1].unplug()
+    assert run.wait(30) == 69, run.stderr()
+    assert "n1 was lost" in run.stderr()
+    run.assert_nothing_left(timeout=15)
+
+
+# ---------------------------------------------------------------------------------------------------------- before
+
+
+@pytest.mark.slow
+def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
+    import torch
+
+    write(tmp_path, "work/here/train.py", "open('started', 'w')\n")
+    servers = sshd(6)
+    hosts = servers.network.hosts
+    servers.forget_key(hosts[1])
+    hosts[2].power_off()
+    hosts[3].run("mount", "-t", "tmpfs", "none", tmp_path / "work/here")
+    hosts[4].run("mount", "-t", "tmpfs", "none", tmp_path / "work")
+    version = write(tmp_path, "version.py", '__version__ = "1.0.0"\ncuda = None\n')
+    hosts[5].run("mount", "--bind", version, torch.__file__.replace("__init__.py", "version.py"))
+    servers.config.write_text(servers.config.read_text() + "  ConnectTimeout 2\n")
+    run = Job(servers, tmp_path / "work/here", "--hosts", "n[0-5]:1", "train.py")
+    assert run.wait() == 69
+    first, *rows = run.stderr().splitlines()
+    assert first == "ddplaunch: 5 of 6 hosts cannot take part, and nothing was started"
+    for row, text in zip(
+        rows,
+        [
+            "n1  .*Host key verification failed\\.",
+            "n2  ssh: connect to host n2 port 22: (No route to host|Connection timed out)",
+            "n3  no such script: train.py",
+            f"n4  {tmp_path}/work/here: No such file or directory",
+            "n5  torch is 1.0 there, 2.* on n0",
+        ],
+        strict=True,
+    ):
+        assert re.fullmatch(f"  {text}", row), run.stderr()
+    assert not list(tmp_path.rglob("started"))
+    run.assert_nothing_left([host for host in hosts if host.alive])
+
+
+def test_no_such_interpreter(job, tmp_path):
+    write(tmp_path, "train.py", "")
+    run = job(2, "--hosts", "n1", "--remote-python", "/nowhere/python", "train.py")
+    assert run.wait() == 2
+    assert re.search("  n1  .*/nowhere/python.*(not found|No such file)", run.stderr())
+
+
+def test_a_port_that_is_taken(job, sshd, tmp_path):
+    write(tmp_path, "train.py", "")
+    servers = sshd(3)
+    script = "import socket, time; s = socket.create_server(('', 29500)); print(1, flush=True); time.sleep(600)"
+    with servers.network.hosts[1].start([sys.executable, "-c", script], stdout=subprocess.PIPE) as taken:
+        taken.stdout.read(1)
+        run = job(3, "--hosts", "n1:1,n2:1", "train.py", servers=servers)
+        assert run.wait() == 2
+        assert "  n1  port 29500: Address already in use\n" in run.stderr()
+        taken.kill()
+
+
+@pytest.mark.slow
+def test_one_that_refuses_ends_the_others_wait(job, tmp_path):
+    write(tmp_path, "train.py", "")
+    run = job(3, "--hosts", "n1:1,n2", *QUICK, "--gpus", "7", "train.py")
+    assert run.wait(40) == 2
+    assert "Error: " in run.stderr()
+    run.assert_nothing_left()
