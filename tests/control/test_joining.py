@@ -62,7 +62,7 @@ class Nodes:
         while True:
             try:
                 return socket.create_connection(("127.0.0.1", self.port + 1))
-            except ConnectionRefusedError:
+            except (ConnectionRefusedError, ConnectionResetError):  # not yet, or just trying whether it may listen
                 assert time.monotonic() < deadline
 
 
