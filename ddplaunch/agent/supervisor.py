@@ -68,7 +68,7 @@ class Supervisor:
         self._output.note = self._say
         self._planned = self._plan
         self._temporary = folder.temporary_path(plan.run_id)
-        self._name_server = NameServer() if rules.port is not None else None
+        self._name_server = NameServer(self._say) if rules.port is not None else None
         self._waiting = Waiting(self._loop, self._output)
         self._phase = Phase.WAITING
         self._nursery: Nursery | None = None
@@ -170,12 +170,8 @@ class Supervisor:
         self._begin()
         self._attempt = order.attempt
         if order.shares:
-            answered = self._name_server is None or self._name_server.answers
-            if not answered and order.attempt == 0:
-                self._say(
-                    "no name server answers, and torch asks for the name of every peer: ranks wait 1 s each, not 10"
-                )
-            self._plan = placement.joined(self._planned, order, self._rules, self._environ, names_answered=answered)
+            extra = self._name_server.variables() if self._name_server else {}
+            self._plan = placement.joined(self._planned, order, self._rules, self._environ, extra)
         self._output.number(self._plan.world_size)
         if self._logs:
             self._logs.write("plan.json", self._plan.to_json())

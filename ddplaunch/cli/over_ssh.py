@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 CARRIED = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
 CARRIED_BEGINNINGS = ("NCCL_", "GLOO_", "TORCH_")
 """The variables that go along unasked."""
-
-DEFAULT_PORT = 29500
 
 OWN_OPTIONS = ("hosts", "hostfile", "include", "exclude", "env", "remote_python")
 _PER_NODE = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id", "token", "dry_run"}
@@ -69,6 +66,7 @@ def read(flags: dict[str, Any]) -> tuple[Host, ...]:
 
 def start(hosts: tuple[Host, ...], flags: dict[str, Any], target: Target, run_id: str) -> int:
     """Run the job on the hosts; return its exit code."""
+    from ddplaunch.plan.rendezvous import DEFAULT_PORT
     from ddplaunch.schedulers.fleet import Fleet
     from ddplaunch.schedulers.ssh import Connection, command, look_up
 
@@ -77,7 +75,7 @@ def start(hosts: tuple[Host, ...], flags: dict[str, Any], target: Target, run_id
     address = (flags["master_addr"] or ways[0].address) if len(hosts) > 1 else ""
     port = flags["master_port"] or DEFAULT_PORT
     control = flags["control_port"] or port + 1
-    token = flags["token"] or secrets.token_hex(16)
+    token = flags["token"] or os.urandom(16).hex()
     python = flags["remote_python"] or sys.executable
     heartbeat, grace = flags["heartbeat_timeout"], flags["grace"]
     fleet = Fleet(heartbeat, grace, allow_mismatch=flags["allow_mismatch"])

@@ -200,6 +200,8 @@ class Coordinator:
             account = describe(roster(self._seats, self._rules.least, self._rules.most, None))
             remark = f"{account}, for {self._rules.join_timeout:g} s (--join-timeout)"
             self._end(Outcome(EXIT_UNAVAILABLE, remark=remark))
+        elif self._stage is Stage.JOINING:  # the window is open; should a node leave, the wait has an end again
+            self._after(self._rules.join_timeout, self._nobody_more)
 
     # --------------------------------------------------------------------------------------------------- an attempt
 

@@ -5,26 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddplaunch.control.messages import Start
-from ddplaunch.control.route import IMPATIENT
 from ddplaunch.control.rules import Rules
 from ddplaunch.plan import share
 from ddplaunch.plan.plan import Plan
 
 
-def joined(plan: Plan, order: Start, rules: Rules, environ: Mapping[str, str], *, names_answered: bool) -> Plan:
+def joined(plan: Plan, order: Start, rules: Rules, environ: Mapping[str, str], extra: Mapping[str, str]) -> Plan:
     """Return ``plan``, made when this node knew only itself, with all nodes as they are in the ordered attempt.
 
     GLOO_SOCKET_IFNAME is set, unless it is in ``environ``, to the interface that leads to node 0: gloo else takes the
     address of the host's own name, which Debian's installer puts at 127.0.1.1. NCCL chooses well by itself.
-    ``names_answered`` is whether a name server answers here.
+    ``extra`` are further variables that give way to ``environ``.
     """
-    variables = {}
+    variables = dict(extra)
     if order.interface:
         variables["GLOO_SOCKET_IFNAME"] = order.interface
     if rules.interface:
         variables["NCCL_SOCKET_IFNAME"] = rules.interface
-    if not names_answered:
-        variables["RES_OPTIONS"] = IMPATIENT
     unset = {name: value for name, value in variables.items() if not environ.get(name)}
     here = [each.node_rank for each in order.shares].index(plan.node_rank)
     return share.joined(plan, order.shares, here, order.run_id, order.address or plan.master_addr, unset)

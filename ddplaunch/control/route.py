@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ddplaunch.errors import UsageError
 
@@ -138,7 +138,9 @@ class NameServer:
     costs 10 s each (resolv.conf(5): 5 s, 2 attempts).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
+        """``say`` tells people, once, where ranks will have to wait."""
+        self._say: Callable[[str], None] | None = say
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._thread.start()
@@ -152,11 +154,15 @@ class NameServer:
         except OSError:
             pass  # an answer too
 
-    @property
-    def answers(self) -> bool:
-        """Known at once, or after NAME_PATIENCE at most."""
+    def variables(self) -> dict[str, str]:
+        """What ranks get where nobody answers; known at once, or after NAME_PATIENCE at most."""
         self._thread.join(max(0.0, self._began + NAME_PATIENCE - time.monotonic()))
-        return not self._thread.is_alive()
+        if not self._thread.is_alive():
+            return {}
+        if self._say:
+            self._say("no name server answers, and torch asks for the name of every peer: ranks wait 1 s each, not 10")
+            self._say = None
+        return {"RES_OPTIONS": IMPATIENT}
 
 
 def own_addresses() -> Iterator[str]:

@@ -186,17 +186,17 @@ def test_one_host_alone_whose_cable_is_pulled(running):
 def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
     import torch
 
-    write(tmp_path, "work/here/train.py", "open('started', 'w')\n")
+    write(tmp_path, "there/here/train.py", "open('started', 'w')\n")
     servers = sshd(6)
     hosts = servers.network.hosts
     servers.forget_key(hosts[1])
     hosts[2].power_off()
-    hosts[3].run("mount", "-t", "tmpfs", "none", tmp_path / "work/here")
-    hosts[4].run("mount", "-t", "tmpfs", "none", tmp_path / "work")
+    hosts[3].run("mount", "-t", "tmpfs", "none", tmp_path / "there/here")
+    hosts[4].run("mount", "-t", "tmpfs", "none", tmp_path / "there")
     version = write(tmp_path, "version.py", '__version__ = "1.0.0"\ncuda = None\n')
     hosts[5].run("mount", "--bind", version, torch.__file__.replace("__init__.py", "version.py"))
     servers.config.write_text(servers.config.read_text() + "  ConnectTimeout 2\n")
-    run = Job(servers, tmp_path / "work/here", "--hosts", "n[0-5]:1", "train.py")
+    run = Job(servers, tmp_path / "there/here", "--hosts", "n[0-5]:1", "train.py")
     assert run.wait() == 69
     first, *rows = run.stderr().splitlines()
     assert first == "ddplaunch: 5 of 6 hosts cannot take part, and nothing was started"
@@ -206,7 +206,7 @@ def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
             "n1  .*Host key verification failed\\.",
             "n2  ssh: connect to host n2 port 22: (No route to host|Connection timed out)",
             "n3  no such script: train.py",
-            f"n4  {tmp_path}/work/here: No such file or directory",
+            f"n4  {tmp_path}/there/here: No such file or directory",
             "n5  torch is 1.0 there, 2.* on n0",
         ],
         strict=True,
