@@ -65,8 +65,11 @@ class Loop:
         heapq.heappush(self._timers, (timer.due, next(self._order), timer))
         return timer
 
-    def catch(self, numbers: Iterable[int], callback: Callable[[int], None]) -> None:
-        """Call ``callback`` with each of these signals; one that we inherited as ignored (nohup) stays ignored."""
+    def catch(self, numbers: Iterable[int], callback: Callable[[int], None], *, anyway: Iterable[int] = ()) -> None:
+        """Call ``callback`` with each of these signals.
+
+        One that we inherited as ignored (nohup) stays ignored, unless it is among ``anyway``.
+        """
         woken, wake = os.pipe()
         os.set_blocking(woken, False)
         os.set_blocking(wake, False)
@@ -75,8 +78,8 @@ class Loop:
         def note(number: int, frame: FrameType | None) -> None:
             self._signals.append(number)
 
-        for number in numbers:
-            if signal.getsignal(number) != signal.SIG_IGN:
+        for number in {*numbers, *anyway}:
+            if number in anyway or signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, note)
 
         def deliver() -> None:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
+
+OURS_ALONE = frozenset({"DDPLAUNCH_TOKEN", "DDPLAUNCH_REQUEUE_FILE"})
+"""Variables of the launcher that no rank gets."""
+
+
+def shielded(warning: int | None) -> list[int]:
+    """The scheduler's warning, which may come to every process of ours; but SIGTERM is how ranks are stopped too."""
+    return [] if warning is None or warning in (signal.SIGTERM, signal.SIGHUP) else [warning]
 
 
 def title(plan: Plan) -> str:

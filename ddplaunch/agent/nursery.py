@@ -34,6 +34,7 @@ class Nursery:
         temporary: str | None,
         remove: Sequence[str],
         title: str,
+        shielded: Sequence[int],
         hear: Callable[[dict[str, Any], list[int]], None],
         lost: Callable[[], None],
     ) -> None:
@@ -46,6 +47,7 @@ class Nursery:
             temporary: a folder that it makes for the ranks' error files.
             remove: paths that it removes should we be killed.
             title: the longest command line that ``ps`` is to show for a rank.
+            shielded: signals that are for us alone, though everything below gets them too; a rank may yet handle them.
             hear: called with each message; lost: called when it has ended unasked.
         """
         self._loop = loop
@@ -59,6 +61,7 @@ class Nursery:
             "first": first,
             "temporary": temporary,
             "remove": list(remove),
+            "shielded": list(shielded),
             "unsafe": None,
         }
         theirs.set_inheritable(True)
@@ -74,7 +77,7 @@ class Nursery:
             ],
             dict(environment),
             setsid=True,
-            setsigmask=[],
+            setsigmask=list(shielded),  # until it ignores them
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # which Python ignores, and a program should not inherit so
         )
         theirs.close()

@@ -13,6 +13,8 @@ class Policy:
         modules: what the zygote imports; empty, and every rank is a fresh interpreter. asked: those the user named.
         show: the ranks whose output is shown, None for all.
         stdin: the rank that reads our standard input, None for nobody (a single rank always does).
+        preempt_signal: the scheduler's warning, None where none is listened for.
+        preempt_forward: what the ranks get when it comes, None for no signal.
     """
 
     modules: tuple[str, ...] = ()
@@ -21,3 +23,5 @@ class Policy:
     stdin: int | None = None
     log_dir: str | None = None
     colour: bool = False
+    preempt_signal: int | None = None
+    preempt_forward: int | None = None

@@ -16,6 +16,7 @@ from typing import Any
 from ddplaunch.agent import evidence, folder, job, processes, terminal
 from ddplaunch.agent.first_rank import FirstRank
 from ddplaunch.agent.folder import LogFolder, StoreFile
+from ddplaunch.agent.notice import Notice
 from ddplaunch.agent.nursery import Nursery
 from ddplaunch.agent.output import Output
 from ddplaunch.agent.phase import NEXT, Phase
@@ -31,7 +32,7 @@ from ddplaunch.control.port import Port
 from ddplaunch.control.roster import describe
 from ddplaunch.control.route import NameServer
 from ddplaunch.control.rules import Rules
-from ddplaunch.errors import EXIT_SIGNAL, UsageError
+from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.loop import Loop, Timer
 from ddplaunch.plan.plan import Plan
 from ddplaunch.plan.target import Kind
@@ -41,6 +42,9 @@ INTERRUPT_PATIENCE = 3.0
 
 LEFTOVER_GRACE = 5.0
 """Seconds at most that processes left behind by ranks that succeeded have for their own end."""
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
+"""What we act on, if we did not inherit it as ignored; a warning by one of them is one only the first time."""
 
 DRAIN_PATIENCE = 1.0
 """Seconds to wait for output after everything is dead; longer only if a process that cannot die holds a pipe."""
@@ -59,7 +63,7 @@ class Supervisor:
         self._rules = rules
         self._port = Port(plan.master_addr, plan.master_port, nnodes=plan.nnodes) if plan.hosts_store else None
         self._plan = replace(plan, master_port=self._port.number) if self._port else plan
-        self._environ = {name: value for name, value in environ.items() if name != "DDPLAUNCH_TOKEN"}
+        self._environ = {name: value for name, value in environ.items() if name not in job.OURS_ALONE}
         self._loop = Loop()
         self._link = make_link(self._loop, self._plan, rules, self.hear)
         self._logs = self._open_logs(plan.run_id) if plan.hosts_store or rules.port is None else None
@@ -68,6 +72,8 @@ class Supervisor:
         self._output.note = self._say
         self._planned = self._plan
         self._temporary = folder.temporary_path(plan.run_id)
+        self._notice = Notice(self._temporary)
+        self._warned = False
         self._name_server = NameServer(self._say) if rules.port is not None else None
         self._waiting = Waiting(self._loop, self._output)
         self._phase = Phase.WAITING
@@ -98,9 +104,8 @@ class Supervisor:
     def run(self) -> Outcome:
         """Run the job; returns when nothing of it is left here."""
         processes.adopt_orphans()
-        self._loop.catch(
-            (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP), self._signalled
-        )
+        warning = self._policy.preempt_signal
+        self._loop.catch(STOPPING, self._signalled, anyway=() if warning is None else (warning,))
         self._start_zygote()
         try:
             with terminal.restored():
@@ -145,6 +150,8 @@ class Supervisor:
                 self._start(message)
             case messages.Stop(attempt=attempt) if attempt == self._attempt:
                 self._ordered_to_stop(message)
+            case messages.Preempt(attempt=attempt) if attempt == self._attempt:
+                self._make_room()
             case messages.Release(attempt=attempt) if attempt == self._attempt:
                 self._released = True
                 self._check_ended()
@@ -212,6 +219,7 @@ class Supervisor:
             temporary=self._temporary,
             remove=[path for path in (self._temporary, self._store_file.path) if path],
             title=job.title(self._plan),
+            shielded=job.shielded(self._policy.preempt_signal),
             hear=self._hear_zygote,
             lost=self._zygote_lost,
         )
@@ -239,6 +247,7 @@ class Supervisor:
                 fds |= self._first_rank.descriptors(self._port, peers=not alone)
             error_file, terminal = self._error_file(rank.rank), self._output.stdout.terminal
             described = job.describe(self._plan, rank, self._attempt, error_file=error_file, line_buffered=terminal)
+            described["env"] |= self._notice.variables()
             self._nursery.spawn(rank.rank, described, fds)
             for fd in fds.values():
                 os.close(fd)
@@ -275,6 +284,8 @@ class Supervisor:
         self._event("started", rank=number, pid=pid, attempt=self._attempt)
         if number == 0:
             self._first_rank.watch()
+        if self._notice.given:
+            self._notice.give()  # before the first rank there was no folder yet
         if self._phase is Phase.STOPPING:
             self._told_to(process, signal.SIGTERM)
 
@@ -292,7 +303,9 @@ class Supervisor:
             os.close(process.pidfd)
         code = os.waitstatus_to_exitcode(status)
         self._event("exited", rank=number, pid=process.pid, code=code, attempt=self._attempt)
-        if code != 0 and not process.finished:
+        if code == EXIT_PREEMPTED and self._notice.given:
+            self._notice.answered()
+        elif code != 0 and not process.finished:
             self._failed(process, code)
         self._check_ended()
 
@@ -333,6 +346,9 @@ class Supervisor:
         if self._phase is Phase.ENDED:  # output that nobody reads, or a peer, is all that we wait for
             os._exit(self._outcome.code if self._outcome else EXIT_SIGNAL + number)
         self._event("signal", number=number)
+        if number == self._policy.preempt_signal and (not self._warned or number not in STOPPING):
+            self._warned = True
+            return self._link.tell(messages.Warned(number))
         again, self._interrupted = self._interrupted, True
         match self._phase:
             case Phase.RUNNING | Phase.STOPPING if again:
@@ -344,6 +360,16 @@ class Supervisor:
             case Phase.SWEEPING if self._nursery:
                 self._nursery.sweep(0)
         self._link.tell(messages.Interrupted(number, again))
+
+    def _make_room(self) -> None:
+        """Nobody is stopped yet: that is for the ranks to do, or for the job when their time is over."""
+        trouble = self._notice.give()
+        if trouble and self._processes:
+            self._say(f"the ranks cannot see that they must make room: {trouble}")
+        self._event("preempt")
+        if self._policy.preempt_forward is not None:
+            for process in self._processes.values():
+                process.send(self._policy.preempt_forward)
 
     def _stop(self, number: int, grace: float) -> None:
         """Tell the leaders, never their groups: a DataLoader's workers must live while a checkpoint is written."""
@@ -426,7 +452,8 @@ class Supervisor:
         if self._outcome is not None:
             return self._finish()
         self._enter(Phase.WAITING)
-        self._link.tell(messages.Drained(self._attempt, failures, self._stopped, time.time(), self._broken))
+        heeded = self._notice.heeded
+        self._link.tell(messages.Drained(self._attempt, failures, self._stopped, time.time(), self._broken, heeded))
 
     def _finish(self) -> None:
         assert self._outcome is not None

@@ -59,6 +59,9 @@ def main() -> tuple[dict[str, Any], dict[str, int]]:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     config = json.loads(sys.argv[2])
+    for number in config["shielded"]:  # Slurm sends its warning to every process of a step (docs/preemption.md)
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, config["shielded"])
     # While torch loads nobody listens to the socket, so the kernel watches the supervisor; later we clean up ourselves.
     processes.die_with_parent(signal.SIGKILL)
     if os.getppid() != config["supervisor"]:

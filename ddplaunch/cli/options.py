@@ -34,6 +34,7 @@ SECTIONS = {
     "With more or fewer nodes": ("--join-window", "--max-membership-changes", "--grow"),
     "Starting": ("--backend", "--init-method", "--start", "--preload"),
     "Stopping and restarting": ("--grace", "--max-restarts", "--restart-backoff", "--min-uptime"),
+    "When the machines are wanted back": ("--preempt-signal", "--preempt-grace", "--preempt-forward"),
     "Output": ("--show", "--stdin", "--log-dir"),
     "Looking first": ("--dry-run", "--json", "--help"),
 }
@@ -80,6 +81,22 @@ def _name(ctx: click.Context, param: click.Parameter, text: str | None) -> str |
     if text is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", text):
         raise UsageError(f"{param.opts[-1]} {text} is no name", "use letters, digits, dots, dashes and underscores")
     return text
+
+
+WARNINGS = ("USR1", "USR2", "TERM", "HUP", "XCPU")
+"""The signals that schedulers warn by: Slurm's and LSF's choice is free, SGE has USR1 and USR2, pods get TERM."""
+
+
+def _signal(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+    """Read the name of a signal that can be a warning."""
+    import signal
+
+    if text is None or (text == "none" and param.default is not None):
+        return None
+    name = text.upper().removeprefix("SIG")
+    if name not in WARNINGS:
+        raise UsageError(f"{param.opts[-1]} {text} is no signal to warn by", f"one of {', '.join(WARNINGS)}")
+    return signal.Signals[f"SIG{name}"].value
 
 
 _INFINITE = float("inf")
@@ -260,6 +277,28 @@ _OPTIONS = (
         show_default=True,
         callback=_seconds,
         help="Three attempts in a row shorter than this are a crash loop, and the last.",
+    ),
+    click.option(
+        "--preempt-signal",
+        metavar="SIGNAL",
+        default="USR2",
+        show_default=True,
+        callback=_signal,
+        help="The scheduler's warning; ranks learn of it by ddplaunch.runtime.preempted(). none: it is no warning.",
+    ),
+    click.option(
+        "--preempt-grace",
+        metavar="SECONDS",
+        default="90",
+        show_default=True,
+        callback=_seconds,
+        help="What ranks have between the warning and SIGTERM.",
+    ),
+    click.option(
+        "--preempt-forward",
+        metavar="SIGNAL",
+        callback=_signal,
+        help="A signal for each rank when the warning comes, for programs that expect one.",
     ),
     click.option(
         "--show",

@@ -13,7 +13,7 @@ from ddplaunch.cli import over_ssh
 from ddplaunch.cli.options import SECTIONS, options
 from ddplaunch.cli.surroundings import look_around, place_of, surroundings_notes
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand, find_target
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import EXIT_PREEMPTED, UsageError
 
 if TYPE_CHECKING:
     from ddplaunch.agent.policy import Policy
@@ -258,6 +258,8 @@ def _policy(flags: dict[str, Any], plan: Plan, shown: frozenset[int] | None) -> 
         show=shown,
         stdin=flags["stdin"],
         log_dir=flags["log_dir"],
+        preempt_signal=flags["preempt_signal"],
+        preempt_forward=flags["preempt_forward"],
         colour=colour_wanted(),
     )
 
@@ -310,6 +312,22 @@ def _run(plan: Plan, policy: Policy, rules: Rules) -> int:
         click.echo(text, err=True, nl=False, color=None if policy.colour else False)
     if outcome.remark:
         click.echo(f"ddplaunch: {outcome.remark}", err=True)
+    if outcome.code == EXIT_PREEMPTED and plan.node_rank == 0:
+        _ask_for_requeue()
     if supervisor.log_folder:
         click.echo(f"ddplaunch: kept in {supervisor.log_folder}", err=True)
     return outcome.code
+
+
+def _ask_for_requeue() -> None:
+    """Leave the mark that the batch script of ``ddplaunch submit --requeue`` looks for.
+
+    It does not go by srun's exit code, which is another one when a task is killed late.
+    """
+    path = os.environ.get("DDPLAUNCH_REQUEUE_FILE")
+    if not path:
+        return
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+    except OSError as error:
+        click.echo(f"ddplaunch: the job will not be requeued: {path}: {error.strerror}", err=True)

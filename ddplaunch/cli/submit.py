@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import click
 
 from ddplaunch.cli.placement import ELSEWHERE, Placed, place
 from ddplaunch.cli.run import run
-from ddplaunch.cli.submit_options import INSTEAD, NAMES, OF_SBATCH, SECTIONS, options
+from ddplaunch.cli.submit_options import INSTEAD, NAMES, OF_SBATCH, SECTIONS, options, seconds
 from ddplaunch.cli.target_command import (
     SETTINGS,
     TargetCommand,
@@ -24,7 +25,7 @@ from ddplaunch.errors import EXIT_SIGNAL, UsageError
 
 if TYPE_CHECKING:
     from ddplaunch.schedulers.queue import JobId
-    from ddplaunch.schedulers.slurm import Request, Setup
+    from ddplaunch.schedulers.slurm import Request, Requeue, Setup
 
 
 class _SubmitCommand(TargetCommand):
@@ -133,6 +134,7 @@ def _request(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> Reque
         "job_name": flags["job_name"] or os.path.basename(target),
         "output": flags["output"] or ("slurm-%A_%a.out" if flags["array"] else "slurm-%j.out"),
         "setup": tuple(_setups(flags["setup"])),
+        "requeue": _requeue(flags),
     }
     return Request(
         command=_words_of_run(context.meta["placed"]),
@@ -140,6 +142,37 @@ def _request(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> Reque
         chdir=current_directory(),
         **named,
     )
+
+
+def _requeue(flags: dict[str, Any]) -> Requeue | None:
+    """What --requeue means in seconds and signals."""
+    from ddplaunch.schedulers.slurm import Requeue
+
+    if not flags["requeue"]:
+        return None
+    warning = flags["preempt_signal"]
+    if warning is None or warning in (signal.SIGTERM, signal.SIGHUP):
+        name = "none" if warning is None else signal.Signals(warning).name.removeprefix("SIG")
+        raise UsageError(
+            f"--requeue {flags['requeue']} needs a warning of its own, and --preempt-signal is {name}",
+            "leave --preempt-signal out: scancel sends SIGTERM too, and a cancelled job must not come back",
+        )
+    for words in flags["sbatch_args"]:
+        if words.startswith(("--signal", "--no-requeue")):
+            raise UsageError(
+                f"--sbatch-arg {words}: --requeue {flags['requeue']} says that itself",
+                "--preempt-grace says how long before the end the warning comes",
+            )
+    name = signal.Signals(warning).name.removeprefix("SIG")
+    requeue = Requeue(flags["requeue"], name, flags["preempt_grace"], flags["grace"])
+    limit = seconds(flags["time"] or "UNLIMITED")
+    if limit is not None and limit <= requeue.before_the_end:
+        raise UsageError(
+            f"--time {flags['time']} is {limit} s, and the warning comes {requeue.before_the_end} s before its end"
+            f" (--preempt-grace {requeue.grace:g} and --grace {requeue.stopping:g})",
+            "give it more time, or shorten --preempt-grace",
+        )
+    return requeue
 
 
 def _words_of_run(placed: Placed) -> tuple[str, ...]:
@@ -214,8 +247,10 @@ def _sources(request: Request) -> Iterator[str]:
 
 
 def _shown(value: object) -> str:
-    from ddplaunch.schedulers.slurm import Setup
+    from ddplaunch.schedulers.slurm import Requeue, Setup
 
+    if isinstance(value, Requeue):
+        return f"{value.most}, warned by {value.warning} {value.before_the_end} s before the end"
     if isinstance(value, tuple):
         return ", ".join(each.text if isinstance(each, Setup) else str(each) for each in value)
     return str(value)

@@ -48,7 +48,7 @@ SECTIONS: dict[str, Sequence[str]] = {
         "--sbatch-arg",
     ),
     "What the job runs in": ("--setup", "--container-image", "--container-mounts"),
-    "Afterwards": ("--follow",),
+    "Afterwards": ("--requeue", "--follow"),
     **{heading: [name for name in names if name not in INSTEAD] for heading, names in OF_RUN.items()},
 }
 """The headings of the help; those of ``run``'s options come last."""
@@ -79,6 +79,20 @@ _OURS_ALONE = {"--ntasks", "--ntasks-per-node", "-n", "--parsable", "--wrap", "-
 
 _TIME = r"\d+(:\d\d?){0,2}|\d+-\d\d?(:\d\d?){0,2}|UNLIMITED|INFINITE"
 """The forms of sbatch's --time: 90, 90:00, 4:00:00, 1-12, 1-12:30, 1-12:30:00."""
+
+
+def seconds(time: str) -> int | None:
+    """What a value of --time is; None for no limit."""
+    if not time[0].isdigit():
+        return None
+    days, dash, rest = time.rpartition("-")
+    numbers = [int(part) for part in rest.split(":")]
+    if dash or len(numbers) == 3:  # [days-]hours[:minutes[:seconds]]
+        hours, minutes, secs = [*numbers, 0, 0][:3]
+    else:  # minutes[:seconds]
+        hours, minutes, secs = [0, *numbers, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs
+
 
 _Reader = Callable[[click.Context, click.Parameter, Any], Any]
 
@@ -200,6 +214,12 @@ _OPTIONS = (
         metavar="LIST",
         multiple=True,
         help="SRC:DST,… to mount there beside this folder; may be given again.",
+    ),
+    click.option(
+        "--requeue",
+        metavar="N",
+        callback=_like(r"\d{1,4}", "number of times", "give one like 3: how often the job may go on", int),
+        help="When the job must make room or its time is up: warn it, and start it again, so many times.",
     ),
     click.option(
         "--follow/--no-follow", default=False, help="Show the log as it grows, and end with the job's exit code."

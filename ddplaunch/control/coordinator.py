@@ -19,7 +19,7 @@ from ddplaunch.control.outcome import Outcome
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.roster import describe, named, roster
 from ddplaunch.control.rules import Rules
-from ddplaunch.errors import EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
+from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 
 SETTLE = 1.0
 """Seconds that a rank which only lost a peer waits for the peer's own, truer, failure before all are stopped."""
@@ -111,6 +111,8 @@ class Coordinator:
         self._changes = 0
         self._restarts = Restarts(rules.max_restarts, rules.restart_backoff, rules.min_uptime)
         self._interrupted: int | None = None
+        self._preempted: str | None = None  # by what: "SIGUSR2 on node 1"
+        self._heeded = False
         self._window: float | None = None
         self._timers: list[_Timer] = []
         self._roster_due = False
@@ -227,6 +229,8 @@ class Coordinator:
             return
         if isinstance(message, messages.Interrupted):
             return self._interrupt(number, message)
+        if isinstance(message, messages.Warned):
+            return self._warned(seat, message.signal)
         if isinstance(message, messages.Unable):
             where = f"{seat.name}: " if self._rules.most > 1 else ""
             return self._end(Outcome(EXIT_USAGE, refused=(where + message.message, message.hint)))
@@ -242,7 +246,7 @@ class Coordinator:
 
     def _failed(self, failure: Failure) -> None:
         self._failures.append(failure)
-        if self._stage is not Stage.RUNNING:
+        if self._stage is not Stage.RUNNING or self._preempted:  # others may be writing a checkpoint
             return
         if not failure.is_consequence:
             self._after(TOLD, self._tell_failure)
@@ -289,6 +293,7 @@ class Coordinator:
         ranks = {each.rank for each in told}
         self._failures = [each for each in self._failures if each.rank not in ranks] + told
         self._stopped += message.stopped
+        self._heeded = self._heeded or message.heeded
         if message.broken:
             at = f" (on {seat.hello.share.host})" if len(self._seats) > 1 else ""
             self._broken = self._broken or message.broken + at
@@ -334,6 +339,23 @@ class Coordinator:
         if first or message.again:
             self._stop(self._interrupted, 0.0 if message.again else self._rules.grace)
 
+    def _warned(self, seat: _Seat, number: int) -> None:
+        """The job must make room. Ranks may save what they have; from now on none is stopped for another's failure."""
+        if self._preempted is not None:
+            return
+        self._preempted = signal.Signals(number).name + (f" on {seat.name}" if self._rules.most > 1 else "")
+        if self._stage in (Stage.JOINING, Stage.PAUSING):
+            return self._end(Outcome(EXIT_PREEMPTED, remark=f"preempted by {self._preempted}: no rank was running"))
+        seconds = f"{self._rules.preempt_grace:g} s (--preempt-grace)"
+        self._note(f"{self._preempted}: the job must make room; its ranks have {seconds} for a checkpoint")
+        self._tell_all(messages.Preempt(self._attempt))
+        self._after(self._rules.preempt_grace, self._preempt_grace_over)
+
+    def _preempt_grace_over(self) -> None:
+        if self._stage is Stage.RUNNING:
+            self._note(f"{self._rules.preempt_grace:g} s are over (--preempt-grace): stopping the ranks")
+            self._stop(signal.SIGTERM)
+
     def _stop(self, number: int, grace: float | None = None) -> None:
         if self._stage is Stage.RUNNING:
             self._stage = Stage.STOPPING
@@ -367,8 +389,12 @@ class Coordinator:
     def _decide(self) -> None:
         """Nothing of the attempt is left anywhere."""
         verdict = judge(self._failures, self._stopped, self._world_size) if self._failures else None
+        whole = self._stage is Stage.RUNNING and not (self._failures or self._lost or self._broken)
         if self._interrupted is not None:
             self._end(Outcome(EXIT_SIGNAL + self._interrupted))
+        elif self._preempted and not (whole and not self._heeded):
+            remark = f"preempted by {self._preempted}: the same command may be run again (exit code {EXIT_PREEMPTED})"
+            self._end(Outcome(EXIT_PREEMPTED, verdict, remark=remark))
         elif self._broken:
             self._end(Outcome(EXIT_SIGNAL + signal.SIGKILL, remark=self._broken))
         elif self._lost and self._lost[0].came_before(verdict):

@@ -19,7 +19,7 @@ from ddplaunch.control.outcome import Outcome
 from ddplaunch.control.pulse import Pulse
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.wire import MOST_BEFORE_JOINING, Connection
-from ddplaunch.errors import EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError
+from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError
 from ddplaunch.loop import Loop, Timer
 
 RETRY = (0.1, 0.2, 0.4, 0.7, 1.0)
@@ -105,6 +105,10 @@ class Member:
             self._attempt = None
         if self._connection is not None and self._bond is _Bond.JOINED:
             self._connection.send(message)
+        if isinstance(message, messages.Warned) and self._bond is _Bond.SEEKING:
+            self._bond = _Bond.OVER
+            name = signal.Signals(message.signal).name
+            return self._hear(messages.End(Outcome(EXIT_PREEMPTED, remark=f"preempted by {name}: no rank was running")))
         if isinstance(message, messages.Unable) and self._bond is _Bond.SEEKING:
             self._unable = message  # the others should hear of it too, if node 0 is to be found
             self._loop.after(LAST_CALL, self._end_unable)

@@ -11,7 +11,7 @@ from ddplaunch.control.failure import Failure, Verdict
 from ddplaunch.control.outcome import Outcome
 from ddplaunch.plan.share import Share
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever a message changes, so that launchers of different versions tell each other so."""
 
 
@@ -82,6 +82,7 @@ class Drained:
         failures: all of them, with the last lines that each rank printed.
         stopped: how many ranks ended because they were told to.
         broken: what happened to the launcher's own processes here, if anything did.
+        heeded: whether a rank asked if the job must make room, and was told that it must.
     """
 
     attempt: int
@@ -89,6 +90,7 @@ class Drained:
     stopped: int
     clock: float
     broken: str | None = None
+    heeded: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,16 @@ class Interrupted:
 
     signal: int
     again: bool = False
+
+    def __post_init__(self) -> None:
+        _check_signal(self.signal)
+
+
+@dataclass(frozen=True)
+class Warned:
+    """The scheduler has said here, by this signal, that it soon needs the machines back."""
+
+    signal: int
 
     def __post_init__(self) -> None:
         _check_signal(self.signal)
@@ -191,6 +203,13 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Preempt:
+    """The job must make room: let your ranks know. They end by themselves, or are told to stop later."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
 class Release:
     """All ranks everywhere have done their work, so rank 0 need not hold the store any longer."""
 
@@ -236,6 +255,6 @@ class Beat:
     """Still here."""
 
 
-FromNode = Failed | Finished | Drained | Unable | Interrupted | Beat
-FromNodeZero = Refused | Joined | Roster | Start | Stop | Release | Again | Note | End | Beat
+FromNode = Failed | Finished | Drained | Unable | Interrupted | Warned | Beat
+FromNodeZero = Refused | Joined | Roster | Start | Stop | Preempt | Release | Again | Note | End | Beat
 Message = Hello | Welcome | Seeking | FromNode | FromNodeZero

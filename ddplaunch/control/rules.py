@@ -22,6 +22,7 @@ class Rules:
         join_window: how long an elastic job that could start waits for more nodes.
         grow: whether a node that comes later interrupts the attempt.
         grace: what ranks have between SIGTERM and SIGKILL.
+        preempt_grace: what they have between the scheduler's warning and SIGTERM.
         allow_mismatch: whether differing versions are only said.
     """
 
@@ -36,6 +37,7 @@ class Rules:
     join_window: float = 30.0
     heartbeat_timeout: float = 15.0
     grace: float = 30.0
+    preempt_grace: float = 90.0
     max_restarts: int = 0
     restart_backoff: float = 0.0
     min_uptime: float = 5.0

@@ -6,6 +6,7 @@ of its step. The meaning of every ``#SBATCH`` line is sbatch(1)'s. Programs of S
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -24,6 +25,25 @@ class Setup:
 
 
 @dataclass(frozen=True)
+class Requeue:
+    """``--requeue``: how often, and the warning that leaves time for a checkpoint.
+
+    Attributes:
+        warning: the signal's name, without SIG. grace: seconds for a checkpoint. stopping: seconds to stop the ranks.
+    """
+
+    most: int
+    warning: str
+    grace: float
+    stopping: float
+
+    @property
+    def before_the_end(self) -> int:
+        """Seconds between the warning and the end."""
+        return math.ceil(self.grace + self.stopping)
+
+
+@dataclass(frozen=True)
 class Request:
     """What a job asks of Slurm and what it runs; None where Slurm's own default is to hold.
 
@@ -38,6 +58,7 @@ class Request:
         sbatch_args: further options of sbatch, each as it would be typed there.
         container_image: srun's option of the pyxis plugin (github.com/NVIDIA/pyxis).
         container_mounts: SRC:DST pairs beside ``chdir``, which is always mounted.
+        requeue: how often the job may go on after it had to make room; None, and Slurm's own rules hold.
     """
 
     command: Sequence[str]
@@ -60,6 +81,7 @@ class Request:
     setup: Sequence[Setup] = ()
     container_image: str | None = None
     container_mounts: Sequence[str] = ()
+    requeue: Requeue | None = None
 
 
 LINES = (
@@ -87,7 +109,7 @@ def script(request: Request) -> str:
     Raises:
         UsageError: a value cannot stand in an ``#SBATCH`` line.
     """
-    return "\n".join([*_head(request), "", *_setup(request), *_step(request)]) + "\n"
+    return "\n".join([*_head(request), "", *_setup(request), *_mark(request), *_step(request), *_tail(request)]) + "\n"
 
 
 def log_path(request: Request, number: str) -> str:
@@ -113,6 +135,12 @@ def _head(request: Request) -> Iterator[str]:
     yield "#SBATCH --ntasks-per-node=1"
     yield "# A job that Slurm starts again (preempted, or its node was lost) goes on in the same log."
     yield "#SBATCH --open-mode=append"
+    if request.requeue:
+        again = request.requeue
+        yield f"# The warning comes before a preemption or the time limit: {again.grace:g} s for a checkpoint, then"
+        yield f"# {again.stopping:g} s for ranks to stop. Slurm may send it up to a minute early."
+        yield f"#SBATCH --signal={again.warning}@{again.before_the_end}"
+        yield "#SBATCH --requeue"
 
 
 def _word(text: str) -> str:
@@ -150,6 +178,31 @@ def _step(request: Request) -> Iterator[str]:
         yield f"  {_option('container-mounts', mounts)} {_option('container-workdir', request.chdir)} \\"
     # --cluster: the job inherits the variables of the shell that submits it, and these may look like another system's.
     yield f"  {shlex.join([request.interpreter, '-m', 'ddplaunch', 'run', '--cluster', 'slurm', *request.command])}"
+
+
+def _mark(request: Request) -> Iterator[str]:
+    if request.requeue:
+        yield "# ddplaunch leaves this file where the job made room; srun's exit code may be another than ours."
+        yield 'export DDPLAUNCH_REQUEUE_FILE="$PWD/.ddplaunch-requeue-$SLURM_JOB_ID"'
+        yield 'rm -f "$DDPLAUNCH_REQUEUE_FILE"'
+        yield ""
+
+
+def _tail(request: Request) -> Iterator[str]:
+    if not request.requeue:
+        return
+    most = request.requeue.most
+    yield "code=$?"
+    yield 'if [ -e "$DDPLAUNCH_REQUEUE_FILE" ]; then'
+    yield '  rm -f "$DDPLAUNCH_REQUEUE_FILE"'
+    yield f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {most} ]; then'
+    yield f'    echo "ddplaunch: requeueing, $((${{SLURM_RESTART_COUNT:-0}} + 1)) of {most}"'
+    yield '    scontrol requeue "$SLURM_JOB_ID" && exit'
+    yield "  else"
+    yield f'    echo "ddplaunch: not requeued again: it was {most} times (--requeue)"'
+    yield "  fi"
+    yield "fi"
+    yield "exit $code"
 
 
 def _option(name: str, value: str) -> str:

@@ -81,8 +81,8 @@ class Job:
         self.say(number, messages.Failed(attempt, failure, clock))
         return failure
 
-    def drain(self, number: int, *failures: Failure, attempt: int = 0, stopped: int = 0) -> None:
-        self.say(number, messages.Drained(attempt, failures, stopped, time.time()))
+    def drain(self, number: int, *failures: Failure, attempt: int = 0, stopped: int = 0, heeded: bool = False) -> None:
+        self.say(number, messages.Drained(attempt, failures, stopped, time.time(), heeded=heeded))
 
     def take(self, kind: type, number: int | None = None) -> list[Message]:
         """What was told of this kind since it was last asked for."""
@@ -502,3 +502,68 @@ def test_a_stranger_to_a_running_job_does_it_no_harm():
     assert job.coordinator.refusal(job.hello(1)) is not None
     assert job.coordinator.refusal(job.hello(1, max_restarts=9)) is not None
     assert not job.take(messages.End)
+
+
+def test_a_warning_reaches_all_nodes_once():
+    """Slurm warns every node, and some sooner than others; what a scheduler says anywhere is meant for the job."""
+    job = Job(least=3)
+    job.join(1, 2)
+    job.say(1, messages.Warned(signal.SIGUSR2))
+    assert len(job.take(messages.Preempt)) == 3
+    assert {note.text for note in job.take(messages.Note)} == {
+        "SIGUSR2 on node 1 (n1): the job must make room; its ranks have 90 s (--preempt-grace) for a checkpoint"
+    }
+    job.say(2, messages.Warned(signal.SIGUSR2))
+    assert not job.take(messages.Preempt)
+    for number in range(3):
+        job.say(number, messages.Finished(0))
+        job.drain(number, heeded=number == 2)
+    assert not job.take(messages.Stop)
+    assert {end.outcome.code for end in job.take(messages.End)} == {75}
+
+
+def test_after_a_warning_a_failure_stops_nobody_until_the_grace_is_over():
+    job = Job(least=2, max_restarts=3, preempt_grace=20)
+    job.join(1)
+    job.say(0, messages.Warned(signal.SIGUSR2))
+    failure = job.fail(1, 3)
+    job.wait(19)
+    assert not job.take(messages.Stop)
+    job.drain(1, failure)
+    job.wait(2)
+    (stop,) = job.take(messages.Stop)
+    assert (stop.signal, stop.grace) == (signal.SIGTERM, 30)
+    job.drain(0, stopped=2)
+    outcome = job.outcome(0).outcome
+    assert (outcome.code, outcome.verdict and outcome.verdict.first.rank) == (75, 3)
+    assert not job.take(messages.Again)
+
+
+def test_a_job_that_was_done_anyway_after_a_warning():
+    job = Job()
+    job.say(0, messages.Warned(signal.SIGUSR2))
+    job.say(0, messages.Finished(0))
+    job.drain(0)
+    assert job.outcome(0).outcome.code == 0
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["while joining", "between attempts"])
+def test_a_warning_while_nothing_runs(joined):
+    job = Job(least=2, max_restarts=1, restart_backoff=60)
+    if joined:
+        job.join(1)
+        failure = job.fail(1, 2)
+        job.drain(1, failure)
+        job.drain(0)
+        assert job.take(messages.Again)
+    job.say(0, messages.Warned(signal.SIGUSR2))
+    outcome = job.outcome(0).outcome
+    assert (outcome.code, outcome.remark) == (75, "preempted by SIGUSR2 on node 0 (n0): no rank was running")
+
+
+def test_a_signal_after_a_warning_decides():
+    job = Job()
+    job.say(0, messages.Warned(signal.SIGUSR2))
+    job.say(0, messages.Interrupted(signal.SIGTERM))
+    job.drain(0, stopped=2, heeded=True)
+    assert job.outcome(0).outcome.code == 143

@@ -356,3 +356,37 @@ def test_logs_of_nodes_that_share_a_file_system(nodes, tmp_path):
     assert (folders / "node-1" / "rank-1.log").read_text().startswith("rank 1 of 2")
     plan = json.loads((folders / "node-1" / "plan.json").read_text())
     assert [node["source"] for node in plan["nodes"]] == ["joined", "joined"]
+
+
+def test_a_warning_on_one_node_reaches_the_ranks_of_all(start, tmp_path):
+    write(
+        tmp_path,
+        "asks.py",
+        """
+        import time
+        from ddplaunch import runtime
+
+        print("ready", flush=True)
+        while not runtime.preempted():
+            time.sleep(0.01)
+        """,
+    )
+    nodes = Nodes(start, tmp_path, 3)
+    jobs = [nodes.start(rank, target="asks.py") for rank in range(3)]
+    for job in jobs:
+        job.wait_for("ready")
+    jobs[1].signal(signal.SIGUSR2)
+    for job in jobs:
+        assert job.wait() == 75
+        assert "SIGUSR2 on node 1 (" in job.stderr()
+        job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_warning_while_waiting_for_others(start, tmp_path, rank):
+    job = Nodes(start, tmp_path, 2).start(rank)
+    wait_until(lambda: "waiting for" in job.stderr(), "the wait")
+    job.signal(signal.SIGUSR2)
+    assert job.wait() == 75
+    assert "no rank was running" in job.stderr()
+    job.assert_nothing_left()

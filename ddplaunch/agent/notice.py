@@ -1,0 +1,49 @@
+"""The notice that the job must make room: how the ranks of this node learn of it, and whether they did.
+
+The notice is a file that appears: any process can look for it, in any language, at the price of a system call, and
+nothing of a rank is interrupted. ``ddplaunch.runtime.preempted`` looks, and leaves a second file where it found it.
+"""
+
+from __future__ import annotations
+
+import os
+
+VARIABLE = "DDPLAUNCH_PREEMPTED_FILE"
+
+
+class Notice:
+    """The notice to the ranks of one node.
+
+    Attributes:
+        given: whether the job must make room.
+        heeded: whether a rank has found that out, or has ended as one that did.
+    """
+
+    def __init__(self, folder: str | None) -> None:
+        """``folder`` is removed at the end by whoever made it; None where there is none to write to."""
+        self._path = os.path.join(folder, "preempted") if folder else None
+        self.given = False
+        self._heeded = False
+
+    def variables(self) -> dict[str, str]:
+        """What tells a rank where to look."""
+        return {VARIABLE: self._path} if self._path else {}
+
+    def give(self) -> str | None:
+        """Let the ranks know; return why they cannot see it, if so."""
+        self.given = True
+        if self._path is None:
+            return "there is no folder for temporary files"
+        try:
+            os.close(os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            return f"{self._path}: {error.strerror}"
+        return None
+
+    @property
+    def heeded(self) -> bool:
+        return self._heeded or (self._path is not None and os.path.exists(f"{self._path}.seen"))
+
+    def answered(self) -> None:
+        """A rank has ended with the exit code of one that makes room."""
+        self._heeded = True

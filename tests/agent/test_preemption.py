@@ -1,0 +1,231 @@
+"""The scheduler wants the machines back: who is told, who is spared, and how the job ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.conftest import wait_until, write
+
+ASKS = """
+    import sys, time
+    from ddplaunch import runtime
+
+    print("ready", flush=True)
+    while not runtime.preempted():
+        time.sleep(0.01)
+    print("saved by", runtime.rank(), flush=True)
+"""
+"""Ends by itself when it is time to."""
+
+NEVER_ASKS = """
+    import sys, time
+
+    print("ready", flush=True)
+    for line in open("/dev/stdin") if sys.argv[1:] == ["stdin"] else iter(lambda: time.sleep(0.1), 1):
+        pass
+"""
+
+
+@pytest.fixture
+def asks(tmp_path):
+    return write(tmp_path, "asks.py", ASKS)
+
+
+@pytest.fixture(params=["zygote", "exec"])
+def mode(request):
+    return request.param
+
+
+def test_ranks_that_are_told_end_by_themselves(start, asks, mode):
+    job = start("run", "--start", mode, "--nproc", "2", asks)
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGUSR2)
+    assert job.wait() == 75
+    assert sorted(line for line in job.stdout().splitlines() if "saved" in line) == [
+        "[0] saved by 0",
+        "[1] saved by 1",
+    ]
+    assert job.stderr().splitlines() == [
+        "ddplaunch: SIGUSR2: the job must make room; its ranks have 90 s (--preempt-grace) for a checkpoint",
+        "ddplaunch: preempted by SIGUSR2: the same command may be run again (exit code 75)",
+    ]
+    job.assert_nothing_left()
+
+
+def test_a_single_rank(start, asks):
+    job = start("run", asks)
+    job.wait_for("ready")
+    job.signal(signal.SIGUSR2)
+    assert job.wait() == 75
+    job.assert_nothing_left()
+
+
+def test_work_that_is_done_is_done(start, tmp_path):
+    """Ranks that finish without asking have not made room: there is nothing to run again."""
+    write(tmp_path, "t.py", "print('ready', flush=True)\nwhile not __import__('os').path.exists('go'): pass\n")
+    job = start("run", "--nproc", "2", "t.py")
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGUSR2)
+    wait_until(lambda: "must make room" in job.stderr(), "the notice")
+    (tmp_path / "go").touch()
+    assert (job.wait(), "preempted" in job.stderr()) == (0, False)
+
+
+def test_when_the_time_is_over_ranks_are_stopped(start, tmp_path, mode):
+    write(tmp_path, "t.py", NEVER_ASKS)
+    job = start("run", "--start", mode, "--nproc", "2", "--preempt-grace", "0.1", "t.py")
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGUSR2)
+    assert job.wait() == 75
+    assert "0.1 s are over (--preempt-grace): stopping the ranks" in job.stderr()
+    job.assert_nothing_left()
+
+
+def test_every_process_of_the_job_gets_the_warning(start, tmp_path, mode):
+    """As Slurm does it; a grandchild in a session of its own, or a shell, has no handler for it."""
+    child = """
+    import subprocess
+    child = subprocess.Popen(["sh", "-c", "echo child; sleep 1000 & wait; echo woken"], start_new_session=True)
+    """
+    write(tmp_path, "t.py", child + ASKS + "    print('child', child.poll())\n    child.kill()\n")
+    job = start("run", "--start", mode, "--nproc", "2", "t.py")
+    job.wait_for("ready", 2)
+    job.wait_for("child\n", 2)
+    everybody = job.left()
+    assert len(everybody) >= 2 + 2 + 4  # launcher, zygote; ranks; what they started
+    for pid in everybody:
+        os.kill(pid, signal.SIGUSR2)
+    assert job.wait() == 75
+    assert job.stdout().count("child None") == 2
+    job.assert_nothing_left()
+
+
+def test_a_warning_before_the_first_rank(start, asks, tmp_path):
+    """Ranks that come to life later find the notice waiting; the process that forks them is not hurt."""
+    write(tmp_path, "slow.py", "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\n")
+    job = start("run", "--nproc", "2", "--preload", "slow", asks, env={"PYTHONPATH": str(tmp_path)})
+    wait_until(lambda: len(job.left()) == 2, "the zygote")
+    zygote = job.zygote()
+    wait_until(lambda: _ignores(zygote, signal.SIGUSR2), "its shield")
+    for pid in job.left():
+        os.kill(pid, signal.SIGUSR2)
+    wait_until(lambda: "must make room" in job.stderr(), "the notice")
+    (tmp_path / "go").touch()
+    assert job.wait() == 75
+    assert job.stdout().count("saved by") == 2
+    assert "cannot see" not in job.stderr()
+
+
+def _ignores(pid: int, number: int) -> bool:
+    with open(f"/proc/{pid}/status") as file:
+        return bool(int(file.read().partition("SigIgn:\t")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+def test_a_signal_of_the_users_choice(start, tmp_path):
+    """For code that knows signals only; a program's exit code 75 says that it made room."""
+    script = 'trap "echo told; exit 75" USR1; echo ready; while :; do sleep 0.1; done'
+    job = start("run", "--nproc", "2", "--preempt-forward", "usr1", "--no-python", "bash", "--", "-c", script)
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGUSR2)
+    assert job.wait() == 75
+    assert job.stdout().count("told") == 2
+    assert "exited with" not in job.stderr()
+
+
+def test_a_shell_script_looks_for_the_file(start):
+    script = 'echo ready; until [ -e "$DDPLAUNCH_PREEMPTED_FILE" ]; do sleep 0.1; done; exit 75'
+    job = start("run", "--nproc", "2", "--no-python", "sh", "--", "-c", script)
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGUSR2)
+    assert job.wait() == 75
+
+
+def test_nobody_is_stopped_for_anothers_failure(start, tmp_path):
+    """A rank that ends first breaks the others' collectives, while one may still be writing its checkpoint."""
+    write(
+        tmp_path,
+        "t.py",
+        ASKS.replace("print(", "if runtime.rank():\n        raise OSError('peer gone')\n    time.sleep(1)\n    print("),
+    )
+    job = start("run", "--nproc", "3", "--max-restarts", "5", "t.py")
+    wait_until(lambda: len(job.left()) >= 5, "the ranks")
+    job.signal(signal.SIGUSR2)
+    assert job.wait() == 75
+    assert "saved by 0" in job.stdout()
+    assert "failed with OSError: peer gone" in job.stderr()
+    assert "restart" not in job.stderr()
+
+
+def test_ctrl_c_after_the_warning(start, tmp_path):
+    write(tmp_path, "t.py", NEVER_ASKS)
+    job = start("run", "--nproc", "2", "t.py")
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGUSR2)
+    wait_until(lambda: "must make room" in job.stderr(), "the notice")
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert "preempted" not in job.stderr()
+
+
+def test_a_pod_is_warned_by_sigterm(start, asks, tmp_path):
+    job = start("run", "--nproc", "2", "--preempt-signal", "TERM", asks)
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 75
+    write(tmp_path, "t.py", NEVER_ASKS)
+    job = start("run", "--nproc", "2", "--preempt-signal", "TERM", "t.py")
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGTERM)
+    wait_until(lambda: "must make room" in job.stderr(), "the notice")
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+
+
+def test_a_warning_that_is_none(start, asks):
+    job = start("run", "--nproc", "2", "--preempt-signal", "none", asks)
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGUSR2)
+    assert job.wait() == -signal.SIGUSR2
+    job.assert_nothing_left()
+
+
+def test_the_mark_for_the_batch_script(start, asks, tmp_path):
+    write(tmp_path, "t.py", "import os\nassert 'DDPLAUNCH_REQUEUE_FILE' not in os.environ\n" + _dedent(ASKS))
+    mark = tmp_path / "mark"
+    job = start("run", "--nproc", "2", "t.py", env={"DDPLAUNCH_REQUEUE_FILE": str(mark)})
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGUSR2)
+    assert (job.wait(), mark.exists()) == (75, True)
+    job = start("run", "t.py", "--preempt-grace", "0", env={"DDPLAUNCH_REQUEUE_FILE": str(tmp_path / "no" / "mark")})
+    job.wait_for("ready")
+    job.signal(signal.SIGUSR2)
+    assert job.wait() == 75
+    assert f"the job will not be requeued: {tmp_path}/no/mark: No such file or directory" in job.stderr()
+
+
+def _dedent(text: str) -> str:
+    import textwrap
+
+    return textwrap.dedent(text)
+
+
+def test_a_launcher_within_a_rank_is_warned_too(start, asks, tmp_path):
+    """It has inherited the shield of the rank that it is, and yet is the one to act."""
+    write(
+        tmp_path,
+        "outer.py",
+        f"""
+        import subprocess, sys
+        sys.exit(subprocess.call([sys.executable, "-m", "ddplaunch", "run", "--nproc", "2", {str(asks)!r}]))
+        """,
+    )
+    job = start("run", "outer.py")
+    job.wait_for("ready", 2)
+    for pid in job.left():
+        os.kill(pid, signal.SIGUSR2)
+    assert job.wait() == 75
+    assert job.stdout().count("saved by") == 2
+    job.assert_nothing_left()
