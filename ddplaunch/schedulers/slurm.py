@@ -199,7 +199,7 @@ def _tail(request: Request) -> Iterator[str]:
     yield f'    echo "ddplaunch: requeueing, $((${{SLURM_RESTART_COUNT:-0}} + 1)) of {most}"'
     yield '    scontrol requeue "$SLURM_JOB_ID" && exit'
     yield "  else"
-    yield f'    echo "ddplaunch: not requeued again: it was {most} times (--requeue)"'
+    yield f'    echo "ddplaunch: not requeued again: --requeue {most}"'
     yield "  fi"
     yield "fi"
     yield "exit $code"
