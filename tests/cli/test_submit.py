@@ -156,6 +156,18 @@ def test_a_dry_run_may_stand_behind(submit, cluster):
         ("--array 0-3 --follow train.py", ("--follow shows one log, and --array 0-3", "--no-follow")),
         ("--sbatch-arg exclusive train.py", ("no option of sbatch", "--sbatch-arg=--exclusive")),
         ("--sbatch-arg=--time=5 train.py", ("ddplaunch has --time itself", "give --time")),
+        ("--requeue often train.py", ("--requeue often is no number of times", "like 3")),
+        ("--requeue 2 --time 2 train.py", ("--time 2 is 120 s", "the warning comes 120 s before its end", "more time")),
+        (
+            "--requeue 2 --preempt-grace 60 --grace 5 --time 0:1:5 train.py",
+            ("65 s before its end (--preempt-grace 60 and",),
+        ),
+        ("--requeue 2 --preempt-signal none train.py", ("needs a warning of its own", "--preempt-signal is none")),
+        (
+            "--requeue 2 --preempt-signal TERM train.py",
+            ("--preempt-signal is TERM", "a cancelled job must not come back"),
+        ),
+        ("--requeue 2 --sbatch-arg=--signal=USR1@9 train.py", ("--sbatch-arg --signal=USR1@9", "--preempt-grace")),
         ("--sbatch-arg='-p x' train.py", ("ddplaunch has --partition itself",)),
         ("--sbatch-arg=--ntasks-per-node=4 train.py", ("--ntasks-per-node is for ddplaunch to say", "--nproc")),
         ("--setup evn.sh train.py", ("--setup evn.sh: there is no such file",)),

@@ -17,7 +17,7 @@ import pytest
 
 from ddplaunch.errors import UsageError
 from ddplaunch.schedulers.queue import Job, parse
-from ddplaunch.schedulers.slurm import Request, Setup, log_path, script
+from ddplaunch.schedulers.slurm import Request, Requeue, Setup, log_path, script
 from tests.conftest import write
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -61,6 +61,7 @@ REQUESTS = {
         sbatch_args=["--exclusive", "--comment='back \\ slash # 2'"],
         setup=[Setup("/data/my wine/env.sh", is_file=True), Setup("export A=1; module load cuda/12")],
     ),
+    "requeue": replace(SMALLEST, nodes=2, requeue=Requeue(3, "USR2", 90, 30)),
     "container": replace(
         SMALLEST,
         interpreter="python",

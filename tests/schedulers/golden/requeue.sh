@@ -1,0 +1,34 @@
+#!/bin/bash
+# Written by ddplaunch submit. To submit it again: sbatch THIS_FILE
+#SBATCH --job-name=train.py
+#SBATCH --nodes=2
+#SBATCH --output=slurm-%j.out
+#SBATCH --chdir=/data/wine
+# One task a node: ddplaunch, which starts the ranks of its node.
+#SBATCH --ntasks-per-node=1
+# A job that Slurm starts again (preempted, or its node was lost) goes on in the same log.
+#SBATCH --open-mode=append
+# The warning comes before a preemption or the time limit: 90 s for a checkpoint, then
+# 30 s for ranks to stop. Slurm may send it up to a minute early.
+#SBATCH --signal=USR2@120
+#SBATCH --requeue
+
+# ddplaunch leaves this file where the job made room; srun's exit code may be another than ours.
+export DDPLAUNCH_REQUEUE_FILE="$PWD/.ddplaunch-requeue-$SLURM_JOB_ID"
+rm -f "$DDPLAUNCH_REQUEUE_FILE"
+
+# All three counts, so that no variable changes them: one launcher on each node. They end together with one
+# exit code, which becomes the job's; srun is not to kill one because another has ended.
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 \
+  /opt/venv/bin/python -m ddplaunch run --cluster slurm train.py
+code=$?
+if [ -e "$DDPLAUNCH_REQUEUE_FILE" ]; then
+  rm -f "$DDPLAUNCH_REQUEUE_FILE"
+  if [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
+    echo "ddplaunch: requeueing, $((${SLURM_RESTART_COUNT:-0} + 1)) of 3"
+    scontrol requeue "$SLURM_JOB_ID" && exit
+  else
+    echo "ddplaunch: not requeued again: --requeue 3"
+  fi
+fi
+exit $code
