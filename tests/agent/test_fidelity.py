@@ -85,7 +85,15 @@ def assert_same(rank: Seen, plain: Seen, fields: Sequence[str] = (), *, but: Seq
             theirs = {key: value for key, value in theirs.items() if key not in OURS}
         if name == "descriptors":  # 0 to 2 are pipes where there are several ranks
             ours, theirs = ({key: to for key, to in each.items() if int(key) > 2} for each in (ours, theirs))
+        if name == "signals":
+            theirs = _shielded(theirs)
         assert ours == theirs, name
+
+
+def _shielded(signals: dict[str, Any]) -> dict[str, Any]:
+    """As they are, but that the scheduler's warning does no harm until it is handled (docs/preemption.md)."""
+    handlers = {**signals["handlers"], str(int(signal.SIGUSR2)): str(signal.SIG_IGN)}
+    return {**signals, "handlers": handlers, "ignored": sorted({*signals["ignored"], int(signal.SIGUSR2)})}
 
 
 # ------------------------------------------------------------------------------------------ everything, with torch
@@ -302,7 +310,8 @@ def test_a_program_has_what_it_would_have_without_us(tmp_path: Path) -> None:
     words = ["./shows", "one", "two three"]
     options: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "timeout": 60, "env": clean_environment()}
     plain = subprocess.run(words, **options)
-    ours = subprocess.run(command("run", "--no-python", "--nproc", "1", words[0], "--", *words[1:]), **options)
+    run = command("run", "--no-python", "--nproc", "1", "--preempt-signal", "none", words[0], "--", *words[1:])
+    ours = subprocess.run(run, **options)
     assert _without_libc_signals(ours.stdout) == _without_libc_signals(plain.stdout)
     assert ours.returncode == 0
 
