@@ -349,13 +349,16 @@ class Supervisor:
         if number == self._policy.preempt_signal and (not self._warned or number not in STOPPING):
             self._warned = True
             return self._link.tell(messages.Warned(number))
-        again, self._interrupted = self._interrupted, True
+        # SIGTERM twice is no impatience: a preempted job of Slurm gets it when its grace begins and when that is over.
+        again = self._interrupted and number in (signal.SIGINT, signal.SIGQUIT)
+        first, self._interrupted = not self._interrupted, True
         match self._phase:
             case Phase.RUNNING | Phase.STOPPING if again:
                 self._sweep(0)
             case Phase.RUNNING | Phase.STOPPING:
-                count = len(self._processes)
-                self._say(f"stopping {count} rank{'s' * (count != 1)}; Ctrl-C again ends them at once")
+                if first:
+                    count = len(self._processes)
+                    self._say(f"stopping {count} rank{'s' * (count != 1)}; Ctrl-C again ends them at once")
                 self._stop(number, self._rules.grace)
             case Phase.SWEEPING if self._nursery:
                 self._nursery.sweep(0)

@@ -34,6 +34,10 @@ import time  # noqa: E402
 OWN_ACCORD = 0.5
 """Seconds in which what a program left behind may end by itself before it is told to."""
 
+DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What is for the supervisor to hear, not for us, where somebody tells a whole tree of processes (systemd, Slurm with
+proctrack/linuxproc): the ranks would die with us, in the midst of their grace."""
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
@@ -175,7 +179,7 @@ class Zygote:
         os.set_blocking(self.woken, False)
         os.set_blocking(self.wake, False)
         signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
-        self.inherited = signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self.inherited = {number: signal.signal(number, _nothing) for number in (signal.SIGCHLD, *DEAF)}
 
     def serve(self) -> tuple[dict[str, Any], dict[str, int]]:
         poll = select.poll()
@@ -219,13 +223,17 @@ class Zygote:
     def spawn(self, request: dict[str, Any], fds: list[int]) -> tuple[dict[str, Any], dict[str, int]] | None:
         """Fork a rank; returns None here, and in the fork, if it is to go on as the user's program, what it needs."""
         parent = os.getpid()
+        pid: int | None = None
+        signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)  # what is sent to the fork waits until that can hear
         try:
             pid = os.fork()
         except OSError as error:  # a limit on processes or memory
             self.tell({"op": "refused", "message": f"rank {request['rank']} cannot be started: {error.strerror}"})
-            return None
         if pid == 0:
             return self.become(request["job"], dict(zip(request["fds"], fds, strict=True)), parent)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)
+        if pid is None:
+            return None
         for fd in fds:
             os.close(fd)
         self.ranks[pid] = request["rank"]
@@ -239,7 +247,9 @@ class Zygote:
         """In the fork: leave nothing of the zygote but its modules."""
         try:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, self.inherited)
+            for inherited, handler in self.inherited.items():
+                signal.signal(inherited, handler or signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)
             os.setsid()
             processes.die_with_parent(signal.SIGKILL)
             if os.getppid() != parent:
@@ -326,6 +336,10 @@ class Zygote:
         for path in self.config["remove"]:
             _remove(path)
         os._exit(0)
+
+
+def _nothing(number: int, frame: object) -> None:
+    """Hear a signal, for the pipe that wakes us."""
 
 
 def _unlinked_file() -> int:

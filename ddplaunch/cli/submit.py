@@ -106,6 +106,8 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
     for note in _notes(flags):
         _say(note)
     queue.check_is_here(os.environ)
+    if flags["container_image"] and not queue.has_containers():
+        _say("srun has no --container-image here: if the nodes have no pyxis either, the job will fail")
     _make_log_folder(request)
     job = queue.submit(script, os.environ)
     log = slurm.log_path(request, job.number)

@@ -67,21 +67,25 @@ class Job:
         reason: why it waits, like Priority or Resources; "None" where it does not.
         code: how it ended, as an exit code; None while it has not.
         log: the file that its output goes to.
+        restarts: how often Slurm has put it back into the queue.
     """
 
     state: str
     reason: str
     code: int | None
     log: str | None
+    restarts: int = 0
 
     @property
     def words(self) -> str:
         """What to say of it: "job 7 …"."""
         if self.state == "PENDING":
-            return "waits" if self.reason == "None" else f"waits: {self.reason}"
+            waits = "was requeued, and waits" if self.restarts else "waits"
+            return waits if self.reason == "None" else f"{waits}: {self.reason}"
         if self.state in _FINAL:
             return f"{_FINAL[self.state][0]} (exit code {self.code})"
-        return f"is {self.state.lower().replace('_', ' ')}"
+        again = f" again (restart {self.restarts})" if self.restarts and self.state == "RUNNING" else ""
+        return f"is {self.state.lower().replace('_', ' ')}{again}"
 
 
 def check_is_here(environ: Mapping[str, str]) -> None:
@@ -95,6 +99,15 @@ def check_is_here(environ: Mapping[str, str]) -> None:
             "there is no sbatch on PATH: Slurm's commands are not on this machine",
             "submit from a login node of the cluster; --dry-run shows the script anywhere",
         )
+
+
+def has_containers() -> bool:
+    """Whether srun here has the options of pyxis; its help lists what plugins add. True where it does not say."""
+    try:
+        done = _call("srun", "--help")
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    return bool(done.returncode) or "--container-image" in done.stdout
 
 
 def submit(script: str, environ: Mapping[str, str]) -> JobId:
@@ -172,21 +185,26 @@ def look(job: JobId) -> Job | None:
 def parse(record: str) -> Job | None:
     """Read what ``scontrol --oneliner show job`` prints; None where it is no such record.
 
-    ``JobId=7 JobName=x UserId=… JobState=FAILED Reason=None … ExitCode=3:0 … StdOut=/a/slurm-7.out Power=``
-    where ExitCode is the batch script's own, and the signal that ended it.
+    ``JobId=7 JobName=x UserId=… JobState=FAILED Reason=None … Restarts=0 … ExitCode=3:0 … PreemptTime=None …
+    StdOut=/a/slurm-7.out Power=`` where ExitCode is the batch script's own, and the signal that ended it. PreemptTime
+    is None again once a preempted job is requeued.
     """
     state = re.search(r" JobState=(\S+) Reason=(\S+)", record)
     if state is None:
         return None
+    name = state[1]
     code: int | None = None
-    if state[1] in _FINAL:
+    if name in _FINAL:
         told = re.search(r" ExitCode=(\d+):(\d+)", record)
         own, signal = (int(told[1]), int(told[2])) if told else (0, 0)
-        code = _FINAL[state[1]][1]
+        if name == "FAILED" and own == EXIT_SIGNAL + 15 and re.search(r" PreemptTime=\d", record):
+            name = "PREEMPTED"  # it ended by itself within its grace: to Slurm just a script that failed
+        code = _FINAL[name][1]
         if code is None:
-            code = own or (EXIT_SIGNAL + signal if signal else int(state[1] == "FAILED"))
+            code = own or (EXIT_SIGNAL + signal if signal else int(name == "FAILED"))
+    restarts = re.search(r" Requeue=\d Restarts=(\d+)", record)
     log = re.search(r" StdOut=(.*?)(?: \w+=|$)", record, re.MULTILINE)
-    return Job(state[1], state[2], code, log[1] if log else None)
+    return Job(name, state[2], code, log[1] if log else None, int(restarts[1]) if restarts else 0)
 
 
 def cancel(job: JobId) -> None:

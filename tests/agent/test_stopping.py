@@ -104,6 +104,20 @@ def test_a_second_interrupt_skips_the_grace(start):
     job.assert_nothing_left()
 
 
+def test_a_second_sigterm_is_no_impatience(start):
+    """Slurm sends it when the grace of a preemption begins, and when it is over, KillWait before SIGKILL."""
+    job = start("run", "--nproc", "2", "--grace", "1.5", SLEEPER, "deaf")
+    job.wait_for("ready", 2)
+    began = time.monotonic()
+    job.signal(signal.SIGTERM)
+    wait_until(lambda: "stopping 2 ranks" in job.stderr(), "the notice")
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    assert time.monotonic() - began >= 1.5
+    assert job.stderr().count("stopping 2 ranks") == 1
+    job.assert_nothing_left()
+
+
 def test_interrupt_of_a_rank_that_waits_inside_torch(start):
     """A collective never sees SIGINT; SIGTERM follows, long before the grace is over."""
     job = start("run", "--nproc", "2", "--grace", "600", SLEEPER, "collective")
@@ -148,6 +162,18 @@ def test_children_live_while_a_checkpoint_is_written(start):
     """Only the leaders hear SIGTERM: a DataLoader's workers must serve until the checkpoint is done."""
     job = start("run", "--nproc", "2", SLEEPER, "checkpoint")
     job.wait_for("ready", 2)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    assert job.stdout().count("checkpoint with its child alive") == 2
+    job.assert_nothing_left()
+
+
+def test_the_zygote_too_is_told_to_end(start, mode):
+    """systemd, and Slurm with proctrack/linuxproc, tell every process of a job; the ranks have their grace still."""
+    job = start("run", "--start", mode, "--nproc", "2", SLEEPER, "checkpoint")
+    job.wait_for("ready", 2)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        os.kill(job.zygote(), number)
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
     assert job.stdout().count("checkpoint with its child alive") == 2

@@ -28,7 +28,7 @@ SCONTROL = """
     # Plays step 0, 1, … of the job's life, one for each question, and the last one ever after.
     n=$(cat "$STATE/n")
     [ -e "$STATE/step-$((n + 1))" ] && echo $((n + 1)) > "$STATE/n"
-    say() { echo "JobId=77 JobName=x JobState=$1 Reason=$2 ExitCode=$3 StdOut=$STATE/log Power="; }
+    say() { echo "JobId=77 JobState=$1 Reason=$2 Requeue=1 Restarts=${4-0} ExitCode=$3 StdOut=$STATE/log Power="; }
     . "$STATE/step-$n"
     """
 
@@ -363,6 +363,8 @@ def test_followed_to_its_end(submit, cluster):
         ("say COMPLETED None 0:0", 0, "job 77 is done (exit code 0)"),
         ("say TIMEOUT TimeLimit 0:15", 143, "job 77 reached its time limit (exit code 143)"),
         ("say PREEMPTED None 0:15", 75, "job 77 had to make room for another (exit code 75)"),
+        ("say DEADLINE DeadLine 0:0", 143, "job 77 passed its deadline (exit code 143)"),
+        ("say OUT_OF_MEMORY OutOfMemory 0:125", 137, "job 77 used more memory than it had (exit code 137)"),
         ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 1, "does not know job 77 any more"),
     ],
 )
@@ -371,6 +373,38 @@ def test_ends(submit, cluster, last, code, said):
     done = submit("--follow train.py")
     assert done.returncode == code
     assert said in done.stderr
+
+
+def test_followed_through_a_requeue(submit, cluster):
+    """The log goes on in the same file."""
+    cluster.plays(
+        'echo one >> "$STATE/log"; say RUNNING None 0:0',
+        "say COMPLETING None 0:0",
+        "say PENDING BeginTime 0:0 1",
+        'echo two >> "$STATE/log"; say RUNNING None 0:0 1',
+        "say COMPLETED None 0:0 1",
+    )
+    done = submit("--follow --cpus-per-task 2 train.py")
+    assert (done.returncode, done.stdout) == (0, "one\ntwo\n")
+    assert [line.removeprefix("ddplaunch: job 77 ") for line in done.stderr.splitlines()[-5:]] == [
+        "is running",
+        "is completing",
+        "was requeued, and waits: BeginTime",
+        "is running again (restart 1)",
+        "is done (exit code 0)",
+    ]
+
+
+def test_a_site_without_pyxis(submit, cluster):
+    def srun(text):
+        write(cluster.folder, "bin/srun", f"#!/bin/sh\n{text}\n").chmod(0o755)
+
+    said = "srun has no --container-image here"
+    srun("echo '  --cpu-bind=…  Bind tasks'")
+    assert said in submit("--container-image img train.py").stderr
+    assert said not in submit("train.py").stderr
+    srun("echo '  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH'")
+    assert said not in submit("--container-image img train.py").stderr
 
 
 def test_a_reader_that_has_read_enough(cluster, tmp_path):

@@ -169,7 +169,7 @@ def test_log_path(output, array, path):
 RECORD = (
     "JobId=7 JobName=x JobState=1 UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=1 Nice=0 Account=(null) "
     "QOS=normal JobState={state} Reason={reason} Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 "
-    "ExitCode={code} RunTime=00:00:02 TimeLimit=UNLIMITED Command=(null) WorkDir=/data/my wine "
+    "ExitCode={code} RunTime=00:00:02 TimeLimit=UNLIMITED PreemptTime={preempted} Command=(null) WorkDir=/data/my wine "
     "StdErr=/data/my wine/slurm-7.out StdIn=/dev/null StdOut=/data/my wine/slurm-7.out Power= \n"
 )
 """What ``scontrol --oneliner show job 7`` of Slurm 22.05 prints, somewhat shortened."""
@@ -194,9 +194,24 @@ RECORD = (
     ],
 )
 def test_what_slurm_says_of_a_job(state, code, ended):
-    job = parse(RECORD.format(state=state, reason="None", code=code))
+    job = parse(RECORD.format(state=state, reason="None", code=code, preempted="None"))
     assert job == Job(state, "None", ended, "/data/my wine/slurm-7.out")
     assert (f"(exit code {ended})" in job.words) == (ended is not None)
+
+
+@pytest.mark.parametrize(("code", "ended"), [("143:0", 75), ("7:0", 7)])
+def test_a_job_that_ends_by_itself_when_it_is_preempted(code, ended):
+    """To Slurm a script that failed."""
+    job = parse(RECORD.format(state="FAILED", reason="NonZeroExitCode", code=code, preempted="2026-01-31T12:00:00"))
+    assert job is not None
+    assert job.code == ended
+    assert ("make room" in job.words) == (ended == 75)
+
+
+def test_a_job_that_was_requeued():
+    job = parse(RECORD.format(state="RUNNING", reason="None", code="0:0", preempted="None").replace("arts=0", "arts=2"))
+    assert job is not None
+    assert job.words == "is running again (restart 2)"
 
 
 def test_no_record():

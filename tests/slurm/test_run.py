@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from tests.conftest import PROGRAMS, command, write
@@ -78,3 +80,34 @@ def test_tasks_with_a_gpu_of_their_own(slurm, tmp_path):
     out, err = step.communicate(timeout=100)
     assert step.returncode == 0, err
     assert sorted(line.split()[1] for line in out.splitlines()) == ["0", "1"]
+
+
+@pytest.mark.slow
+def test_a_script_on_two_nodes_and_its_steps(slurm, tmp_path):
+    """Without srun it is one machine, and says so; steps at once, beside each other or overlapping, do not meet."""
+    write(tmp_path, "train.py", SHOWS)
+    cluster = slurm(2)
+    alone, each = (shlex.join(command("run", *words, "train.py")) for words in (["--nproc", "2"], []))
+    script = f"""
+        {alone}; echo direct $?
+        srun -N1 -n1 {alone} & srun -N1 -n1 {alone} & wait; echo beside
+        srun -N2 -n2 --overlap {each} & srun -N2 -n2 --overlap {each} & wait; echo overlapping
+    """
+    job = cluster.sbatch("-N2", "--ntasks-per-node=1", "-c2", script=script)
+    assert cluster.wait(job, timeout=200) == "COMPLETED", cluster.output(job)
+    direct, _, rest = cluster.output(job).partition("direct 0\n")
+    beside, _, overlapping = rest.partition("beside\n")
+    assert f"this is the script of slurm job {job}, on one of its 2 hosts: srun --nodes=2" in direct
+    assert lines(direct) == ["sum 2 0 0 2 2 0 1", "sum 2 1 1 2 2 0 1"]
+    assert lines(beside) == ["sum 2 0 0 2 2 0 1"] * 2 + ["sum 2 1 1 2 2 0 1"] * 2
+    assert lines(overlapping) == ["sum 2 0 0 2 1 0 2"] * 2 + ["sum 2 1 0 2 1 1 2"] * 2
+
+
+@pytest.mark.slow
+def test_a_job_that_a_rank_starts_is_its_own(slurm, tmp_path):
+    write(tmp_path, "train.py", SHOWS)
+    write(tmp_path, "outer.py", f"import subprocess; subprocess.run({command('run', '--nproc', '2', 'train.py')})")
+    step = slurm(2).srun("-N2", "-n2", "--ntasks-per-node=1", *command("run", "outer.py"))
+    out, err = step.communicate(timeout=100)
+    assert step.returncode == 0, err
+    assert [out.count(f"sum {shown}") for shown in ("2 0 0 2 2 0 1", "2 1 1 2 2 0 1")] == [2, 2]

@@ -14,9 +14,9 @@ from tests.slurm.test_run import SHOWS, lines
 
 
 @pytest.fixture
-def submit(slurm):
-    """A cluster of two nodes, and what starts ``ddplaunch submit`` on its login host."""
-    cluster = slurm(2)
+def submit(slurm, request):
+    """A cluster of two nodes, and what starts ``ddplaunch submit`` on its login host; settings may be its parameter."""
+    cluster = slurm(2, settings=getattr(request, "param", None))
 
     def start(*words: str | Path) -> subprocess.Popen[str]:
         return cluster.login.start(
@@ -98,3 +98,117 @@ def test_detaching_leaves_the_job_running(submit):
     assert following.returncode == 130
     assert cluster.state(job) == "RUNNING"
     cluster.cancel(job)
+
+
+SAVES = """
+    import os, signal, sys, time
+    told = []
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    print("ready", flush=True)
+    while not told or "deaf" in sys.argv:
+        time.sleep(0.1)
+    time.sleep(1)
+    print("saved", flush=True)
+    """
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("submit", [{"KillWait": "40"}], indirect=True)
+def test_a_cancelled_job_has_its_grace(submit, tmp_path):
+    """Slurm tells every process of the step here, the zygotes too: the ranks live until they have saved."""
+    cluster, start = submit
+    write(tmp_path, "saves.py", SAVES)
+    following = start("--nodes", "2", "--cpus-per-task", "2", "--follow", "saves.py", "--nproc", "2")
+    job = number_of(following)
+    cluster.wait_for(job, "ready", 4)
+    cluster.cancel(job)
+    out, err = following.communicate(timeout=60)
+    assert following.returncode == 143, err
+    assert out.count("saved") == 4
+    assert f"job {job} was cancelled (exit code 143)" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["saves", "deaf"])
+def test_a_preempted_job(submit, tmp_path, how):
+    """It ends by itself within the grace, to Slurm a script that failed, or Slurm ends it."""
+    cluster, start = submit
+    write(tmp_path, "saves.py", SAVES)
+    options = ("--nodes", "2", "--sbatch-arg=--exclusive", "--sbatch-arg=--no-requeue", "--grace", "60", "--follow")
+    following = start(*options, "saves.py", "--", how)
+    job = number_of(following)
+    cluster.wait_for(job, "ready", 2)
+    high = cluster.sbatch("-p", "high", "-N2", "--exclusive", script="true")
+    out, err = following.communicate(timeout=100)
+    assert following.returncode == 75, err
+    assert "had to make room for another (exit code 75)" in err
+    assert out.count("saved") == (0 if how == "deaf" else 2)
+    assert cluster.wait(high) == "COMPLETED"
+    assert cluster.state(job) == ("PREEMPTED" if how == "deaf" else "FAILED")
+    assert not [pid for host in cluster.network.hosts for pid in host.find("saves.py")]
+
+
+@pytest.mark.slow
+def test_a_requeued_job_is_followed_on(submit, tmp_path):
+    """The log is shown once, and whole."""
+    cluster, start = submit
+    program = "import os, time; again = os.environ.get('SLURM_RESTART_COUNT')\n"
+    write(tmp_path, "twice.py", program + "print('ready', again, flush=True)\nif not again: time.sleep(1000)\n")
+    following = start("--nodes", "2", "--follow", "twice.py")
+    job = number_of(following)
+    cluster.wait_for(job, "ready None", 2)
+    cluster.requeue(job)
+    out, err = following.communicate(timeout=100)
+    assert following.returncode == 0, err
+    assert f"job {job} was requeued, and waits" in err
+    assert "is done (exit code 0)" in err
+    assert out == cluster.output(job)
+    assert [out.count(f"ready {count}") for count in (None, 1)] == [2, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("submit", [{"SlurmdTimeout": "20"}], indirect=True)  # we are to notice first
+def test_a_lost_node_ends_the_job(submit):
+    cluster, start = submit
+    following = start("--nodes", "2", "--sbatch-arg=--no-requeue", "--follow", PROGRAMS / "sleeper.py")
+    job = number_of(following)
+    cluster.wait_for(job, "ready", 2)
+    cluster.nodes[1].power_off()
+    out, err = following.communicate(timeout=120)
+    assert following.returncode == 69, err
+    assert "node 1 (n2) was lost" in out
+    assert f"job {job} lost a node (exit code 69)" in err
+    assert cluster.state(job) == "NODE_FAIL"
+
+
+@pytest.mark.slow
+def test_a_job_that_is_cancelled_while_it_waits(submit):
+    cluster, start = submit
+    cluster.wait(cluster.sbatch("-N2", "--exclusive", script="sleep 1000"), "RUNNING")
+    following = start("--nodes", "2", "--follow", PROGRAMS / "sleeper.py")
+    job = number_of(following)
+    cluster.cancel(job)
+    out, err = following.communicate(timeout=60)
+    assert (following.returncode, out) == (143, ""), err
+    assert f"job {job} was cancelled (exit code 143)" in err
+
+
+@pytest.mark.slow
+def test_each_index_of_an_array_is_a_job(submit, tmp_path):
+    """On two nodes each, both at once, with a log each; one is cancelled alone."""
+    cluster, start = submit
+    stays = "import sys, time; sys.stdout.flush(); time.sleep(1000 * int(os.environ['SLURM_ARRAY_TASK_ID']))\n"
+    write(tmp_path, "train.py", SHOWS + stays)
+    submitted = start("--nodes", "2", "--array", "0-1", "--cpus-per-task", "2", "train.py")
+    out, err = submitted.communicate(timeout=60)
+    assert submitted.returncode == 0, err
+    job = int(out.split()[1].rstrip(":"))
+    logs = [tmp_path / f"slurm-{job}_{index}.out" for index in (0, 1)]
+
+    def summed() -> bool:
+        return all(log.exists() and log.read_text().count("] sum") == 2 for log in logs)
+
+    cluster.wait_until(summed, "both", timeout=100)
+    cluster.cancel(f"{job}_1")
+    assert [cluster.wait(f"{job}_{index}") for index in (0, 1)] == ["COMPLETED", "CANCELLED"]
+    assert [lines(log.read_text()) for log in logs] == [["sum 2 0 0 2 1 0 2", "sum 2 1 0 2 1 1 2"]] * 2
