@@ -58,7 +58,7 @@ def report(job: dict[str, Any], error: BaseException) -> None:
         sys.last_exc = error
     if not isinstance(error, KeyboardInterrupt):
         record(job, error, _as_printed(error))
-    elif job["local_rank"] and sys.excepthook is sys.__excepthook__:
+    elif not job["first_here"] and sys.excepthook is sys.__excepthook__:
         return  # Ctrl-C interrupts all ranks: one traceback says where they were
     try:
         sys.excepthook(type(error), error, error.__traceback__)

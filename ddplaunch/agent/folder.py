@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -19,15 +20,16 @@ class LogFolder:
     def __init__(self, parent: str, run_id: str, node_rank: int | None) -> None:
         """Create the folder; nodes of one job, who may share a file system, get one each in the job's.
 
+        Where a job of this run id was kept before, it is RUN_ID.2, and so on.
+
         Raises:
             UsageError: it cannot be created.
         """
         node = [] if node_rank is None else [f"node-{node_rank}"]
-        self.path = os.path.join(parent, run_id, *node)
         self._began = time.monotonic()
         self.trouble: str | None = None
         try:
-            os.makedirs(self.path)
+            self.path = _made(parent, run_id, node)
             self._events = os.open(
                 os.path.join(self.path, "events.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
             )
@@ -55,6 +57,18 @@ class LogFolder:
                 file.write("\n")
         except OSError as error:
             self.trouble = f"{name}: {error.strerror}"
+
+
+def _made(parent: str, run_id: str, node: list[str]) -> str:
+    for count in itertools.count(1):
+        path = os.path.join(parent, run_id if count == 1 else f"{run_id}.{count}", *node)
+        try:
+            os.makedirs(path)
+            return path
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+    raise AssertionError
 
 
 def temporary_path(run_id: str) -> str | None:

@@ -65,11 +65,11 @@ class Output:
     def written(self) -> bool:
         return self.stdout.idle and self.stderr.idle
 
-    def streams(self, rank: int, *, reads: bool, shown: bool, log: str | None) -> dict[str, int]:
+    def streams(self, rank: int, *, reads: bool, shown: frozenset[int], log: str | None) -> dict[str, int]:
         """Make what ``rank`` has for stdin, stdout and stderr; what is missing it inherits from us.
 
         Args:
-            reads: whether it has our stdin. shown: whether what it prints is. log: a file for all of it.
+            reads: whether it has our stdin. shown: which of its descriptors 1 and 2 are. log: a file for all of it.
         """
         if log is not None:
             try:
@@ -77,9 +77,9 @@ class Output:
             except OSError as error:
                 self.note(f"no log of rank {rank}: {error.strerror}")
         fds = {} if reads else {"stdin": os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)}
-        if not (reads and shown and log is None):
-            fds["stdout"] = self.pipe(rank, 1, shown=shown)
-            fds["stderr"] = self.pipe(rank, 2, shown=shown)
+        if not (reads and len(shown) == 2 and log is None):
+            fds["stdout"] = self.pipe(rank, 1, shown=1 in shown)
+            fds["stderr"] = self.pipe(rank, 2, shown=2 in shown)
         return fds
 
     def pipe(self, rank: int, number: int, *, shown: bool) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddplaunch.agent.shown import EVERYTHING, Shown
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -11,7 +13,7 @@ class Policy:
 
     Attributes:
         modules: what the zygote imports; empty, and every rank is a fresh interpreter. asked: those the user named.
-        show: the ranks whose output is shown, None for all.
+        show: whose output is shown.
         stdin: the rank that reads our standard input, None for nobody (a single rank always does).
         preempt_signal: the scheduler's warning, None where none is listened for.
         preempt_forward: what the ranks get when it comes, None for no signal.
@@ -19,7 +21,7 @@ class Policy:
 
     modules: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()
-    show: frozenset[int] | None = None
+    show: Shown = EVERYTHING
     stdin: int | None = None
     log_dir: str | None = None
     colour: bool = False

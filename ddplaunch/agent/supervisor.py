@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -53,8 +54,15 @@ DRAIN_PATIENCE = 1.0
 class Supervisor:
     """Runs this node's share of a job, through all its attempts, to its end."""
 
-    def __init__(self, plan: Plan, policy: Policy, rules: Rules, environ: Mapping[str, str]) -> None:
-        """Bind the ports and open the log folder.
+    def __init__(
+        self,
+        plan: Plan,
+        policy: Policy,
+        rules: Rules,
+        environ: Mapping[str, str],
+        listening: socket.socket | None = None,
+    ) -> None:
+        """Bind the ports and open the log folder; ``listening`` is on the control port, if that was claimed before.
 
         Raises:
             UsageError: a port is taken, there is no such interface, or the folder cannot be made.
@@ -65,7 +73,7 @@ class Supervisor:
         self._plan = replace(plan, master_port=self._port.number) if self._port else plan
         self._environ = {name: value for name, value in environ.items() if name not in job.OURS_ALONE}
         self._loop = Loop()
-        self._link = make_link(self._loop, self._plan, rules, self.hear)
+        self._link = make_link(self._loop, self._plan, rules, self.hear, listening)
         self._logs = self._open_logs(plan.run_id) if plan.hosts_store or rules.port is None else None
         self._output = Output(self._loop, colour=policy.colour)
         self._output.drained = self._drained
@@ -140,8 +148,8 @@ class Supervisor:
     def hear(self, message: Message) -> None:
         """Carry out what the job wants of this node."""
         match message:
-            case messages.Joined(run_id=run_id):
-                self._join(run_id)
+            case messages.Joined():
+                self._join(message)
             case messages.Roster():
                 self._waiting.tell(describe(message))
             case messages.Seeking(trouble=trouble):
@@ -166,9 +174,11 @@ class Supervisor:
             case messages.End(outcome=outcome):
                 self._end(outcome)
 
-    def _join(self, run_id: str) -> None:
+    def _join(self, joined: messages.Joined) -> None:
+        if joined.node_rank is not None:
+            self._plan = self._planned = replace(self._planned, node_rank=joined.node_rank)
         try:
-            self._logs = self._logs or self._open_logs(run_id)
+            self._logs = self._logs or self._open_logs(joined.run_id)
         except UsageError as error:
             self._link.tell(messages.Unable(error.message, error.hint))
 
@@ -240,7 +250,7 @@ class Supervisor:
             fds = self._output.streams(
                 rank.rank,
                 reads=alone or rank.rank == self._policy.stdin,
-                shown=self._policy.show is None or rank.rank in self._policy.show,
+                shown=self._policy.show.streams(rank),
                 log=self._logs.rank_file(rank.rank, self._attempt) if self._logs else None,
             )
             if rank.rank == 0 and self._port and self._plan.target.kind is not Kind.PROGRAM:

@@ -11,8 +11,8 @@ from ddplaunch.control.rules import LEAST_HEARTBEAT
 from ddplaunch.errors import UsageError
 
 SECTIONS = {
-    "What the target is": ("--module", "--no-python"),
-    "What runs where": ("--nproc", "--gpus", "--oversubscribe", "--bind"),
+    "What the target is": ("--module", "--no-python", "--pass-local-rank"),
+    "What runs where": ("--nproc", "--gpus", "--oversubscribe", "--virtual-local-rank", "--bind"),
     "Several nodes": (
         "--cluster",
         "--nnodes",
@@ -32,7 +32,7 @@ SECTIONS = {
         "--allow-mismatch",
     ),
     "With more or fewer nodes": ("--join-window", "--max-membership-changes", "--grow"),
-    "Starting": ("--backend", "--init-method", "--start", "--preload"),
+    "Starting": ("--backend", "--init-method", "--start", "--preload", "--role"),
     "Stopping and restarting": ("--grace", "--max-restarts", "--restart-backoff", "--min-uptime"),
     "When the machines are wanted back": ("--preempt-signal", "--preempt-grace", "--preempt-forward"),
     "Output": ("--show", "--stdin", "--log-dir"),
@@ -74,6 +74,10 @@ def _nodes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, 
     return numbers
 
 
+def _node_rank(ctx: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
+    return AUTO if text == AUTO else _whole(ctx, param, text)
+
+
 def _name(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
     """Read a name that becomes one of a folder too."""
     import re
@@ -82,6 +86,9 @@ def _name(ctx: click.Context, param: click.Parameter, text: str | None) -> str |
         raise UsageError(f"{param.opts[-1]} {text} is no name", "use letters, digits, dots, dashes and underscores")
     return text
 
+
+AUTO = "auto"
+"""The node rank of whoever wants one from node 0."""
 
 WARNINGS = ("USR1", "USR2", "TERM", "HUP", "XCPU")
 """The signals that schedulers warn by: Slurm's and LSF's choice is free, SGE has USR1 and USR2, pods get TERM."""
@@ -97,6 +104,15 @@ def _signal(ctx: click.Context, param: click.Parameter, text: str | None) -> int
     if name not in WARNINGS:
         raise UsageError(f"{param.opts[-1]} {text} is no signal to warn by", f"one of {', '.join(WARNINGS)}")
     return signal.Signals[f"SIG{name}"].value
+
+
+def spelled(param: click.Parameter, value: Any) -> str:
+    """How the value that was read is typed."""
+    if param.callback is _signal:
+        import signal
+
+        return "none" if value is None else signal.Signals(value).name.removeprefix("SIG")
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 _INFINITE = float("inf")
@@ -116,6 +132,11 @@ _OPTIONS = (
     click.option("-m", "--module", is_flag=True, help="A module, run as `python -m` would."),
     click.option("--no-python", is_flag=True, help="A program, not Python."),
     click.option(
+        "--pass-local-rank",
+        is_flag=True,
+        help="Its first argument is --local-rank=N, or --local_rank=N where its source names only that.",
+    ),
+    click.option(
         "--nproc",
         metavar="N",
         help="Processes on this node: a number, one for each node like 8,8,4, or auto, gpu or cpu.  "
@@ -127,6 +148,11 @@ _OPTIONS = (
         help="GPUs to use, in this order: indices as `ddplaunch devices` shows them, or UUIDs.",
     ),
     click.option("--oversubscribe", is_flag=True, help="Let ranks share GPUs."),
+    click.option(
+        "--virtual-local-rank",
+        is_flag=True,
+        help="Each rank has LOCAL_RANK 0 and sees its own GPU alone.",
+    ),
     click.option("--bind", type=click.Choice(["numa"]), help="Pin each rank to the CPUs beside its GPU."),
     click.option(
         "--cluster",
@@ -142,7 +168,11 @@ _OPTIONS = (
         help="Machines of the job; 2:4 for any number from 2 to 4, as they come and go.",
     ),
     click.option(
-        "--node-rank", metavar="I", callback=_whole, help="Which of them this is, from 0. Rank 0 is on node 0."
+        "--node-rank",
+        metavar="I",
+        callback=_node_rank,
+        help="Which of them this is, from 0. Rank 0 is on node 0. With auto that is the one whose address is "
+        "--master-addr, and the others are numbered as they join.",
     ),
     click.option("--master-addr", metavar="HOST", help="Node 0's address.  [default: 127.0.0.1 on one node]"),
     click.option(
@@ -246,6 +276,7 @@ _OPTIONS = (
     click.option(
         "--preload", metavar="A,B", help="Modules to import before forking, instead of those that seem to pay."
     ),
+    click.option("--role", metavar="NAME", default="default", help="ROLE_NAME of the ranks here.  [default: default]"),
     click.option(
         "--grace",
         metavar="SECONDS",
@@ -305,7 +336,7 @@ _OPTIONS = (
         metavar="RANKS",
         default="all",
         show_default=True,
-        help="Whose output is shown: all, none, or ranks like 0,3.",
+        help="Whose output is shown: all, none, ranks like 0,3, or local:0 on every node; 0/err is its stderr alone.",
     ),
     click.option(
         "--stdin",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddplaunch.cli.options import spelled
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -174,5 +175,4 @@ def _repeated() -> Iterator[str]:
         if isinstance(param, click.Option) and param.name in typed:
             yield param.opts[-1]
             if not param.is_flag:
-                value = context.params[param.name or ""]
-                yield f"{value:g}" if isinstance(value, float) else str(value)
+                yield spelled(param, context.params[param.name or ""])

@@ -66,12 +66,12 @@ def place(
     Raises:
         UsageError: an option is unknown or lacks its value, or could be ours as well as the program's.
     """
-    end = _end_of_ours(words, options)
+    end = end_of_ours(words, options)
     ours, rest = tuple(words[:end]), list(words[end:])
     verbatim = rest[:1] == ["--"]
     if verbatim:
         del rest[0]
-    elif rest and _is_option(rest[0]):
+    elif rest and is_option(rest[0]):
         raise _unknown(rest[0], options, elsewhere)
     if not rest:
         return Placed(ours, None, ())
@@ -82,12 +82,12 @@ def place(
     options = {name: takes for name, takes in options.items() if name not in MARKERS}
     alone = Placed(ours, target, ())
     try:
-        end = _end_of_ours(rest, options)
+        end = end_of_ours(rest, options)
     except UsageError:
         raise _refusal("", alone, rest, options) from None
     behind, program = tuple(rest[:end]), rest[end:]
-    names = [_name(word) for word in behind if _name(word) in options]
-    before = {_name(word) in apart for word in ours if _name(word) in options.keys() - neutral}  # their kinds
+    names = [name_of(word) for word in behind if name_of(word) in options]
+    before = {name_of(word) in apart for word in ours if name_of(word) in options.keys() - neutral}  # their kinds
     disputed = [name for name in names if (name in apart) in before or name in HELP or knows(alone, name)]
     if disputed:
         raise _refusal(f"{disputed[0]} could be ddplaunch's or an argument of {target}", alone, rest, options)
@@ -97,20 +97,26 @@ def place(
     if among := _among(program, options):
         raise _refusal(f"{among} could be ddplaunch's or an argument of {target}", alone, program, options)
     near = _slip(program, options)
-    if near and not knows(alone, _name(program[0])):
-        meant = [near + program[0].removeprefix(_name(program[0])), *program[1:]]
-        message = f"{_name(program[0])} could be meant as ddplaunch's {near}"
+    if near and not knows(alone, name_of(program[0])):
+        meant = [near + program[0].removeprefix(name_of(program[0])), *program[1:]]
+        message = f"{name_of(program[0])} could be meant as ddplaunch's {near}"
         raise _refusal(message, alone, program, options, meant)
     return Placed(ours + behind, target, tuple(program))
 
 
-def _end_of_ours(words: Sequence[str], options: Mapping[str, bool], start: int = 0) -> int:
+def goes_on(words: Sequence[str], options: Mapping[str, bool]) -> bool:
+    """Whether options that are not ours follow those of ours that ``words`` begin with."""
+    end = end_of_ours(words, options)
+    return end < len(words) and is_option(words[end])
+
+
+def end_of_ours(words: Sequence[str], options: Mapping[str, bool], start: int = 0) -> int:
     """Where the options of ours that begin at ``start`` end, their values included.
 
     Raises:
         UsageError: one lacks its value.
     """
-    while start < len(words) and (name := _name(words[start])) in options:
+    while start < len(words) and (name := name_of(words[start])) in options:
         if options[name] and "=" not in words[start]:
             start += 1
             if start == len(words):
@@ -124,11 +130,13 @@ def _end_of_ours(words: Sequence[str], options: Mapping[str, bool], start: int =
     return start
 
 
-def _name(word: str) -> str:
+def name_of(word: str) -> str:
+    """An option without its value."""
     return word.partition("=")[0] if word.startswith("--") else word
 
 
-def _is_option(word: str) -> bool:
+def is_option(word: str) -> bool:
+    """Whether it looks like an option, anybody's."""
     return word.startswith("-") and word not in ("-", "--")
 
 
@@ -137,8 +145,8 @@ def _among(program: Sequence[str], options: Mapping[str, bool]) -> str | None:
     for word in program:
         if word == "--":
             break
-        if _name(word) in options:
-            return _name(word)
+        if name_of(word) in options:
+            return name_of(word)
     return None
 
 
@@ -168,7 +176,7 @@ def _gather(words: Sequence[str], options: Mapping[str, bool]) -> tuple[tuple[st
     left: list[str] = []
     start = 0
     while start < len(words) and words[start] != "--":
-        end = _end_of_ours(words, options, start)
+        end = end_of_ours(words, options, start)
         found += words[start:end]
         if end == start:
             left.append(words[start])
@@ -197,9 +205,9 @@ def _spelled(placed: Placed, options: Mapping[str, bool]) -> str:
 def _unknown(word: str, options: Mapping[str, bool], elsewhere: Mapping[str, str]) -> UsageError:
     import difflib
 
-    name = _name(word)
-    hyphened = _hyphened(name)
-    near = hyphened if hyphened in options else elsewhere.get(hyphened) or _one_letter_off(name, options)
+    name = name_of(word)
+    dashed = hyphened(name)
+    near = dashed if dashed in options else elsewhere.get(dashed) or _one_letter_off(name, options)
     near = near or next(iter(difflib.get_close_matches(name, options, 1, 0.6)), None)
     if name.startswith("-m") and len(name) > 2:
         near = f"-m {name[2:]}"
@@ -209,16 +217,17 @@ def _unknown(word: str, options: Mapping[str, bool], elsewhere: Mapping[str, str
 
 def _slip(program: Sequence[str], options: Mapping[str, bool]) -> str | None:
     """The option of ours that the first word of a program's arguments was probably meant to be."""
-    if not program or not _is_option(program[0]) or _name(program[0]) in options:
+    if not program or not is_option(program[0]) or name_of(program[0]) in options:
         return None
-    name = _name(program[0])
-    hyphened = _hyphened(name)
-    if hyphened == "--nproc-per-node":
-        return ELSEWHERE[hyphened]
-    return hyphened if hyphened in options else _one_letter_off(name, options)
+    name = name_of(program[0])
+    dashed = hyphened(name)
+    if dashed == "--nproc-per-node":
+        return ELSEWHERE[dashed]
+    return dashed if dashed in options else _one_letter_off(name, options)
 
 
-def _hyphened(name: str) -> str:
+def hyphened(name: str) -> str:
+    """An option with dashes where somebody typed underscores."""
     return name[:2] + name[2:].replace("_", "-")
 
 

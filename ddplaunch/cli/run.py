@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddplaunch.cli import over_ssh
-from ddplaunch.cli.options import SECTIONS, options
+from ddplaunch.cli import over_ssh, show
+from ddplaunch.cli.options import AUTO, SECTIONS, options, spelled
 from ddplaunch.cli.surroundings import look_around, place_of, surroundings_notes
-from ddplaunch.cli.target_command import SETTINGS, TargetCommand, find_target
+from ddplaunch.cli.target_command import NOTES, SETTINGS, TargetCommand, find_target
 from ddplaunch.errors import EXIT_PREEMPTED, UsageError
 
 if TYPE_CHECKING:
+    import socket
+
     from ddplaunch.agent.policy import Policy
+    from ddplaunch.agent.shown import Shown
     from ddplaunch.control.rules import Rules
     from ddplaunch.plan.plan import Machine, Plan, Request
 
@@ -49,7 +53,8 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     A function's parameters are filled by name: rank, local_rank, world_size, device and the like by ddplaunch,
     the others from its arguments (--lr 0.1).
 
-    Options of ddplaunch stand before TARGET or right behind it; ARGS behind -- are always the target's.
+    Options of ddplaunch stand before TARGET or right behind it; ARGS behind -- are always the target's. Before it
+    those of torchrun are read too, and its PET_* variables: docs/torchrun.md.
     """
     from ddplaunch.plan.plan import Request, make
 
@@ -57,28 +62,39 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
         raise UsageError("--json is the form of a dry run", "add --dry-run")
     found = find_target(target, args, flags)
     hosts = over_ssh.read(flags)
+    said = click.get_current_context().meta.get(NOTES, ())
     if hosts and not flags["dry_run"]:
+        for note in said:
+            click.echo(f"ddplaunch: {note}", err=True)
         return over_ssh.start(hosts, flags, found, flags["run_id"] or _run_id())
     over = (over_ssh.describe(hosts, flags),) if hosts else ()
     surroundings = look_around(flags)
     _check_nodes(flags)
     flags["least"], flags["nnodes"] = flags["nnodes"]
     flags["place"], flags["surroundings"] = place_of(surroundings), surroundings and surroundings.cluster
+    flags["numbered"] = flags["node_rank"] != AUTO
+    if not flags["numbered"]:
+        flags["node_rank"] = 0  # for now
     request = Request(**{name: flags[name] for name in Request.__dataclass_fields__})
     machine, notes = _look_at_machine(request)
-    notes = (*over, *notes)
+    notes = (*over, *said, *notes)
     if surroundings:
         notes = (*surroundings_notes(surroundings), *notes)
     plan = make(request, found, machine, os.environ, flags["run_id"] or _run_id(), notes)
-    shown = _shown_ranks(flags["show"], plan)
+    shown = show.read(flags["show"], plan)
     _check_stdin(flags["stdin"], plan)
     if flags["dry_run"]:
         _print_plan(plan, flags)
         return 0
     rules = _rules(flags, plan)
     _check_several(plan, rules)
+    listening = None
+    if not plan.numbered:
+        listening = _claimed(rules)
+        if listening is None:  # any other node, until it is told which
+            plan = make(replace(request, node_rank=1), found, machine, os.environ, plan.run_id, notes)
     _check_store_file(plan)
-    return _run(plan, _policy(flags, plan, shown), rules)
+    return _run(plan, _policy(flags, plan, shown), rules, listening)
 
 
 # ---------------------------------------------------------------------------------------------------------- checks
@@ -91,6 +107,8 @@ def _check_nodes(flags: dict[str, Any]) -> None:
         raise UsageError(f"--grow needs a range of nodes, and --nnodes is {most}", f"--nnodes {most}:{most + 1}")
     if flags["control"] == "none" and least != most:
         raise UsageError(f"--nnodes {least}:{most} needs nodes that hear of each other", "leave --control none out")
+    if flags["control"] == "none" and flags["node_rank"] == AUTO:
+        raise UsageError("--node-rank auto needs nodes that hear of each other", "leave --control none out")
 
 
 def _check_several(plan: Plan, rules: Rules) -> None:
@@ -113,9 +131,11 @@ def _check_several(plan: Plan, rules: Rules) -> None:
         return
     others = f"1 to {plan.nnodes - 1}" if plan.nnodes > 2 else "1"
     if "--node-rank" in plan.missing:
+        rest = f"{others} on the other{'s' * (plan.nnodes > 2)}"
         raise UsageError(
             f"--node-rank is missing: which of the {plan.nnodes} nodes is this?",
-            f"--node-rank 0 on the node whose address is --master-addr, {others} on the other{'s' * (plan.nnodes > 2)}",
+            f"--node-rank 0 on the node whose address is --master-addr, {rest}\n"
+            "--node-rank auto numbers them as they join",
         )
     from ddplaunch.control.route import check_is_ours, own_addresses
 
@@ -130,34 +150,28 @@ def _check_several(plan: Plan, rules: Rules) -> None:
             f"--master-addr is missing: where do the others of {plan.nnodes} nodes reach this one?",
             f"--master-addr {example}, which is this machine's, on every node",
         )
-    if plan.node_rank == 0:
+    if plan.node_rank == 0 and plan.numbered:
         check_is_ours(plan.master_addr)
 
 
-def _shown_ranks(text: str, plan: Plan) -> frozenset[int] | None:
-    """Read --show; None is all ranks."""
-    if text == "all":
-        return None
-    if text == "none":
-        return frozenset()
-    hint = "all, none, or ranks like 0,3"
-    try:
-        ranks = frozenset(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--show {text} is no list of ranks", hint) from None
-    if plan.nnodes == 1 and not ranks <= set(range(plan.world_size)):
-        raise UsageError(f"--show {text}: the job has {_ranks(0, plan.world_size - 1)}", hint)
-    return ranks
+def _claimed(rules: Rules) -> socket.socket | None:
+    """Be node 0 where nobody typed which is: the launcher on the machine of that address, there the first of several.
+
+    Returns:
+        The listening control port; None where another is node 0.
+    """
+    from ddplaunch.control.port import claim
+    from ddplaunch.control.route import is_ours
+
+    assert rules.port is not None
+    ours = rules.address == os.uname().nodename or is_ours(rules.address)
+    return claim(rules.port) if ours else None
 
 
 def _check_stdin(rank: int | None, plan: Plan) -> None:
     here = [rank.rank for rank in plan.local_ranks]
     if rank is not None and plan.nnodes == 1 and rank not in here:
-        raise UsageError(f"--stdin {rank}: this node has {_ranks(here[0], here[-1])}", f"--stdin {here[0]}")
-
-
-def _ranks(first: int, last: int) -> str:
-    return f"ranks {first} to {last}" if last > first else f"rank {first} only"
+        raise UsageError(f"--stdin {rank}: this node has {show.ranks(here[0], here[-1])}", f"--stdin {here[0]}")
 
 
 def _check_store_file(plan: Plan) -> None:
@@ -181,7 +195,7 @@ def _check_store_file(plan: Plan) -> None:
 def _look_at_machine(request: Request) -> tuple[Machine, tuple[str, ...]]:
     """Ask the machine what it has and which of it is ours; the notes are for people."""
     from ddplaunch.devices import read_hardware
-    from ddplaunch.devices.visible import visible_gpus
+    from ddplaunch.devices.visible import alone, visible_gpus
     from ddplaunch.plan.layout import Slot
     from ddplaunch.plan.plan import Machine
 
@@ -199,6 +213,7 @@ def _look_at_machine(request: Request) -> tuple[Machine, tuple[str, ...]]:
         slots_source=visible.source,
         bound=len(hardware.cpu.allowed) < (os.cpu_count() or 1),
         variables=visible.environ,
+        masks=alone(visible, os.environ) if request.virtual_local_rank else (),
     )
     return machine, (*hardware.notes, *visible.notes)
 
@@ -209,8 +224,6 @@ def _run_id() -> str:
 
 def _print_plan(plan: Plan, flags: dict[str, Any]) -> None:
     if plan.nnodes > 1:
-        from dataclasses import replace
-
         assumed = f"of the nodes other than {plan.node_rank} nothing is known: they are assumed to be like this one"
         token = ["the token is not printed: set DDPLAUNCH_TOKEN on every node"] if flags["token"] else []
         plan = replace(plan, notes=(*plan.notes, assumed, *token))
@@ -239,15 +252,14 @@ def _other_options() -> list[str]:
         if isinstance(param, click.Option):
             words.append(param.opts[-1])
             if not param.is_flag:
-                value = context.params[param.name or ""]
-                words.append(f"{value:g}" if isinstance(value, float) else str(value))
+                words.append(spelled(param, context.params[param.name or ""]))
     return words
 
 
 # ---------------------------------------------------------------------------------------------------------- running
 
 
-def _policy(flags: dict[str, Any], plan: Plan, shown: frozenset[int] | None) -> Policy:
+def _policy(flags: dict[str, Any], plan: Plan, shown: Shown) -> Policy:
     from ddplaunch.agent.policy import Policy
     from ddplaunch.console import colour_wanted
 
@@ -291,14 +303,14 @@ def _rules(flags: dict[str, Any], plan: Plan) -> Rules:
     return Rules(**named, most=plan.nnodes, address=plan.master_addr, port=port)
 
 
-def _run(plan: Plan, policy: Policy, rules: Rules) -> int:
+def _run(plan: Plan, policy: Policy, rules: Rules, listening: socket.socket | None) -> int:
     from ddplaunch.agent.supervisor import Supervisor
 
     for note in plan.notes:
         click.echo(f"ddplaunch: {note}", err=True)
     if plan.nnodes > 1 and rules.port is None and not plan.place:
         click.echo("ddplaunch: --control none: the nodes do not hear of each other's failures", err=True)
-    supervisor = Supervisor(plan, policy, rules, os.environ)
+    supervisor = Supervisor(plan, policy, rules, os.environ, listening)
     outcome = supervisor.run()
     if outcome.refused:
         raise UsageError(*outcome.refused)

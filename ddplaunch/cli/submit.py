@@ -12,8 +12,9 @@ import click
 
 from ddplaunch.cli.placement import ELSEWHERE, Placed, place
 from ddplaunch.cli.run import run
-from ddplaunch.cli.submit_options import INSTEAD, NAMES, OF_SBATCH, SECTIONS, options, seconds
+from ddplaunch.cli.submit_options import INSTEAD, NAMES, OF_SBATCH, OF_TORCHRUN, SECTIONS, options, seconds
 from ddplaunch.cli.target_command import (
+    NOTES,
     SETTINGS,
     TargetCommand,
     current_directory,
@@ -36,6 +37,9 @@ class _SubmitCommand(TargetCommand):
     """
 
     sections = SECTIONS
+    starts_here = False
+    refused = OF_TORCHRUN
+    skipped = OF_SBATCH.keys()
 
     def spellings(self, ctx: click.Context) -> dict[str, bool]:
         return {**spellings(run.params), **super().spellings(ctx)}
@@ -259,6 +263,7 @@ def _shown(value: object) -> str:
 
 
 def _notes(flags: dict[str, Any]) -> Iterator[str]:
+    yield from click.get_current_context().meta.get(NOTES, ())
     if flags["cpus_per_task"] is None and not any(
         "cpus-per" in arg or "exclusive" in arg for arg in flags["sbatch_args"]
     ):

@@ -30,6 +30,13 @@ INSTEAD = {
 }
 """Options of ``run`` that a submitted job cannot have, and what to type instead."""
 
+OF_TORCHRUN = {
+    **dict.fromkeys(("--rdzv-backend", "--rdzv-endpoint", "--local-addr"), INSTEAD["--master-addr"]),
+    "--standalone": INSTEAD["--nnodes"],
+    **{name: INSTEAD[name] for name in ("--nnodes", "--node-rank", "--master-addr")},
+}
+"""Options of torchrun that it cannot have."""
+
 SECTIONS: dict[str, Sequence[str]] = {
     "What Slurm is asked for": (
         "--nodes",

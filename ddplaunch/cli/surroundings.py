@@ -45,8 +45,10 @@ def look_around(flags: dict[str, Any]) -> Finding | None:
     flags["found"] = frozenset()
     if INSIDE in os.environ and flags["cluster"] is None:
         return None
+    if typed & _NODES and flags["cluster"] is None:
+        return None
     found = find(os.environ, flags["cluster"])
-    if found is None or (typed & _NODES and flags["cluster"] is None):
+    if found is None:
         return None
     if found.place is not None:
         if flags["nproc"] not in (None, "1"):

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddplaunch.cli.placement import HELP, Placed, place
+from ddplaunch.cli.placement import HELP, Placed, goes_on, place
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,12 +24,24 @@ SETTINGS = {
 }
 """The context settings of such a command."""
 
+TORCHRUN_SIGNS = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+"""How the variables begin that stand for torchrun's options."""
+
+NOTES = "ddplaunch.torchrun"
+"""Where the context keeps what people should know of torchrun's options."""
+
 
 class TargetCommand(click.Command):
     """Knows which words are its own: click alone would take every option up to the first positional word."""
 
     sections: Mapping[str, Sequence[str]]
     """The headings of the help, and the options under each."""
+    starts_here = True
+    """Whether the job starts in our own surroundings, so that variables count."""
+    refused: Mapping[str, str] = {}
+    """Options of torchrun that make no sense here, and what to do instead."""
+    skipped: Collection[str] = ()
+    """Those that mean something else here."""
 
     def place(self, ctx: click.Context, args: list[str]) -> Placed:
         """Split the words typed; a subclass may know more options, or read them in another way."""
@@ -39,10 +51,23 @@ class TargetCommand(click.Command):
         """Every spelling of every option of ours, and whether it takes a value."""
         return spellings(self.get_params(ctx))
 
+    def translated(self, ctx: click.Context, words: list[str]) -> list[str]:
+        """The words typed, with torchrun's options as ours. Most people use none, and need not load what knows them."""
+        environ = os.environ if self.starts_here else {}
+        if not (goes_on(words, self.spellings(ctx)) or any(name.startswith(TORCHRUN_SIGNS) for name in environ)):
+            return words
+        from ddplaunch.cli import torchrun
+
+        translation = torchrun.translate(
+            words, self.spellings(ctx), environ, refused=self.refused, skipped=self.skipped
+        )
+        ctx.meta[NOTES] = translation.notes
+        return translation.words
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # shell completion looks at half a line
             return super().parse_args(ctx, args)
-        placed = self.place(ctx, args)
+        placed = self.place(ctx, self.translated(ctx, args))
         if placed.target is None and not HELP & set(placed.ours):
             taken = f"; {placed.ours[-1]} was taken for the value of {placed.ours[-2]}" if len(placed.ours) > 1 else ""
             raise UsageError(
@@ -108,6 +133,12 @@ def find_target(typed: str, args: tuple[str, ...], flags: Mapping[str, Any]) -> 
         from ddplaunch.agent.arguments import check
 
         check(found.signature, found.args)
+    reads = found.signature is None or found.signature.reads_argv
+    if flags["pass_local_rank"] and not reads:
+        raise UsageError(
+            f"--pass-local-rank is for programs that read their arguments, and {typed} is called with its parameters",
+            "a parameter named local_rank gets it",
+        )
     if flags["start"] == "exec" and flags["preload"]:
         raise UsageError("--preload and --start exec contradict each other", "leave one of them out")
     if found.kind is Kind.PROGRAM and (flags["start"] == "zygote" or flags["preload"]):

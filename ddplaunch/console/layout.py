@@ -72,7 +72,8 @@ def _facts(plan: Plan) -> list[Fact]:
 
 def _variables(plan: Plan) -> tuple[str, str]:
     """The variables that are alike on all ranks, with their values, and the names of the others."""
-    own = [*_OWN, *["OMP_NUM_THREADS"] * (len({node.threads for node in plan.nodes}) > 1)]
+    masked = [name for name in plan.masks[0] if name not in _OWN] if plan.masks else []
+    own = [*_OWN, *masked, *["OMP_NUM_THREADS"] * (len({node.threads for node in plan.nodes}) > 1)]
     common = {name: value for name, value in plan.environment(plan.ranks[0]).items() if name not in own}
     return " ".join(f"{name}={value}" for name, value in common.items()), " ".join(own)
 

@@ -17,7 +17,7 @@ from ddplaunch.control.failure import Failure, Verdict, judge
 from ddplaunch.control.messages import Hello, Message
 from ddplaunch.control.outcome import Outcome
 from ddplaunch.control.restarts import Restarts
-from ddplaunch.control.roster import describe, named, roster
+from ddplaunch.control.roster import describe, free_number, named, roster
 from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 
@@ -137,16 +137,26 @@ class Coordinator:
         self._seats[0] = _Seat(0, self._own)
         self._joined()
 
+    def numbered(self, hello: Hello) -> Hello:
+        """Give a node that asks for one a node rank: the one that it would like, or the lowest that is free."""
+        if hello.numbered:
+            return hello
+        number = free_number(self._seats, self._rules.most, wanted=hello.share.node_rank)
+        return replace(hello, share=replace(hello.share, node_rank=number))
+
     def refusal(self, hello: Hello) -> messages.Refused | None:
         """Say why this node cannot take part, None where it can; what disagrees before the start ends the job."""
         number = hello.share.node_rank
         refused = agreement.disagreement(self._own, hello, allow_mismatch=self._rules.allow_mismatch)
-        if refused is None and not number < self._rules.most:
+        if refused is None and not number < self._rules.most and hello.numbered:
             refused = messages.Refused(f"node rank {number} is out of range: 0 to {self._rules.most - 1}")
         open_to_all = self._rules.elastic or self._stage is Stage.JOINING
         if refused is None and (self._stage is Stage.ENDED or not open_to_all):
             over = "is over" if self._stage is Stage.ENDED else "is running already"
-            refused = messages.Refused(f"the job {over}, without this {hello.share.name}")
+            who = hello.share.name if hello.numbered else hello.share.host
+            refused = messages.Refused(f"the job {over}, without this {who}")
+        if refused is None and not number < self._rules.most:
+            refused = messages.Refused(f"all {self._rules.most} nodes of the job are there already")
         if refused is None and number in self._seats:
             first = self._seats[number].hello.share.host
             refused = messages.Refused(

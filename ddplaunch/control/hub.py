@@ -91,6 +91,7 @@ class Hub:
     # ------------------------------------------------------------------------------------------------------- others
 
     def _meet(self, connection: Connection, hello: Hello, proof: str | None) -> None:
+        hello = self._coordinator.numbered(hello)
         refused = self._coordinator.refusal(hello)
         if refused is not None:
             self._leaving.add(connection)
@@ -103,7 +104,8 @@ class Hub:
         connection.expect(get_args(FromNode))
         connection.hear = partial(self._heard, number)
         connection.lost = partial(self._lost, number)
-        connection.send(messages.Joined(self._run_id, self._rules.heartbeat_timeout, proof))
+        given = None if hello.numbered else number
+        connection.send(messages.Joined(self._run_id, self._rules.heartbeat_timeout, proof, given))
         self._pulse.heard(number)
         self._coordinator.join(hello)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from ddplaunch.control.hub import Hub
@@ -30,8 +32,13 @@ class Link(Protocol):
         """Part from the job, which is over."""
 
 
-def make_link(loop: Loop, plan: Plan, rules: Rules, hear: Callable[[Message], None]) -> Link:
+def make_link(
+    loop: Loop, plan: Plan, rules: Rules, hear: Callable[[Message], None], listening: socket.socket | None = None
+) -> Link:
     """Choose and prepare the link; ``hear`` is called with what the node is told.
+
+    Args:
+        listening: on the control port, where it was claimed before (``claim``).
 
     Raises:
         UsageError: the control port is taken, or --interface names none.
@@ -42,12 +49,13 @@ def make_link(loop: Loop, plan: Plan, rules: Rules, hear: Callable[[Message], No
         return Hub(loop, rules, alone, plan.run_id, hear)
     from ddplaunch.control.hello import own_hello
 
-    hello = own_hello(share, plan.target, plan.gpus, rules)
+    hello = replace(own_hello(share, plan.target, plan.gpus, rules), numbered=plan.numbered)
     if plan.node_rank:
         from ddplaunch.control.member import Member
 
         return Member(loop, rules, hello, hear)
-    port = Port(rules.address, rules.port, nnodes=rules.most, flag="--control-port")
-    listening = port.listen()
-    port.close()
+    if listening is None:
+        port = Port(rules.address, rules.port, nnodes=rules.most, flag="--control-port")
+        listening = port.listen()
+        port.close()
     return Hub(loop, rules, hello, plan.run_id, hear, listening)

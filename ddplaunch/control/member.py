@@ -260,7 +260,8 @@ class Member:
     def _give_up(self) -> None:
         if self._bond is _Bond.SEEKING:
             why = f"node 0 was not reached in {self._rules.join_timeout:g} s (--join-timeout): {self._trouble}"
-            hint = "is the same command running there with --node-rank 0, and is the port open from here?"
+            with_rank = " with --node-rank 0" if self._hello.numbered else ""
+            hint = f"is the same command running there{with_rank}, and is the port open from here?"
             self._over(Outcome(EXIT_UNAVAILABLE, remark=f"{why}\n  {hint}"))
 
     # ------------------------------------------------------------------------------------------------------ joining
@@ -298,11 +299,15 @@ class Member:
         if isinstance(message, messages.Refused):
             return self._over(Outcome(EXIT_USAGE, refused=(message.message, message.hint)))
         assert isinstance(message, messages.Joined)
+        if (message.node_rank or 0) >= self._rules.most:
+            return self._misled("a node rank that there is not")
         token = self._rules.token
         if token and not proof.proves(message.proof, token, proof.NODE_ZERO, self._nonces):
             refused = f"whoever answers at {self.where} does not know the token"
             return self._over(Outcome(EXIT_USAGE, refused=(refused, "give every node the same --token")))
         self._stop_calling()
+        if message.node_rank is not None:  # should node 0 go before the start, we would like the same from the next
+            self._hello = replace(self._hello, share=replace(self._hello.share, node_rank=message.node_rank))
         self._bond = _Bond.JOINED
         self._deadline.cancel()
         self._tries = 0

@@ -11,7 +11,7 @@ from ddplaunch.control.failure import Failure, Verdict
 from ddplaunch.control.outcome import Outcome
 from ddplaunch.plan.share import Share
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever a message changes, so that launchers of different versions tell each other so."""
 
 
@@ -44,6 +44,7 @@ class Hello:
         target: as typed. fingerprint: of its file's content, None where there is no file to compare.
         gpus: the models.
         nonce: for node 0 to prove itself with; proof: that this node knows the token (``proof`` has the form).
+        numbered: whether the share's node rank was typed; else it is only the one that this node would like.
     """
 
     share: Share
@@ -56,6 +57,7 @@ class Hello:
     gpus: tuple[str, ...]
     nonce: str = ""
     proof: str | None = None
+    numbered: bool = True
 
 
 @dataclass(frozen=True)
@@ -143,15 +145,18 @@ class Refused:
 
 @dataclass(frozen=True)
 class Joined:
-    """You take part, from the next start on."""
+    """You take part, from the next start on; ``node_rank`` is yours where you asked for one."""
 
     run_id: str
     heartbeat_timeout: float
     proof: str | None = None
+    node_rank: int | None = None
 
     def __post_init__(self) -> None:
         if not self.heartbeat_timeout > 0:
             raise ValueError(f"heartbeat timeout {self.heartbeat_timeout}")
+        if self.node_rank is not None and self.node_rank < 1:
+            raise ValueError(f"node rank {self.node_rank}")
 
 
 @dataclass(frozen=True)

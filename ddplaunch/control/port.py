@@ -62,6 +62,21 @@ class Port:
         return sock
 
 
+def claim(number: int) -> socket.socket | None:
+    """Listen on all interfaces; None where somebody listens there already. Of several callers one succeeds.
+
+    Any number of sockets may be bound with SO_REUSEADDR; the kernel lets one of them listen.
+    """
+    family, host = _everywhere()
+    dual = family == socket.AF_INET6
+    try:
+        return socket.create_server((host, number), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise _taken("--control-port", number, error) from None
+
+
 def _where(address: str) -> tuple[socket.AddressFamily, str]:
     try:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)

@@ -13,6 +13,13 @@ def roster(present: Collection[int], least: int, most: int, window: float | None
     return Roster(len(present), least, most, tuple(missing[:MOST_NAMED]), window)
 
 
+def free_number(present: Collection[int], most: int, *, wanted: int) -> int:
+    """The node rank for one who has none: ``wanted``, or the lowest that is free; ``most`` where none is."""
+    if wanted < most and wanted not in present:
+        return wanted
+    return next((number for number in range(most) if number not in present), most)
+
+
 def describe(roster: Roster) -> str:
     """Say it without the time: "2/4 nodes joined, waiting for node 2, 3"."""
     wanted = f"{roster.least} to {roster.most}" if roster.least < roster.most else str(roster.most)

@@ -75,20 +75,29 @@ def check_is_ours(address: str, source: str = "--master-addr") -> None:
     Raises:
         UsageError: it is not, or does not resolve.
     """
+    if is_ours(address, source) is False:
+        raise UsageError(
+            f"{source} {address} is not an address of this machine, which is node 0: it has {_listed(interfaces())}",
+            "give one of those on every node; or, if this is another node, its own --node-rank",
+        )
+
+
+def is_ours(address: str, source: str = "--master-addr") -> bool | None:
+    """Whether ``address`` is one of this machine; None where no name server has answered in time.
+
+    Raises:
+        UsageError: it does not resolve.
+    """
     outcome: list[list[str] | OSError] = []
     thread = threading.Thread(target=lambda: outcome.append(_resolved(address)), daemon=True)
     thread.start()
     thread.join(RESOLVE_PATIENCE)
     if not outcome or (isinstance(outcome[0], OSError) and outcome[0].errno == socket.EAI_AGAIN):
-        return
+        return None
     if isinstance(outcome[0], OSError):
         raise unresolvable(address, source) from None
     ours = {_parsed(each) for addresses in interfaces().values() for each in addresses}
-    if not any(_parsed(each) in ours or _parsed(each).is_loopback for each in outcome[0]):
-        raise UsageError(
-            f"{source} {address} is not an address of this machine, which is node 0: it has {_listed(interfaces())}",
-            "give one of those on every node; or, if this is another node, its own --node-rank",
-        )
+    return any(_parsed(each) in ours or _parsed(each).is_loopback for each in outcome[0])
 
 
 def unresolvable(address: str, source: str = "--master-addr") -> UsageError:

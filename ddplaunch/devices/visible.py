@@ -93,6 +93,11 @@ def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, s
     return _select(vendor, chosen, notes, environ)
 
 
+def alone(visible: Visible, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
+    """For each device the variables with which a rank sees it and no other."""
+    return tuple(_select(each.gpu.vendor, [each], [], environ).environ for each in visible.gpus)
+
+
 def _without_gpus(environ: Mapping[str, str]) -> Visible:
     notes = tuple(
         f"{name}={environ[name]} is set, but no GPU was found."

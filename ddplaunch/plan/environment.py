@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ddplaunch.plan.layout import Node, Rank
 
 ROLE = "default"
-"""torchrun's roles are not offered: every rank has the same."""
+"""What ``--role`` may name otherwise. It is a name only: ranks are not numbered by roles."""
 
 
 def worker_environment(

@@ -7,12 +7,12 @@ carries it out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddplaunch.errors import UsageError
 from ddplaunch.plan import layout, rendezvous
-from ddplaunch.plan.environment import worker_environment
+from ddplaunch.plan.environment import ROLE, worker_environment
 from ddplaunch.plan.layout import Cpus, Node, Rank, Slot
 from ddplaunch.plan.rendezvous import ASSUMED, MISSING, Sourced
 from ddplaunch.plan.target import Kind, Target
@@ -25,6 +25,7 @@ class Request:
     Attributes:
         place: set where this process is to be one rank of those that somebody else started; each is a node here.
         surroundings: the system whose variables filled in what nobody typed: the fields in ``found``.
+        numbered: whether the node rank is this node's; else the nodes get theirs as they join.
     """
 
     nproc: str | None = None
@@ -42,6 +43,10 @@ class Request:
     place: layout.Place | None = None
     surroundings: str | None = None
     found: frozenset[str] = frozenset()
+    numbered: bool = True
+    role: str = ROLE
+    pass_local_rank: bool = False
+    virtual_local_rank: bool = False
 
     def sourced(self, name: str, sourced: Sourced) -> Sourced:
         """Correct the source of a value that looks typed, and was found."""
@@ -53,7 +58,7 @@ class Machine:
     """What this machine said: its name, the CPUs allowed to us, its cores, its NUMA nodes, and the devices we may use.
 
     ``bound`` is whether somebody has given this process fewer CPUs than the machine has, ``slots_source`` says how the
-    devices were found; ``variables`` are what must be set for ranks to see just these.
+    devices were found; ``variables`` are what must be set for ranks to see just these, ``masks`` for one to see one.
     """
 
     host: str
@@ -64,6 +69,7 @@ class Machine:
     slots_source: str = ""
     bound: bool = True
     variables: Mapping[str, str] = field(default_factory=dict)
+    masks: tuple[Mapping[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,10 @@ class Plan:
         gpus: the models of this machine's devices that ranks use.
         place: variables of this machine's rank that differ from what its number says, None where they are not set.
         missing: the options without which this node cannot start its share on its own.
+        numbered: whether ``node_rank`` is known; else it is provisional until this node has joined.
+        virtual: whether every rank is local rank 0, and its device the first that it sees.
+        masks: for local rank 0, 1, … of this machine the variables with which it sees its own device alone.
+        local_rank_option: what every rank gets as its first argument, with its local rank as the value.
     """
 
     run_id: str
@@ -106,6 +116,10 @@ class Plan:
     gpus: tuple[str, ...] = ()
     place: Mapping[str, str | None] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    numbered: bool = True
+    local_rank_option: str | None = None
+    masks: tuple[Mapping[str, str], ...] = ()
+    virtual: bool = False
 
     @property
     def nnodes(self) -> int:
@@ -147,11 +161,21 @@ class Plan:
         if self.place and rank.node_rank == self.node_rank:
             placed = {**variables, **self.place}
             variables = {name: value for name, value in placed.items() if value is not None}
+        if self.virtual:
+            first = rank.device.partition(":")[0] + ":0" * (":" in rank.device)
+            variables |= {"LOCAL_RANK": "0", "DDPLAUNCH_DEVICE": first}
+            if self.masks and rank.node_rank == self.node_rank:
+                variables |= self.masks[rank.local_rank % len(self.masks)]
         return variables
+
+    def arguments(self, rank: Rank) -> tuple[str, ...]:
+        """What one rank's program is given."""
+        if self.local_rank_option is None:
+            return self.target.args
+        return (f"{self.local_rank_option}={self.environment(rank)['LOCAL_RANK']}", *self.target.args)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as the one object that ``--dry-run --json`` prints (docs/dry-run.md has the fields)."""
-        argv = list(self.target.argv)
         return {
             "run_id": self.run_id,
             "nnodes": self.nnodes,
@@ -182,7 +206,7 @@ class Plan:
                     "device": rank.device,
                     "cpus": list(rank.cpus) if rank.cpus is not None else None,
                     "env": self.environment(rank),
-                    "argv": argv,
+                    "argv": list(replace(self.target, args=self.arguments(rank)).argv),
                 }
                 for rank in self.ranks
             ],
@@ -213,10 +237,17 @@ def make(
     node_rank = request.sourced("node_rank", _node_rank(request, environ))
     here = int(node_rank.value)
     counts, counts_source = _counts(request, machine)
+    if not request.numbered and len(set(counts)) > 1:
+        raise UsageError(
+            f"--nproc {request.nproc} counts by node rank, and --node-rank auto gives none beforehand",
+            f"give each node its own: --nproc {counts[0]}",
+        )
     if "nproc" in request.found:
         counts_source = request.surroundings or ""
     slots = machine.slots or (Slot("cpu"),)
     place = request.place
+    if place and request.virtual_local_rank:
+        raise UsageError("--virtual-local-rank: whoever has started this rank gives it its GPU", "leave it out")
     placed = place.variables(slots) if place else {}
     if place:
         slots = (place.slot(slots),)
@@ -250,7 +281,8 @@ def make(
     if nnodes > 1:
         if request.least not in (None, nnodes):
             facts.insert(0, Fact("nodes", f"{request.least} to {nnodes}, planned for {nnodes}", "--nnodes"))
-        facts.append(Fact("node rank", *node_rank))
+        order = Fact("node rank", "as the nodes join", "--node-rank auto")
+        facts.append(Fact("node rank", *node_rank) if request.numbered else order)
     facts += [
         Fact("master address", *address),
         Fact("master port", *(port if port.value != "0" else Sourced("any free port", "one node"))),
@@ -271,6 +303,7 @@ def make(
         variables={
             **machine.variables,
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            **({} if request.role == ROLE else {"ROLE_NAME": request.role}),
         },
         max_restarts=request.max_restarts,
         backend=backend,
@@ -281,6 +314,10 @@ def make(
         place=placed,
         gpus=tuple(dict.fromkeys(slot.name for slot in machine.slots)),
         missing=tuple(missing) if nnodes > 1 else (),
+        numbered=request.numbered or nnodes == 1,
+        virtual=request.virtual_local_rank,
+        masks=machine.masks if request.virtual_local_rank else (),
+        local_rank_option=target.local_rank_option if request.pass_local_rank else None,
     )
 
 
@@ -391,7 +428,7 @@ def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
     import shlex
 
     nnodes = f"{plan.least}:{plan.nnodes}" if plan.least else str(plan.nnodes)
-    words = ["ddplaunch", "run", "--nnodes", nnodes, "--node-rank", str(node_rank)]
+    words = ["ddplaunch", "run", "--nnodes", nnodes, "--node-rank", str(node_rank) if plan.numbered else "auto"]
     words += ["--master-addr", plan.master_addr, "--master-port", str(plan.master_port)]
     words += ["--nproc", _listed(tuple(node.local_world_size for node in plan.nodes)), *options]
     if plan.target.kind in (Kind.MODULE, Kind.PROGRAM):

@@ -84,6 +84,7 @@ def _checked_port(text: str, source: str) -> Sourced:
 
 
 def _checked_address(text: str, source: str) -> Sourced:
+    text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # as torchrun wants IPv6 written
     if not re.fullmatch(_HOST, text) or re.fullmatch(r"[\d.]+", text):
         import ipaddress
 

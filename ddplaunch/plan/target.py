@@ -57,6 +57,12 @@ class Target:
         flag = ("-m",) if self.kind is Kind.MODULE else ()
         return ("python", *flag, self.typed, *self.args)
 
+    @property
+    def local_rank_option(self) -> str:
+        """What ``--pass-local-rank`` adds: torch's form since 2.0, or the older one where the source has only that."""
+        older = self.names_option("--local_rank") and not self.names_option("--local-rank")
+        return "--local_rank" if older else "--local-rank"
+
     def names_option(self, option: str) -> bool:
         """Whether the program itself has an option of this name ("--log-dir"), as far as its source shows."""
         if self.signature is not None and not self.signature.reads_argv:

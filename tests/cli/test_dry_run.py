@@ -209,3 +209,14 @@ def test_a_reader_that_leaves_early(tmp_path):
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) == 1
+
+
+def test_the_other_nodes_get_the_words_that_were_typed(launch, tmp_path):
+    """As they can be typed: a signal by its name."""
+    write(tmp_path, "train.py", "")
+    typed = "--role trainer --grace 20 --preempt-signal USR1 --preempt-forward XCPU --show all,local:1/none"
+    place = "--nnodes 2 --master-addr n0 --master-port 4000 --nproc 2"
+    done = launch("run", "--dry-run", *place.split(), "--node-rank", "0", *typed.split(), "train.py")
+    other = done.stdout.splitlines()[-1].partition("ddplaunch run ")[2]
+    assert sorted(other.split()) == sorted(f"{place} --node-rank 1 {typed} train.py".split())
+    assert launch("run", "--dry-run", *other.split()).returncode == 0

@@ -504,6 +504,39 @@ def test_a_stranger_to_a_running_job_does_it_no_harm():
     assert not job.take(messages.End)
 
 
+def test_nodes_without_a_rank_get_the_lowest_that_is_free():
+    job = Job(least=4, most=4)
+    asking = [job.hello(1, share=Share(1, host, ("cpu",)), numbered=False) for host in ("a", "b", "c")]
+    given = []
+    for hello in asking:
+        numbered = job.coordinator.numbered(hello)
+        assert job.coordinator.refusal(numbered) is None
+        job.coordinator.join(numbered)
+        given.append((numbered.share.node_rank, numbered.share.host))
+    assert given == [(1, "a"), (2, "b"), (3, "c")]
+    late = job.coordinator.refusal(job.coordinator.numbered(asking[0]))
+    assert late.message == "the job is running already, without this a"
+
+
+def test_a_node_that_comes_again_gets_the_rank_that_it_had():
+    job = Job(least=2, most=4, join_window=60.0)
+    job.join(1, 2)
+    job.coordinator.lost(1, "its connection closed")
+    had, new = (job.hello(wanted, numbered=False) for wanted in (3, 1))
+    assert job.coordinator.numbered(had).share.node_rank == 3
+    assert job.coordinator.numbered(new).share.node_rank == 1
+    assert job.coordinator.numbered(job.hello(2, numbered=False)).share.node_rank == 1
+    assert job.coordinator.numbered(job.hello(2)).share.node_rank == 2, "a typed one stands"
+
+
+def test_one_more_than_an_elastic_job_has_places_for():
+    job = Job(least=1, most=2)
+    job.join(1)
+    refused = job.coordinator.refusal(job.coordinator.numbered(job.hello(1, numbered=False)))
+    assert refused.message == "all 2 nodes of the job are there already"
+    assert job.coordinator.refusal(job.hello(2)).message == "node rank 2 is out of range: 0 to 1"
+
+
 def test_a_warning_reaches_all_nodes_once():
     """Slurm warns every node, and some sooner than others; what a scheduler says anywhere is meant for the job."""
     job = Job(least=3)

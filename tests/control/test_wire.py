@@ -29,6 +29,7 @@ SHARE = Share(1, "n1", ("cuda:0", "cuda:1"), "4")
         Start(0, "id", (SHARE,), "fe80::1%eth0", "eth0"),
         messages.Hello(SHARE, "2:4", None, "train.py", "abc", 0, Versions("3.11", "2.13", None, "2.29"), ("H100",)),
         messages.Joined("id", 15.0, None),
+        messages.Joined("id", 15.0, None, 3),
     ],
     ids=lambda message: type(message).__name__,
 )

@@ -1,0 +1,63 @@
+"""``--show``: from "0,3" or "all,local:0/err" to whose output is shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.shown import Shown
+    from ddplaunch.plan.plan import Plan
+
+_STREAMS = {"": frozenset({1, 2}), "out": frozenset({1}), "err": frozenset({2}), "none": frozenset[int]()}
+_LOCAL = "local:"
+"""Numbers behind it are local ranks."""
+
+
+def read(text: str, plan: Plan) -> Shown:
+    """Read it.
+
+    Raises:
+        UsageError: it is no list of ranks, or names one that there is not.
+    """
+    from ddplaunch.agent.shown import Rule, Shown
+
+    rules: list[Rule] = []
+    local = False
+    for part in text.split(","):
+        if part.startswith(_LOCAL):
+            local, part = True, part.removeprefix(_LOCAL)
+        who, slash, stream = part.partition("/")
+        known = who in ("all", "none") or who.isdecimal()
+        if not known or stream not in _STREAMS or bool(slash) != bool(stream):
+            raise UsageError(
+                f"--show {text} is no list of ranks", "all, none, ranks like 0,3, or local:0; 0/err is its stderr"
+            )
+        if who == "none":
+            rules.append(Rule(None, streams=frozenset()))
+        elif who == "all":
+            rules.append(Rule(None, streams=_STREAMS[stream]))
+        else:
+            rules.append(Rule(int(who), local, _STREAMS[stream]))
+            _check(int(who), local, text, plan)
+    return Shown(tuple(rules))
+
+
+def _check(number: int, local: bool, text: str, plan: Plan) -> None:
+    """Refuse a rank that there is not, as far as this node knows."""
+    if local:
+        most, whose = len(plan.local_ranks), "this node has local"
+    elif plan.nnodes == 1:
+        most, whose = plan.world_size, "the job has"
+    else:
+        return
+    if number >= most:
+        raise UsageError(
+            f"--show {text}: {whose} {ranks(0, most - 1)}", f"all, none, or ranks like {'local:' * local}0"
+        )
+
+
+def ranks(first: int, last: int) -> str:
+    """Name them, for an error."""
+    return f"ranks {first} to {last}" if last > first else f"rank {first} only"

@@ -1,0 +1,387 @@
+"""torchrun's command line: every row of docs/torchrun.md is true, and every option of the installed torch has one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ddplaunch.cli.run import run
+from ddplaunch.cli.target_command import spellings
+from ddplaunch.cli.torchrun import FLAGS, VALUES, translate
+from ddplaunch.errors import UsageError
+from tests.conftest import clean_environment, write
+from tests.fake_nvml import fake_nvml as fake_nvml
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "torchrun.md"
+
+
+class Row(NamedTuple):
+    """One row of the page's table; ``refused`` is what the error tells to type instead."""
+
+    variables: dict[str, str]
+    theirs: list[str]
+    ours: list[str]
+    refused: str | None
+
+
+def rows() -> list[Row]:
+    found = []
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|") or len(cells) != 3 or cells[0] in ("torchrun", "---"):
+            continue
+        assert re.fullmatch(r"`[^`]+`", cells[0]), line
+        words = shlex.split(cells[0].strip("`"))
+        variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
+        theirs = [word for word in words if not re.match(r"[A-Z_]+=", word)]
+        refused = re.fullmatch(r"refused: `([^`]+)`", cells[1])
+        ours = [] if cells[1] == "nothing" or refused else shlex.split(re.fullmatch(r"`([^`]+)`", cells[1])[1])
+        found.append(Row(variables, theirs, ours, refused and refused[1]))
+    return found
+
+
+ROWS = [pytest.param(row, id=" ".join([*row.variables, *row.theirs]) or "") for row in rows()]
+OPTIONS = spellings(run.params)
+
+
+def target(row: Row, folder: Path) -> str:
+    write(folder, "train.py", "")
+    if "--no-python" in row.theirs:
+        return "/bin/echo"
+    return "train" if "--module" in row.theirs else "train.py"
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_says_what_is_read(row):
+    """The words that the other column has; what is accepted without effect is told of, or is the default."""
+    if row.refused:
+        with pytest.raises(UsageError) as refusal:
+            translate([*row.theirs, "train.py"], OPTIONS, row.variables)
+        assert row.refused in f"{refusal.value.hint}"
+        return
+    assert translate([*row.theirs, "train.py"], OPTIONS, row.variables).words == [*row.ours, "train.py"]
+    underscored = [f"--{word[2:].replace('-', '_')}" if word.startswith("--") else word for word in row.theirs]
+    assert translate([*underscored, "train.py"], OPTIONS, row.variables).words == [*row.ours, "train.py"]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_can_be_typed(row, launch, tmp_path, fake_nvml):
+    """Both columns are commands, and plan the same; what is refused is so in at most three lines."""
+    environ = fake_nvml.environ(2)
+    what = target(row, tmp_path)
+    done = launch("run", "--dry-run", "--json", *row.theirs, what, env={**environ, **row.variables})
+    if row.refused:
+        assert (done.returncode, done.stdout) == (2, "")
+        assert row.refused in done.stderr
+        assert len(done.stderr.splitlines()) <= 3
+        return
+    assert done.returncode == 0, done.stderr
+    plain = launch("run", "--dry-run", "--json", *row.ours, what, env=environ)
+    assert plain.returncode == 0, plain.stderr
+    theirs, ours = json.loads(done.stdout), json.loads(plain.stdout)
+    for plan in (theirs, ours):
+        plan["notes"] = [note for note in plan["notes"] if "torchrun" not in note]
+        text = json.dumps(plan).replace(plan["run_id"], "ID")
+        plan.clear()
+        plan.update(json.loads(text))
+    assert theirs == ours
+
+
+# ------------------------------------------------------------------------------------------- torch's own parser
+
+PARSER = """
+import json
+from torch.distributed import launch
+from torch.distributed.argparse_util import check_env, env
+parsers = []
+make = launch.get_args_parser
+launch.get_args_parser = lambda: parsers.append(make()) or parsers[-1]
+launch.parse_args(["train.py"])
+print(json.dumps([
+    [action.option_strings, action.nargs == 0, isinstance(action, (env, check_env)), action.dest]
+    for action in parsers[0]._actions if action.option_strings
+]))
+"""
+
+
+@pytest.fixture(scope="module")
+def torch_options():
+    """Of each option of the installed torch.distributed.launch: its names, is it a flag, has it a variable, which."""
+    done = subprocess.run(
+        [sys.executable, "-c", PARSER], env=clean_environment(), capture_output=True, text=True, timeout=100, check=True
+    )
+    return [option for option in json.loads(done.stdout) if "--help" not in option[0]]
+
+
+def test_every_option_of_torch_is_known_and_documented(torch_options):
+    """A new one in torch fails here until it has a row."""
+    documented = {word for row in rows() for word in row.theirs if word.startswith("--")}
+    assert len(torch_options) > 25
+    for names, flag, has_variable, dest in torch_options:
+        name = max((each.replace("_", "-") for each in names), key=len)
+        assert name in (FLAGS if flag else VALUES), names
+        assert name in documented, f"{name} has no row in docs/torchrun.md"
+        for spelling in names:
+            words = [spelling] if flag else [spelling, ""]
+            assert translate([*words, "train.py"], OPTIONS, {}).words[-1] == "train.py", spelling
+        variable = f"PET_{dest.upper()}"
+        value = "1" if flag else {"--nnodes": "3:4"}.get(name, "99:")  # nonsense for most, and seen to be
+        heard = _heard(variable, value)
+        assert heard == has_variable, f"{variable}={value}"
+
+
+def _heard(variable: str, value: str) -> bool:
+    try:
+        translation = translate(["train.py"], OPTIONS, {variable: value})
+    except UsageError:
+        return True
+    return any(variable in note for note in translation.notes)
+
+
+# -------------------------------------------------------------------------------------------------- what goes before
+
+
+def words(line: str, **environ: str) -> str:
+    return shlex.join(translate(shlex.split(line), OPTIONS, environ).words)
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "read"),
+    [
+        ("-r3 train.py", {}, "--log-dir TMP --show none train.py"),
+        ("--show 0 --standalone train.py --tee 3", {}, "--nnodes 1 --show 0 train.py --tee 3"),
+        ("--nproc-per-node 2 train.py --nproc-per-node 3", {}, "--nproc 2 train.py --nproc-per-node 3"),
+        ("--nproc-per-node 2 train.py", {"PET_NPROC_PER_NODE": "4"}, "--nproc 2 train.py"),
+        ("--nproc 2 train.py", {"PET_NPROC_PER_NODE": "4"}, "--nproc 2 train.py"),
+        ("train.py", {"PET_NPROC_PER_NODE": ""}, "train.py"),
+        ("train.py", {"PET_NPROC_PER_NODE": "4", "TORCHELASTIC_RUN_ID": "x"}, "train.py"),
+        ("train.py", {"PET_NPROC_PER_NODE": "4", "DDPLAUNCH_DEVICE": "cpu"}, "train.py"),
+        ("train.py", {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MAX_RESTARTS": "3"}, "--max-restarts 3 train.py"),
+        ("--nnodes 3 train.py", {"PET_NNODES": "2", "PET_NODE_RANK": "1"}, "--nnodes 3 --node-rank 1 train.py"),
+        ("--hosts a:2,b:2 train.py", {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "4"}, "--hosts a:2,b:2 train.py"),
+        ("train.py", {"PET_STANDALONE": "0", "PET_NO_PYTHON": "0"}, "train.py"),
+        ("train.py", {"PET_SHUTDOWN_TIMEOUT": "7", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "8"}, "--grace 7 train.py"),
+        ("--standalone --rdzv-backend etcd --rdzv-id x train.py", {}, "--nnodes 1 --run-id x train.py"),
+        ("--master-addr [fd00::1] --node_rank 1 --nnodes 2 train.py", {},
+         "--nnodes 2 --node-rank 1 --master-addr '[fd00::1]' train.py"),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint [fd00::1]:4000 train.py", {},
+         "--nnodes 2 --master-addr fd00::1 --master-port 4000 --node-rank auto train.py"),
+        ("-r 1 -t 0:1 --log-dir d train.py", {}, "--log-dir d --show all/err,local:0 train.py"),
+        ("-r 3 --local-ranks-filter 1,0 -t 0:2 --log-dir d train.py", {},
+         "--log-dir d --show local:0/err,1/none train.py"),
+    ],
+)  # fmt: skip
+def test_what_goes_before_what(line, environ, read, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/t")
+    assert words(line, **environ).replace(f"/t/ddplaunch-logs-{os.getuid()}", "TMP") == read
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "message"),
+    [
+        ("--rdzv-endpint x train.py", {}, "did you mean torchrun's --rdzv-endpoint?"),
+        ("--nproc-per-node 2 --nproc 3 train.py", {}, "--nproc-per-node and --nproc contradict each other"),
+        ("--standalone --nnodes 2 train.py", {}, "--standalone and --nnodes 2 contradict each other"),
+        ("--nnodes 2 --rdzv-backend c10d train.py", {}, "--rdzv-backend c10d on 2 nodes needs --rdzv-endpoint"),
+        ("--rdzv-endpoint :29500 train.py", {}, "--rdzv-endpoint :29500 is no HOST:PORT"),
+        ("--rdzv-conf join_timeot=3 train.py", {}, "did you mean join_timeout?"),
+        ("--rdzv-conf join_timeout train.py", {}, "--rdzv-conf join_timeout is no list of settings"),
+        ("--redirects 4 train.py", {}, "--redirects 4 names no streams"),
+        ("-t 0:1,x train.py", {}, "-t 0:1,x names no streams"),
+        ("--local_ranks_filter a train.py", {}, "--local_ranks_filter a is no list of ranks"),
+        ("--local-addr 192.0.2.9 train.py", {}, "--local-addr 192.0.2.9 is no address of this machine"),
+        ("--tee", {}, "--tee needs a value"),
+        ("--rdzv-id --standalone train.py", {}, "--rdzv-id needs a value"),
+        ("train.py", {"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes is neither 0 nor 1"),
+        ("train.py", {"PET_LOCAL_RANKS_FILTER": "a"}, "PET_LOCAL_RANKS_FILTER a is no list of ranks"),
+    ],
+)
+def test_what_makes_no_sense(line, environ, message, launch, tmp_path):
+    write(tmp_path, "train.py", "print('started')")
+    done = launch("run", *shlex.split(line), env=environ)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) <= 3
+
+
+def test_nobody_loads_it_who_does_not_use_it(tmp_path):
+    write(tmp_path, "train.py", "")
+    look = "import sys; from ddplaunch.cli import run; import atexit, os; import ddplaunch.cli as c; "
+    look += "c._leave = lambda code: print([m for m in sys.modules if 'torchrun' in m]); c.main()"
+    for option, loaded in (("--nproc", False), ("--nproc-per-node", True)):
+        done = subprocess.run(
+            [sys.executable, "-c", look, "run", option, "2", "--dry-run", "train.py"],
+            cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert ("torchrun" in done.stdout.splitlines()[-1]) is loaded
+
+
+# --------------------------------------------------------------------------------------------------- what it does
+
+SPEAKS = """
+import os, sys
+rank = os.environ["RANK"]
+print(f"rank {rank} says", flush=True)
+print(f"rank {rank} warns", file=sys.stderr, flush=True)
+"""
+
+
+def heard(done) -> set[tuple[str, str]]:
+    return {
+        (name, match)
+        for name, text in (("out", done.stdout), ("err", done.stderr))
+        for match in re.findall(r"rank \d (?:says|warns)", text)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        "-r 3", "-r 1", "-t 3", "-r 0:1,1:2", "-r 3 -t 0:1", "--local-ranks-filter 1", "-r 1 --local-ranks-filter 0",
+        "-t 3 --local-ranks-filter 1",
+    ],
+)  # fmt: skip
+def test_the_console_shows_what_torchrun_shows(options, launch, tmp_path):
+    """Side by side with the installed torchrun; ours keeps all of it besides."""
+    write(tmp_path, "train.py", SPEAKS)
+    line = ["--nproc-per-node", "2", *options.split(), "--log-dir", "logs", "train.py"]
+    theirs = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *line],
+        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    ours = launch("run", *line)
+    assert (theirs.returncode, ours.returncode) == (0, 0), theirs.stderr + ours.stderr
+    assert heard(ours) == heard(theirs)
+    for rank in (0, 1):
+        (log,) = (tmp_path / "logs").glob(f"*/rank-{rank}.log")
+        assert f"rank {rank} says" in log.read_text()
+        assert f"rank {rank} warns" in log.read_text()
+
+
+def test_redirects_without_a_folder_say_where_it_went(launch, tmp_path):
+    write(tmp_path, "train.py", SPEAKS)
+    done = launch("run", "--nproc-per-node", "2", "-r", "3", "train.py", env={"TMPDIR": str(tmp_path)})
+    assert done.stdout == ""
+    (kept,) = re.findall(r"kept in (\S+)", done.stderr)
+    assert kept.startswith(f"{tmp_path}/ddplaunch-logs-")
+    assert "rank 1 says" in Path(kept, "rank-1.log").read_text()
+
+
+def test_the_same_id_and_folder_again(launch, tmp_path):
+    """Scripts have a fixed --rdzv-id, and are run again."""
+    write(tmp_path, "train.py", SPEAKS)
+    for name in ("100", "100.2", "100.3"):
+        done = launch("run", "--standalone", "--rdzv-id", "100", "--log-dir", "logs", "train.py")
+        assert (done.returncode, f"kept in logs/{name}\n" in done.stderr) == (0, True), done.stderr
+    (tmp_path / "taken").write_text("")
+    assert "--log-dir taken: " in launch("run", "--log-dir", "taken", "train.py").stderr
+
+
+def test_role_id_and_restarts_reach_the_ranks(launch, tmp_path):
+    write(
+        tmp_path,
+        "train.py",
+        """
+        import os
+        print(*(os.environ[name] for name in ("ROLE_NAME", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS")))
+    """,
+    )
+    options = ("--standalone", "--role", "trainer", "--rdzv-id", "job7", "--max_restarts", "2")
+    done = launch("run", *options, "train.py")
+    assert done.stdout == "trainer job7 2\n", done.stderr
+
+
+PARSES = """
+import argparse, os
+parser = argparse.ArgumentParser()
+parser.add_argument("--local{}rank", type=int)
+parser.add_argument("--lr", type=float)
+typed = parser.parse_args()
+print("local rank", typed.local_rank, os.environ["LOCAL_RANK"], typed.lr)
+"""
+
+
+@pytest.mark.parametrize("how", ["_", "-", "-rank', '--local_"])
+@pytest.mark.parametrize("start", ["zygote", "exec"])
+def test_scripts_that_want_the_local_rank(how, start, launch, tmp_path):
+    """In the form that they declare; with torch.distributed.launch only those with a dash work."""
+    write(
+        tmp_path,
+        "train.py",
+        PARSES.format(how).replace("\"--local-rank', '--local_rank\"", '"--local-rank", "--local_rank"'),
+    )
+    done = launch(
+        "run", "--nproc_per_node", "2", "--pass-local-rank", "--start", start, "train.py", "--lr", "0.5",
+    )  # fmt: skip
+    assert sorted(done.stdout.splitlines()) == ["[0] local rank 0 0 0.5", "[1] local rank 1 1 0.5"], done.stderr
+
+
+def test_a_function_needs_no_local_rank_passed(launch, tmp_path):
+    write(tmp_path, "train.py", "def main(local_rank): pass")
+    done = launch("run", "--pass-local-rank", "train.py:main")
+    assert done.returncode == 2
+    assert "a parameter named local_rank gets it" in done.stderr
+
+
+def test_each_rank_alone_with_its_gpu(launch, tmp_path, fake_nvml):
+    write(
+        tmp_path,
+        "train.py",
+        """
+        import os
+        names = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "DDPLAUNCH_DEVICE")
+        print(*(os.environ[name] for name in names))
+
+        def main(local_rank, device):
+            print(local_rank, device, os.environ["CUDA_VISIBLE_DEVICES"])
+    """,
+    )
+    environ = {**fake_nvml.environ(4), "CUDA_VISIBLE_DEVICES": "3,1"}
+    done = launch("run", "--virtual_local_rank", "train.py", env=environ)
+    uuids = [
+        re.fullmatch(rf"\[{rank}\] {rank} 0 (\S+) cuda:0", line)[1]
+        for rank, line in enumerate(sorted(done.stdout.splitlines()))
+    ]
+    assert len(set(uuids)) == 2
+    seen = launch("run", "--nproc", "2", "--virtual-local-rank", "train.py:main", env=environ)
+    assert [line for line in sorted(seen.stdout.splitlines()) if "cuda:0" in line and len(line.split()) == 4] == [
+        f"[{rank}] 0 cuda:0 {uuid}" for rank, uuid in enumerate(uuids)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- submitting
+
+
+def test_submit_reads_the_same_words(launch, tmp_path):
+    write(tmp_path, "train.py", "")
+    line = ["--nodes", "2", "--nproc_per_node", "4", "--rdzv_id", "j", "-r", "3", "--log_dir", "logs", "train.py"]
+    done = launch("submit", "--dry-run", *line, env={"PET_MAX_RESTARTS": "3"})
+    assert done.returncode == 0, done.stderr
+    assert "--nproc 4 --run-id j --log-dir logs --show none train.py" in done.stdout
+    assert "--max-restarts" not in done.stdout, "the variable is there when the job runs"
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("--rdzv_endpoint n0:29500", "node 0 is the first of the nodes that Slurm gives"),
+        ("--nnodes 2", "--nodes N says how many"),
+        ("--node_rank 1", "Slurm numbers the nodes"),
+        ("--standalone", "--nodes N says how many"),
+        ("-t 4:00:00", "did you mean --time?"),
+    ],
+)
+def test_submit_refuses_what_slurm_says(option, hint, launch, tmp_path):
+    write(tmp_path, "train.py", "")
+    done = launch("submit", "--dry-run", *option.split(), "train.py")
+    assert done.returncode == 2
+    assert hint in done.stderr
