@@ -12,7 +12,7 @@ import click
 
 from ddplaunch.cli import over_ssh, show
 from ddplaunch.cli.options import AUTO, SECTIONS, options, spelled
-from ddplaunch.cli.surroundings import look_around, place_of, surroundings_notes
+from ddplaunch.cli.surroundings import address_comes_late, look_around, place_of, surroundings_notes
 from ddplaunch.cli.target_command import NOTES, SETTINGS, TargetCommand, find_target
 from ddplaunch.errors import EXIT_PREEMPTED, UsageError
 
@@ -75,6 +75,7 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     flags["numbered"] = flags["node_rank"] != AUTO
     if not flags["numbered"]:
         flags["node_rank"] = 0  # for now
+    flags["address_comes_late"] = address_comes_late(surroundings, flags)
     request = Request(**{name: flags[name] for name in Request.__dataclass_fields__})
     machine, notes = _look_at_machine(request)
     notes = (*over, *said, *notes)
@@ -150,7 +151,7 @@ def _check_several(plan: Plan, rules: Rules) -> None:
             f"--master-addr is missing: where do the others of {plan.nnodes} nodes reach this one?",
             f"--master-addr {example}, which is this machine's, on every node",
         )
-    if plan.node_rank == 0 and plan.numbered:
+    if plan.node_rank == 0 and plan.numbered and not rules.address_comes_late:
         check_is_ours(plan.master_addr)
 
 

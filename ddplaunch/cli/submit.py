@@ -1,18 +1,31 @@
-"""``ddplaunch submit``: from what was typed and written down as defaults to a batch script, and from that to a job."""
+"""``ddplaunch submit``: from what was typed and written down as defaults to a batch script, and from that to a job.
+
+For Kubernetes it ends with the manifest, which is printed.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddplaunch.cli.placement import ELSEWHERE, Placed, place
 from ddplaunch.cli.run import run
-from ddplaunch.cli.submit_options import INSTEAD, NAMES, OF_SBATCH, OF_TORCHRUN, SECTIONS, options, seconds
+from ddplaunch.cli.submit_options import (
+    INSTEAD,
+    NAMES,
+    OF_SBATCH,
+    OF_TORCHRUN,
+    REFUSED,
+    SECTIONS,
+    SYSTEMS,
+    options,
+    seconds,
+)
 from ddplaunch.cli.target_command import (
     NOTES,
     SETTINGS,
@@ -33,7 +46,8 @@ class _SubmitCommand(TargetCommand):
     """Takes the options of ``run`` as ``run`` does, wherever its own stand.
 
     ``submit --nodes 2 WORDS`` is read as ``run WORDS`` would be; its own may stand behind the target as well. A value
-    that neither a flag nor a file gives is Slurm's to choose.
+    that neither a flag nor a file gives is the scheduler's to choose. What is typed must be for this scheduler; what a
+    file says for another is not heard.
     """
 
     sections = SECTIONS
@@ -52,9 +66,16 @@ class _SubmitCommand(TargetCommand):
             )
         except UsageError as error:
             raise _of_submit(error) from None
+        scheduler = _scheduler(ctx, placed)
+        refused = REFUSED[scheduler]
         for word in placed.ours:
-            if (name := word.partition("=")[0]) in INSTEAD:
-                raise UsageError(f"{name} is not for a job of Slurm", INSTEAD[name])
+            if (name := word.partition("=")[0]) in refused:
+                raise UsageError(f"{name} is not for a job of {SYSTEMS[scheduler]}", refused[name])
+        if ctx.default_map:
+            spelled = {param.name: param.opts[-1] for param in self.params}
+            unheard = {name: spelled[name] for name in ctx.default_map if spelled[name] in refused}
+            ctx.default_map = {name: value for name, value in ctx.default_map.items() if name not in unheard}
+            ctx.meta["unheard"] = unheard
         ctx.meta["placed"] = placed
         return placed
 
@@ -74,20 +95,32 @@ def _of_submit(error: UsageError) -> UsageError:
     return UsageError(error.message, error.hint and error.hint.replace("ddplaunch run", "ddplaunch submit"))
 
 
-_OF_RUN = [param for param in run.params if param.opts[-1] not in INSTEAD and param.name != "dry_run"]
+def _scheduler(ctx: click.Context, placed: Placed) -> str:
+    """Which one it is, before click has read the words; what is none is for click to refuse."""
+    found = str((ctx.default_map or {}).get("scheduler", "slurm"))
+    for index, word in enumerate(placed.ours):
+        name, equals, value = word.partition("=")
+        if name == "--scheduler":
+            found = value if equals else placed.ours[index + 1]
+    return found if found in SYSTEMS else "slurm"
+
+
+_OF_RUN = [param for param in run.params if param.opts[-1] not in {"--dry-run", "--env", *INSTEAD}]
 
 
 @click.command(cls=_SubmitCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=_OF_RUN)
 @options
 @click.option("--dry-run", is_flag=True, help="Print the script, and where each value comes from; submit nothing.")
 def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
-    """Submit a training job to Slurm.
+    """Submit a training job to Slurm, or write one for Kubernetes.
 
-    Writes a batch script that starts `ddplaunch run` once on each node, and hands it to sbatch. TARGET, its ARGS and
-    the options from "What the target is" on are those of `ddplaunch run`.
+    Writes a batch script that starts `ddplaunch run` once on each node, and hands it to sbatch; or a manifest whose
+    pods do, for kubectl. TARGET, its ARGS and the options from "What the target is" on are those of `ddplaunch run`.
 
     Defaults stand in [tool.ddplaunch.submit] of pyproject.toml and [submit] of ~/.config/ddplaunch.toml.
     """
+    if flags["scheduler"] == "kubernetes":
+        return _print_manifest(target, flags)
     from ddplaunch.schedulers import queue, slurm
 
     if flags["array"] and flags["follow"]:
@@ -104,8 +137,7 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
     script = slurm.script(request)
     if flags["dry_run"]:
         click.echo(script, nl=False)
-        for line in (*_sources(request), *(f"note: {note}" for note in _notes(flags))):
-            click.echo(line, err=True)
+        _explain(_sources_in_slurm(request), _notes(flags))
         return 0
     for note in _notes(flags):
         _say(note)
@@ -126,6 +158,23 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
     for line in (*lines, cancel):
         _say(line)
     return _follow(job, log)
+
+
+def _print_manifest(target: str, flags: dict[str, Any]) -> int:
+    """Print the job for Kubernetes; on stderr only what does not come from the words typed, all of it in a dry run."""
+    from ddplaunch.cli import in_kubernetes
+    from ddplaunch.schedulers import kubernetes
+
+    words = _words_of_run(click.get_current_context().meta["placed"])
+    request = in_kubernetes.request(target, words, flags)
+    click.echo(kubernetes.manifest(request).encode(), nl=False)  # kubectl reads UTF-8, whatever the terminal does
+    if flags["dry_run"]:
+        ours = {"scheduler": "default", "job-name": "the target", "nodes": "default"}
+        _explain(_sources({**flags, "job_name": request.name}, ours), _unheard())
+        return 0
+    for note in _unheard():
+        _say(note)
+    return 0
 
 
 # ------------------------------------------------------------------------------------------------- what is asked for
@@ -182,7 +231,7 @@ def _requeue(flags: dict[str, Any]) -> Requeue | None:
 
 
 def _words_of_run(placed: Placed) -> tuple[str, ...]:
-    """The words behind ``ddplaunch run`` on the nodes: as typed, without what is for Slurm."""
+    """The words behind ``ddplaunch run`` on the nodes: as typed, without what is for the scheduler."""
     takes = spellings(click.get_current_context().command.params)
     words: list[str] = []
     typed = iter(placed.ours)
@@ -228,28 +277,37 @@ def _make_log_folder(request: Request) -> None:
         raise UsageError(f"--output {request.output}: {folder}: {error.strerror}", "name another folder") from None
 
 
-def _sources(request: Request) -> Iterator[str]:
+def _explain(sources: Iterator[str], notes: Iterator[str]) -> None:
+    for line in (*sources, *(f"note: {note}" for note in notes)):
+        click.echo(line, err=True)
+
+
+def _sources_in_slurm(request: Request) -> Iterator[str]:
     """Each value of the script with the place it comes from."""
     from ddplaunch.schedulers.queue import OVERRIDES
 
+    yield from _sources(vars(request), {"job-name": "the target", "output": "default", "nodes": "default"}, OVERRIDES)
+    yield f"chdir: {request.chdir} (the current directory)"
+    yield f"interpreter: {request.interpreter} ({'of the image' if request.container_image else 'this one'})"
+
+
+def _sources(values: Mapping[str, Any], ours: Mapping[str, str], overrides: Mapping[str, str] = {}) -> Iterator[str]:
+    """Each value with the place it comes from, ``ours`` if nobody gave it; ``overrides`` are variables of sbatch."""
     context = click.get_current_context()
-    ours = {"job-name": "the target", "output": "default", "nodes": "default"}
     for param in context.command.params:
         option = param.opts[-1].removeprefix("--")
         source = context.get_parameter_source(param.name or "")
-        if param.opts[-1] not in NAMES - {"--follow"} or source is None:
+        if param.opts[-1] not in NAMES - {"--follow"} or source is None or param.name not in values:
             continue
-        value = getattr(request, param.name or "", None)
+        value = values[param.name]
         if source.name == "DEFAULT_MAP":
             yield f"{option}: {_shown(value)} ({context.meta['defaults'][param.name].file})"
         elif source.name == "COMMANDLINE":
             yield f"{option}: {_shown(value)} ({param.opts[-1]})"
         elif option in ours:
             yield f"{option}: {_shown(value)} ({ours[option]})"
-        elif variable := os.environ.get(OVERRIDES.get(option, "")):
-            yield f"{option}: {variable} ({OVERRIDES[option]}, which sbatch reads)"
-    yield f"chdir: {request.chdir} (the current directory)"
-    yield f"interpreter: {request.interpreter} ({'of the image' if request.container_image else 'this one'})"
+        elif variable := os.environ.get(overrides.get(option, "")):
+            yield f"{option}: {variable} ({overrides[option]}, which sbatch reads)"
 
 
 def _shown(value: object) -> str:
@@ -264,12 +322,20 @@ def _shown(value: object) -> str:
 
 def _notes(flags: dict[str, Any]) -> Iterator[str]:
     yield from click.get_current_context().meta.get(NOTES, ())
+    yield from _unheard()
     if flags["cpus_per_task"] is None and not any(
         "cpus-per" in arg or "exclusive" in arg for arg in flags["sbatch_args"]
     ):
         yield "without --cpus-per-task all ranks of a node share one CPU, unless the site's Slurm gives more"
     if flags["container_image"]:
         yield "the target is looked for in the image, not here"
+
+
+def _unheard() -> Iterator[str]:
+    context = click.get_current_context()
+    system = SYSTEMS[context.params["scheduler"]]
+    for name, option in context.meta.get("unheard", {}).items():
+        yield f"{option} is not for a job of {system}, and not heard ({context.meta['defaults'][name].file})"
 
 
 # -------------------------------------------------------------------------------------------------------- following

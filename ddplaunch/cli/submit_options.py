@@ -13,50 +13,101 @@ from ddplaunch.cli.options import SECTIONS as OF_RUN
 from ddplaunch.cli.options import Paths
 from ddplaunch.errors import UsageError
 
-_OWN = ("What Slurm is asked for", "What the job runs in", "Afterwards")
+_OWN = (
+    "Where it goes",
+    "What is asked for",
+    "What Slurm alone is asked for",
+    "What Kubernetes alone is asked for",
+    "What the job runs in",
+    "Afterwards",
+)
+
+SYSTEMS = {"slurm": "Slurm", "kubernetes": "Kubernetes"}
+"""What ``--scheduler`` may be, and what people call it."""
 
 INSTEAD = {
     "--nnodes": "--nodes N says how many",
-    "--node-rank": "leave it out: Slurm numbers the nodes",
-    "--master-addr": "leave it out: node 0 is the first of the nodes that Slurm gives",
-    "--cluster": "leave it out: the job's is Slurm",
+    "--node-rank": "leave it out: {system} numbers the nodes",
+    "--master-addr": "leave it out: node 0 is the first of the nodes that {system} gives",
+    "--cluster": "leave it out: the job's is {system}",
     "--token": "set DDPLAUNCH_TOKEN: Slurm hands it on, and no script has it",
     "--stdin": "leave it out: a batch job has no terminal",
     "--json": "--dry-run prints the script",
     **dict.fromkeys(
         ("--join-window", "--max-membership-changes", "--grow"),
-        "leave it out: the job has the nodes that Slurm gives it",
+        "leave it out: the job has the nodes that {system} gives it",
+    ),
+    **dict.fromkeys(
+        ("--hosts", "--hostfile", "--include", "--exclude", "--remote-python"),
+        "leave it out: {system} starts the nodes, not SSH",
     ),
 }
 """Options of ``run`` that a submitted job cannot have, and what to type instead."""
 
+_ABOUT_NODES = {
+    name: INSTEAD[name].format(system="the scheduler") for name in ("--nnodes", "--node-rank", "--master-addr")
+}
+
 OF_TORCHRUN = {
-    **dict.fromkeys(("--rdzv-backend", "--rdzv-endpoint", "--local-addr"), INSTEAD["--master-addr"]),
-    "--standalone": INSTEAD["--nnodes"],
-    **{name: INSTEAD[name] for name in ("--nnodes", "--node-rank", "--master-addr")},
+    **dict.fromkeys(("--rdzv-backend", "--rdzv-endpoint", "--local-addr"), _ABOUT_NODES["--master-addr"]),
+    "--standalone": _ABOUT_NODES["--nnodes"],
+    **_ABOUT_NODES,
 }
 """Options of torchrun that it cannot have."""
 
+_BY_LABEL = "--constraint KEY=VALUE chooses nodes by their labels"
+
+_NOT_OF = {
+    "slurm": {
+        **dict.fromkeys(("--namespace", "--label"), "leave it out, or add --scheduler kubernetes"),
+        "--env": "export it: a job of Slurm has the variables of this shell",
+    },
+    "kubernetes": {
+        "--partition": f"{_BY_LABEL}; --label kueue.x-k8s.io/queue-name=NAME names a queue of Kueue",
+        "--account": "--namespace NAME says whose it is",
+        "--qos": "leave it out, or write a priorityClassName into what is printed",
+        "--nodelist": _BY_LABEL,
+        "--array": "leave it out: submit one job for each",
+        "--output": "leave it out: kubectl logs shows what a job prints",
+        "--sbatch-arg": "leave it out: what is printed can be changed before kubectl gets it",
+        "--setup": "leave it out: what a job needs is in its image",
+        "--requeue": "leave it out: a Job starts pods again that were taken away",
+        "--follow": "leave it out: nothing is submitted here, and kubectl logs --follow shows what a job prints",
+        "--token": "--env DDPLAUNCH_TOKEN=SECRET; whoever may read the job can read it there",
+        "--json": "leave it out: YAML is printed",
+    },
+}
+
+REFUSED = {
+    scheduler: {**{name: hint.format(system=system) for name, hint in INSTEAD.items()}, **_NOT_OF[scheduler]}
+    for scheduler, system in SYSTEMS.items()
+}
+"""What makes no sense for a job of each scheduler, and what to type instead."""
+
 SECTIONS: dict[str, Sequence[str]] = {
-    "What Slurm is asked for": (
+    "Where it goes": ("--scheduler",),
+    "What is asked for": (
         "--nodes",
         "--gpus-per-node",
         "--cpus-per-task",
         "--mem",
         "--time",
+        "--constraint",
+        "--job-name",
+    ),
+    "What Slurm alone is asked for": (
         "--partition",
         "--account",
         "--qos",
-        "--constraint",
         "--nodelist",
         "--array",
-        "--job-name",
         "--output",
         "--sbatch-arg",
     ),
+    "What Kubernetes alone is asked for": ("--namespace", "--label", "--env"),
     "What the job runs in": ("--setup", "--container-image", "--container-mounts"),
     "Afterwards": ("--requeue", "--follow"),
-    **{heading: [name for name in names if name not in INSTEAD] for heading, names in OF_RUN.items()},
+    **{heading: [name for name in names if name not in {"--env", *INSTEAD}] for heading, names in OF_RUN.items()},
 }
 """The headings of the help; those of ``run``'s options come last."""
 
@@ -89,7 +140,7 @@ _TIME = r"\d+(:\d\d?){0,2}|\d+-\d\d?(:\d\d?){0,2}|UNLIMITED|INFINITE"
 
 
 def seconds(time: str) -> int | None:
-    """What a value of --time is; None for no limit."""
+    """What a value of --time is; None for no limit, which 0 is too (sbatch(1))."""
     if not time[0].isdigit():
         return None
     days, dash, rest = time.rpartition("-")
@@ -98,7 +149,7 @@ def seconds(time: str) -> int | None:
         hours, minutes, secs = [*numbers, 0, 0][:3]
     else:  # minutes[:seconds]
         hours, minutes, secs = [0, *numbers, 0][:3]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs or None
 
 
 _Reader = Callable[[click.Context, click.Parameter, Any], Any]
@@ -152,6 +203,13 @@ def _text(name: str, help: str, metavar: str = "NAME") -> Callable[..., Any]:
 
 _OPTIONS = (
     click.option(
+        "--scheduler",
+        type=click.Choice(list(SYSTEMS)),
+        default="slurm",
+        show_default=True,
+        help="Slurm gets a batch script; for Kubernetes a manifest is printed, to pipe into kubectl apply -f -.",
+    ),
+    click.option(
         "--nodes",
         metavar="N",
         default="1",
@@ -163,7 +221,7 @@ _OPTIONS = (
         "--gpus-per-node",
         metavar="N",
         callback=_like(r"([\w.-]+:)?\d+", "number of GPUs", "give one like 8, or with a type like a100:8"),
-        help="GPUs on each, like 8 or a100:8; a rank for each, unless --nproc says otherwise.",
+        help="GPUs on each, like 8, or a100:8 in Slurm; a rank for each, unless --nproc says otherwise.",
     ),
     click.option(
         "--cpus-per-task",
@@ -186,7 +244,7 @@ _OPTIONS = (
     _text("--partition", "Where to queue; a list like a,b for either."),
     _text("--account", "Who pays."),
     _text("--qos", "Quality of service."),
-    _text("--constraint", "Features that the nodes must have.", "LIST"),
+    _text("--constraint", "Features that the nodes must have; in Kubernetes labels, KEY=VALUE,…", "LIST"),
     _text("--nodelist", "Nodes that must be among them, like gpu[1-4].", "LIST"),
     click.option(
         "--array",
@@ -209,27 +267,48 @@ _OPTIONS = (
         callback=_sbatch_args,
         help="Any other option, like --sbatch-arg=--exclusive; may be given again.",
     ),
+    _text("--namespace", "Where the job's name is looked for.  [default: kubectl's]"),
+    click.option(
+        "--label",
+        "labels",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="A label of the job and its pods; may be given again.",
+    ),
+    click.option(
+        "--env",
+        metavar="NAME[=VALUE]",
+        multiple=True,
+        help="A variable of the pods, by itself with the value that it has here; may be given again.",
+    ),
     click.option(
         "--setup",
         metavar="FILE|CMD",
         multiple=True,
         help="A file to source, or a command, before the job starts; may be given again.",
     ),
-    click.option("--container-image", metavar="IMAGE", help="Run in a container, where the site's Slurm has pyxis."),
+    click.option(
+        "--container-image",
+        metavar="IMAGE",
+        help="Run in a container: in Slurm where the site has pyxis, in Kubernetes always.",
+    ),
     click.option(
         "--container-mounts",
         metavar="LIST",
         multiple=True,
-        help="SRC:DST,… to mount there beside this folder; may be given again.",
+        help="SRC:DST,… to mount there, in Slurm beside this folder; in Kubernetes SRC is a folder of the machine, "
+        "or names a PersistentVolumeClaim; may be given again.",
     ),
     click.option(
         "--requeue",
         metavar="N",
         callback=_like(r"\d{1,4}", "number of times", "give one like 3: how often the job may go on", int),
-        help="When the job must make room or its time is up: warn it, and start it again, so many times.",
+        help="In Slurm: when the job must make room or its time is up: warn it, and start it again, so many times.",
     ),
     click.option(
-        "--follow/--no-follow", default=False, help="Show the log as it grows, and end with the job's exit code."
+        "--follow/--no-follow",
+        default=False,
+        help="In Slurm: show the log as it grows, and end with the job's exit code.",
     ),
 )
 

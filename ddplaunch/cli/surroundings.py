@@ -93,6 +93,12 @@ def place_of(found: Finding | None) -> Place | None:
     return Place(found.place.local_rank, found.place.local_world_size, found.node_rank, found.nnodes, kept)
 
 
+def address_comes_late(found: Finding | None, flags: dict[str, Any]) -> bool:
+    """Whether node 0's address is a name of the system's that may not be known yet; a typed one is known or wrong."""
+    typed = flags["master_addr"] is not None and "master_addr" not in flags["found"]
+    return found is not None and found.address_comes_late and not typed
+
+
 def surroundings_notes(found: Finding) -> Iterator[str]:
     """Say in one line what was found, and from which variables; once for the job, unless there is more to say."""
     if found.place is not None:

@@ -34,6 +34,8 @@ class Finding:
     node_rank: int | None
     address: str | None = None
     """Node 0's; None where the system does not tell."""
+    address_comes_late: bool = False
+    """Whether the address is a name that comes with node 0's own start: not known yet, or still an earlier node 0's."""
     port: int | None = None
     """The system's own, or derived from the job's id; the one behind it is as free. None where there is neither."""
     run_id: str | None = None

@@ -56,6 +56,7 @@ def find(environ: Mapping[str, str]) -> Finding | None:
         nnodes=nnodes,
         node_rank=node_rank,
         address=text(environ, address) if nnodes > 1 else environ.get(address) or None,
+        address_comes_late=True,
         port=number_if_set(environ, port),
         run_id=environ.get(RUN_ID) or None,
         nproc=_nproc(environ),

@@ -36,5 +36,6 @@ def find(environ: Mapping[str, str]) -> Finding | None:
         nnodes=nnodes,
         node_rank=node_rank,
         address=text(environ, ADDRESS) if nnodes > 1 else environ.get(ADDRESS) or None,
-        port=number_if_set(environ, PORT),
+        address_comes_late=True,
+        port=number_if_set(environ, PORT) if nnodes > 1 else None,  # it may be that of a Service called master
     )

@@ -157,6 +157,8 @@ class Member:
         if lookup.error is not None:
             if lookup.error.errno in (socket.EAI_AGAIN, socket.EAI_SYSTEM):
                 return self._again(f"no name server answers for {self._rules.address}")
+            if self._rules.address_comes_late:
+                return self._again(f"{self._rules.address} does not resolve yet")
             error = route.unresolvable(self._rules.address)
             return self._over(Outcome(EXIT_USAGE, refused=(error.message, error.hint)))
         self._uncalled = lookup.found

@@ -17,6 +17,7 @@ class Rules:
         run_id: as typed; None where it was not.
         token: what peers must prove to know; None admits whoever has the same run id.
         address: node 0's, as typed. port: its control port; None where no other node is heard of.
+        address_comes_late: whether it is a name that may not be known yet.
         interface: the network interface to use here; None is that of the route to node 0.
         heartbeat_timeout: silence after which a node counts as lost.
         join_window: how long an elastic job that could start waits for more nodes.
@@ -31,6 +32,7 @@ class Rules:
     run_id: str | None = None
     token: str | None = None
     address: str = ""
+    address_comes_late: bool = False
     port: int | None = None
     interface: str | None = None
     join_timeout: float = 600.0

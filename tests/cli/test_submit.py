@@ -157,7 +157,10 @@ def test_a_dry_run_may_stand_behind(submit, cluster):
         ("--sbatch-arg exclusive train.py", ("no option of sbatch", "--sbatch-arg=--exclusive")),
         ("--sbatch-arg=--time=5 train.py", ("ddplaunch has --time itself", "give --time")),
         ("--requeue often train.py", ("--requeue often is no number of times", "like 3")),
-        ("--requeue 2 --time 2 train.py", ("--time 2 is 120 s", "the warning comes 120 s before its end", "more time")),
+        (
+            "--requeue 2 --time 2:0 train.py",
+            ("--time 2:0 is 120 s", "the warning comes 120 s before its end", "more time"),
+        ),
         (
             "--requeue 2 --preempt-grace 60 --grace 5 --time 0:1:5 train.py",
             ("65 s before its end (--preempt-grace 60 and",),

@@ -373,9 +373,9 @@ def test_submit_reads_the_same_words(launch, tmp_path):
 @pytest.mark.parametrize(
     ("option", "hint"),
     [
-        ("--rdzv_endpoint n0:29500", "node 0 is the first of the nodes that Slurm gives"),
+        ("--rdzv_endpoint n0:29500", "node 0 is the first of the nodes that the scheduler gives"),
         ("--nnodes 2", "--nodes N says how many"),
-        ("--node_rank 1", "Slurm numbers the nodes"),
+        ("--node_rank 1", "the scheduler numbers the nodes"),
         ("--standalone", "--nodes N says how many"),
         ("-t 4:00:00", "did you mean --time?"),
     ],

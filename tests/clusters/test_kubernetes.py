@@ -21,6 +21,13 @@ def test_a_pod_of_our_job() -> None:
     finding = find(POD)
     assert finding
     assert (finding.nnodes, finding.node_rank, finding.address, finding.port) == (2, 1, "job-0.job", 29500)
+    assert finding.address_comes_late
+
+
+def test_one_pod_needs_no_port_and_may_stand_beside_a_service_called_master() -> None:
+    finding = find({**POD, "JOB_COMPLETION_INDEX": "0", "DDPLAUNCH_NNODES": "1", "MASTER_PORT": "tcp://10.96.3.1:80"})
+    assert finding
+    assert (finding.nnodes, finding.port) == (1, None)
 
 
 def test_a_pod_of_any_indexed_job_is_a_job_of_its_own() -> None:

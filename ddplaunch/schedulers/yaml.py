@@ -1,0 +1,118 @@
+"""YAML that people read: two spaces a level, comments above, and no string that a reader takes for something else.
+
+For readers of YAML 1.1 and 1.2 alike: what either would take for a number, a truth value, a date or nothing is quoted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddplaunch.errors import UsageError
+
+WIDTH = 110
+"""Columns up to which a list of scalars stands in one line."""
+
+_PLAIN = re.compile(r"-{0,2}[A-Za-z/][\w./+=@-]*(:[\w./+=@-]+)*", re.ASCII)
+"""Strings that need no quotes. All others have them; not all would need them."""
+
+_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+"""What YAML 1.1 reads as something else, whatever the case (yaml.org/type/bool.html)."""
+
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A value with the comment that stands above it."""
+
+    comment: str
+    value: Any
+
+
+def document(mapping: Mapping[str, Any]) -> str:
+    """Write mappings, sequences, strings, numbers and truth values as one document.
+
+    Raises:
+        UsageError: a string holds what no YAML can.
+    """
+    return "\n".join(_mapping(mapping, "")) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """Return the same without comments."""
+    if isinstance(value, Noted):
+        return plain(value.value)
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(each) for each in value]
+    return value
+
+
+def _mapping(mapping: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, value in mapping.items():
+        if isinstance(value, Noted):
+            yield from _comment(value, indent)
+            value = value.value
+        name = f"{indent}{_scalar(key)}:"
+        if isinstance(value, Mapping):
+            yield name
+            yield from _mapping(value, indent + "  ")
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            line = None if any(isinstance(each, (Mapping, Noted)) for each in value) else f"{name} {_in_a_line(value)}"
+            if line is not None and len(line) <= WIDTH:
+                yield line
+            else:
+                yield name
+                yield from _sequence(value, indent + "  ")
+        else:
+            yield f"{name} {_scalar(value)}"
+
+
+def _sequence(values: Sequence[Any], indent: str) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, Noted):
+            yield from _comment(value, indent)
+            value = value.value
+        if isinstance(value, Mapping):
+            first, *others = _mapping(value, indent + "  ")
+            yield f"{indent}- {first.lstrip(' ')}"
+            yield from others
+        else:
+            yield f"{indent}- {_scalar(value)}"
+
+
+def _comment(noted: Noted, indent: str) -> Iterator[str]:
+    for line in noted.comment.splitlines():
+        yield f"{indent}# {line}"
+
+
+def _in_a_line(values: Sequence[Any]) -> str:
+    return f"[{', '.join(_quoted(each) if isinstance(each, str) else _scalar(each) for each in values)}]"
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    assert isinstance(value, str), value
+    return value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else _quoted(value)
+
+
+def _quoted(text: str) -> str:
+    return '"' + "".join(map(_letter, text)) + '"'
+
+
+def _letter(letter: str) -> str:
+    if letter in _ESCAPES:
+        return _ESCAPES[letter]
+    if letter.isprintable():
+        return letter
+    code = ord(letter)
+    if code == 0 or 0xD800 <= code < 0xE000:  # bytes of a command line that are no UTF-8 come as surrogates
+        raise UsageError(f"{letter!r} cannot stand in a manifest", "give text in UTF-8")
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,61 @@
+"""The pods of a manifest: what the Job controller and the kubelet make of it, as far as a program can see."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+EVERY_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443", "KUBERNETES_PORT": "tcp://…"}
+"""Of the Service that each namespace knows. A headless one is in no variable."""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod of an indexed Job. Its name in the cluster's DNS is None where no Service gives it one."""
+
+    hostname: str
+    domain_name: str | None
+    words: list[str]
+    environ: dict[str, str]
+
+
+def pods(manifest: str) -> list[Pod]:
+    """Read a manifest as ``kubectl`` does, and make its pods."""
+    *services, job = yaml.safe_load_all(manifest)
+    spec, template = job["spec"], job["spec"]["template"]
+    assert (job["kind"], spec["completionMode"]) == ("Job", "Indexed")
+    return [_pod(index, job["metadata"], template, services) for index in range(spec["completions"])]
+
+
+def _pod(index: int, job: dict[str, Any], template: dict[str, Any], services: list[dict[str, Any]]) -> Pod:
+    hostname = f"{job['name']}-{index}"
+    labels = {
+        **template["metadata"]["labels"],
+        "batch.kubernetes.io/job-name": job["name"],
+        "batch.kubernetes.io/job-completion-index": str(index),
+    }
+    domain_name = None
+    for service in services:
+        same = service["metadata"].get("namespace") == job.get("namespace")
+        chosen = service["spec"]["selector"].items() <= labels.items()
+        headless = service["spec"]["clusterIP"] == "None"
+        if same and chosen and headless and template["spec"].get("subdomain") == service["metadata"]["name"]:
+            domain_name = f"{hostname}.{service['metadata']['name']}"
+    (container,) = template["spec"]["containers"]
+    environ = {**EVERY_POD, "JOB_COMPLETION_INDEX": str(index)}
+    for variable in container["env"]:
+        environ[variable["name"]] = expanded(variable["value"], environ)
+    words = [expanded(word, environ) for word in (*container["command"], *container["args"])]
+    return Pod(hostname, domain_name, words, environ)
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """Kubernetes' expansion: ``$$`` is ``$``, ``$(NAME)`` a variable's value; what is none of them stays."""
+
+    def value(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else variables.get(found[1], found[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", value, text)
