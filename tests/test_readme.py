@@ -8,7 +8,7 @@ Read from each page's fenced blocks:
     stands for anything and one number is as good as another; what ``echo $?`` prints must be exact. Blocks are run as
     on a machine without GPUs; with ``console gpus=4`` as the info string, with four that the tests' stand-in for
     NVIDIA's library plays. The making of an environment in front of a command is left out, and so is a pytest command:
-    we are in such an environment already, run by pytest.
+    we are in such an environment already, run by pytest. ``console needs=lightning`` is skipped where that is missing.
 ``hosts``
     the same on several machines: ``n0$ …`` and ``n1$ …`` are run at the same time, each on a virtual host of that name;
     the lines behind each are of that host's output.
@@ -28,6 +28,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,12 @@ class Block:
 
     @property
     def gpus(self) -> int:
-        return int(self.info.removeprefix("gpus=") or 0)
+        return int(self.info.removeprefix("gpus=")) if self.info.startswith("gpus=") else 0
+
+    @property
+    def needs(self) -> str | None:
+        """The package without which it cannot be run."""
+        return self.info.removeprefix("needs=") if self.info.startswith("needs=") else None
 
     @property
     def hosts(self) -> list[tuple[int, str, list[str]]]:
@@ -156,6 +162,8 @@ def pattern(line: str) -> re.Pattern[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("block", of_language("console"))
 def test_commands_print_what_the_page_shows(block: Block, folder: Path, request: pytest.FixtureRequest) -> None:
+    if block.needs and find_spec(block.needs) is None:
+        pytest.skip(f"no {block.needs}: pip install -e '.[frameworks]'")
     write_programs(block.page, folder)
     commands = sessions(block)
     script = ["status=0"]

@@ -208,12 +208,17 @@ def take_apart(at_start: frozenset[str]) -> bool:
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
     sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
     left = []
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, _Module) and (name == "__main__" or (name not in at_start and _is_users(module))):
-            # A module may go and its globals stay, held by a function somewhere: the mark in them tells.
-            mark = module.__dict__["__end__"] = _Module(name)
-            left.append((ref(module), ref(mark)))
-            sys.modules[name] = None  # type: ignore[assignment]
+    users = [  # all are found before the first goes: a package in a namespace package asks that for its path
+        (name, module)
+        for name, module in list(sys.modules.items())
+        if isinstance(module, _Module) and (name == "__main__" or (name not in at_start and _is_users(module)))
+    ]
+    while users:
+        name, module = users.pop(0)
+        # A module may go and its globals stay, held by a function somewhere: the mark in them tells.
+        mark = module.__dict__["__end__"] = _Module(name)
+        left.append((ref(module), ref(mark)))
+        sys.modules[name] = None  # type: ignore[assignment]
     module = mark = None  # type: ignore[assignment]
     gc.collect()
     cleared = False
@@ -234,7 +239,10 @@ def take_apart(at_start: frozenset[str]) -> bool:
 
 def _is_users(module: ModuleType) -> bool:
     """Whether a module is the user's own code, and not Python's or installed: that has nothing to say at the end."""
-    place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    try:
+        place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    except Exception:  # a path that is computed, by a parent that the program has deleted or by code of anybody's
+        return False
     return (
         isinstance(place, str)
         and not place.startswith(os.path.dirname(os.__file__) + os.sep)

@@ -92,7 +92,8 @@ class Signature:
     def reads_argv(self) -> bool:
         """Whether the function is called with nothing and reads ``sys.argv``: it names no parameter.
 
-        One of just ``*args, **kwargs`` names none either: so look click's commands and careless decorators.
+        One of just ``*args, **kwargs`` names none either: so look click's commands and careless decorators. Nor does
+        what a decorator calls with arguments of its own making.
         """
         return [parameter.stars for parameter in self.parameters] in ([], ["*", "**"])
 
@@ -263,6 +264,8 @@ def from_function(name: str, function: Callable[..., Any]) -> Signature:
     Raises:
         TypeError, ValueError: it is not callable, or has no signature that Python can tell.
     """
+    if _fills_in_itself(function):
+        return Signature(name, ())
     try:
         hints = typing.get_type_hints(inspect.unwrap(function))
     except Exception:  # one annotation that does not evaluate spoils all: they are then read as they are spelled
@@ -270,6 +273,18 @@ def from_function(name: str, function: Callable[..., Any]) -> Signature:
     return Signature(
         name, tuple(_look(each, hints.get(each.name)) for each in inspect.signature(function).parameters.values())
     )
+
+
+def _fills_in_itself(function: Callable[..., Any]) -> bool:
+    """Whether a decorator finds the arguments elsewhere, as ``hydra.main`` does: it passes none on and needs none."""
+    wrapped = getattr(function, "__wrapped__", None)
+    if wrapped is None:
+        return False
+    own = inspect.signature(function, follow_wrapped=False).parameters
+    stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if any(each.kind in stars or each.default is each.empty for each in own.values()):
+        return False
+    return own.keys().isdisjoint(inspect.signature(wrapped).parameters)
 
 
 def _look(parameter: inspect.Parameter, hint: Any) -> Parameter:

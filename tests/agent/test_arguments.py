@@ -272,6 +272,25 @@ def test_decorators_are_seen_through():
     assert function(*positional, **named) == ("decorated", (9, 2.0))
 
 
+def test_a_decorator_that_finds_the_arguments_elsewhere_is_called_with_nothing():
+    """So do hydra.main and its like, which read sys.argv; one that spells out what it hands on is none of them."""
+    source = """
+        def decorate(function):
+            @functools.wraps(function)
+            def wrapper({own}):
+                return function({own_names})
+            return wrapper
+
+        @decorate
+        def main(configuration): return configuration
+        """
+    elsewhere = live(source.format(own="handed=None", own_names="handed"))
+    assert bind("f.py:main", elsewhere, ["lr=2", "--help"], FACTS) == ([], {})
+    spelled_out = live(source.format(own="configuration=None", own_names="configuration"))
+    with pytest.raises(UsageError, match="unexpected extra argument"):
+        bind("f.py:main", spelled_out, ["lr=2"], FACTS)
+
+
 def test_a_function_without_a_signature_gets_nothing():
     assert bind("builtins:min", min, ["--x"], FACTS) == ([], {})
 

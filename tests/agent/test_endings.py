@@ -42,6 +42,12 @@ ENDINGS = {
         print("before")
         inner()
     """,
+    "namespace packages": "import space.inner.leaf; print(space.inner.leaf.name)",
+    "a namespace package that is deleted": """
+        import sys
+        import space.inner.leaf
+        del sys.modules["space"]
+    """,
     "exception that cannot be shown": """
         class Odd(Exception):
             def __str__(self):
@@ -314,6 +320,7 @@ MODULES = {
     "broken.py": "x = = 3\n",
     "failing.py": "def load():\n    raise ImportError('not today')\nload()\n",
     "holder.py": "name = __name__\n",
+    "space/inner/leaf.py": "name = __name__\n",
 }
 
 LIGHT = ("--start", "zygote", "--preload", "threading")
@@ -329,7 +336,7 @@ Done = subprocess.CompletedProcess[str]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name, text in MODULES.items():
-        (tmp_path / name).write_text(text)
+        write(tmp_path, name, text)
     return tmp_path
 
 

@@ -1,0 +1,79 @@
+"""Running a program under ddplaunch, under torchrun or alone, and reading what its ranks report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import clean_environment, command
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+PATIENCE = 240
+"""Seconds: torchrun's ranks each import the framework, on a machine that does other things too."""
+
+Report = dict[str, Any]
+Done = subprocess.CompletedProcess[str]
+
+
+def requires(*packages: str) -> pytest.MarkDecorator:
+    """Skip where one of the packages is not installed."""
+    missing = [name for name in packages if find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"no {', '.join(missing)}: pip install -e '.[frameworks]'")
+
+
+class Launchers:
+    """Runs programs in one folder, with nothing downloaded and no file of the user's read.
+
+    Attributes:
+        calm: threads that spin while they wait slow each other down tenfold where tests run side by side.
+    """
+
+    calm: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def ddplaunch(self, *words: str | Path, nproc: int = 2, env: Mapping[str, str] | None = None) -> Done:
+        return self._run(command("run", "--nproc", str(nproc), *words), env)
+
+    def torchrun(self, *words: str | Path, nproc: int = 2, env: Mapping[str, str] | None = None) -> Done:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+        return self._run([*torchrun, *map(str, words)], env)
+
+    def python(self, *words: str | Path, env: Mapping[str, str] | None = None) -> Done:
+        return self._run([sys.executable, *map(str, words)], env)
+
+    def _run(self, words: Sequence[str], env: Mapping[str, str] | None) -> Done:
+        home = {"HOME": str(self.folder), "HF_HOME": str(self.folder / "hf")}
+        return subprocess.run(
+            words,
+            cwd=self.folder,
+            env=clean_environment({**self.calm, **home, **(env or {})}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+
+
+@pytest.fixture
+def launchers(tmp_path: Path) -> Launchers:
+    return Launchers(tmp_path)
+
+
+def reports(done: Done) -> list[Report]:
+    """What the ranks of a job that ended well reported, by rank; torchrun may put two reports on one line."""
+    assert done.returncode == 0, done.stderr
+    found, at = [], 0
+    while (at := done.stdout.find('{"rank"', at)) >= 0:
+        report, at = json.JSONDecoder().raw_decode(done.stdout, at)
+        found.append(report)
+    return sorted(found, key=lambda report: report["rank"])

@@ -1,0 +1,51 @@
+"""Lightning's Trainer and Fabric: in the launcher's world, with no processes of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.frameworks.launchers import PATIENCE, PROGRAMS, Launchers, reports, requires
+
+pytestmark = [requires("lightning"), pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE)]
+
+TRAINER = PROGRAMS / "lightning_trainer.py"
+PRELOAD = ("--preload", "torch,lightning")
+
+
+def test_the_trainer_does_as_under_torchrun(launchers: Launchers) -> None:
+    ours = reports(launchers.ddplaunch(TRAINER))
+    assert ours == reports(launchers.torchrun(TRAINER))
+    assert [report["rank"] for report in ours] == [0, 1]  # two reports: nobody started more
+    assert [report["rank before"] for report in ours] == [0, 1]
+    for report in ours:
+        assert report["world_size"] == 2
+        assert report["environment"] == "TorchElasticEnvironment"
+        assert report["children"] == []
+    first, second = ours
+    assert sorted(first["seen"] + second["seen"]) == sorted([*range(16), *range(16)])  # in each of two epochs
+    assert first["weight"] == second["weight"]
+
+
+def test_preloaded_it_learns_the_same_and_knows_its_rank_once_there_is_a_trainer(launchers: Launchers) -> None:
+    ours = reports(launchers.ddplaunch(*PRELOAD, f"{TRAINER}:main", "--devices", "2"))
+    # What Lightning reads of the variables at its import it reads before there is a rank (docs/frameworks.md).
+    assert [report["rank before"] for report in ours] == [0, 0]
+    assert [report["rank"] for report in ours] == [0, 1]
+    assert sorted(ours[0]["seen"] + ours[1]["seen"]) == sorted([*range(16), *range(16)])
+    assert ours[0]["weight"] == ours[1]["weight"]
+    assert ours[0]["loss"] == ours[1]["loss"]
+
+
+def test_other_devices_than_ranks_are_told_by_lightning_and_by_us_once(launchers: Launchers) -> None:
+    done = launchers.ddplaunch(*PRELOAD, "--show", "none", TRAINER, "--", "3")
+    assert done.returncode == 1
+    assert "failed with ValueError: You set `devices=3` and `num_nodes=1` in Lightning" in done.stderr.splitlines()[0]
+    assert done.stderr.count("does not match the world size (2)") == 2  # the headline, and the traceback's last line
+
+
+def test_fabric(launchers: Launchers) -> None:
+    ours = reports(launchers.ddplaunch(*PRELOAD, PROGRAMS / "lightning_fabric.py"))
+    assert [(report["rank"], report["world_size"]) for report in ours] == [(0, 2), (1, 2)]
+    assert [report["seen"] for report in ours] == [[*range(0, 16, 2)], [*range(1, 16, 2)]]
+    assert len({*ours[0]["weights"], *ours[1]["weights"]}) == 1  # all ranks' weights, as each rank has gathered them
+    assert ours[0]["loss"] == ours[1]["loss"]

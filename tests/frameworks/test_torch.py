@@ -1,0 +1,77 @@
+"""What torch itself promises to torchrun's workers, and its parts that care where they run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment
+from tests.frameworks.launchers import PATIENCE, PROGRAMS, Launchers, reports
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE)]
+
+
+def test_every_documented_variable_is_as_under_torchrun(launchers: Launchers) -> None:
+    before = {"SET_BEFORE": " ".join([*clean_environment(), *launchers.calm, "HOME", "HF_HOME", "SET_BEFORE"])}
+    ours = reports(launchers.ddplaunch("--max-restarts", "2", PROGRAMS / "contract.py", env=before))
+    theirs = reports(launchers.torchrun("--max-restarts", "2", PROGRAMS / "contract.py", env=before))
+    for rank, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+        variables = our["documented"]
+        for name in ("RANK", "LOCAL_RANK", "ROLE_RANK"):
+            assert variables[name] == str(rank)
+        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"):
+            assert variables[name] == "2"
+        assert variables["GROUP_RANK"] == "0"
+        assert variables["TORCHELASTIC_RESTART_COUNT"] == "0"
+        assert variables["TORCHELASTIC_MAX_RESTARTS"] == "2"
+        assert variables["MASTER_ADDR"] == "127.0.0.1"  # torchrun says localhost, and may say the host's name
+        assert 0 < int(variables["MASTER_PORT"]) < 65536
+        assert variables["TORCHELASTIC_RUN_ID"] == ours[0]["documented"]["TORCHELASTIC_RUN_ID"] != ""
+        own = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")  # each job has another
+        assert {name: value for name, value in variables.items() if name not in own} == {
+            name: value for name, value in their["documented"].items() if name not in own
+        }
+        for said in ("elastic", "node_local_rank", "ranks"):
+            assert our[said] == their[said]
+        assert our["elastic"] is True
+        # docs/frameworks.md tells of the one that torchrun has more, and docs/fidelity.md of ours.
+        assert set(their["set"]) - set(our["set"]) == {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
+        assert set(our["set"]) - set(their["set"]) == {"NODE_RANK", "DDPLAUNCH_DEVICE"}
+
+
+def test_what_record_writes_is_what_is_reported(launchers: Launchers) -> None:
+    ours, theirs = launchers.ddplaunch(PROGRAMS / "recorded.py"), launchers.torchrun(PROGRAMS / "recorded.py")
+    assert (ours.returncode, theirs.returncode) == (1, 1)
+    report = ours.stderr[ours.stderr.index("ddplaunch: ") :]
+    assert report.startswith("ddplaunch: rank 1 failed with ValueError: this batch is empty (exit code 1)\n")
+    for shown in (report, theirs.stderr):
+        assert 'raise ValueError("this batch is empty")\n  ValueError: this batch is empty\n' in shown
+
+
+def test_a_checkpoint_of_two_ranks_is_loaded_by_one_and_by_three(launchers: Launchers, tmp_path: Path) -> None:
+    program, folder = PROGRAMS / "checkpoint.py", str(tmp_path / "saved")
+    saved = reports(launchers.ddplaunch(f"{program}:main", "--what", "save", "--folder", folder))
+    assert sum(report["here"] for report in saved) == len(saved[0]["weights"])  # each rank has a part
+    assert all(report["here"] > 0 for report in saved)
+    alone = reports(launchers.ddplaunch(program, "load", folder, nproc=1))
+    by_three = reports(
+        launchers.ddplaunch("-m", program.stem, "load", folder, nproc=3, env={"PYTHONPATH": str(PROGRAMS)})
+    )
+    assert [report["world_size"] for report in [*saved, *alone, *by_three]] == [2, 2, 1, 3, 3, 3]
+    assert len({report["here"] for report in by_three}) > 1
+    for report in [*alone, *by_three]:
+        assert (report["weights"], report["moments"]) == (saved[0]["weights"], saved[0]["moments"])
+
+
+def test_a_compiled_model_learns_on_all_ranks(launchers: Launchers, tmp_path: Path) -> None:
+    cache = tmp_path / "inductor"
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    ours = reports(launchers.ddplaunch(PROGRAMS / "compiled.py", env=env))
+    assert [name for _, _, files in os.walk(cache) for name in files if name.endswith(".so")]  # by the C++ compiler
+    for report in ours:
+        assert report["losses"][0] == pytest.approx(report["eager"], abs=1e-5)
+    both = [sum(losses) for losses in zip(*(report["losses"] for report in ours), strict=True)]
+    assert both == sorted(both, reverse=True)  # what the averaged gradients lower is the sum
+    assert ours[0]["weight"] == ours[1]["weight"]
