@@ -45,7 +45,7 @@ LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<path>[^)#\s]+)[^)]*\)")
 FILE_NAME = re.compile(r"# (?P<name>\w+\.py)\n")
 SET_UP = re.compile(r"^python3 -m venv \.venv && (\.venv/bin/pip install [^&]+ && )+")
 MARK = "@@@ command"
-PATIENCE = 100
+PATIENCE = 240  # a block may start several programs, each of which imports torch, on a loaded machine
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,7 @@ def pattern(line: str) -> re.Pattern[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(PATIENCE + 20)
 @pytest.mark.parametrize("block", of_language("console"))
 def test_commands_print_what_the_page_shows(block: Block, folder: Path, request: pytest.FixtureRequest) -> None:
     if block.needs and find_spec(block.needs) is None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.conftest import Launch, clean_environment, write
+from tests.conftest import Launch, clean_environment, command, write
+from tests.hosts.network import Network
 
 WINE = Path(__file__).parents[2] / "docs" / "examples" / "wine.py"
 
@@ -126,3 +129,51 @@ def test_trains_without_us(words: tuple[str, ...], ranks: int, tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     check_trained(done.stdout, ranks)
+
+
+def figures(output: str) -> list[str]:
+    """Its losses and its accuracy, as printed, without a prefix."""
+    return re.findall(r"(?:epoch|held-out|parameters|world).*", output)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_nodes_train_as_one_does(launch: Launch, network: Callable[..., Network], tmp_path: Path) -> None:
+    """The same ranks in another place: the same figures, to the last digit."""
+    words = ("--nnodes", "2", "--master-addr", "n0", "--nproc", "1", "--master-port", "29500")
+    nodes = [
+        host.start(
+            command("run", WINE, *words, "--node-rank", str(host.number)),
+            cwd=tmp_path,
+            env=clean_environment(CALM),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for host in network(2).hosts
+    ]
+    said = [node.communicate(timeout=100)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    check_trained(said[0], 2)
+    assert figures(said[0]) == figures(launch("run", WINE, "--nproc", 2, env=CALM).stdout)
+    assert figures(said[1]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_slurm_trains_as_one_node_does(launch: Launch, slurm: Callable[..., Any]) -> None:
+    cluster = slurm(2)
+    job = cluster.login.start(
+        command("submit", WINE, "--nodes", "2", "--follow"),
+        cwd=cluster.folder,
+        env={**clean_environment(CALM), **cluster.environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, err = job.communicate(timeout=200)
+    assert job.returncode == 0, err
+    check_trained(out, 2)
+    assert figures(out) == figures(launch("run", WINE, "--nproc", 2, env=CALM).stdout)

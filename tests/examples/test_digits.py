@@ -1,0 +1,129 @@
+"""docs/examples/digits.py: the same figures by whichever way the ranks find each other, also without a launcher."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Launch, clean_environment, write
+
+DIGITS = Path(__file__).parents[2] / "docs" / "examples" / "digits.py"
+
+CALM = {"OMP_NUM_THREADS": "1"}
+"""Threads that spin while they wait for each other slow each other down tenfold where tests run side by side."""
+
+TORCHVISION = """
+    import os
+    import time
+    from pathlib import Path
+
+    import torch
+    from sklearn.datasets import load_digits
+
+
+    class MNIST:
+        def __init__(self, root, train=True, download=False):
+            file = Path(root) / "MNIST" / "there"
+            if download:
+                time.sleep(0.5)  # so that one who does not wait would come before
+                file.parent.mkdir(parents=True)  # which fails where two download
+                file.touch()
+            elif not file.exists():
+                raise RuntimeError("Dataset not found. You can use download=True to download it")
+            digits = load_digits()
+            part = slice(None, 1500) if train else slice(1500, None)
+            small = torch.tensor(digits.images[part] * 15).to(torch.uint8)
+            self.data = small.repeat_interleave(3, 1).repeat_interleave(3, 2)[:, 1:, 1:]
+            self.data = torch.nn.functional.pad(self.data, (2, 3, 2, 3))
+            self.targets = torch.tensor(digits.target[part])
+"""
+"""What the example takes from torchvision, in the form in which MNIST has it, with 28 by 28 pixels."""
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def figures(output: str) -> list[str]:
+    """Its losses and its accuracy, as printed."""
+    return re.findall(r"loss [\d.]+|held out: .*", output)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The figures of two ranks by env://, of two epochs."""
+    words = [sys.executable, "-m", "ddplaunch", "run", "--nproc", "2", str(DIGITS), "--epochs", "2"]
+    folder = tmp_path_factory.mktemp("env")
+    done = subprocess.run(words, cwd=folder, env=clean_environment(CALM), capture_output=True, text=True, timeout=100)
+    assert "2 ranks, joined by env://;" in done.stdout, done.stderr
+    return figures(done.stdout)
+
+
+def test_learns_to_read(trained: list[str]) -> None:
+    first, second, right = trained
+    assert float(second.split()[1]) < float(first.split()[1]) / 2
+    assert float(right.split()[-1]) > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["tcp://127.0.0.1:{port}", "file://{folder}/store"], ids=["tcp", "file"])
+@pytest.mark.parametrize("whose", ["the script", "the launcher"])
+def test_every_init_method_gives_the_same(
+    launch: Launch, tmp_path: Path, trained: list[str], method: str, whose: str
+) -> None:
+    method = method.format(port=free_port(), folder=tmp_path)
+    words = ("--init-method", method)
+    ours, scripts = (words, ()) if whose == "the launcher" else ((), words)
+    done = launch("run", "--nproc", 2, *ours, DIGITS, "--", "--epochs", 2, *scripts, env=CALM)
+    assert done.returncode == 0, done.stderr
+    assert f"joined by {'the launcher' if ours else method};" in done.stdout
+    assert figures(done.stdout) == trained
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.slow
+def test_ranks_started_by_hand(tmp_path: Path, trained: list[str]) -> None:
+    words = [sys.executable, str(DIGITS), "--epochs", "2", "--init-method", f"tcp://127.0.0.1:{free_port()}"]
+    ranks = [
+        subprocess.Popen(
+            words,
+            cwd=tmp_path,
+            env=clean_environment({**CALM, "RANK": rank, "WORLD_SIZE": "2"}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    said = [rank.communicate(timeout=100)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert figures(said[0]) == trained
+
+
+@pytest.mark.slow
+def test_whose_init_method_is_asked(launch: Launch) -> None:
+    """As the docs show: behind the target it could be either's."""
+    done = launch("run", DIGITS, "--init-method", "file:///tmp/digits")
+    assert done.returncode == 2
+    assert "--init-method could be ddplaunch's or an argument of" in done.stderr
+
+
+@pytest.mark.slow
+def test_mnist_is_downloaded_by_one_rank_while_the_others_wait(launch: Launch, tmp_path: Path) -> None:
+    """torchvision is played: it belongs to its own torch, which is not the one tested here."""
+    write(tmp_path, "torchvision/__init__.py", "")
+    write(tmp_path, "torchvision/datasets.py", TORCHVISION)
+    done = launch(
+        "run", DIGITS, "--nproc", 2, "--", "--epochs", 2, "--mnist", tmp_path / "data",
+        env={**CALM, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "1500 digits to train on" in done.stdout
+    assert float(figures(done.stdout)[-1].split()[-1]) > 0.8
