@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ def request(target: str, command: Sequence[str], flags: dict[str, Any]) -> Reque
         memory=_memory(flags["mem"]),
         seconds=seconds(flags["time"] or "UNLIMITED") or None,
         grace=flags["grace"],
+        preempt_grace=flags["preempt_grace"] if flags["preempt_signal"] == signal.SIGTERM else 0.0,
         namespace=_namespace(flags["namespace"]),
         labels=dict(_labels("labels", flags["labels"])),
         node_labels=dict(_labels("constraint", (flags["constraint"] or "").split(","))) if flags["constraint"] else {},

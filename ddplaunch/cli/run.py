@@ -205,7 +205,8 @@ def _look_at_machine(request: Request) -> tuple[Machine, tuple[str, ...]]:
     machine = Machine(
         host=os.uname().nodename,
         allowed_cpus=hardware.cpu.allowed,
-        physical_cpus=hardware.cpu.physical,
+        physical_cpus=min(hardware.cpu.physical, hardware.cpu.usable),
+        usable_cpus=hardware.cpu.usable,
         numa=tuple(node.cpus for node in hardware.cpu.numa),
         slots=tuple(
             Slot(device, each.gpu.name, each.gpu.cpus)

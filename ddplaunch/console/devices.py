@@ -105,6 +105,7 @@ def _cpu_json(cpu: Cpu) -> dict[str, Any]:
         "logical": cpu.logical,
         "physical": cpu.physical,
         "allowed": format_cpulist(cpu.allowed),
+        "quota": cpu.quota,
         "memory_total": cpu.memory_total,
         "memory_available": cpu.memory_available,
         "numa": [
@@ -202,9 +203,10 @@ def _process(process: GpuProcess) -> str:
 
 def _cpu_line(cpu: Cpu) -> str:
     allowed = "" if len(cpu.allowed) == cpu.logical else f", {len(cpu.allowed)} allowed ({format_cpulist(cpu.allowed)})"
+    quota = "" if cpu.quota is None else f", the time of {cpu.quota:g} (the container's quota)"
     parts = [
         cpu.name or "CPU",
-        f"{_count(cpu.logical, 'CPU')}{allowed}, {_count(cpu.physical, 'core')}",
+        f"{_count(cpu.logical, 'CPU')}{allowed}{quota}, {_count(cpu.physical, 'core')}",
         _count(len(cpu.numa), "NUMA node"),
     ]
     if cpu.memory_total is not None:

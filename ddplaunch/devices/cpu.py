@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.devices.numa import read_numa
+from ddplaunch.devices.quota import read_quota
 from ddplaunch.devices.sysfs import read_text
 from ddplaunch.plan.cpulist import parse_cpulist
 from ddplaunch.plan.hardware import Cpu
@@ -33,6 +34,7 @@ def read_cpu(sysfs: Path, proc: Path = Path("/proc")) -> Cpu:
         numa=read_numa(sysfs, online),
         memory_total=total,
         memory_available=available,
+        quota=read_quota(sysfs, proc),
     )
 
 

@@ -64,7 +64,10 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class Cpu:
-    """The processors; ``allowed`` are those this process may run on (affinity: also a container's or Slurm's share)."""
+    """The processors; ``allowed`` are those this process may run on (affinity: also a container's or Slurm's share).
+
+    ``quota`` is how many CPUs' time it may use of them together with others of its container; None is no limit.
+    """
 
     name: str | None
     logical: int
@@ -73,6 +76,12 @@ class Cpu:
     numa: tuple[NumaNode, ...]
     memory_total: int | None = None  # bytes
     memory_available: int | None = None  # bytes
+    quota: float | None = None
+
+    @property
+    def usable(self) -> int:
+        """How many CPUs a job can keep busy, at least 1."""
+        return len(self.allowed) if self.quota is None else max(1, min(len(self.allowed), int(self.quota)))
 
 
 @dataclass(frozen=True)

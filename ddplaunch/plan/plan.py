@@ -57,6 +57,8 @@ class Request:
 class Machine:
     """What this machine said: its name, the CPUs allowed to us, its cores, its NUMA nodes, and the devices we may use.
 
+    ``usable_cpus`` are fewer than those allowed where a container has only a part of their time; None is all of them.
+
     ``bound`` is whether somebody has given this process fewer CPUs than the machine has, ``slots_source`` says how the
     devices were found; ``variables`` are what must be set for ranks to see just these, ``masks`` for one to see one.
     """
@@ -64,6 +66,7 @@ class Machine:
     host: str
     allowed_cpus: Cpus
     physical_cpus: int
+    usable_cpus: int | None = None
     numa: tuple[Cpus, ...] = ()
     slots: tuple[Slot, ...] = ()
     slots_source: str = ""
@@ -379,9 +382,10 @@ def _device_notes(request: Request, backend: str | None, ranks: int, gpus: int) 
 def _threads(count: int, machine: Machine, bound: tuple[Cpus, ...], environ: Mapping[str, str]) -> Sourced:
     if environ.get("OMP_NUM_THREADS"):
         return Sourced(environ["OMP_NUM_THREADS"], "OMP_NUM_THREADS")
-    cpus = len(machine.allowed_cpus)
-    threads = layout.threads_per_rank(count, cpus, bound)
-    source = f"{cpus} CPU{'s' * (cpus != 1)} over {count} rank{'s' * (count != 1)}"
+    cpus = machine.usable_cpus or len(machine.allowed_cpus)
+    quota = " (the container's quota)" if cpus < len(machine.allowed_cpus) else ""
+    threads = min(layout.threads_per_rank(count, len(machine.allowed_cpus), bound), max(1, cpus // count))
+    source = f"{cpus} CPU{'s' * (cpus != 1)}{quota} over {count} rank{'s' * (count != 1)}"
     return Sourced(str(threads), f"{source}, where --bind put them" if bound else source)
 
 

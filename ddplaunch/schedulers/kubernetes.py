@@ -57,6 +57,7 @@ class Request:
         gpus, cpus, memory: what each pod has for itself; memory as Kubernetes has it ("200Gi").
         seconds: the limit of the whole job, from its submission.
         grace: what ranks have between SIGTERM and SIGKILL, in seconds.
+        preempt_grace: what they have before that for a checkpoint, where SIGTERM is the launcher's warning.
         node_labels: labels that the machines must have.
         variables: for the container, beside ``OWN_VARIABLES``.
     """
@@ -70,6 +71,7 @@ class Request:
     memory: str | None = None
     seconds: int | None = None
     grace: float = 30.0
+    preempt_grace: float = 0.0
     namespace: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     node_labels: Mapping[str, str] = field(default_factory=dict)
@@ -174,9 +176,10 @@ def _pod(request: Request) -> dict[str, Any]:
     spec: dict[str, Any] = {"restartPolicy": "Never"}
     if request.nodes > 1:
         spec["subdomain"] = request.name
+    checkpoint = f"Ranks have {request.preempt_grace:g} s for a checkpoint. " if request.preempt_grace else ""
     spec["terminationGracePeriodSeconds"] = Noted(
-        f"The grace of ranks is {request.grace:g} s; the rest is for ending what they leave.",
-        math.ceil(request.grace) + AFTERWARDS,
+        f"{checkpoint}The grace of ranks is {request.grace:g} s; the rest is for ending what they leave.",
+        math.ceil(request.preempt_grace + request.grace) + AFTERWARDS,
     )
     if request.node_labels:
         spec["nodeSelector"] = dict(request.node_labels)

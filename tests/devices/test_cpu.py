@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from ddplaunch.devices.cpu import read_cpu
+from ddplaunch.plan.hardware import Cpu
 from tests.devices.conftest import MakeTree
 
 CPUS = "devices/system/cpu"
@@ -74,3 +76,54 @@ def test_this_machine_as_psutil_sees_it() -> None:
     assert 1 <= cpu.physical <= len(cpu.allowed)
     assert cpu.memory_total == psutil.virtual_memory().total
     assert {core for node in cpu.numa for core in node.cpus} == set(range(cpu.logical))
+
+
+QUOTAS = [
+    ("0::/\n", {"cpu.max": "400000 100000\n"}, 4),  # docker run --cpus 4, as seen inside
+    ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+    ("0::/\n", {}, None),  # the root of a machine has no such file
+    ("0::/pod/container\n", {"pod/cpu.max": "250000 100000\n", "pod/container/cpu.max": "max 100000\n"}, 2.5),
+    ("0::/pod/container\n", {"pod/cpu.max": "250000 100000\n", "pod/container/cpu.max": "50000 100000\n"}, 0.5),
+    (
+        "4:cpu,cpuacct:/a\n",
+        {"cpu,cpuacct/a/cpu.cfs_quota_us": "300000\n", "cpu,cpuacct/a/cpu.cfs_period_us": "100000\n"},
+        3,
+    ),
+    ("1:cpu:/a\n0::/\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, None),
+    ("1:cpuset:/a\n", {"cpuset/a/cpu.max": "100000 100000\n"}, None),
+    ("0::/\n", {"cpu.max": "junk\n"}, None),
+]
+"""The lines of /proc/self/cgroup, files below /sys/fs/cgroup, CPUs' time."""
+
+
+@pytest.mark.parametrize(("groups", "files", "quota"), QUOTAS)
+def test_a_containers_share_of_the_time(
+    make_tree: MakeTree, groups: str, files: dict[str, str], quota: float | None
+) -> None:
+    root = make_tree({"self/cgroup": groups, **{f"fs/cgroup/{name}": text for name, text in files.items()}})
+    assert read_cpu(root, proc=root).quota == quota
+
+
+@pytest.mark.parametrize(("quota", "usable"), [(None, 8), (2.5, 2), (0.5, 1), (100, 8)])
+def test_how_many_cpus_can_be_kept_busy(quota: float | None, usable: int) -> None:
+    assert Cpu(None, 16, 4, tuple(range(8)), (), quota=quota).usable == usable
+
+
+def test_the_quota_of_this_machines_kernel() -> None:
+    """A real control group, where this machine lets us make one."""
+    group = Path("/sys/fs/cgroup") / ("cpu" if Path("/sys/fs/cgroup/cpu").is_dir() else "") / f"ddplaunch-{os.getpid()}"
+    files = {"cpu.max": "50000 100000"} if group.parent.name != "cpu" else {"cpu.cfs_quota_us": "50000"}
+    try:
+        group.mkdir()
+        for name, text in files.items():
+            (group / name).write_text(text)
+    except OSError as error:
+        if group.is_dir():
+            group.rmdir()
+        pytest.skip(f"no control group can be made here: {error}")
+    shows = "from pathlib import Path; from ddplaunch.devices.cpu import read_cpu; print(read_cpu(Path('/sys')).quota)"
+    join = f'echo $$ > {group}/cgroup.procs && exec {sys.executable} -c "{shows}"'
+    try:
+        assert subprocess.run(["sh", "-c", join], capture_output=True, text=True).stdout == "0.5\n"
+    finally:
+        group.rmdir()

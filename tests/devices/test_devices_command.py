@@ -139,6 +139,7 @@ def test_json(fake_nvml: FakeNvml) -> None:
         "logical",
         "physical",
         "allowed",
+        "quota",
         "memory_total",
         "memory_available",
         "numa",

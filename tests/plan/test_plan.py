@@ -55,6 +55,15 @@ def test_one_rank_a_gpu():
     assert made.environment(made.ranks[0])["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
 
 
+@pytest.mark.parametrize(
+    ("usable", "bind", "threads"), [(6, None, "3"), (1, None, "1"), (6, "numa", "3"), (16, "numa", "8")]
+)
+def test_a_containers_share_of_the_cpus(usable, bind, threads):
+    made = plan(replace(CPU, usable_cpus=usable), nproc="2", bind=bind)
+    said = fact(made, "threads per rank")
+    assert (said.value, "quota" in said.source) == (threads, usable < 16)
+
+
 def test_variables():
     made = plan(nproc="2,1", nnodes=2, node_rank=1, master_addr="a", master_port=7, max_restarts=3)
     assert made.environment(made.ranks[1], attempt=2) == {

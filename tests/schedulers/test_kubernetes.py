@@ -180,6 +180,11 @@ def test_the_expansion_of_kubernetes():
         assert expanded(text, variables) == meant
 
 
+def test_a_checkpoint_takes_its_time_too():
+    (job,) = read(manifest(replace(SMALLEST, grace=5.5, preempt_grace=60.0)))
+    assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 76
+
+
 @pytest.mark.parametrize(("grace", "seconds"), [(30.0, 40), (0.0, 10), (2.5, 13), (600.0, 610)])
 def test_the_kubelet_waits_longer_than_the_ranks_may(grace, seconds):
     (job,) = read(manifest(replace(SMALLEST, grace=grace)))
