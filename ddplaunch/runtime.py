@@ -12,10 +12,17 @@ and as a world of one where nothing is set. Nothing is imported until it is need
 from __future__ import annotations
 
 import os
+import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import TypeVar
+
     import torch
+
+    Step = TypeVar("Step")
 
 
 def rank() -> int:
@@ -66,3 +73,41 @@ def preempted() -> bool:
     except OSError:
         pass
     return True
+
+
+def progress(steps: Iterable[Step], what: str = "steps") -> Iterator[Step]:
+    """Go through ``steps``, while rank 0 shows on stderr how far it is; other ranks are silent.
+
+    In a terminal, through ddplaunch too, that is one line that changes twice a second; in a log a line a minute.
+    """
+    if not is_main():
+        yield from steps
+        return
+    live = os.environ.get("DDPLAUNCH_TERMINAL") == "1" or sys.stderr.isatty()
+    total = len(steps) if hasattr(steps, "__len__") else None  # type: ignore[arg-type]
+    began = shown = time.monotonic()
+    width = done = 0
+    try:
+        for step in steps:
+            yield step
+            done += 1
+            now = time.monotonic()
+            if now - shown < (0.5 if live else 60.0):
+                continue
+            shown, rate = now, done / (now - began)
+            left = "" if total is None else f", {_time((total - done) / rate)} left"
+            line = f"{what}: {done}{'' if total is None else f'/{total}'}, {rate:.3g}/s{left}"
+            sys.stderr.write(f"\r{line:{width}}" if live else f"{line}\n")
+            sys.stderr.flush()
+            width = len(line)
+    finally:
+        if live and width:  # the line makes way for what is printed next
+            sys.stderr.write(f"\r{'':{width}}\r")
+            sys.stderr.flush()
+
+
+def _time(seconds: float) -> str:
+    """Return "45 s", "3:07" or "2:03:07"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}" if minutes else f"{rest} s"

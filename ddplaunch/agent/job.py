@@ -33,6 +33,8 @@ def describe(plan: Plan, rank: Rank, attempt: int, *, error_file: str | None, li
     environment = plan.environment(rank, attempt)
     if error_file:
         environment["TORCHELASTIC_ERROR_FILE"] = error_file
+    if line_buffered:
+        environment["DDPLAUNCH_TERMINAL"] = "1"  # for ddplaunch.runtime.progress: our pipes are no terminal
     return {
         "rank": rank.rank,
         "first_here": rank.local_rank == 0,

@@ -149,9 +149,9 @@ def train(options: argparse.Namespace, device: torch.device) -> nn.Module:
         left = batches[at["step"] * options.accumulate :]
         loader = iter(DataLoader(learned, batch_sampler=left, num_workers=options.workers))
         model.train()
-        while at["step"] < steps:
+        for step in runtime.progress(range(at["step"], steps), f"epoch {at['epoch'] + 1}"):
             # Every step of every rank has a seed of its own: ranks drop out differently, a resumed run like the first.
-            number = at["epoch"] * steps + at["step"]
+            number = at["epoch"] * steps + step
             torch.manual_seed((options.seed * 1_000_003 + number) * runtime.world_size() + runtime.rank())
             for part in range(options.accumulate):
                 x, y = (each.to(device) for each in next(loader))
@@ -163,7 +163,7 @@ def train(options: argparse.Namespace, device: torch.device) -> nn.Module:
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-            at["step"] += 1
+            at["step"] = step + 1
             if writer:
                 writer.add_scalar("loss", loss.item() * options.accumulate, number)
             if (number + 1) % CHECK_EVERY == 0 and sum(total(runtime.preempted(), device=device)):

@@ -1,0 +1,91 @@
+"""``ddplaunch.runtime`` as a program sees it: under ddplaunch, under torchrun, and alone."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import clean_environment, command, write
+
+SHOWS = """
+    import os, sys
+    from ddplaunch import runtime
+
+    assert "torch" not in sys.modules or os.environ.get("DDPLAUNCH_DEVICE"), "imported for nothing"
+    facts = (runtime.rank(), runtime.local_rank(), runtime.world_size(), runtime.is_main(), runtime.preempted())
+    print(f"{facts} {runtime.device()!r}\\n", end="")
+"""
+
+
+def lines(text: str) -> list[str]:
+    return sorted(re.sub(r"^\[\d\] ", "", line) for line in text.splitlines())
+
+
+TWO = ["(0, 0, 2, True, False) device(type='cpu')", "(1, 1, 2, False, False) device(type='cpu')"]
+
+
+@pytest.mark.parametrize("start", ["zygote", "exec"])
+def test_under_ddplaunch(launch, tmp_path, start):
+    done = launch("run", "--nproc", "2", "--start", start, write(tmp_path, "t.py", SHOWS))
+    assert lines(done.stdout) == TWO, done.stderr
+
+
+def test_under_torchrun(tmp_path):
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*words, write(tmp_path, "t.py", SHOWS)], env=clean_environment(), capture_output=True, text=True, timeout=100
+    )
+    assert lines(done.stdout) == TWO, done.stderr
+
+
+def test_alone(tmp_path):
+    script = write(tmp_path, "t.py", SHOWS)
+    done = subprocess.run(
+        [sys.executable, script], env=clean_environment(), capture_output=True, text=True, timeout=100
+    )
+    assert lines(done.stdout) == ["(0, 0, 1, True, False) device(type='cpu')"], done.stderr
+
+
+STEPS = """
+    import time
+    from ddplaunch import runtime
+
+    for step in runtime.progress(range(4), "epoch 1"):
+        time.sleep(0.3)
+    print("sum", sum(runtime.progress(n for n in range(5))))
+"""
+
+
+def test_progress_in_a_terminal(tmp_path):
+    """One line of rank 0's that changes, and is gone in the end; our pipes do not hide that there is a terminal."""
+    ours, theirs = pty.openpty()
+    run = command("run", "--nproc", "2", write(tmp_path, "t.py", STEPS))
+    plain = clean_environment({"NO_COLOR": "1"})
+    with subprocess.Popen(run, env=plain, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        said = b""
+        while chunk := _read(ours):
+            said += chunk
+    os.close(ours)
+    assert process.returncode == 0
+    assert re.search(rb"\[0\] epoch 1: 2/4, [\d.]+/s, \d+ s left", said), said
+    assert not re.search(rb"\[1\] epoch", said)
+    assert said.count(b"sum 10") == 2
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 4096)
+    except OSError:  # EIO: nobody has the other end open
+        return b""
+
+
+def test_progress_in_a_log(launch, tmp_path):
+    """A line a minute, so none of this short program."""
+    done = launch("run", "--nproc", "2", write(tmp_path, "t.py", STEPS))
+    assert (done.returncode, done.stderr, done.stdout.count("sum 10")) == (0, "", 2)
