@@ -225,7 +225,7 @@ def _run_id() -> str:
 
 
 def _print_plan(plan: Plan, flags: dict[str, Any]) -> None:
-    if plan.nnodes > 1:
+    if plan.nnodes > 1 and not plan.place:
         assumed = f"of the nodes other than {plan.node_rank} nothing is known: they are assumed to be like this one"
         token = ["the token is not printed: set DDPLAUNCH_TOKEN on every node"] if flags["token"] else []
         plan = replace(plan, notes=(*plan.notes, assumed, *token))

@@ -107,4 +107,7 @@ def _check_count(count: int, text: str, source: str) -> None:
 def _refuse(text: str, position: int, source: str, expected: str) -> NoReturn:
     rest = text[position : position + 12]
     where = f"at {rest!r}, character {position + 1}" if rest else "at its end"
-    raise UsageError(f"{source}: {text!r} does not parse {where}: {expected} should stand there", "n[01-04],gpu7")
+    raise UsageError(
+        f"{source}: {text!r} does not parse {where}: {expected} should stand there",
+        "hosts like n[01-04],gpu7, counts like 4(x3),2; --cluster none reads no variables",
+    )

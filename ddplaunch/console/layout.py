@@ -7,12 +7,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ddplaunch.plan.command import command_for
 from ddplaunch.plan.cpulist import format_cpulist
-from ddplaunch.plan.plan import Fact, Plan, command_for
+from ddplaunch.plan.plan import Fact, Plan
 from ddplaunch.plan.rendezvous import ASSUMED, MISSING
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from ddplaunch.plan.layout import Rank
 
 _OWN = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "DDPLAUNCH_DEVICE")
 """Variables that differ between ranks; the table shows what they are made of."""
@@ -44,9 +47,10 @@ def plain(plan: Plan, options: Sequence[str]) -> Iterator[str]:
     for fact in _facts(plan):
         yield f"{fact.name}: {fact.value} ({fact.source})"
     yield ""
-    for rank in plan.ranks:
+    for rank in plan.told:
+        node, local = _where(plan, rank)
         yield (
-            f"rank {rank.rank}  node {rank.node_rank}  host {_host(rank.host)}  local rank {rank.local_rank}"
+            f"rank {rank.rank}  node {node}  host {_host(rank.host)}  local rank {local}"
             f"  device {rank.device}  cpus {_cpus(rank.cpus)}"
         )
     yield ""
@@ -60,6 +64,8 @@ def plain(plan: Plan, options: Sequence[str]) -> Iterator[str]:
 
 
 def _headline(plan: Plan) -> str:
+    if plan.place:
+        return f"rank {plan.node_rank} of {plan.world_size}, each with its own launcher: {shlex.join(plan.target.argv)}"
     nodes = f"{plan.nnodes} node{'s' * (plan.nnodes > 1)}"
     return f"{plan.world_size} rank{'s' * (plan.world_size > 1)} on {nodes}: {shlex.join(plan.target.argv)}"
 
@@ -74,8 +80,13 @@ def _variables(plan: Plan) -> tuple[str, str]:
     """The variables that are alike on all ranks, with their values, and the names of the others."""
     masked = [name for name in plan.masks[0] if name not in _OWN] if plan.masks else []
     own = [*_OWN, *masked, *["OMP_NUM_THREADS"] * (len({node.threads for node in plan.nodes}) > 1)]
-    common = {name: value for name, value in plan.environment(plan.ranks[0]).items() if name not in own}
+    common = {name: value for name, value in plan.environment(plan.told[0]).items() if name not in own}
     return " ".join(f"{name}={value}" for name, value in common.items()), " ".join(own)
+
+
+def _where(plan: Plan, rank: Rank) -> tuple[str, str]:
+    node_rank, local_rank = plan.where(rank)
+    return "?" if node_rank is None else str(node_rank), str(local_rank)
 
 
 def _host(host: str | None) -> str:
@@ -88,7 +99,7 @@ def _cpus(cpus: Sequence[int] | None) -> str:
 
 def _commands(plan: Plan, options: Sequence[str]) -> Iterator[tuple[int, str]]:
     """The command for each other node."""
-    for node in plan.nodes:
+    for node in () if plan.place else plan.nodes:
         if node.node_rank != plan.node_rank:
             yield node.node_rank, command_for(plan, node.node_rank, options)
 
@@ -116,13 +127,13 @@ def _print_table(console: Console, plan: Plan, options: Sequence[str]) -> None:
     show(facts)
     console.print()
     ranks = grid("rank", "node", "local", "host", "device", "cpus")
-    for rank in plan.ranks[:MOST_ROWS]:
-        numbers = (str(rank.rank), str(rank.node_rank), str(rank.local_rank))
+    for rank in plan.told[:MOST_ROWS]:
+        numbers = (str(rank.rank), *_where(plan, rank))
         here = rank.node_rank == plan.node_rank
         ranks.add_row(*numbers, Text(_host(rank.host)), rank.device, _cpus(rank.cpus), style="" if here else "dim")
     show(ranks)
-    if plan.world_size > MOST_ROWS:
-        show(Text(f"… and {plan.world_size - MOST_ROWS} more; piped, or with --json, all are printed", "dim"))
+    if len(plan.told) > MOST_ROWS:
+        show(Text(f"… and {len(plan.told) - MOST_ROWS} more; piped, or with --json, all are printed", "dim"))
     console.print()
     common, own = _variables(plan)
     console.print(Text("variables of every rank", "bold"))

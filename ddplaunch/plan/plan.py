@@ -138,6 +138,18 @@ class Plan:
         return tuple(rank for rank in self.ranks if rank.node_rank == self.node_rank)
 
     @property
+    def told(self) -> tuple[Rank, ...]:
+        """The ranks to tell people of: all, but where somebody else has started them just this one."""
+        return self.local_ranks if self.place else self.ranks
+
+    def where(self, rank: Rank) -> tuple[int | None, int]:
+        """Its node rank and local rank as people count, the former None where whoever has started it does not say."""
+        if not self.place:
+            return rank.node_rank, rank.local_rank
+        node_rank, local_rank = self.place["NODE_RANK"], self.place["LOCAL_RANK"]
+        return (int(node_rank) if node_rank else None), int(local_rank or 0)
+
+    @property
     def hosts_store(self) -> bool:
         """Whether rank 0, and with it the job's store, is on this machine, and the store is not torchrun's."""
         return self.node_rank == 0 and self.place.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -179,10 +191,11 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as the one object that ``--dry-run --json`` prints (docs/dry-run.md has the fields)."""
+        nodes = self.place.get("GROUP_WORLD_SIZE", self.nnodes)
         return {
             "run_id": self.run_id,
-            "nnodes": self.nnodes,
-            "node_rank": self.node_rank,
+            "nnodes": nodes and int(nodes),
+            "node_rank": self.where(self.local_ranks[0])[0],
             "world_size": self.world_size,
             "master_addr": self.master_addr,
             "master_port": self.master_port,
@@ -198,20 +211,20 @@ class Plan:
                     "local_world_size": node.local_world_size,
                     "source": node.source,
                 }
-                for node in self.nodes
+                for node in (() if self.place else self.nodes)
             ],
             "ranks": [
                 {
                     "rank": rank.rank,
-                    "local_rank": rank.local_rank,
-                    "node_rank": rank.node_rank,
+                    "local_rank": self.where(rank)[1],
+                    "node_rank": self.where(rank)[0],
                     "host": rank.host,
                     "device": rank.device,
                     "cpus": list(rank.cpus) if rank.cpus is not None else None,
                     "env": self.environment(rank),
                     "argv": list(replace(self.target, args=self.arguments(rank)).argv),
                 }
-                for rank in self.ranks
+                for rank in self.told
             ],
         }
 
@@ -280,8 +293,10 @@ def make(
         counts, counts_source, {count: each.value for count, each in threads.items()}, here, machine, address
     )
 
-    facts = [Fact("processes per node", _listed(counts), counts_source), Fact("devices", *_devices(machine))]
-    if nnodes > 1:
+    facts = [Fact("processes per node", listed(counts), counts_source), Fact("devices", *_devices(machine))]
+    if place:
+        facts[0] = Fact("this rank", f"{here} of {nnodes}", counts_source)
+    elif nnodes > 1:
         if request.least not in (None, nnodes):
             facts.insert(0, Fact("nodes", f"{request.least} to {nnodes}, planned for {nnodes}", "--nnodes"))
         order = Fact("node rank", "as the nodes join", "--node-rank auto")
@@ -408,7 +423,8 @@ def _nodes(
     return tuple(node(index, count) for index, count in enumerate(counts))
 
 
-def _listed(counts: tuple[int, ...]) -> str:
+def listed(counts: tuple[int, ...]) -> str:
+    """Counts of nodes as ``--nproc`` has them."""
     return str(counts[0]) if len(set(counts)) == 1 else ",".join(map(str, counts))
 
 
@@ -421,27 +437,3 @@ def _devices(machine: Machine) -> Sourced:
     counted = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
     span = f"{slots[0].device} to {slots[-1].device}" if len(slots) > 1 else slots[0].device
     return Sourced(f"{counted} ({span})", machine.slots_source)
-
-
-def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
-    """Write the command that starts the share of ``node_rank``, with every value that must agree spelled out.
-
-    Args:
-        options: the options typed here that say something else (not those about nodes, addresses and counts).
-    """
-    import shlex
-
-    nnodes = f"{plan.least}:{plan.nnodes}" if plan.least else str(plan.nnodes)
-    words = ["ddplaunch", "run", "--nnodes", nnodes, "--node-rank", str(node_rank) if plan.numbered else "auto"]
-    words += ["--master-addr", plan.master_addr, "--master-port", str(plan.master_port)]
-    words += ["--nproc", _listed(tuple(node.local_world_size for node in plan.nodes)), *options]
-    if plan.target.kind in (Kind.MODULE, Kind.PROGRAM):
-        words.append("-m" if plan.target.kind is Kind.MODULE else "--no-python")
-    typed, args = plan.target.typed, plan.target.args
-    if typed.startswith("-"):
-        words += ["--", typed, *args]
-    elif any(arg.startswith("-") for arg in args):
-        words += [typed, "--", *args]
-    else:
-        words += [typed, *args]
-    return shlex.join(words)

@@ -83,10 +83,22 @@ def test_one_system_can_be_named(planned):
 
 def test_a_task_that_is_one_rank_already(planned):
     plan = planned(SLURM_TASKS)
-    (rank,) = [rank for rank in plan["ranks"] if rank["node_rank"] == plan["node_rank"]]
+    (rank,) = plan["ranks"]
+    assert (plan["nnodes"], plan["node_rank"], rank["local_rank"]) == (2, 1, 1), "as people count, not a node each"
     environ = {name: rank["env"].get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
     assert environ == {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     assert (rank["env"]["GROUP_RANK"], rank["env"]["GROUP_WORLD_SIZE"]) == ("1", "2")
+
+
+def test_a_rank_of_others_is_told_of_alone(launch, tmp_path):
+    write(tmp_path, "train.py", "")
+    done = launch("run", "--dry-run", "train.py", env=openmpi(1, 2))
+    assert done.stdout.startswith(
+        "rank 1 of 2, each with its own launcher: python train.py\nthis rank: 1 of 2 (openmpi)\n"
+    )
+    assert "\nrank 1  node 0  host" in done.stdout
+    assert "rank 0" not in done.stdout
+    assert "node 0: ddplaunch" not in done.stdout
 
 
 def test_a_rank_that_sees_only_its_own_gpu_is_local_rank_0(planned, fake_nvml):
@@ -94,7 +106,7 @@ def test_a_rank_that_sees_only_its_own_gpu_is_local_rank_0(planned, fake_nvml):
     own = {"CUDA_VISIBLE_DEVICES": "1"}
     for environ, local_rank, device in ((own, "0", "cuda:0"), ({}, "1", "cuda:1")):
         plan = planned({**fake_nvml.environ(2), **SLURM_TASKS, **environ})
-        (rank,) = [rank for rank in plan["ranks"] if rank["node_rank"] == plan["node_rank"]]
+        (rank,) = plan["ranks"]
         assert (rank["env"]["LOCAL_RANK"], rank["device"]) == (local_rank, device)
 
 

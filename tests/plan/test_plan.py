@@ -9,8 +9,9 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from ddplaunch.errors import UsageError
+from ddplaunch.plan.command import command_for
 from ddplaunch.plan.layout import Slot
-from ddplaunch.plan.plan import Fact, Machine, Plan, Request, command_for, make
+from ddplaunch.plan.plan import Fact, Machine, Plan, Request, make
 from ddplaunch.plan.target import Kind, Target
 
 SCRIPT = Target(Kind.SCRIPT, "train.py", ("--lr", "1"), path="train.py", first="/x", source="/x/train.py")
