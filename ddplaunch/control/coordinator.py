@@ -13,16 +13,14 @@ from enum import Enum
 from typing import Protocol
 
 from ddplaunch.control import agreement, messages
-from ddplaunch.control.failure import Failure, Verdict, judge
+from ddplaunch.control.attempt import SETTLE, Attempt, Loss, on_our_clock
+from ddplaunch.control.failure import Failure, Verdict
 from ddplaunch.control.messages import Hello, Message
 from ddplaunch.control.outcome import Outcome
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.roster import describe, free_number, named, roster
 from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
-
-SETTLE = 1.0
-"""Seconds that a rank which only lost a peer waits for the peer's own, truer, failure before all are stopped."""
 
 TOLD = 0.6
 """Seconds after a failure when people are told of it, if the report cannot be given by then."""
@@ -68,20 +66,6 @@ class _Seat:
         return self.hello.share.name
 
 
-@dataclass(frozen=True)
-class _Loss:
-    moment: float
-    host: str
-    text: str
-
-    def came_before(self, verdict: Verdict | None) -> bool:
-        """Whether this is the cause of what failed: an exception elsewhere may be a word for it that we do not know."""
-        if verdict is None or verdict.first.is_consequence:
-            return True
-        unsure = verdict.first.message is not None and verdict.first.host != self.host
-        return verdict.first.moment > self.moment - (SETTLE if unsure else 0.0)
-
-
 class _Timer(Protocol):
     def cancel(self) -> None: ...
 
@@ -107,7 +91,7 @@ class Coordinator:
         self._own = hello
         self._seats: dict[int, _Seat] = {}
         self._stage = Stage.JOINING
-        self._attempt = -1
+        self._attempt = Attempt()
         self._changes = 0
         self._restarts = Restarts(rules.max_restarts, rules.restart_backoff, rules.min_uptime)
         self._interrupted: int | None = None
@@ -116,18 +100,6 @@ class Coordinator:
         self._window: float | None = None
         self._timers: list[_Timer] = []
         self._roster_due = False
-        self._forget_attempt()
-
-    def _forget_attempt(self) -> None:
-        self._failures: list[Failure] = []
-        self._stopped = 0
-        self._released = False
-        self._working: set[int] = set()  # the nodes whose ranks have not done their work yet
-        self._undrained: set[int] = set()
-        self._broken: str | None = None
-        self._lost: list[_Loss] = []
-        self._growing = False
-        self._telling = False
 
     # ---------------------------------------------------------------------------------------------------- joining
 
@@ -176,7 +148,7 @@ class Coordinator:
         if self._stage is Stage.JOINING:
             self._joined()
         elif self._rules.grow and self._stage is Stage.RUNNING and self._all(Part.RUNNING):
-            self._growing = True
+            self._attempt.growing = True
             self._note(f"{hello.share.name} has come: stopping the ranks to take it in")
             self._stop(signal.SIGTERM)
         elif self._stage is Stage.RUNNING and not self._all(Part.RUNNING):
@@ -218,17 +190,14 @@ class Coordinator:
     # --------------------------------------------------------------------------------------------------- an attempt
 
     def _start(self) -> None:
-        self._attempt += 1
         self._stage = Stage.RUNNING
         self._cancel()
-        self._forget_attempt()
-        self._began = self._clock()
         shares = [self._seats[number].hello.share for number in sorted(self._seats)]
-        self._world_size = sum(len(share.devices) for share in shares)
+        world_size = sum(len(share.devices) for share in shares)
+        self._attempt = Attempt(self._attempt.number + 1, world_size, self._clock(), set(self._seats), set(self._seats))
         for seat in self._seats.values():
             seat.part, seat.told = Part.RUNNING, ""
-        self._working, self._undrained = set(self._seats), set(self._seats)
-        start = messages.Start(self._attempt, self._run_id, tuple(shares))
+        start = messages.Start(self._attempt.number, self._run_id, tuple(shares))
         for number in sorted(self._seats):  # node 0 first: it removes a store in a file before anybody can open it
             self._tell(number, start)
 
@@ -244,30 +213,31 @@ class Coordinator:
         if isinstance(message, messages.Unable):
             where = f"{seat.name}: " if self._rules.most > 1 else ""
             return self._end(Outcome(EXIT_USAGE, refused=(where + message.message, message.hint)))
-        if isinstance(message, messages.Beat) or message.attempt != self._attempt:
+        if isinstance(message, messages.Beat) or message.attempt != self._attempt.number:
             return
         match message:
             case messages.Failed(failure=failure, clock=clock):
-                self._failed(self._on_our_clock(failure, clock))
+                self._failed(on_our_clock(failure, clock))
             case messages.Finished():
                 self._finished(seat)
             case messages.Drained():
                 self._drained(seat, message)
 
     def _failed(self, failure: Failure) -> None:
-        self._failures.append(failure)
+        self._attempt.failures.append(failure)
         if self._stage is not Stage.RUNNING or self._preempted:  # others may be writing a checkpoint
             return
         if not failure.is_consequence:
             self._after(TOLD, self._tell_failure)
             self._stop(signal.SIGTERM)
-        elif len(self._failures) == 1:
+        elif len(self._attempt.failures) == 1:
             self._after(SETTLE, lambda: self._stop(signal.SIGTERM))
 
     def _tell_failure(self) -> None:
         """Ranks take their time to stop: say by now why they were told to."""
-        if self._stage is Stage.STOPPING and self._interrupted is None:
-            first = judge(self._failures, 0, self._world_size).first
+        verdict = self._attempt.verdict
+        if self._stage is Stage.STOPPING and self._interrupted is None and verdict:
+            first = verdict.first
             host = f" (on {first.host})" if self._rules.most > 1 else ""
             slow = named(seat.name for seat in self._seats.values() if seat.part is not Part.DRAINED)
             where = f" on {slow}" if self._rules.most > 1 else ""
@@ -277,11 +247,11 @@ class Coordinator:
     def _finished(self, seat: _Seat) -> None:
         if seat.part is Part.RUNNING:
             seat.part = Part.FINISHED
-        self._working.discard(seat.number)
-        if not self._working:
+        self._attempt.working.discard(seat.number)
+        if not self._attempt.working:
             self._release()
-        elif not self._telling:
-            self._telling = True
+        elif not self._attempt.telling:
+            self._attempt.telling = True
             self._after(EARLY, self._tell_early)
 
     def _tell_early(self) -> None:
@@ -298,15 +268,11 @@ class Coordinator:
 
     def _drained(self, seat: _Seat, message: messages.Drained) -> None:
         seat.part = Part.DRAINED
-        self._gone(seat)
-        told = [self._on_our_clock(each, message.clock) for each in message.failures]
-        ranks = {each.rank for each in told}
-        self._failures = [each for each in self._failures if each.rank not in ranks] + told
-        self._stopped += message.stopped
+        self._attempt.drained(seat.number, message)
         self._heeded = self._heeded or message.heeded
         if message.broken:
             at = f" (on {seat.hello.share.host})" if len(self._seats) > 1 else ""
-            self._broken = self._broken or message.broken + at
+            self._attempt.broken = self._attempt.broken or message.broken + at
             self._stop(signal.SIGTERM)
         self._check_drained()
 
@@ -315,11 +281,11 @@ class Coordinator:
         if number not in self._seats or self._stage is Stage.ENDED:
             return
         seat = self._seats.pop(number)
-        self._gone(seat)
+        self._attempt.gone(number)
         if self._stage is Stage.JOINING:
             self._note(f"{seat.name} has gone again: {why}")
             return self._joined()
-        if seat.part is Part.DRAINED and not self._failures and self._stage is Stage.RUNNING:
+        if seat.part is Part.DRAINED and not self._attempt.failures and self._stage is Stage.RUNNING:
             return self._check_drained()  # it had done its work
         text = f"{seat.name} was lost: {why}"
         if self._stage is Stage.PAUSING:
@@ -329,7 +295,7 @@ class Coordinator:
             return self._note(text)
         if seat.part is Part.IDLE:
             return  # it took no part yet
-        self._lost.append(_Loss(time.time() - silence, seat.hello.share.host, text))
+        self._attempt.lost.append(Loss(time.time() - silence, seat.hello.share.host, text))
         if self._stage is Stage.RUNNING:
             self._note(f"{text}; stopping the others")
         self._stop(signal.SIGTERM)
@@ -358,7 +324,7 @@ class Coordinator:
             return self._end(Outcome(EXIT_PREEMPTED, remark=f"preempted by {self._preempted}: no rank was running"))
         seconds = f"{self._rules.preempt_grace:g} s (--preempt-grace)"
         self._note(f"{self._preempted}: the job must make room; its ranks have {seconds} for a checkpoint")
-        self._tell_all(messages.Preempt(self._attempt))
+        self._tell_all(messages.Preempt(self._attempt.number))
         self._after(self._rules.preempt_grace, self._preempt_grace_over)
 
     def _preempt_grace_over(self) -> None:
@@ -371,7 +337,7 @@ class Coordinator:
             self._stage = Stage.STOPPING
         elif self._stage is not Stage.STOPPING or grace is None:
             return
-        order = messages.Stop(self._attempt, number, self._rules.grace if grace is None else grace)
+        order = messages.Stop(self._attempt.number, number, self._rules.grace if grace is None else grace)
         for node, seat in list(self._seats.items()):
             if seat.part in (Part.RUNNING, Part.FINISHED):
                 self._tell(node, order)
@@ -379,37 +345,32 @@ class Coordinator:
     # -------------------------------------------------------------------------------------------------- what follows
 
     def _check_drained(self) -> None:
-        if self._stage in (Stage.RUNNING, Stage.STOPPING) and not self._undrained:
+        if self._stage in (Stage.RUNNING, Stage.STOPPING) and not self._attempt.undrained:
             self._cancel()
             self._decide()
-        elif self._stage is Stage.RUNNING and not self._working:
+        elif self._stage is Stage.RUNNING and not self._attempt.working:
             self._release()
-
-    def _gone(self, seat: _Seat) -> None:
-        """Nothing of the attempt is left there; sets, as a look at all nodes each time would take N² looks."""
-        self._working.discard(seat.number)
-        self._undrained.discard(seat.number)
 
     def _release(self) -> None:
         """Once an attempt: every node that has drained comes by here."""
-        if not self._released:
-            self._released = True
-            self._tell_all(messages.Release(self._attempt))
+        if not self._attempt.released:
+            self._attempt.released = True
+            self._tell_all(messages.Release(self._attempt.number))
 
     def _decide(self) -> None:
         """Nothing of the attempt is left anywhere."""
-        verdict = judge(self._failures, self._stopped, self._world_size) if self._failures else None
-        whole = self._stage is Stage.RUNNING and not (self._failures or self._lost or self._broken)
+        attempt, verdict = self._attempt, self._attempt.verdict
+        whole = self._stage is Stage.RUNNING and attempt.whole
         if self._interrupted is not None:
             self._end(Outcome(EXIT_SIGNAL + self._interrupted))
         elif self._preempted and not (whole and not self._heeded):
             remark = f"preempted by {self._preempted}: the same command may be run again (exit code {EXIT_PREEMPTED})"
             self._end(Outcome(EXIT_PREEMPTED, verdict, remark=remark))
-        elif self._broken:
-            self._end(Outcome(EXIT_SIGNAL + signal.SIGKILL, remark=self._broken))
-        elif self._lost and self._lost[0].came_before(verdict):
-            self._regroup(self._lost[0].text)
-        elif verdict is None and self._growing:
+        elif attempt.broken:
+            self._end(Outcome(EXIT_SIGNAL + signal.SIGKILL, remark=attempt.broken))
+        elif attempt.lost and attempt.lost[0].came_before(verdict):
+            self._regroup(attempt.lost[0].text)
+        elif verdict is None and attempt.growing:
             self._regroup("")
         elif verdict is None:
             self._end(Outcome(0))
@@ -419,7 +380,7 @@ class Coordinator:
             self._restart(verdict)
 
     def _restart(self, verdict: Verdict) -> None:
-        decision = self._restarts.after(self._clock() - self._began)
+        decision = self._restarts.after(self._clock() - self._attempt.began)
         if decision.wait is None:
             return self._end(Outcome(verdict.first.code, verdict, remark=decision.remark))
         if len(self._seats) < self._rules.least:
@@ -428,7 +389,7 @@ class Coordinator:
         host = f" (on {verdict.first.host})" if self._rules.most > 1 else ""
         when = f" in {decision.wait:g} s" if decision.wait else ""
         text = f"{verdict.first.headline}{host}\nrestart {self._restarts.used} of {self._restarts.most}{when}"
-        self._tell_all(messages.Again(self._attempt + 1, decision.wait, text, verdict))
+        self._tell_all(messages.Again(self._attempt.number + 1, decision.wait, text, verdict))
         self._pause(decision.wait)
 
     def _regroup(self, why: str) -> None:
@@ -449,7 +410,7 @@ class Coordinator:
         self._stage = Stage.PAUSING
         for seat in self._seats.values():
             seat.part = Part.IDLE
-        self._forget_attempt()
+        self._attempt = Attempt(self._attempt.number)
         self._after(seconds, self._start)
 
     def _end(self, outcome: Outcome) -> None:
@@ -469,11 +430,6 @@ class Coordinator:
 
     def _note(self, text: str) -> None:
         self._tell_all(messages.Note(text))
-
-    def _on_our_clock(self, failure: Failure, clock: float) -> Failure:
-        """Shift a moment by what the other machine's clock is off."""
-        off = time.time() - clock
-        return replace(failure, moment=failure.moment + off) if abs(off) > SETTLE / 10 else failure
 
     def _after(self, seconds: float, callback: Callable[[], None]) -> None:
         self._timers.append(self._later(seconds, callback))

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from ddplaunch.control import messages
-from ddplaunch.control.coordinator import EARLY, SETTLE, TOLD, Coordinator
+from ddplaunch.control.attempt import SETTLE
+from ddplaunch.control.coordinator import EARLY, TOLD, Coordinator
 from ddplaunch.control.failure import Failure
 from ddplaunch.control.messages import Hello, Message, Versions
 from ddplaunch.control.rules import Rules
