@@ -193,7 +193,10 @@ def _tail(request: Request) -> Iterator[str]:
         return
     most = request.requeue.most
     yield "code=$?"
-    yield 'if [ -e "$DDPLAUNCH_REQUEUE_FILE" ]; then'
+    yield "preempted() {  # without a warning, as on sites that have not set preempt_send_user_signal"
+    yield '  [ $code -ne 0 ] && scontrol show job "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"'
+    yield "}"
+    yield 'if [ -e "$DDPLAUNCH_REQUEUE_FILE" ] || preempted; then'
     yield '  rm -f "$DDPLAUNCH_REQUEUE_FILE"'
     yield f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {most} ]; then'
     yield f'    echo "ddplaunch: requeueing, $((${{SLURM_RESTART_COUNT:-0}} + 1)) of {most}"'

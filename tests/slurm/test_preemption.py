@@ -63,10 +63,9 @@ def test_a_preempted_job_goes_on_where_it_was(submit, undisturbed, tmp_path):  #
     out, err = following.communicate(timeout=200)
     assert following.returncode == 0, out + err
     assert cluster.wait(high) == "COMPLETED"
-    assert cluster.restarts(job) == 1
+    assert cluster.restarts(job) == 1  # by our script, or by Slurm, where its 3 s are over before
     assert re.search(r"SIGUSR2 on node [01] \(n[12]\): the job must make room", out)
     assert re.search(r"made room at epoch 1 step [1-9]", out)
-    assert "ddplaunch: requeueing, 1 of 2" in out
     assert_as_undisturbed(undisturbed, tmp_path, out)
     assert not list(tmp_path.glob(".ddplaunch-requeue-*"))
 
@@ -86,6 +85,35 @@ def test_a_job_whose_time_is_up_goes_on_where_it_was(submit, undisturbed, tmp_pa
     assert cluster.restarts(job) == 1
     assert "ddplaunch: requeueing, 1 of 2" in out
     assert_as_undisturbed(undisturbed, tmp_path, out)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("submit", [{"SlurmctldParameters": "enable_configless"}], indirect=True)
+def test_where_slurm_ends_a_preempted_job_by_sigterm(submit, tmp_path):  # noqa: F811
+    """Without preempt_send_user_signal nobody is warned, but the job comes back, and a failure then is one."""
+    cluster, start = submit
+    write(
+        tmp_path,
+        "train.py",
+        """
+        import os, time
+
+        print("run", os.environ.get("SLURM_RESTART_COUNT", "0"), flush=True)
+        if "SLURM_RESTART_COUNT" in os.environ:
+            raise SystemExit(3)
+        time.sleep(1000)
+        """,
+    )
+    following = start("--nodes", "2", "--sbatch-arg=--exclusive", "--requeue", "2", "--follow", "train.py")
+    job = number_of(following)
+    cluster.wait_for(job, "run 0", 2)
+    high = cluster.sbatch("-p", "high", "-N2", "--exclusive", script="hostname")
+    out, err = following.communicate(timeout=200)
+    assert following.returncode == 3, out + err
+    assert (cluster.wait(high), cluster.restarts(job)) == ("COMPLETED", 1)
+    assert "ddplaunch: requeueing, 1 of 2" in out
+    assert "run 1" in out
 
 
 @pytest.mark.slow

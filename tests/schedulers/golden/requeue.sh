@@ -22,7 +22,10 @@ rm -f "$DDPLAUNCH_REQUEUE_FILE"
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 \
   /opt/venv/bin/python -m ddplaunch run --cluster slurm train.py
 code=$?
-if [ -e "$DDPLAUNCH_REQUEUE_FILE" ]; then
+preempted() {  # without a warning, as on sites that have not set preempt_send_user_signal
+  [ $code -ne 0 ] && scontrol show job "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"
+}
+if [ -e "$DDPLAUNCH_REQUEUE_FILE" ] || preempted; then
   rm -f "$DDPLAUNCH_REQUEUE_FILE"
   if [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
     echo "ddplaunch: requeueing, $((${SLURM_RESTART_COUNT:-0} + 1)) of 3"
