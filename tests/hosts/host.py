@@ -57,9 +57,11 @@ class Host:
     def start(self, words: Sequence[str | Path], **popen: Any) -> subprocess.Popen[Any]:
         """Start a command on the host, as ``subprocess.Popen`` does: our child, with our environment, cwd and terminal.
 
-        It has our process group too, so a Ctrl-C is for both, and it dies with the host, the host with us.
+        It has our process group too, so a Ctrl-C is for both, and it dies with the host, the host with us. Temporary
+        files go where they vanish with the host: nobody else removes them when its power is cut.
         """
         init = self._running()
+        popen["env"] = {"TMPDIR": "/dev/shm", **(popen.get("env") or os.environ)}
         popen["cwd"] = Path(popen.get("cwd") or ".").absolute()
 
         def begin() -> subprocess.Popen[Any]:
