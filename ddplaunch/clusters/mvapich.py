@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from ddplaunch.clusters.finding import Finding
 from ddplaunch.clusters.reading import is_set, number, started
 
-PREFIXES = ("MV2_COMM_WORLD", "MVP_COMM_WORLD")
-RANK = "RANK"  # 3
-SIZE = "SIZE"  # 4
-LOCAL_RANK = "LOCAL_RANK"  # 1
-LOCAL_SIZE = "LOCAL_SIZE"  # 2
+VERSIONS = (
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ("MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE", "MVP_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_SIZE"),
+)
+"""Rank, size, local rank and local size (3, 4, 1, 2): version 2's names, and those since."""
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
@@ -20,10 +20,8 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     Raises:
         UsageError: a variable is missing, is no number, or contradicts another.
     """
-    for prefix in PREFIXES:
-        rank, size, local_rank, local_size = names = tuple(
-            f"{prefix}_{name}" for name in (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)
-        )
+    for names in VERSIONS:
+        rank, size, local_rank, local_size = names
         if is_set(environ, rank):
             return started(
                 "mvapich",

@@ -1,0 +1,210 @@
+"""docs/reference.md, written from the code: commands, variables, exit codes, files, and ``ddplaunch.runtime``."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+import ddplaunch
+from ddplaunch import runtime
+from ddplaunch.cli import cli
+from ddplaunch.cli.options import SECTIONS
+from ddplaunch.cli.submit_options import REFUSED, SYSTEMS
+from ddplaunch.cli.submit_options import SECTIONS as OF_SUBMIT
+from ddplaunch.schedulers.queue import OVERRIDES
+from tests.reference import records, variables
+
+PACKAGE = Path(ddplaunch.__file__).parent
+PAGE = PACKAGE.parent / "docs" / "reference.md"
+
+HEAD = """# Reference
+
+This page is written from the source of ddplaunch by `python -m tests.reference`; a test fails where it is not up to
+date.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = (HEAD, *_commands(), *_variables(), *_exit_codes(), *_files(), *_runtime())
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines) + "\n"
+
+
+# ---------------------------------------------------------------------------------------------------------- commands
+
+
+def _commands() -> Iterator[str]:
+    context = click.Context(cli)
+    found = {name: command for name in cli.list_commands(context) if (command := cli.get_command(context, name))}
+    shared = {option for names in SECTIONS.values() for option in names}
+    for name, command in found.items():
+        yield f"## ddplaunch {name}\n"
+        yield inspect.cleandoc(command.help or "").partition("\n")[0] + "\n"
+        options = {each.opts[-1]: each for each in command.params if isinstance(each, click.Option)}
+        if name == "run":
+            yield "`ddplaunch run [OPTIONS] TARGET [ARGS]`: [what a target is](targets.md).\n"
+            yield from _sections(name, SECTIONS, options)
+        elif name == "submit":
+            own = {heading: names for heading, names in OF_SUBMIT.items() if not shared & {*names} - {"--env"}}
+            yield "`ddplaunch submit [OPTIONS] TARGET [ARGS]`, for [Slurm](slurm.md) or [Kubernetes](kubernetes.md).\n"
+            yield from _sections(name, own, options)
+            yield "The options of `ddplaunch run` are handed on to the job. These are refused, with what to do instead:\n"
+            refused = dict.fromkeys(option for options in REFUSED.values() for option in options)
+            rows = [(f"`{each}`", *(_code(REFUSED[system].get(each, "")) for system in SYSTEMS)) for each in refused]
+            yield table(("option", *(f"in {name}" for name in SYSTEMS.values())), rows)
+        else:
+            yield table(("option", "is"), [_row(each) for each in options.values()])
+    yield "`--help` tells the same of each command, `ddplaunch --version` the version.\n"
+
+
+def _sections(
+    command: str, sections: Mapping[str, Sequence[str]], options: Mapping[str, click.Option]
+) -> Iterator[str]:
+    for heading, names in sections.items():
+        rows = [_row(options[name]) for each in names if (name := _named(each, options))]
+        if rows:
+            yield f"### {command}: {heading[0].lower()}{heading[1:]}\n"
+            yield table(("option", "is"), rows)
+
+
+def _named(name: str, options: Mapping[str, click.Option]) -> str | None:
+    return next((key for key, option in options.items() if name in (*option.opts, *option.secondary_opts)), None)
+
+
+def _row(option: click.Option) -> tuple[str, str]:
+    words = ", ".join([*option.opts, *option.secondary_opts])
+    help = re.sub(r"\s*\[default: (.*)\]$", r" Default: \1.", option.help or "")
+    if option.show_default and not option.is_flag:
+        help += f" Default: {option.default}."
+    return f"`{words}{_value(option)}`", _code(help)
+
+
+def _value(option: click.Option) -> str:
+    if option.is_flag:
+        return ""
+    if isinstance(option.type, click.Choice):
+        return f" {'|'.join(option.type.choices)}"
+    assert option.metavar, f"{option.name} has no metavar"
+    return f" {option.metavar}"
+
+
+WORD = re.compile(r"(?<![\w`-])(--[a-z][\w-]*(?:=\S*[\w/])?|[A-Z]+_[A-Z_]+(?:=\w+)?)")
+"""An option or a variable in running text."""
+
+
+def _code(text: str) -> str:
+    """Set options and variables as code, where they are not yet."""
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [WORD.sub(r"`\1`", part.replace("*", r"\*")) for part in parts[::2]]
+    return "".join(parts)
+
+
+# --------------------------------------------------------------------------------------------------------- variables
+
+
+def _variables() -> Iterator[str]:
+    yield "## Environment variables\n"
+    yield "### ddplaunch's own\n"
+    yield _of(variables.OF_DDPLAUNCH)
+    yield "### What every rank gets\n"
+    yield "Beside what it inherits from the launcher, and DDPLAUNCH_DEVICE and DDPLAUNCH_PREEMPTED_FILE.\n"
+    yield _of(variables.OF_RANKS)
+    yield "### What ranks get in some jobs\n"
+    yield _of(variables.SOMETIMES)
+    yield "### What ddplaunch reads\n"
+    yield _of(variables.READ)
+    names = ", ".join(f"`{name}`" for name in OVERRIDES.values())
+    yield (
+        "torchrun's `PET_*`, one for each of its options, are read as those: [torchrun](torchrun.md). "
+        "`ddplaunch submit` takes out of the environment of `sbatch` what would overrule the script that it has "
+        f"written: {names}, and what is left of an outer job (`SLURM_*`, `SRUN_*`).\n"
+    )
+    yield "### What is read of clusters\n"
+    yield "Which of these decides, and how: [clusters](clusters.md).\n"
+    yield table(("system", "variables"), [(name, ", ".join(f"`{each}`" for each in of)) for name, of in clusters()])
+
+
+def _of(described: Mapping[str, str]) -> str:
+    return table(("variable", "is"), [(f"`{name}`", text) for name, text in described.items()])
+
+
+def clusters() -> Iterator[tuple[str, list[str]]]:
+    """Each system with the variables that its file in ``clusters/`` names."""
+    for path in sorted((PACKAGE / "clusters").glob("*.py")):
+        names = [name for name in all_caps(path) if name not in variables.NO_VARIABLES]
+        if path.stem != "__init__" and names:
+            yield path.stem, names
+
+
+NAME = re.compile(r"_?[A-Z][A-Z0-9]*(_[A-Z0-9]*)+")
+
+
+def all_caps(path: Path) -> list[str]:
+    """The strings of a source file that look like a variable's name, sorted."""
+    found = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    texts = {each.value for each in found if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    return sorted(text for text in texts if NAME.fullmatch(text))
+
+
+# -------------------------------------------------------------------------------------------------- codes and files
+
+
+def _exit_codes() -> Iterator[str]:
+    yield "## Exit codes\n"
+    yield "0 where all ranks returned 0, else the code of the first rank that failed ([failures](failures.md)), or:\n"
+    rows = [
+        (f"{code} + N" if name == "EXIT_SIGNAL" else str(code), f"`{name}`", text)
+        for name, code, text in records.error_codes()
+    ]
+    yield table(("code", "in `ddplaunch.errors`", "means"), rows)
+
+
+def _files() -> Iterator[str]:
+    yield "## The dry run as JSON\n"
+    yield "`ddplaunch run --dry-run --json`, and `plan.json` of the log folder. Fields may be added, these stay.\n"
+    yield table(("field", "is"), [(f"`{name}`", records.PLAN[name]) for name in records.plan_fields()])
+    yield "## The devices as JSON\n"
+    yield "`ddplaunch devices --json`. Sizes are in bytes, what is not known is `null`; fields may be added.\n"
+    yield table(("field", "is"), [(f"`{name}`", records.DEVICES[name]) for name in records.devices_fields()])
+    yield "## events.jsonl\n"
+    yield (
+        "One object a line, in the [log folder](logs.md#the-log-folder): `time` in seconds since the epoch, `elapsed` "
+        "since the launcher's start, `event`, and its own fields.\n"
+    )
+    rows = [
+        (f"`{name}`", ", ".join(f"`{field}`" for field in own) or "none", records.EVENTS[name])
+        for name, own in sorted(records.events().items(), key=lambda each: list(records.EVENTS).index(each[0]))
+    ]
+    yield table(("event", "fields", "means"), rows)
+    verdict, failure = records.failure_fields()
+    yield "## failure.json\n"
+    yield table(("field", "is"), [(f"`{name}`", records.VERDICT[name]) for name in verdict])
+    yield "Of each failure:\n"
+    yield table(("field", "is"), [(f"`{name}`", records.FAILURE[name]) for name in failure])
+
+
+def _runtime() -> Iterator[str]:
+    yield "## ddplaunch.runtime\n"
+    yield _prose(runtime.__doc__ or "")
+    source = Path(runtime.__file__).read_text(encoding="utf-8")
+    for match in re.finditer(r"^def (([a-z]\w*)\(.*?\) -> .*?):$", source, re.MULTILINE | re.DOTALL):
+        yield f"### runtime.{match[2]}\n"
+        yield f"`{match[1]}`\n"
+        yield _prose(getattr(runtime, match[2]).__doc__ or "")
+
+
+def _prose(text: str) -> str:
+    """A docstring as Markdown; what is indented there is code in both."""
+    blocks = inspect.cleandoc(text).split("\n\n")
+    plain = [block if block.startswith("    ") else block.replace("``", "`") for block in blocks]
+    return re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", "\n\n".join(plain)) + "\n"

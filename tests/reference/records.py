@@ -1,0 +1,191 @@
+"""What each field of a dry run, an event and a failure means; the fields themselves come from the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import ddplaunch
+from ddplaunch.console.devices import devices_json
+from ddplaunch.control.failure import Failure, Verdict
+from ddplaunch.devices.visible import Visible, VisibleGpu
+from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
+from ddplaunch.plan.layout import Slot
+from ddplaunch.plan.plan import Machine, Plan, Request, make
+from ddplaunch.plan.target import Kind, Target
+
+PLAN = {
+    "run_id": "the job's name: `--run-id`, or the time and a few random digits",
+    "nnodes": "how many nodes",
+    "node_rank": "this node",
+    "world_size": "how many ranks",
+    "master_addr": "where rank 0's store will be",
+    "master_port": "its port; 0 is chosen at the start",
+    "target": "as typed",
+    "backend": "of the process group, where ddplaunch is to initialise it; else `null`",
+    "init_method": "likewise",
+    "facts[].name": "what was found out",
+    "facts[].value": "as text",
+    "facts[].source": "a flag, a variable, what was found, or `assumed`",
+    "notes[]": "sentences for people",
+    "nodes[].node_rank": "the node's",
+    "nodes[].host": "its name; `null` if not known",
+    "nodes[].local_world_size": "how many ranks it has",
+    "nodes[].source": "where that count comes from",
+    "ranks[].rank": "among all",
+    "ranks[].local_rank": "among those of its node",
+    "ranks[].node_rank": "its node",
+    "ranks[].host": "that node's name; `null` if not known",
+    "ranks[].device": "`cuda:0`, `cpu`, …",
+    "ranks[].cpus": "those that it is bound to; `null` for any",
+    "ranks[].env": "the variables that it gets beside those that it inherits",
+    "ranks[].argv": "the command that it stands for",
+}
+
+DEVICES = {
+    "cpu.name": "the processor's",
+    "cpu.logical": "how many CPUs the machine has",
+    "cpu.physical": "how many cores are behind those that may be used",
+    "cpu.allowed": "the CPUs that may be used, like `0-3,8`",
+    "cpu.quota": "how many CPUs' time a container has; `null` for no limit",
+    "cpu.memory_total": "of the machine",
+    "cpu.memory_available": "likewise, what is free or can be freed",
+    "cpu.numa[].index": "the NUMA node",
+    "cpu.numa[].cpus": "its CPUs",
+    "cpu.numa[].memory_total": "its memory",
+    "gpus[].vendor": "`nvidia`, `amd`, `intel` or `apple`",
+    "gpus[].index": "its number, as `--gpus` takes it",
+    "gpus[].device": "torch's name of it, like `cuda:0`; `null` where a job does not see it",
+    "gpus[].name": "the model",
+    "gpus[].uuid": "as `--gpus` takes it too",
+    "gpus[].pci": "its address, like `0000:17:00.0`",
+    "gpus[].driver": "the driver's version",
+    "gpus[].memory_total": "its memory",
+    "gpus[].memory_used": "how much of that is in use",
+    "gpus[].numa_node": "the NUMA node beside it",
+    "gpus[].cpus": "the CPUs beside it",
+    "gpus[].mig[].uuid": "a MIG instance, as `--gpus` takes it",
+    "gpus[].mig[].device": "torch's name of it; `null` where a job does not see it",
+    "gpus[].mig[].name": "its profile",
+    "gpus[].mig[].memory_total": "its memory",
+    "gpus[].mig[].gpu_instance": "its number in the driver",
+    "gpus[].mig[].compute_instance": "likewise",
+    "gpus[].processes[].pid": "a process that uses the GPU",
+    "gpus[].processes[].name": "its program",
+    "gpus[].processes[].user": "whose it is",
+    "gpus[].processes[].memory": "how much of the GPU's memory it has",
+    "visible.source": "who says which a job sees: a variable, or the driver",
+    "visible.devices[].device": "torch's name",
+    "visible.devices[].gpu": "the index of the GPU",
+    "visible.devices[].vendor": "as above",
+    "visible.devices[].token": "what names this device in its vendor's variable",
+    "notes[]": "sentences for people",
+}
+
+EVENTS = {
+    "ready": "the zygote is: whether ranks are forked from it, why not, the seconds that its imports took",
+    "started": "a rank has its process",
+    "finished": "rank 0's program has ended well; its process, and the store in it, stays for the others",
+    "exited": "a rank's process has ended; `code` is negative for a signal",
+    "signal": "a signal has come to the launcher",
+    "preempt": "the ranks are told that the job must make room",
+    "restart": "the attempt that follows, after `wait` seconds",
+    "swept": "nothing of the attempt is left: what had been left behind, and what could not be killed",
+    "note": "what people are told",
+    "ended": "the job is over; its exit code",
+}
+
+VERDICT = {
+    "first": "the first cause, an object with the fields below",
+    "alike": "ranks that failed in the same way at the same place",
+    "others": "other failures, objects like `first`",
+    "stopped": "how many ranks were stopped because of it",
+    "world_size": "how many ranks there were",
+}
+
+FAILURE = {
+    "rank": "which",
+    "local_rank": "among those of its node",
+    "host": "its node's name",
+    "pid": "its process there",
+    "attempt": "0 is the first",
+    "exit_code": "what it exited with; `null` where a signal ended it",
+    "signal": "the signal's number; `null` where it exited",
+    "message": "the exception's last line; `null` where none was recorded",
+    "traceback": "as Python printed it, the user's frames only",
+    "moment": "seconds since the epoch: when the exception was caught, else when the process was seen to be gone",
+    "hint": "what the kernel's counters add, like its out-of-memory killer",
+    "refused": "the launcher's own complaint, found inside the rank: message and hint",
+    "tail": "the last lines that it printed",
+    "reason": "how it ended, in words",
+    "code": "its exit code, or 128 + the signal's number",
+}
+
+
+def _plan() -> dict[str, Any]:
+    machine = Machine(host="n0", allowed_cpus=(0,), physical_cpus=1, slots=(Slot("cpu"),), slots_source="")
+    target = Target(Kind.SCRIPT, "train.py", (), path="train.py")
+    plan: Plan = make(Request(nproc="1"), target, machine, {}, "id")
+    return plan.to_json()
+
+
+def plan_fields() -> list[str]:
+    """The fields of a plan as JSON, lists as ``name[]``."""
+    return list(_paths(_plan(), ""))
+
+
+def devices_fields() -> list[str]:
+    """Those of ``ddplaunch devices --json``."""
+    user = GpuProcess(pid=1, name=None, user=None, memory=None)
+    gpu = Gpu("nvidia", 0, "", mig=(MigInstance("", "", None),), processes=(user,))
+    cpu = Cpu(None, logical=1, physical=1, allowed=(0,), numa=(NumaNode(0, (0,)),))
+    visible = Visible((VisibleGpu(gpu, None, "0"),), ("cuda:0",), "")
+    return list(_paths(devices_json(Hardware(cpu, (gpu,)), visible), ""))
+
+
+def plan_environment() -> dict[str, str]:
+    """The variables of its rank."""
+    variables: dict[str, str] = _plan()["ranks"][0]["env"]
+    return variables
+
+
+def _paths(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, dict) and not path.endswith("env"):
+        for name, inner in value.items():
+            yield from _paths(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        yield from _paths(value[0], f"{path}[]")
+    else:
+        yield f"{path}[]" if path == "notes" else path
+
+
+def events() -> dict[str, list[str]]:
+    """Each event with its own fields, from the calls of ``_event`` in the source."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((Path(ddplaunch.__file__).parent / "agent").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "_event":
+                name = node.args[0]
+                assert isinstance(name, ast.Constant)
+                known = found.setdefault(str(name.value), [])
+                known += [word.arg for word in node.keywords if word.arg and word.arg not in known]
+    return found
+
+
+def failure_fields() -> tuple[list[str], list[str]]:
+    """The fields of a verdict, and of a failure in it, as failure.json has them."""
+    blank: dict[str, Any] = {field.name: None for field in fields(Failure)} | {"exit_code": 1}
+    first = Failure(**blank)
+    verdict = Verdict(first, (), (), 0, 1).to_json()
+    return list(verdict), list(verdict["first"])
+
+
+def error_codes() -> Iterator[tuple[str, int, str]]:
+    """The exit codes that the launcher itself chooses: name, number, and the text below it in ``errors.py``."""
+    text = (Path(ddplaunch.__file__).parent / "errors.py").read_text(encoding="utf-8")
+    for match in re.finditer(r'^(EXIT_\w+) = (\d+)\n"""(.*?)"""', text, re.MULTILINE | re.DOTALL):
+        yield match[1], int(match[2]), " ".join(match[3].split())

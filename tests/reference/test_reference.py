@@ -1,0 +1,60 @@
+"""docs/reference.md is what the code says, and leaves nothing out."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from ddplaunch.cli import cli
+from tests.reference import records, variables
+from tests.reference.page import NAME, PACKAGE, PAGE, all_caps, clusters, page
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_the_page_is_up_to_date():
+    assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.reference writes it anew"
+
+
+def test_every_variable_of_ours_is_listed():
+    found = {name for path in SOURCES for name in re.findall(r"DDPLAUNCH_[A-Z_]+", path.read_text(encoding="utf-8"))}
+    listed = {name for name in variables.OF_DDPLAUNCH if not name.startswith("_")}  # that one is click's
+    assert found == listed
+
+
+def test_every_other_variable_in_the_source_is_listed():
+    listed = {name for _, names in clusters() for name in names}
+    for described in (variables.OF_DDPLAUNCH, variables.OF_RANKS, variables.SOMETIMES, variables.READ):
+        listed |= described.keys()
+    elsewhere = [path for path in SOURCES if path.name != "queue.py"]  # which only hides variables from sbatch
+    found = {name for path in elsewhere for name in all_caps(path)}
+    assert found - listed - variables.NO_VARIABLES == set()
+    assert {name for name in listed if NAME.fullmatch(name)} - found == {"_DDPLAUNCH_COMPLETE"}
+
+
+def test_every_rank_gets_what_the_page_says():
+    ranks_get = set(records.plan_environment()) | {"TORCHELASTIC_ERROR_FILE"}
+    assert ranks_get == {*variables.OF_RANKS, "DDPLAUNCH_DEVICE"}
+
+
+def test_every_field_is_described():
+    verdict, failure = records.failure_fields()
+    assert records.plan_fields() == list(records.PLAN)
+    assert records.devices_fields() == list(records.DEVICES)
+    assert set(records.events()) == set(records.EVENTS)
+    assert (verdict, failure) == (list(records.VERDICT), list(records.FAILURE))
+
+
+def test_every_option_has_its_place():
+    text = PAGE.read_text(encoding="utf-8")
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        part = text.partition(f"\n## ddplaunch {name}\n")[2].partition("\n## ")[0]
+        if name == "submit":  # which takes those of run too
+            part += text.partition("\n## ddplaunch run\n")[2].partition("\n## ")[0]
+        for param in command.params:
+            for word in (*param.opts, *param.secondary_opts) if isinstance(param, click.Option) else ():
+                assert re.search(rf"^\| `([^`]* )?{word}[ ,`]", part, re.MULTILINE), f"{name} {word}"

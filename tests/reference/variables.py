@@ -1,0 +1,87 @@
+"""Every environment variable that ddplaunch reads or sets: one list, which test_reference.py holds against the source.
+
+Those of clusters are not in it: ``clusters/*.py`` have them as constants at their top, and the page takes them from
+there. Neither are torchrun's PET_*, of which there is one for each of its options.
+"""
+
+from __future__ import annotations
+
+OF_DDPLAUNCH = {
+    "DDPLAUNCH_TOKEN": "read: `--token`, kept out of `ps`; no rank has it",
+    "DDPLAUNCH_NNODES": "read in a pod of an indexed Job, where `submit --scheduler kubernetes` sets it: `--nnodes`",
+    "DDPLAUNCH_REQUEUE_FILE": "read, where `submit --requeue` sets it: the mark to leave when the job made room; "
+    "no rank has it",
+    "DDPLAUNCH_DEVICE": "set for each rank: its device, like `cuda:1`, as `runtime.device()` gives it",
+    "DDPLAUNCH_PREEMPTED_FILE": "set for each rank: a path; once there is a file, the job must make room",
+    "DDPLAUNCH_TERMINAL": "set for each rank, to `1`, where the launcher writes to a terminal",
+    "_DDPLAUNCH_COMPLETE": "read: click's, for completion in a shell (README)",
+}
+
+OF_RANKS = {
+    "RANK": "the rank, among all of the job",
+    "LOCAL_RANK": "among those of its node; always 0 with `--virtual-local-rank`",
+    "WORLD_SIZE": "how many ranks the job has",
+    "LOCAL_WORLD_SIZE": "how many its node has",
+    "GROUP_RANK": "its node's rank",
+    "GROUP_WORLD_SIZE": "how many nodes",
+    "NODE_RANK": "as GROUP_RANK",
+    "ROLE_NAME": "`--role`",
+    "ROLE_RANK": "as RANK: ranks are not numbered by roles",
+    "ROLE_WORLD_SIZE": "as WORLD_SIZE",
+    "MASTER_ADDR": "where rank 0's store listens; on several nodes the literal address by which node 0 was reached",
+    "MASTER_PORT": "its port",
+    "OMP_NUM_THREADS": "the CPUs that may be used over the local ranks, unless it is set already",
+    "TORCHELASTIC_RUN_ID": "`--run-id`, or the time and a few random digits",
+    "TORCHELASTIC_RESTART_COUNT": "the attempt, 0 the first time",
+    "TORCHELASTIC_MAX_RESTARTS": "`--max-restarts`",
+    "TORCHELASTIC_USE_AGENT_STORE": "`False`: the store is rank 0's own",
+    "TORCHELASTIC_ERROR_FILE": "where an exception is recorded, for the report; set when the rank starts",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "`1`, unless it is set already",
+}
+"""What each rank gets, beside what it inherits and DDPLAUNCH_*."""
+
+SOMETIMES = {
+    "GLOO_SOCKET_IFNAME": "several nodes, unless set: the interface of the way to node 0",
+    "NCCL_SOCKET_IFNAME": "with `--interface`, unless set",
+    "RES_OPTIONS": "several nodes, where no name server answers: `timeout:1 attempts:1`",
+    "CUDA_VISIBLE_DEVICES": "with `--gpus`, `--virtual-local-rank`, or where it named GPUs by UUID or in another order",
+    "HIP_VISIBLE_DEVICES": "likewise, with ROCm",
+    "ZE_AFFINITY_MASK": "likewise, with Intel's",
+    "CUDA_DEVICE_ORDER": "`PCI_BUS_ID` beside a CUDA_VISIBLE_DEVICES of ours",
+    "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "`1` beside a ZE_AFFINITY_MASK of ours",
+}
+"""What a rank gets in some jobs only."""
+
+READ = {
+    "MASTER_ADDR": "`--master-addr`, several nodes, where that is not typed",
+    "MASTER_PORT": "`--master-port`, likewise",
+    "NODE_RANK": "`--node-rank`, likewise",
+    "OMP_NUM_THREADS": "passed on",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "passed on",
+    "CUDA_VISIBLE_DEVICES": "which GPUs there are ([devices](devices.md))",
+    "HIP_VISIBLE_DEVICES": "likewise",
+    "ROCR_VISIBLE_DEVICES": "likewise",
+    "ZE_AFFINITY_MASK": "likewise",
+    "ONEAPI_DEVICE_SELECTOR": "likewise",
+    "ZE_FLAT_DEVICE_HIERARCHY": "what Intel's indices count: tiles or cards",
+    "CUDA_DEVICE_ORDER": "what NVIDIA's indices count",
+    "PATH": "where programs are looked for",
+    "TMPDIR": "where the folder of error files is made; else `/tmp`, else `/dev/shm`",
+    "XDG_CONFIG_HOME": "where `ddplaunch.toml` is; else `~/.config`",
+    "HOME": "likewise",
+    "PYTHONUNBUFFERED": "ranks flush each line",
+    "NO_COLOR": "no colours",
+    "TERM": "`dumb` has no colours",
+    "LD_LIBRARY_PATH": "goes along over SSH",
+    "PYTHONPATH": "likewise",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "torchrun's: `--grace`",
+    "SUBMITIT_PREEMPT_SIGNAL": "submitit's warning, in its `Task`",
+}
+"""What the launcher reads, beside the clusters' variables and PET_*."""
+
+NO_VARIABLES = {
+    *("DEFAULT_MAP", "F_SETPIPE_SZ", "PCI_BUS_ID", "BOOT_FAIL", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("GLOO_", "NCCL_", "TORCH_", "PET_", "SLURM_", "SRUN_"),
+    *("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"),  # of an outer job's, left for sbatch
+}
+"""What looks like one in the source: other names, and beginnings of names."""
