@@ -83,8 +83,10 @@ def temporary_path(run_id: str) -> str | None:
 
 
 def remove_temporary(path: str) -> None:
-    """Remove such a folder and its files."""
+    """Remove such a folder and its files, if it is ours (``zygote._make_private``)."""
     try:
+        if os.lstat(path).st_uid != os.geteuid():
+            return
         for name in os.listdir(path):
             os.unlink(os.path.join(path, name))
         os.rmdir(path)

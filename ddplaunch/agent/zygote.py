@@ -86,11 +86,8 @@ def main() -> tuple[dict[str, Any], dict[str, int]]:
         os._exit(1)
     gc.freeze()
     processes.die_with_parent(0)
-    if config["temporary"]:
-        try:
-            os.mkdir(config["temporary"], 0o700)
-        except OSError:
-            pass  # a full disk: reports fall back on what the ranks printed
+    if config["temporary"] and not _make_private(config["temporary"]):
+        _refuse(control, f"{config['temporary']} is there already, and not ours; set TMPDIR to a folder of your own")
     return Zygote(control, config, forks).serve()
 
 
@@ -130,6 +127,17 @@ def _preload(control: socket.socket, config: dict[str, Any]) -> str | None:
 def _refuse(control: socket.socket, message: str) -> NoReturn:
     channel.send(control, {"op": "refused", "message": message})
     os._exit(0)
+
+
+def _make_private(path: str) -> bool:
+    """Make a folder for us alone; false where somebody was there before, whose folder ranks would then write into."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return os.lstat(path).st_uid == os.geteuid()  # made by a zygote before us
+    except OSError:
+        pass  # a full disk: reports fall back on what the ranks printed
+    return True
 
 
 def _shadowed(folder: str) -> str | None:

@@ -326,6 +326,27 @@ def test_as_another_user(tmp_path):
     assert not list(tmp_path.glob("ddplaunch-*"))
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to make what belongs to somebody else")
+@pytest.mark.parametrize("start_mode", ["zygote", "exec"])
+def test_temporary_folder_that_is_somebody_elses(tmp_path, start_mode):
+    """Its name can be guessed and made by others first: nothing is written there, and nothing in it is touched."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    write(kept, "0.0.json", "theirs")
+    script = write(tmp_path, "fails.py", "raise RuntimeError('of no concern')")
+    link = f'"{tmp_path}/ddplaunch-guessed-$$"'  # whose pid the launcher has
+    words = " ".join(command("run", "--nproc", "2", "--start", start_mode, "--run-id", "guessed", str(script)))
+    done = subprocess.run(
+        ["bash", "-c", f"ln -s {kept} {link} && chown -h 65534 {link} && exec {words}"],
+        cwd=tmp_path, env=clean_environment({"TMPDIR": str(tmp_path)}), capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    assert done.returncode == 2
+    message = r"Error: \S+/ddplaunch-guessed-\d+ is there already, and not ours; set TMPDIR to a folder of your own\n"
+    assert re.fullmatch(message, done.stderr)
+    assert [path.name for path in kept.iterdir()] == ["0.0.json"]
+    assert (kept / "0.0.json").read_text() == "theirs"
+
+
 def test_idle_launcher_never_wakes_up(start):
     """While ranks sleep the launcher and its zygote sleep in the kernel: no context switch of their own."""
 
