@@ -1,4 +1,4 @@
-"""README.md, CONTRIBUTING.md and docs/*.md are true: their commands are run, and what they print is what the page shows.
+"""README.md, CONTRIBUTING.md and docs/*.md are true: their commands are run, and they print what the page shows.
 
 Read from each page's fenced blocks:
 

@@ -58,7 +58,7 @@ def _commands() -> Iterator[str]:
             own = {heading: names for heading, names in OF_SUBMIT.items() if not shared & {*names} - {"--env"}}
             yield "`ddplaunch submit [OPTIONS] TARGET [ARGS]`, for [Slurm](slurm.md) or [Kubernetes](kubernetes.md).\n"
             yield from _sections(name, own, options)
-            yield "The options of `ddplaunch run` are handed on to the job. These are refused, with what to do instead:\n"
+            yield "The options of `ddplaunch run` are handed on to the job, but for these; instead:\n"
             refused = dict.fromkeys(option for options in REFUSED.values() for option in options)
             rows = [(f"`{each}`", *(_code(REFUSED[system].get(each, "")) for system in SYSTEMS)) for each in refused]
             yield table(("option", *(f"in {name}" for name in SYSTEMS.values())), rows)
