@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 460, 60, 230, 20, 45
+MARGIN = 20  # for long numbers in a wide font
 COLOURS = ("#1b6ca8", "#c0392b", "#2e8b57", "#8e44ad", "#b9770e")
 
 Points = list[tuple[float, float]]
@@ -34,8 +35,9 @@ def draw(curves: dict[str, Points], x_title: str) -> str:
         return LEFT + across, HEIGHT - BOTTOM - up
 
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-MARGIN} 0 {MARGIN + WIDTH} {HEIGHT}" font-family="sans" '
+        'font-size="12">',
+        f'<rect x="{-MARGIN}" width="{MARGIN + WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{x_title}</text>',
     ]
     for power in range(y_low, y_high + 1):

@@ -98,7 +98,7 @@ def _value(option: click.Option) -> str:
     return f" {option.metavar}"
 
 
-WORD = re.compile(r"(?<![\w`-])(--[a-z][\w-]*(?:=\S*[\w/])?|[A-Z]+_[A-Z_]+(?:=\w+)?)")
+WORD = re.compile(r"(?<![\w`-])(--[a-z][\w-]*(?:=\S*[\w/])?|[A-Z]+_[A-Z_]+(?:=\w+)?|PYTHONPATH)")
 """An option or a variable in running text."""
 
 
@@ -117,7 +117,7 @@ def _variables() -> Iterator[str]:
     yield "### ddplaunch's own\n"
     yield _of(variables.OF_DDPLAUNCH)
     yield "### What every rank gets\n"
-    yield "Beside what it inherits from the launcher, and DDPLAUNCH_DEVICE and DDPLAUNCH_PREEMPTED_FILE.\n"
+    yield "Beside what it inherits from the launcher, and `DDPLAUNCH_DEVICE` and `DDPLAUNCH_PREEMPTED_FILE`.\n"
     yield _of(variables.OF_RANKS)
     yield "### What ranks get in some jobs\n"
     yield _of(variables.SOMETIMES)
@@ -135,7 +135,7 @@ def _variables() -> Iterator[str]:
 
 
 def _of(described: Mapping[str, str]) -> str:
-    return table(("variable", "is"), [(f"`{name}`", text) for name, text in described.items()])
+    return table(("variable", "is"), [(f"`{name}`", _code(text)) for name, text in described.items()])
 
 
 def clusters() -> Iterator[tuple[str, list[str]]]:
