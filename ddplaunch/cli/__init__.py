@@ -15,7 +15,7 @@ from ddplaunch.errors import EXIT_SIGNAL, EXIT_USAGE, LaunchError, UsageError
 
 _COMMANDS = {
     "run": "Start a training job on this machine, or this machine's share of one.",
-    "submit": "Submit a training job to Slurm.",
+    "submit": "Submit a training job to Slurm, or write one for Kubernetes.",
     "devices": "Show the GPUs, processors and NUMA nodes of this machine.",
 }
 """Each name is also that of its module, imported only when it is needed: start-up is part of the product."""

@@ -164,15 +164,14 @@ def _paths(value: Any, path: str) -> Iterator[str]:
 
 
 def events() -> dict[str, list[str]]:
-    """Each event with its own fields, from the calls of ``_event`` in the source."""
+    """Each event with its own fields, from the calls in the source that name one."""
     found: dict[str, list[str]] = {}
     for path in sorted((Path(ddplaunch.__file__).parent / "agent").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "_event":
-                name = node.args[0]
-                assert isinstance(name, ast.Constant)
-                known = found.setdefault(str(name.value), [])
-                known += [word.arg for word in node.keywords if word.arg and word.arg not in known]
+            match node:
+                case ast.Call(func=ast.Attribute(attr="_event" | "event"), args=[ast.Constant(value=str(name))]):
+                    known = found.setdefault(name, [])
+                    known += [word.arg for word in node.keywords if word.arg and word.arg not in known]
     return found
 
 
