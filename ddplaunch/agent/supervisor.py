@@ -16,7 +16,8 @@ from typing import Any
 
 from ddplaunch.agent import evidence, folder, job, processes, terminal
 from ddplaunch.agent.first_rank import FirstRank
-from ddplaunch.agent.folder import LogFolder, StoreFile
+from ddplaunch.agent.folder import StoreFile
+from ddplaunch.agent.journal import Journal
 from ddplaunch.agent.notice import Notice
 from ddplaunch.agent.nursery import Nursery
 from ddplaunch.agent.output import Output
@@ -74,10 +75,13 @@ class Supervisor:
         self._environ = {name: value for name, value in environ.items() if name not in job.OURS_ALONE}
         self._loop = Loop()
         self._link = make_link(self._loop, self._plan, rules, self.hear, listening)
-        self._logs = self._open_logs(plan.run_id) if plan.hosts_store or rules.port is None else None
         self._output = Output(self._loop, colour=policy.colour)
         self._output.drained = self._drained
-        self._output.note = self._say
+        self._journal = Journal(self._output, policy.log_dir)
+        self._say = self._output.note = self._journal.say
+        self._event = self._journal.event
+        if plan.hosts_store or rules.port is None:
+            self._open_journal(plan.run_id)
         self._planned = self._plan
         self._temporary = folder.temporary_path(plan.run_id)
         self._notice = Notice(self._temporary)
@@ -137,11 +141,10 @@ class Supervisor:
     @property
     def log_folder(self) -> str | None:
         """What ``--log-dir`` has kept of this run."""
-        return self._logs.path if self._logs else None
+        return self._journal.path
 
-    def _open_logs(self, run_id: str) -> LogFolder | None:
-        node_rank = self._plan.node_rank if self._rules.port is not None else None
-        return LogFolder(self._policy.log_dir, run_id, node_rank) if self._policy.log_dir else None
+    def _open_journal(self, run_id: str) -> None:
+        self._journal.open(run_id, self._plan.node_rank if self._rules.port is not None else None)
 
     # ------------------------------------------------------------------------------------------------------ orders
 
@@ -166,8 +169,7 @@ class Supervisor:
             case messages.Again():
                 self._say(message.text)
                 self._event("restart", attempt=message.attempt, wait=message.wait)
-                if self._logs:
-                    self._logs.write("failure.json", message.verdict.to_json())
+                self._journal.write("failure.json", message.verdict.to_json())
             case messages.Note(text=text):
                 self._say(text)
                 self._event("note", text=text)
@@ -178,7 +180,7 @@ class Supervisor:
         if joined.node_rank is not None:
             self._plan = self._planned = replace(self._planned, node_rank=joined.node_rank)
         try:
-            self._logs = self._logs or self._open_logs(joined.run_id)
+            self._open_journal(joined.run_id)
         except UsageError as error:
             self._link.tell(messages.Unable(error.message, error.hint))
 
@@ -190,8 +192,7 @@ class Supervisor:
             extra = self._name_server.variables() if self._name_server else {}
             self._plan = placement.joined(self._planned, order, self._rules, self._environ, extra)
         self._output.number(self._plan.world_size)
-        if self._logs:
-            self._logs.write("plan.json", self._plan.to_json())
+        self._journal.write("plan.json", self._plan.to_json())
         if self._nursery is None:
             self._start_zygote()
         assert self._nursery is not None
@@ -251,7 +252,7 @@ class Supervisor:
                 rank.rank,
                 reads=alone or rank.rank == self._policy.stdin,
                 shown=self._policy.show.streams(rank),
-                log=self._logs.rank_file(rank.rank, self._attempt) if self._logs else None,
+                log=self._journal.rank_file(rank.rank, self._attempt),
             )
             if rank.rank == 0 and self._port and self._plan.target.kind is not Kind.PROGRAM:
                 fds |= self._first_rank.descriptors(self._port, peers=not alone)
@@ -473,11 +474,9 @@ class Supervisor:
         self._waiting.over()
         self._output.close()
         self._event("ended", code=self._outcome.code)
-        if self._logs:
-            if self._outcome.verdict:
-                self._logs.write("failure.json", self._outcome.verdict.to_json())
-            if self._logs.trouble:
-                self._say(f"the log folder is incomplete: {self._logs.trouble}")
+        if self._outcome.verdict:
+            self._journal.write("failure.json", self._outcome.verdict.to_json())
+        self._journal.close()
         self._phase = Phase.ENDED
 
     # ----------------------------------------------------------------------------------------------------- helpers
@@ -488,10 +487,3 @@ class Supervisor:
 
     def _after(self, seconds: float, callback: Callable[[], None]) -> None:
         self._timers.append(self._loop.after(seconds, callback))
-
-    def _event(self, name: str, **fields: Any) -> None:
-        if self._logs:
-            self._logs.event(name, **fields)
-
-    def _say(self, text: str) -> None:
-        self._output.say("".join(f"ddplaunch: {line}\n" for line in text.splitlines()))
