@@ -26,6 +26,21 @@ class Timer:
         self.callback = None
 
 
+class Timers:
+    """Calls in the future that are of use, or pointless, together."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._all: list[Timer] = []
+
+    def after(self, seconds: float, callback: Callback) -> None:
+        self._all.append(self._loop.after(seconds, callback))
+
+    def cancel(self) -> None:
+        for timer in self._all:
+            timer.cancel()
+
+
 class Loop:
     """Calls back when a descriptor is ready, a time has come or a signal has arrived; all in the calling thread."""
 

@@ -82,8 +82,10 @@ def temporary_path(run_id: str) -> str | None:
     return None
 
 
-def remove_temporary(path: str) -> None:
+def remove_temporary(path: str | None) -> None:
     """Remove such a folder and its files, if it is ours (``zygote._make_private``)."""
+    if path is None:
+        return
     try:
         if os.lstat(path).st_uid != os.geteuid():
             return

@@ -16,6 +16,9 @@ from ddplaunch.loop import Loop
 
 _ZYGOTE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote.py")
 
+OWN_ACCORD = 0.5
+"""Seconds in which what a program left behind may end by itself before it is told to."""
+
 _LEAVE_PATIENCE = 6.0
 """Seconds that a zygote may take to end what is below it before it is killed (a little over KILL_PATIENCE)."""
 
@@ -88,9 +91,13 @@ class Nursery:
         """Ask for a rank; ``fds`` are duplicated to it by purpose ("stdin", "stdout", "stderr", "store", "hold")."""
         self._send({"op": "spawn", "rank": rank, "job": dict(job), "fds": list(fds)}, list(fds.values()))
 
-    def sweep(self, grace: float) -> None:
-        """Ask for the end of all that is left below; answered by "swept"."""
-        self._send({"op": "sweep", "grace": grace})
+    def sweep(self, grace: float, *, patience: float = OWN_ACCORD) -> None:
+        """Ask for the end of all that is left below; answered by "swept".
+
+        Args:
+            grace: seconds between SIGTERM and SIGKILL. patience: seconds before SIGTERM, if there is any grace.
+        """
+        self._send({"op": "sweep", "grace": grace, "patience": patience})
 
     def kill(self) -> None:
         """End the zygote at once, and with it, by their parent-death signal, its ranks."""

@@ -24,28 +24,36 @@ TAIL = 8192
 _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")
 """ANSI colours of the prefixes, by rank; red is left to errors."""
 
+_FAINT = "2"
+"""That of a sidecar's."""
+
 _CLEAR = b"\r\x1b[K"
+
+
+Source = int | str
+"""Whose output it is: a rank's number, or the name of a sidecar."""
 
 
 @dataclass
 class _Stream:
-    rank: int
+    source: Source
     fd: int
-    sink: Sink | None  # None where this rank is not shown
+    sink: Sink | None  # None where it is not shown
     prefix: bytes
+    heard: Callable[[], None] = lambda: None
     lines: Lines = field(default_factory=Lines)
 
 
 class Output:
-    """The pipes of all ranks of an attempt."""
+    """The pipes of all ranks of an attempt, and those of the sidecars, which outlive it."""
 
     def __init__(self, loop: Loop, *, colour: bool) -> None:
         self._loop = loop
         self._colour = colour
         self._width = 1
         self._streams: dict[int, _Stream] = {}
-        self._files: dict[int, int] = {}
-        self._tails: dict[int, bytes] = {}
+        self._files: dict[Source, int] = {}
+        self._tails: dict[Source, bytes] = {}
         self._paused = False
         self._bar_shown = False
         self._status = b""
@@ -59,7 +67,7 @@ class Output:
     @property
     def open(self) -> bool:
         """Whether some rank may still print."""
-        return bool(self._streams)
+        return any(isinstance(stream.source, int) for stream in self._streams.values())
 
     @property
     def written(self) -> bool:
@@ -84,29 +92,44 @@ class Output:
 
     def pipe(self, rank: int, number: int, *, shown: bool) -> int:
         """Make the pipe for descriptor ``number`` (1 or 2) of ``rank``; return the end that the rank writes to."""
+        return self._pipe(rank, (self.stdout if number == 1 else self.stderr) if shown else None)
+
+    def sidecar(self, name: str, *, shown: bool, log: str | None, heard: Callable[[], None]) -> int:
+        """Make the pipe for all that a sidecar prints, shown on stderr; return the end that it writes to.
+
+        Args:
+            heard: called whenever it has printed something, which ``tail`` has then.
+        """
+        if log is not None:
+            try:
+                self.keep(name, log)
+            except OSError as error:
+                self.note(f"no log of {name}: {error.strerror}")
+        return self._pipe(name, self.stderr if shown else None, heard)
+
+    def _pipe(self, source: Source, sink: Sink | None, heard: Callable[[], None] = lambda: None) -> int:
         read, write = os.pipe()
         try:
             fcntl.fcntl(read, getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_SIZE)
         except OSError:
             pass  # over the user's limit (pipe-user-pages-soft), or not Linux
         os.set_blocking(read, False)
-        sink = (self.stdout if number == 1 else self.stderr) if shown else None
-        stream = _Stream(rank, read, sink, self._prefix(rank, sink))
+        stream = _Stream(source, read, sink, self._prefix(source, sink), heard)
         self._streams[read] = stream
         self._loop.watch(read, partial(self._read, stream))
         return write
 
-    def keep(self, rank: int, path: str) -> None:
-        """Write all that ``rank`` prints from now on to the file at ``path``, byte for byte.
+    def keep(self, source: Source, path: str) -> None:
+        """Write all that a rank or sidecar prints from now on to the file at ``path``, byte for byte.
 
         Raises:
             OSError: it cannot be opened.
         """
-        self._files[rank] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._files[source] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
-    def tail(self, rank: int) -> bytes:
-        """The last bytes that ``rank`` printed."""
-        return self._tails.get(rank, b"")
+    def tail(self, source: Source) -> bytes:
+        """The last bytes that a rank or sidecar printed."""
+        return self._tails.get(source, b"")
 
     def say(self, text: str) -> None:
         """Print lines of the launcher's own on stderr, between whole lines of the ranks."""
@@ -121,42 +144,68 @@ class Output:
         """Make room in the prefixes for the ranks of a job of this size."""
         self._width = len(str(world_size - 1))
 
-    def close(self) -> None:
-        """Give out what is left of every stream and forget them."""
-        for stream in list(self._streams.values()):
-            self._end(stream)
-        for fd in self._files.values():
-            os.close(fd)
-        self._files.clear()
-        self._tails.clear()
+    def show(self, name: str, shown: bool) -> None:
+        """Show what this sidecar prints from now on, or no longer."""
+        for stream in self._of(name):
+            stream.sink = self.stderr if shown else None
+            stream.prefix = self._prefix(name, stream.sink)
 
-    def _prefix(self, rank: int, sink: Sink | None) -> bytes:
-        text = f"[{rank}]".ljust(self._width + 2)
+    def catch_up(self, name: str) -> None:
+        """Read what this sidecar, which has ended, had printed."""
+        for stream in self._of(name):
+            while self._took(stream):
+                pass
+
+    def close(self) -> None:
+        """Give out what is left of every rank's stream and forget them."""
+        for source in {*self._files, *self._tails, *(stream.source for stream in self._streams.values())}:
+            if isinstance(source, int):
+                self.forget(source)
+
+    def forget(self, source: Source) -> None:
+        """Give out what is left of a rank's or sidecar's streams."""
+        for stream in self._of(source):
+            self._end(stream)
+        if source in self._files:
+            os.close(self._files.pop(source))
+        self._tails.pop(source, None)
+
+    def _of(self, source: Source) -> list[_Stream]:
+        return [stream for stream in self._streams.values() if stream.source == source]
+
+    def _prefix(self, source: Source, sink: Sink | None) -> bytes:
+        text = f"[{source}]".ljust(self._width + 2)
         if self._colour and sink is not None and sink.terminal:
-            text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
+            colour = _COLOURS[source % len(_COLOURS)] if isinstance(source, int) else _FAINT
+            text = f"\x1b[{colour}m{text}\x1b[0m"
         return text.encode() + b" "
 
     def _read(self, stream: _Stream) -> None:
+        self._took(stream)
+
+    def _took(self, stream: _Stream) -> bool:
+        """Read once; return whether there was something."""
         try:
             data = os.read(stream.fd, PIPE_SIZE)
         except BlockingIOError:
-            return
+            return False
         if not data:
             self._end(stream)
-            if not self._streams:
+            if not self.open:
                 self.drained()
-            return
-        file = self._files.get(stream.rank)
+            return False
+        file = self._files.get(stream.source)
         if file is not None:
-            self._store(stream.rank, file, data)
-        self._tails[stream.rank] = (self._tails.get(stream.rank, b"") + data[-TAIL:])[-TAIL:]
-        if stream.sink is None:
-            return
-        self._show(stream.sink, self._prefixed(stream, stream.lines.feed(data)))
-        if stream.sink.full and not self._paused:
-            self._paused = True
-            for other in self._streams.values():
-                self._loop.forget(other.fd)
+            self._store(stream.source, file, data)
+        self._tails[stream.source] = (self._tails.get(stream.source, b"") + data[-TAIL:])[-TAIL:]
+        if stream.sink is not None:
+            self._show(stream.sink, self._prefixed(stream, stream.lines.feed(data)))
+            if stream.sink.full and not self._paused:
+                self._paused = True
+                for other in self._streams.values():
+                    self._loop.forget(other.fd)
+        stream.heard()
+        return True
 
     def _resume(self) -> None:
         if not self._paused or self.stdout.full or self.stderr.full:
@@ -165,14 +214,15 @@ class Output:
         for stream in self._streams.values():
             self._loop.watch(stream.fd, partial(self._read, stream))
 
-    def _store(self, rank: int, file: int, data: bytes) -> None:
+    def _store(self, source: Source, file: int, data: bytes) -> None:
         try:
             view = memoryview(data)
             while view:
                 view = view[os.write(file, view) :]
         except OSError as error:
-            os.close(self._files.pop(rank))
-            self.note(f"the log of rank {rank} ends here: {error.strerror}")
+            os.close(self._files.pop(source))
+            whose = f"rank {source}" if isinstance(source, int) else source
+            self.note(f"the log of {whose} ends here: {error.strerror}")
 
     def _end(self, stream: _Stream) -> None:
         if stream.sink is not None:
@@ -191,9 +241,8 @@ class Output:
         if not sink.terminal:
             sink.write(lines)
             return
-        drawn = min(
-            (each for each in self._streams.values() if each.sink is sink and each.lines.bar), key=_rank, default=None
-        )
+        bars = [each for each in self._streams.values() if each.sink is sink and each.lines.bar]
+        drawn = min(bars, key=_ranks_first, default=None)
         bar = b"" if drawn is None else drawn.prefix + _fit(drawn.lines.bar, len(self._bare(drawn)), sink)
         if not bar and self._status and sink is self.stderr:
             bar = _fit(self._status, 0, sink)
@@ -202,11 +251,11 @@ class Output:
         self._bar_shown = bool(bar)
 
     def _bare(self, stream: _Stream) -> str:
-        return f"[{stream.rank}]".ljust(self._width + 2) + " "
+        return f"[{stream.source}]".ljust(self._width + 2) + " "
 
 
-def _rank(stream: _Stream) -> int:
-    return stream.rank
+def _ranks_first(stream: _Stream) -> tuple[bool, int, str]:
+    return (False, stream.source, "") if isinstance(stream.source, int) else (True, 0, stream.source)
 
 
 def _fit(bar: bytes, used: int, sink: Sink) -> bytes:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent.shown import EVERYTHING, Shown
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.sidecar import Sidecar
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,7 @@ class Policy:
         stdin: the rank that reads our standard input, None for nobody (a single rank always does).
         preempt_signal: the scheduler's warning, None where none is listened for.
         preempt_forward: what the ranks get when it comes, None for no signal.
+        sidecars: what runs beside the ranks; none on other nodes than node 0.
     """
 
     modules: tuple[str, ...] = ()
@@ -27,3 +32,4 @@ class Policy:
     colour: bool = False
     preempt_signal: int | None = None
     preempt_forward: int | None = None
+    sidecars: tuple[Sidecar, ...] = ()

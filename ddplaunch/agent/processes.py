@@ -42,16 +42,17 @@ def adopt_orphans() -> None:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def descendants(root: int) -> list[int]:
+def descendants(root: int, *, without: int | None = None) -> list[int]:
     """Return the pids of all processes below ``root``, parents before children, without zombies.
 
-    A process that a subreaper adopted counts as its child. Empty where the system tells nothing.
+    Neither ``without`` nor what is below that is among them. A process that a subreaper adopted counts as its child.
+    Empty where the system tells nothing.
     """
     children: dict[int, list[int]] = {}
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
-        return _descendants_elsewhere(root)
+        return _descendants_elsewhere(root)  # which has not what ``without`` is for
     dead = set[int]()
     for pid in pids:
         state, parent = _stat(pid)
@@ -61,6 +62,8 @@ def descendants(root: int) -> list[int]:
     found, todo = [], children.get(root, [])
     while todo:
         pid = todo.pop(0)
+        if pid == without:
+            continue
         if pid not in dead:
             found.append(pid)
         todo.extend(children.get(pid, []))
@@ -129,16 +132,17 @@ def reap() -> list[tuple[int, int]]:
         ended.append((pid, status))
 
 
-def kill_all_below(root: int, *, keep: frozenset[int] = frozenset()) -> tuple[list[str], list[tuple[int, int]]]:
+def kill_all_below(root: int, *, without: int | None = None) -> tuple[list[str], list[tuple[int, int]]]:
     """SIGKILL everything below ``root`` until nothing is left, whatever forks meanwhile; ``root`` is the caller.
 
-    Waits at most KILL_PATIENCE. Returns descriptions of what would not die, and what was reaped.
+    Waits at most KILL_PATIENCE. Returns descriptions of what would not die, and what was reaped. ``without`` and
+    what is below that are left alone.
     """
     deadline = time.monotonic() + KILL_PATIENCE
     ended: list[tuple[int, int]] = []
     pause = 0.001
     while True:
-        left = [pid for pid in descendants(root) if pid not in keep]
+        left = descendants(root, without=without)
         for pid in left:
             send(pid, signal.SIGKILL)
         ended += reap()

@@ -18,6 +18,12 @@ class RankProcess:
     signalled: bool = False
     finished: bool = False  # rank 0 has done its work and only holds the store
 
+    def stop(self, number: int) -> None:
+        """Tell it to end; one that is stopped handles nothing."""
+        self.signalled = True
+        self.send(number)
+        self.send(signal.SIGCONT)
+
     def send(self, number: int) -> None:
         try:
             if self.pidfd is not None:

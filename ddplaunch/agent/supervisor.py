@@ -10,9 +10,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent import evidence, folder, job, processes, terminal
 from ddplaunch.agent.first_rank import FirstRank
@@ -35,9 +35,12 @@ from ddplaunch.control.roster import describe
 from ddplaunch.control.route import NameServer
 from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
-from ddplaunch.loop import Loop, Timer
+from ddplaunch.loop import Loop, Timers
 from ddplaunch.plan.plan import Plan
 from ddplaunch.plan.target import Kind
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.sidecars import Sidecars
 
 INTERRUPT_PATIENCE = 3.0
 """Seconds after which ranks that Ctrl-C did not end are told by SIGTERM: a wait inside torch never sees SIGINT."""
@@ -90,6 +93,7 @@ class Supervisor:
         self._waiting = Waiting(self._loop, self._output)
         self._phase = Phase.WAITING
         self._nursery: Nursery | None = None
+        self._sidecars: Sidecars | None = None
         self._attempt = -1
         self._interrupted = False
         self._outcome: Outcome | None = None
@@ -108,7 +112,7 @@ class Supervisor:
         self._released = False
         self._told: set[int] = set()
         self._broken: str | None = None
-        self._timers: list[Timer] = []
+        self._timers = Timers(self._loop)
         self._memory = evidence.Memory()
 
     # ------------------------------------------------------------------------------------------------ from outside
@@ -130,10 +134,11 @@ class Supervisor:
                 self._nursery.close()
             if self._port:
                 self._port.close()
-            if self._temporary:
-                folder.remove_temporary(self._temporary)
+            folder.remove_temporary(self._temporary)
             self._store_file.remove()
-        while not (self._output.written and self._link.closed):
+        if self._sidecars:
+            self._sidecars.stop()
+        while not (self._output.written and self._link.closed and (self._sidecars is None or self._sidecars.ended)):
             self._loop.step()
         assert self._outcome is not None
         return self._outcome
@@ -198,6 +203,11 @@ class Supervisor:
         assert self._nursery is not None
         self._enter(Phase.RUNNING if self._nursery.ready else Phase.LOADING)
         self._spawn_ranks()
+        if self._policy.sidecars and self._sidecars is None:
+            from ddplaunch.agent.sidecars import Sidecars
+
+            self._sidecars = Sidecars(self._loop, self._output, self._journal, self._policy, self._rules.grace)
+            self._sidecars.start(self._environ, self._temporary)
 
     def _ordered_to_stop(self, order: messages.Stop) -> None:
         match self._phase:
@@ -298,7 +308,7 @@ class Supervisor:
         if self._notice.given:
             self._notice.give()  # before the first rank there was no folder yet
         if self._phase is Phase.STOPPING:
-            self._told_to(process, signal.SIGTERM)
+            process.stop(signal.SIGTERM)
 
     def _first_rank_finished(self) -> None:
         if 0 in self._processes:
@@ -344,7 +354,7 @@ class Supervisor:
             return  # the next attempt has one of its own, and says so if that one cannot live either
         how = describe_end(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
         self._broken = f"the zygote (pid {pid}) {how}, and its ranks with it"
-        stuck, _ = processes.kill_all_below(os.getpid())
+        stuck, _ = processes.kill_all_below(os.getpid(), without=self._sidecars.guard if self._sidecars else None)
         self._processes.clear()
         self._pending = 0
         self._swept([], stuck)
@@ -354,6 +364,8 @@ class Supervisor:
     def _signalled(self, number: int) -> None:
         if number == signal.SIGTSTP:
             return suspend(self._processes.values())
+        if self._phase is Phase.ENDED and self._sidecars and self._sidecars.hurry():
+            return
         if self._phase is Phase.ENDED:  # output that nobody reads, or a peer, is all that we wait for
             os._exit(self._outcome.code if self._outcome else EXIT_SIGNAL + number)
         self._event("signal", number=number)
@@ -392,20 +404,15 @@ class Supervisor:
         self._told.add(number)
         if self._phase is Phase.RUNNING:
             self._enter(Phase.STOPPING)
-            self._after(grace, lambda: self._sweep(0))
+            self._timers.after(grace, lambda: self._sweep(0))
         if number != signal.SIGTERM:
-            self._after(INTERRUPT_PATIENCE, lambda: self._tell_all(signal.SIGTERM))
+            self._timers.after(INTERRUPT_PATIENCE, lambda: self._tell_all(signal.SIGTERM))
         self._tell_all(number)
         self._check_ended()
 
     def _tell_all(self, number: int) -> None:
         for process in self._processes.values():
-            self._told_to(process, number)
-
-    def _told_to(self, process: RankProcess, number: int) -> None:
-        process.signalled = True
-        process.send(number)
-        process.send(signal.SIGCONT)  # a stopped process handles nothing
+            process.stop(number)
 
     def _check_ended(self) -> None:
         """Say when all ranks have done their work; let rank 0 go, and sweep, once no other node needs the store."""
@@ -434,13 +441,12 @@ class Supervisor:
         assert self._nursery is not None
         self._nursery.sweep(grace)
         # A zygote that does not answer is itself stopped or stuck.
-        self._after(grace + processes.KILL_PATIENCE + 1, self._nursery.kill)
+        self._timers.after(grace + processes.KILL_PATIENCE + 1, self._nursery.kill)
 
     def _swept(self, found: list[str], stuck: list[str]) -> None:
         if self._phase in (Phase.DRAINING, Phase.ENDED):
             return
-        for timer in self._timers:
-            timer.cancel()
+        self._timers.cancel()
         if found and not self._failures and not self._stopped and not self._interrupted:
             self._say(f"ended what the ranks left behind: {', '.join(found)}")
         if stuck:
@@ -450,7 +456,7 @@ class Supervisor:
         self._stopped += len(self._processes)
         self._enter(Phase.DRAINING)
         if self._output.open:
-            self._after(DRAIN_PATIENCE, self._drained)
+            self._timers.after(DRAIN_PATIENCE, self._drained)
         else:
             self._drained()
 
@@ -458,10 +464,9 @@ class Supervisor:
         """All that the ranks ever printed has arrived: decide what comes next."""
         if self._phase is not Phase.DRAINING:
             return
-        for timer in self._timers:
-            timer.cancel()
-        tails = [evidence.last_lines(self._output.tail(each.rank)) for each in self._failures]
-        failures = tuple(replace(each, tail=tail) for each, tail in zip(self._failures, tails, strict=True))
+        self._timers.cancel()
+        tail = self._output.tail
+        failures = tuple(replace(each, tail=evidence.last_lines(tail(each.rank))) for each in self._failures)
         self._output.close()
         if self._outcome is not None:
             return self._finish()
@@ -484,6 +489,3 @@ class Supervisor:
     def _enter(self, phase: Phase) -> None:
         assert phase in NEXT[self._phase], f"{self._phase} to {phase}"
         self._phase = phase
-
-    def _after(self, seconds: float, callback: Callable[[], None]) -> None:
-        self._timers.append(self._loop.after(seconds, callback))

@@ -31,9 +31,6 @@ import signal  # noqa: E402
 import socket  # noqa: E402
 import time  # noqa: E402
 
-OWN_ACCORD = 0.5
-"""Seconds in which what a program left behind may end by itself before it is told to."""
-
 DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What is for the supervisor to hear, not for us, where somebody tells a whole tree of processes (systemd, Slurm with
 proctrack/linuxproc): the ranks would die with us, in the midst of their grace."""
@@ -208,7 +205,7 @@ class Zygote:
                     if born := self.spawn(request, fds):
                         return born
                 elif request["op"] == "sweep":
-                    self.sweep(request["grace"])
+                    self.sweep(request["grace"], request["patience"])
 
     def tell(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         try:
@@ -309,13 +306,14 @@ class Zygote:
             os.write(2, f"ddplaunch: cannot execute {shown}: {error.strerror}\n".encode())
             os._exit(126)
 
-    def sweep(self, grace: float) -> None:
+    def sweep(self, grace: float, patience: float) -> None:
         """End all that is left below: SIGTERM, then SIGKILL after ``grace`` seconds or as soon as we hear anything.
 
-        What multiprocessing keeps beside a program (forkserver, resource tracker) leaves by itself, and is let to.
+        What multiprocessing keeps beside a program (forkserver, resource tracker) leaves by itself, and is let to:
+        so many seconds of ``patience`` come first.
         """
-        if grace > 0:
-            self.wait(min(grace, OWN_ACCORD))
+        if min(grace, patience) > 0:
+            self.wait(min(grace, patience))
         left = processes.descendants(os.getpid())
         found = [processes.describe(pid) for pid in left if pid not in self.ranks]
         if left and grace > 0:

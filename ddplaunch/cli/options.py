@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -35,6 +35,7 @@ SECTIONS = {
     "Starting": ("--backend", "--init-method", "--start", "--preload", "--role"),
     "Stopping and restarting": ("--grace", "--max-restarts", "--restart-backoff", "--min-uptime"),
     "When the machines are wanted back": ("--preempt-signal", "--preempt-grace", "--preempt-forward"),
+    "Beside the ranks": ("--tensorboard", "--sidecar"),
     "Output": ("--show", "--stdin", "--log-dir"),
     "Looking first": ("--dry-run", "--json", "--help"),
 }
@@ -106,8 +107,25 @@ def _signal(ctx: click.Context, param: click.Parameter, text: str | None) -> int
     return signal.Signals[f"SIG{name}"].value
 
 
-def spelled(param: click.Parameter, value: Any) -> str:
-    """How the value that was read is typed."""
+def _commands(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Look at command lines, which only node 0 then uses."""
+    if texts:
+        from ddplaunch.cli import sidecars
+
+        for text in texts:
+            sidecars.split(text)
+    return texts
+
+
+def as_typed(param: click.Option, value: Any) -> Iterator[str]:
+    """The words of an option that was typed, from the value that was read."""
+    for each in value if param.multiple else (value,):
+        yield param.opts[-1]
+        if not param.is_flag:
+            yield _spelled(param, each)
+
+
+def _spelled(param: click.Parameter, value: Any) -> str:
     if param.callback is _signal:
         import signal
 
@@ -330,6 +348,19 @@ _OPTIONS = (
         metavar="SIGNAL",
         callback=_signal,
         help="A signal for each rank when the warning comes, for programs that expect one.",
+    ),
+    click.option(
+        "--tensorboard",
+        metavar="DIR",
+        type=Paths(file_okay=False),
+        help="Run TensorBoard on DIR while the job lives, for this machine alone, and print its address.",
+    ),
+    click.option(
+        "--sidecar",
+        metavar="COMMAND",
+        multiple=True,
+        callback=_commands,
+        help="Run a program beside rank 0 while the job lives; may be repeated.",
     ),
     click.option(
         "--show",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddplaunch.cli.options import spelled
+from ddplaunch.cli.options import as_typed
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ CARRIED_BEGINNINGS = ("NCCL_", "GLOO_", "TORCH_")
 
 OWN_OPTIONS = ("hosts", "hostfile", "include", "exclude", "env", "remote_python")
 _PER_NODE = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id", "token", "dry_run"}
+_OF_NODE_0 = {"tensorboard", "sidecar"}
 _NOT_REPEATED = {*OWN_OPTIONS, *_PER_NODE, "as_json"}
 
 
@@ -94,7 +95,7 @@ def start(hosts: tuple[Host, ...], flags: dict[str, Any], target: Target, run_id
             "target": {"typed": target.typed, "module": flags["module"], "no_python": flags["no_python"]},
             "address": address,
             "ports": [port, control] if node == 0 and len(hosts) > 1 else [],
-            "words": ["run", *words, *_repeated(), "--", target.typed, *target.args],
+            "words": ["run", *words, *_repeated(node), "--", target.typed, *target.args],
             "heartbeat": heartbeat,
             "grace": grace,
         }
@@ -167,12 +168,10 @@ def _share(host: Host, flags: dict[str, Any]) -> Iterator[str]:
         yield from ("--nproc", str(host.slots or flags["nproc"]))
 
 
-def _repeated() -> Iterator[str]:
+def _repeated(node: int) -> Iterator[str]:
     """The other options typed, as they were."""
     context = click.get_current_context()
-    typed = _typed() - _NOT_REPEATED
+    typed = _typed() - _NOT_REPEATED - (_OF_NODE_0 if node else set())
     for param in context.command.params:
         if isinstance(param, click.Option) and param.name in typed:
-            yield param.opts[-1]
-            if not param.is_flag:
-                yield spelled(param, context.params[param.name or ""])
+            yield from as_typed(param, context.params[param.name or ""])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddplaunch.cli import over_ssh, show
-from ddplaunch.cli.options import AUTO, SECTIONS, options, spelled
+from ddplaunch.cli.options import AUTO, SECTIONS, as_typed, options
 from ddplaunch.cli.surroundings import address_comes_late, look_around, place_of, surroundings_notes
 from ddplaunch.cli.target_command import NOTES, SETTINGS, TargetCommand, find_target
 from ddplaunch.errors import EXIT_PREEMPTED, UsageError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.agent.policy import Policy
     from ddplaunch.agent.shown import Shown
+    from ddplaunch.agent.sidecar import Sidecar
     from ddplaunch.control.rules import Rules
     from ddplaunch.plan.plan import Machine, Plan, Request
 
@@ -85,7 +86,7 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     shown = show.read(flags["show"], plan)
     _check_stdin(flags["stdin"], plan)
     if flags["dry_run"]:
-        _print_plan(plan, flags)
+        _print_plan(plan, flags, remote=bool(hosts))
         return 0
     rules = _rules(flags, plan)
     _check_several(plan, rules)
@@ -224,7 +225,10 @@ def _run_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
-def _print_plan(plan: Plan, flags: dict[str, Any]) -> None:
+def _print_plan(plan: Plan, flags: dict[str, Any], *, remote: bool) -> None:
+    if plan.node_rank == 0:
+        beside = (f"beside rank 0: {each.command}" for each in _sidecars(flags, remote=remote))
+        plan = replace(plan, notes=(*plan.notes, *beside))
     if plan.nnodes > 1 and not plan.place:
         assumed = f"of the nodes other than {plan.node_rank} nothing is known: they are assumed to be like this one"
         token = ["the token is not printed: set DDPLAUNCH_TOKEN on every node"] if flags["token"] else []
@@ -252,13 +256,19 @@ def _other_options() -> list[str]:
         if source is None or source.name != "COMMANDLINE" or param.name in _SPELLED_OUT | _OF_THIS_NODE:
             continue
         if isinstance(param, click.Option):
-            words.append(param.opts[-1])
-            if not param.is_flag:
-                words.append(spelled(param, context.params[param.name or ""]))
+            words += as_typed(param, context.params[param.name or ""])
     return words
 
 
 # ---------------------------------------------------------------------------------------------------------- running
+
+
+def _sidecars(flags: dict[str, Any], *, remote: bool = False) -> tuple[Sidecar, ...]:
+    if not (flags["sidecar"] or flags["tensorboard"] is not None):
+        return ()
+    from ddplaunch.cli import sidecars
+
+    return sidecars.read(flags["tensorboard"], flags["sidecar"], remote=remote)
 
 
 def _policy(flags: dict[str, Any], plan: Plan, shown: Shown) -> Policy:
@@ -275,6 +285,7 @@ def _policy(flags: dict[str, Any], plan: Plan, shown: Shown) -> Policy:
         preempt_signal=flags["preempt_signal"],
         preempt_forward=flags["preempt_forward"],
         colour=colour_wanted(),
+        sidecars=_sidecars(flags) if plan.node_rank == 0 else (),
     )
 
 

@@ -133,6 +133,10 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
             find_target(target, args, flags)
         except UsageError as error:
             raise _of_submit(error) from None
+        if flags["tensorboard"] is not None:
+            from ddplaunch.cli.sidecars import check_tensorboard
+
+            check_tensorboard(flags["tensorboard"])
     request = _request(target, args, flags)
     script = slurm.script(request)
     if flags["dry_run"]:

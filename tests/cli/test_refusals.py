@@ -73,6 +73,16 @@ limit = 3
         ("run --master-port -1 train.py", ("--master-port -1 is no port", "1 to 65535")),
         ("run --master-port http train.py", ("--master-port http is no port", "1 to 65535")),
         ("run --master-addr 'a b' train.py", ("--master-addr a b is no host name or address", "10.0.0.1")),
+        ("run --sidecar '' train.py", ("--sidecar '' names no program",)),
+        ('run --sidecar "sh -c \'x" train.py', ("--sidecar sh -c 'x: no closing quotation", "quotes come in pairs")),
+        ("run --sidecar 'nosuch -x' train.py", ("--sidecar nosuch -x: there is no program nosuch", "sh -c '…'")),
+        ("run --sidecar ./file train.py", ("there is no program ./file", "name one on PATH")),
+        ("run --nnodes 2 --node-rank 1 --sidecar '' train.py", ("--sidecar '' names no program",)),
+        ("run --sidecar nosuch --dry-run train.py", ("there is no program nosuch",)),
+        ("submit --sidecar '' train.py", ("--sidecar '' names no program",)),
+        ("run --tensorboard '' train.py", ("--tensorboard '' names no folder",)),
+        ("run --tensorboard file train.py", ("--tensorboard file is a file, not a folder", "name the folder")),
+        ("submit --tensorboard file train.py", ("--tensorboard file is a file, not a folder",)),
         ("run trian.py", ("no such script: trian.py", "did you mean train.py?")),
         ("run folder", ("folder is a directory, not a script", "name the script")),
         ("run broken.py", ("syntax error in broken.py, line 1: '(' was never closed", "x = (")),
@@ -191,6 +201,16 @@ def test_refused_on_a_machine_with_four_gpus(refused, fake_nvml, line, said):
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that not even root may write to")
+@pytest.mark.parametrize("line", ["run --tensorboard tensorboard train.py", "submit --tensorboard runs train.py"])
+def test_without_tensorboard(refused, tmp_path, line):
+    """A folder of that name is no package."""
+    write(tmp_path, "site/sitecustomize.py", "import sys\nsys.modules['tensorboard'] = None\n")
+    (tmp_path / "tensorboard").mkdir()
+    said = refused(line, env={"PYTHONPATH": str(tmp_path / "site")})
+    assert "the package tensorboard is not installed for " in said
+    assert "pip install tensorboard" in said
+
+
 def test_init_method_in_a_place_that_cannot_be_written(refused):
     assert "--init-method file:///proc/store" in refused("run --init-method file:///proc/store train.py")
 

@@ -1,0 +1,183 @@
+"""The programs beside the ranks of node 0, from the job's first attempt to its end.
+
+They hang below a zygote of their own, an empty one that is swept only once: it ends what is left of them when we are
+killed, as the other does for the ranks, and knows nothing of attempts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from ddplaunch.agent import evidence, job, processes
+from ddplaunch.agent.journal import Journal
+from ddplaunch.agent.nursery import Nursery
+from ddplaunch.agent.output import Output
+from ddplaunch.agent.policy import Policy
+from ddplaunch.agent.sidecar import Sidecar, way_in
+from ddplaunch.control.failure import describe_end
+from ddplaunch.loop import Loop, Timer
+
+GRACE = 5.0
+"""Seconds at most that they have between SIGTERM and SIGKILL."""
+
+
+class Sidecars:
+    """All of them; one that ends early is told of, and the job goes on."""
+
+    def __init__(self, loop: Loop, output: Output, journal: Journal, policy: Policy, grace: float) -> None:
+        """``grace`` is that of the ranks, in seconds."""
+        self._loop = loop
+        self._output = output
+        self._say, self._event = journal.say, journal.event
+        self._file = journal.file
+        self._grace = min(GRACE, grace)
+        self._all = policy.sidecars
+        self._shielded = job.shielded(policy.preempt_signal)
+        self._environ: Mapping[str, str] = {}
+        self._nursery: Nursery | None = None
+        self._temporary: str | None = None
+        self._answers: set[str] = set()
+        self._stopping = self._hurried = self._lost = False
+        self._timer: Timer | None = None
+
+    @property
+    def guard(self) -> int | None:
+        """The process that all of them hang below."""
+        return self._nursery.pid if self._nursery else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether none is left."""
+        return self._nursery is None
+
+    def start(self, environ: Mapping[str, str], temporary: str | None) -> None:
+        """Start them, without waiting for any.
+
+        Args:
+            temporary: the ranks' folder for temporary files; TensorBoard gets one beside it, since it leaves files
+                behind when it is killed.
+        """
+        self._environ = environ
+        self._temporary = f"{temporary}-sidecars" if temporary else None
+        self._nursery = Nursery(
+            self._loop,
+            environment=environ,
+            modules=(),
+            asked=(),
+            first="",
+            temporary=self._temporary,
+            remove=[self._temporary] if self._temporary else [],
+            title="",
+            shielded=self._shielded,
+            hear=self._hear,
+            lost=self._guard_lost,
+        )
+        for number, sidecar in enumerate(self._all):
+            self._spawn(self._nursery, number, sidecar)
+
+    def _spawn(self, nursery: Nursery, number: int, sidecar: Sidecar) -> None:
+        printed = self._output.sidecar(
+            sidecar.name,
+            shown=sidecar.announces is None,
+            log=self._file(f"sidecar-{sidecar.name}.log"),
+            heard=partial(self._heard, sidecar),
+        )
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        variables = {"PYTHONUNBUFFERED": "1", **sidecar.variables}  # what it prints goes to a pipe, and is to come now
+        if sidecar.announces and self._temporary:
+            variables["TMPDIR"] = self._temporary
+        program = {"kind": "program", "typed": sidecar.words[0], "path": sidecar.path, "args": list(sidecar.words[1:])}
+        described = {"rank": number, **program, "env": variables, "cpus": None}
+        nursery.spawn(number, described, {"stdin": nothing, "stdout": printed, "stderr": printed})
+        os.close(nothing)
+        os.close(printed)
+
+    def stop(self) -> None:
+        """The job has ended, and they are to do so too: SIGTERM for all that is below, SIGKILL after the grace."""
+        self._stopping = True
+        for sidecar in self._all:
+            if sidecar.announces:
+                self._output.show(sidecar.name, False)  # its farewell says nothing new
+        if self._nursery:
+            self._nursery.sweep(self._grace, patience=0)
+            self._timer = self._loop.after(self._grace + processes.KILL_PATIENCE + 1, self._nursery.kill)
+        elif self._lost:
+            processes.kill_all_below(os.getpid())  # nothing else of ours is left there
+
+    def hurry(self) -> bool:
+        """Do without the grace; return whether there is anything left to hurry."""
+        if self._nursery is None or self._hurried:
+            return False
+        self._hurried = True
+        self._nursery.sweep(0)
+        return True
+
+    # ------------------------------------------------------------------------------------------------ what we hear
+
+    def _hear(self, message: dict[str, Any], fds: list[int]) -> None:
+        for fd in fds:
+            os.close(fd)
+        match message["op"]:
+            case "spawned":
+                self._event("sidecar_started", sidecar=self._all[message["rank"]].name, pid=message["pid"])
+            case "exited":
+                self._exited(self._all[message["rank"]], os.waitstatus_to_exitcode(message["status"]))
+            case "refused":  # rank 1 cannot be started: Resource temporarily unavailable
+                why = message["message"]
+                self._say(f"a sidecar cannot be started: {why.partition(': ')[2] or why}")
+            case "swept":
+                if message["stuck"]:
+                    self._say(f"cannot be killed, so not waited for: {', '.join(message['stuck'])}")
+                self._over()
+
+    def _exited(self, sidecar: Sidecar, code: int) -> None:
+        self._event("sidecar_exited", sidecar=sidecar.name, code=code)
+        self._output.catch_up(sidecar.name)
+        if not self._stopping:
+            last = evidence.last_lines(self._output.tail(sidecar.name), 1) if code else ()
+            words = "".join(f": {line.strip()}" for line in last)
+            self._say(f"{sidecar.name} {describe_end(code)}, the job goes on{words}")
+        elif code == -signal.SIGKILL and not self._hurried:
+            self._say(f"{sidecar.name} did not end within {self._grace:g} s of SIGTERM, and was killed")
+
+    def _heard(self, sidecar: Sidecar) -> None:
+        """Say where it answers as soon as it says so itself: by then it listens."""
+        if sidecar.announces is None or sidecar.name in self._answers or self._stopping:
+            return
+        title, pattern = sidecar.announces
+        found = pattern.search(self._output.tail(sidecar.name))
+        if found is None:
+            return
+        self._answers.add(sidecar.name)
+        self._output.show(sidecar.name, True)
+        url = found["url"].decode()
+        self._say(f"{title} at {url}")
+        if way := way_in(url, self._environ, os.uname().nodename):
+            self._say(way)
+        self._event("sidecar_answers", sidecar=sidecar.name, url=url)
+
+    def _guard_lost(self) -> None:
+        """It was killed, and they with it (their parent-death signal)."""
+        self._lost = True
+        if not self._stopping:
+            self._say(f"{', '.join(each.name for each in self._all)}: ended, their guard was killed; the job goes on")
+        else:
+            processes.kill_all_below(os.getpid())
+        self._over()
+
+    def _over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        assert self._nursery is not None
+        self._nursery.close()
+        self._nursery = None
+        for sidecar in self._all:
+            self._output.catch_up(sidecar.name)
+            self._output.forget(sidecar.name)
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
