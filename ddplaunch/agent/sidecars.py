@@ -27,7 +27,11 @@ GRACE = 5.0
 
 
 class Sidecars:
-    """All of them; one that ends early is told of, and the job goes on."""
+    """All of them; one that ends early is told of, and the job goes on.
+
+    Attributes:
+        expected: whether the job has been told to stop, and they perhaps too, so that their end is no news.
+    """
 
     def __init__(self, loop: Loop, output: Output, journal: Journal, policy: Policy, grace: float) -> None:
         """``grace`` is that of the ranks, in seconds."""
@@ -42,7 +46,7 @@ class Sidecars:
         self._nursery: Nursery | None = None
         self._temporary: str | None = None
         self._answers: set[str] = set()
-        self._stopping = self._hurried = self._lost = False
+        self.expected = self._stopping = self._hurried = self._lost = False
         self._timer: Timer | None = None
 
     @property
@@ -138,11 +142,11 @@ class Sidecars:
     def _exited(self, sidecar: Sidecar, code: int) -> None:
         self._event("sidecar_exited", sidecar=sidecar.name, code=code)
         self._output.catch_up(sidecar.name)
-        if not self._stopping:
+        if not (self._stopping or self.expected):
             last = evidence.last_lines(self._output.tail(sidecar.name), 1) if code else ()
             words = "".join(f": {line.strip()}" for line in last)
             self._say(f"{sidecar.name} {describe_end(code)}, the job goes on{words}")
-        elif code == -signal.SIGKILL and not self._hurried:
+        elif self._stopping and code == -signal.SIGKILL and not self._hurried:
             self._say(f"{sidecar.name} did not end within {self._grace:g} s of SIGTERM, and was killed")
 
     def _heard(self, sidecar: Sidecar) -> None:

@@ -375,6 +375,8 @@ class Supervisor:
         # SIGTERM twice is no impatience: a preempted job of Slurm gets it when its grace begins and when that is over.
         again = self._interrupted and number in (signal.SIGINT, signal.SIGQUIT)
         first, self._interrupted = not self._interrupted, True
+        if self._sidecars:
+            self._sidecars.expected = True
         match self._phase:
             case Phase.RUNNING | Phase.STOPPING if again:
                 self._sweep(0)

@@ -104,6 +104,21 @@ def test_it_ends_with_a_job_that_is_stopped(start, number):
     job.assert_nothing_left()
 
 
+def test_a_scheduler_that_tells_all_processes(start):
+    """scancel does: that a sidecar ends before the ranks is no news then."""
+    job = start("run", "--nproc", "2", "--sidecar", beside(), SLEEPER, "deaf")
+    pid = sidecar(job)
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGTERM)
+    wait_until(lambda: "stopping 2 ranks" in job.stderr(), "the signal")
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not alive(pid), "its end")
+    job.signal(signal.SIGINT)
+    assert job.wait() == 143
+    assert "the job goes on" not in job.stderr()
+    job.assert_nothing_left()
+
+
 def test_it_ends_with_a_job_that_fails(start, tmp_path):
     job = start("run", "--nproc", "2", "--sidecar", beside("tidy", "children"), SLEEPER)
     pid = sidecar(job)

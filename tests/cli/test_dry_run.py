@@ -220,3 +220,17 @@ def test_the_other_nodes_get_the_words_that_were_typed(launch, tmp_path):
     other = done.stdout.splitlines()[-1].partition("ddplaunch run ")[2]
     assert sorted(other.split()) == sorted(f"{place} --node-rank 1 {typed} train.py".split())
     assert launch("run", "--dry-run", *other.split()).returncode == 0
+
+
+def test_what_runs_beside_rank_0(plan, launch):
+    """It is a note on node 0, and part of every node's command: whoever is not node 0 does without."""
+    line = ("--nnodes", "2", "--nproc", "1", "--master-addr", "127.0.0.1", "--sidecar", "sh -c 'a b; c'")
+    twice = (*line, "--sidecar", "sleep 9", "train.py")
+    beside = ["beside rank 0: sh -c 'a b; c'", "beside rank 0: sleep 9"]
+    notes = plan(shlex.join(["--node-rank", "0", *twice]))["notes"]
+    assert [note for note in notes if "beside" in note] == beside
+    assert not any("beside" in note for note in plan(shlex.join(["--node-rank", "1", *twice]))["notes"])
+    done = launch("run", "--dry-run", "--node-rank", "1", *twice)
+    (other,) = (line.partition(": ")[2] for line in done.stdout.splitlines() if line.startswith("node 0: "))
+    again = plan(shlex.join(shlex.split(other)[2:]))["notes"]
+    assert [note for note in again if "beside" in note] == beside

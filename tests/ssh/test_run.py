@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.conftest import write
+from tests.conftest import wait_until, write
 from tests.ssh.job import Job
 
 SHOWS = """
@@ -47,6 +47,16 @@ def test_a_job_on_three_hosts_with_different_counts(job, tmp_path):
         "[2] sum 4 on n0 local 0 --lr 0.1 $x",
         "[3] sum 4 on n2 local 0 --lr 0.1 $x",
     ]
+    run.assert_nothing_left()
+
+
+def test_sidecars_are_beside_rank_0_alone(job, tmp_path):
+    write(tmp_path, "train.py", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.1)\n")
+    run = job(2, "--hosts", "n1:1,n0:1", "--sidecar", "sh -c 'echo beside on $(hostname); exec sleep 600'", "train.py")
+    wait_until(lambda: "beside on" in run.stderr(), "the sidecar")
+    (tmp_path / "go").touch()
+    assert run.wait() == 0, run.stderr()
+    assert [line for line in run.stderr().splitlines() if "beside" in line] == ["[sh] beside on n1"]
     run.assert_nothing_left()
 
 
