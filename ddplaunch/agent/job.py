@@ -8,7 +8,7 @@ from typing import Any
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
 
-OURS_ALONE = frozenset({"DDPLAUNCH_TOKEN", "DDPLAUNCH_REQUEUE_FILE"})
+OURS_ALONE = frozenset({"DDPLAUNCH_TOKEN", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"})
 """Variables of the launcher that no rank gets."""
 
 

@@ -19,6 +19,7 @@ class Policy:
         modules: what the zygote imports; empty, and every rank is a fresh interpreter. asked: those the user named.
         show: whose output is shown.
         stdin: the rank that reads our standard input, None for nobody (a single rank always does).
+        quiet: seconds for which the wait for the other nodes is nothing to tell of.
         preempt_signal: the scheduler's warning, None where none is listened for.
         preempt_forward: what the ranks get when it comes, None for no signal.
         sidecars: what runs beside the ranks; none on other nodes than node 0.
@@ -30,6 +31,7 @@ class Policy:
     stdin: int | None = None
     log_dir: str | None = None
     colour: bool = False
+    quiet: float = 0.0
     preempt_signal: int | None = None
     preempt_forward: int | None = None
     sidecars: tuple[Sidecar, ...] = ()

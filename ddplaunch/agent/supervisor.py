@@ -90,7 +90,7 @@ class Supervisor:
         self._notice = Notice(self._temporary)
         self._warned = False
         self._name_server = NameServer(self._say) if rules.port is not None else None
-        self._waiting = Waiting(self._loop, self._output)
+        self._waiting = Waiting(self._loop, self._output, policy.quiet)
         self._phase = Phase.WAITING
         self._nursery: Nursery | None = None
         self._sidecars: Sidecars | None = None

@@ -15,9 +15,11 @@ REPEAT = 30.0
 class Waiting:
     """One wait, from the first thing told of it to ``over``."""
 
-    def __init__(self, loop: Loop, output: Output) -> None:
+    def __init__(self, loop: Loop, output: Output, quiet: float) -> None:
+        """``quiet``: seconds for which a wait is nothing to tell of."""
         self._loop = loop
         self._output = output
+        self._quiet = quiet
         self._text = ""
         self._began = 0.0
         self._timer: Timer | None = None
@@ -41,6 +43,9 @@ class Waiting:
         if self._timer is not None:
             self._timer.cancel()
         waited = time.monotonic() - self._began
+        if waited < self._quiet:
+            self._timer = self._loop.after(self._quiet - waited, self._show)
+            return
         line = f"ddplaunch: {self._text} ({clock(waited)})"
         if self._output.stderr.terminal:
             self._output.status(line)

@@ -21,6 +21,9 @@ CARRIED = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
 CARRIED_BEGINNINGS = ("NCCL_", "GLOO_", "TORCH_")
 """The variables that go along unasked."""
 
+STARTED = "DDPLAUNCH_OVER_SSH"
+"""The variable by which a launcher knows that the others are started at the same time."""
+
 OWN_OPTIONS = ("hosts", "hostfile", "include", "exclude", "env", "remote_python")
 _PER_NODE = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id", "token", "dry_run"}
 _OF_NODE_0 = {"tensorboard", "sidecar"}
@@ -90,7 +93,7 @@ def start(hosts: tuple[Host, ...], flags: dict[str, Any], target: Target, run_id
             run_id,
         ]
         settings = {
-            "environ": {**environ, "DDPLAUNCH_TOKEN": token},
+            "environ": {**environ, "DDPLAUNCH_TOKEN": token, STARTED: "1"},
             "cwd": os.getcwd(),
             "target": {"typed": target.typed, "module": flags["module"], "no_python": flags["no_python"]},
             "address": address,

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 BEHIND = 0.5
 """Seconds by which launchers of one rank each end after rank 0's: mpirun kills all others when the first one fails."""
 
+QUIET = 5.0
+"""Seconds that nodes which somebody starts all at once have to find each other before anything is told of it."""
+
 
 class _RunCommand(TargetCommand):
     sections = SECTIONS
@@ -276,12 +279,14 @@ def _policy(flags: dict[str, Any], plan: Plan, shown: Shown) -> Policy:
     from ddplaunch.console import colour_wanted
 
     modules, asked = _modules(flags, plan)
+    at_once = flags["surroundings"] is not None or over_ssh.STARTED in os.environ
     return Policy(
         modules=modules,
         asked=asked,
         show=shown,
         stdin=flags["stdin"],
         log_dir=flags["log_dir"],
+        quiet=QUIET if at_once else 0.0,
         preempt_signal=flags["preempt_signal"],
         preempt_forward=flags["preempt_forward"],
         colour=colour_wanted(),

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import struct
@@ -106,6 +107,29 @@ def test_a_log_tells_of_the_wait_when_something_changes(nodes):
     for launcher in (first, second):
         assert "Traceback" not in launcher.stderr()
         launcher.assert_nothing_left()
+
+
+BY_SSH = {"DDPLAUNCH_OVER_SSH": "1"}
+BY_MPIRUN = {
+    f"OMPI_COMM_WORLD_{name}": value for name, value in {"SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}.items()
+}
+
+
+@pytest.mark.parametrize("environment", [BY_SSH, BY_MPIRUN], ids=["ssh", "mpirun"])
+def test_nodes_that_are_started_at_once_have_a_moment_before_it_is_told(start, tmp_path, environment):
+    """Their first seconds are no news: some are up before the others."""
+    write(tmp_path, "hello.py", HELLO)
+    words = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc", "1", "--start", "exec")
+    launchers = []
+    for rank in (0, 1):
+        typed = ("--nnodes", "2", "--node-rank", str(rank)) if environment is BY_SSH else ()
+        variables = environment if typed else {**environment, "OMPI_COMM_WORLD_RANK": str(rank)}
+        launchers.append(start("run", *typed, *words, "hello.py", env=variables))
+        if rank == 0:
+            wait_until(lambda: "waiting for" in launchers[0].stderr(), "the account")
+            assert not re.search(r"\(00:0[0-4]\)", launchers[0].stderr()), launchers[0].stderr()
+    assert [launcher.wait() for launcher in launchers] == [0, 0]
+    assert "waiting for" not in launchers[1].stderr()
 
 
 def test_a_terminal_shows_one_line_that_counts(nodes, tmp_path):

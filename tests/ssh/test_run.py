@@ -41,6 +41,7 @@ def test_a_job_on_three_hosts_with_different_counts(job, tmp_path):
     write(tmp_path, "train.py", SHOWS)
     run = job(3, "--hosts", "n1:2,n0:1,n2:1", "train.py", "--", "--lr", "0.1 $x")
     assert run.wait() == 0, run.stderr()
+    assert not re.search(r"\(00:0[0-4]\)", run.stderr()), "the first seconds of the wait for each other are no news"
     assert sorted(run.stdout().splitlines()) == [
         "[0] sum 4 on n1 local 0 --lr 0.1 $x",
         "[1] sum 4 on n1 local 1 --lr 0.1 $x",
