@@ -76,4 +76,17 @@ def joined(
         nodes=nodes,
         ranks=tuple(ranks),
         variables={**plan.variables, **variables},
+        place=_place(plan.place, [share.host for share in shares], node_rank),
     )
+
+
+def _place(place: Mapping[str, str | None], hosts: Sequence[str], rank: int) -> Mapping[str, str | None]:
+    """Fill in what the starter of all ranks has not told of this one: its node is its host, if the counts agree."""
+    if place.get("GROUP_RANK", "") is not None:
+        return place
+    names = list(dict.fromkeys(hosts))
+    found = {"LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])), "GROUP_WORLD_SIZE": str(len(names))}
+    if any(place[name] not in (None, value) for name, value in found.items()):
+        return place
+    index = str(names.index(hosts[rank]))
+    return {**place, **found, "GROUP_RANK": index, "NODE_RANK": index}

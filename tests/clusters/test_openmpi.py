@@ -59,6 +59,42 @@ def test_alone_on_a_node_while_others_share_theirs() -> None:
     assert finding.place == Place(2, 3, 0, 1)
 
 
+TO_N2_N1 = "n[1:0,2,1]@0(3)"
+"""The daemons of ``mpirun --host n2,n1``, typed on n0, which comes first in any case."""
+
+FIRST_HOSTS = [
+    # host, its daemon, hosts listed, how many have ranks; rank, size, local rank, local size; where rank 0 is
+    (("n2", 1, TO_N2_N1, 2), (0, 2, 0, 1), "n2"),
+    (("n1", 2, TO_N2_N1, 2), (1, 2, 0, 1), "n2"),
+    (("n0", 0, "", 3), (1, 4, 1, 2), "n0"),  # --host n2:1,n0:2,n1:1
+    (("n2", 1, TO_N2_N1, 3), (2, 4, 0, 1), "n0"),
+    (("n1", 2, TO_N2_N1, 3), (3, 4, 0, 1), "n0"),
+    (("n1", 2, TO_N2_N1, 2), (2, 3, 0, 1), "n2"),  # --host n2:2,n1:1
+    (("n2", 1, TO_N2_N1, 2), (1, 2, 0, 1), "n0"),  # --host n0:1,n2:1,n1:1 -np 2
+    (("n2", 2, "n[1:0-1],[2:10].77.0.12@0(3)", 2), (1, 2, 0, 1), "n1"),
+    (("b", 2, "head,gpu[2:09-10].cl,b@0(4)", 2), (1, 2, 0, 1), "gpu09.cl"),
+    (("n1", 1, "n[1:0-2]@0(3)", 2), (2, 4, 1, 2), None),  # --rank-by node, or n0 has the first two
+    (("n3", 3, "n[1:0-4]@0(5)", 2), (2, 4, 0, 2), None),
+    (("n1", 2, "", 2), (1, 2, 0, 1), None),
+    (("n1", 2, "n[", 2), (1, 2, 0, 1), None),
+]
+
+
+@pytest.mark.parametrize(("where", "numbers", "first"), FIRST_HOSTS)
+def test_where_rank_0_is(where: tuple[str, int, str, int], numbers: tuple[int, int, int, int], first: str) -> None:
+    """What the processes of real jobs of version 4 had."""
+    host, daemon, listed, used = where
+    more = {
+        "PMIX_HOSTNAME": host,
+        "OMPI_MCA_orte_local_daemon_uri": f"726007808.{daemon};tcp://10.77.0.12:46173",
+        "OMPI_MCA_orte_node_regex": listed,
+        "OMPI_MCA_orte_num_nodes": str(used),
+    }
+    finding = find({**openmpi(*numbers), **more})
+    assert finding
+    assert finding.address == first
+
+
 @pytest.mark.parametrize("rank", range(4))
 def test_node_rank_is_no_index_of_nodes(rank: int) -> None:
     """OMPI_COMM_WORLD_NODE_RANK counts the processes on a node."""
