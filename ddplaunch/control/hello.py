@@ -26,7 +26,7 @@ def own_hello(share: Share, target: Target, gpus: tuple[str, ...], rules: Rules)
         target=_plain(target.typed),
         fingerprint=_fingerprint(target),
         max_restarts=rules.max_restarts,
-        versions=Versions(_python()) if target.kind is Kind.PROGRAM else own_versions(),
+        versions=own_versions(torch=target.kind is not Kind.PROGRAM),
         gpus=tuple(dict.fromkeys(gpus)),
     )
 
@@ -52,11 +52,14 @@ def _fingerprint(target: Target) -> str | None:
         return None
 
 
-def own_versions() -> Versions:
-    """Read torch/version.py, which holds assignments only, and the name of NCCL's own distribution beside it."""
+def own_versions(*, torch: bool) -> Versions:
+    """Read torch/version.py, which holds assignments only, and the name of NCCL's own distribution beside it.
+
+    Without ``torch``: a program's is no business of ours.
+    """
     from importlib.machinery import PathFinder
 
-    found = PathFinder.find_spec("torch")
+    found = PathFinder.find_spec("torch") if torch else None
     if found is None or not found.origin:
         return Versions(_python())
     folder = os.path.dirname(found.origin)
@@ -66,9 +69,9 @@ def own_versions() -> Versions:
         names = os.listdir(os.path.dirname(folder))
     except OSError:
         return Versions(_python())
-    torch, cuda = _assigned(text, "__version__"), _assigned(text, "cuda")
+    version, cuda = _assigned(text, "__version__"), _assigned(text, "cuda")
     nccl = next((match[1] for name in names if (match := _NCCL.fullmatch(name))), None)
-    return Versions(_python(), ".".join(torch.split(".")[:2]) if torch else None, cuda, nccl)
+    return Versions(_python(), ".".join(version.split(".")[:2]) if version else None, cuda, nccl)
 
 
 def _assigned(text: str, name: str) -> str | None:

@@ -110,18 +110,21 @@ class Fleet:
 
     def _problems_of(self, host: Connection) -> list[Problem]:
         if host.facts is None or host.over:
-            return [Problem(host.name, host.complaint or "ssh ended without a word", unreached=not host.reached)]
+            return [Problem(host.name, host.trouble, unreached=not host.reached)]
         found = [Problem(host.name, text) for text in host.facts["problems"]]
         *versions, ours = host.facts["versions"]
         if ours != __version__:
             found.append(Problem(host.name, f"ddplaunch {ours} there, {__version__} here"))
-        first = next(each for each in self._hosts if each.facts is not None)
-        assert first.facts is not None
         if not self._allow_mismatch:
-            for name, theirs, other in zip(_COMPARED, versions, first.facts["versions"], strict=False):
-                if theirs != other:
-                    text = f"{name} is {theirs or 'missing'} there, {other or 'missing'} on {first.name}"
-                    found.append(Problem(host.name, text))
+            for index, name in enumerate(_COMPARED):
+                known = [(each.facts["versions"][index], each.name) for each in self._hosts if each.facts is not None]
+                first = next((each for each in known if each[0] is not None), None)
+                if first is not None and versions[index] != first[0]:
+                    found.append(
+                        Problem(host.name, f"{name} is {versions[index] or 'missing'} there, {' on '.join(first)}")
+                    )
+                if name == "torch" and versions[index] is None:
+                    break  # nor can it have what belongs to torch
         return found
 
     # ---------------------------------------------------------------------------------------------------- meanwhile

@@ -51,7 +51,7 @@ def main() -> int:
     os.environ.pop("PYTHONSAFEPATH", None)  # ours, so that nothing in the home folder was taken for a module
     os.environ.update(settings["environ"])
     problems = list(_problems(settings))
-    versions = own_versions()
+    versions = own_versions(torch=not settings["target"]["no_python"])
     facts = {
         "problems": problems,
         "versions": [versions.python, versions.torch, versions.cuda, versions.nccl, __version__],

@@ -109,6 +109,15 @@ class Connection:
         """Whether its host was, now that it is over; ssh(1) has an exit status of its own for everything else."""
         return self._process.returncode != 255
 
+    @property
+    def trouble(self) -> str:
+        """Why it has ended before the host had looked, as far as it has said."""
+        if re.search("No module named '?ddplaunch", self.complaint):
+            return "ddplaunch is not installed there, for the same Python (--remote-python names another)"
+        if self._process.returncode in (126, 127):  # of env(1), or of a shell
+            return f"{self.complaint} (--remote-python names another Python)"
+        return self.complaint or "ssh ended without a word"
+
     def send(self, data: bytes) -> None:
         """Send bytes to the host, when it takes them."""
         if self._stdin < 0:

@@ -6,9 +6,11 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import ddplaunch
 from tests.conftest import wait_until, write
 from tests.ssh.job import Job
 
@@ -198,7 +200,7 @@ def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
     import torch
 
     write(tmp_path, "there/here/train.py", "open('started', 'w')\n")
-    servers = sshd(6)
+    servers = sshd(10)
     hosts = servers.network.hosts
     servers.forget_key(hosts[1])
     hosts[2].power_off()
@@ -206,11 +208,16 @@ def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
     hosts[4].run("mount", "-t", "tmpfs", "none", tmp_path / "there")
     version = write(tmp_path, "version.py", '__version__ = "1.0.0"\ncuda = None\n')
     hosts[5].run("mount", "--bind", version, torch.__file__.replace("__init__.py", "version.py"))
+    hosts[6].run("mount", "-t", "tmpfs", "none", Path(torch.__file__).parent)
+    hosts[7].run("mount", "-t", "tmpfs", "none", Path(ddplaunch.__file__).parents[1])
+    hosts[8].run("mount", "-t", "tmpfs", "none", Path(sys.executable).parent)
+    version = write(tmp_path, "__init__.py", '__version__ = "0.0.1"\n')
+    hosts[9].run("mount", "--bind", version, ddplaunch.__file__)
     servers.config.write_text(servers.config.read_text() + "  ConnectTimeout 2\n")
-    run = Job(servers, tmp_path / "there/here", "--hosts", "n[0-5]:1", "train.py")
+    run = Job(servers, tmp_path / "there/here", "--hosts", "n[0-9]:1", "train.py")
     assert run.wait() == 69
     first, *rows = run.stderr().splitlines()
-    assert first == "ddplaunch: 5 of 6 hosts cannot take part, and nothing was started"
+    assert first == "ddplaunch: 9 of 10 hosts cannot take part, and nothing was started"
     for row, text in zip(
         rows,
         [
@@ -219,12 +226,36 @@ def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
             "n3  no such script: train.py",
             f"n4  {tmp_path}/there/here: No such file or directory",
             "n5  torch is 1.0 there, 2.* on n0",
+            "n6  torch is missing there, 2.* on n0",
+            "n7  ddplaunch is not installed there, for the same Python .--remote-python names another.",
+            f"n8  .*{sys.executable}.*No such file or directory .--remote-python names another Python.",
+            f"n9  ddplaunch 0.0.1 there, {ddplaunch.__version__} here",
         ],
         strict=True,
     ):
         assert re.fullmatch(f"  {text}", row), run.stderr()
     assert not list(tmp_path.rglob("started"))
     run.assert_nothing_left([host for host in hosts if host.alive])
+
+
+@pytest.mark.parametrize("program", [False, True])
+def test_torch_is_missing_on_the_first_host(sshd, job, tmp_path, program):
+    """Whose versions are no measure for the others then; a program may do without."""
+    import torch
+
+    servers = sshd(2)
+    servers.network.hosts[0].run("mount", "-t", "tmpfs", "none", Path(torch.__file__).parent)
+    write(tmp_path, "train.py", "")
+    words = ["--no-python", "/bin/echo", "done"] if program else ["train.py"]
+    run = job(2, "--hosts", "n0:1,n1:1", *words, servers=servers)
+    if program:
+        assert run.wait() == 0, run.stderr()
+        assert sorted(run.stdout().splitlines()) == ["[0] done", "[1] done"]
+    else:
+        assert run.wait() == 2
+        first, row = run.stderr().splitlines()
+        assert first == "ddplaunch: 1 of 2 hosts cannot take part, and nothing was started"
+        assert re.fullmatch("  n0  torch is missing there, 2.* on n1", row)
 
 
 def test_no_such_interpreter(job, tmp_path):
