@@ -21,6 +21,8 @@ CARRIED = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
 CARRIED_BEGINNINGS = ("NCCL_", "GLOO_", "TORCH_")
 """The variables that go along unasked."""
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
 STARTED = "DDPLAUNCH_OVER_SSH"
 """The variable by which a launcher knows that the others are started at the same time."""
 
@@ -62,9 +64,10 @@ def read(flags: dict[str, Any]) -> tuple[Host, ...]:
         raise UsageError(f"--nproc {flags['nproc']} and the slots of the hosts contradict each other", "give one")
     if "gpus" in typed and any(host.gpus for host in hosts):
         raise UsageError(f"--gpus {flags['gpus']} and the slots chosen contradict each other", "give one of them")
-    if len(hosts) > 1 and hosts[0].name == "localhost" and flags["master_addr"] is None:
+    if len(hosts) > 1 and hosts[0].name in LOOPBACK and flags["master_addr"] is None:
         raise UsageError(
-            "localhost is another machine for each of the hosts", "name it as the others reach it, or add --master-addr"
+            f"{hosts[0].name} is another machine for each of the hosts",
+            "name it as the others reach it, or add --master-addr",
         )
     return hosts
 
@@ -76,7 +79,7 @@ def start(hosts: tuple[Host, ...], flags: dict[str, Any], target: Target, run_id
     from ddplaunch.schedulers.ssh import Connection, command, look_up
 
     environ = carried(flags["env"], os.environ)
-    ways = [look_up(host.name) for host in hosts]
+    ways = [look_up(host.destination) for host in hosts]
     address = (flags["master_addr"] or ways[0].address) if len(hosts) > 1 else ""
     port = flags["master_port"] or DEFAULT_PORT
     control = flags["control_port"] or port + 1
@@ -102,7 +105,7 @@ def start(hosts: tuple[Host, ...], flags: dict[str, Any], target: Target, run_id
             "heartbeat": heartbeat,
             "grace": grace,
         }
-        reach = command(host.name, ways[node], python, environ, heartbeat)
+        reach = command(host.destination, ways[node], python, environ, heartbeat)
         return lambda loop: Connection(loop, host.name, reach, settings)
 
     code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])

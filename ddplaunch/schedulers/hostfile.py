@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import NoReturn
 from ddplaunch.clusters.nodelist import expand_hosts
 from ddplaunch.errors import UsageError
 
-# --hosts a:4,n[01-04]:8,b
+# --hosts a:4,n[01-04]:8,b,me@c,[fd00::1]:4
 #
 # worker-1 slots=4     # DeepSpeed's, Open MPI's and Horovod's
 # worker-2:4
@@ -22,8 +23,13 @@ from ddplaunch.errors import UsageError
 MOST_SLOTS = 4096
 """More ranks than that on one host is a slip."""
 
-_ENTRY = re.compile(r"(?P<name>(?:[^\s:,\[\]]|\[[^\s\[\]]*\])+)(?::(?P<slots>[^\s:,]*))?")
+_ENTRY = re.compile(
+    r"(?:(?P<user>[^\s:,@\[\]]*)@)?"
+    r"(?:\[(?P<address>[^\s\[\]]*:[^\s\[\]]*)\]|(?P<name>(?:[^\s:,@\[\]]|\[[^\s:\[\]]*\])+))"
+    r"(?::(?P<slots>[^\s:,]*))?"
+)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_CHOICE = re.compile(r"(?:\[([^\]]*)\]|([^\[:]*))(:?)(.*)")
 _COMMA = re.compile(r",(?![^\[\]]*\])")
 _EXAMPLE = "a host a line: n1, n1:4, n1 slots=4 or n[01-04] slots=8; # begins a comment"
 
@@ -33,13 +39,21 @@ class Host:
     """A machine of the job."""
 
     name: str
-    """What ssh is told: a name or an address, or what the user's ssh configuration makes one of."""
+    """A name or an address, or what the user's ssh configuration makes one of; of IPv6 without brackets."""
 
     slots: int | None = None
     """How many ranks it gets; None where the host itself knows better."""
 
     gpus: tuple[int, ...] | None = None
     """Which of its slots, where ``--include`` or ``--exclude`` has chosen some."""
+
+    user: str | None = None
+    """Who logs in, where it is not for the ssh configuration to say."""
+
+    @property
+    def destination(self) -> str:
+        """What ssh is told."""
+        return f"{self.user}@{self.name}" if self.user else self.name
 
 
 def read_hosts(text: str) -> tuple[Host, ...]:
@@ -95,15 +109,28 @@ def _entry(text: str, source: str, hint: str) -> Iterator[Host]:
     """Read ``name``, ``name:N`` or either with ranges in brackets."""
     found = _ENTRY.fullmatch(text)
     if not found:
-        what = f"{text!r} is no host" if text else "there is a host without a name"
-        raise UsageError(f"{source}: {what}", hint)
-    slots = None if found["slots"] is None else _slots(found["slots"], source, hint)
-    if "@" in found["name"]:
-        raise UsageError(f"{source}: {text!r} names a user", "ssh knows users from ~/.ssh/config: Host n1, User me")
+        if text.count(":") > 1:
+            hint = "an address of IPv6 stands in brackets: [fd00::1]:4"
+        raise UsageError(
+            f"{source}: {text!r} is no host" if text else f"{source}: there is a host without a name", hint
+        )
+    user, slots = found["user"], None if found["slots"] is None else _slots(found["slots"], source, hint)
+    if user is not None and not _NAME.fullmatch(user):
+        raise UsageError(f"{source}: {user!r} is no user's name", f"{hint}, or me@n1")
+    if found["address"] is not None:
+        yield Host(_address(found["address"], source), slots, user=user)
+        return
     for name in expand_hosts(found["name"], source):
         if not _NAME.fullmatch(name):  # ssh would take -oProxyCommand=… for an option
             raise UsageError(f"{source}: {name!r} is no host's name", hint)
-        yield Host(name, slots)
+        yield Host(name, slots, user=user)
+
+
+def _address(text: str, source: str) -> str:
+    try:
+        return str(ipaddress.IPv6Address(text))
+    except ValueError:
+        raise UsageError(f"{source}: [{text}] is no address of IPv6", "[fd00::1]:4; a range is n[1-4]:4") from None
 
 
 def _slots(text: str, source: str, hint: str) -> int:
@@ -170,7 +197,8 @@ def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[i
     """Read what a filter names: for each host its slots, or None for all of them."""
     named: dict[str, tuple[int, ...] | None] = {}
     for part in text.split("@"):
-        name, colon, listed = part.strip().partition(":")
+        found = _CHOICE.fullmatch(part.strip())
+        name, colon, listed = (found[1] or found[2], found[3], found[4]) if found else (part, "", "")
         host = hosts.get(name)
         if not name:
             _refuse(option, text, "there is a node without a name")

@@ -53,9 +53,10 @@ def command(name: str, way: Way, python: str, environ: Mapping[str, str], heartb
     """The command that starts our far end on a host.
 
     ``exec``, so that it is sshd's own child; no terminal, or stdin would be one. ssh ends by itself where the host is
-    silent for the heartbeat timeout.
+    silent for the heartbeat timeout. A master of connections that runs is used, for it may be the only way in (one-time
+    passwords); ours become none (ControlPersist), or they would stay when the job ends.
     """
-    options = ["-T", "-o", "BatchMode=yes", "-o", "RemoteCommand=none"]
+    options = ["-T", "-o", "BatchMode=yes", "-o", "RemoteCommand=none", "-o", "ControlMaster=no"]
     options += ["-o", f"ServerAliveInterval={max(1, round(heartbeat / 3))}", "-o", "ServerAliveCountMax=3"]
     if not way.patient:
         options += ["-o", f"ConnectTimeout={CONNECT_TIMEOUT}"]

@@ -20,6 +20,9 @@ HOSTS = [
     ("r[1-2]n[1-2]:1", tuple(Host(f"r{r}n{n}", 1) for r in (1, 2) for n in (1, 2))),
     ("10.0.0.[1-2]:2", (Host("10.0.0.1", 2), Host("10.0.0.2", 2))),
     ("gpu-1.cluster_a.org:2", (Host("gpu-1.cluster_a.org", 2),)),
+    ("me@a:4,you@n[1-2]", (Host("a", 4, user="me"), Host("n1", user="you"), Host("n2", user="you"))),
+    ("[fd77::1]:4,[FD77:0::2]", (Host("fd77::1", 4), Host("fd77::2"))),
+    ("me@[fe80::1%eth0]:2", (Host("fe80::1%eth0", 2, user="me"),)),
 ]
 
 BAD_HOSTS = [
@@ -45,8 +48,15 @@ BAD_HOSTS = [
     ("-oProxyCommand", "is no host's name"),
     ("-[1-2]", "is no host's name"),
     ("a b", "is no host"),
-    ("me@a", "names a user"),
+    ("me@a,you@a", "a is named twice"),
+    ("@a", "'' is no user's name"),
+    ("-l@a", "'-l' is no user's name"),
+    ("a@b@c", "'a@b@c' is no host"),
+    ("me@", "'me@' is no host"),
     ("fd77::1", "is no host"),
+    ("[fd77::1],[fd77:0::1]:4", "fd77::1 is named twice"),
+    ("[fd77::x]:4", r"\[fd77::x\] is no address of IPv6"),
+    ("[fd77::1]4", "is no host"),
     ("hôte", "does not parse"),
     ("a;b", "does not parse"),
 ]
@@ -58,6 +68,10 @@ FILES = [
     ("a:4\r\nb:4\r\n", (A, B)),
     ("\ufeffa:4\n", (A,)),
     ("n[1-2] slots=8\n", (Host("n1", 8), Host("n2", 8))),
+    (
+        "me@n1 slots=8\n[fd77::1] slots=2\n[fd77::2]:2",
+        (Host("n1", 8, user="me"), Host("fd77::1", 2), Host("fd77::2", 2)),
+    ),
 ]
 
 BAD_FILES = [
@@ -147,6 +161,20 @@ BAD_CHOICES = [
 @pytest.mark.parametrize(("include", "exclude", "hosts"), CHOSEN)
 def test_choices(include, exclude, hosts):
     assert choose((A, B, C), include, exclude) == hosts
+
+
+def test_choices_of_users_and_addresses():
+    hosts = (Host("a", 4, user="me"), Host("fd77::1", 4))
+    assert choose(hosts, "[fd77::1]:0,2", None) == (Host("fd77::1", 2, (0, 2)),)
+    assert choose(hosts, None, "[fd77::1]") == choose(hosts, "a", None) == hosts[:1]
+    with pytest.raises(UsageError, match="fd77::2 is not among the hosts"):
+        choose(hosts, "[fd77::2]", None)
+
+
+def test_an_address_of_ipv6_without_brackets():
+    with pytest.raises(UsageError) as caught:
+        read_hosts("fd77::1")
+    assert caught.value.hint == "an address of IPv6 stands in brackets: [fd00::1]:4"
 
 
 @pytest.mark.parametrize(("include", "exclude", "complaint"), BAD_CHOICES)

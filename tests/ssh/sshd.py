@@ -65,7 +65,8 @@ class Sshd:
             for host in network.hosts:
                 key = folder / f"key-{host.name}"
                 self._make_key(key)
-                known.write(f"{host.name},{host.address} {Path(f'{key}.pub').read_text()}")
+                names = ",".join(name for name in (host.name, host.address, host.address6) if name)
+                known.write(f"{names} {Path(f'{key}.pub').read_text()}")
         self._bin = folder / "bin"
         self._bin.mkdir()
         ssh = self._bin / "ssh"  # ssh looks for ~/.ssh where /etc/passwd says, whatever HOME is
