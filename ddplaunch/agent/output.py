@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ddplaunch.agent.lines import Lines
-from ddplaunch.agent.sink import Sink
+from ddplaunch.agent.sink import PATIENCE, Sink
 from ddplaunch.loop import Loop
 
 PIPE_SIZE = 1 << 18
@@ -47,7 +47,8 @@ class _Stream:
 class Output:
     """The pipes of all ranks of an attempt, and those of the sidecars, which outlive it."""
 
-    def __init__(self, loop: Loop, *, colour: bool) -> None:
+    def __init__(self, loop: Loop, *, colour: bool, patience: float = PATIENCE) -> None:
+        """``patience``: seconds after which a reader of ours that takes nothing loses what it misses."""
         self._loop = loop
         self._colour = colour
         self._width = 1
@@ -59,9 +60,9 @@ class Output:
         self._status = b""
         self.drained: Callable[[], None] = lambda: None
         self.note: Callable[[str], None] = lambda text: None
-        self.stdout = Sink(loop, 1)
+        self.stdout = Sink(loop, 1, patience)
         same = _same_file(1, 2)
-        self.stderr = self.stdout if same else Sink(loop, 2)
+        self.stderr = self.stdout if same else Sink(loop, 2, patience)
         self.stdout.relieved = self.stderr.relieved = self._resume
 
     @property

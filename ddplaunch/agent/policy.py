@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.shown import EVERYTHING, Shown
+from ddplaunch.agent.sink import PATIENCE
 
 if TYPE_CHECKING:
     from ddplaunch.agent.sidecar import Sidecar
@@ -19,6 +20,7 @@ class Policy:
         modules: what the zygote imports; empty, and every rank is a fresh interpreter. asked: those the user named.
         show: whose output is shown.
         stdin: the rank that reads our standard input, None for nobody (a single rank always does).
+        patience: seconds after which a reader of our output that takes nothing is stuck.
         quiet: seconds for which the wait for the other nodes is nothing to tell of.
         preempt_signal: the scheduler's warning, None where none is listened for.
         preempt_forward: what the ranks get when it comes, None for no signal.
@@ -31,6 +33,7 @@ class Policy:
     stdin: int | None = None
     log_dir: str | None = None
     colour: bool = False
+    patience: float = PATIENCE
     quiet: float = 0.0
     preempt_signal: int | None = None
     preempt_forward: int | None = None

@@ -17,9 +17,10 @@ PATIENCE = 10.0
 class Sink:
     """One of our own descriptors. A reader that closed it, or is stuck, loses the output; the job goes on."""
 
-    def __init__(self, loop: Loop, fd: int) -> None:
+    def __init__(self, loop: Loop, fd: int, patience: float = PATIENCE) -> None:
         self._loop = loop
         self._fd = _reopened(fd)
+        self._patience = patience
         self._waiting = bytearray()
         self._timer: Timer | None = None
         self.closed = False
@@ -50,7 +51,7 @@ class Sink:
             self._waiting += data
             self._loop.watch(self._fd, self._continue, write=True)
             if self._timer is None:
-                self._timer = self._loop.after(PATIENCE, self._give_up)
+                self._timer = self._loop.after(self._patience, self._give_up)
 
     def _push(self, data: bytes | bytearray) -> int:
         done, whole = 0, len(data)
@@ -72,14 +73,14 @@ class Sink:
         del self._waiting[:done]
         if self.stuck and done:
             self.stuck = False
-            note = f"[ddplaunch] {self.missed} lines are missing here: nobody read them for {PATIENCE:.0f} s\n"
+            note = f"[ddplaunch] {self.missed} lines are missing here: nobody read them for {self._patience:.0f} s\n"
             self.missed = 0
             self._waiting += note.encode()
         if not self._waiting:
             self._rest()
         elif done and self._timer is not None:
             self._timer.cancel()
-            self._timer = self._loop.after(PATIENCE, self._give_up)
+            self._timer = self._loop.after(self._patience, self._give_up)
         self.relieved()
 
     def _give_up(self) -> None:

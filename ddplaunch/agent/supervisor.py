@@ -78,7 +78,7 @@ class Supervisor:
         self._environ = {name: value for name, value in environ.items() if name not in job.OURS_ALONE}
         self._loop = Loop()
         self._link = make_link(self._loop, self._plan, rules, self.hear, listening)
-        self._output = Output(self._loop, colour=policy.colour)
+        self._output = Output(self._loop, colour=policy.colour, patience=policy.patience)
         self._output.drained = self._drained
         self._journal = Journal(self._output, policy.log_dir)
         self._say = self._output.note = self._journal.say

@@ -26,6 +26,9 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 STARTED = "DDPLAUNCH_OVER_SSH"
 """The variable by which a launcher knows that the others are started at the same time."""
 
+PATIENCE = 1e6
+"""Seconds, beyond any wait: a launcher's output is read by us, who do so slowly on purpose, or are seen to be gone."""
+
 OWN_OPTIONS = ("hosts", "hostfile", "include", "exclude", "env", "remote_python")
 _PER_NODE = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id", "token", "dry_run"}
 _OF_NODE_0 = {"tensorboard", "sidecar"}

@@ -276,17 +276,19 @@ def _sidecars(flags: dict[str, Any], *, remote: bool = False) -> tuple[Sidecar, 
 
 def _policy(flags: dict[str, Any], plan: Plan, shown: Shown) -> Policy:
     from ddplaunch.agent.policy import Policy
+    from ddplaunch.agent.sink import PATIENCE
     from ddplaunch.console import colour_wanted
 
     modules, asked = _modules(flags, plan)
-    at_once = flags["surroundings"] is not None or over_ssh.STARTED in os.environ
+    by_ssh = over_ssh.STARTED in os.environ
     return Policy(
         modules=modules,
         asked=asked,
         show=shown,
         stdin=flags["stdin"],
         log_dir=flags["log_dir"],
-        quiet=QUIET if at_once else 0.0,
+        patience=over_ssh.PATIENCE if by_ssh else PATIENCE,
+        quiet=QUIET if by_ssh or flags["surroundings"] else 0.0,
         preempt_signal=flags["preempt_signal"],
         preempt_forward=flags["preempt_forward"],
         colour=colour_wanted(),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,6 +58,9 @@ class Fleet:
         self._first: int | None = None
         self._asked: int | None = None
         self._sinks = {1: Sink(self.loop, 1), 2: Sink(self.loop, 2)}
+        for sink in self._sinks.values():
+            sink.relieved = self._read_on
+        self._paused = False
         self._said: Counter[bytes] = Counter()
         self._said_by: dict[Connection, Counter[bytes]] = {}
 
@@ -140,6 +146,16 @@ class Fleet:
                 return
             self._said[line] += 1
         self._sinks[number].write(line)
+        if self._sinks[number].full and not self._paused:
+            self._paused = True
+            for each in self._live():
+                each.pause()
+
+    def _read_on(self) -> None:
+        if self._paused and not any(sink.full for sink in self._sinks.values()):
+            self._paused = False
+            for host in self._live():
+                host.read_on()
 
     def _say(self, text: str) -> None:
         self._sinks[2].write(f"ddplaunch: {text}\n".encode())
@@ -149,6 +165,8 @@ class Fleet:
             self._look_for_ends()
         elif number == signal.SIGTSTP:
             self._say("a job over SSH cannot be suspended: its hosts would take us for lost")
+        elif not self._live():  # output that nobody reads is all that we wait for
+            os._exit(self._first if self._first is not None else EXIT_SIGNAL + number)
         else:
             self._asked = EXIT_SIGNAL + number
             if self._phase is Phase.CHECKING:
@@ -168,16 +186,26 @@ class Fleet:
                 self._lost(host)
             elif self._first is None:
                 self._first = host.code
-                self.loop.after(LAST_WORDS, partial(self._stop_others, host))
+                self._let_others_end(host)
 
     def _lost(self, host: Connection) -> None:
         if self._first is None:
             self._first = self._asked or EXIT_UNAVAILABLE
             self._say(f"{host.name} was lost: {host.complaint or 'ssh ended without a word'}")
-            self.loop.after(LAST_WORDS, partial(self._stop_others, host))
+            self._let_others_end(host)
 
-    def _stop_others(self, first: Connection) -> None:
+    def _let_others_end(self, first: Connection) -> None:
+        """All have ended well, or do so now by way of control; what they have printed may take its time to get here."""
+        control = math.inf if first.code == 0 else self._heartbeat + self._grace
+        self.loop.after(LAST_WORDS, partial(self._stop_others, first, time.monotonic() + control))
+
+    def _stop_others(self, first: Connection, patient: float) -> None:
+        """Do so unless they are still heard, or wait for us, before the time when the patience ends."""
         if not self._live():
+            return
+        now = time.monotonic()
+        if now < patient and (self._paused or any(now - host.heard < LAST_WORDS for host in self._live())):
+            self.loop.after(LAST_WORDS, partial(self._stop_others, first, patient))
             return
         if first.code:
             self._say(f"{first.name} has ended with exit code {first.code}; stopping the others")

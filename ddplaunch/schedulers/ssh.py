@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -87,6 +88,7 @@ class Connection:
         self.code: int | None = None
         self.over = False
         self.complaint = ""
+        self.heard = 0.0  # the last time that something came, on the clock of time.monotonic
         self.answered: Callable[[], None] = lambda: None
         self.printed: Callable[[Connection, int, bytes], None] = lambda *_: None
         self._loop = loop
@@ -101,8 +103,7 @@ class Connection:
         self._streams = [Stream(1, self._process.stdout.fileno()), Stream(2, self._process.stderr.fileno())]
         for fd in (self._stdin, *(stream.fd for stream in self._streams)):
             os.set_blocking(fd, False)
-        for stream in self._streams:
-            loop.watch(stream.fd, partial(self._readable, stream))
+        self.read_on()
         self.send(json.dumps(settings).encode() + b"\n")
 
     @property
@@ -135,6 +136,15 @@ class Connection:
             self._loop.watch(self._stdin, lambda: self.send(b""), write=True)
         else:
             self._loop.forget(self._stdin)
+
+    def pause(self) -> None:
+        """Read no further, so that the host has to wait, and its ranks in the end."""
+        for stream in self._streams:
+            self._loop.forget(stream.fd)
+
+    def read_on(self) -> None:
+        for stream in self._streams:
+            self._loop.watch(stream.fd, partial(self._readable, stream))
 
     def hang_up(self) -> None:
         """Let the host see the end of what we say, after which it ends everything."""
@@ -169,6 +179,7 @@ class Connection:
         except BlockingIOError:
             return False
         if data:
+            self.heard = time.monotonic()
             self._give_out(stream, stream.lines.feed(data))
         else:
             self._close(stream)

@@ -20,7 +20,10 @@ _OURS = r"ddplaunch|zygote|train\.py|^ssh "
 class Job:
     """``ddplaunch run WORDS`` on n0, its output in files."""
 
-    def __init__(self, servers: Sshd, folder: Path, *words: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, servers: Sshd, folder: Path, *words: str, env: dict[str, str] | None = None, pipe: bool = False
+    ) -> None:
+        """``pipe``: stdout is one, to be read from ``process.stdout``."""
         self.servers, self.hosts = servers, servers.network.hosts
         self.out, self.err = folder / "job.out", folder / "job.err"
         where = {"PYTHONPATH": str(Path(ddplaunch.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -31,7 +34,7 @@ class Job:
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=subprocess.PIPE if pipe else out,
                 stderr=err,
                 start_new_session=True,
             )

@@ -1,0 +1,85 @@
+"""What ranks print over SSH, however slowly it is read."""
+
+from __future__ import annotations
+
+import re
+import select
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import write
+from tests.ssh.job import Job
+
+PRINTS = """
+import os
+import sys
+
+for number in range(int(sys.argv[1])):
+    print(os.environ["RANK"], number, "x" * 1000)
+print("the end")
+"""
+
+
+def peak(pid: int) -> int:
+    """The most memory that a process has had so far, in MiB."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found
+    return int(found[1]) // 1024
+
+
+@pytest.mark.slow
+def test_a_slow_terminal_loses_nothing_and_costs_no_memory(sshd, tmp_path):
+    """The reader takes a page now and then for longer than the heartbeats' and a stuck reader's time, then all."""
+    count = 40_000  # lines of a KiB from each of two ranks
+    write(tmp_path, "train.py", PRINTS)
+    words = ("--hosts", "n1:1,n2:1", "--heartbeat-timeout", "3", "--grace", "2", "train.py", str(count))
+    run = Job(sshd(3), tmp_path, *words, pipe=True)
+    pipe = run.process.stdout
+    assert pipe
+    began, said = time.monotonic(), [pipe.read1(4096)]
+    while time.monotonic() - began < 15:
+        said.append(pipe.read1(4096))
+        select.select([], [], [], 0.3)  # how slow the terminal is
+    launchers = [pid for host in run.hosts[1:] for pid in host.find("-m ddplaunch run")]
+    assert len(launchers) == 2
+    for pid in (run.process.pid, *launchers):
+        assert peak(pid) < 100
+    while piece := pipe.read1(1 << 20):
+        said.append(piece)
+    assert run.wait() == 0, run.stderr()
+    lines = b"".join(said).decode().splitlines()
+    for rank in (0, 1):
+        own = [line.removeprefix(f"[{rank}] ") for line in lines if line.startswith(f"[{rank}]")]
+        assert own == [*(f"{rank} {number} {'x' * 1000}" for number in range(count)), "the end"]
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_slow_link_is_not_taken_for_a_lost_host(sshd, tmp_path):
+    """For many times the heartbeats' time n1 sends as much as its 2 Mbit/s take."""
+    write(tmp_path, "train.py", PRINTS)
+    servers = sshd(3)
+    shape = ("rate", "2mbit", "burst", "16kb", "latency", "400ms")
+    servers.network.hosts[1].run("tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *shape)
+    run = Job(servers, tmp_path, "--hosts", "n1:1,n2:1", "--heartbeat-timeout", "3", "--grace", "2", "train.py", "4000")
+    assert run.wait(120) == 0, run.stderr()
+    for rank in (0, 1):
+        own = [line for line in run.stdout().splitlines() if line.startswith(f"[{rank}]")]
+        assert own == [*(f"[{rank}] {rank} {number} {'x' * 1000}" for number in range(4000)), f"[{rank}] the end"]
+
+
+def test_ctrl_c_ends_a_job_whose_output_nobody_reads(sshd, tmp_path):
+    write(tmp_path, "train.py", PRINTS)
+    run = Job(sshd(2), tmp_path, "--hosts", "n1:2", "--grace", "2", "train.py", "40000", pipe=True)
+    assert run.process.stdout
+    assert run.process.stdout.read1(10)
+    run.process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + 60
+    while run.process.poll() is None and time.monotonic() < deadline:
+        select.select([], [], [], 0.5)
+        run.process.send_signal(signal.SIGINT)
+    assert run.process.returncode == 130, run.stderr()
+    run.assert_nothing_left()
