@@ -89,7 +89,8 @@ def start(hosts: tuple[Host, ...], flags: dict[str, Any], target: Target, run_id
     token = flags["token"] or os.urandom(16).hex()
     python = flags["remote_python"] or sys.executable
     heartbeat, grace = flags["heartbeat_timeout"], flags["grace"]
-    fleet = Fleet(heartbeat, grace, allow_mismatch=flags["allow_mismatch"])
+    warning = flags["preempt_signal"]
+    fleet = Fleet(heartbeat, grace, allow_mismatch=flags["allow_mismatch"], warning=warning)
 
     def connect(node: int, host: Host) -> Callable[..., Connection]:
         words = [
@@ -102,6 +103,7 @@ def start(hosts: tuple[Host, ...], flags: dict[str, Any], target: Target, run_id
             "environ": {**environ, "DDPLAUNCH_TOKEN": token, STARTED: "1"},
             "cwd": os.getcwd(),
             "target": {"typed": target.typed, "module": flags["module"], "no_python": flags["no_python"]},
+            "log_dir": flags["log_dir"],
             "address": address,
             "ports": [port, control] if node == 0 and len(hosts) > 1 else [],
             "words": ["run", *words, *_repeated(node), "--", target.typed, *target.args],

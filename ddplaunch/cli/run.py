@@ -347,7 +347,8 @@ def _run(plan: Plan, policy: Policy, rules: Rules, listening: socket.socket | No
     if outcome.code == EXIT_PREEMPTED and plan.node_rank == 0:
         _ask_for_requeue()
     if supervisor.log_folder:
-        click.echo(f"ddplaunch: kept in {supervisor.log_folder}", err=True)
+        where = f" on {os.uname().nodename}" if plan.nnodes > 1 else ""
+        click.echo(f"ddplaunch: kept in {supervisor.log_folder}{where}", err=True)
     return outcome.code
 
 

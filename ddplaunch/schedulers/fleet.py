@@ -14,7 +14,7 @@ from functools import partial
 
 from ddplaunch import __version__
 from ddplaunch.agent.sink import Sink
-from ddplaunch.errors import EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
+from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Loop
 from ddplaunch.schedulers.remote import BEAT, GO, KILL_AFTER, SIGNALS
 from ddplaunch.schedulers.ssh import Connection
@@ -49,8 +49,10 @@ class Problem:
 class Fleet:
     """``hosts`` in the order of their node ranks; times in seconds."""
 
-    def __init__(self, heartbeat: float, grace: float, *, allow_mismatch: bool) -> None:
+    def __init__(self, heartbeat: float, grace: float, *, allow_mismatch: bool, warning: int | None) -> None:
+        """``warning``: the signal that asks the job to make room, None for none."""
         self._heartbeat, self._grace, self._allow_mismatch = heartbeat, grace, allow_mismatch
+        self._warning = warning
         self.loop = Loop()
         self.problems: list[Problem] = []
         self._hosts: list[Connection] = []
@@ -66,8 +68,8 @@ class Fleet:
 
     def run(self, begin: Sequence[Callable[[Loop], Connection]]) -> int:
         """Connect to all hosts, run the job, and return its exit code when no host is left; see ``problems``."""
-        caught = (*_LETTERS, signal.SIGTSTP, signal.SIGCHLD)
-        self.loop.catch(caught, self._signalled)
+        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCHLD)
+        self.loop.catch(caught, self._signalled, anyway=() if self._warning is None else (self._warning,))
         try:
             for start in begin:
                 host = start(self.loop)
@@ -168,7 +170,7 @@ class Fleet:
         elif not self._live():  # output that nobody reads is all that we wait for
             os._exit(self._first if self._first is not None else EXIT_SIGNAL + number)
         else:
-            self._asked = EXIT_SIGNAL + number
+            self._asked = EXIT_PREEMPTED if number == self._warning else EXIT_SIGNAL + number
             if self._phase is Phase.CHECKING:
                 self._end(self._asked)
             for host in self._live():

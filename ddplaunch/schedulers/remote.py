@@ -29,7 +29,15 @@ MARK = b"\x1eddplaunch "
 """Begins what is ours among what ranks and login shells print: no text has a record separator (ASCII RS)."""
 
 GO, BEAT = b"G", b"."
-SIGNALS = {b"I": signal.SIGINT, b"T": signal.SIGTERM, b"H": signal.SIGHUP, b"Q": signal.SIGQUIT}
+SIGNALS = {
+    b"I": signal.SIGINT,
+    b"T": signal.SIGTERM,
+    b"H": signal.SIGHUP,
+    b"Q": signal.SIGQUIT,
+    b"1": signal.SIGUSR1,
+    b"2": signal.SIGUSR2,
+    b"X": signal.SIGXCPU,
+}
 """The bytes that follow the line: begin; we are there; and signals for the launcher."""
 
 PATIENCE = 120.0
@@ -88,6 +96,8 @@ def _problems(settings: dict[str, Any]) -> Iterator[str]:
     except OSError as error:
         yield f"{cwd}: {error.strerror}"
     else:
+        if settings["log_dir"] is not None:
+            yield from _unwritable(settings["log_dir"])
         target = settings["target"]
         try:
             find(target["typed"], (), as_module=target["module"], as_program=target["no_python"], cwd=cwd)
@@ -106,6 +116,17 @@ def _problems(settings: dict[str, Any]) -> Iterator[str]:
                 probe.bind(("", port))
             except OSError as error:
                 yield f"port {port}: {error.strerror}"
+
+
+def _unwritable(log_dir: str) -> Iterator[str]:
+    """Tell where no folder can be made: each host writes its own, of its own ranks."""
+    there = os.path.abspath(log_dir)
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        yield f"--log-dir {log_dir}: {there} is no folder"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield f"--log-dir {log_dir}: {there} cannot be written to"
 
 
 class Guard:

@@ -83,3 +83,37 @@ def test_ctrl_c_ends_a_job_whose_output_nobody_reads(sshd, tmp_path):
         run.process.send_signal(signal.SIGINT)
     assert run.process.returncode == 130, run.stderr()
     run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared folder", "folders of their own"])
+def test_each_host_keeps_the_log_of_its_ranks(sshd, tmp_path, shared):
+    write(tmp_path, "train.py", "import os\nprint('rank', os.environ['RANK'])\n")
+    servers = sshd(3)
+    there = servers.network.hosts[2]
+    (tmp_path / "logs").mkdir()
+    if not shared:
+        there.run("mount", "-t", "tmpfs", "none", tmp_path / "logs")
+    run = Job(servers, tmp_path, "--hosts", "n1:1,n2:1", "--log-dir", "logs", "--run-id", "a", "train.py")
+    assert run.wait() == 0, run.stderr()
+    assert "ddplaunch: kept in logs/a/node-0 on n1\n" in run.stderr()
+    assert "ddplaunch: kept in logs/a/node-1 on n2\n" in run.stderr()
+    assert (tmp_path / "logs/a/node-0/rank-0.log").read_text() == "rank 0\n"
+    assert there.run("cat", tmp_path / "logs/a/node-1/rank-1.log") == "rank 1\n"
+    assert (tmp_path / "logs/a/node-1").exists() == shared
+
+
+def test_a_host_that_can_keep_no_log(sshd, tmp_path):
+    write(tmp_path, "train.py", "")
+    write(tmp_path, "file", "")
+    servers = sshd(3)
+    (tmp_path / "logs").mkdir()
+    servers.network.hosts[2].run("mount", "-t", "tmpfs", "-o", "ro", "none", tmp_path / "logs")
+    run = Job(servers, tmp_path, "--hosts", "n1:1,n2:1", "--log-dir", "logs/ours", "train.py")
+    assert run.wait() == 2
+    assert run.stderr().splitlines() == [
+        "ddplaunch: 1 of 2 hosts cannot take part, and nothing was started",
+        f"  n2  --log-dir logs/ours: {tmp_path}/logs cannot be written to",
+    ]
+    again = Job(servers, tmp_path, "--hosts", "n1", "--log-dir", "file/logs", "train.py")
+    assert again.wait() == 2
+    assert f"  n1  --log-dir file/logs: {tmp_path}/file is no folder\n" in again.stderr()

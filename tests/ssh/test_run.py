@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,32 @@ def test_signals_end_the_job_everywhere(running, number, code):
     run = running("n0:1,n1:1,n2:1")
     run.process.send_signal(number)
     assert run.wait(20) == code, run.stderr()
+    run.assert_nothing_left()
+
+
+PATIENT = """
+import time
+
+from ddplaunch import runtime
+
+print("up", flush=True)
+while not runtime.preempted():
+    time.sleep(0.05)
+print("saved", flush=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["USR2", "USR1", "TERM"])
+def test_a_warning_reaches_the_ranks_everywhere(job, tmp_path, name):
+    write(tmp_path, "train.py", PATIENT)
+    option = [] if name == "USR2" else ["--preempt-signal", name]
+    run = job(3, "--hosts", "n0:1,n1:1,n2:1", *QUICK, *option, "train.py")
+    run.wait_for("up", 3)
+    run.process.send_signal(getattr(signal, f"SIG{name}"))
+    assert run.wait(30) == 75, run.stderr()
+    assert sorted(run.stdout().splitlines()[3:]) == [f"[{rank}] saved" for rank in range(3)]
+    assert run.stderr().count("the job must make room") == 1
+    assert run.stderr().count(f"preempted by SIG{name}") == 1
     run.assert_nothing_left()
 
 
