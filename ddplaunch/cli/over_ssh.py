@@ -50,7 +50,8 @@ def read(flags: dict[str, Any]) -> tuple[Host, ...]:
     from ddplaunch.schedulers.hostfile import choose, read_hostfile, read_hosts
 
     if {"hosts", "hostfile"} <= typed:
-        raise UsageError("--hosts and --hostfile contradict each other", "leave one of them out")
+        both = f"--hosts {flags['hosts']} and --hostfile {flags['hostfile']}"
+        raise UsageError(f"{both} contradict each other", "leave one of them out")
     for name, why in (
         ("nnodes", "there are as many nodes as hosts"),
         ("node_rank", "this command starts all nodes"),

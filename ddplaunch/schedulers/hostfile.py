@@ -98,7 +98,7 @@ def _lines(text: str, path: str) -> Iterator[tuple[str, Host]]:
             name, equals, value = word.partition("=")
             if name != "slots" or not equals or slots is not None:
                 raise UsageError(f"{source}: {word!r} makes no sense", _EXAMPLE)
-            slots = _slots(value, source, _EXAMPLE)
+            slots = _slots(value, words[0], source, _EXAMPLE)
         for host in _entry(words[0], source, _EXAMPLE):
             if slots is not None and host.slots is not None:
                 raise UsageError(f"{source}: {line.strip()!r} says twice how many slots", _EXAMPLE)
@@ -114,7 +114,10 @@ def _entry(text: str, source: str, hint: str) -> Iterator[Host]:
         raise UsageError(
             f"{source}: {text!r} is no host" if text else f"{source}: there is a host without a name", hint
         )
-    user, slots = found["user"], None if found["slots"] is None else _slots(found["slots"], source, hint)
+    user, slots = (
+        found["user"],
+        None if found["slots"] is None else _slots(found["slots"], text.rpartition(":")[0], source, hint),
+    )
     if user is not None and not _NAME.fullmatch(user):
         raise UsageError(f"{source}: {user!r} is no user's name", f"{hint}, or me@n1")
     if found["address"] is not None:
@@ -133,11 +136,11 @@ def _address(text: str, source: str) -> str:
         raise UsageError(f"{source}: [{text}] is no address of IPv6", "[fd00::1]:4; a range is n[1-4]:4") from None
 
 
-def _slots(text: str, source: str, hint: str) -> int:
+def _slots(text: str, host: str, source: str, hint: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise UsageError(f"{source}: {text!r} is no number of slots", hint)
     if int(text) == 0:
-        raise UsageError(f"{source}: a host with 0 slots runs nothing", "leave it out, or put a # before it")
+        raise UsageError(f"{source}: {host} has 0 slots and would run nothing", "leave it out")
     if int(text) > MOST_SLOTS:
         raise UsageError(f"{source}: {text} slots are more than {MOST_SLOTS}", "is there a digit too many?")
     return int(text)
@@ -170,7 +173,7 @@ def choose(hosts: tuple[Host, ...], include: str | None, exclude: str | None) ->
         UsageError: both are given, one does not parse, or it names what is not among ``hosts``; or nothing is left.
     """
     if include is not None and exclude is not None:
-        raise UsageError("--include and --exclude contradict each other", "leave one of them out")
+        raise UsageError(f"--include {include} and --exclude {exclude} contradict each other", "leave one of them out")
     option, text = ("--include", include) if include is not None else ("--exclude", exclude)
     if text is None:
         return hosts

@@ -11,38 +11,72 @@ from ddplaunch.cli.over_ssh import carried
 from ddplaunch.errors import UsageError
 from tests.conftest import write
 
+FILES = {
+    "doubled": "a:4\n# b\na slots=4\n",
+    "zero": "a:4\nb slots=0\n",
+    "wrong": "a:4\nb max_slots=4\n",
+    "empty": "# nobody\n",
+    "list": "a\nn[1-x]:4\n",
+}
+
+ONE_OF_BOTH = "leave one of them out"
+WITHOUT = "leave it out"
+A_LINE = "a host a line: n1, n1:4, n1 slots=4"
+FILTER = "n1@n2:0,2 is n1, and slots 0 and 2 of n2"
+
 REFUSED = [
-    ("--hosts ''", "--hosts names no host"),
-    ("--hosts a,a", "a is named twice"),
-    ("--hosts a:0", "0 slots"),
-    ("--hostfile none", "--hostfile none: No such file"),
-    ("--hostfile train.py", "train.py:1: "),
-    ("--hosts a --hostfile b", "--hosts and --hostfile contradict each other"),
-    ("--include a", "--include goes with --hosts"),
-    ("--exclude a", "--exclude goes with --hosts"),
-    ("--env A=1", "--env goes with --hosts"),
-    ("--remote-python x", "--remote-python goes with --hosts"),
-    ("--hosts a,b --include a --exclude b", "--include and --exclude contradict each other"),
-    ("--hosts a,b --nnodes 2", "--nnodes and --hosts contradict each other"),
-    ("--hosts a,b --node-rank 0", "--node-rank and --hosts contradict each other"),
-    ("--hosts a,b --control none", "--control none and --hosts contradict each other"),
-    ("--hosts a,b --stdin 0", "--stdin and --hosts contradict each other"),
-    ("--hosts a,b --cluster slurm", "--cluster and --hosts contradict each other"),
-    ("--hosts a:2,b --nproc 2", "--nproc 2 and the slots of the hosts contradict each other"),
-    ("--hosts a:4,b --include a:0 --gpus 1", "--gpus 1 and the slots chosen contradict each other"),
-    ("--hosts localhost,b", "localhost is another machine for each"),
-    ("--hosts a --env 1A=2", "'1A' is no variable's name"),
-    ("--hosts a --env NO_SUCH_VARIABLE", "there is no such variable here"),
+    ("--hosts ''", "--hosts names no host", "--hosts n1:4,n2:4"),
+    ("--hosts b:2,a,a", "--hosts b:2,a,a: a is named twice", "name each host once"),
+    ("--hosts b:2,a:0", "--hosts b:2,a:0: a has 0 slots and would run nothing", WITHOUT),
+    ("--hosts a,,b", "--hosts a,,b: there is a host without a name", "--hosts n1:4,n2:4"),
+    ("--hosts a:x", "--hosts a:x: 'x' is no number of slots", "--hosts n1:4,n2:4"),
+    ("--hosts n[1-", "--hosts n[1-: 'n[1-' is no host", "--hosts n[1-4]:8"),
+    ("--hosts n[3-1]", "'n[3-1]' does not parse at '3-1]', character 3", "n[01-04]"),
+    ("--hosts fd00::1", "--hosts fd00::1: 'fd00::1' is no host", "[fd00::1]:4"),
+    ("--hosts @a", "--hosts @a: '' is no user's name", "me@n1"),
+    ("--hostfile none", "--hostfile none: No such file", "is this the right folder?"),
+    ("--hostfile train.py", "train.py:1: ", A_LINE),
+    ("--hostfile doubled", "doubled:3: a is named twice, and before at doubled:1", "name each host once"),
+    ("--hostfile zero", "zero:2: b has 0 slots and would run nothing", WITHOUT),
+    ("--hostfile wrong", "wrong:2: 'max_slots=4' makes no sense", A_LINE),
+    ("--hostfile empty", "--hostfile empty names no host", A_LINE),
+    ("--hostfile list", "list:2: 'n[1-x]' does not parse at '-x]', character 4", "n[01-04]"),
+    ("--hosts a --hostfile b", "--hosts a and --hostfile b contradict each other", ONE_OF_BOTH),
+    ("--include a", "--include goes with --hosts", "--hosts n1:4,n2:4"),
+    ("--exclude a", "--exclude goes with --hosts", "--hosts n1:4,n2:4"),
+    ("--env A=1", "--env goes with --hosts", "--hosts n1:4,n2:4"),
+    ("--remote-python x", "--remote-python goes with --hosts", "--hosts n1:4,n2:4"),
+    ("--hosts a,b --include a --exclude b", "--include a and --exclude b contradict each other", ONE_OF_BOTH),
+    ("--hosts a,b --include c", "--include c: c is not among the hosts", FILTER),
+    ("--hosts a:2 --exclude a:2", "--exclude a:2: a has no slot 2, but 0 to 1", FILTER),
+    ("--hosts a --exclude a:0", "--exclude a:0: how many slots has a?", "a:8"),
+    ("--hosts a,b --exclude a@b", "--exclude a@b leaves no host", "leave one in"),
+    ("--hosts a,b --nnodes 2", "--nnodes and --hosts contradict each other", WITHOUT),
+    ("--hosts a,b --node-rank 0", "--node-rank and --hosts contradict each other", WITHOUT),
+    ("--hosts a,b --control none", "--control none and --hosts contradict each other", WITHOUT),
+    ("--hosts a,b --stdin 0", "--stdin and --hosts contradict each other", WITHOUT),
+    ("--hosts a,b --cluster slurm", "--cluster and --hosts contradict each other", WITHOUT),
+    ("--hosts a:2,b --nproc 2", "--nproc 2 and the slots of the hosts contradict each other", "give one"),
+    ("--hosts a:4,b --include a:0 --gpus 1", "--gpus 1 and the slots chosen contradict each other", "give one of them"),
+    ("--hosts localhost,b", "localhost is another machine for each", "--master-addr"),
+    ("--hosts '[::1],b'", "::1 is another machine for each", "--master-addr"),
+    ("--hosts a --env 1A=2", "'1A' is no variable's name", "--env NAME=VALUE"),
+    ("--hosts a --env NO_SUCH_VARIABLE", "there is no such variable here", "--env NO_SUCH_VARIABLE=VALUE"),
 ]
 
 
-@pytest.mark.parametrize(("line", "complaint"), REFUSED)
-def test_what_makes_no_sense(launch, tmp_path, line, complaint):
+@pytest.mark.parametrize(("line", "complaint", "hint"), REFUSED)
+def test_what_makes_no_sense(launch, tmp_path, line, complaint, hint):
     write(tmp_path, "train.py", "open('started', 'w') ; 1\n")
+    for name, text in FILES.items():
+        write(tmp_path, name, text)
     done = launch("run", *shlex.split(line), "train.py")
     assert done.returncode == 2
-    assert complaint in done.stderr
-    assert len(done.stderr.splitlines()) <= 3
+    first, *rest = done.stderr.splitlines()
+    assert first.startswith("Error: ")
+    assert complaint in first
+    assert hint in "".join(rest)
+    assert len(rest) in (1, 2)
     assert not (tmp_path / "started").exists()
 
 
