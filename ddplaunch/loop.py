@@ -83,7 +83,8 @@ class Loop:
     def catch(self, numbers: Iterable[int], callback: Callable[[int], None], *, anyway: Iterable[int] = ()) -> None:
         """Call ``callback`` with each of these signals.
 
-        One that we inherited as ignored (nohup) stays ignored, unless it is among ``anyway``.
+        One that we inherited as ignored (nohup) stays ignored, unless it is among ``anyway``: these may come blocked
+        too, so that none was lost, or deadly, while we started.
         """
         woken, wake = os.pipe()
         os.set_blocking(woken, False)
@@ -96,6 +97,7 @@ class Loop:
         for number in {*numbers, *anyway}:
             if number in anyway or signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, note)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, anyway)
 
         def deliver() -> None:
             os.read(woken, 4096)

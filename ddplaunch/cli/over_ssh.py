@@ -108,6 +108,7 @@ def start(hosts: tuple[Host, ...], flags: dict[str, Any], target: Target, run_id
             "address": address,
             "ports": [port, control] if node == 0 and len(hosts) > 1 else [],
             "words": ["run", *words, *_repeated(node), "--", target.typed, *target.args],
+            "warning": warning,
             "heartbeat": heartbeat,
             "grace": grace,
         }

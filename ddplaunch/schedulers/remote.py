@@ -136,6 +136,7 @@ class Guard:
         self._words: list[str] = settings["words"]
         self._heartbeat: float = settings["heartbeat"]
         self._grace: float = settings["grace"]
+        self._warning: int | None = settings["warning"]
         self._loop = Loop()
         self._alone = self._killed = False
 
@@ -150,6 +151,8 @@ class Guard:
             processes.die_with_parent(signal.SIGTERM)
             if os.getppid() != us:
                 os._exit(LOST)
+            if self._warning is not None:  # until the launcher listens
+                signal.pthread_sigmask(signal.SIG_BLOCK, [self._warning])
 
         self._launcher = subprocess.Popen(
             [sys.executable, "-m", "ddplaunch", *self._words],

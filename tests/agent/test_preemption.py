@@ -119,6 +119,19 @@ def test_a_warning_before_the_first_rank(start, asks, tmp_path):
     assert "cannot see" not in job.stderr()
 
 
+def test_a_warning_that_came_blocked_while_the_launcher_started(start, asks):
+    """Whoever starts launchers and passes warnings on can block it until they listen."""
+
+    def warned() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    job = start("run", "--nproc", "2", asks, preexec_fn=warned)
+    assert job.wait() == 75, job.stderr()
+    assert job.stdout().count("saved") == 2
+    job.assert_nothing_left()
+
+
 def _ignores(pid: int, number: int) -> bool:
     with open(f"/proc/{pid}/status") as file:
         return bool(int(file.read().partition("SigIgn:\t")[2].split()[0], 16) >> (number - 1) & 1)

@@ -88,3 +88,20 @@ def test_a_master_of_the_user_s_is_used_and_stays(multiplexed, tmp_path, how):
     assert logins(multiplexed) == before == 1
     assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(30) == 0
     assert logins(multiplexed) == before
+
+
+@pytest.mark.slow
+def test_a_host_that_falls_silent_behind_a_master(multiplexed, tmp_path):
+    """It is the master that looks after the connection, as the user has it."""
+    alive = "  ServerAliveInterval 1\n  ServerAliveCountMax 2\n"
+    multiplexed.config.write_text(multiplexed.config.read_text() + alive)
+    write(tmp_path, "train.py", SLEEPS)
+    here, there = multiplexed.network.hosts
+    quiet = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
+    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(30) == 0
+    run = Job(multiplexed, tmp_path, "--hosts", "n1:1", *QUICK, "train.py")
+    run.wait_for("up")
+    there.unplug()
+    assert run.wait(60) == 69, run.stderr()
+    assert "n1 was lost" in run.stderr()
+    run.assert_nothing_left([there], timeout=15)

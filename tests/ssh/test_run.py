@@ -175,6 +175,15 @@ def test_a_warning_reaches_the_ranks_everywhere(job, tmp_path, name):
     run.assert_nothing_left()
 
 
+def test_a_warning_to_launchers_that_start_is_not_lost(job, tmp_path):
+    write(tmp_path, "train.py", PATIENT)
+    run = job(2, "--hosts", "n0:1,n1:1", *QUICK, "train.py")
+    wait_until(lambda: run.hosts[1].find("-m ddplaunch run"), "the launcher")
+    run.process.send_signal(signal.SIGUSR2)
+    assert run.wait(30) == 75, run.stderr()
+    run.assert_nothing_left()
+
+
 def test_our_own_death_ends_the_job_everywhere(running):
     run = running("n0:1,n1:1,n2:1")
     run.process.kill()
