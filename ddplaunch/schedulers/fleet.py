@@ -127,11 +127,10 @@ class Fleet:
             for index, name in enumerate(_COMPARED):
                 known = [(each.facts["versions"][index], each.name) for each in self._hosts if each.facts is not None]
                 first = next((each for each in known if each[0] is not None), None)
-                if first is not None and versions[index] != first[0]:
-                    found.append(
-                        Problem(host.name, f"{name} is {versions[index] or 'missing'} there, {' on '.join(first)}")
-                    )
-                if name == "torch" and versions[index] is None:
+                own = versions[index]
+                if first is not None and own != first[0]:
+                    found.append(Problem(host.name, f"{name} is {own or 'missing'} there, {' on '.join(first)}"))
+                if name == "torch" and own is None:
                     break  # nor can it have what belongs to torch
         return found
 

@@ -111,13 +111,10 @@ def _entry(text: str, source: str, hint: str) -> Iterator[Host]:
     if not found:
         if text.count(":") > 1:
             hint = "an address of IPv6 stands in brackets: [fd00::1]:4"
-        raise UsageError(
-            f"{source}: {text!r} is no host" if text else f"{source}: there is a host without a name", hint
-        )
-    user, slots = (
-        found["user"],
-        None if found["slots"] is None else _slots(found["slots"], text.rpartition(":")[0], source, hint),
-    )
+        what = f"{text!r} is no host" if text else "there is a host without a name"
+        raise UsageError(f"{source}: {what}", hint)
+    slots = None if found["slots"] is None else _slots(found["slots"], text.rpartition(":")[0], source, hint)
+    user = found["user"]
     if user is not None and not _NAME.fullmatch(user):
         raise UsageError(f"{source}: {user!r} is no user's name", f"{hint}, or me@n1")
     if found["address"] is not None:
