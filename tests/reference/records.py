@@ -95,6 +95,9 @@ EVENTS = {
     "preempt": "the ranks are told that the job must make room",
     "restart": "the attempt that follows, after `wait` seconds",
     "swept": "nothing of the attempt is left: what had been left behind, and what could not be killed",
+    "sidecar_started": "a program beside the ranks has its process",
+    "sidecar_answers": "TensorBoard says where it listens",
+    "sidecar_exited": "such a program has ended; `code` is negative for a signal",
     "note": "what people are told",
     "ended": "the job is over; its exit code",
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 OF_DDPLAUNCH = {
     "DDPLAUNCH_TOKEN": "read: `--token`, kept out of `ps`; no rank has it",
     "DDPLAUNCH_NNODES": "read in a pod of an indexed Job, where `submit --scheduler kubernetes` sets it: `--nnodes`",
+    "DDPLAUNCH_OVER_SSH": "set for launchers that `--hosts` starts: the others come at the same time; no rank has it",
     "DDPLAUNCH_REQUEUE_FILE": "read, where `submit --requeue` sets it: the mark to leave when the job made room; "
     "no rank has it",
     "DDPLAUNCH_DEVICE": "set for each rank: its device, like `cuda:1`, as `runtime.device()` gives it",
@@ -75,6 +76,7 @@ READ = {
     "LD_LIBRARY_PATH": "goes along over SSH",
     "PYTHONPATH": "likewise",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "torchrun's: `--grace`",
+    "SSH_CONNECTION": "somebody is logged in from elsewhere: `--tensorboard` says how to reach it from there",
     "SUBMITIT_PREEMPT_SIGNAL": "submitit's warning, in its `Task`",
 }
 """What the launcher reads, beside the clusters' variables and PET_*."""
