@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
@@ -53,6 +54,7 @@ def test_ranks_find_their_places(slurm, tmp_path, options, ours, shown):
     out, err = step.communicate(timeout=100)
     assert step.returncode == 0, err
     assert lines(out) == shown
+    assert not re.search(r"\(00:0[0-4]\)", err), "the first seconds of the wait for each other are no news"
     assert not [pid for host in cluster.network.hosts for pid in host.find("train.py")]
 
 
