@@ -47,6 +47,10 @@ def make_link(
     if rules.port is None:
         alone = Hello(share, rules.nnodes, None, "", None, rules.max_restarts, Versions(""), ())
         return Hub(loop, rules, alone, plan.run_id, hear)
+    if rules.interface:
+        from ddplaunch.control.route import address_on
+
+        address_on(rules.interface, socket.AF_INET)
     from ddplaunch.control.hello import own_hello
 
     hello = replace(own_hello(share, plan.target, plan.gpus, rules), numbered=plan.numbered)

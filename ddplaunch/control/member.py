@@ -55,11 +55,7 @@ class Member:
     """One node of a job whose node 0 is elsewhere."""
 
     def __init__(self, loop: Loop, rules: Rules, hello: Hello, hear: Callable[[Message], None]) -> None:
-        """``hear`` is the node in this process.
-
-        Raises:
-            UsageError: there is no such interface as was named.
-        """
+        """``hear`` is the node in this process."""
         assert rules.port is not None
         self._loop = loop
         self._rules = rules
@@ -80,8 +76,6 @@ class Member:
         self._why_lost = ""
         self._unable: messages.Unable | None = None
         self._patience: Timer | None = None
-        if rules.interface:
-            route.address_on(rules.interface, socket.AF_INET)
         self.closed = False
 
     @property

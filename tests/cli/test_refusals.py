@@ -155,6 +155,10 @@ limit = 3
             ("--interface nosuch0: this machine has none of that name", "it has"),
         ),
         (
+            "run --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --interface nosuch0 train.py",
+            ("--interface nosuch0: this machine has none of that name", "it has"),
+        ),
+        (
             "run --nnodes 2 --nproc 1 --node-rank 0 --master-addr a --control none train.py",
             ("2 nodes with --control none needs --master-port",),
         ),
