@@ -43,6 +43,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<path>[^)#\s]+)[^)]*\)")
 FILE_NAME = re.compile(r"# (?P<name>\w+\.py)\n")
+OURS = re.compile(r"([A-Z_]+=\S+ )*ddplaunch run ")
 SET_UP = re.compile(r"^python3 -m venv \.venv && (\.venv/bin/pip install [^&]+ && )+")
 MARK = "@@@ command"
 PATIENCE = 240  # a block may start several programs, each of which imports torch, on a loaded machine
@@ -214,9 +215,9 @@ def test_commands_for_other_machines_can_be_planned(block: Block, folder: Path, 
     variables = environment(8, request)
     for line in block.body.splitlines():
         command = line.partition("#")[0].strip()
-        if command.startswith("ddplaunch run "):
+        if OURS.match(command):
             # Our options stand together, before the target or right behind it.
-            command = re.sub(r"^ddplaunch run (?!-)\S+|^ddplaunch run", r"\g<0> --dry-run", command)
+            command = re.sub(r"\bddplaunch run( (?!-)\S+)?", r"\g<0> --dry-run", command, count=1)
             said = bash(f"{command}\necho status $?\n", folder, variables)
             assert said.endswith("status 0\n"), f"$ {command}\n{said}"
 
