@@ -1,4 +1,4 @@
-"""README.md, CONTRIBUTING.md and docs/*.md are true: their commands are run, and they print what the page shows.
+"""README*.md, CONTRIBUTING.md and docs/*.md are true: their commands are run, and they print what the page shows.
 
 Read from each page's fenced blocks:
 
@@ -38,7 +38,7 @@ from tests.fake_nvml import FakeNvml, fake_nvml  # noqa: F401, a fixture
 from tests.hosts.network import Network
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("README*.md")), ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<path>[^)#\s]+)[^)]*\)")
