@@ -1,6 +1,6 @@
 """What the site needs of pages that are written for GitHub too (mkdocs.yml names this file).
 
-README.md, CONTRIBUTING.md and CHANGELOG.md stand above docs/, and become pages of the site; links to and from them are
+README*.md, CONTRIBUTING.md and CHANGELOG.md stand above docs/, and become pages of the site; links to and from them are
 turned accordingly. Drawings are put into the page, so that their text can be selected and searched.
 """
 
@@ -14,7 +14,12 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 
-ABOVE = {"README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+ABOVE = {
+    "README.md": "readme.md",
+    "README.zh-CN.md": "readme.zh-CN.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 """Pages above docs/, and what they are called in the site."""
 
 FENCE = re.compile(r"^( *```)(\w+) \S+=\S+$", re.MULTILINE)
