@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 from ddplaunch.plan.layout import Rank
@@ -22,15 +23,24 @@ def title(plan: Plan) -> str:
     return " ".join(plan.target.argv)
 
 
-def describe(plan: Plan, rank: Rank, attempt: int, *, error_file: str | None, line_buffered: bool) -> dict[str, Any]:
+def describe(
+    plan: Plan,
+    rank: Rank,
+    attempt: int,
+    *,
+    error_file: str | None,
+    line_buffered: bool,
+    variables: Mapping[str, str],
+) -> dict[str, Any]:
     """Describe one rank to ``agent/worker.py``, which reads these keys.
 
     Args:
         error_file: where its exception is to be recorded, for us and for torchelastic's ``@record``.
         line_buffered: whether a person is watching, so that each line should come at once.
+        variables: what it has beside those of the plan.
     """
     target = plan.target
-    environment = plan.environment(rank, attempt)
+    environment = {**plan.environment(rank, attempt), **variables}
     if error_file:
         environment["TORCHELASTIC_ERROR_FILE"] = error_file
     if line_buffered:

@@ -19,6 +19,9 @@ _ZYGOTE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote.py")
 OWN_ACCORD = 0.5
 """Seconds in which what a program left behind may end by itself before it is told to."""
 
+LEFTOVER_GRACE = 5.0
+"""Seconds at most that processes left behind by ranks that succeeded have for their own end."""
+
 _LEAVE_PATIENCE = 6.0
 """Seconds that a zygote may take to end what is below it before it is killed (a little over KILL_PATIENCE)."""
 

@@ -21,6 +21,9 @@ PIPE_SIZE = 1 << 18
 TAIL = 8192
 """Bytes of each rank's last output that are kept for the failure report."""
 
+DRAIN_PATIENCE = 1.0
+"""Seconds to wait for output after everything is dead; longer only if a process that cannot die holds a pipe."""
+
 _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")
 """ANSI colours of the prefixes, by rank; red is left to errors."""
 

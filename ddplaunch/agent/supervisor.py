@@ -14,19 +14,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.agent import evidence, folder, job, processes, terminal
+from ddplaunch.agent import folder, job, processes, terminal
+from ddplaunch.agent.attempt import INTERRUPT_PATIENCE, Attempt
 from ddplaunch.agent.first_rank import FirstRank
 from ddplaunch.agent.folder import StoreFile
 from ddplaunch.agent.journal import Journal
 from ddplaunch.agent.notice import Notice
-from ddplaunch.agent.nursery import Nursery
-from ddplaunch.agent.output import Output
+from ddplaunch.agent.nursery import LEFTOVER_GRACE, Nursery
+from ddplaunch.agent.output import DRAIN_PATIENCE, Output
 from ddplaunch.agent.phase import NEXT, Phase
 from ddplaunch.agent.policy import Policy
-from ddplaunch.agent.rank_process import RankProcess, suspend
+from ddplaunch.agent.rank_process import suspend
 from ddplaunch.agent.waiting import Waiting
 from ddplaunch.control import messages, placement
-from ddplaunch.control.failure import Failure, describe_end
+from ddplaunch.control.failure import describe_end
 from ddplaunch.control.link import make_link
 from ddplaunch.control.messages import Message
 from ddplaunch.control.outcome import Outcome
@@ -42,21 +43,12 @@ from ddplaunch.plan.target import Kind
 if TYPE_CHECKING:
     from ddplaunch.agent.sidecars import Sidecars
 
-INTERRUPT_PATIENCE = 3.0
-"""Seconds after which ranks that Ctrl-C did not end are told by SIGTERM: a wait inside torch never sees SIGINT."""
-
-LEFTOVER_GRACE = 5.0
-"""Seconds at most that processes left behind by ranks that succeeded have for their own end."""
-
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 """What we act on, if we did not inherit it as ignored; a warning by one of them is one only the first time."""
 
-DRAIN_PATIENCE = 1.0
-"""Seconds to wait for output after everything is dead; longer only if a process that cannot die holds a pipe."""
-
 
 class Supervisor:
-    """Runs this node's share of a job, through all its attempts, to its end."""
+    """Runs this node's share of a job, through all its attempts, to its end; ``journal`` is what is told of it."""
 
     def __init__(
         self,
@@ -80,40 +72,30 @@ class Supervisor:
         self._link = make_link(self._loop, self._plan, rules, self.hear, listening)
         self._output = Output(self._loop, colour=policy.colour, patience=policy.patience)
         self._output.drained = self._drained
-        self._journal = Journal(self._output, policy.log_dir)
-        self._say = self._output.note = self._journal.say
-        self._event = self._journal.event
+        self.journal = Journal(self._output, policy.log_dir)
+        self._say = self._output.note = self.journal.say
+        self._event = self.journal.event
         if plan.hosts_store or rules.port is None:
             self._open_journal(plan.run_id)
         self._planned = self._plan
         self._temporary = folder.temporary_path(plan.run_id)
         self._notice = Notice(self._temporary)
-        self._warned = False
         self._name_server = NameServer(self._say) if rules.port is not None else None
         self._waiting = Waiting(self._loop, self._output, policy.quiet)
         self._phase = Phase.WAITING
         self._nursery: Nursery | None = None
         self._sidecars: Sidecars | None = None
-        self._attempt = -1
-        self._interrupted = False
+        self._warned = self._interrupted = False
         self._outcome: Outcome | None = None
         heard_of = plan.nnodes == 1 or rules.port is not None
         self._store_file = StoreFile(plan.init_method if plan.hosts_store else None, fresh=heard_of)
-        self._begin()
+        self._begin(-1)
 
-    def _begin(self) -> None:
+    def _begin(self, number: int) -> None:
         """Forget the previous attempt."""
-        self._processes: dict[int, RankProcess] = {}
-        self._pending = 0
-        self._failures: list[Failure] = []
-        self._stopped = 0
+        self._attempt = Attempt(number, self._temporary)
         self._first_rank = FirstRank(self._loop, self._first_rank_finished)
-        self._finished = False
-        self._released = False
-        self._told: set[int] = set()
-        self._broken: str | None = None
         self._timers = Timers(self._loop)
-        self._memory = evidence.Memory()
 
     # ------------------------------------------------------------------------------------------------ from outside
 
@@ -143,13 +125,8 @@ class Supervisor:
         assert self._outcome is not None
         return self._outcome
 
-    @property
-    def log_folder(self) -> str | None:
-        """What ``--log-dir`` has kept of this run."""
-        return self._journal.path
-
     def _open_journal(self, run_id: str) -> None:
-        self._journal.open(run_id, self._plan.node_rank if self._rules.port is not None else None)
+        self.journal.open(run_id, None if self._rules.port is None else self._plan.node_rank)
 
     # ------------------------------------------------------------------------------------------------------ orders
 
@@ -164,17 +141,17 @@ class Supervisor:
                 self._waiting.tell(f"waiting for node 0: {trouble}")
             case messages.Start():
                 self._start(message)
-            case messages.Stop(attempt=attempt) if attempt == self._attempt:
+            case messages.Stop(attempt=attempt) if attempt == self._attempt.number:
                 self._ordered_to_stop(message)
-            case messages.Preempt(attempt=attempt) if attempt == self._attempt:
+            case messages.Preempt(attempt=attempt) if attempt == self._attempt.number:
                 self._make_room()
-            case messages.Release(attempt=attempt) if attempt == self._attempt:
-                self._released = True
+            case messages.Release(attempt=attempt) if attempt == self._attempt.number:
+                self._attempt.released = True
                 self._check_ended()
             case messages.Again():
                 self._say(message.text)
                 self._event("restart", attempt=message.attempt, wait=message.wait)
-                self._journal.write("failure.json", message.verdict.to_json())
+                self.journal.write("failure.json", message.verdict.to_json())
             case messages.Note(text=text):
                 self._say(text)
                 self._event("note", text=text)
@@ -191,13 +168,12 @@ class Supervisor:
 
     def _start(self, order: messages.Start) -> None:
         self._waiting.over()
-        self._begin()
-        self._attempt = order.attempt
+        self._begin(order.attempt)
         if order.shares:
             extra = self._name_server.variables() if self._name_server else {}
             self._plan = placement.joined(self._planned, order, self._rules, self._environ, extra)
         self._output.number(self._plan.world_size)
-        self._journal.write("plan.json", self._plan.to_json())
+        self.journal.write("plan.json", self._plan.to_json())
         if self._nursery is None:
             self._start_zygote()
         assert self._nursery is not None
@@ -206,7 +182,7 @@ class Supervisor:
         if self._policy.sidecars and self._sidecars is None:
             from ddplaunch.agent.sidecars import Sidecars
 
-            self._sidecars = Sidecars(self._loop, self._output, self._journal, self._policy, self._rules.grace)
+            self._sidecars = Sidecars(self._loop, self._output, self.journal, self._policy, self._rules.grace)
             self._sidecars.start(self._environ, self._temporary)
 
     def _ordered_to_stop(self, order: messages.Stop) -> None:
@@ -250,7 +226,7 @@ class Supervisor:
         assert self._nursery is not None
         self._nursery.close()
         self._nursery = None
-        self._pending = 0
+        self._attempt.pending = 0
         self._swept([], [])
 
     def _spawn_ranks(self) -> None:
@@ -262,20 +238,22 @@ class Supervisor:
                 rank.rank,
                 reads=alone or rank.rank == self._policy.stdin,
                 shown=self._policy.show.streams(rank),
-                log=self._journal.rank_file(rank.rank, self._attempt),
+                log=self.journal.rank_file(rank.rank, self._attempt.number),
             )
             if rank.rank == 0 and self._port and self._plan.target.kind is not Kind.PROGRAM:
                 fds |= self._first_rank.descriptors(self._port, peers=not alone)
-            error_file, terminal = self._error_file(rank.rank), self._output.stdout.terminal
-            described = job.describe(self._plan, rank, self._attempt, error_file=error_file, line_buffered=terminal)
-            described["env"] |= self._notice.variables()
+            described = job.describe(
+                self._plan,
+                rank,
+                self._attempt.number,
+                error_file=self._attempt.error_file(rank.rank),
+                line_buffered=self._output.stdout.terminal,
+                variables=self._notice.variables(),
+            )
             self._nursery.spawn(rank.rank, described, fds)
             for fd in fds.values():
                 os.close(fd)
-            self._pending += 1
-
-    def _error_file(self, rank: int) -> str | None:
-        return os.path.join(self._temporary, f"{rank}.{self._attempt}.json") if self._temporary else None
+            self._attempt.pending += 1
 
     # ------------------------------------------------------------------------------------------------ what we hear
 
@@ -300,9 +278,8 @@ class Supervisor:
             self._enter(Phase.RUNNING)
 
     def _spawned(self, number: int, pid: int, pidfd: int | None) -> None:
-        self._pending -= 1
-        process = self._processes[number] = RankProcess(self._plan.ranks[number], pid, pidfd)
-        self._event("started", rank=number, pid=pid, attempt=self._attempt)
+        process = self._attempt.spawned(self._plan.ranks[number], pid, pidfd)
+        self._event("started", rank=number, pid=pid, attempt=self._attempt.number)
         if number == 0:
             self._first_rank.watch()
         if self._notice.given:
@@ -311,37 +288,24 @@ class Supervisor:
             process.stop(signal.SIGTERM)
 
     def _first_rank_finished(self) -> None:
-        if 0 in self._processes:
-            self._processes[0].finished = True
+        if 0 in self._attempt.processes:
+            self._attempt.processes[0].finished = True
             self._event("finished", rank=0)
             self._check_ended()
 
     def _exited(self, number: int, pid: int, status: int) -> None:
-        if number not in self._processes or self._processes[number].pid != pid:
-            return  # one of an attempt before, which could not be killed in time
-        process = self._processes.pop(number)
-        if process.pidfd is not None:
-            os.close(process.pidfd)
+        process = self._attempt.ended(number, pid)
+        if process is None:
+            return
         code = os.waitstatus_to_exitcode(status)
-        self._event("exited", rank=number, pid=process.pid, code=code, attempt=self._attempt)
+        self._event("exited", rank=number, pid=pid, code=code, attempt=self._attempt.number)
         if code == EXIT_PREEMPTED and self._notice.given:
             self._notice.answered()
         elif code != 0 and not process.finished:
-            self._failed(process, code)
+            failure = self._attempt.judge(process, code)
+            if failure is not None and self._phase is Phase.RUNNING:
+                self._link.tell(messages.Failed(self._attempt.number, failure, time.time()))
         self._check_ended()
-
-    def _failed(self, process: RankProcess, code: int) -> None:
-        """Tell a failure from the end that we asked for, and have the others stopped at the first."""
-        recorded = evidence.read_error_file(self._error_file(process.rank.rank))
-        if process.signalled:
-            if recorded.message is None:
-                self._stopped += 1
-                return
-            code = 1  # its exception came first, our signal only cut its end short
-        new = evidence.failure(process.rank, process.pid, self._attempt, code, recorded, self._memory)
-        self._failures.append(new)
-        if self._phase is Phase.RUNNING:
-            self._link.tell(messages.Failed(self._attempt, new, time.time()))
 
     def _zygote_lost(self) -> None:
         """It was killed, and its ranks with it (their parent-death signal); nothing is left to ask."""
@@ -353,17 +317,15 @@ class Supervisor:
         if self._phase is Phase.WAITING:
             return  # the next attempt has one of its own, and says so if that one cannot live either
         how = describe_end(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
-        self._broken = f"the zygote (pid {pid}) {how}, and its ranks with it"
         stuck, _ = processes.kill_all_below(os.getpid(), without=self._sidecars.guard if self._sidecars else None)
-        self._processes.clear()
-        self._pending = 0
+        self._attempt.broke(f"the zygote (pid {pid}) {how}, and its ranks with it")
         self._swept([], stuck)
 
     # ---------------------------------------------------------------------------------------------------- stopping
 
     def _signalled(self, number: int) -> None:
         if number == signal.SIGTSTP:
-            return suspend(self._processes.values())
+            return suspend(self._attempt.processes.values())
         if self._phase is Phase.ENDED and self._sidecars and self._sidecars.hurry():
             return
         if self._phase is Phase.ENDED:  # output that nobody reads, or a peer, is all that we wait for
@@ -382,7 +344,7 @@ class Supervisor:
                 self._sweep(0)
             case Phase.RUNNING | Phase.STOPPING:
                 if first:
-                    count = len(self._processes)
+                    count = len(self._attempt.processes)
                     self._say(f"stopping {count} rank{'s' * (count != 1)}; Ctrl-C again ends them at once")
                 self._stop(number, self._rules.grace)
             case Phase.SWEEPING if self._nursery:
@@ -392,54 +354,47 @@ class Supervisor:
     def _make_room(self) -> None:
         """Nobody is stopped yet: that is for the ranks to do, or for the job when their time is over."""
         trouble = self._notice.give()
-        if trouble and self._processes:
+        if trouble and self._attempt.processes:
             self._say(f"the ranks cannot see that they must make room: {trouble}")
         self._event("preempt")
         if self._policy.preempt_forward is not None:
-            for process in self._processes.values():
+            for process in self._attempt.processes.values():
                 process.send(self._policy.preempt_forward)
 
     def _stop(self, number: int, grace: float) -> None:
-        """Tell the leaders, never their groups: a DataLoader's workers must live while a checkpoint is written."""
-        if number in self._told:
+        if number in self._attempt.told:
             return
-        self._told.add(number)
+        self._attempt.told.add(number)
         if self._phase is Phase.RUNNING:
             self._enter(Phase.STOPPING)
             self._timers.after(grace, lambda: self._sweep(0))
         if number != signal.SIGTERM:
-            self._timers.after(INTERRUPT_PATIENCE, lambda: self._tell_all(signal.SIGTERM))
-        self._tell_all(number)
+            self._timers.after(INTERRUPT_PATIENCE, lambda: self._attempt.stop_all(signal.SIGTERM))
+        self._attempt.stop_all(number)
         self._check_ended()
-
-    def _tell_all(self, number: int) -> None:
-        for process in self._processes.values():
-            process.stop(number)
 
     def _check_ended(self) -> None:
         """Say when all ranks have done their work; let rank 0 go, and sweep, once no other node needs the store."""
-        if self._phase not in (Phase.RUNNING, Phase.STOPPING) or self._pending:
+        attempt = self._attempt
+        if self._phase not in (Phase.RUNNING, Phase.STOPPING) or not attempt.idle:
             return
-        if any(not process.finished for process in self._processes.values()):
-            return
-        if self._phase is Phase.RUNNING and not self._failures and not self._finished:
-            self._finished = True
-            self._link.tell(messages.Finished(self._attempt))  # the answer may come at once, by way of ``hear``
+        if self._phase is Phase.RUNNING and not attempt.failures and not attempt.finished:
+            attempt.finished = True
+            self._link.tell(messages.Finished(attempt.number))  # the answer may come at once, by way of ``hear``
             if self._phase is not Phase.RUNNING:
                 return
-        if self._first_rank.held and self._finished and self._phase is Phase.RUNNING and not self._released:
+        if self._first_rank.held and attempt.finished and self._phase is Phase.RUNNING and not attempt.released:
             return
         self._first_rank.release()
-        if not self._processes:
-            ended_well = self._phase is Phase.RUNNING and self._finished
+        if not attempt.processes:
+            ended_well = self._phase is Phase.RUNNING and attempt.finished
             self._sweep(min(LEFTOVER_GRACE, self._rules.grace) if ended_well else 0)
 
     def _sweep(self, grace: float) -> None:
         if self._phase is Phase.SWEEPING:
             return
         self._enter(Phase.SWEEPING)
-        for process in self._processes.values():
-            process.signalled = True
+        self._attempt.cut_short()
         assert self._nursery is not None
         self._nursery.sweep(grace)
         # A zygote that does not answer is itself stopped or stuck.
@@ -449,13 +404,14 @@ class Supervisor:
         if self._phase in (Phase.DRAINING, Phase.ENDED):
             return
         self._timers.cancel()
-        if found and not self._failures and not self._stopped and not self._interrupted:
+        attempt = self._attempt
+        if found and not attempt.failures and not attempt.stopped and not self._interrupted:
             self._say(f"ended what the ranks left behind: {', '.join(found)}")
         if stuck:
             self._say(f"cannot be killed, so not waited for: {', '.join(stuck)}")
         self._event("swept", found=found, stuck=stuck)
         self._first_rank.release()
-        self._stopped += len(self._processes)
+        attempt.stopped += len(attempt.processes)
         self._enter(Phase.DRAINING)
         if self._output.open:
             self._timers.after(DRAIN_PATIENCE, self._drained)
@@ -467,14 +423,12 @@ class Supervisor:
         if self._phase is not Phase.DRAINING:
             return
         self._timers.cancel()
-        tail = self._output.tail
-        failures = tuple(replace(each, tail=evidence.last_lines(tail(each.rank))) for each in self._failures)
+        account = self._attempt.account(self._output, heeded=self._notice.heeded)
         self._output.close()
         if self._outcome is not None:
             return self._finish()
         self._enter(Phase.WAITING)
-        heeded = self._notice.heeded
-        self._link.tell(messages.Drained(self._attempt, failures, self._stopped, time.time(), self._broken, heeded))
+        self._link.tell(account)
 
     def _finish(self) -> None:
         assert self._outcome is not None
@@ -482,8 +436,8 @@ class Supervisor:
         self._output.close()
         self._event("ended", code=self._outcome.code)
         if self._outcome.verdict:
-            self._journal.write("failure.json", self._outcome.verdict.to_json())
-        self._journal.close()
+            self.journal.write("failure.json", self._outcome.verdict.to_json())
+        self.journal.close()
         self._phase = Phase.ENDED
 
     # ----------------------------------------------------------------------------------------------------- helpers

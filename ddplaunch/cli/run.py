@@ -346,9 +346,9 @@ def _run(plan: Plan, policy: Policy, rules: Rules, listening: socket.socket | No
         click.echo(f"ddplaunch: {outcome.remark}", err=True)
     if outcome.code == EXIT_PREEMPTED and plan.node_rank == 0:
         _ask_for_requeue()
-    if supervisor.log_folder:
+    if supervisor.journal.path:
         where = f" on {os.uname().nodename}" if plan.nnodes > 1 else ""
-        click.echo(f"ddplaunch: kept in {supervisor.log_folder}{where}", err=True)
+        click.echo(f"ddplaunch: kept in {supervisor.journal.path}{where}", err=True)
     return outcome.code
 
 

@@ -1,0 +1,101 @@
+"""One attempt on this node: which ranks live, which were told to end, which failed."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+
+from ddplaunch.agent import evidence
+from ddplaunch.agent.output import Output
+from ddplaunch.agent.rank_process import RankProcess
+from ddplaunch.control.failure import Failure
+from ddplaunch.control.messages import Drained
+from ddplaunch.plan.layout import Rank
+
+INTERRUPT_PATIENCE = 3.0
+"""Seconds after which ranks that Ctrl-C did not end are told by SIGTERM: a wait inside torch never sees SIGINT."""
+
+
+class Attempt:
+    """The processes of an attempt and what became of them.
+
+    Attributes:
+        number: 0 is the first, -1 none yet.
+        processes: by rank, those that live. pending: how many are asked for and not there yet.
+        failures: those that nobody asked for. stopped: how many ended because they were told to.
+        told: the signals that all ranks got.
+        finished: whether all ranks have done their work; released: whether those of the other nodes have, too.
+        broken: what happened to the zygote, if anything did.
+    """
+
+    def __init__(self, number: int, temporary: str | None) -> None:
+        """``temporary`` is the folder of the error files, None where there is none."""
+        self.number = number
+        self.processes: dict[int, RankProcess] = {}
+        self.pending = 0
+        self.failures: list[Failure] = []
+        self.stopped = 0
+        self.told: set[int] = set()
+        self.finished = False
+        self.released = False
+        self.broken: str | None = None
+        self._temporary = temporary
+        self._memory = evidence.Memory()
+
+    def error_file(self, rank: int) -> str | None:
+        """Where an exception of this rank is recorded."""
+        return os.path.join(self._temporary, f"{rank}.{self.number}.json") if self._temporary else None
+
+    @property
+    def idle(self) -> bool:
+        """Whether every rank has ended, or only holds the store."""
+        return not self.pending and all(process.finished for process in self.processes.values())
+
+    def spawned(self, rank: Rank, pid: int, pidfd: int | None) -> RankProcess:
+        """A rank has its process."""
+        self.pending -= 1
+        process = self.processes[rank.rank] = RankProcess(rank, pid, pidfd)
+        return process
+
+    def ended(self, rank: int, pid: int) -> RankProcess | None:
+        """Forget the process of a rank; None where that is one of an attempt before, which could not be killed."""
+        if rank not in self.processes or self.processes[rank].pid != pid:
+            return None
+        process = self.processes.pop(rank)
+        if process.pidfd is not None:
+            os.close(process.pidfd)
+        return process
+
+    def judge(self, process: RankProcess, code: int) -> Failure | None:
+        """Tell a failure from the end that we asked for; ``code`` is -N for signal N."""
+        recorded = evidence.read_error_file(self.error_file(process.rank.rank))
+        if process.signalled:
+            if recorded.message is None:
+                self.stopped += 1
+                return None
+            code = 1  # its exception came first, our signal only cut its end short
+        new = evidence.failure(process.rank, process.pid, self.number, code, recorded, self._memory)
+        self.failures.append(new)
+        return new
+
+    def stop_all(self, number: int) -> None:
+        """Tell the leaders, never their groups: a DataLoader's workers must live while a checkpoint is written."""
+        for process in self.processes.values():
+            process.stop(number)
+
+    def cut_short(self) -> None:
+        """Whatever ends from now on was told to."""
+        for process in self.processes.values():
+            process.signalled = True
+
+    def broke(self, how: str) -> None:
+        """The zygote was killed, and its ranks with it."""
+        self.broken = how
+        self.processes.clear()
+        self.pending = 0
+
+    def account(self, output: Output, *, heeded: bool) -> Drained:
+        """What is to be told of it in the end, failures with the last lines that each rank printed."""
+        failures = tuple(replace(each, tail=evidence.last_lines(output.tail(each.rank))) for each in self.failures)
+        return Drained(self.number, failures, self.stopped, time.time(), self.broken, heeded)
