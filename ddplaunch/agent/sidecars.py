@@ -54,11 +54,6 @@ class Sidecars:
         """The process that all of them hang below."""
         return self._nursery.pid if self._nursery else None
 
-    @property
-    def ended(self) -> bool:
-        """Whether none is left."""
-        return self._nursery is None
-
     def start(self, environ: Mapping[str, str], temporary: str | None) -> None:
         """Start them, without waiting for any.
 
@@ -101,8 +96,11 @@ class Sidecars:
         os.close(nothing)
         os.close(printed)
 
-    def stop(self) -> None:
-        """The job has ended, and they are to do so too: SIGTERM for all that is below, SIGKILL after the grace."""
+    def end(self) -> None:
+        """The job has ended, and they are to do so too: SIGTERM for all that is below, SIGKILL after the grace.
+
+        Returns when none is left.
+        """
         self._stopping = True
         for sidecar in self._all:
             if sidecar.announces:
@@ -112,6 +110,8 @@ class Sidecars:
             self._timer = self._loop.after(self._grace + processes.KILL_PATIENCE + 1, self._nursery.kill)
         elif self._lost:
             processes.kill_all_below(os.getpid())  # nothing else of ours is left there
+        while self._nursery or not self._output.written:
+            self._loop.step()
 
     def hurry(self) -> bool:
         """Do without the grace; return whether there is anything left to hurry."""

@@ -48,7 +48,12 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 
 
 class Supervisor:
-    """Runs this node's share of a job, through all its attempts, to its end; ``journal`` is what is told of it."""
+    """Runs this node's share of a job, through all its attempts, to its end.
+
+    Attributes:
+        journal: what is told of it.
+        sidecars: what runs beside the ranks, which is to be ended when all is told.
+    """
 
     def __init__(
         self,
@@ -84,7 +89,7 @@ class Supervisor:
         self._waiting = Waiting(self._loop, self._output, policy.quiet)
         self._phase = Phase.WAITING
         self._nursery: Nursery | None = None
-        self._sidecars: Sidecars | None = None
+        self.sidecars: Sidecars | None = None
         self._warned = self._interrupted = False
         self._outcome: Outcome | None = None
         heard_of = plan.nnodes == 1 or rules.port is not None
@@ -100,7 +105,7 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------------ from outside
 
     def run(self) -> Outcome:
-        """Run the job; returns when nothing of it is left here."""
+        """Run the job; returns when nothing of it is left here but its sidecars."""
         processes.adopt_orphans()
         warning = self._policy.preempt_signal
         self._loop.catch(STOPPING, self._signalled, anyway=() if warning is None else (warning,))
@@ -118,9 +123,7 @@ class Supervisor:
                 self._port.close()
             folder.remove_temporary(self._temporary)
             self._store_file.remove()
-        if self._sidecars:
-            self._sidecars.stop()
-        while not (self._output.written and self._link.closed and (self._sidecars is None or self._sidecars.ended)):
+        while not (self._output.written and self._link.closed):
             self._loop.step()
         assert self._outcome is not None
         return self._outcome
@@ -179,11 +182,11 @@ class Supervisor:
         assert self._nursery is not None
         self._enter(Phase.RUNNING if self._nursery.ready else Phase.LOADING)
         self._spawn_ranks()
-        if self._policy.sidecars and self._sidecars is None:
+        if self._policy.sidecars and self.sidecars is None:
             from ddplaunch.agent.sidecars import Sidecars
 
-            self._sidecars = Sidecars(self._loop, self._output, self.journal, self._policy, self._rules.grace)
-            self._sidecars.start(self._environ, self._temporary)
+            self.sidecars = Sidecars(self._loop, self._output, self.journal, self._policy, self._rules.grace)
+            self.sidecars.start(self._environ, self._temporary)
 
     def _ordered_to_stop(self, order: messages.Stop) -> None:
         match self._phase:
@@ -317,7 +320,7 @@ class Supervisor:
         if self._phase is Phase.WAITING:
             return  # the next attempt has one of its own, and says so if that one cannot live either
         how = describe_end(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
-        stuck, _ = processes.kill_all_below(os.getpid(), without=self._sidecars.guard if self._sidecars else None)
+        stuck, _ = processes.kill_all_below(os.getpid(), without=self.sidecars.guard if self.sidecars else None)
         self._attempt.broke(f"the zygote (pid {pid}) {how}, and its ranks with it")
         self._swept([], stuck)
 
@@ -326,7 +329,7 @@ class Supervisor:
     def _signalled(self, number: int) -> None:
         if number == signal.SIGTSTP:
             return suspend(self._attempt.processes.values())
-        if self._phase is Phase.ENDED and self._sidecars and self._sidecars.hurry():
+        if self._phase is Phase.ENDED and self.sidecars and self.sidecars.hurry():
             return
         if self._phase is Phase.ENDED:  # output that nobody reads, or a peer, is all that we wait for
             os._exit(self._outcome.code if self._outcome else EXIT_SIGNAL + number)
@@ -337,8 +340,8 @@ class Supervisor:
         # SIGTERM twice is no impatience: a preempted job of Slurm gets it when its grace begins and when that is over.
         again = self._interrupted and number in (signal.SIGINT, signal.SIGQUIT)
         first, self._interrupted = not self._interrupted, True
-        if self._sidecars:
-            self._sidecars.expected = True
+        if self.sidecars:
+            self.sidecars.expected = True
         match self._phase:
             case Phase.RUNNING | Phase.STOPPING if again:
                 self._sweep(0)

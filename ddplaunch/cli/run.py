@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.policy import Policy
     from ddplaunch.agent.shown import Shown
     from ddplaunch.agent.sidecar import Sidecar
+    from ddplaunch.control.outcome import Outcome
     from ddplaunch.control.rules import Rules
     from ddplaunch.plan.plan import Machine, Plan, Request
 
@@ -332,6 +333,19 @@ def _run(plan: Plan, policy: Policy, rules: Rules, listening: socket.socket | No
         click.echo("ddplaunch: --control none: the nodes do not hear of each other's failures", err=True)
     supervisor = Supervisor(plan, policy, rules, os.environ, listening)
     outcome = supervisor.run()
+    try:
+        _tell(outcome, plan, policy)
+    finally:  # they may take some seconds
+        if supervisor.sidecars:
+            supervisor.sidecars.end()
+    if supervisor.journal.path:
+        where = f" on {os.uname().nodename}" if plan.nnodes > 1 else ""
+        click.echo(f"ddplaunch: kept in {supervisor.journal.path}{where}", err=True)
+    return outcome.code
+
+
+def _tell(outcome: Outcome, plan: Plan, policy: Policy) -> None:
+    """Say how the job has ended: to people, and to the batch script that may start it again."""
     if outcome.refused:
         raise UsageError(*outcome.refused)
     said_by_first = bool(plan.place) and plan.node_rank > 0  # launchers of one rank each share mpirun's terminal
@@ -346,10 +360,6 @@ def _run(plan: Plan, policy: Policy, rules: Rules, listening: socket.socket | No
         click.echo(f"ddplaunch: {outcome.remark}", err=True)
     if outcome.code == EXIT_PREEMPTED and plan.node_rank == 0:
         _ask_for_requeue()
-    if supervisor.journal.path:
-        where = f" on {os.uname().nodename}" if plan.nnodes > 1 else ""
-        click.echo(f"ddplaunch: kept in {supervisor.journal.path}{where}", err=True)
-    return outcome.code
 
 
 def _ask_for_requeue() -> None:

@@ -210,6 +210,23 @@ def test_one_that_ignores_sigterm(start, tmp_path, waits):
     job.assert_nothing_left()
 
 
+def test_how_the_job_ended_is_told_before_it_ends(start, tmp_path):
+    """Slurm may not leave time for more: the mark for a requeue does not wait for any sidecar."""
+    write(tmp_path, "t.py", WAITS + "raise SystemExit(75)\n")
+    looks = "trap 'test -e again && echo it is there; exit' TERM; echo beside $$; while :; do sleep 0.1; done"
+    words = ("--nproc", "2", "--sidecar", shlex.join(["sh", "-c", looks]), "t.py")
+    job = start("run", *words, env={"DDPLAUNCH_REQUEUE_FILE": "again"})
+    sidecar(job)
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGUSR2)
+    wait_until(lambda: "must make room" in job.stderr(), "the warning")
+    (tmp_path / "go").touch()
+    assert job.wait() == 75
+    said = job.stderr().splitlines()
+    assert said.index("[sh] it is there") > next(i for i, line in enumerate(said) if "may be run again" in line)
+    job.assert_nothing_left()
+
+
 def test_ctrl_c_does_not_wait_for_one_that_ignores_sigterm(start, tmp_path):
     """And the report of what had gone wrong before still comes."""
     write(tmp_path, "t.py", WAITS + "raise SystemExit(9)\n")
