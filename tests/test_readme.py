@@ -184,6 +184,7 @@ def test_commands_print_what_the_page_shows(block: Block, folder: Path, request:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(PATIENCE + 20)
 @pytest.mark.parametrize("block", of_language("hosts"))
 def test_commands_on_several_hosts(
     block: Block, folder: Path, network: Callable[[int], Network], request: pytest.FixtureRequest

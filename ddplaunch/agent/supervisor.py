@@ -50,9 +50,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 class Supervisor:
     """Runs this node's share of a job, through all its attempts, to its end.
 
-    Attributes:
-        journal: what is told of it.
-        sidecars: what runs beside the ranks, which is to be ended when all is told.
+    ``journal`` is what is told of it, ``sidecars`` what runs beside the ranks: to be ended when all is told.
     """
 
     def __init__(
