@@ -21,6 +21,11 @@ from tests.ssh.fixture import sshd  # noqa: F401
 PROGRAMS = Path(__file__).parent / "programs"
 """Small user programs that the tests start."""
 
+# A shell ignores these in what it starts in the background, and what ignores them hands that on to all that we start.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
+
 _INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "CUDA_VISIBLE_DEVICES")
 
 
