@@ -344,7 +344,7 @@ class Supervisor:
             case Phase.RUNNING | Phase.STOPPING if again:
                 self._sweep(0)
             case Phase.RUNNING | Phase.STOPPING:
-                if first:
+                if first and not (self._rules.one_log and self._plan.node_rank):
                     count = len(self._attempt.processes)
                     self._say(f"stopping {count} rank{'s' * (count != 1)}; Ctrl-C again ends them at once")
                 self._stop(number, self._rules.grace)

@@ -12,7 +12,7 @@ import click
 
 from ddplaunch.cli import over_ssh, show
 from ddplaunch.cli.options import AUTO, SECTIONS, as_typed, options
-from ddplaunch.cli.surroundings import address_comes_late, look_around, place_of, surroundings_notes
+from ddplaunch.cli.surroundings import address_comes_late, look_around, one_log, place_of, surroundings_notes
 from ddplaunch.cli.target_command import NOTES, SETTINGS, TargetCommand, find_target
 from ddplaunch.errors import EXIT_PREEMPTED, UsageError
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 BEHIND = 0.5
-"""Seconds by which launchers of one rank each end after rank 0's: mpirun kills all others when the first one fails."""
+"""Seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails."""
 
 QUIET = 5.0
 """Seconds that nodes which somebody starts all at once have to find each other before anything is told of it."""
@@ -80,6 +80,7 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     flags["numbered"] = flags["node_rank"] != AUTO
     if not flags["numbered"]:
         flags["node_rank"] = 0  # for now
+    flags["one_log"] = one_log(surroundings)
     flags["address_comes_late"] = address_comes_late(surroundings, flags)
     request = Request(**{name: flags[name] for name in Request.__dataclass_fields__})
     machine, notes = _look_at_machine(request)
@@ -346,12 +347,12 @@ def _run(plan: Plan, policy: Policy, rules: Rules, listening: socket.socket | No
 
 def _tell(outcome: Outcome, plan: Plan, policy: Policy) -> None:
     """Say how the job has ended: to people, and to the batch script that may start it again."""
+    if outcome.told:
+        time.sleep(BEHIND if outcome.code else 0)
+        return
     if outcome.refused:
         raise UsageError(*outcome.refused)
-    said_by_first = bool(plan.place) and plan.node_rank > 0  # launchers of one rank each share mpirun's terminal
-    if said_by_first and outcome.code:
-        time.sleep(BEHIND)
-    if outcome.verdict and not said_by_first:
+    if outcome.verdict:
         from ddplaunch.console.failure import render_verdict
 
         text = render_verdict(outcome.verdict, plan.nnodes)

@@ -22,6 +22,9 @@ TORCHRUN = "torchelastic"
 
 _KEPT = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "ROLE_NAME")
 
+_ONE_LOG = {"slurm", "openmpi", "mpich", "mvapich", "flux", "pals", "lsf", TORCHRUN}
+"""Where one program (srun, mpirun, …) shows what all of its processes print, unless it is told otherwise."""
+
 _NODES = {"nnodes", "node_rank"}
 """Who types one of these describes the job himself; what was found of it then says nothing."""
 
@@ -91,6 +94,11 @@ def place_of(found: Finding | None) -> Place | None:
 
     kept = tuple((name, os.environ[name]) for name in _KEPT if name in os.environ) if found.cluster == TORCHRUN else ()
     return Place(found.place.local_rank, found.place.local_world_size, found.node_rank, found.nnodes, kept)
+
+
+def one_log(found: Finding | None) -> bool:
+    """Whether what all nodes print comes to one place; submitit has srun write a file for each."""
+    return found is not None and found.cluster in _ONE_LOG and "SUBMITIT_EXECUTOR" not in os.environ
 
 
 def address_comes_late(found: Finding | None, flags: dict[str, Any]) -> bool:

@@ -325,8 +325,13 @@ class Member:
         match message:
             case messages.Beat():
                 return
-            case messages.End():
+            case messages.Roster() | messages.Note() if self._rules.one_log:
+                return
+            case messages.Again() if self._rules.one_log:
+                message = replace(message, text="")
+            case messages.End(outcome=outcome):
                 self._bond = _Bond.OVER
+                message = messages.End(replace(outcome, told=self._rules.one_log))
             case Start():
                 self._has_started = True
                 self._attempt = message.attempt

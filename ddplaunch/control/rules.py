@@ -25,6 +25,7 @@ class Rules:
         grace: what ranks have between SIGTERM and SIGKILL.
         preempt_grace: what they have between the scheduler's warning and SIGTERM.
         allow_mismatch: whether differing versions are only said.
+        one_log: whether all nodes print into one log, where what concerns the job is said once, by node 0.
     """
 
     least: int = 1
@@ -46,6 +47,7 @@ class Rules:
     max_membership_changes: int = 100
     grow: bool = False
     allow_mismatch: bool = False
+    one_log: bool = False
 
     @property
     def elastic(self) -> bool:

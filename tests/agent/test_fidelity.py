@@ -149,7 +149,7 @@ def test_rank_0_has_its_store_and_what_holds_it_besides(start: str, everything: 
         assert list(more.values()) == ["socket"]
         assert first["tasks"] == second["tasks"]
     else:
-        assert {"socket", "anon_inode"} <= set(more.values())
+        assert "socket" in more.values()  # and what its loop needs, which versions of torch do in different ways
         assert first["tasks"] == second["tasks"] + 1
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -165,3 +167,45 @@ def test_ranks_that_mpirun_has_started_find_each_other(start, tmp_path, mode):
     assert "this is" not in jobs[1].stderr()
     for job in jobs:
         job.assert_nothing_left()
+
+
+def slurm_node(rank: int, port: int) -> dict[str, str]:
+    """The variables of one of two nodes of a step, both of them here."""
+    return {**SLURM_STEP, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port)}  # fmt: skip
+
+
+def test_what_srun_shows_of_all_nodes_is_said_once(start, tmp_path):
+    """By node 0: warnings, restarts, the report; another says only what no other knows."""
+    write(
+        tmp_path,
+        "train.py",
+        """
+        import os, sys, time
+        print("ready", flush=True)
+        attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+        if attempt == "0" and rank == "1":
+            sys.exit(3)
+        time.sleep(1000)
+        """,
+    )
+    port = free_port()
+    words = ("run", "--nproc", "1", "--start", "exec", "--max-restarts", "1", "--log-dir", "logs", "train.py")
+    first, second = (start(*words, env=slurm_node(rank, port)) for rank in (0, 1))
+    for each in (first, second):
+        each.wait_for("ready", 2)
+    second.signal(signal.SIGTERM)
+    assert (first.wait(), second.wait()) == (143, 143)
+    assert "ddplaunch: rank 1 exited with code 3" in first.stderr()
+    assert "ddplaunch: SIGTERM on node 1" in first.stderr()
+    assert second.stderr().splitlines() == [f"ddplaunch: kept in logs/4711.0/node-1 on {os.uname().nodename}"]
+
+
+def test_a_failure_is_said_once(start, tmp_path):
+    write(tmp_path, "train.py", "import os; raise SystemExit(3 * int(os.environ['RANK']))\n")
+    port = free_port()
+    words = ("run", "--nproc", "1", "--start", "exec", "train.py")
+    first, second = (start(*words, env=slurm_node(rank, port)) for rank in (0, 1))
+    assert (first.wait(), second.wait()) == (3, 3)
+    assert "ddplaunch: rank 1 exited with code 3" in first.stderr()
+    assert second.stderr() == ""
