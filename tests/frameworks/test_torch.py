@@ -38,7 +38,7 @@ def test_every_documented_variable_is_as_under_torchrun(launchers: Launchers) ->
         assert our["elastic"] is True
         # docs/frameworks.md tells of the one that torchrun has more, and docs/fidelity.md of ours.
         assert set(their["set"]) - set(our["set"]) == {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
-        assert set(our["set"]) - set(their["set"]) == {"NODE_RANK", "DDPLAUNCH_DEVICE"}
+        assert set(our["set"]) - set(their["set"]) == {"NODE_RANK", "DDPLAUNCH_DEVICE", "DDPLAUNCH_PREEMPTED_FILE"}
 
 
 def test_what_record_writes_is_what_is_reported(launchers: Launchers) -> None:
