@@ -182,9 +182,9 @@ def test_what_srun_shows_of_all_nodes_is_said_once(start, tmp_path):
         "train.py",
         """
         import os, sys, time
-        print("ready", flush=True)
-        attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-        if attempt == "0" and rank == "1":
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        print("attempt", attempt, flush=True)
+        if attempt == "0" and os.environ["RANK"] == "1":
             sys.exit(3)
         time.sleep(1000)
         """,
@@ -193,7 +193,7 @@ def test_what_srun_shows_of_all_nodes_is_said_once(start, tmp_path):
     words = ("run", "--nproc", "1", "--start", "exec", "--max-restarts", "1", "--log-dir", "logs", "train.py")
     first, second = (start(*words, env=slurm_node(rank, port)) for rank in (0, 1))
     for each in (first, second):
-        each.wait_for("ready", 2)
+        each.wait_for("attempt 1")
     second.signal(signal.SIGTERM)
     assert (first.wait(), second.wait()) == (143, 143)
     assert "ddplaunch: rank 1 exited with code 3" in first.stderr()
