@@ -245,7 +245,7 @@ def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
     version = write(tmp_path, "version.py", '__version__ = "1.0.0"\ncuda = None\n')
     hosts[5].run("mount", "--bind", version, torch.__file__.replace("__init__.py", "version.py"))
     hosts[6].run("mount", "-t", "tmpfs", "none", Path(torch.__file__).parent)
-    hosts[7].run("mount", "-t", "tmpfs", "none", Path(ddplaunch.__file__).parents[1])
+    hosts[7].run("mount", "-t", "tmpfs", "none", Path(ddplaunch.__file__).parent)
     hosts[8].run("mount", "-t", "tmpfs", "none", Path(sys.executable).parent)
     version = write(tmp_path, "__init__.py", '__version__ = "0.0.1"\n')
     hosts[9].run("mount", "--bind", version, ddplaunch.__file__)
