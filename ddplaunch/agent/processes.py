@@ -111,6 +111,16 @@ def describe(pid: int) -> str:
     return f"{name} (pid {pid}, in uninterruptible sleep in {waits})"
 
 
+def is_multiprocessing(pid: int) -> bool:
+    """Whether it is a forkserver or a resource tracker of multiprocessing, going by its command line, or is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read()
+    except OSError:
+        return True
+    return any(b"from multiprocessing.%s import main" % name in words for name in (b"forkserver", b"resource_tracker"))
+
+
 def send(pid: int, number: int) -> None:
     """Send a signal; a process that is gone, or not ours to signal, is passed over."""
     try:

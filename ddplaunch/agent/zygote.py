@@ -54,6 +54,9 @@ else:
     processes = _sibling("processes")
     worker = _sibling("worker")
 
+_HELPER_PATIENCE = 3.0
+"""Seconds more that multiprocessing's own helpers have for their end."""
+
 
 def main() -> tuple[dict[str, Any], dict[str, int]]:
     """Serve until the supervisor goes; return only in a fork, which is to be a rank, with its job and descriptors."""
@@ -310,10 +313,13 @@ class Zygote:
         """End all that is left below: SIGTERM, then SIGKILL after ``grace`` seconds or as soon as we hear anything.
 
         What multiprocessing keeps beside a program (forkserver, resource tracker) leaves by itself, and is let to:
-        so many seconds of ``patience`` come first.
+        so many seconds of ``patience`` come first, and _HELPER_PATIENCE where only they are left, late as they may be
+        on a busy machine.
         """
         if min(grace, patience) > 0:
             self.wait(min(grace, patience))
+            if all(processes.is_multiprocessing(pid) for pid in processes.descendants(os.getpid())):
+                self.wait(min(grace, _HELPER_PATIENCE))
         left = processes.descendants(os.getpid())
         found = [processes.describe(pid) for pid in left if pid not in self.ranks]
         if left and grace > 0:

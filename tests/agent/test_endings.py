@@ -580,10 +580,13 @@ def test_what_multiprocessing_leaves_for_a_moment_is_no_remark(start: tuple[str,
         """
         import multiprocessing
         if __name__ == "__main__":
-            process = multiprocessing.get_context("forkserver").Process(target=print, args=("child",))
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["late"])
+            process = context.Process(target=print, args=("child",))
             process.start()
             process.join()
         """,
     )
+    write(folder, "late.py", "import atexit, time\natexit.register(time.sleep, 1)  # as on a busy machine\n")
     done = ours(folder, *start, "train.py")
     assert (done.stdout, done.stderr, done.returncode) == ("child\n", "", 0)
