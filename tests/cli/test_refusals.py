@@ -204,7 +204,6 @@ def test_refused_on_a_machine_with_four_gpus(refused, fake_nvml, line, said):
         assert part in error
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that not even root may write to")
 @pytest.mark.parametrize("line", ["run --tensorboard tensorboard train.py", "submit --tensorboard runs train.py"])
 def test_without_tensorboard(refused, tmp_path, line):
     """A folder of that name is no package."""
@@ -215,6 +214,7 @@ def test_without_tensorboard(refused, tmp_path, line):
     assert "pip install tensorboard" in said
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that not even root may write to")
 def test_init_method_in_a_place_that_cannot_be_written(refused):
     assert "--init-method file:///proc/store" in refused("run --init-method file:///proc/store train.py")
 
