@@ -139,12 +139,21 @@ def submit(script: str, environ: Mapping[str, str]) -> JobId:
     return JobId(number, cluster or None)
 
 
+_ADVICE = (  # the first whose words are in what sbatch said; a wrong account is one for a partition, to Slurm
+    ("account", "sacctmgr show associations user=$USER lists the accounts"),
+    ("qos", "sacctmgr show qos format=name lists them"),
+    ("partition", "sinfo -s lists the partitions"),
+    ("time limit", 'sinfo -o "%P %l" lists the partitions with their limits'),
+    ("node configuration", 'sinfo -o "%P %D %c %m %G %f" lists nodes with CPUs, memory (MB), GPUs and features'),
+    ("feature", 'sinfo -o "%P %D %f" lists nodes with their features'),
+    ("gres", 'sinfo -o "%P %D %G" lists nodes with their GPUs'),
+    ("", "--dry-run shows the script"),
+)
+
+
 def _advice(said: str) -> str:
-    if "partition" in said:
-        return "its reason stands above; sinfo -s lists the partitions"
-    if "account" in said:
-        return "its reason stands above; sacctmgr show associations user=$USER lists the accounts"
-    return "its reason stands above; --dry-run shows the script"
+    found = next(advice for words, advice in _ADVICE if words in said.lower())
+    return f"its reason stands above; {found}"
 
 
 def _environment(script: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -323,7 +323,7 @@ def test_without_slurm(submit, tmp_path):
     ("refusal", "hint"),
     [
         ("sbatch: error: invalid partition specified: x", "sinfo -s lists the partitions"),
-        ("sbatch: error: Invalid account or account/partition combination specified", "above"),
+        ("sbatch: error: Invalid account or account/partition combination specified", "lists the accounts"),
         ("sbatch: error: Unable to contact slurm controller", "--dry-run shows the script"),
     ],
 )

@@ -204,16 +204,6 @@ def test_gpus(slurm: Make) -> None:
 
 
 @pytest.mark.slow
-def test_accounting(slurm: Make) -> None:
-    """It knows of a job after some seconds, until when sacct shows nothing of it."""
-    cluster = slurm(1, accounting=True)
-    job = cluster.sbatch(script="exit 3")
-    cluster.wait(job)
-    words = ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode"]
-    cluster.wait_until(lambda: cluster.run(*words) == f"{job}|FAILED|3:0\n", "sacct")
-
-
-@pytest.mark.slow
 def test_the_samples_are_what_jobs_get(slurm: Make) -> None:
     assert capture(slurm(NODES, gpus=GPUS)) == {file.name: file.read_text() for file in SAMPLES.glob("*.txt")}
 

@@ -16,7 +16,8 @@ from tests.slurm.test_run import SHOWS, lines
 @pytest.fixture
 def submit(slurm, request):
     """A cluster of two nodes, and what starts ``ddplaunch submit`` on its login host; settings may be its parameter."""
-    cluster = slurm(2, settings=getattr(request, "param", None))
+    settings = getattr(request, "param", {})
+    cluster = slurm(2, accounting="AccountingStorageEnforce" in settings, settings=settings)
 
     def start(*words: str | Path) -> subprocess.Popen[str]:
         return cluster.login.start(
@@ -85,6 +86,33 @@ def test_what_slurm_refuses_is_said(submit, tmp_path):
     assert (refused.returncode, out) == (2, "")
     assert "invalid partition specified: nosuch" in err
     assert "sbatch did not take the job" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("submit", [{"AccountingStorageEnforce": "associations,qos"}], indirect=True)
+def test_a_site_that_keeps_accounts(submit, tmp_path):
+    """What it refuses, with what to type instead; and a job on the right account."""
+    cluster, start = submit
+    write(tmp_path, "train.py", "")
+    for words, refusal, hint in (
+        ("--account=nosuch", "Invalid account or account/partition combination", "sacctmgr show associations"),
+        ("--account=test --qos=nosuch", "Invalid qos specification", "sacctmgr show qos"),
+        ("--partition=nosuch", "Invalid partition name specified", "sinfo -s"),
+        ("--constraint=nosuch", "Invalid feature specification", 'sinfo -o "%P %D %f"'),
+        ("--mem=9T", "Requested node configuration is not available", 'sinfo -o "%P %D %c %m %G %f"'),
+        ("--gpus-per-node=8", "Invalid generic resource (gres) specification", 'sinfo -o "%P %D %G"'),
+    ):
+        refused = start(*words.split(), "train.py")
+        *slurms, error, said = refused.communicate(timeout=60)[1].splitlines()
+        assert refused.returncode == 2
+        assert refusal in slurms[-1]
+        assert error == "Error: sbatch did not take the job (exit code 1)"
+        assert hint in said
+    following = start("--account=test", "--qos=normal", "--follow", "train.py")
+    job = number_of(following)
+    assert following.wait(60) == 0
+    words = ["sacct", "-X", "-n", "-P", "-o", "Account,QOS,State", "-j", str(job)]
+    cluster.wait_until(lambda: cluster.run(*words) == "test|normal|COMPLETED\n", "sacct")
 
 
 @pytest.mark.slow
