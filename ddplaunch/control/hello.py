@@ -27,12 +27,13 @@ def own_hello(share: Share, target: Target, gpus: tuple[str, ...], rules: Rules)
         fingerprint=_fingerprint(target),
         max_restarts=rules.max_restarts,
         versions=own_versions(torch=target.kind is not Kind.PROGRAM),
-        gpus=tuple(dict.fromkeys(gpus)),
+        gpus=tuple(dict.fromkeys(map(_plain, gpus))),
     )
 
 
 def _plain(text: str) -> str:
-    return text.encode(errors="replace").decode()
+    """As it may be sent, and printed elsewhere."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _python() -> str:

@@ -59,6 +59,11 @@ class Hello:
     proof: str | None = None
     numbered: bool = True
 
+    def __post_init__(self) -> None:
+        texts = (self.share.host, *self.share.devices, self.nnodes, self.run_id or "", self.target, *self.gpus)
+        if not all(text.isprintable() for text in (*texts, *(text or "" for text in vars(self.versions).values()))):
+            raise ValueError("control characters")  # anybody may send these, and we print them
+
 
 @dataclass(frozen=True)
 class Failed:
