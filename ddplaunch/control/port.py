@@ -120,9 +120,9 @@ def _taken(flag: str, number: int, error: OSError) -> UsageError:
     holder = _holder(number)
     by = f"in use by {holder}" if holder else "in use by another process"
     hint = "leave --master-port out on one node, or give another"
-    return UsageError(
-        f"{flag} {number} is {by}", hint if flag == "--master-port" else f"give every node another {flag}"
-    )
+    if flag == "--control-port":
+        hint = "give every node another --master-port, which the control port follows, or another --control-port"
+    return UsageError(f"{flag} {number} is {by}", hint)
 
 
 def _holder(number: int) -> str | None:

@@ -19,6 +19,14 @@ def test_a_rank_of_several_hosts() -> None:
     assert (finding.nnodes, finding.node_rank, finding.port, finding.run_id) == (None, None, None, None)
 
 
+def test_intel_tells_jobs_apart() -> None:
+    one, other = (find({**TASK, "I_MPI_HYDRA_UUID": f"06000000-8ac7-aeff-ce60-{end}"}) for end in ("0600", "0601"))
+    assert one
+    assert other
+    assert one.run_id == "06000000-8ac7-aeff-ce60-0600"
+    assert one.port != other.port
+
+
 def test_one_process_a_host_is_a_node() -> None:
     finding = find({**TASK, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"})
     assert finding
