@@ -105,7 +105,7 @@ class Node:
             self.process = host.start(
                 command(*words, *address, *patience, *options),
                 cwd=folder,
-                env=clean_environment({**CALM, "HOLD": json.dumps(hold)}),
+                env=clean_environment({**CALM, "HOLD": json.dumps(hold), "TMPDIR": str(folder)}),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
