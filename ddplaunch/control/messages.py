@@ -60,8 +60,8 @@ class Hello:
     numbered: bool = True
 
     def __post_init__(self) -> None:
-        texts = (self.share.host, *self.share.devices, self.nnodes, self.run_id or "", self.target, *self.gpus)
-        if not all(text.isprintable() for text in (*texts, *(text or "" for text in vars(self.versions).values()))):
+        texts = (self.nnodes, self.run_id, self.target, self.fingerprint, *self.gpus, *vars(self.versions).values())
+        if not all(text.isprintable() for text in (self.share.host, *self.share.devices, *filter(None, texts))):
             raise ValueError("control characters")  # anybody may send these, and we print them
 
 

@@ -60,9 +60,9 @@ def test_anything_else_is_garbled(body):
         decode(body, [Beat, Failed, Interrupted, Start])
 
 
-@pytest.mark.parametrize("field", ["n1", "cuda:1", "2:4", "mine", "train.py", "2.13", "H100"])
+@pytest.mark.parametrize("field", ["n1", "cuda:1", "2:4", "mine", "train.py", "abc", "2.13", "H100"])
 def test_a_stranger_cannot_write_to_our_terminal(field):
-    hello = messages.Hello(SHARE, "2:4", "mine", "train.py", None, 0, Versions("3.11", "2.13"), ("H100",))
+    hello = messages.Hello(SHARE, "2:4", "mine", "train.py", "abc", 0, Versions("3.11", "2.13"), ("H100",))
     body = encode(hello)[4:]
     assert decode(body, [messages.Hello]) == hello
     with pytest.raises(Garbled):
