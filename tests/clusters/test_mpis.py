@@ -1,7 +1,4 @@
-"""Four MPIs start the launchers: Debian's, and those of the wheels that .ci/run puts beside the interpreter.
-
-``test_real_mpirun`` has what Debian's alone tells.
-"""
+"""Real MPIs start the launchers: Debian's, and those of the wheels that .ci/run puts beside the interpreter."""
 
 from __future__ import annotations
 
@@ -16,16 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_several_nodes import SCRIPT
-from tests.clusters.test_real_mpirun import SHOWS, SLEEPS
 from tests.conftest import PROGRAMS, clean_environment, command, wait_until, write
-
-pytestmark = pytest.mark.slow
 
 ROOT = Path(sys.prefix) / "mpi"
 
 _AS_ROOT = ["--allow-run-as-root"] * (os.geteuid() == 0)
+_MPIRUN = ["--host", "n1:1,n2:1", "-npernode", "1"]
 _HYDRA = ["-hosts", "n1,n2", "-ppn", "1", "-n", "2"]
-_MPIRUN = ["--host", "n1:1,n2:1", "-npernode", "1", "-x", "OMP_NUM_THREADS", "-x", "NO_COLOR"]
 
 MPIS = {
     "openmpi-bin": (["mpirun", *_AS_ROOT, "--oversubscribe"], _MPIRUN),  # 4
@@ -35,10 +29,38 @@ MPIS = {
 }
 """Of each package, its launcher, and what has that start one process on each of two hosts."""
 
-OURS = r"ddplaunch|zygote|prte|orted|hydra|train\.py"
+WHEELS = [name for name in MPIS if name != "openmpi-bin"]
+only_debians = pytest.mark.parametrize("package", ["openmpi-bin"])
+
+A_RANK_EACH = ["--host", "n1:2,n2:1"]
+
+SHOWS = """
+import os
+import socket
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"
+print("sum", int(total), "on", socket.gethostname(), *(os.environ[name] for name in names.split()))
+dist.destroy_process_group()
+"""
+
+SLEEPS = """
+import os
+import sys
+import time
+
+print("up", flush=True)
+if "fail" in sys.argv and os.environ["RANK"] == "1":
+    raise SystemExit(7)
+time.sleep(600)
+"""
 
 
-@pytest.fixture(params=MPIS)
+@pytest.fixture(params=["openmpi-bin", *(pytest.param(name, marks=pytest.mark.slow) for name in WHEELS)])
 def package(request):
     return request.param
 
@@ -54,54 +76,65 @@ def launcher(package):
 
 
 @pytest.fixture
-def mpiexec(launcher, network, tmp_path):
+def started(tmp_path):
+    """How every launcher of MPI is started."""
+    return {
+        "cwd": tmp_path,
+        "env": clean_environment({"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}),
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "text": True,
+    }
+
+
+@pytest.fixture
+def mpiexec(launcher, started, network):
     """Start a launcher so many times on one host, whose ports are its own; in the end nothing is left there."""
     host = network(1).hosts[0]
 
     def start(count: int, *words) -> subprocess.Popen[str]:
-        return host.start(
-            [*launcher, "-n", str(count), *command("run", *words)],
-            cwd=tmp_path,
-            env=clean_environment({"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return host.start([*launcher, "-n", str(count), *command("run", *words)], stderr=subprocess.PIPE, **started)
 
     yield start
-    wait_until(lambda: not host.find(OURS), "the end of all that it has started")
+    wait_until(lambda: not host.processes(), "the end of all that it has started")
 
 
 @pytest.fixture
-def on_hosts(package, launcher, sshd, tmp_path):
-    """Start a launcher on each of two hosts, from a third, by SSH; in the end no host has anything left of it."""
+def on_hosts(launcher, started, package, sshd):
+    """Start a launcher on hosts n1 and n2, from n0, by SSH; in the end none of the three has anything left of it."""
     servers = sshd(3)
+    passed = ["-x", "OMP_NUM_THREADS", "-x", "NO_COLOR"] if "openmpi" in package else []  # Hydra passes all
 
-    def start(*words) -> subprocess.Popen[str]:
-        return servers.start(
-            servers.network.hosts[0],
-            [*launcher, *MPIS[package][1], *command("run", *words)],
-            cwd=tmp_path,
-            env=clean_environment({"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def start(options: list[str], *words) -> subprocess.Popen[str]:
+        line = [*launcher, *options, *passed, *command("run", *words)]
+        return servers.start(servers.network.hosts[0], line, stderr=subprocess.STDOUT, **started)
 
     yield start
-    wait_until(lambda: not [pid for host in servers.network.hosts for pid in host.find(OURS)], "the end of it all")
+    ours = r"ddplaunch|zygote|orted|prte|hydra|train\.py"
+    wait_until(lambda: not [pid for host in servers.network.hosts for pid in host.find(ours)], "the end of it all")
 
 
-def test_three_become_three_ranks(mpiexec, tmp_path):
+def wait_for_lines(run: subprocess.Popen[str], count: int) -> None:
+    """Wait until so many ranks have said that they are up."""
+    assert run.stdout is not None
+    up = 0
+    while up < count:
+        line = run.stdout.readline()
+        assert line, "it has ended"
+        up += "up" in line
+
+
+# --------------------------------------------------------------------------------------------------------- on one host
+
+
+def test_four_become_four_ranks(mpiexec, tmp_path):
     write(tmp_path, "train.py", SCRIPT)
-    run = mpiexec(3, "train.py")
+    run = mpiexec(4, "train.py")
     out, err = run.communicate(timeout=100)
     assert run.returncode == 0, err
     lines = sorted(line.rstrip() for line in out.splitlines() if line.strip())
-    assert lines == [f"[{rank}] rank {rank} of 3 sum 6" for rank in range(3)]
-    assert re.search(r"ddplaunch: (openmpi|mpich): this is rank 0 of 3, at 127\.0\.0\.1 ", err)
+    assert lines == [f"[{rank}] rank {rank} of 4 sum 10" for rank in range(4)]
+    assert re.search(r": this is rank 0 of 4, at 127\.0\.0\.1 \((OMPI_COMM_WORLD_RANK|PMI_RANK), ", err)
 
 
 def test_one_that_fails_ends_all_and_is_told_once(mpiexec):
@@ -111,6 +144,7 @@ def test_one_that_fails_ends_all_and_is_told_once(mpiexec):
     assert err.count("ddplaunch: rank 1 ") == 1
 
 
+@pytest.mark.slow
 def test_two_at_once(mpiexec, package, tmp_path):
     """Jobs have ports of their own; MPICH tells no job, so there the second is refused, and the first goes on."""
     write(tmp_path, "train.py", SLEEPS)
@@ -129,19 +163,38 @@ def test_two_at_once(mpiexec, package, tmp_path):
         run.communicate(timeout=60)
 
 
-def wait_for_lines(run: subprocess.Popen[str], count: int) -> None:
-    """Wait until so many ranks have said that they are up."""
-    assert run.stdout is not None
-    up = 0
-    while up < count:
-        line = run.stdout.readline()
-        assert line, "it has ended"
-        up += "up" in line
+# ------------------------------------------------------------------------------------------------- on several hosts
 
 
-def test_hosts_are_told_where_rank_0_is(on_hosts, tmp_path):
+@only_debians
+@pytest.mark.parametrize(
+    ("options", "words", "shown"),
+    [
+        (
+            _MPIRUN,
+            ["--nproc", "2"],
+            ["4 on n1 0 0 4 2 0 2", "4 on n1 1 1 4 2 0 2", "4 on n2 2 0 4 2 1 2", "4 on n2 3 1 4 2 1 2"],
+        ),
+        (A_RANK_EACH, [], ["3 on n1 0 0 3 2 0 2", "3 on n1 1 1 3 2 0 2", "3 on n2 2 0 3 1 1 2"]),
+        (["--host", "n1:1,n0:1", "-npernode", "1"], [], ["2 on n0 0 0 2 1 0 2", "2 on n1 1 0 2 1 1 2"]),
+    ],
+    ids=["a host each", "a rank each", "mpirun's own host too"],
+)
+def test_hosts_find_each_other(on_hosts, tmp_path, options, words, shown):
+    """By what the daemons of Open MPI 4 tell each other."""
     write(tmp_path, "train.py", SHOWS)
-    run = on_hosts("--master-addr", "n1", "--nproc", "2", "train.py")
+    run = on_hosts(options, *words, "train.py")
+    out, _ = run.communicate(timeout=100)
+    assert run.returncode == 0, out
+    lines = sorted(line.rstrip() for line in out.splitlines() if "] sum" in line)
+    assert lines == [f"[{rank}] sum {line}" for rank, line in enumerate(shown)], out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", WHEELS)
+def test_hosts_are_told_where_rank_0_is(on_hosts, package, tmp_path):
+    write(tmp_path, "train.py", SHOWS)
+    run = on_hosts(MPIS[package][1], "--master-addr", "n1", "--nproc", "2", "train.py")
     out, _ = run.communicate(timeout=100)
     assert run.returncode == 0, out
     lines = sorted(line.rstrip() for line in out.splitlines() if "] sum" in line)
@@ -149,21 +202,48 @@ def test_hosts_are_told_where_rank_0_is(on_hosts, tmp_path):
     assert lines == [f"[{rank}] sum 4 {line}" for rank, line in enumerate(shown)], out
 
 
-@pytest.mark.parametrize("package", [name for name in MPIS if name != "openmpi-bin"])
-def test_hosts_that_are_not_told(on_hosts, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("package", WHEELS)
+def test_hosts_that_are_not_told(on_hosts, package, tmp_path):
     write(tmp_path, "train.py", "open('started', 'w')\n")
-    run = on_hosts("train.py")
+    run = on_hosts(MPIS[package][1], "train.py")
     out, _ = run.communicate(timeout=100)
     assert run.returncode == 2, out
     assert "--master-addr" in out
     assert not (tmp_path / "started").exists()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_its_end_is_that_of_all_hosts(on_hosts, tmp_path, how):
+@pytest.mark.slow
+@only_debians
+@pytest.mark.parametrize("options", [_MPIRUN, A_RANK_EACH], ids=["a host each", "a rank each"])
+def test_one_that_fails_on_a_host_ends_all(on_hosts, tmp_path, options):
     write(tmp_path, "train.py", SLEEPS)
-    run = on_hosts("--master-addr", "n1", "train.py")
+    run = on_hosts(options, "--nproc", "2" if options is _MPIRUN else "1", "train.py", "fail")
+    out, _ = run.communicate(timeout=100)
+    assert run.returncode == 7, out
+    assert "ddplaunch: rank 1 exited with code 7 (on n1)" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", WHEELS)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_its_end_is_that_of_all_hosts(on_hosts, package, tmp_path, how):
+    write(tmp_path, "train.py", SLEEPS)
+    run = on_hosts(MPIS[package][1], "--master-addr", "n1", "train.py")
     wait_for_lines(run, 2)
     run.send_signal(how)
     out, _ = run.communicate(timeout=60)
-    assert run.returncode not in (0, None), out
+    assert run.returncode != 0, out
+
+
+@pytest.mark.slow
+@only_debians
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("options", [_MPIRUN, A_RANK_EACH], ids=["a host each", "a rank each"])
+def test_the_end_of_mpirun_is_that_of_all_hosts(on_hosts, tmp_path, options, how):
+    write(tmp_path, "train.py", SLEEPS)
+    run = on_hosts(options, "train.py")
+    wait_for_lines(run, 2 if options is _MPIRUN else 3)
+    run.send_signal(how)
+    out, _ = run.communicate(timeout=60)
+    assert run.returncode in (1, -how), out
