@@ -216,7 +216,8 @@ def test_without_tensorboard(refused, tmp_path, line):
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that not even root may write to")
 def test_init_method_in_a_place_that_cannot_be_written(refused):
-    assert "--init-method file:///proc/store" in refused("run --init-method file:///proc/store train.py")
+    error = refused("run --init-method file:///proc/store train.py")
+    assert "--init-method file:///proc/store cannot be written" in error
 
 
 def test_a_port_that_is_taken_names_its_holder(refused):

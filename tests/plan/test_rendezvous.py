@@ -95,6 +95,7 @@ def test_unknown_init_methods(method):
         ("store", "the path must be absolute"),
         ("/", "/ is a directory"),
         ("{tmp}/no/store", "there is no directory {tmp}/no"),
+        ("/proc/self/store", "/proc/self/store is not writable"),  # not even by root
     ],
 )
 def test_files_that_cannot_be(path, message, tmp_path: Path):

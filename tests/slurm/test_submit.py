@@ -93,7 +93,7 @@ def test_what_slurm_refuses_is_said(submit, tmp_path):
 def test_a_site_that_keeps_accounts(submit, tmp_path):
     """What it refuses, with what to type instead; and a job on the right account."""
     cluster, start = submit
-    write(tmp_path, "train.py", "")
+    write(tmp_path, "train.py", "raise SystemExit(3)")
     for words, refusal, hint in (
         ("--account=nosuch", "Invalid account or account/partition combination", "sacctmgr show associations"),
         ("--account=test --qos=nosuch", "Invalid qos specification", "sacctmgr show qos"),
@@ -110,9 +110,9 @@ def test_a_site_that_keeps_accounts(submit, tmp_path):
         assert hint in said
     following = start("--account=test", "--qos=normal", "--follow", "train.py")
     job = number_of(following)
-    assert following.wait(60) == 0
-    words = ["sacct", "-X", "-n", "-P", "-o", "Account,QOS,State", "-j", str(job)]
-    cluster.wait_until(lambda: cluster.run(*words) == "test|normal|COMPLETED\n", "sacct")
+    assert following.wait(60) == 3
+    words = ["sacct", "-X", "-n", "-P", "-o", "Account,QOS,State,ExitCode", "-j", str(job)]
+    cluster.wait_until(lambda: cluster.run(*words) == "test|normal|FAILED|3:0\n", "sacct")
 
 
 @pytest.mark.slow
