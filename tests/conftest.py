@@ -159,9 +159,13 @@ class Job:
         return self.process.wait(timeout)
 
     def zygote(self) -> int:
-        """The pid of its zygote."""
-        found = [pid for pid in self.left() if b"zygote.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        return min(found)
+        """The pid of its zygote, once it is one: between fork and exec it looks like the launcher."""
+
+        def found() -> list[int]:
+            return [pid for pid in self.left() if b"zygote.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+        wait_until(found, "the zygote")
+        return min(found())
 
     def ranks(self) -> list[int]:
         """The pids of its ranks, as their parent has them."""

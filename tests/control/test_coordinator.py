@@ -301,7 +301,6 @@ def test_a_failure_just_before_the_loss(number, fields, code):
     job = Job(least=2)
     job.join(1)
     failure = job.fail(number, number * 2, **fields)
-    time.sleep(0.01)
     job.coordinator.lost(1, "its connection closed")
     job.drain(0, *([failure] * (number == 0)))
     assert job.outcome(0).outcome.code == code
