@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +46,9 @@ PATIENCE = 120.0
 
 KILL_AFTER = 5.0
 """Seconds beyond the grace that the launcher has for its own end."""
+
+ZYGOTE_PATIENCE = 1.0
+"""Seconds that the zygote of a launcher which was killed has to end its ranks and to remove their files."""
 
 LOST = EXIT_UNAVAILABLE
 
@@ -164,12 +168,23 @@ class Guard:
         self._loop.watch(0, self._told)
         while self._launcher.poll() is None and not self._killed:
             self._loop.step()
-        processes.kill_all_below(us)
         code = self._launcher.returncode
+        self._clear()
         code = LOST if code is None else EXIT_SIGNAL - code if code < 0 else code
         if not self._alone:
             os.write(2, MARK + str(code).encode() + b"\n")
         return code
+
+    def _clear(self) -> None:
+        """Let nothing stay; what a launcher leaves that was killed, its zygote removes, files too, within a moment."""
+        self._loop.forget(0)
+        if self._launcher.returncode is None:
+            self._launcher.kill()
+        over = time.monotonic() + ZYGOTE_PATIENCE
+        self._loop.after(ZYGOTE_PATIENCE, lambda: None)
+        while processes.descendants(os.getpid()) and time.monotonic() < over:
+            self._loop.step()
+        processes.kill_all_below(os.getpid())
 
     def _told(self) -> None:
         data = os.read(0, 4096)

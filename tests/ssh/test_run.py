@@ -133,8 +133,8 @@ def running(job, tmp_path):
     """A job of three hosts whose ranks, one each, sleep; n0 is not one of them, unless said so."""
     write(tmp_path, "train.py", SLEEPS)
 
-    def begin(hosts="n1:1,n2:1"):
-        run = job(3, "--hosts", hosts, *QUICK, "train.py")
+    def begin(hosts="n1:1,n2:1", *options):
+        run = job(3, "--hosts", hosts, *QUICK, *options, "train.py")
         run.wait_for("up", hosts.count(":"))
         return run
 
@@ -193,13 +193,15 @@ def test_our_own_death_ends_the_job_everywhere(running):
 
 @pytest.mark.parametrize("what", ["^ssh .*n2|^/usr/bin/ssh .*n2", "schedulers.remote", "-m ddplaunch run", "zygote"])
 @pytest.mark.slow
-def test_what_is_killed_on_the_way_takes_the_job_along(running, what):
-    run = running()
+def test_what_is_killed_on_the_way_takes_the_job_along(running, tmp_path, what):
+    run = running("n1:1,n2:1", "--env", f"TMPDIR={tmp_path}")
+    assert list(tmp_path.glob("ddplaunch-*"))
     host = run.hosts[0] if "ssh" in what else run.hosts[2]
     for pid in host.find(what)[:1]:
         os.kill(pid, 9)
     assert run.wait(30) not in (0, None)
     run.assert_nothing_left()
+    assert not list(tmp_path.glob("ddplaunch-*"))
 
 
 @pytest.mark.slow
