@@ -40,6 +40,8 @@ def main():
         "gathered": sorted(gathered),
     }
     print(json.dumps(report), flush=True)
+    # No DDP object may outlive the group: dropped after it, it can hang (gloo, torch 2.13).
+    model, optimizer, loader = accelerator.free_memory(model, optimizer, loader)
     accelerator.end_training()
 
 
