@@ -19,6 +19,7 @@ from ddplaunch.agent.attempt import INTERRUPT_PATIENCE, Attempt
 from ddplaunch.agent.first_rank import FirstRank
 from ddplaunch.agent.folder import StoreFile
 from ddplaunch.agent.journal import Journal
+from ddplaunch.agent.laggards import Laggards
 from ddplaunch.agent.notice import Notice
 from ddplaunch.agent.nursery import LEFTOVER_GRACE, Nursery
 from ddplaunch.agent.output import DRAIN_PATIENCE, Output
@@ -98,6 +99,7 @@ class Supervisor:
         """Forget the previous attempt."""
         self._attempt = Attempt(number, self._temporary)
         self._first_rank = FirstRank(self._loop, self._first_rank_finished)
+        self._laggards = Laggards(self._loop, self._attempt, self._say)
         self._timers = Timers(self._loop)
 
     # ------------------------------------------------------------------------------------------------ from outside
@@ -377,6 +379,7 @@ class Supervisor:
     def _check_ended(self) -> None:
         """Say when all ranks have done their work; let rank 0 go, and sweep, once no other node needs the store."""
         attempt = self._attempt
+        self._laggards.watch()
         if self._phase not in (Phase.RUNNING, Phase.STOPPING) or not attempt.idle:
             return
         if self._phase is Phase.RUNNING and not attempt.failures and not attempt.finished:
@@ -440,8 +443,6 @@ class Supervisor:
             self.journal.write("failure.json", self._outcome.verdict.to_json())
         self.journal.close()
         self._phase = Phase.ENDED
-
-    # ----------------------------------------------------------------------------------------------------- helpers
 
     def _enter(self, phase: Phase) -> None:
         assert phase in NEXT[self._phase], f"{self._phase} to {phase}"
