@@ -41,6 +41,12 @@ def command(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "ddplaunch", *map(str, words)]
 
 
+def torchrun(folder: Path, *words: str | Path, nproc: int = 2) -> list[str]:
+    """A ``torchrun`` command line; its folder of logs, which it leaves, is in ``folder``."""
+    options = ("--standalone", f"--nproc-per-node={nproc}", "--log-dir", str(folder / "torchrun"))
+    return [sys.executable, "-m", "torch.distributed.run", *options, *map(str, words)]
+
+
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.conftest import clean_environment, command, write
+from tests.conftest import clean_environment, command, torchrun, write
 
 SHOWS = """
     import os, sys
@@ -36,10 +36,8 @@ def test_under_ddplaunch(launch, tmp_path, start):
 
 
 def test_under_torchrun(tmp_path):
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*words, write(tmp_path, "t.py", SHOWS)], env=clean_environment(), capture_output=True, text=True, timeout=100
-    )
+    words = torchrun(tmp_path, write(tmp_path, "t.py", SHOWS))
+    done = subprocess.run(words, env=clean_environment(), capture_output=True, text=True, timeout=100)
     assert lines(done.stdout) == TWO, done.stderr
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Launch, clean_environment, write
+from tests.conftest import Launch, clean_environment, torchrun, write
 
 BERT = Path(__file__).parents[2] / "docs" / "examples" / "bert_mlm.py"
 
@@ -103,11 +103,8 @@ def test_pretrained_weights_and_a_text_of_ones_own_under_torchrun(tmp_path: Path
     (tmp_path / "mine.txt").write_text("".join(f"Number {i} is the one after {i - 1}. " for i in range(200)))
     environment = clean_environment(CALM)
     subprocess.run([sys.executable, make], cwd=tmp_path, env=environment, check=True, timeout=100)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = [str(BERT), "--pretrained", "weights", "--text", "mine.txt", "--epochs", "2"]
-    done = subprocess.run(
-        [*torchrun, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150
-    )
+    words = torchrun(tmp_path, BERT, "--pretrained", "weights", "--text", "mine.txt", "--epochs", "2")
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     assert re.search(r"world of 2: 180 sentences, \d+ word pieces, (\d\d),\d{3} parameters", done.stdout)
     assert len(EPOCH.findall(done.stdout)) == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Launch, clean_environment
+from tests.conftest import Launch, clean_environment, torchrun
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "dp_to_ddp.py"
 
@@ -20,11 +20,10 @@ CALM = {"OMP_NUM_THREADS": "1"}
 """Threads that spin while they wait for each other slow each other down tenfold where tests run side by side."""
 
 
-def alone(folder: Path, *words: str, torchrun: bool = False) -> str:
+def alone(folder: Path, *words: str, under_torchrun: bool = False) -> str:
     """What the example prints, started by python, or by torchrun with two ranks."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if torchrun else []
     done = subprocess.run(
-        [sys.executable, *launcher, str(EXAMPLE), *words],
+        torchrun(folder, EXAMPLE, *words) if under_torchrun else [sys.executable, str(EXAMPLE), *words],
         cwd=folder,
         env=clean_environment(CALM),
         capture_output=True,
@@ -76,6 +75,6 @@ def test_all_take_the_same_steps(launch: Launch, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_under_torchrun_what_ddp_saved_with_its_prefix_is_loaded_by_one(tmp_path: Path) -> None:
-    alone(tmp_path, "--parallel", "ddp", "--save", "ddp.pt", "--wrapped", torchrun=True)
+    alone(tmp_path, "--parallel", "ddp", "--save", "ddp.pt", "--wrapped", under_torchrun=True)
     assert first_name(tmp_path / "ddp.pt") == "module.0.weight"
     assert "loaded ddp.pt, whose first name is module.0.weight" in alone(tmp_path, "--load", "ddp.pt", "--epochs", "1")

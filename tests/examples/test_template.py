@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ddplaunch
-from tests.conftest import PROGRAMS, clean_environment, write
+from tests.conftest import PROGRAMS, clean_environment, torchrun, write
 
 TEMPLATE = Path(ddplaunch.__file__).parents[1] / "docs" / "examples" / "template.py"
 
@@ -102,12 +102,7 @@ def test_a_model_of_ones_own_in_half_precision(tmp_path):
 
 def test_under_torchrun(tmp_path):
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-            TEMPLATE,
-            "--epochs",
-            "1",
-        ],
+        torchrun(tmp_path, TEMPLATE, "--epochs", "1"),
         cwd=tmp_path,
         env=clean_environment(),
         capture_output=True,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import clean_environment, command
+from tests.conftest import clean_environment, command, torchrun
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -45,8 +45,7 @@ class Launchers:
         return self._run(command("run", "--nproc", str(nproc), *words), env)
 
     def torchrun(self, *words: str | Path, nproc: int = 2, env: Mapping[str, str] | None = None) -> Done:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-        return self._run([*torchrun, *map(str, words)], env)
+        return self._run(torchrun(self.folder, *words, nproc=nproc), env)
 
     def python(self, *words: str | Path, env: Mapping[str, str] | None = None) -> Done:
         return self._run([sys.executable, *map(str, words)], env)
