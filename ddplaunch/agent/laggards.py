@@ -15,10 +15,12 @@ QUIET = 30.0
 class Laggards:
     """Those of one attempt, on this node."""
 
-    def __init__(self, loop: Loop, attempt: Attempt, say: Callable[[str], None]) -> None:
+    def __init__(self, loop: Loop, attempt: Attempt, say: Callable[[str], None], *, alone: bool) -> None:
+        """``alone``: no other node takes part, whose ranks could be meant."""
         self._loop = loop
         self._attempt = attempt
         self._say = say
+        self._alone = alone
         self._timer: Timer | None = None
 
     def watch(self) -> None:
@@ -33,4 +35,5 @@ class Laggards:
         left = [each for each in self._attempt.processes.values() if not each.finished and not each.signalled]
         if left:
             names = named(f"rank {each.rank.rank} (pid {each.pid})" for each in left)
-            self._say(f"the other ranks of this node are done; waiting for {names}")
+            where = "" if self._alone else f" on {left[0].rank.host or 'this node'}"
+            self._say(f"the other ranks{where} are done; waiting for {names}")

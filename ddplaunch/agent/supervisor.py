@@ -99,7 +99,7 @@ class Supervisor:
         """Forget the previous attempt."""
         self._attempt = Attempt(number, self._temporary)
         self._first_rank = FirstRank(self._loop, self._first_rank_finished)
-        self._laggards = Laggards(self._loop, self._attempt, self._say)
+        self._laggards = Laggards(self._loop, self._attempt, self._say, alone=self._plan.nnodes == 1)
         self._timers = Timers(self._loop)
 
     # ------------------------------------------------------------------------------------------------ from outside
