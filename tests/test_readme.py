@@ -26,6 +26,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -127,17 +128,18 @@ def bash(script: str, folder: Path, variables: dict[str, str]) -> str:
     """Run a script, in a file so that its text is in nobody's command line; return what it printed on both streams."""
     file = folder / ".commands.sh"
     file.write_text(script, encoding="utf-8")
-    done = subprocess.run(
-        ["bash", str(file)],
-        cwd=folder,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=PATIENCE,
-    )
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:  # what is killed leaves files
+        done = subprocess.run(
+            ["bash", str(file)],
+            cwd=folder,
+            env={**variables, "TMPDIR": temporary},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+        )
     return done.stdout
 
 
