@@ -6,11 +6,12 @@ import json
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
 from tests.cli.test_several_nodes import SCRIPT, free_port
-from tests.conftest import clean_environment, command, torchrun, write
+from tests.conftest import clean_environment, command, write
 from tests.fake_nvml import fake_nvml as fake_nvml
 
 SLURM_STEP = {  # one task a node on the last two nodes of three
@@ -122,8 +123,10 @@ def test_more_processes_in_each_of_many_are_refused(launch, tmp_path):
 def test_ranks_that_torchrun_has_started_run_under_it(tmp_path):
     """It holds the store and coordinates; a launcher of ours in its place runs the one rank."""
     write(tmp_path, "train.py", SCRIPT)
+    logs = ("--log-dir", str(tmp_path / "torchrun"))
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *logs, "--no-python")
     done = subprocess.run(
-        torchrun(tmp_path, "--no-python", *command("run", "train.py")),
+        [*torchrun, *command("run", "train.py")],
         cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
