@@ -14,17 +14,29 @@ from typing import Any
 
 import pytest
 
+from tests.forked import Commands
 from tests.hosts.fixture import network  # noqa: F401 - a fixture is found by its name here
+from tests.patience import patience
 from tests.slurm.fixture import slurm  # noqa: F401
 from tests.ssh.fixture import sshd  # noqa: F401
+
+pytest_plugins = [f"tests.suite.{name}" for name in ("again", "folder", "time_limit", "time_spent", "choice")]
 
 PROGRAMS = Path(__file__).parent / "programs"
 """Small user programs that the tests start."""
 
 # A shell ignores these in what it starts in the background, and what ignores them hands that on to all that we start.
-for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),  # nohup does too
+):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
+
+# Some machines say that no bytecode is to be kept, which makes each start of ours three times as long as any user's.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 
 _INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "CUDA_VISIBLE_DEVICES")
 
@@ -64,9 +76,28 @@ def launch(tmp_path: Path) -> Launch:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=patience(timeout),
             errors="surrogateescape",
         )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def _commands() -> Iterator[Commands]:
+    commands = Commands()
+    yield commands
+    commands.close()
+
+
+@pytest.fixture
+def answer(_commands: Commands, tmp_path: Path) -> Launch:
+    """As ``launch``, but quick: for a command that starts nothing, which a fork then answers as well."""
+
+    def run(
+        *words: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        return _commands.run([*map(str, words)], cwd or tmp_path, clean_environment(env), patience(timeout))
 
     return run
 
@@ -107,10 +138,10 @@ def processes_marked(mark: str, variable: str = "DDPLAUNCH_TEST_MARK") -> Sequen
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 60) -> None:
     """Wait for a condition that nothing announces; fail with ``what`` was awaited."""
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout} s for {what}")
+        if time.monotonic() > began + patience(timeout):
+            pytest.fail(f"waited {time.monotonic() - began:.0f} s for {what}")
         time.sleep(0.01)
 
 
@@ -162,7 +193,7 @@ class Job:
         self.process.send_signal(number)
 
     def wait(self, timeout: float = 60) -> int:
-        return self.process.wait(timeout)
+        return self.process.wait(patience(timeout))
 
     def zygote(self) -> int:
         """The pid of its zygote, once it is one: between fork and exec it looks like the launcher."""

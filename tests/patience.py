@@ -1,0 +1,31 @@
+"""How long to wait on this machine, at this minute: deadlines of tests are those of a quiet one, times its slowness."""
+
+from __future__ import annotations
+
+import time
+
+_WORK = 2_000_000
+QUIET = 0.065
+"""Seconds that the work of a probe takes on two quiet cores of 2024."""
+
+_FRESH = 60.0
+"""Seconds for which a probe counts."""
+
+_probed_at, _slowness = float("-inf"), 1.0
+
+
+def slowness() -> float:
+    """How much longer this machine takes now than a quiet one: at least 1, found out anew every minute."""
+    global _probed_at, _slowness
+    if time.monotonic() - _probed_at > _FRESH:
+        began = time.perf_counter()
+        for _ in range(_WORK):
+            pass
+        _slowness = max(1.0, (time.perf_counter() - began) / QUIET)
+        _probed_at = time.monotonic()
+    return _slowness
+
+
+def patience(seconds: float) -> float:
+    """So many seconds of a quiet machine."""
+    return seconds * slowness()

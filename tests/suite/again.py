@@ -1,0 +1,120 @@
+"""A test that failed is run once more, alone, when all others are done: what passes then is flaky, and is named.
+
+It runs in the process that reports: pytest's own, or xdist's controller after its last worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+MOST_FLAKY = 5
+"""More than these fail the run: that many accidents are none."""
+
+MOST_AGAIN = 20
+"""Where more failed than these, something is broken, and running them again would only take time."""
+
+HELD = "held"
+"""The outcome of a failure that is not told before its second run."""
+
+
+@dataclass
+class _Tries:
+    """What came of one test: the reports of its failure, and the seconds of each run."""
+
+    failed: list[pytest.TestReport] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=lambda: [0.0])
+
+
+class Again:
+    """The plugin; ``--maxfail``, ``-x`` and ``--pdb`` want the first failure at once, and do without it."""
+
+    def __init__(self) -> None:
+        self._tries: dict[str, _Tries] = {}
+        self._rerunning = False
+        self._flaky: list[str] = []
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Iterator[None]:
+        tries = self._tries.setdefault(report.nodeid, _Tries())
+        tries.seconds[-1] += report.duration
+        # "???" is xdist's report of a worker that died: what did that to a worker might do it to us.
+        if report.failed and report.when != "???" and not self._rerunning:
+            tries.failed.append(report)
+            report.outcome = HELD  # type: ignore[assignment]
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(
+        self, report: pytest.TestReport
+    ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+        if report.outcome != HELD:
+            return None
+        return "run again", "R", ("FAILED, WILL RUN AGAIN", {"yellow": True})
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[object]:
+        finished = False
+        try:
+            result = yield
+            finished = True
+        finally:
+            held = [name for name, tries in self._tries.items() if tries.failed]
+            self._rerunning = True
+            if finished and len(held) <= MOST_AGAIN:
+                self._run_again(session, held)
+            else:
+                for name in held:
+                    self._tell(session, name)
+        return result
+
+    def _run_again(self, session: pytest.Session, held: list[str]) -> None:
+        collected = session.testscollected
+        # xdist's controller has collected nothing itself.
+        items = {item.nodeid: item for item in session.items} if held and getattr(session, "items", None) else {}
+        if held and not items:
+            try:
+                found = session.perform_collect([f"{session.config.rootpath}/{name}" for name in held])
+            except pytest.UsageError:
+                found = []
+            items = {item.nodeid: item for item in found if isinstance(item, pytest.Item)}
+        session.testscollected = collected
+        again = [items[name] for name in held if name in items]
+        for item, following in zip(again, [*again[1:], None], strict=False):
+            self._tries[item.nodeid].seconds.append(0.0)
+            failures = session.testsfailed
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.testsfailed == failures:
+                self._flaky.append(item.nodeid)
+        for name in held:
+            if name not in items:
+                self._tell(session, name)
+        if len(self._flaky) > MOST_FLAKY:
+            session.testsfailed += 1
+
+    def _tell(self, session: pytest.Session, name: str) -> None:
+        """Report a failure after all, for it will not be run again."""
+        for report in self._tries[name].failed:
+            report.outcome = "failed"
+            session.config.hook.pytest_runtest_logreport(report=report)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        write = terminalreporter.write_line
+        for name in self._flaky:
+            tries = self._tries[name]
+            terminalreporter.write_sep("_", f"{name} failed first", yellow=True)
+            for report in tries.failed:
+                report.toterminal(terminalreporter._tw)
+        for name in self._flaky:
+            first, second = self._tries[name].seconds
+            write(f"flaky: {name} (failed after {first:.1f} s, passed alone in {second:.1f} s)", yellow=True)
+        if len(self._flaky) > MOST_FLAKY:
+            write(f"{len(self._flaky)} flaky tests, and {MOST_FLAKY} are the most: the run has failed", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    at_once = config.option.maxfail or config.option.usepdb or config.option.collectonly
+    if not hasattr(config, "workerinput") and not at_once:
+        config.pluginmanager.register(Again(), "run-again")

@@ -1,0 +1,54 @@
+"""Waits for the end of a run of tests, and then ends what the run has left and removes its folder.
+
+``python -IS guardian.py NAME=FOLDER``: the run is over when stdin closes, as it does for a run that is killed; what is
+the run's has the variable. Prints what it had to end.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATIENCE = 2.0
+"""Seconds in which what the run has told to end may do so."""
+
+
+def left(is_ours: "Callable[[str], bool]") -> "dict[int, str]":
+    """The live processes that have such a variable, as NAME=VALUE, with their command lines."""
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/environ", errors="replace") as file:
+                if not any(map(is_ours, file.read().split("\0"))):
+                    continue
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                found[int(name)] = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:
+            continue  # it ended, or is somebody else's
+    return found
+
+
+def main(mark: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.read()
+    until = time.monotonic() + PATIENCE
+    while os.path.isdir("/proc/self") and (pids := left(mark.__eq__)):
+        if time.monotonic() > until:
+            for pid, line in pids.items():
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                    print(f"the tests left a process: {pid} {line[:100]}", flush=True)
+                except (ProcessLookupError, BrokenPipeError):
+                    pass  # it has ended, or the run is killed and nobody listens
+        time.sleep(0.05)
+    shutil.rmtree(mark.partition("=")[2], ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,41 @@
+"""Deadlines grow with the slowness of the machine, which is found out anew every minute."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import patience
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A probe that takes as many seconds as ``clock["work"]`` says, at ``clock["now"]``."""
+    times = {"now": 1000.0, "work": patience.QUIET}
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return times["now"]
+
+        @staticmethod
+        def perf_counter() -> float:
+            times["now"] += times["work"] / 2  # once before the work, once behind it
+            return times["now"]
+
+    monkeypatch.setattr(patience, "time", Clock)
+    monkeypatch.setattr(patience, "_probed_at", float("-inf"))
+    return times
+
+
+def test_it_grows_with_a_probe_of_every_minute(clock):
+    clock["work"] = 6 * patience.QUIET
+    assert patience.patience(10) == pytest.approx(30)
+    clock["work"] = 2 * patience.QUIET
+    assert patience.patience(10) == pytest.approx(30), "the probe is fresh"
+    clock["now"] += 61
+    assert patience.patience(10) == pytest.approx(10)
+
+
+def test_a_quick_machine_gets_no_less(clock):
+    clock["work"] = patience.QUIET / 100
+    assert patience.patience(10) == 10

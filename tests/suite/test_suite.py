@@ -1,0 +1,187 @@
+"""How a run of the tests ends: failures that are run again, what is said, and nothing left however it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment, wait_until, write
+from tests.patience import patience
+from tests.suite.again import MOST_AGAIN, MOST_FLAKY
+from tests.suite.guardian import left
+
+PLUGINS = [word for name in ("again", "folder", "time_spent", "choice") for word in ("-p", f"tests.suite.{name}")]
+
+FLAKY = """
+    import os
+    import pathlib
+    import pytest
+
+    if {flaky}:
+        @pytest.mark.parametrize("number", range({flaky}))
+        def test_flaky(number):
+            with open("order", "a") as order:
+                order.write(f"{{number}} ")
+            first = pathlib.Path(f"seen{{number}}")
+            if not first.exists():
+                first.touch()
+                raise ValueError("the first time")
+
+    if {broken}:
+        @pytest.mark.parametrize("number", range({broken}))
+        def test_broken(number):
+            raise KeyError("every time")
+
+    @pytest.mark.parametrize("number", range(9))
+    def test_well(number):
+        with open("order", "a") as order:
+            order.write("well ")
+    """
+
+pytestmark = pytest.mark.slow
+
+workers = pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "with workers"])
+
+
+@pytest.fixture
+def checks(tmp_path):
+    """Run pytest with our plugins on a few small tests; other runs of tests around it have nothing to do with it."""
+    machine = tmp_path / "machine"
+    machine.mkdir()
+    environment = clean_environment({"TMPDIR": str(machine)})
+    for name in list(environment):
+        if name.startswith(("PYTEST_", "DDPLAUNCH_TESTS")):
+            del environment[name]
+    write(tmp_path, "pytest.ini", "[pytest]\ntestpaths = checks\nmarkers =\n    ci: not every day\n")
+
+    def begin(text: str, *words: str) -> subprocess.Popen[str]:
+        write(tmp_path, "checks/some/test_some.py", text)
+        return subprocess.Popen(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *PLUGINS, *words],
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return begin
+
+
+def run(begun: subprocess.Popen[str]) -> tuple[int, str]:
+    said, _ = begun.communicate(timeout=patience(60))
+    return begun.returncode, said
+
+
+@workers
+def test_what_passes_alone_is_named_and_the_run_goes_on(checks, workers, tmp_path):
+    code, said = run(checks(FLAKY.format(flaky=1, broken=0), *workers))
+    assert code == 0, said
+    assert re.search(r"flaky: \S+::test_flaky\[0\] \(failed after \d+\.\d s, passed alone in \d+\.\d s\)", said)
+    assert "ValueError: the first time" in said
+    assert "10 passed, 1 run again" in said
+    assert (tmp_path / "order").read_text().split()[-1] == "0", "after all others"
+
+
+@workers
+def test_what_fails_twice_fails_the_run(checks, workers):
+    code, said = run(checks(FLAKY.format(flaky=1, broken=1), *workers))
+    assert code == 1
+    assert "1 failed, 10 passed, 2 run again" in said
+    assert said.count("E       KeyError") == 1
+
+
+def test_many_flaky_tests_fail_the_run(checks):
+    code, said = run(checks(FLAKY.format(flaky=MOST_FLAKY + 1, broken=0)))
+    assert code == 1
+    assert f"{MOST_FLAKY + 1} flaky tests, and {MOST_FLAKY} are the most: the run has failed" in said
+
+
+@workers
+def test_where_everything_fails_nothing_is_run_again(checks, workers):
+    code, said = run(checks(FLAKY.format(flaky=0, broken=MOST_AGAIN + 1), *workers))
+    assert code == 1
+    assert f"{MOST_AGAIN + 1} failed, 9 passed" in said
+
+
+def test_the_first_failure_is_told_at_once_to_whom_wants_that(checks):
+    code, said = run(checks(FLAKY.format(flaky=1, broken=0), "-x"))
+    assert code == 1
+    assert "1 failed" in said
+    assert "flaky:" not in said
+
+
+TOLD = """
+    import pytest
+    import time
+
+    def test_that_takes_time():
+        time.sleep(0.01)
+
+    @pytest.mark.parametrize("number", range(3))
+    def test_without_gpu(number):
+        pytest.skip("no GPU here")
+
+    @pytest.mark.ci
+    def test_of_machines():
+        pass
+    """
+
+
+@workers
+def test_an_everyday_run_says_what_it_left_out_and_where_the_time_went(checks, workers):
+    _, said = run(checks(TOLD, *workers))
+    assert "3 tests: no GPU here\n" in said
+    assert re.search(r"pytest tests =*\nsome 1\n", said)
+    assert re.search(r"\nsome +4 tests +\d+\.\d s\n", said)
+    assert re.search(r"\nall +4 tests +\d+\.\d s, in \d+ s of 600 s\n", said)
+    _, said = run(checks(TOLD, "checks", "--budget", "0.001", *workers))
+    assert "2 passed, 3 skipped" in said
+    assert "OVER THE BUDGET of 0 s" in said
+
+
+LEAVES = """
+    import pathlib
+    import subprocess
+    import tempfile
+
+    def test_that_leaves(tmp_path):
+        tempfile.mkdtemp()
+        (tmp_path / "file").touch()
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        pathlib.Path("left").touch()
+        {then}
+    """
+
+
+def machine_is_as_before(folder: Path) -> None:
+    """No temporary file is left, nor a process with a variable that names one."""
+    machine = folder / "machine"
+    wait_until(lambda: not list(machine.iterdir()), f"the removal of {list(machine.iterdir())}")
+    assert [line for line in left(lambda variable: str(machine) in variable).values()] == []
+
+
+@workers
+def test_a_process_that_a_test_leaves_is_named_and_fails_the_run(checks, workers, tmp_path):
+    code, said = run(checks(LEAVES.format(then=""), *workers))
+    assert code == 1
+    assert re.search(r"the tests left a process: \d+ sleep 1000", said)
+    machine_is_as_before(tmp_path)
+
+
+@workers
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_interrupted_leaves_nothing(checks, workers, number, tmp_path):
+    begun = checks(LEAVES.format(then="subprocess.run(['sleep', '1000'])"), *workers)
+    wait_until((tmp_path / "left").exists, "the test to be under way")
+    os.kill(begun.pid, number)
+    code, said = run(begun)
+    assert code == (2 if number == signal.SIGINT else -signal.SIGKILL), said
+    machine_is_as_before(tmp_path)

@@ -1,0 +1,17 @@
+"""The time-out of each test, which is only there not to hang for ever, grows with the slowness of the machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.patience import patience
+
+_QUIET = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads the mark
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    if _QUIET not in item.stash:
+        mark = item.get_closest_marker("timeout")
+        item.stash[_QUIET] = float(mark.args[0] if mark else item.config.getini("timeout"))
+    item.add_marker(pytest.mark.timeout(patience(item.stash[_QUIET])), append=False)
