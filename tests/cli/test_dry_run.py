@@ -20,12 +20,12 @@ from tests.fake_nvml import fake_nvml as fake_nvml
 
 
 @pytest.fixture
-def plan(launch, tmp_path):
+def plan(answer, tmp_path):
     """Run a dry run with ``--json`` and return its object."""
     write(tmp_path, "train.py", "open('ran', 'w').close()\n")
 
     def run(line: str, **options: object):
-        done = launch("run", "--dry-run", "--json", *shlex.split(line), **options)
+        done = answer("run", "--dry-run", "--json", *shlex.split(line), **options)
         assert done.returncode == 0, done.stderr
         assert not (tmp_path / "ran").exists()
         return json.loads(done.stdout)
@@ -84,9 +84,9 @@ PLAIN = re.compile(r"rank (\d+)  node (\d+)  host (\S+)  local rank (\d+)  devic
 
 
 @pytest.mark.parametrize("line", ["--nproc 3 train.py", "--nnodes 2 --nproc 2,1 --bind numa train.py --lr 1 'a b'"])
-def test_plain_text_says_the_same(plan, launch, line):
+def test_plain_text_says_the_same(plan, answer, line):
     made = plan(line)
-    done = launch("run", "--dry-run", *shlex.split(line))
+    done = answer("run", "--dry-run", *shlex.split(line))
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
     found = PLAIN.findall(done.stdout)
@@ -118,13 +118,13 @@ def test_plain_text_says_the_same(plan, launch, line):
         "--nnodes 2 --nproc 1 -- -odd.py --nproc 3",
     ],
 )
-def test_the_commands_for_other_nodes_plan_the_same_job(plan, launch, tmp_path, line):
+def test_the_commands_for_other_nodes_plan_the_same_job(plan, answer, tmp_path, line):
     write(tmp_path, "pkg/mod.py", "")
     write(tmp_path, "fn.py", "def main(steps: int): pass\n")
     write(tmp_path, "prog", "#!/bin/sh\n").chmod(0o755)
     write(tmp_path, "-odd.py", "")
     made = plan(line)
-    text = launch("run", "--dry-run", *shlex.split(line)).stdout
+    text = answer("run", "--dry-run", *shlex.split(line)).stdout
     commands = dict(re.findall(r"^node (\d+): ddplaunch run (.*)$", text, re.MULTILINE))
     here = made["node_rank"]
     assert sorted(map(int, commands)) == [node for node in range(made["nnodes"]) if node != here]
@@ -211,18 +211,18 @@ def test_a_reader_that_leaves_early(tmp_path):
         assert process.wait(60) == 1
 
 
-def test_the_other_nodes_get_the_words_that_were_typed(launch, tmp_path):
+def test_the_other_nodes_get_the_words_that_were_typed(answer, tmp_path):
     """As they can be typed: a signal by its name."""
     write(tmp_path, "train.py", "")
     typed = "--role trainer --grace 20 --preempt-signal USR1 --preempt-forward XCPU --show all,local:1/none"
     place = "--nnodes 2 --master-addr n0 --master-port 4000 --nproc 2"
-    done = launch("run", "--dry-run", *place.split(), "--node-rank", "0", *typed.split(), "train.py")
+    done = answer("run", "--dry-run", *place.split(), "--node-rank", "0", *typed.split(), "train.py")
     other = done.stdout.splitlines()[-1].partition("ddplaunch run ")[2]
     assert sorted(other.split()) == sorted(f"{place} --node-rank 1 {typed} train.py".split())
-    assert launch("run", "--dry-run", *other.split()).returncode == 0
+    assert answer("run", "--dry-run", *other.split()).returncode == 0
 
 
-def test_what_runs_beside_rank_0(plan, launch):
+def test_what_runs_beside_rank_0(plan, answer):
     """It is a note on node 0, and part of every node's command: whoever is not node 0 does without."""
     line = ("--nnodes", "2", "--nproc", "1", "--master-addr", "127.0.0.1", "--sidecar", "sh -c 'a b; c'")
     twice = (*line, "--sidecar", "sleep 9", "train.py")
@@ -230,7 +230,7 @@ def test_what_runs_beside_rank_0(plan, launch):
     notes = plan(shlex.join(["--node-rank", "0", *twice]))["notes"]
     assert [note for note in notes if "beside" in note] == beside
     assert not any("beside" in note for note in plan(shlex.join(["--node-rank", "1", *twice]))["notes"])
-    done = launch("run", "--dry-run", "--node-rank", "1", *twice)
+    done = answer("run", "--dry-run", "--node-rank", "1", *twice)
     (other,) = (line.partition(": ")[2] for line in done.stdout.splitlines() if line.startswith("node 0: "))
     again = plan(shlex.join(shlex.split(other)[2:]))["notes"]
     assert [note for note in again if "beside" in note] == beside

@@ -19,8 +19,8 @@ from tests.conftest import clean_environment, command, write
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_bare_is_help(launch, words):
-    done = launch(*words)
+def test_bare_is_help(answer, words):
+    done = answer(*words)
     assert done.returncode == 0
     assert done.stdout.startswith("Usage: ddplaunch [OPTIONS] ")
     assert re.search(r"^  run +Start a training job", done.stdout, re.MULTILINE)
@@ -28,8 +28,8 @@ def test_bare_is_help(launch, words):
     assert re.search(r"^  devices +Show", done.stdout, re.MULTILINE)
 
 
-def test_version(launch):
-    assert launch("--version").stdout == f"ddplaunch {__version__}\n"
+def test_version(answer):
+    assert answer("--version").stdout == f"ddplaunch {__version__}\n"
 
 
 def test_installed_command_is_the_module():
@@ -48,8 +48,8 @@ def test_installed_command_is_the_module():
 
 @pytest.mark.parametrize("columns", ["60", "80", "200"])
 @pytest.mark.parametrize(("command", "sections"), [(run, SECTIONS), (submit, OF_SUBMIT)])
-def test_every_option_stands_under_a_heading(launch, command, sections, columns):
-    done = launch(command.name, "--help", env={"COLUMNS": columns})
+def test_every_option_stands_under_a_heading(answer, command, sections, columns):
+    done = answer(command.name, "--help", env={"COLUMNS": columns})
     assert done.returncode == 0
     headings = re.findall(r"^(\w.*):$", done.stdout, re.MULTILINE)
     assert headings == [heading for heading, names in sections.items() if names]

@@ -66,11 +66,11 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("line", "complaint", "hint"), REFUSED)
-def test_what_makes_no_sense(launch, tmp_path, line, complaint, hint):
+def test_what_makes_no_sense(answer, tmp_path, line, complaint, hint):
     write(tmp_path, "train.py", "open('started', 'w') ; 1\n")
     for name, text in FILES.items():
         write(tmp_path, name, text)
-    done = launch("run", *shlex.split(line), "train.py")
+    done = answer("run", *shlex.split(line), "train.py")
     assert done.returncode == 2
     first, *rest = done.stderr.splitlines()
     assert first.startswith("Error: ")
@@ -80,20 +80,20 @@ def test_what_makes_no_sense(launch, tmp_path, line, complaint, hint):
     assert not (tmp_path / "started").exists()
 
 
-def test_no_ssh_here(launch, tmp_path):
+def test_no_ssh_here(answer, tmp_path):
     write(tmp_path, "train.py", "")
-    done = launch("run", "--hosts", "a", "train.py", env={"PATH": str(tmp_path)})
+    done = answer("run", "--hosts", "a", "train.py", env={"PATH": str(tmp_path)})
     assert (done.returncode, done.stdout) == (2, "")
     assert "needs ssh, and there is none on PATH" in done.stderr
 
 
-def test_dry_run(launch, tmp_path):
+def test_dry_run(answer, tmp_path):
     write(tmp_path, "train.py", "")
     words = ["--hosts", "n[1-2]:2,n9:1", "--exclude", "n9", "--env", "A=1", "--dry-run"]
-    done = launch("run", *words, "--json", "train.py", env={"SLURM_JOB_ID": "7"})
+    done = answer("run", *words, "--json", "train.py", env={"SLURM_JOB_ID": "7"})
     plan = json.loads(done.stdout)
     assert (plan["nnodes"], plan["world_size"], plan["master_addr"]) == (2, 4, "n1")
-    shown = launch("run", *words, "train.py").stdout
+    shown = answer("run", *words, "train.py").stdout
     assert "over SSH: node 0 is n1, node 1 is n2" in shown
     assert "--hosts" not in shown
 

@@ -67,11 +67,11 @@ def cluster(tmp_path):
 
 
 @pytest.fixture
-def submit(launch, cluster, tmp_path):
+def submit(answer, cluster, tmp_path):
     """Run ``ddplaunch submit WORDS`` on that cluster."""
 
     def run(line: str, env: dict[str, str] | None = None, cwd: Path | None = None):
-        return launch("submit", *shlex.split(line), env={**cluster.environ, **(env or {})}, cwd=cwd)
+        return answer("submit", *shlex.split(line), env={**cluster.environ, **(env or {})}, cwd=cwd)
 
     return run
 

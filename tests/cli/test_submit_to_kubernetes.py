@@ -14,13 +14,13 @@ ASKED = "--scheduler kubernetes --container-image img:1"
 
 
 @pytest.fixture
-def submit(launch, tmp_path):
+def submit(answer, tmp_path):
     """Run ``ddplaunch submit WORDS`` where no target is, no Slurm and no kubectl."""
     (tmp_path / "empty").mkdir()
 
     def run(line: str, env: dict[str, str] | None = None):
         variables = {"PATH": str(tmp_path / "empty"), "XDG_CONFIG_HOME": str(tmp_path / "config"), **(env or {})}
-        return launch("submit", *shlex.split(line), env=variables)
+        return answer("submit", *shlex.split(line), env=variables)
 
     return run
 

@@ -1,0 +1,53 @@
+"""What the other tests ask of a fork, the real command answers as well, to the letter: a line of each kind."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from tests.conftest import write
+from tests.fake_nvml import fake_nvml as fake_nvml
+
+LINES = [
+    "",
+    "--version",
+    "frobnicate",
+    "run --help",
+    "submit --help",
+    "run --nproc 0 train.py",
+    "run trian.py",
+    "run broken.py",
+    "run -m pkg.mdo",
+    "run train.py --nprco 4",
+    "run fn.py:main --steps x",
+    "run --nnodes 2 train.py",
+    "run --hosts a:x train.py",
+    "run --dry-run train.py",
+    "run --dry-run --json --nnodes 2 --nproc 2,1 -m pkg.mod -- --lr 1",
+    "run --dry-run --json --nproc_per_node 2 --standalone fn.py:main --steps 3",
+    "run --dry-run --nproc gpu train.py",
+    "submit --dry-run --nodes 2 --gpus-per-node 4 train.py -- --lr 1",
+    "submit --nodes two train.py",
+    "submit --scheduler kubernetes --nodes 2 --container-image wine:1 train.py",
+]
+
+
+def comparable(text: str) -> str:
+    """Without what chance chooses for each run: its id and ports."""
+    text = re.sub(r"\b\d{8}-\d{6}-[0-9a-f]{4}\b", "RUN", text)
+    return re.sub(r"\b(?:2\d|3\d)\d{3}\b", "PORT", text)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_fork_answers_as_the_command(line, launch, answer, fake_nvml, tmp_path):
+    write(tmp_path, "train.py", "")
+    write(tmp_path, "broken.py", "x = (\n")
+    write(tmp_path, "pkg/mod.py", "")
+    write(tmp_path, "fn.py", "def main(steps: int): pass\n")
+    env = fake_nvml.environ(2) if "gpu" in line else None
+    real, forked = launch(*shlex.split(line), env=env), answer(*shlex.split(line), env=env)
+    assert comparable(forked.stdout) == comparable(real.stdout)
+    assert comparable(forked.stderr) == comparable(real.stderr)
+    assert forked.returncode == real.returncode
