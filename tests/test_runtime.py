@@ -11,6 +11,8 @@ import sys
 import pytest
 
 from tests.conftest import clean_environment, command, torchrun, write
+from tests.patience import patience
+from tests.starts import LIGHT
 
 SHOWS = """
     import os, sys
@@ -30,21 +32,23 @@ TWO = ["(0, 0, 2, True, False) device(type='cpu')", "(1, 1, 2, False, False) dev
 
 
 @pytest.mark.parametrize("start", ["zygote", "exec"])
+@pytest.mark.smoke
 def test_under_ddplaunch(launch, tmp_path, start):
     done = launch("run", "--nproc", "2", "--start", start, write(tmp_path, "t.py", SHOWS))
     assert lines(done.stdout) == TWO, done.stderr
 
 
+@pytest.mark.slow
 def test_under_torchrun(tmp_path):
     words = torchrun(tmp_path, write(tmp_path, "t.py", SHOWS))
-    done = subprocess.run(words, env=clean_environment(), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, env=clean_environment(), capture_output=True, text=True, timeout=patience(100))
     assert lines(done.stdout) == TWO, done.stderr
 
 
 def test_alone(tmp_path):
     script = write(tmp_path, "t.py", SHOWS)
     done = subprocess.run(
-        [sys.executable, script], env=clean_environment(), capture_output=True, text=True, timeout=100
+        [sys.executable, script], env=clean_environment(), capture_output=True, text=True, timeout=patience(100)
     )
     assert lines(done.stdout) == ["(0, 0, 1, True, False) device(type='cpu')"], done.stderr
 
@@ -62,7 +66,7 @@ STEPS = """
 def test_progress_in_a_terminal(tmp_path):
     """One line of rank 0's that changes, and is gone in the end; our pipes do not hide that there is a terminal."""
     ours, theirs = pty.openpty()
-    run = command("run", "--nproc", "2", write(tmp_path, "t.py", STEPS))
+    run = command("run", *LIGHT, "--nproc", "2", write(tmp_path, "t.py", STEPS))
     plain = clean_environment({"NO_COLOR": "1"})
     with subprocess.Popen(run, env=plain, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
@@ -85,5 +89,5 @@ def _read(fd: int) -> bytes:
 
 def test_progress_in_a_log(launch, tmp_path):
     """A line a minute, so none of this short program."""
-    done = launch("run", "--nproc", "2", write(tmp_path, "t.py", STEPS))
+    done = launch("run", *LIGHT, "--nproc", "2", write(tmp_path, "t.py", STEPS))
     assert (done.returncode, done.stderr, done.stdout.count("sum 10")) == (0, "", 2)

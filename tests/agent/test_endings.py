@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import clean_environment, command, write
+from tests.patience import patience
+from tests.starts import EXEC, FORKED
 
 ENDINGS = {
     "returns": "print('done')",
@@ -323,10 +325,10 @@ MODULES = {
     "space/inner/leaf.py": "name = __name__\n",
 }
 
-LIGHT = ("--start", "zygote", "--preload", "threading")
-"""A zygote without torch: it forks all the same."""
+QUICK_LOOK = {"exit 3", "exception", "KeyboardInterrupt", "files are flushed"}
+"""What any Python is tried with."""
 
-forked_and_exec = pytest.mark.parametrize("start", [LIGHT, ("--start", "exec")], ids=["forked", "exec"])
+forked_and_exec = pytest.mark.parametrize("start", [FORKED, EXEC], ids=["forked", "exec"])
 
 REPORT = re.compile(r"^ddplaunch: rank 0 .*", re.MULTILINE | re.DOTALL)
 
@@ -345,7 +347,7 @@ def run(words: Sequence[str], folder: Path, **options: Any) -> Done:
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
-        "timeout": 90,
+        "timeout": patience(90),
         **options,
     }
     environment = clean_environment({"PYTHONIOENCODING": "utf-8:backslashreplace"})
@@ -377,7 +379,9 @@ def assert_same(rank: Done, program: Done) -> None:
 
 
 @forked_and_exec
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "ending", [pytest.param(name, marks=[pytest.mark.smoke] * (name in QUICK_LOOK)) for name in ENDINGS]
+)
 def test_ends_as_under_python(ending: str, start: tuple[str, ...], folder: Path) -> None:
     write(folder, "train.py", ENDINGS[ending])
     kept = folder / "kept.txt"
@@ -438,7 +442,10 @@ def test_output_that_nobody_reads(text: str, start: tuple[str, ...], folder: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["exception", "daemon threads", "files are flushed", "KeyboardInterrupt"])
+@pytest.mark.parametrize(
+    "ending",
+    [pytest.param("exception", marks=pytest.mark.smoke), "daemon threads", "files are flushed", "KeyboardInterrupt"],
+)
 def test_ends_as_under_python_with_torch(ending: str, folder: Path) -> None:
     """The interpreter's own end in a fork, with all that torch has registered, and ours instead of it."""
     write(folder, "train.py", "import torch, numpy\n" + textwrap.dedent(ENDINGS[ending]))
@@ -519,9 +526,8 @@ STAYS = """
 """
 
 
-@pytest.mark.parametrize(
-    ("start", "group"), [("zygote", False), pytest.param("exec", True, marks=pytest.mark.slow)], ids=["zygote", "exec"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("start", "group"), [("zygote", False), ("exec", True)], ids=["zygote", "exec"])
 def test_rank_0_stays_while_others_need_its_store(start: str, group: bool, folder: Path) -> None:
     write(folder, "train.py", STAYS.format(group=group))
     done = run(command("run", "--nproc", "2", "--start", start, "train.py"), folder)

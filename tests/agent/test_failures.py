@@ -10,23 +10,26 @@ import pytest
 from ddplaunch.agent.evidence import last_lines
 from ddplaunch.control.failure import Failure, describe_end, judge
 from tests.conftest import PROGRAMS, write
+from tests.starts import EXEC, FORKED, LIGHT
 
 FAILS = PROGRAMS / "fails.py"
 
 
-@pytest.mark.parametrize("mode", ["zygote", "exec"])
+@pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])
 @pytest.mark.parametrize(
     ("how", "code", "headline"),
     [
-        ("exception", 1, "rank 1 failed with ValueError: rank 1 fails (exit code 1)"),
+        pytest.param(
+            *("exception", 1, "rank 1 failed with ValueError: rank 1 fails (exit code 1)"), marks=pytest.mark.smoke
+        ),
         ("exit", 7, "rank 1 exited with code 7"),
-        ("kill", 137, "rank 1 was ended by SIGKILL (killed from outside)"),
+        pytest.param("kill", 137, "rank 1 was ended by SIGKILL (killed from outside)", marks=pytest.mark.smoke),
         ("segv", 139, "rank 1 was ended by SIGSEGV (segmentation fault in native code)"),
         ("bus", 135, "rank 1 was ended by SIGBUS"),
     ],
 )
 def test_reason_and_exit_code(launch, mode, how, code, headline):
-    done = launch("run", "--start", mode, "--nproc", "3", FAILS, how, "1")
+    done = launch("run", *mode, "--nproc", "3", FAILS, how, "1")
     assert done.returncode == code
     report = done.stderr[done.stderr.index("ddplaunch: ") :]
     assert report.startswith(f"ddplaunch: {headline}")
@@ -35,8 +38,9 @@ def test_reason_and_exit_code(launch, mode, how, code, headline):
     assert "agent/zygote.py" not in report
 
 
+@pytest.mark.smoke
 def test_traceback_is_the_users_own(launch):
-    done = launch("run", "--nproc", "2", FAILS, "exception", "1")
+    done = launch("run", *LIGHT, "--nproc", "2", FAILS, "exception", "1")
     report = done.stderr[done.stderr.index("ddplaunch: rank 1") :]
     frames = [line.strip() for line in report.splitlines() if "  File " in line]
     assert len(frames) == 1
@@ -44,13 +48,14 @@ def test_traceback_is_the_users_own(launch):
 
 
 def test_identical_failures_are_one(launch):
-    done = launch("run", "--nproc", "4", FAILS, "alike")
+    done = launch("run", *LIGHT, "--nproc", "4", FAILS, "alike")
     assert done.returncode == 1
     report = done.stderr[done.stderr.index("ddplaunch: ") :]
     assert report.count("RuntimeError: the same everywhere (exit code 1)") == 1
     assert report.count("Traceback") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["peer-kill", "peer-exception", "peer-destroys"])
 def test_the_first_cause_is_named_and_not_its_victims(launch, how):
     """The other ranks are in a collective: they fail too, of a lost connection, within a moment; often sooner."""
@@ -79,7 +84,7 @@ def test_last_lines_stand_for_a_missing_traceback(launch, tmp_path):
         os._exit(5)
         """,
     )
-    done = launch("run", "--nproc", "2", "--show", "none", script)
+    done = launch("run", *LIGHT, "--nproc", "2", "--show", "none", script)
     assert done.returncode == 5
     assert "its last lines:" in done.stderr
     assert "| about to fail" in done.stderr
@@ -118,7 +123,7 @@ def test_torchelastics_error_file_is_honoured(launch, tmp_path):
         os._exit(9)
         """,
     )
-    done = launch("run", "--nproc", "2", only_file)
+    done = launch("run", *LIGHT, "--nproc", "2", only_file)
     assert done.returncode == 9
     assert "failed with told by hand (exit code 9)" in done.stderr
     assert "the callstack" in done.stderr
@@ -146,12 +151,12 @@ def test_out_of_memory_is_said_when_the_kernel_says_so(start):
     group = root / f"ddplaunch-test-{os.getpid()}"
     group.mkdir()
     try:
-        (group / "memory.limit_in_bytes").write_text(str(1200 << 20))
+        (group / "memory.limit_in_bytes").write_text(str(200 << 20))
 
         def join():
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
-        job = start("run", "--nproc", "2", FAILS, "memory", "1", preexec_fn=join)
+        job = start("run", *LIGHT, "--nproc", "2", FAILS, "memory", "1", preexec_fn=join)
         assert job.wait() == 137
         assert "rank 1 was ended by SIGKILL" in job.stderr()
         assert "probably out of memory" in job.stderr()
@@ -161,7 +166,7 @@ def test_out_of_memory_is_said_when_the_kernel_says_so(start):
 
 
 def test_shared_memory_hint_of_a_bus_error(launch):
-    done = launch("run", "--nproc", "2", FAILS, "bus", "0")
+    done = launch("run", *LIGHT, "--nproc", "2", FAILS, "bus", "0")
     assert "/dev/shm, which DataLoader workers need, has" in done.stderr
 
 

@@ -22,9 +22,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAMS, Launch, clean_environment, command, write
+from tests.patience import patience
+from tests.starts import EXEC, FORKED
 
-LIGHT = ("--start", "zygote", "--preload", "threading")
-STARTS = {"zygote": ("--start", "zygote"), "forked": LIGHT, "exec": ("--start", "exec")}
+STARTS = {"zygote": ("--start", "zygote"), "forked": FORKED, "exec": EXEC}
 forked_and_exec = pytest.mark.parametrize("start", ["forked", "exec"])
 
 OURS = {
@@ -67,7 +68,7 @@ class Scene:
         options = {"stdin": subprocess.DEVNULL, "cwd": folder, **self.options}
         done = subprocess.run(
             words, env=clean_environment({**fixed, **self.env}), preexec_fn=self.prepare, start_new_session=True,
-            timeout=100, **options,
+            timeout=patience(100), **options,
         )  # fmt: skip
         assert done.returncode == 0
 
@@ -256,7 +257,7 @@ def test_a_coerced_locale(start: str, stage: Path) -> None:
 def test_a_single_rank_has_the_launchers_input(start: str, tmp_path: Path) -> None:
     words = command("run", "--nproc", "1", *STARTS[start], PROBE[0])
     environment = clean_environment({"PROBE_OUT": str(tmp_path / "seen")})
-    subprocess.run(words, env=environment, input=b"two\nlines", timeout=100, check=True)
+    subprocess.run(words, env=environment, input=b"two\nlines", timeout=patience(100), check=True)
     assert _seen(tmp_path / "seen0")["stdin"] == "two\nlines"
 
 
@@ -311,7 +312,12 @@ def test_a_program_has_what_it_would_have_without_us(tmp_path: Path) -> None:
     )
     shows.chmod(0o755)
     words = ["./shows", "one", "two three"]
-    options: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "timeout": 60, "env": clean_environment()}
+    options: dict[str, Any] = {
+        "cwd": tmp_path,
+        "capture_output": True,
+        "timeout": patience(60),
+        "env": clean_environment(),
+    }
     plain = subprocess.run(words, **options)
     run = command("run", "--no-python", "--nproc", "1", "--preempt-signal", "none", words[0], "--", *words[1:])
     ours = subprocess.run(run, **options)
@@ -360,7 +366,7 @@ def installed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     script = "import sys; del sys.path[0]; from ddplaunch.cli import main; main()"
     return subprocess.run(
         [sys.executable, "-c", script, *words], cwd=folder, env=clean_environment(), stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=100,
+        capture_output=True, text=True, timeout=patience(100),
     )  # fmt: skip
 
 
@@ -480,7 +486,8 @@ RESULTS = {
 }
 
 
-@pytest.mark.parametrize("start", ["zygote", pytest.param("exec", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["zygote", pytest.param("exec", marks=pytest.mark.ci)])
 def test_torch_in_two_ranks(start: str, tmp_path: Path) -> None:
     """Threads, loaders and collectives work after a fork, and chance differs from rank to rank."""
     scene = Scene((str(PROGRAMS / "torch_features.py"),), {"OMP_NUM_THREADS": "2"})
@@ -492,6 +499,7 @@ def test_torch_in_two_ranks(start: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("start", ["zygote", "exec"])
 def test_torch_compile(start: str, tmp_path: Path, launch: Launch) -> None:
     if not any(Path(folder, "g++").exists() for folder in os.get_exec_path()):

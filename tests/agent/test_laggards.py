@@ -5,9 +5,18 @@ from __future__ import annotations
 import os
 import socket
 
-from ddplaunch.agent.laggards import QUIET
+import pytest
+
+from ddplaunch.agent import laggards
 from tests.conftest import wait_until, write
 from tests.control.test_joining import free_port
+from tests.impatient import impatient
+from tests.patience import patience
+from tests.starts import LIGHT
+
+pytestmark = pytest.mark.slow
+
+QUIET = "agent.laggards.QUIET"
 
 ENDS_WHEN_TOLD = """
     import os
@@ -19,9 +28,11 @@ ENDS_WHEN_TOLD = """
 
 
 def test_those_that_still_run_are_named_once(start, tmp_path):
+    assert laggards.QUIET == 30
     os.mkfifo(tmp_path / "end")
-    job = start("run", "--nproc", "4", write(tmp_path, "train.py", ENDS_WHEN_TOLD))
-    wait_until(job.stderr, "a word on the ranks that still run", QUIET + 60)
+    script = write(tmp_path, "train.py", ENDS_WHEN_TOLD)
+    job = start("run", *LIGHT, "--nproc", "4", script, executable=impatient(tmp_path, QUIET, patience(2)))
+    wait_until(job.stderr, "a word on the ranks that still run")
     pids = dict(line.split()[1:] for line in job.stdout().splitlines())
     assert job.stderr() == (
         f"ddplaunch: the other ranks are done; waiting for rank 0 (pid {pids['0']}), rank 3 (pid {pids['3']})\n"
@@ -37,13 +48,15 @@ def test_with_several_nodes_its_host_is_named(start, tmp_path):
     address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     os.mkfifo(tmp_path / "end")
     script = write(tmp_path, "train.py", ENDS_WHEN_TOLD)
-    nodes = [start("run", "--nnodes", "2", "--node-rank", rank, *address, "--nproc", "2", script) for rank in "01"]
+    words = ("--nnodes", "2", *address, *LIGHT, "--nproc", "2")
+    sooner = impatient(tmp_path, QUIET, patience(2))
+    nodes = [start("run", *words, "--node-rank", rank, script, executable=sooner) for rank in "01"]
     here = f"the other ranks on {socket.gethostname()} are done; waiting for rank"
 
     def told() -> bool:
         return all(f"{here} {rank} (pid" in node.stderr() for node, rank in zip(nodes, "03", strict=True))
 
-    wait_until(told, "a word on ranks 0 and 3", QUIET + 60)
+    wait_until(told, "a word on ranks 0 and 3")
     (tmp_path / "end").open("w").close()
     assert [node.wait() for node in nodes] == [0, 0]
     for node in nodes:

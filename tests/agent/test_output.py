@@ -16,9 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.sink import Sink
+from ddplaunch.agent import sink
 from ddplaunch.loop import Loop
 from tests.conftest import PROGRAMS, clean_environment, command, wait_until, write
+from tests.impatient import impatient
+from tests.patience import patience
+from tests.starts import LIGHT
 
 
 @pytest.fixture
@@ -51,7 +54,7 @@ class Terminal:
 
     def read_until(self, text: str | None, timeout: float = 60) -> str:
         """Read until ``text`` has been shown, or to the end where it is None."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + patience(timeout)
         while text is None or text not in self.shown:
             ready, _, _ = select.select([self.master], [], [], max(0, deadline - time.monotonic()))
             assert ready, f"waited for {text!r}, saw {self.shown!r}"
@@ -71,7 +74,7 @@ class Terminal:
     def end(self) -> int:
         self.read_until(None)
         os.close(self.master)
-        return self.process.wait(60)
+        return self.process.wait(patience(60))
 
 
 def test_lines_are_whole_and_in_order(launch, printer):
@@ -84,7 +87,7 @@ def test_lines_are_whole_and_in_order(launch, printer):
                 print("error", i, "of rank", rank, file=sys.stderr)
         """
     )
-    done = launch("run", "--nproc", "2", script)
+    done = launch("run", *LIGHT, "--nproc", "2", script)
     assert done.returncode == 0
     for text, word, step in ((done.stdout, "line", 1), (done.stderr, "error", 10)):
         seen = collections.defaultdict(list)
@@ -96,6 +99,7 @@ def test_lines_are_whole_and_in_order(launch, printer):
         assert seen == {"0": list(range(0, 5000, step)), "1": list(range(0, 5000, step))}
 
 
+@pytest.mark.slow
 def test_any_bytes_pass(tmp_path, printer):
     """Invalid UTF-8, null bytes, a last line without newline and a very long line reach the console and the file."""
     script = printer(
@@ -106,8 +110,8 @@ def test_any_bytes_pass(tmp_path, printer):
         """
     )
     done = subprocess.run(
-        command("run", "--nproc", "2", "--show", "1", "--log-dir", "logs", script),
-        cwd=tmp_path, env=clean_environment(), capture_output=True, timeout=120,
+        command("run", *LIGHT, "--nproc", "2", "--show", "1", "--log-dir", "logs", script),
+        cwd=tmp_path, env=clean_environment(), capture_output=True, timeout=patience(120),
     )  # fmt: skip
     assert done.returncode == 0
     expected = b"bytes \xff\xfe\x00 end\n" + b"y" * (50 << 20) + b"\nno newline"
@@ -116,10 +120,13 @@ def test_any_bytes_pass(tmp_path, printer):
         assert next(tmp_path.glob(f"logs/*/rank-{rank}.log")).read_bytes() == expected
 
 
-@pytest.mark.parametrize(("show", "seen"), [("all", {0, 1, 2}), ("0", {0}), ("0,2", {0, 2}), ("none", set())])
+@pytest.mark.parametrize(
+    ("show", "seen"),
+    [("all", {0, 1, 2}), ("0", {0}), pytest.param("0,2", {0, 2}, marks=pytest.mark.smoke), ("none", set())],
+)
 def test_show(launch, tmp_path, printer, show, seen):
     script = printer("print('out', rank); print('err', rank, file=sys.stderr)")
-    done = launch("run", "--nproc", "3", "--show", show, "--log-dir", "logs", script)
+    done = launch("run", *LIGHT, "--nproc", "3", "--show", show, "--log-dir", "logs", script)
     assert {int(line.split()[-1]) for line in done.stdout.splitlines()} == seen
     assert {int(line.split()[-1]) for line in done.stderr.splitlines() if line.startswith("[")} == seen
     for rank in range(3):
@@ -129,7 +136,7 @@ def test_show(launch, tmp_path, printer, show, seen):
 
 
 def test_a_failed_rank_that_is_not_shown_is_still_reported(launch, printer):
-    done = launch("run", "--nproc", "2", "--show", "0", printer("if rank: raise ValueError('unseen')"))
+    done = launch("run", *LIGHT, "--nproc", "2", "--show", "0", printer("if rank: raise ValueError('unseen')"))
     assert done.returncode == 1
     assert "rank 1 failed with ValueError: unseen" in done.stderr
 
@@ -145,23 +152,23 @@ def test_a_single_rank_has_our_descriptors(launch, printer):
     os.close(writer)
     with os.fdopen(reader) as file:
         assert file.read() == "plain\nTrue\n"
-    assert process.wait(60) == 0
+    assert process.wait(patience(60)) == 0
 
 
 def test_prefixes_are_coloured_in_a_terminal_only(tmp_path, printer):
     script = printer("print('hello')")
-    terminal = Terminal(["run", "--nproc", "2", script], tmp_path)
+    terminal = Terminal(["run", *LIGHT, "--nproc", "2", script], tmp_path)
     assert terminal.end() == 0
     assert re.search(r"\x1b\[\d+m\[0\]\x1b\[0m hello", terminal.shown)
     for variable in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
-        terminal = Terminal(["run", "--nproc", "2", script], tmp_path, env=variable)
+        terminal = Terminal(["run", *LIGHT, "--nproc", "2", script], tmp_path, env=variable)
         assert terminal.end() == 0
         assert "[0] hello" in terminal.shown
 
 
 def test_lines_come_at_once_in_a_terminal(tmp_path, printer):
     """A person watches: a printed line is shown while the rank goes on, without flush."""
-    terminal = Terminal(["run", "--nproc", "2", printer("print('early', rank); time.sleep(1000)")], tmp_path)
+    terminal = Terminal(["run", *LIGHT, "--nproc", "2", printer("print('early', rank); time.sleep(1000)")], tmp_path)
     terminal.read_until("early 0")
     terminal.read_until("early 1")
     terminal.type("\x03")
@@ -181,7 +188,7 @@ print("done", rank)
 
 def test_a_bar_is_one_line_where_nobody_watches(launch, tmp_path, printer):
     """A hundred redraws are one line at the end in a log, and all of them in the rank's own file."""
-    done = launch("run", "--nproc", "2", "--log-dir", "logs", printer(BAR))
+    done = launch("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", printer(BAR))
     assert sorted(line for line in done.stderr.splitlines() if "%" in line) == [
         "[0] 100% of rank 0",
         "[1] 100% of rank 1",
@@ -201,7 +208,7 @@ def test_a_bar_is_redrawn_in_place_in_a_terminal(tmp_path, printer):
         sys.stderr.write("\\n")
         """
     )
-    terminal = Terminal(["run", "--nproc", "2", script], tmp_path, env={"NO_COLOR": "1"})
+    terminal = Terminal(["run", *LIGHT, "--nproc", "2", script], tmp_path, env={"NO_COLOR": "1"})
     assert terminal.end() == 0
     rows = _screen(terminal.shown)
     assert [row for row in rows if "%" in row] == ["[0] 100% of rank 0", "[1] 100% of rank 1"] or sorted(
@@ -232,7 +239,7 @@ def _screen(shown: str) -> list[str]:
 def test_a_bar_wider_than_the_terminal_is_cut(tmp_path, printer):
     """A row that wraps could not be drawn over."""
     terminal = Terminal(
-        ["run", "--nproc", "2", printer("sys.stderr.write('\\r' + 'w' * 300); time.sleep(0.2)")], tmp_path
+        ["run", *LIGHT, "--nproc", "2", printer("sys.stderr.write('\\r' + 'w' * 300); time.sleep(0.2)")], tmp_path
     )
     assert terminal.end() == 0
     while_it_ran = terminal.shown.split("\x1b[K")[0]
@@ -242,10 +249,10 @@ def test_a_bar_wider_than_the_terminal_is_cut(tmp_path, printer):
 def test_a_closed_reader_neither_hangs_nor_ends_the_job(tmp_path, printer):
     """`| head -1`: the job runs to its end, and its files are whole."""
     script = printer("for i in range(100_000): print('line', i)")
-    words = " ".join(command("run", "--nproc", "2", "--log-dir", "logs", str(script)))
+    words = " ".join(command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", str(script)))
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {words} | head -1"],
-        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=90,
+        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=patience(90),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1
@@ -256,10 +263,12 @@ def test_a_closed_reader_neither_hangs_nor_ends_the_job(tmp_path, printer):
 @pytest.mark.slow
 def test_a_stuck_reader_does_not_hang_the_job(tmp_path, printer):
     """Nobody reads our stdout: after a while the job goes on without it, its files are whole, and the gap is said."""
+    assert sink.PATIENCE == 10
     script = printer("for i in range(200_000): print('line', i, 'x' * 60)\nopen(f'done{rank}', 'w')")
     reader, writer = os.pipe()
     process = subprocess.Popen(
-        command("run", "--nproc", "2", "--log-dir", "logs", script),
+        command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", script),
+        executable=impatient(tmp_path, "agent.sink.PATIENCE", 1.0),
         cwd=tmp_path,
         env=clean_environment(),
         stdout=writer,
@@ -268,7 +277,7 @@ def test_a_stuck_reader_does_not_hang_the_job(tmp_path, printer):
     wait_until(lambda: (tmp_path / "done0").exists() and (tmp_path / "done1").exists(), "the ranks' end", 100)
     with os.fdopen(reader, "rb") as file:
         shown = file.read()
-    assert process.wait(60) == 0
+    assert process.wait(patience(60)) == 0
     assert all(line.startswith(b"[") for line in shown.splitlines())
     for rank in range(2):
         assert len(next(tmp_path.glob(f"logs/*/rank-{rank}.log")).read_bytes().splitlines()) == 200_000
@@ -278,14 +287,14 @@ def test_a_slow_reader_loses_nothing(tmp_path, printer):
     """A reader that is merely slower than the ranks makes them wait, as on any pipe."""
     script = printer("for i in range(40_000): print('line', i, 'x' * 200)")
     process = subprocess.Popen(
-        command("run", "--nproc", "2", script), cwd=tmp_path, env=clean_environment(), stdout=subprocess.PIPE
+        command("run", *LIGHT, "--nproc", "2", script), cwd=tmp_path, env=clean_environment(), stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     lines = 0
     while data := process.stdout.read(1 << 18):
         lines += data.count(b"\n")
         time.sleep(0.02)  # the slowness under test
-    assert process.wait(60) == 0
+    assert process.wait(patience(60)) == 0
     assert lines == 80_000
 
 
@@ -301,8 +310,9 @@ def test_a_full_disk_costs_the_log_and_not_the_job(tmp_path, printer, request):
     request.addfinalizer(lambda: subprocess.run(["umount", small], check=True))
     script = printer("for i in range(20_000): print('line', i, 'x' * 50)")
     done = subprocess.run(
-        command("run", "--nproc", "2", "--log-dir", small, script),
-        cwd=tmp_path, env=clean_environment({"TMPDIR": str(small)}), capture_output=True, text=True, timeout=90,
+        command("run", *LIGHT, "--nproc", "2", "--log-dir", small, script),
+        cwd=tmp_path, env=clean_environment({"TMPDIR": str(small)}), capture_output=True, text=True,
+        timeout=patience(90),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 40_000
@@ -322,7 +332,7 @@ def test_pdb_on_one_rank(tmp_path):
         print("rank", rank, "read", repr(sys.stdin.read()) if rank != 1 else "")
         """,
     )
-    terminal = Terminal(["run", "--nproc", "2", "--stdin", "1", script], tmp_path, env={"NO_COLOR": "1"})
+    terminal = Terminal(["run", *LIGHT, "--nproc", "2", "--stdin", "1", script], tmp_path, env={"NO_COLOR": "1"})
     terminal.read_until("(Pdb) ")
     terminal.type("p rank + 41\n")
     terminal.read_until("42")
@@ -341,7 +351,7 @@ def test_the_terminal_is_given_back_as_it_was(tmp_path):
     terminal.read_until("raw")
     assert termios.tcgetattr(terminal.master) != before
     terminal.process.send_signal(signal.SIGTERM)
-    terminal.process.wait(60)
+    terminal.process.wait(patience(60))
     assert termios.tcgetattr(terminal.master) == before
     os.close(terminal.master)
 
@@ -350,14 +360,15 @@ def test_stdin_reaches_a_single_rank(tmp_path):
     script = write(tmp_path, "reader.py", "import sys; print(sys.stdin.read().upper())")
     done = subprocess.run(
         command("run", script), cwd=tmp_path, env=clean_environment(), input="typed", capture_output=True, text=True,
-        timeout=90,
+        timeout=patience(90),
     )  # fmt: skip
     assert done.stdout == "TYPED\n"
 
 
+@pytest.mark.smoke
 def test_log_folder(launch, tmp_path):
     """The folder of a run holds the plan, the events, each rank's output and the failure."""
-    done = launch("run", "--nproc", "2", "--log-dir", "logs", PROGRAMS / "fails.py", "exception", "1")
+    done = launch("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", PROGRAMS / "fails.py", "exception", "1")
     assert done.returncode == 1
     (folder,) = (tmp_path / "logs").iterdir()
     assert f"kept in logs/{folder.name}" in done.stderr
@@ -384,10 +395,10 @@ def test_a_reader_that_leaves_while_output_waits_for_it():
     """What waits is dropped at the next write; nothing of it may still be in use then."""
     read, write_end = os.pipe()
     loop = Loop()
-    sink = Sink(loop, write_end)
-    sink.write(b"x" * (1 << 20))
-    assert not sink.idle
+    writes = sink.Sink(loop, write_end)
+    writes.write(b"x" * (1 << 20))
+    assert not writes.idle
     os.close(read)
     loop.step()
-    assert sink.closed
-    assert sink.idle
+    assert writes.closed
+    assert writes.idle

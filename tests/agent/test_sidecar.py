@@ -17,7 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.agent.sidecars import GRACE
 from tests.conftest import PROGRAMS, alive, wait_until, write
+from tests.patience import patience
+from tests.starts import LIGHT
 
 SLEEPER = PROGRAMS / "sleeper.py"
 WAITS = """
@@ -52,12 +55,13 @@ def sidecar(job) -> int:
     return int(found[1])
 
 
-@pytest.mark.parametrize("nproc", ["1", "2"])
-def test_it_lives_as_long_as_the_ranks(start, tmp_path, waits, nproc):
+@pytest.mark.parametrize(("nproc", "more"), [(1, ()), (2, LIGHT)], ids=["1", "2"])
+@pytest.mark.smoke
+def test_it_lives_as_long_as_the_ranks(start, tmp_path, waits, nproc, more):
     """Its lines are on stderr and marked; stdout is the ranks' alone."""
-    job = start("run", "--nproc", nproc, "--sidecar", beside("tidy"), waits)
+    job = start("run", *more, "--nproc", str(nproc), "--sidecar", beside("tidy"), waits)
     pid = sidecar(job)
-    job.wait_for("ready", int(nproc))
+    job.wait_for("ready", nproc)
     assert alive(pid)
     (tmp_path / "go").touch()
     assert job.wait() == 0
@@ -79,7 +83,7 @@ def test_it_lives_through_a_restart(start, tmp_path):
         sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
         """,
     )
-    job = start("run", "--nproc", "2", "--max-restarts", "1", "--sidecar", beside(), "t.py")
+    job = start("run", *LIGHT, "--nproc", "2", "--max-restarts", "1", "--sidecar", beside(), "t.py")
     pid = sidecar(job)
     (tmp_path / "go0").touch()
     job.wait_for("attempt 1", 2)
@@ -93,7 +97,9 @@ def test_it_lives_through_a_restart(start, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_ends_with_a_job_that_is_stopped(start, number):
-    job = start("run", "--nproc", "2", "--sidecar", beside("tidy", "children"), SLEEPER)
+    """Its children have the grace too; of those that do not heed SIGTERM nothing is told."""
+    grace = f"{patience(1):.1f}"
+    job = start("run", *LIGHT, "--nproc", "2", "--grace", grace, "--sidecar", beside("tidy", "children"), SLEEPER)
     pid = sidecar(job)
     job.wait_for("ready", 2)
     job.signal(number)
@@ -106,7 +112,7 @@ def test_it_ends_with_a_job_that_is_stopped(start, number):
 
 def test_a_scheduler_that_tells_all_processes(start):
     """scancel does: that a sidecar ends before the ranks is no news then."""
-    job = start("run", "--nproc", "2", "--sidecar", beside(), SLEEPER, "deaf")
+    job = start("run", *LIGHT, "--nproc", "2", "--sidecar", beside(), SLEEPER, "deaf")
     pid = sidecar(job)
     job.wait_for("ready", 2)
     job.signal(signal.SIGTERM)
@@ -119,8 +125,9 @@ def test_a_scheduler_that_tells_all_processes(start):
     job.assert_nothing_left()
 
 
-def test_it_ends_with_a_job_that_fails(start, tmp_path):
-    job = start("run", "--nproc", "2", "--sidecar", beside("tidy", "children"), SLEEPER)
+def test_it_ends_with_a_job_that_fails(start):
+    assert GRACE == 5  # at most, or as long as the ranks have
+    job = start("run", *LIGHT, "--nproc", "2", "--grace", "0.5", "--sidecar", beside("tidy", "children"), SLEEPER)
     pid = sidecar(job)
     job.wait_for("ready", 2)
     os.kill(ranks(job)[0], signal.SIGKILL)
@@ -143,7 +150,7 @@ def test_it_ends_with_a_job_that_makes_room(start, tmp_path):
             time.sleep(0.01)
         """,
     )
-    job = start("run", "--nproc", "2", "--sidecar", beside("tidy"), "asks.py")
+    job = start("run", *LIGHT, "--nproc", "2", "--sidecar", beside("tidy"), "asks.py")
     pid = sidecar(job)
     job.wait_for("ready", 2)
     os.kill(pid, signal.SIGUSR2)
@@ -156,7 +163,7 @@ def test_it_ends_with_a_job_that_makes_room(start, tmp_path):
 
 
 def test_launcher_killed(start):
-    job = start("run", "--nproc", "2", "--sidecar", beside("deaf", "children"), "--sidecar", beside(), SLEEPER)
+    job = start("run", *LIGHT, "--nproc", "2", "--sidecar", beside("deaf", "children"), "--sidecar", beside(), SLEEPER)
     sidecar(job)
     job.wait_for("ready", 2)
     wait_until(lambda: job.stderr().count("beside") == 2, "both")
@@ -167,7 +174,7 @@ def test_launcher_killed(start):
 
 def test_zygote_killed(start):
     """What sweeps up after the ranks' zygote passes the sidecars by, and they end with the job."""
-    job = start("run", "--nproc", "2", "--sidecar", beside("tidy"), SLEEPER)
+    job = start("run", *LIGHT, "--nproc", "2", "--sidecar", beside("tidy"), SLEEPER)
     pid = sidecar(job)
     job.wait_for("ready", 2)
     (zygote,) = {parent(rank) for rank in ranks(job)}
@@ -191,7 +198,7 @@ def parent(pid: int) -> int:
 
 
 def test_its_guard_killed(start, tmp_path, waits):
-    job = start("run", "--nproc", "2", "--sidecar", beside("children"), waits)
+    job = start("run", *LIGHT, "--nproc", "2", "--sidecar", beside("children"), waits)
     pid = sidecar(job)
     job.wait_for("ready", 2)
     os.kill(parent(pid), signal.SIGKILL)
@@ -202,7 +209,7 @@ def test_its_guard_killed(start, tmp_path, waits):
 
 
 def test_one_that_ignores_sigterm(start, tmp_path, waits):
-    job = start("run", "--nproc", "2", "--grace", "0.5", "--sidecar", beside("deaf"), waits)
+    job = start("run", *LIGHT, "--nproc", "2", "--grace", "0.5", "--sidecar", beside("deaf"), waits)
     sidecar(job)
     (tmp_path / "go").touch()
     assert job.wait() == 0
@@ -230,7 +237,7 @@ def test_how_the_job_ended_is_told_before_it_ends(start, tmp_path):
 def test_ctrl_c_does_not_wait_for_one_that_ignores_sigterm(start, tmp_path):
     """And the report of what had gone wrong before still comes."""
     write(tmp_path, "t.py", WAITS + "raise SystemExit(9)\n")
-    job = start("run", "--nproc", "2", "--log-dir", "logs", "--sidecar", beside("deaf"), "t.py")
+    job = start("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", "--sidecar", beside("deaf"), "t.py")
     pid = sidecar(job)
     job.wait_for("ready", 2)
     (tmp_path / "go").touch()
@@ -246,7 +253,8 @@ def test_ctrl_c_does_not_wait_for_one_that_ignores_sigterm(start, tmp_path):
 def test_one_that_ends_early(start, tmp_path, waits):
     """It is told once, with its last line; the log folder has all that it printed, and when it ended."""
     job = start(
-        *("run", "--nproc", "2", "--log-dir", "logs", "--sidecar", beside("errs"), "--sidecar", beside("tidy")), waits
+        *("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", "--sidecar", beside("errs"), "--sidecar", beside("tidy")),
+        waits,
     )
     wait_until(lambda: "the job goes on" in job.stderr(), "the line")
     wait_until(lambda: f"[{NAME}-2] beside" in job.stderr(), "the other")
@@ -269,7 +277,7 @@ def test_one_that_ends_early(start, tmp_path, waits):
 def test_a_program_that_cannot_be_executed(start, tmp_path, waits):
     (tmp_path / "program").write_bytes(b"\x7fELF, but not really")
     (tmp_path / "program").chmod(0o755)
-    job = start("run", "--nproc", "2", "--sidecar", "./program", waits)
+    job = start("run", *LIGHT, "--nproc", "2", "--sidecar", "./program", waits)
     wait_until(lambda: "the job goes on" in job.stderr(), "the line")
     (tmp_path / "go").touch()
     assert job.wait() == 0
@@ -282,7 +290,7 @@ def test_many_lines_do_not_tear_those_of_the_ranks(start, tmp_path):
     talks = shlex.join([sys.executable, str(tmp_path / "talks.py")])
     write(tmp_path, "t.py", WAITS + "for i in range(20000):\n    print('line', i)\n")
     with (tmp_path / "both").open("wb") as both:
-        job = start("run", "--nproc", "2", "--sidecar", talks, "t.py", stdout=both, stderr=both)
+        job = start("run", *LIGHT, "--nproc", "2", "--sidecar", talks, "t.py", stdout=both, stderr=both)
         wait_until(lambda: "the job goes on" in (tmp_path / "both").read_text(), "the end of the sidecar")
         (tmp_path / "go").touch()
         assert job.wait() == 0
@@ -297,7 +305,7 @@ def test_ctrl_c_in_a_terminal_is_not_for_it(start, tmp_path):
     """It hears of the end when the ranks have come to theirs."""
     master, slave = pty.openpty()
     job = start(
-        *("run", "--nproc", "2", "--sidecar", beside("tidy"), SLEEPER, "finally"),
+        *("run", *LIGHT, "--nproc", "2", "--sidecar", beside("tidy"), SLEEPER, "finally"),
         stdin=slave,
         preexec_fn=lambda: own_terminal(slave),
     )
@@ -356,17 +364,18 @@ def address(job) -> str:
 
 def answers(url: str, path: str = "") -> bytes:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url + path, timeout=30) as page:
+    with opener.open(url + path, timeout=patience(30)) as page:
         return page.read()
 
 
 @real
+@pytest.mark.slow
 def test_two_tensorboards_answer_while_their_jobs_live(start, tmp_path, waits):
     """Each at an address of its own, of the loopback alone, and each with its own runs."""
     jobs, urls = [], []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        jobs.append(start("run", "--nproc", "2", "--tensorboard", name, waits))
+        jobs.append(start("run", *LIGHT, "--nproc", "2", "--tensorboard", name, waits))
         urls.append(address(jobs[-1]))
     assert len(set(urls)) == 2
     for url, name in zip(urls, ("one", "two"), strict=True):
@@ -385,20 +394,23 @@ def test_two_tensorboards_answer_while_their_jobs_live(start, tmp_path, waits):
 @real
 def test_tensorboard_and_the_launcher_killed(start, waits):
     """It leaves files in TMPDIR when it is killed, and children; they go too."""
-    job = start("run", "--nproc", "2", "--tensorboard", "runs", "--log-dir", "logs", waits)
+    job = start("run", *LIGHT, "--nproc", "2", "--tensorboard", "runs", "--log-dir", "logs", waits)
     address(job)
     job.signal(signal.SIGKILL)
     job.wait()
     job.assert_nothing_left()
 
 
-@real
 def test_the_way_to_it_from_elsewhere(start, tmp_path, waits):
-    job = start("run", "--tensorboard", "runs", waits, env={"SSH_CONNECTION": "10.0.0.9 40000 10.0.0.1 22"})
-    port = address(job).rstrip("/").rpartition(":")[2]
+    says = "TensorBoard 2.21.0 at http://127.0.0.1:6007/ (Press CTRL+C to quit)"
+    write(tmp_path, "site/tensorboard/__init__.py", "")
+    write(tmp_path, "site/tensorboard/main.py", f"import time\nprint({says!r})\ntime.sleep(1000)\n")
+    environ = {"PYTHONPATH": str(tmp_path / "site"), "SSH_CONNECTION": "10.0.0.9 40000 10.0.0.1 22"}
+    job = start("run", "--tensorboard", "runs", waits, env=environ)
+    assert address(job) == "http://127.0.0.1:6007/"
     (tmp_path / "go").touch()
     assert job.wait() == 0
-    way = f"ddplaunch: from your own machine: ssh -N -L {port}:127.0.0.1:{port} {os.uname().nodename}"
+    way = f"ddplaunch: from your own machine: ssh -N -L 6007:127.0.0.1:6007 {os.uname().nodename}"
     assert job.stderr().splitlines()[1] == way
 
 

@@ -12,16 +12,23 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.agent.nursery import LEFTOVER_GRACE
+from ddplaunch.agent.processes import KILL_PATIENCE
 from tests.conftest import PROGRAMS, alive, clean_environment, command, wait_until, write
+from tests.impatient import impatient
+from tests.patience import patience
+from tests.starts import EXEC, FORKED, LIGHT
 
 SLEEPER = PROGRAMS / "sleeper.py"
 
 
-@pytest.fixture(params=["zygote", "exec"])
+@pytest.fixture(params=[FORKED, EXEC], ids=["zygote", "exec"])
 def mode(request):
     return request.param
 
 
+@pytest.mark.parametrize("mode", ["zygote", "exec"])
+@pytest.mark.smoke
 def test_launcher_killed(start, mode):
     """kill -9 of the launcher takes the ranks, all their descendants, whatever their session, and temporary files."""
     job = start("run", "--start", mode, "--nproc", "3", SLEEPER, "children")
@@ -33,7 +40,7 @@ def test_launcher_killed(start, mode):
 
 
 def test_zygote_killed(start, mode):
-    job = start("run", "--start", mode, "--nproc", "3", SLEEPER, "children")
+    job = start("run", *mode, "--nproc", "3", SLEEPER, "children")
     job.wait_for("ready", 3)
     os.kill(job.zygote(), signal.SIGKILL)
     assert job.wait() == 137
@@ -45,7 +52,7 @@ def test_zygote_killed(start, mode):
 
 def test_rank_killed(start, mode):
     """The killed rank's own descendants go too, those in sessions of their own included."""
-    job = start("run", "--start", mode, "--nproc", "3", SLEEPER, "children")
+    job = start("run", *mode, "--nproc", "3", SLEEPER, "children")
     job.wait_for("ready", 3)
     os.kill(job.ranks()[1], signal.SIGKILL)
     assert job.wait() == 137
@@ -75,16 +82,17 @@ def test_signal_while_loading_ends_at_once(start, number, code):
 
 def test_sigterm_while_ranks_are_being_started(start):
     """Sent at the moment when the first rank lives: no rank that comes later is forgotten (torchrun orphans these)."""
-    job = start("run", "--nproc", "12", SLEEPER, "children")
+    job = start("run", *LIGHT, "--nproc", "12", SLEEPER, "children")
     job.wait_for("ready", 1)
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
     job.assert_nothing_left()
 
 
+@pytest.mark.smoke
 def test_interrupt_reaches_the_program(start, mode):
     """Ctrl-C is KeyboardInterrupt in each rank, so its except and finally run; one traceback is shown."""
-    job = start("run", "--start", mode, "--nproc", "3", SLEEPER, "finally")
+    job = start("run", *mode, "--nproc", "3", SLEEPER, "finally")
     job.wait_for("ready", 3)
     job.signal(signal.SIGINT)
     assert job.wait() == 130
@@ -95,7 +103,7 @@ def test_interrupt_reaches_the_program(start, mode):
 
 
 def test_a_second_interrupt_skips_the_grace(start):
-    job = start("run", "--nproc", "2", "--grace", "600", SLEEPER, "deaf")
+    job = start("run", *LIGHT, "--nproc", "2", "--grace", "600", SLEEPER, "deaf")
     job.wait_for("ready", 2)
     job.signal(signal.SIGINT)
     wait_until(lambda: "stopping 2 ranks" in job.stderr(), "the notice")
@@ -106,14 +114,14 @@ def test_a_second_interrupt_skips_the_grace(start):
 
 def test_a_second_sigterm_is_no_impatience(start):
     """Slurm sends it when the grace of a preemption begins, and when it is over, KillWait before SIGKILL."""
-    job = start("run", "--nproc", "2", "--grace", "1.5", SLEEPER, "deaf")
+    job = start("run", *LIGHT, "--nproc", "2", "--grace", "1", SLEEPER, "deaf")
     job.wait_for("ready", 2)
     began = time.monotonic()
     job.signal(signal.SIGTERM)
     wait_until(lambda: "stopping 2 ranks" in job.stderr(), "the notice")
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
-    assert time.monotonic() - began >= 1.5
+    assert time.monotonic() - began >= 1
     assert job.stderr().count("stopping 2 ranks") == 1
     job.assert_nothing_left()
 
@@ -129,18 +137,18 @@ def test_interrupt_of_a_rank_that_waits_inside_torch(start):
 
 def test_the_grace_is_kept_and_ends(start):
     """Ranks that ignore SIGTERM are killed when the grace is over, and not before."""
-    job = start("run", "--nproc", "2", "--grace", "1.5", SLEEPER, "deaf")
+    job = start("run", *LIGHT, "--nproc", "2", "--grace", "1", SLEEPER, "deaf")
     job.wait_for("ready", 2)
     began = time.monotonic()
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
-    assert time.monotonic() - began >= 1.5
+    assert time.monotonic() - began >= 1
     job.assert_nothing_left()
 
 
 def test_stopped_ranks_end(start):
     """A SIGSTOPped rank is continued to hear SIGTERM."""
-    job = start("run", "--nproc", "2", "--grace", "600", SLEEPER, "finally")
+    job = start("run", *LIGHT, "--nproc", "2", "--grace", "600", SLEEPER, "finally")
     job.wait_for("ready", 2)
     for pid in job.ranks():
         os.kill(pid, signal.SIGSTOP)
@@ -149,8 +157,11 @@ def test_stopped_ranks_end(start):
     job.assert_nothing_left()
 
 
-def test_a_stopped_zygote_does_not_hold_up_the_end(start):
-    job = start("run", "--nproc", "2", "--grace", "0", SLEEPER)
+@pytest.mark.slow
+def test_a_stopped_zygote_does_not_hold_up_the_end(start, tmp_path):
+    assert KILL_PATIENCE == 5
+    sooner = impatient(tmp_path, "agent.processes.KILL_PATIENCE", patience(0.5))
+    job = start("run", *LIGHT, "--nproc", "2", "--grace", "0", SLEEPER, executable=sooner)
     job.wait_for("ready", 2)
     os.kill(job.zygote(), signal.SIGSTOP)
     job.signal(signal.SIGTERM)
@@ -160,7 +171,7 @@ def test_a_stopped_zygote_does_not_hold_up_the_end(start):
 
 def test_children_live_while_a_checkpoint_is_written(start):
     """Only the leaders hear SIGTERM: a DataLoader's workers must serve until the checkpoint is done."""
-    job = start("run", "--nproc", "2", SLEEPER, "checkpoint")
+    job = start("run", *LIGHT, "--nproc", "2", SLEEPER, "checkpoint")
     job.wait_for("ready", 2)
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
@@ -170,7 +181,7 @@ def test_children_live_while_a_checkpoint_is_written(start):
 
 def test_the_zygote_too_is_told_to_end(start, mode):
     """systemd, and Slurm with proctrack/linuxproc, tell every process of a job; the ranks have their grace still."""
-    job = start("run", "--start", mode, "--nproc", "2", SLEEPER, "checkpoint")
+    job = start("run", *mode, "--nproc", "2", SLEEPER, "checkpoint")
     job.wait_for("ready", 2)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         os.kill(job.zygote(), number)
@@ -183,7 +194,7 @@ def test_the_zygote_too_is_told_to_end(start, mode):
 def test_nohup_is_respected(start):
     """An inherited SIG_IGN of SIGHUP stays: closing the terminal does not end the job."""
     job = start(
-        "run", "--nproc", "2", SLEEPER, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN) and None
+        "run", *LIGHT, "--nproc", "2", SLEEPER, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN) and None
     )
     job.wait_for("ready", 2)
     job.signal(signal.SIGHUP)
@@ -203,7 +214,7 @@ def test_suspend_and_continue(start):
         ]
         return "".join(stat)
 
-    job = start("run", "--nproc", "2", SLEEPER)
+    job = start("run", *LIGHT, "--nproc", "2", SLEEPER)
     job.wait_for("ready", 2)
     ranks = job.ranks()
     job.signal(signal.SIGTSTP)
@@ -215,7 +226,8 @@ def test_suspend_and_continue(start):
 
 
 def test_what_successful_ranks_leave_behind_is_ended_and_named(start):
-    job = start("run", "--nproc", "2", SLEEPER, "children", "return")
+    assert LEFTOVER_GRACE == 5  # at most, or as long as the ranks have
+    job = start("run", *LIGHT, "--nproc", "2", "--grace", "0.5", SLEEPER, "children", "return")
     assert job.wait() == 0
     assert "ended what the ranks left behind" in job.stderr()
     assert "sleep" in job.stderr()
@@ -241,7 +253,7 @@ def test_a_program_ends_like_a_rank(start):
 
 def test_adopted_orphans_are_reaped_while_the_job_runs(start):
     """Daemons that ranks start and that end do not pile up as zombies."""
-    job = start("run", "--nproc", "2", SLEEPER, "daemons")
+    job = start("run", *LIGHT, "--nproc", "2", SLEEPER, "daemons")
     job.wait_for("daemon", 2)
     daemons = [int(line.split()[-1]) for line in job.stdout().splitlines() if "daemon" in line]
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in daemons), "the daemons to be reaped")
@@ -255,6 +267,8 @@ def _freezer() -> Path | None:
     return root if os.access(root, os.W_OK) and (root / "cgroup.procs").exists() else None
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.skipif(_freezer() is None, reason="needs a writable cgroup v1 freezer to make a process unkillable")
 def test_a_rank_that_cannot_die_is_reported_and_not_waited_for(start):
     root = _freezer()
@@ -262,7 +276,7 @@ def test_a_rank_that_cannot_die_is_reported_and_not_waited_for(start):
     group = root / f"ddplaunch-test-{os.getpid()}"
     group.mkdir()
     try:
-        job = start("run", "--nproc", "2", "--grace", "0.5", SLEEPER)
+        job = start("run", *LIGHT, "--nproc", "2", "--grace", "0.5", SLEEPER)
         job.wait_for("ready", 2)
         frozen = job.ranks()[1]
         (group / "cgroup.procs").write_text(str(frozen))
@@ -278,6 +292,7 @@ def test_a_rank_that_cannot_die_is_reported_and_not_waited_for(start):
         group.rmdir()
 
 
+@pytest.mark.slow
 def test_twice_at_once(start):
     """Two jobs on one machine do not meet: neither port, nor files, nor each other's processes."""
     jobs = [start("run", "--nproc", "2", SLEEPER, "collective-once") for _ in range(2)]
@@ -291,9 +306,9 @@ def test_no_home_no_terminal_a_folder_with_spaces(tmp_path):
     folder.mkdir()
     (folder / "my script.py").write_text("import os, sys; print(sys.argv, os.getcwd())")
     done = subprocess.run(
-        [*command(), "run", "--nproc", "2", "my script.py", "an arg"],
+        [*command(), "run", *LIGHT, "--nproc", "2", "my script.py", "an arg"],
         cwd=folder, env={"PATH": os.environ["PATH"]}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        start_new_session=True, timeout=90,
+        start_new_session=True, timeout=patience(90),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"['my script.py', 'an arg'] {folder}") == 2
@@ -303,8 +318,8 @@ def test_closed_standard_streams(tmp_path):
     """Started as daemons start things, with descriptors 0 to 2 closed: the job runs and nothing is torn."""
     script = tmp_path / "touch.py"
     script.write_text("import os, pathlib; print('x'); pathlib.Path('done' + os.environ['RANK']).touch()")
-    words = " ".join([*command(), "run", "--nproc", "2", str(script)])
-    done = subprocess.run(["sh", "-c", f"exec {words} <&- >&- 2>&-"], cwd=tmp_path, timeout=90)
+    words = " ".join([*command(), "run", *LIGHT, "--nproc", "2", str(script)])
+    done = subprocess.run(["sh", "-c", f"exec {words} <&- >&- 2>&-"], cwd=tmp_path, timeout=patience(90))
     assert done.returncode == 0
     assert (tmp_path / "done0").exists()
     assert (tmp_path / "done1").exists()
@@ -319,26 +334,27 @@ def test_as_another_user(tmp_path):
     other = ["--reuid=65534", "--regid=65534", "--clear-groups"]
     rights = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     done = subprocess.run(
-        ["setpriv", *other, *rights, *command(), "run", "--nproc", "2", str(script)],
-        cwd=tmp_path, env=clean_environment({"TMPDIR": str(tmp_path)}), capture_output=True, text=True, timeout=90,
+        ["setpriv", *other, *rights, *command(), "run", *LIGHT, "--nproc", "2", str(script)],
+        cwd=tmp_path, env=clean_environment({"TMPDIR": str(tmp_path)}), capture_output=True, text=True,
+        timeout=patience(90),
     )  # fmt: skip
     assert done.stdout.count("user 65534") == 2, done.stderr
     assert not list(tmp_path.glob("ddplaunch-*"))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to make what belongs to somebody else")
-@pytest.mark.parametrize("start_mode", ["zygote", "exec"])
-def test_temporary_folder_that_is_somebody_elses(tmp_path, start_mode):
+def test_temporary_folder_that_is_somebody_elses(tmp_path, mode):
     """Its name can be guessed and made by others first: nothing is written there, and nothing in it is touched."""
     kept = tmp_path / "kept"
     kept.mkdir()
     write(kept, "0.0.json", "theirs")
     script = write(tmp_path, "fails.py", "raise RuntimeError('of no concern')")
     link = f'"{tmp_path}/ddplaunch-guessed-$$"'  # whose pid the launcher has
-    words = " ".join(command("run", "--nproc", "2", "--start", start_mode, "--run-id", "guessed", str(script)))
+    words = " ".join(command("run", *mode, "--nproc", "2", "--run-id", "guessed", str(script)))
     done = subprocess.run(
         ["bash", "-c", f"ln -s {kept} {link} && chown -h 65534 {link} && exec {words}"],
-        cwd=tmp_path, env=clean_environment({"TMPDIR": str(tmp_path)}), capture_output=True, text=True, timeout=90,
+        cwd=tmp_path, env=clean_environment({"TMPDIR": str(tmp_path)}), capture_output=True, text=True,
+        timeout=patience(90),
     )  # fmt: skip
     assert done.returncode == 2
     message = r"Error: \S+/ddplaunch-guessed-\d+ is there already, and not ours; set TMPDIR to a folder of your own\n"
@@ -347,6 +363,7 @@ def test_temporary_folder_that_is_somebody_elses(tmp_path, start_mode):
     assert (kept / "0.0.json").read_text() == "theirs"
 
 
+@pytest.mark.slow
 def test_idle_launcher_never_wakes_up(start):
     """While ranks sleep the launcher and its zygote sleep in the kernel: no context switch of their own."""
 
@@ -361,7 +378,7 @@ def test_idle_launcher_never_wakes_up(start):
     job.wait_for("ready", 2)
     zygote = job.zygote()
     before = switches()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while True:  # the last messages of the start may still be on their way
         time.sleep(2)  # the thing measured is that nothing happens for a while
         now = switches()
@@ -403,11 +420,10 @@ def main_is_gone():
 """
 
 
-@pytest.mark.parametrize("mode", ["zygote", "exec"])
 def test_a_rank_whose_main_thread_has_ended_is_no_zombie(start, tmp_path, mode):
     """The kernel shows it as one, but its other threads live and would stay."""
     write(tmp_path, "alone.py", MAIN_IS_GONE + WITHOUT_MAIN_THREAD)
-    job = start("run", "--start", mode, "--nproc", "2", "--grace", "0.5", "alone.py")
+    job = start("run", *mode, "--nproc", "2", "--grace", "0.5", "alone.py")
     assert job.wait() == 1, job.stderr()
     assert "ValueError: boom" in job.stderr()
     job.assert_nothing_left()

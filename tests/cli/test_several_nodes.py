@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.conftest import clean_environment, write
+from tests.patience import patience
 
 SCRIPT = """
 import torch
@@ -28,8 +29,8 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-@pytest.mark.parametrize("late", [0, 1])
-@pytest.mark.parametrize("mode", ["zygote", "exec"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "late"), [("zygote", 0), ("zygote", 1), ("exec", 1)])
 def test_two_nodes_of_different_size(start, tmp_path, mode, late):
     """Started in either order: whoever is early waits in torch's own rendezvous."""
     write(tmp_path, "train.py", SCRIPT)
@@ -48,6 +49,7 @@ def test_two_nodes_of_different_size(start, tmp_path, mode, late):
         job.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_by_variables_alone(start, tmp_path):
     write(tmp_path, "train.py", SCRIPT)
     environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -62,10 +64,10 @@ def test_by_variables_alone(start, tmp_path):
     assert "rank 1 of 2 sum 3" in jobs[1].stdout()
 
 
-def test_restarts_of_one_node_alone_are_refused(launch, tmp_path):
+def test_restarts_of_one_node_alone_are_refused(answer, tmp_path):
     """A node that restarted by itself would wait for peers of an attempt that they have not begun."""
     write(tmp_path, "train.py", "print('started')")
-    done = launch(
+    done = answer(
         "run", "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", "29511",
         "--nproc", "1", "--max-restarts", "3", "--control", "none", "train.py",
     )  # fmt: skip
@@ -74,12 +76,13 @@ def test_restarts_of_one_node_alone_are_refused(launch, tmp_path):
     assert "started" not in done.stdout
 
 
-def test_a_node_started_by_hand_with_the_printed_variables(start, launch, tmp_path):
+@pytest.mark.slow
+def test_a_node_started_by_hand_with_the_printed_variables(start, answer, tmp_path):
     """What ``--dry-run --json`` prints of the other node is all that its ranks need, without ddplaunch there."""
     write(tmp_path, "train.py", SCRIPT)
     options = ("--nnodes", "2", "--nproc", "1,2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     node = ("run", *options, "--node-rank", "0", "--control", "none", "train.py")
-    plan = json.loads(launch("run", "--dry-run", "--json", *node[1:]).stdout)
+    plan = json.loads(answer("run", "--dry-run", "--json", *node[1:]).stdout)
     job = start(*node)
     others = [
         subprocess.Popen(
@@ -92,6 +95,6 @@ def test_a_node_started_by_hand_with_the_printed_variables(start, launch, tmp_pa
         for rank in plan["ranks"]
         if rank["node_rank"] == 1
     ]
-    said = [other.communicate(timeout=90)[0] for other in others]
+    said = [other.communicate(timeout=patience(90))[0] for other in others]
     assert job.wait() == 0, job.stderr()
     assert [text.strip() for text in said] == ["rank 1 of 3 sum 6", "rank 2 of 3 sum 6"]

@@ -16,7 +16,7 @@ from tests.conftest import clean_environment, command, write
 MOST_TIMES = 8
 """A dry run of two nodes with eight ranks each, in units of ``python -c pass``; it is about 5."""
 
-ROUNDS = 15
+ROUNDS = 9
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 from tests.cli.test_several_nodes import SCRIPT, free_port
 from tests.conftest import clean_environment, command, write
 from tests.fake_nvml import fake_nvml as fake_nvml
+from tests.patience import patience
 
 SLURM_STEP = {  # one task a node on the last two nodes of three
     "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[2-3]",
@@ -32,12 +33,12 @@ def openmpi(rank: int, size: int) -> dict[str, str]:
 
 
 @pytest.fixture
-def planned(launch, tmp_path):
+def planned(answer, tmp_path):
     """The dry run's object."""
     write(tmp_path, "train.py", "print('started')\n")
 
     def plan(environ, *options):
-        done = launch("run", "--dry-run", "--json", *options, "train.py", env=environ)
+        done = answer("run", "--dry-run", "--json", *options, "train.py", env=environ)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
@@ -92,9 +93,9 @@ def test_a_task_that_is_one_rank_already(planned):
     assert (rank["env"]["GROUP_RANK"], rank["env"]["GROUP_WORLD_SIZE"]) == ("1", "2")
 
 
-def test_a_rank_of_others_is_told_of_alone(launch, tmp_path):
+def test_a_rank_of_others_is_told_of_alone(answer, tmp_path):
     write(tmp_path, "train.py", "")
-    done = launch("run", "--dry-run", "train.py", env=openmpi(1, 2))
+    done = answer("run", "--dry-run", "train.py", env=openmpi(1, 2))
     assert done.stdout.startswith(
         "rank 1 of 2, each with its own launcher: python train.py\nthis rank: 1 of 2 (openmpi)\n"
     )
@@ -112,14 +113,15 @@ def test_a_rank_that_sees_only_its_own_gpu_is_local_rank_0(planned, fake_nvml):
         assert (rank["env"]["LOCAL_RANK"], rank["device"]) == (local_rank, device)
 
 
-def test_more_processes_in_each_of_many_are_refused(launch, tmp_path):
+def test_more_processes_in_each_of_many_are_refused(answer, tmp_path):
     write(tmp_path, "train.py", "")
-    done = launch("run", "--nproc", "4", "train.py", env=SLURM_TASKS)
+    done = answer("run", "--nproc", "4", "train.py", env=SLURM_TASKS)
     assert done.returncode == 2
     assert "this is rank 3 of 4 already (slurm), and --nproc 4 would start more in each" in done.stderr
     assert "--cluster none" in done.stderr
 
 
+@pytest.mark.slow
 def test_ranks_that_torchrun_has_started_run_under_it(tmp_path):
     """It holds the store and coordinates; a launcher of ours in its place runs the one rank."""
     write(tmp_path, "train.py", SCRIPT)
@@ -127,7 +129,7 @@ def test_ranks_that_torchrun_has_started_run_under_it(tmp_path):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *logs, "--no-python")
     done = subprocess.run(
         [*torchrun, *command("run", "train.py")],
-        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=100,
+        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=patience(100),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "[0] rank 0 of 2 sum 3" in done.stdout
@@ -150,21 +152,22 @@ def test_a_job_that_a_rank_starts_is_its_own(launch, tmp_path):
     assert done.stdout.count("inner 1 of 2") == 2
 
 
-def test_an_unknown_cluster_is_refused(launch, tmp_path):
+def test_an_unknown_cluster_is_refused(answer, tmp_path):
     write(tmp_path, "train.py", "")
-    done = launch("run", "--cluster", "slrum", "train.py")
+    done = answer("run", "--cluster", "slrum", "train.py")
     assert done.returncode == 2
     assert "slurm" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["zygote", "exec"])
 def test_ranks_that_mpirun_has_started_find_each_other(start, tmp_path, mode):
     write(tmp_path, "train.py", SCRIPT)
     options = ("--start", mode, "--master-port", str(free_port()))
-    jobs = [start("run", *options, "train.py", env=openmpi(rank, 3)) for rank in range(3)]
-    assert [job.wait() for job in jobs] == [0, 0, 0], jobs[0].stderr() + jobs[1].stderr()
-    assert "rank 2 of 3 sum 6" in jobs[2].stdout()
-    assert "openmpi: this is rank 0 of 3, at 127.0.0.1 (OMPI_COMM_WORLD_RANK" in jobs[0].stderr()
+    jobs = [start("run", *options, "train.py", env=openmpi(rank, 2)) for rank in range(2)]
+    assert [job.wait() for job in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()
+    assert "rank 1 of 2 sum 3" in jobs[1].stdout()
+    assert "openmpi: this is rank 0 of 2, at 127.0.0.1 (OMPI_COMM_WORLD_RANK" in jobs[0].stderr()
     assert "this is" not in jobs[1].stderr()
     for job in jobs:
         job.assert_nothing_left()

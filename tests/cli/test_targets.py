@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from tests.conftest import write
+from tests.starts import EXEC, FORKED, LIGHT
 
-MODES = pytest.mark.parametrize("mode", ["zygote", "exec"])
+MODES = pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])
 
 
 def said(done) -> list[str]:
@@ -27,22 +28,25 @@ def free_port() -> int:
 
 
 @MODES
-@pytest.mark.parametrize("words", ["--nproc 2 train.py", "train.py --nproc 2", "--nproc=2 -- train.py"])
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param("--nproc 2 train.py", marks=pytest.mark.smoke), "train.py --nproc 2", "--nproc=2 -- train.py"],
+)
 def test_a_script(launch, tmp_path, mode, words):
     write(tmp_path, "train.py", "import os, sys\nprint(__name__, os.environ['RANK'], sys.argv)\n")
-    options = ["--start", mode] if words.startswith("--") else []
-    behind = [] if options else ["--start", mode]
+    options, behind = (mode, ()) if words.startswith("--") else ((), mode)
     done = launch("run", *options, *words.split(), *behind, "--epochs", "10", "a b", "-x")
     argv = "['train.py', '--epochs', '10', 'a b', '-x']"
     assert said(done) == [f"__main__ 0 {argv}", f"__main__ 1 {argv}"]
 
 
 @MODES
+@pytest.mark.smoke
 def test_a_module(launch, tmp_path, mode):
     write(tmp_path, "pkg/__init__.py", "print('package')\n")
     write(tmp_path, "pkg/mod.py", "import sys\nfrom . import other\nprint(__name__, __package__, sys.argv[1:])\n")
     write(tmp_path, "pkg/other.py", "")
-    done = launch("run", "--nproc", "2", "--start", mode, "-m", "pkg.mod", "--lr", "1")
+    done = launch("run", "--nproc", "2", *mode, "-m", "pkg.mod", "--lr", "1")
     assert said(done) == ["__main__ pkg ['--lr', '1']"] * 2 + ["package"] * 2
 
 
@@ -54,6 +58,7 @@ def test_a_module_in_a_package_without_init(launch, tmp_path):
     assert said(launch("run", "space.inner.leaf:main")) == ["space.inner.leaf 0"]
 
 
+@pytest.mark.smoke
 def test_a_program(launch, tmp_path):
     write(tmp_path, "prog", '#!/bin/sh\necho "rank $RANK of $WORLD_SIZE: $*"\n').chmod(0o755)
     done = launch("run", "--nproc", "2", "--no-python", "./prog", "--lr", "1", "--", "x")
@@ -105,7 +110,7 @@ SEVERAL = (
 @pytest.mark.parametrize(
     ("parameters", "setup"),
     [
-        (SINGLE, "rank, world_size"),
+        pytest.param(SINGLE, "rank, world_size", marks=pytest.mark.smoke),
         (SINGLE.replace(": int", ""), "rank, world_size"),
         (SEVERAL, "node_rank * world_size_per_node + local_rank, world_size_per_node"),
     ],
@@ -120,6 +125,7 @@ def test_functions_from_tutorials_run_unchanged(launch, tmp_path, free_port, par
 
 
 @MODES
+@pytest.mark.slow
 def test_injected_names(launch, tmp_path, mode):
     write(
         tmp_path,
@@ -139,15 +145,17 @@ def test_injected_names(launch, tmp_path, mode):
             print(sys.argv[1:])
         """,
     )
-    run = ("run", "--start", mode, "--nproc", "2")
+    run = ("run", *mode, "--nproc", "2")
     assert said(launch(*run, "fn.py:train")) == ["gpu 0", "gpu 1"]
     device = "device(type='cpu')"
-    assert [json.loads(line) for line in said(launch(*run, "fn:everything"))] == [
+    torch = ("run", *mode[:2], "--nproc", "2")  # imported once, for the device
+    assert [json.loads(line) for line in said(launch(*torch, "fn:everything"))] == [
         [rank, rank, rank, rank, rank, 2, 2, 2, 0, 1, device] for rank in range(2)
     ]
     assert said(launch(*run, "fn.py:bare", "--any", "-x", "thing")) == ["['--any', '-x', 'thing']"] * 2
 
 
+@pytest.mark.smoke
 def test_every_kind_of_argument(launch, tmp_path):
     write(
         tmp_path,
@@ -217,7 +225,7 @@ def out_of_sight(tmp_path):
 
 @pytest.mark.parametrize("function", ["decorated", "renamed", "run", "made"])
 def test_what_the_source_does_not_show_is_called_as_well(launch, out_of_sight, function):
-    done = launch("run", "--nproc", "2", f"fn.py:{function}", "--steps", "3")
+    done = launch("run", *LIGHT, "--nproc", "2", f"fn.py:{function}", "--steps", "3")
     assert said(done) == ["rank 0 steps 3", "rank 1 steps 3"]
 
 
@@ -235,7 +243,7 @@ def test_what_the_source_does_not_show_is_called_as_well(launch, out_of_sight, f
 def test_what_the_source_does_not_show_is_checked_in_the_ranks_and_said_once(
     launch, out_of_sight, mode, words, message
 ):
-    done = launch("run", "--start", mode, "--nproc", "3", *words)
+    done = launch("run", *mode, "--nproc", "3", *words)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith(f"Error: {message}")
@@ -255,9 +263,10 @@ def test_a_click_command_reads_its_arguments_itself(launch, tmp_path):
             print("lr", lr)
         """,
     )
-    assert said(launch("run", "--nproc", "2", "cmd.py:main", "--lr", "2")) == ["lr 2.0"] * 2
+    assert said(launch("run", *LIGHT, "--nproc", "2", "cmd.py:main", "--lr", "2")) == ["lr 2.0"] * 2
 
 
+@pytest.mark.smoke
 def test_a_scripts_own_log_dir_is_not_swallowed(launch, tmp_path):
     write(
         tmp_path,
@@ -280,10 +289,10 @@ def test_a_scripts_own_log_dir_is_not_swallowed(launch, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_nothing_of_a_target_runs_in_the_launcher(launch, tmp_path):
+def test_nothing_of_a_target_runs_in_the_launcher(answer, tmp_path):
     write(tmp_path, "train.py", "open('ran', 'w').close()\ndef main(rank): pass\n")
     for target in (["train.py"], ["train.py:main"], ["train:main"], ["-m", "train"]):
-        assert launch("run", "--dry-run", *target).returncode == 0
+        assert answer("run", "--dry-run", *target).returncode == 0
     assert not (tmp_path / "ran").exists()
 
 

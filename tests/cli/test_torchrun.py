@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +21,8 @@ from ddplaunch.cli.torchrun import FLAGS, VALUES, translate
 from ddplaunch.errors import UsageError
 from tests.conftest import clean_environment, write
 from tests.fake_nvml import fake_nvml as fake_nvml
+from tests.patience import patience
+from tests.starts import EXEC, FORKED, LIGHT
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "torchrun.md"
 
@@ -73,18 +77,18 @@ def test_a_row_says_what_is_read(row):
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_row_can_be_typed(row, launch, tmp_path, fake_nvml):
+def test_a_row_can_be_typed(row, answer, tmp_path, fake_nvml):
     """Both columns are commands, and plan the same; what is refused is so in at most three lines."""
     environ = fake_nvml.environ(2)
     what = target(row, tmp_path)
-    done = launch("run", "--dry-run", "--json", *row.theirs, what, env={**environ, **row.variables})
+    done = answer("run", "--dry-run", "--json", *row.theirs, what, env={**environ, **row.variables})
     if row.refused:
         assert (done.returncode, done.stdout) == (2, "")
         assert row.refused in done.stderr
         assert len(done.stderr.splitlines()) <= 3
         return
     assert done.returncode == 0, done.stderr
-    plain = launch("run", "--dry-run", "--json", *row.ours, what, env=environ)
+    plain = answer("run", "--dry-run", "--json", *row.ours, what, env=environ)
     assert plain.returncode == 0, plain.stderr
     theirs, ours = json.loads(done.stdout), json.loads(plain.stdout)
     for plan in (theirs, ours):
@@ -204,9 +208,9 @@ def test_what_goes_before_what(line, environ, read, monkeypatch):
         ("train.py", {"PET_LOCAL_RANKS_FILTER": "a"}, "PET_LOCAL_RANKS_FILTER a is no list of ranks"),
     ],
 )
-def test_what_makes_no_sense(line, environ, message, launch, tmp_path):
+def test_what_makes_no_sense(line, environ, message, answer, tmp_path):
     write(tmp_path, "train.py", "print('started')")
-    done = launch("run", *shlex.split(line), env=environ)
+    done = answer("run", *shlex.split(line), env=environ)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert len(done.stderr.splitlines()) <= 3
@@ -219,7 +223,7 @@ def test_nobody_loads_it_who_does_not_use_it(tmp_path):
     for option, loaded in (("--nproc", False), ("--nproc-per-node", True)):
         done = subprocess.run(
             [sys.executable, "-c", look, "run", option, "2", "--dry-run", "train.py"],
-            cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=60, check=True,
+            cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=patience(60), check=True,
         )  # fmt: skip
         assert ("torchrun" in done.stdout.splitlines()[-1]) is loaded
 
@@ -242,6 +246,57 @@ def heard(done) -> set[tuple[str, str]]:
     }
 
 
+FORKS = """
+import json, os, sys
+from torch.distributed.run import main
+
+for line in sys.stdin:
+    folder, *words = json.loads(line)
+    if (pid := os.fork()) == 0:
+        os.chdir(folder)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open("theirs.out", os.O_WRONLY | os.O_CREAT), 1)
+        os.dup2(os.open("theirs.err", os.O_WRONLY | os.O_CREAT), 2)
+        sys.exit(main(words))
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+"""A process that has imported torchrun, and forks for each command line that it reads."""
+
+
+class Torchrun:
+    """The installed one, imported once; ``torchrun(WORDS, cwd=FOLDER)`` runs it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def __call__(self, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        self._process = self._process or subprocess.Popen(
+            [sys.executable, "-c", FORKS], env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            print(json.dumps([str(cwd), *words]), file=self._process.stdin, flush=True)
+            code = int(self._process.stdout.readline())
+        except BaseException:  # a time-out too: the next one starts anew
+            self.end()
+            raise
+        said = ((cwd / f"theirs.{stream}").read_text() for stream in ("out", "err"))
+        return subprocess.CompletedProcess(words, code, *said)
+
+    def end(self) -> None:
+        if self._process:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
+            self._process = None
+
+
+@pytest.fixture(scope="module")
+def torchrun() -> Iterator[Torchrun]:
+    torchrun = Torchrun()
+    yield torchrun
+    torchrun.end()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -250,15 +305,12 @@ def heard(done) -> set[tuple[str, str]]:
         "-t 3 --local-ranks-filter 1",
     ],
 )  # fmt: skip
-def test_the_console_shows_what_torchrun_shows(options, launch, tmp_path):
+def test_the_console_shows_what_torchrun_shows(options, launch, torchrun, tmp_path):
     """Side by side with the installed torchrun; ours keeps all of it besides."""
     write(tmp_path, "train.py", SPEAKS)
     line = ["--nproc-per-node", "2", *options.split(), "--log-dir", "logs", "train.py"]
-    theirs = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *line],
-        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    ours = launch("run", *line)
+    theirs = torchrun(*line, cwd=tmp_path)
+    ours = launch("run", *LIGHT, *line)
     assert (theirs.returncode, ours.returncode) == (0, 0), theirs.stderr + ours.stderr
     assert heard(ours) == heard(theirs)
     for rank in (0, 1):
@@ -269,7 +321,7 @@ def test_the_console_shows_what_torchrun_shows(options, launch, tmp_path):
 
 def test_redirects_without_a_folder_say_where_it_went(launch, tmp_path):
     write(tmp_path, "train.py", SPEAKS)
-    done = launch("run", "--nproc-per-node", "2", "-r", "3", "train.py", env={"TMPDIR": str(tmp_path)})
+    done = launch("run", *LIGHT, "--nproc-per-node", "2", "-r", "3", "train.py", env={"TMPDIR": str(tmp_path)})
     assert done.stdout == ""
     (kept,) = re.findall(r"kept in (\S+)", done.stderr)
     assert kept.startswith(f"{tmp_path}/ddplaunch-logs-")
@@ -296,7 +348,7 @@ def test_role_id_and_restarts_reach_the_ranks(launch, tmp_path):
     """,
     )
     options = ("--standalone", "--role", "trainer", "--rdzv-id", "job7", "--max_restarts", "2")
-    done = launch("run", *options, "train.py")
+    done = launch("run", *LIGHT, *options, "train.py")
     assert done.stdout == "trainer job7 2\n", done.stderr
 
 
@@ -311,7 +363,7 @@ print("local rank", typed.local_rank, os.environ["LOCAL_RANK"], typed.lr)
 
 
 @pytest.mark.parametrize("how", ["_", "-", "-rank', '--local_"])
-@pytest.mark.parametrize("start", ["zygote", "exec"])
+@pytest.mark.parametrize("start", [FORKED, EXEC], ids=["zygote", "exec"])
 def test_scripts_that_want_the_local_rank(how, start, launch, tmp_path):
     """In the form that they declare; with torch.distributed.launch only those with a dash work."""
     write(
@@ -320,18 +372,19 @@ def test_scripts_that_want_the_local_rank(how, start, launch, tmp_path):
         PARSES.format(how).replace("\"--local-rank', '--local_rank\"", '"--local-rank", "--local_rank"'),
     )
     done = launch(
-        "run", "--nproc_per_node", "2", "--pass-local-rank", "--start", start, "train.py", "--lr", "0.5",
+        "run", "--nproc_per_node", "2", "--pass-local-rank", *start, "train.py", "--lr", "0.5",
     )  # fmt: skip
     assert sorted(done.stdout.splitlines()) == ["[0] local rank 0 0 0.5", "[1] local rank 1 1 0.5"], done.stderr
 
 
-def test_a_function_needs_no_local_rank_passed(launch, tmp_path):
+def test_a_function_needs_no_local_rank_passed(answer, tmp_path):
     write(tmp_path, "train.py", "def main(local_rank): pass")
-    done = launch("run", "--pass-local-rank", "train.py:main")
+    done = answer("run", "--pass-local-rank", "train.py:main")
     assert done.returncode == 2
     assert "a parameter named local_rank gets it" in done.stderr
 
 
+@pytest.mark.slow
 def test_each_rank_alone_with_its_gpu(launch, tmp_path, fake_nvml):
     write(
         tmp_path,
@@ -346,7 +399,7 @@ def test_each_rank_alone_with_its_gpu(launch, tmp_path, fake_nvml):
     """,
     )
     environ = {**fake_nvml.environ(4), "CUDA_VISIBLE_DEVICES": "3,1"}
-    done = launch("run", "--virtual_local_rank", "train.py", env=environ)
+    done = launch("run", *LIGHT, "--virtual_local_rank", "train.py", env=environ)
     uuids = [
         re.fullmatch(rf"\[{rank}\] {rank} 0 (\S+) cuda:0", line)[1]
         for rank, line in enumerate(sorted(done.stdout.splitlines()))
@@ -361,10 +414,10 @@ def test_each_rank_alone_with_its_gpu(launch, tmp_path, fake_nvml):
 # ------------------------------------------------------------------------------------------------------- submitting
 
 
-def test_submit_reads_the_same_words(launch, tmp_path):
+def test_submit_reads_the_same_words(answer, tmp_path):
     write(tmp_path, "train.py", "")
     line = ["--nodes", "2", "--nproc_per_node", "4", "--rdzv_id", "j", "-r", "3", "--log_dir", "logs", "train.py"]
-    done = launch("submit", "--dry-run", *line, env={"PET_MAX_RESTARTS": "3"})
+    done = answer("submit", "--dry-run", *line, env={"PET_MAX_RESTARTS": "3"})
     assert done.returncode == 0, done.stderr
     assert "--nproc 4 --run-id j --log-dir logs --show none train.py" in done.stdout
     assert "--max-restarts" not in done.stdout, "the variable is there when the job runs"
@@ -380,8 +433,8 @@ def test_submit_reads_the_same_words(launch, tmp_path):
         ("-t 4:00:00", "did you mean --time?"),
     ],
 )
-def test_submit_refuses_what_slurm_says(option, hint, launch, tmp_path):
+def test_submit_refuses_what_slurm_says(option, hint, answer, tmp_path):
     write(tmp_path, "train.py", "")
-    done = launch("submit", "--dry-run", *option.split(), "train.py")
+    done = answer("submit", "--dry-run", *option.split(), "train.py")
     assert done.returncode == 2
     assert hint in done.stderr

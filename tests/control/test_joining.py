@@ -17,8 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.cli.run import QUIET
 from ddplaunch.control.messages import PROTOCOL
 from tests.conftest import Job, clean_environment, command, wait_until, write
+from tests.impatient import impatient
+from tests.patience import patience
 
 HELLO = """
 import os
@@ -59,7 +62,7 @@ class Nodes:
 
     def call(self) -> socket.socket:
         """Connect to the control port once it listens."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + patience(30)
         while True:
             try:
                 return socket.create_connection(("127.0.0.1", self.port + 1))
@@ -115,19 +118,22 @@ BY_MPIRUN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [BY_SSH, BY_MPIRUN], ids=["ssh", "mpirun"])
 def test_nodes_that_are_started_at_once_have_a_moment_before_it_is_told(start, tmp_path, environment):
     """Their first seconds are no news: some are up before the others."""
+    assert QUIET == 5
+    sooner = impatient(tmp_path, "cli.run.QUIET", 2.0)
     write(tmp_path, "hello.py", HELLO)
     words = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc", "1", "--start", "exec")
     launchers = []
     for rank in (0, 1):
         typed = ("--nnodes", "2", "--node-rank", str(rank)) if environment is BY_SSH else ()
         variables = environment if typed else {**environment, "OMPI_COMM_WORLD_RANK": str(rank)}
-        launchers.append(start("run", *typed, *words, "hello.py", env=variables))
+        launchers.append(start("run", *typed, *words, "hello.py", env=variables, executable=sooner))
         if rank == 0:
             wait_until(lambda: "waiting for" in launchers[0].stderr(), "the account")
-            assert not re.search(r"\(00:0[0-4]\)", launchers[0].stderr()), launchers[0].stderr()
+            assert not re.search(r"\(00:0[01]\)", launchers[0].stderr()), launchers[0].stderr()
     assert [launcher.wait() for launcher in launchers] == [0, 0]
     assert "waiting for" not in launchers[1].stderr()
 
@@ -144,12 +150,12 @@ def test_a_terminal_shows_one_line_that_counts(nodes, tmp_path):
     )  # fmt: skip
     os.close(theirs)
     shown = b""
-    while b"(00:02)" not in shown:
+    while b"(00:01)" not in shown:
         shown += os.read(ours, 4096)
     assert b"\r\x1b[Kddplaunch: 1/2 nodes joined, waiting for node 1 (00:01)" in shown
     assert b"\n" not in shown
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(patience(10)) == 130
     os.close(ours)
 
 
@@ -172,7 +178,7 @@ def test_nobody_comes(nodes):
 
 
 def test_something_else_answers(nodes):
-    job = nodes(2, "--join-timeout", "3")
+    job = nodes(2, "--join-timeout", f"{patience(1):.1f}")
     with socket.create_server(("127.0.0.1", job.port + 1)) as server:
         launcher = job.start(1)
         caller, _ = server.accept()
@@ -281,10 +287,11 @@ def test_who_does_not_know_the_token_stays_outside(nodes, ours, theirs, said):
 
 STORE_CLIENT = """
 import datetime, sys, torch.distributed as dist
-dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, timeout=datetime.timedelta(seconds=2))
+dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, timeout=datetime.timedelta(seconds=0.5))
 """
 
 
+@pytest.mark.slow
 def test_strangers_do_no_harm(nodes, tmp_path):
     """A browser, a port scanner, a store's client, a flood of idle connections, one that sends without end."""
     job = nodes(2)

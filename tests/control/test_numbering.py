@@ -13,6 +13,7 @@ from ddplaunch.control.port import claim
 from tests.conftest import clean_environment, command, wait_until, write
 from tests.control.test_joining import free_port
 from tests.hosts.fixture import network as network
+from tests.patience import patience
 
 REDUCES = """
 import os
@@ -60,6 +61,8 @@ def test_the_same_command_for_all_on_one_machine(start, tmp_path, nodes):
         job.assert_nothing_left()
 
 
+@pytest.mark.slow
+@pytest.mark.smoke
 def test_they_train_together(start, tmp_path):
     """Nodes of different size, which start with the variables that Kubeflow gives an elastic PyTorchJob."""
     write(tmp_path, "train.py", REDUCES)
@@ -137,26 +140,28 @@ def test_nobody_is_node_0_where_the_address_is_elsewhere(start, tmp_path):
         ("", "--master-addr is missing"),
     ],
 )
-def test_what_cannot_be_numbered(launch, tmp_path, options, message):
+def test_what_cannot_be_numbered(answer, tmp_path, options, message):
     write(tmp_path, "train.py", "print('started')")
-    done = launch("run", "--nnodes", "2", "--node-rank", "auto", *options.split(), "train.py")
+    done = answer("run", "--nnodes", "2", "--node-rank", "auto", *options.split(), "train.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
 
 
-def test_the_dry_run_says_when_they_are_numbered(launch, tmp_path):
+@pytest.mark.smoke
+def test_the_dry_run_says_when_they_are_numbered(answer, tmp_path):
     write(tmp_path, "train.py", "")
-    done = launch("run", "--dry-run", *c10d("2", "n0:4000")[1:], "--nproc-per-node", "2", "train.py")
+    done = answer("run", "--dry-run", *c10d("2", "n0:4000")[1:], "--nproc-per-node", "2", "train.py")
     assert "node rank: as the nodes join (--node-rank auto)" in done.stdout
     assert (
         "node 1: ddplaunch run --nnodes 2 --node-rank auto --master-addr n0 --master-port 4000 --nproc 2 train.py"
         in done.stdout
     )
-    alone = launch("run", "--dry-run", "--node-rank", "auto", "train.py")
+    alone = answer("run", "--dry-run", "--node-rank", "auto", "train.py")
     assert alone.returncode == 0, alone.stderr
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_host_of_the_endpoint_is_node_0(network, tmp_path: Path):
     """Three virtual hosts, one command; the others start before it."""
     write(tmp_path, "train.py", REDUCES)
@@ -168,7 +173,7 @@ def test_the_host_of_the_endpoint_is_node_0(network, tmp_path: Path):
             words, cwd=tmp_path, env=clean_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-    said = {index: process.communicate(timeout=100)[0] for index, process in started.items()}
+    said = {index: process.communicate(timeout=patience(100))[0] for index, process in started.items()}
     assert [process.returncode for process in started.values()] == [0, 0, 0], said
     assert "[0] rank 0 of 3 node 0 sum 6" in said[2]
     assert sorted(line[:3] for index in (0, 1) for line in said[index].splitlines() if " sum 6" in line) == [

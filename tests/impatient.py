@@ -1,0 +1,33 @@
+"""A launcher that waits less long than ours, for tests of what it does when it has waited long enough."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.conftest import write
+
+
+def impatient(folder: Path, constant: str, seconds: float) -> Path:
+    """Write the launcher with ``constant``, say "agent.laggards.QUIET", of so many seconds.
+
+    The program is for ``subprocess.Popen(command(…), executable=…)``, and so for ``start(…, executable=…)``.
+    """
+    module, _, name = constant.rpartition(".")
+    program = write(
+        folder,
+        "impatient",
+        f"""
+        #!{sys.executable}
+        import sys
+        import ddplaunch.{module} as module
+        from ddplaunch.cli import main
+
+        assert isinstance(module.{name}, float)
+        module.{name} = {seconds}
+        del sys.argv[1:3]  # "-m", "ddplaunch"
+        main()
+        """,
+    )
+    program.chmod(0o755)
+    return program

@@ -1,0 +1,13 @@
+"""How tests start ranks: as forks of a zygote that has imported next to nothing, or as fresh interpreters.
+
+Torch takes the zygote over a second. Where neither torch nor the import is what a test is about, a zygote without it
+forks all the same.
+"""
+
+from __future__ import annotations
+
+LIGHT = ("--preload", "threading")
+"""For several ranks: a single one has no zygote, unless it is asked for."""
+
+FORKED = ("--start", "zygote", *LIGHT)
+EXEC = ("--start", "exec")
