@@ -19,6 +19,7 @@ from typing import Any
 from tests.hosts.host import Host
 from tests.hosts.network import Network
 from tests.hosts.network import unsupported as no_hosts
+from tests.patience import patience
 from tests.slurm import accounting as accounts
 from tests.slurm.configuration import FOLDER, set_up, slurm_conf
 
@@ -63,6 +64,7 @@ class Slurm:
             self.login.name, [node.name for node in self.nodes], cpus, gpus, accounting, settings or {}
         )
         self._key = secrets.token_hex(64)
+        self._outputs: dict[int, Path] = {}
         try:
             self._set_up(network.hosts)
             if accounting:
@@ -130,12 +132,13 @@ class Slurm:
 
     def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = 30) -> None:
         """Wait for what nothing announces; what the jobs and the daemons say is in the error."""
-        deadline = time.monotonic() + timeout
+        began, pause = time.monotonic(), 0.02
         while not condition():
-            if time.monotonic() > deadline:
+            if time.monotonic() > began + patience(timeout):
                 jobs = self.run("scontrol", "show", "job", check=False)
-                raise SlurmError(f"waited {timeout} s for {what}\n{jobs}{self.logs()}")
-            time.sleep(0.02)
+                raise SlurmError(f"waited {time.monotonic() - began:.0f} s for {what}\n{jobs}{self.logs()}")
+            time.sleep(pause)
+            pause = min(pause * 1.2, 0.2)  # a command of Slurm's takes more time of a CPU than most jobs here
 
     def logs(self) -> str:
         """What the daemons of all hosts that are up have logged lately."""
@@ -177,8 +180,8 @@ class Slurm:
         return int(self.run("sbatch", "--parsable", *words, script, env=env).partition(";")[0])
 
     def output(self, job: int) -> str:
-        """What a job has written so far, unless it was told to write it elsewhere."""
-        file = self.folder / f"slurm-{job}.out"
+        """What a job has written so far."""
+        file = self._outputs.get(job) or self._outputs.setdefault(job, Path(self.show(job)["StdOut"]))
         return file.read_text(errors="replace") if file.exists() else ""
 
     def wait_for(self, job: int, text: str, times: int = 1, timeout: float = 60) -> str:

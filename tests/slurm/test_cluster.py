@@ -1,11 +1,13 @@
-"""A real Slurm: that the tests' own cluster works, and what Slurm really does where its manual leaves it open."""
+"""A real Slurm: that the tests' own cluster works, and what Slurm really does where its manual leaves it open.
+
+What takes Slurm long, as a preemption or a lost node, ``test_submit`` and ``test_preemption`` look at beside our jobs.
+"""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,10 +19,12 @@ from tests.slurm.capture import GPUS, NODES, SAMPLES, capture
 from tests.slurm.cluster import COMMANDS, Slurm, unsupported
 from tests.slurm.configuration import FOLDER
 
+pytestmark = pytest.mark.ci
+
 Make = Callable[..., Slurm]
 
 BATCH_SIGNALS = """
-    trap "echo batch USR2" USR2
+    trap 'echo batch USR2 after $SECONDS s' USR2
     trap "echo batch TERM; exit" TERM
     echo started $SLURM_RESTART_COUNT
     while :; do sleep 0.1; done
@@ -94,102 +98,6 @@ def test_what_left_its_session_and_parent_outlives_its_job(slurm: Make) -> None:
     assert node.find("^sleep 1002")
 
 
-@pytest.mark.slow
-def test_requeue(slurm: Make) -> None:
-    """A requeued job keeps its id and loses its output, but with --open-mode=append."""
-    cluster = slurm(1)
-    script = "echo restart=$SLURM_RESTART_COUNT; [ $SLURM_RESTART_COUNT ] || sleep 1000"
-    jobs = [cluster.sbatch(f"--open-mode={mode}", script=script) for mode in ("append", "truncate")]
-    for job in jobs:
-        cluster.wait_for(job, "restart=\n")
-        cluster.requeue(job)
-    assert [cluster.wait(job) for job in jobs] == ["COMPLETED", "COMPLETED"]
-    assert [cluster.restarts(job) for job in jobs] == [1, 1]
-    append, truncate = map(cluster.output, jobs)
-    assert append.startswith("restart=\n")
-    assert append.endswith("restart=1\n")
-    assert truncate == "restart=1\n"
-
-
-@pytest.mark.slow
-def test_preemption(slurm: Make) -> None:
-    """At once, the signal: to the tasks, or with ``B:`` to the batch script only, or SIGTERM where none was asked for.
-
-    After the grace, SIGTERM to all, then SIGKILL, and the job is requeued, but not one that has ended by itself.
-    """
-    cluster = slurm(3)
-    append = "--open-mode=append"
-    low = {
-        "batch USR2": cluster.sbatch("--exclusive", append, "--signal=B:USR2@10", script=BATCH_SIGNALS),
-        "step USR2": cluster.sbatch("--exclusive", append, "--signal=USR2@10", script=STEP_SIGNALS),
-        "step TERM": cluster.sbatch("--exclusive", append, script=STEP_SIGNALS),
-    }
-    for job in low.values():
-        cluster.wait_for(job, "started")
-    high = cluster.sbatch("-p", "high", "-N3", "--exclusive", script="hostname")
-    for sign, job in low.items():
-        cluster.wait_for(job, sign)
-    assert cluster.state(high) == "PENDING"
-    assert cluster.wait(high) == "COMPLETED"
-    assert cluster.state(low["step TERM"]) == "COMPLETED"
-    for sign in ("batch USR2", "step USR2"):
-        job = low[sign]
-        cluster.wait(job, "RUNNING")
-        output = cluster.wait_for(job, "started 1\n")
-        assert output.count(sign) == 1
-        assert output.index(sign) < output.index("PREEMPTION") < output.index("started 1\n")
-        assert cluster.restarts(job) == 1
-
-
-@pytest.mark.slow
-def test_time_limit_and_its_signal(slurm: Make) -> None:
-    """Slurm looks at its jobs every 30 s: the signal comes up to 30 s early (60, says the manual), the end 30 s late.
-
-    With --time=1 the signal "10 s before" comes at 30 s; the end at 90 s is not waited for here, but that of a job
-    whose end is moved near.
-    """
-    cluster = slurm(2)
-    early = cluster.sbatch("--time=1", "--signal=B:USR2@10", "--exclusive", script=BATCH_SIGNALS)
-    short = cluster.sbatch("--time=10", "--exclusive", script=BATCH_SIGNALS)
-    for job in (early, short):
-        cluster.wait_for(job, "started")
-    began = time.monotonic()
-    cluster.run("scontrol", "update", f"JobId={short}", "EndTime=now+5")
-    assert cluster.wait(short) == "TIMEOUT"
-    assert "batch TERM" in cluster.output(short)
-    assert "DUE TO TIME LIMIT" in cluster.output(short)
-    cluster.wait_for(early, "batch USR2")
-    assert time.monotonic() - began < 48
-    assert cluster.state(early) == "RUNNING"
-
-
-@pytest.mark.slow
-def test_a_node_loses_power_and_comes_back(slurm: Make) -> None:
-    """Its jobs are requeued or fail after some 15 s (by default 300).
-
-    And srun, where the node had the only task, ends with 0 as if all were well.
-    """
-    cluster = slurm(2, settings={"SlurmdTimeout": "4", "MessageTimeout": "5"})
-    node = cluster.nodes[1]
-    again = cluster.sbatch("-N2", script="hostname; sleep 1000")
-    once = cluster.sbatch("-w", "n2", "--no-requeue", script="hostname; sleep 1000")
-    step = cluster.srun("-w", "n2", "sleep", "1000")
-    for job in (again, once):
-        cluster.wait(job, "RUNNING")
-    wait_until(lambda: len(node.find("sleep 1000$")) == 2, "the tasks")
-    node.power_off()
-    assert cluster.wait(once) == "NODE_FAIL"
-    cluster.wait(again, "PENDING")
-    assert "n2 down*" in cluster.run("sinfo", "-h", "-N", "-o", "%N %T")
-    out, err = step.communicate()
-    assert (step.returncode, out) == (0, "")
-    assert "Node failure on n2" in err
-    node.boot()
-    cluster.join(node)
-    assert cluster.wait(again, "RUNNING") == "RUNNING"
-    assert cluster.restarts(again) == 1
-
-
 def test_gpus(slurm: Make) -> None:
     cluster = slurm(1, gpus=4)
     show = ["sh", "-c", "echo $SLURM_LOCALID ${CUDA_VISIBLE_DEVICES-none}"]
@@ -203,7 +111,6 @@ def test_gpus(slurm: Make) -> None:
         assert sorted(cluster.run("srun", "-n2", words, *show).splitlines()) == expected
 
 
-@pytest.mark.slow
 def test_the_samples_are_what_jobs_get(slurm: Make) -> None:
     assert capture(slurm(NODES, gpus=GPUS)) == {file.name: file.read_text() for file in SAMPLES.glob("*.txt")}
 

@@ -8,6 +8,9 @@ import shlex
 import pytest
 
 from tests.conftest import PROGRAMS, command, write
+from tests.patience import patience
+
+pytestmark = pytest.mark.ci
 
 SHOWS = """
 import os
@@ -28,49 +31,40 @@ def lines(out: str) -> list[str]:
     return [line.partition("] ")[2] for line in sorted(out.splitlines()) if "] sum" in line]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "ours", "shown"),
-    [
-        (
-            ["-N2", "-n2", "--ntasks-per-node=1"],
-            ["--nproc", "2"],
-            ["sum 4 0 0 4 2 0 2", "sum 4 1 1 4 2 0 2", "sum 4 2 0 4 2 1 2", "sum 4 3 1 4 2 1 2"],
-        ),
-        (
-            ["-N2", "-n4", "--ntasks-per-node=2"],
-            [],
-            ["sum 4 0 0 4 2 0 2", "sum 4 1 1 4 2 0 2", "sum 4 2 0 4 2 1 2", "sum 4 3 1 4 2 1 2"],
-        ),
-        (["-N2", "-n3"], [], ["sum 3 0 0 3 2 0 2", "sum 3 1 1 3 2 0 2", "sum 3 2 0 3 1 1 2"]),
-        (["-N1", "-n1"], ["--nproc", "2"], ["sum 2 0 0 2 2 0 1", "sum 2 1 1 2 2 0 1"]),
-    ],
-    ids=["a task a node", "a task a rank", "uneven tasks", "one task"],
-)
-def test_ranks_find_their_places(slurm, tmp_path, options, ours, shown):
+PLACES = {
+    "a task a node": (
+        ["-N2", "-n2", "--ntasks-per-node=1"],
+        ["--nproc", "2"],
+        ["sum 4 0 0 4 2 0 2", "sum 4 1 1 4 2 0 2", "sum 4 2 0 4 2 1 2", "sum 4 3 1 4 2 1 2"],
+    ),
+    "a task a rank": (
+        ["-N2", "-n4", "--ntasks-per-node=2"],
+        [],
+        ["sum 4 0 0 4 2 0 2", "sum 4 1 1 4 2 0 2", "sum 4 2 0 4 2 1 2", "sum 4 3 1 4 2 1 2"],
+    ),
+    "uneven tasks": (["-N2", "-n3"], [], ["sum 3 0 0 3 2 0 2", "sum 3 1 1 3 2 0 2", "sum 3 2 0 3 1 1 2"]),
+    "one task": (["-N1", "-n1"], ["--nproc", "2"], ["sum 2 0 0 2 2 0 1", "sum 2 1 1 2 2 0 1"]),
+}
+"""Words for srun and ours, and what ranks then print."""
+
+
+def test_ranks_find_their_places(slurm, tmp_path):
+    """In jobs at once on the same nodes, two of them alike: they do not meet."""
     write(tmp_path, "train.py", SHOWS)
     cluster = slurm(2)
-    step = cluster.srun(*options, *command("run", *ours, "train.py"))
-    out, err = step.communicate(timeout=100)
-    assert step.returncode == 0, err
-    assert lines(out) == shown
-    assert not re.search(r"\(00:0[0-4]\)", err), "the first seconds of the wait for each other are no news"
+    jobs = [*PLACES.items(), ("uneven tasks", PLACES["uneven tasks"])]
+    steps = [cluster.srun(*options, *command("run", *ours, "train.py")) for _, (options, ours, _) in jobs]
+    for step, (name, (_, _, shown)) in zip(steps, jobs, strict=True):
+        out, err = step.communicate(timeout=patience(100))
+        assert step.returncode == 0, (name, err)
+        assert lines(out) == shown, name
+        assert not re.search(r"\(00:0[0-4]\)", err), "the first seconds of the wait for each other are no news"
     assert not [pid for host in cluster.network.hosts for pid in host.find("train.py")]
-
-
-def test_two_jobs_on_one_node_do_not_meet(slurm, tmp_path):
-    write(tmp_path, "train.py", SHOWS)
-    cluster = slurm(1)
-    steps = [cluster.srun("-N1", "-n2", "-c1", *command("run", "train.py")) for _ in range(2)]
-    for step in steps:
-        out, err = step.communicate(timeout=100)
-        assert step.returncode == 0, err
-        assert len(lines(out)) == 2
 
 
 def test_a_rank_that_fails_ends_the_step_and_is_told(slurm):
     step = slurm(2).srun("-N2", "-n2", "--ntasks-per-node=1", *command("run", PROGRAMS / "fails.py", "exit", "1"))
-    _, err = step.communicate(timeout=100)
+    _, err = step.communicate(timeout=patience(100))
     assert step.returncode == 7, err
     assert err.count("ddplaunch: rank 1 exited with code 7") == 1, "told by node 0, for all"
 
@@ -79,12 +73,11 @@ def test_tasks_with_a_gpu_of_their_own(slurm, tmp_path):
     cluster = slurm(1, gpus=2)
     write(tmp_path, "show.py", "import os; print(os.environ['RANK'], os.environ['CUDA_VISIBLE_DEVICES'])\n")
     step = cluster.srun("-n2", "--gpus-per-task=1", *command("run", "--start", "exec", "show.py"))
-    out, err = step.communicate(timeout=100)
+    out, err = step.communicate(timeout=patience(100))
     assert step.returncode == 0, err
     assert sorted(line.split()[1] for line in out.splitlines()) == ["0", "1"]
 
 
-@pytest.mark.slow
 def test_a_script_on_two_nodes_and_its_steps(slurm, tmp_path):
     """Without srun it is one machine, and says so; steps at once, beside each other or overlapping, do not meet."""
     write(tmp_path, "train.py", SHOWS)
@@ -105,11 +98,10 @@ def test_a_script_on_two_nodes_and_its_steps(slurm, tmp_path):
     assert lines(overlapping) == ["sum 2 0 0 2 1 0 2"] * 2 + ["sum 2 1 0 2 1 1 2"] * 2
 
 
-@pytest.mark.slow
 def test_a_job_that_a_rank_starts_is_its_own(slurm, tmp_path):
     write(tmp_path, "train.py", SHOWS)
     write(tmp_path, "outer.py", f"import subprocess; subprocess.run({command('run', '--nproc', '2', 'train.py')})")
     step = slurm(2).srun("-N2", "-n2", "--ntasks-per-node=1", *command("run", "outer.py"))
-    out, err = step.communicate(timeout=100)
+    out, err = step.communicate(timeout=patience(100))
     assert step.returncode == 0, err
     assert [out.count(f"sum {shown}") for shown in ("2 0 0 2 2 0 1", "2 1 1 2 2 0 1")] == [2, 2]

@@ -5,32 +5,43 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.conftest import PROGRAMS, clean_environment, command, write
+from tests.conftest import PROGRAMS, clean_environment, command, wait_until, write
+from tests.patience import patience
+from tests.slurm.cluster import Slurm
+from tests.slurm.test_cluster import BATCH_SIGNALS, STEP_SIGNALS
 from tests.slurm.test_run import SHOWS, lines
+from tests.starts import LIGHT
+
+pytestmark = pytest.mark.ci
 
 
 @pytest.fixture
-def submit(slurm, request):
-    """A cluster of two nodes, and what starts ``ddplaunch submit`` on its login host; settings may be its parameter."""
-    settings = getattr(request, "param", {})
-    cluster = slurm(2, accounting="AccountingStorageEnforce" in settings, settings=settings)
+def submit(slurm: Callable[..., Slurm]) -> Callable[..., tuple[Slurm, Callable[..., subprocess.Popen[str]]]]:
+    """Make a cluster, as the fixture ``slurm`` does, and what starts ``ddplaunch submit`` on its login host."""
 
-    def start(*words: str | Path) -> subprocess.Popen[str]:
-        return cluster.login.start(
-            command("submit", *words),
-            cwd=cluster.folder,
-            env={**clean_environment(), **cluster.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def make(nodes: int = 2, **options: Any) -> tuple[Slurm, Callable[..., subprocess.Popen[str]]]:
+        cluster = slurm(nodes, **options)
 
-    return cluster, start
+        def start(*words: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
+            return cluster.login.start(
+                command("submit", *words),
+                cwd=cwd or cluster.folder,
+                env={**clean_environment(), **cluster.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+
+        return cluster, start
+
+    return make
 
 
 def number_of(following: subprocess.Popen[str]) -> int:
@@ -44,55 +55,49 @@ def number_of(following: subprocess.Popen[str]) -> int:
     return int(found[1])
 
 
-@pytest.mark.slow
 def test_a_job_on_two_nodes_is_followed_to_its_end(submit, tmp_path):
-    cluster, start = submit
+    cluster, start = submit()
     write(tmp_path, "train.py", SHOWS)
-    out, err = start("--nodes", "2", "--follow", "train.py", "--nproc", "2").communicate(timeout=100)
+    out, err = start("--nodes", "2", "--follow", "train.py", "--nproc", "2").communicate(timeout=patience(100))
     assert lines(out) == ["sum 4 0 0 4 2 0 2", "sum 4 1 1 4 2 0 2", "sum 4 2 0 4 2 1 2", "sum 4 3 1 4 2 1 2"], err
     assert "slurm: this is node 0 of 2, at n1" in out
     assert not [pid for host in cluster.network.hosts for pid in host.find("train.py")]
 
 
-@pytest.mark.slow
 def test_the_exit_code_of_a_rank_comes_back(submit):
-    _, start = submit
+    _, start = submit()
     following = start("--nodes", "2", "--follow", PROGRAMS / "fails.py", "--", "exit", "1")
-    out, err = following.communicate(timeout=100)
+    out, err = following.communicate(timeout=patience(100))
     assert following.returncode == 7, err
     assert "ddplaunch: rank 1 exited with code 7" in out
 
 
-@pytest.mark.slow
 def test_a_cancelled_job_is_stopped_on_all_nodes(submit):
     """SIGTERM reaches every launcher at once, and the ranks have their grace."""
-    cluster, start = submit
+    cluster, start = submit()
     following = start("--nodes", "2", "--follow", PROGRAMS / "sleeper.py")
     job = number_of(following)
     cluster.wait_for(job, "ready", 2)
     cluster.cancel(job)
-    following.communicate(timeout=60)
+    following.communicate(timeout=patience(60))
     assert following.returncode == 143
     assert cluster.wait(job) == "CANCELLED"
     assert not [pid for host in cluster.network.hosts for pid in host.find("sleeper.py")]
 
 
-@pytest.mark.slow
 def test_what_slurm_refuses_is_said(submit, tmp_path):
-    _, start = submit
+    _, start = submit()
     write(tmp_path, "train.py", "")
     refused = start("--partition", "nosuch", "train.py")
-    out, err = refused.communicate(timeout=60)
+    out, err = refused.communicate(timeout=patience(60))
     assert (refused.returncode, out) == (2, "")
     assert "invalid partition specified: nosuch" in err
     assert "sbatch did not take the job" in err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("submit", [{"AccountingStorageEnforce": "associations,qos"}], indirect=True)
 def test_a_site_that_keeps_accounts(submit, tmp_path):
     """What it refuses, with what to type instead; and a job on the right account."""
-    cluster, start = submit
+    cluster, start = submit(accounting=True, settings={"AccountingStorageEnforce": "associations,qos"})
     write(tmp_path, "train.py", "raise SystemExit(3)")
     for words, refusal, hint in (
         ("--account=nosuch", "Invalid account or account/partition combination", "sacctmgr show associations"),
@@ -103,26 +108,25 @@ def test_a_site_that_keeps_accounts(submit, tmp_path):
         ("--gpus-per-node=8", "Invalid generic resource (gres) specification", 'sinfo -o "%P %D %G"'),
     ):
         refused = start(*words.split(), "train.py")
-        *slurms, error, said = refused.communicate(timeout=60)[1].splitlines()
+        *slurms, error, said = refused.communicate(timeout=patience(60))[1].splitlines()
         assert refused.returncode == 2
         assert refusal in slurms[-1]
         assert error == "Error: sbatch did not take the job (exit code 1)"
         assert hint in said
     following = start("--account=test", "--qos=normal", "--follow", "train.py")
     job = number_of(following)
-    assert following.wait(60) == 3
+    assert following.wait(patience(60)) == 3
     words = ["sacct", "-X", "-n", "-P", "-o", "Account,QOS,State,ExitCode", "-j", str(job)]
     cluster.wait_until(lambda: cluster.run(*words) == "test|normal|FAILED|3:0\n", "sacct")
 
 
-@pytest.mark.slow
 def test_detaching_leaves_the_job_running(submit):
-    cluster, start = submit
+    cluster, start = submit()
     following = start("--nodes", "1", "--follow", PROGRAMS / "sleeper.py")
     job = number_of(following)
     cluster.wait_for(job, "ready")
     following.send_signal(signal.SIGINT)
-    following.communicate(timeout=30)
+    following.communicate(timeout=patience(30))
     assert following.returncode == 130
     assert cluster.state(job) == "RUNNING"
     cluster.cancel(job)
@@ -140,95 +144,160 @@ SAVES = """
     """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("submit", [{"KillWait": "40"}], indirect=True)
 def test_a_cancelled_job_has_its_grace(submit, tmp_path):
     """Slurm tells every process of the step here, the zygotes too: the ranks live until they have saved."""
-    cluster, start = submit
+    cluster, start = submit(settings={"KillWait": "40"})
     write(tmp_path, "saves.py", SAVES)
-    following = start("--nodes", "2", "--cpus-per-task", "2", "--follow", "saves.py", "--nproc", "2")
+    following = start("--nodes", "2", "--cpus-per-task", "2", "--follow", *LIGHT, "--nproc", "2", "saves.py")
     job = number_of(following)
     cluster.wait_for(job, "ready", 4)
     cluster.cancel(job)
-    out, err = following.communicate(timeout=60)
+    out, err = following.communicate(timeout=patience(60))
     assert following.returncode == 143, err
     assert out.count("saved") == 4
     assert f"job {job} was cancelled (exit code 143)" in err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["saves", "deaf"])
-def test_a_preempted_job(submit, tmp_path, how):
-    """It ends by itself within the grace, to Slurm a script that failed, or Slurm ends it."""
-    cluster, start = submit
+def test_preempted_jobs(submit, tmp_path):
+    """Ours end by themselves within the grace, to Slurm scripts that failed, or Slurm ends them.
+
+    Beside them, what Slurm does: at once, the signal: to the tasks, or with ``B:`` to the batch script only, or SIGTERM
+    where none was asked for. After the grace, SIGTERM to all, then SIGKILL, and the job is requeued, but not one that
+    has ended by itself.
+    """
+    cluster, start = submit(7, settings={"MessageTimeout": "5"})  # looks every 7 s whether the grace is over
     write(tmp_path, "saves.py", SAVES)
     options = ("--nodes", "2", "--sbatch-arg=--exclusive", "--sbatch-arg=--no-requeue", "--grace", "60", "--follow")
-    following = start(*options, "saves.py", "--", how)
-    job = number_of(following)
-    cluster.wait_for(job, "ready", 2)
-    high = cluster.sbatch("-p", "high", "-N2", "--exclusive", script="true")
-    out, err = following.communicate(timeout=100)
-    assert following.returncode == 75, err
-    assert "had to make room for another (exit code 75)" in err
-    assert out.count("saved") == (0 if how == "deaf" else 2)
+    ours = {how: start(*options, "saves.py", "--", how) for how in ("saves", "deaf")}
+    jobs = {how: number_of(following) for how, following in ours.items()}
+    append = ("--exclusive", "--open-mode=append")
+    low = {
+        "batch USR2": cluster.sbatch(*append, "--signal=B:USR2@10", script=BATCH_SIGNALS),
+        "step USR2": cluster.sbatch(*append, "--signal=USR2@10", script=STEP_SIGNALS),
+        "step TERM": cluster.sbatch(*append, script=STEP_SIGNALS),
+    }
+    for job in low.values():
+        cluster.wait_for(job, "started")
+    for job in jobs.values():
+        cluster.wait_for(job, "ready", 2)
+    high = cluster.sbatch("-p", "high", "-N7", "--exclusive", script="hostname")
+    for sign, job in low.items():
+        cluster.wait_for(job, sign)
+    assert cluster.state(high) == "PENDING"
+    for how, following in ours.items():
+        out, err = following.communicate(timeout=patience(100))
+        assert following.returncode == 75, err
+        assert "had to make room for another (exit code 75)" in err
+        assert out.count("saved") == (0 if how == "deaf" else 2)
     assert cluster.wait(high) == "COMPLETED"
-    assert cluster.state(job) == ("PREEMPTED" if how == "deaf" else "FAILED")
+    assert {how: cluster.state(job) for how, job in jobs.items()} == {"saves": "FAILED", "deaf": "PREEMPTED"}
     assert not [pid for host in cluster.network.hosts for pid in host.find("saves.py")]
+    assert cluster.state(low["step TERM"]) == "COMPLETED"
+    for sign in ("batch USR2", "step USR2"):
+        job = low[sign]
+        output = cluster.wait_for(job, "started 1\n")
+        assert output.count(sign) == 1
+        assert output.index(sign) < output.index("PREEMPTION") < output.index("started 1\n")
+        assert cluster.restarts(job) == 1
 
 
-@pytest.mark.slow
-def test_a_requeued_job_is_followed_on(submit, tmp_path):
-    """The log is shown once, and whole."""
-    cluster, start = submit
+def test_requeued_jobs(submit, tmp_path):
+    """The log is shown once, and whole; ``--requeue`` ends in time; and what Slurm does.
+
+    A requeued job keeps its id and loses its output, but with --open-mode=append.
+    """
+    cluster, start = submit()
     program = "import os, time; again = os.environ.get('SLURM_RESTART_COUNT')\n"
     write(tmp_path, "twice.py", program + "print('ready', again, flush=True)\nif not again: time.sleep(1000)\n")
-    following = start("--nodes", "2", "--follow", "twice.py")
-    job = number_of(following)
-    cluster.wait_for(job, "ready None", 2)
-    cluster.requeue(job)
-    out, err = following.communicate(timeout=100)
-    assert following.returncode == 0, err
-    assert f"job {job} was requeued, and waits" in err
+    program += "from ddplaunch import runtime\nprint('run', again, flush=True)\n"
+    write(tmp_path, "asks.py", program + "while not runtime.preempted(): time.sleep(0.01)\n")
+    script = "echo restart=$SLURM_RESTART_COUNT; [ $SLURM_RESTART_COUNT ] || sleep 1000"
+    append, truncate = (cluster.sbatch(f"--open-mode={mode}", script=script) for mode in ("append", "truncate"))
+    twice = start("--nodes", "2", "--follow", "twice.py")
+    asks = start("--nodes", "2", "--requeue", "1", "--follow", *LIGHT, "--nproc", "2", "asks.py")
+    followed, limited = number_of(twice), number_of(asks)
+    for job in (append, truncate):
+        cluster.wait_for(job, "restart=\n")
+        cluster.requeue(job)
+    cluster.wait_for(followed, "ready None", 2)
+    cluster.requeue(followed)
+    for again in (None, 1):
+        cluster.wait_for(limited, f"run {again}", 4)
+        cluster.cancel(limited, "--signal=USR2")
+
+    out, err = twice.communicate(timeout=patience(100))
+    assert twice.returncode == 0, err
+    assert f"job {followed} was requeued, and waits" in err
     assert "is done (exit code 0)" in err
-    assert out == cluster.output(job)
+    assert out == cluster.output(followed)
     assert [out.count(f"ready {count}") for count in (None, 1)] == [2, 2]
 
+    out, err = asks.communicate(timeout=patience(100))
+    assert asks.returncode == 75, out + err
+    assert "ddplaunch: requeueing, 1 of 1" in out
+    assert "ddplaunch: not requeued again: --requeue 1" in out
+    assert not list(tmp_path.glob(".ddplaunch-requeue-*"))
 
-@pytest.mark.slow
-@pytest.mark.parametrize("submit", [{"SlurmdTimeout": "20"}], indirect=True)  # we are to notice first
-def test_a_lost_node_ends_the_job(submit):
-    cluster, start = submit
-    following = start("--nodes", "2", "--sbatch-arg=--no-requeue", "--follow", PROGRAMS / "sleeper.py")
+    assert [cluster.wait(job) for job in (append, truncate)] == ["COMPLETED", "COMPLETED"]
+    assert [cluster.restarts(job) for job in (append, truncate)] == [1, 1]
+    assert cluster.output(append).startswith("restart=\n")
+    assert cluster.output(append).endswith("restart=1\n")
+    assert cluster.output(truncate) == "restart=1\n"
+
+
+def test_a_node_loses_power_and_comes_back(submit):
+    """Our job notices first. Then Slurm does, after some 14 s (by default 300), and requeues jobs or has them fail.
+
+    And srun, where the node had the only task, ends with 0 as if all were well.
+    """
+    cluster, start = submit(settings={"SlurmdTimeout": "6", "MessageTimeout": "4"})
+    node = cluster.nodes[1]
+    options = ("--nodes", "2", "--sbatch-arg=--no-requeue", "--heartbeat-timeout", "4", "--follow")
+    following = start(*options, PROGRAMS / "sleeper.py")
+    again = cluster.sbatch("-N2", script="hostname; sleep 1000")
+    once = cluster.sbatch("-w", "n2", "--no-requeue", script="hostname; sleep 1000")
+    step = cluster.srun("-w", "n2", "sleep", "1000")
+    for job in (again, once):
+        cluster.wait(job, "RUNNING")
     job = number_of(following)
     cluster.wait_for(job, "ready", 2)
-    cluster.nodes[1].power_off()
-    out, err = following.communicate(timeout=120)
+    wait_until(lambda: len(node.find("sleep 1000$")) == 2, "the tasks")
+    node.power_off()
+    assert cluster.wait(once) == "NODE_FAIL"
+    cluster.wait(again, "PENDING")
+    assert "n2 down*" in cluster.run("sinfo", "-h", "-N", "-o", "%N %T")
+    out, err = step.communicate(timeout=patience(60))
+    assert (step.returncode, out) == (0, "")
+    assert "Node failure on n2" in err
+    node.boot()
+    cluster.join(node)
+    out, err = following.communicate(timeout=patience(120))
     assert following.returncode == 69, err
     assert "node 1 (n2) was lost" in out
     assert f"job {job} lost a node (exit code 69)" in err
     assert cluster.state(job) == "NODE_FAIL"
+    assert cluster.wait(again, "RUNNING") == "RUNNING"
+    assert cluster.restarts(again) == 1
 
 
-@pytest.mark.slow
 def test_a_job_that_is_cancelled_while_it_waits(submit):
-    cluster, start = submit
+    cluster, start = submit()
     cluster.wait(cluster.sbatch("-N2", "--exclusive", script="sleep 1000"), "RUNNING")
     following = start("--nodes", "2", "--follow", PROGRAMS / "sleeper.py")
     job = number_of(following)
     cluster.cancel(job)
-    out, err = following.communicate(timeout=60)
+    out, err = following.communicate(timeout=patience(60))
     assert (following.returncode, out) == (143, ""), err
     assert f"job {job} was cancelled (exit code 143)" in err
 
 
-@pytest.mark.slow
 def test_each_index_of_an_array_is_a_job(submit, tmp_path):
     """On two nodes each, both at once, with a log each; one is cancelled alone."""
-    cluster, start = submit
+    cluster, start = submit()
     stays = "import sys, time; sys.stdout.flush(); time.sleep(1000 * int(os.environ['SLURM_ARRAY_TASK_ID']))\n"
     write(tmp_path, "train.py", SHOWS + stays)
     submitted = start("--nodes", "2", "--array", "0-1", "--cpus-per-task", "2", "train.py")
-    out, err = submitted.communicate(timeout=60)
+    out, err = submitted.communicate(timeout=patience(60))
     assert submitted.returncode == 0, err
     job = int(out.split()[1].rstrip(":"))
     logs = [tmp_path / f"slurm-{job}_{index}.out" for index in (0, 1)]
