@@ -15,6 +15,8 @@ from tests.benchmarks import loglog
 from tests.conftest import clean_environment
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("ss") is None, reason="counting messages needs ss (iproute2)")
 def test_few_nodes(tmp_path):
     numbers, plot = tmp_path / "numbers.json", tmp_path / "plot.svg"

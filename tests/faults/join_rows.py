@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable
 
 from tests.faults.launcher import PORT
-from tests.faults.rows import DEAD, LOST, SOCKET, WELL, Expect, Row, lost
+from tests.faults.rows import DEAD, HEARTBEAT, LOST, SOCKET, WELL, Expect, Row, lost
 from tests.faults.trial import Trial
 
-PATIENCE = ("--join-timeout", "3")
-GIVEN_UP = 3.0 + 2 * SOCKET
+JOIN_TIMEOUT = 1.0
+PATIENCE = ("--join-timeout", f"{JOIN_TIMEOUT:g}")
+GIVEN_UP = JOIN_TIMEOUT + 2 * SOCKET
 """Seconds from the start of a launcher, which itself takes some time, to its giving up."""
 
 TAKEN = """if True:
@@ -22,7 +23,7 @@ TAKEN = """if True:
 """
 
 ALONE = Expect(LOST, r"1/2 nodes joined, waiting for node 1.*--join-timeout", GIVEN_UP)
-UNREACHED = Expect(LOST, r"node 0 was not reached in 3 s \(--join-timeout\)", GIVEN_UP)
+UNREACHED = Expect(LOST, rf"node 0 was not reached in {JOIN_TIMEOUT:g} s \(--join-timeout\)", GIVEN_UP)
 
 
 def _nothing(trial: Trial) -> None:
@@ -76,7 +77,7 @@ def _late(trial: Trial) -> None:
     trial.begin(0)
     if trial.launcher == "ddplaunch":
         trial.said(0, "1/2 nodes joined")
-    trial.lasts(3)
+    trial.lasts(HEARTBEAT)
     trial.begin(1)
     trial.under_way()
 
@@ -85,7 +86,7 @@ def _late_zero(trial: Trial) -> None:
     trial.begin(1)
     if trial.launcher == "ddplaunch":
         trial.said(0, "waiting for node 0")
-    trial.lasts(3)
+    trial.lasts(HEARTBEAT)
     trial.begin(0)
     trial.runs.reverse()
     trial.under_way()
@@ -171,27 +172,27 @@ ROWS = [
     *_rows_of("during start", _starting),
     Row("supervisor of node 0 killed -9 during start", _signal(0, signal.SIGKILL), (DEAD, lost(0)), _starting),
     Row("supervisor of node 1 killed -9 during start", _signal(1, signal.SIGKILL), (lost(1), DEAD), _starting),
-    Row("node 1 starts late", _nothing, (WELL, WELL), _late, survives=True, slow=True),
-    Row("node 0 starts late", _nothing, (WELL, WELL), _late_zero, survives=True, slow=True),
-    Row("node 1 never comes", _nothing, (ALONE,), _alone, options=PATIENCE),
-    Row("wrong address on node 1", _nothing, (ALONE, UNREACHED), _wrong_address, options=PATIENCE),
-    Row("wrong port on node 1", _nothing, (ALONE, UNREACHED), _wrong_port, options=PATIENCE),
-    Row("master port taken on node 0", _nothing, (_REFUSED, UNREACHED), _taken(PORT), options=PATIENCE),
+    Row("node 1 starts late", _nothing, (WELL, WELL), _late, survives=True),
+    Row("node 0 starts late", _nothing, (WELL, WELL), _late_zero, survives=True),
+    Row("node 1 never comes", _nothing, (ALONE,), _alone, "silent", PATIENCE),
+    Row("wrong address on node 1", _nothing, (ALONE, UNREACHED), _wrong_address, "silent", PATIENCE),
+    Row("wrong port on node 1", _nothing, (ALONE, UNREACHED), _wrong_port, "silent", PATIENCE),
+    Row("master port taken on node 0", _nothing, (_REFUSED, UNREACHED), _taken(PORT), "silent", PATIENCE),
     Row(
         "control port taken on node 0",
         _nothing,
         (Expect(2, rf"--control-port {PORT + 1} is in use by", 2 * SOCKET), UNREACHED),
         _taken(PORT + 1),
+        mode="silent",
         options=PATIENCE,
         torchrun=False,
     ),
-    Row("firewall that drops", _nothing, (ALONE, UNREACHED), _firewall, options=PATIENCE),
+    Row("firewall that drops", _nothing, (ALONE, UNREACHED), _firewall, "silent", PATIENCE),
     Row(
         "two jobs on one port",
         _nothing,
         (WELL, WELL, _REFUSED, Expect(2, "taken twice|running already", 2 * SOCKET)),
         _two_jobs,
         survives=True,
-        slow=True,
     ),
 ]

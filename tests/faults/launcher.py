@@ -17,7 +17,10 @@ from tests.hosts.host import Host
 PORT = 29500
 PROGRAM = Path(__file__).with_name("program.py")
 
-_MARGIN = ("--heartbeat-timeout", "--grace", "--join-timeout", "--log-dir")
+LIGHT = ("--preload", "threading")
+"""For ranks without torch: the zygote has next to nothing to import."""
+
+_MARGIN = ("--heartbeat-timeout", "--grace", "--join-timeout", "--log-dir", "--preload")
 """Options that torchrun has no counterpart of."""
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from tests.faults.rows import DEAD, HEARTBEAT, LOST, SILENCE, SOCKET, WELL, Expect, Row, both, lost
 from tests.faults.trial import Trial
 
-GRACE = 3.0
-LONG = 10.0
+GRACE = 2.0
+LONG = 60.0
 """Seconds of grace that must not pass where somebody wants the end at once."""
 
 
@@ -81,7 +81,9 @@ def _stop_row(what: str, node: int, number: int) -> Row:
     patient = number == signal.SIGTERM
     fault = _repeated(node, number) if node else _signal(node, number)
     expect = both(143, within=GRACE + SOCKET) if patient else both(143)
-    return Row(name, fault, expect, _stopping, "deaf", ("--grace", f"{GRACE if patient else LONG:g}"), torchrun=False)
+    return Row(
+        name, fault, expect, _stopping, "stubborn", ("--grace", f"{GRACE if patient else LONG:g}"), torchrun=False
+    )
 
 
 ROWS = [
@@ -93,15 +95,18 @@ ROWS = [
         (lost(1), DEAD),
         mode="silent",
     ),
-    Row("supervisor of node 1 stopped for half the heartbeat timeout", _paused, (WELL, WELL), survives=True, slow=True),
     Row(
-        "supervisor of node 1 stopped, continued after the verdict", _stopped(1), (lost(1, SILENCE), lost(0)), slow=True
+        "supervisor of node 1 stopped for half the heartbeat timeout",
+        _paused,
+        (WELL, WELL),
+        mode="silent",
+        survives=True,
     ),
+    Row("supervisor of node 1 stopped, continued after the verdict", _stopped(1), (lost(1, SILENCE), lost(0))),
     Row(
         "supervisor of node 0 stopped, continued after the verdict",
         _stopped(0),
         (Expect(LOST, "was lost"), lost(0, SILENCE)),
-        slow=True,
     ),
     Row("Ctrl-C on node 0", _signal(0, signal.SIGINT), (Expect(130), Expect(130, "Ctrl-C on node 0"))),
     Row("Ctrl-C on node 1", _signal(1, signal.SIGINT), (Expect(130, "Ctrl-C on node 1"), Expect(130))),
@@ -119,7 +124,6 @@ ROWS = [
         both(143, within=GRACE + SOCKET),
         mode="deaf",
         options=("--grace", f"{GRACE:g}"),
-        slow=True,
     ),
     _stop_row("Ctrl-C", 0, signal.SIGINT),
     _stop_row("Ctrl-C", 1, signal.SIGINT),

@@ -63,12 +63,11 @@ def _short_cut(trial: Trial) -> None:
 ROWS = [
     Row("node 1 powered off", _on(1, Host.power_off), (lost(1, SILENCE), DEAD)),
     Row("node 0 powered off", _on(0, Host.power_off), (DEAD, lost(0, SILENCE))),
-    Row("node 1 frozen, thawed after the verdict", _frozen(1), (lost(1, SILENCE), lost(0)), slow=True),
+    Row("node 1 frozen, thawed after the verdict", _frozen(1), (lost(1, SILENCE), lost(0))),
     Row(
         "node 0 frozen, thawed after the verdict",
         _frozen(0),
         (Expect(LOST, "was lost", SOCKET), lost(0, SILENCE)),
-        slow=True,
     ),
     Row("link cut at the switch", _on(1, Host.cut), APART),
     Row("link down on the host", _on(1, Host.link_down), APART),
@@ -83,6 +82,6 @@ ROWS = [
         APART,
         torchrun=False,
     ),
-    Row("unplugged for a quarter of the heartbeat timeout", _short_cut, (WELL, WELL), survives=True, slow=True),
-    Row("5 % loss and 100 ms delay", _bad_line, (WELL, WELL), survives=True, slow=True),
+    Row("unplugged for a quarter of the heartbeat timeout", _short_cut, (WELL, WELL), survives=True),
+    Row("5 % loss and 100 ms delay", _bad_line, (WELL, WELL), survives=True),
 ]

@@ -1,6 +1,7 @@
 """The training program of the fault matrix: four ranks that talk, compute silently, or are deaf to SIGTERM too.
 
-usage: program.py talk|silent|deaf FOLDER. A file FOLDER/enough ends it with 0; FOLDER/rank3 holds an order for rank 3.
+usage: program.py talk|silent|deaf|stubborn FOLDER. A file FOLDER/enough ends it with 0; FOLDER/rank3 holds an order.
+Only ranks that talk import torch: what becomes of the others is between the launchers.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-
-import torch
-import torch.distributed as dist
+from collections.abc import Callable
 
 PAUSE = 0.01
 """Seconds between two steps: a test machine has fewer cores than the job has ranks."""
+
+IGNORED = {"deaf": [signal.SIGTERM], "stubborn": [signal.SIGTERM, signal.SIGINT]}
+"""What ranks of a mode do not heed."""
 
 
 def say(text: str) -> None:
@@ -40,32 +42,47 @@ def obey(order: str) -> None:
     say("left a grandchild")
 
 
+def joined() -> Callable[[bool], bool]:
+    """Join the process group; what this returns is a step, and tells all ranks in the same one whether it is enough."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+
+    def step(enough: bool) -> bool:
+        done = torch.tensor([float(enough)])
+        dist.all_reduce(done)
+        if done:
+            dist.destroy_process_group()
+        return bool(done)
+
+    for _ in range(3):
+        step(False)
+    return step
+
+
+def alone(enough: bool) -> bool:
+    """A step that no other rank has part in."""
+    sum(range(10_000))
+    return enough
+
+
 def main(mode: str, folder: str) -> None:
     """Train until there is ``enough``; rank 0 says now and then which step it has done, to show progress."""
-    if mode == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    for number in IGNORED.get(mode, ()):
+        signal.signal(number, signal.SIG_IGN)
+    step = joined() if mode == "talk" else alone
+    rank = int(os.environ["RANK"])
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    for _ in range(3):
-        dist.all_reduce(torch.ones(1))
     say(f"under way: rank {rank}, attempt {attempt}, pid {os.getpid()}")
-    said, step, enough = time.monotonic(), 0, os.path.join(folder, "enough")
-    while True:
-        done = torch.tensor([float(os.path.exists(enough))])
-        if mode == "talk":
-            dist.all_reduce(done)  # all ranks see the end in the same step
-        else:
-            torch.rand(64, 64) @ torch.rand(64, 64)
-        if done:
-            break
+    said, number, enough = time.monotonic(), 0, os.path.join(folder, "enough")
+    while not step(os.path.exists(enough)):
         obey(os.path.join(folder, f"rank{rank}"))
-        step += 1
-        if rank == 0 and time.monotonic() > said + 0.25:
+        number += 1
+        if rank == 0 and time.monotonic() > said + 0.1:
             said = time.monotonic()
-            say(f"step {step}")
+            say(f"step {number}")
         time.sleep(PAUSE)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from tests.faults.rows import HEARTBEAT, SOCKET, WELL, Expect, Row, both
+from tests.faults.rows import SILENCE, SOCKET, WELL, Expect, Row, both
 from tests.faults.trial import Trial
 
 KILLED = r"rank 3 was ended by SIGKILL.*\(on n1\)|rank 3 was ended by SIGKILL"
@@ -33,7 +33,7 @@ def _stopped(trial: Trial) -> None:
     pid = trial.rank_pid(3)
     trial.mark()
     os.kill(pid, signal.SIGSTOP)
-    trial.lasts(2 * HEARTBEAT)
+    trial.lasts(SILENCE)
     os.kill(pid, signal.SIGCONT)
 
 
@@ -59,13 +59,13 @@ ROWS = [
         mode="silent",
         restarts=True,
     ),
-    Row("rank stopped, then continued", _stopped, (WELL, WELL), survives=True, slow=True),
+    Row("rank stopped, then continued", _stopped, (WELL, WELL), survives=True),
     Row(
         "grandchild left behind by a job that ends well",
         _leave,
         (WELL, Expect(0, "ended what the ranks left behind: .*sleep")),
+        mode="silent",
         survives=True,
-        slow=True,
     ),
     Row("grandchild left behind by a rank killed -9", _leave_and_die, both(137, KILLED, SOCKET), restarts=True),
 ]

@@ -65,6 +65,8 @@ class Result:
         found = []
         if not re.search(expect.text, seen.stderr):
             found.append(f"no {expect.text!r} in what it said")
+        if "restart 1 of" in seen.stderr and not (self.row.restarts and self.restarts):
+            found.append("the ranks were started again")
         judged = expect.code > 0 or (self.row.restarts and self.restarts > 0)
         if judged and seen.seconds is None:
             found.append("no verdict")

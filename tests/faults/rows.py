@@ -21,6 +21,9 @@ SILENCE = HEARTBEAT + 1.0
 LOST = 69
 """The exit code where a node was lost or never came."""
 
+NOT_OF_A_RANK = {0, 2, LOST, 130, 143, -9}
+"""Exit codes that do not tell of a rank's failure."""
+
 
 @dataclass(frozen=True)
 class Expect:
@@ -57,12 +60,11 @@ class Row:
         expect: one for each launcher, in the order in which they are started; normally those of node 0 and node 1.
         start: brings the job to where the fault happens; by default its four ranks are under way.
         fault: makes it happen, and says when by ``trial.mark()``; what follows later (a thaw) it waits for itself.
-        mode: what the ranks do, as ``program`` has it.
+        mode: what the ranks do, as ``program`` has it; those that do not "talk" start sooner, without torch.
         options: for every launcher, beyond those that say who is who.
         restarts: whether --max-restarts 1 leads to a second attempt, which trains and ends with 0.
         survives: whether the job must live through it; it is told then that it is enough.
         torchrun: whether there is such a thing with torchrun.
-        slow: whether it takes more than a few seconds.
     """
 
     name: str
@@ -74,7 +76,15 @@ class Row:
     restarts: bool = False
     survives: bool = False
     torchrun: bool = True
-    slow: bool = False
+
+    @property
+    def restarts_that_matter(self) -> tuple[int, ...]:
+        """The values of --max-restarts that may lead to different ends, and so are tested.
+
+        A restart follows the failure of a rank and nothing else. Where no rank fails first, the end has to be the same
+        although a restart would be allowed, and where none is allowed that says less.
+        """
+        return (0, 1) if any(expect.code not in NOT_OF_A_RANK for expect in self.expect) else (1,)
 
 
 def both(code: int, text: str = "", within: float = SOCKET) -> tuple[Expect, Expect]:

@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.faults.launcher import PORT, PROGRAM, Run, command_line, words
+from tests.faults.launcher import LIGHT, PORT, PROGRAM, Run, command_line, words
 from tests.faults.result import Result, Seen
 from tests.faults.rows import Row
 from tests.hosts.network import Network
+from tests.patience import patience
 
 PATIENCE = {"ddplaunch": 30.0, "torchrun": 60.0}
-"""Seconds that any wait of ours takes at most: how long a launcher is watched after the fault."""
+"""Seconds that any wait of ours takes at most: how long a launcher is watched after the fault. All of these are
+those of a quiet machine."""
 
 LEFT_PATIENCE = 1.0
 """Seconds that the kernel and an init have to bury what a launcher has killed."""
@@ -42,7 +44,8 @@ class Trial:
     ) -> Run:
         """Start the launcher of a node; the fault is now until another is marked."""
         where = address or self.hosts[0].address
-        options = [*self.row.options, *more]
+        light = LIGHT if self.row.mode != "talk" else ()
+        options = [*self.row.options, *light, *more]
         command = words(self.launcher, node, nnodes, where, port, self.restarts, options)
         name = f"{len(self.runs)}-{self.hosts[node].name}"
         run = Run(self.hosts[node], [*command, str(PROGRAM), self.row.mode, str(self.folder)], self.folder, name)
@@ -50,9 +53,9 @@ class Trial:
         self.runs.append(run)
         return run
 
-    def until(self, condition: Callable[[], object], what: str, patience: float | None = None) -> None:
+    def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait, and notice meanwhile which launchers end."""
-        deadline = time.monotonic() + (self.patience if patience is None else patience)
+        deadline = time.monotonic() + patience(self.patience)
         while not condition():
             self.look()
             if time.monotonic() > deadline:
@@ -88,7 +91,7 @@ class Trial:
     def goes_on(self, times: int = 2) -> None:
         """Wait until the job has made progress from now on."""
         before = self.runs[0].steps()
-        self.until(lambda: self.runs[0].steps() >= before + times, "progress of the job", 30)
+        self.until(lambda: self.runs[0].steps() >= before + times, "progress of the job")
 
     def lasts(self, seconds: float) -> None:
         """Let time pass: the fault is that it does. All launchers must live on."""
@@ -170,7 +173,7 @@ class Trial:
     def _seen(self, run: Run) -> Seen:
         """Say what became of a launcher; what it left counts on hosts that are up."""
         seconds = None if run.verdict_at is None or run.fault_at is None else run.verdict_at - run.fault_at
-        deadline = time.monotonic() + LEFT_PATIENCE
+        deadline = time.monotonic() + patience(LEFT_PATIENCE)
         while (pids := self._left(run)) and time.monotonic() < deadline:
             time.sleep(0.01)
         ended = run.host.alive and run.process.poll() is not None

@@ -57,11 +57,14 @@ class Host:
     def start(self, words: Sequence[str | Path], **popen: Any) -> subprocess.Popen[Any]:
         """Start a command on the host, as ``subprocess.Popen`` does: our child, with our environment, cwd and terminal.
 
-        It has our process group too, so a Ctrl-C is for both, and it dies with the host, the host with us. Temporary
-        files go where they vanish with the host: nobody else removes them when its power is cut.
+        It has our process group too, so a Ctrl-C is for both, and it dies with the host, the host with us. Unless told
+        otherwise, temporary files go where they vanish with the host: nobody else removes them when its power is cut,
+        and in our folder the same name and pid would be those of many hosts.
         """
         init = self._running()
-        popen["env"] = {"TMPDIR": "/dev/shm", **(popen.get("env") or os.environ)}
+        popen["env"] = environ = dict(popen.get("env") or os.environ)
+        if environ.get("TMPDIR") == os.environ.get("TMPDIR"):
+            environ["TMPDIR"] = "/dev/shm"
         popen["cwd"] = Path(popen.get("cwd") or ".").absolute()
 
         def begin() -> subprocess.Popen[Any]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from tests.hosts.host import Host
+from tests.patience import patience
 
 ECHO = """
 import socket, threading
@@ -54,9 +55,9 @@ for line in sys.stdin:
 class Talk:
     """A TCP connection from a host to the echo on another."""
 
-    def __init__(self, host: Host, address: str, port: int = 7000, timeout: float = 10) -> None:
+    def __init__(self, host: Host, address: str, port: int = 7000, timeout: float | None = None) -> None:
         self.process = host.start(
-            [sys.executable, "-IS", "-c", TALK, address, str(port), str(timeout)],
+            [sys.executable, "-IS", "-c", TALK, address, str(port), str(timeout or patience(10))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -76,9 +77,9 @@ class Talk:
         self.process.stdin.write(f"{timeout}\n")
         self.process.stdin.flush()
 
-    def ask(self, timeout: float = 10) -> str:
-        """Ask, and say what comes back."""
-        self.begin(timeout)
+    def ask(self, timeout: float | None = None) -> str:
+        """Ask, and say what comes back; by default an answer is waited for with patience."""
+        self.begin(patience(10) if timeout is None else timeout)
         return self.end()
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import Launch, wait_until, write
 from tests.hosts.network import Network
+from tests.patience import patience
 from tests.schedulers.pods import Pod, pods
 
 REDUCES = """
@@ -29,13 +30,13 @@ dist.destroy_process_group()
 
 
 @pytest.fixture
-def job(launch: Launch, tmp_path: Path) -> Callable[..., list[Pod]]:
+def job(answer: Launch, tmp_path: Path) -> Callable[..., list[Pod]]:
     """The pods of ``ddplaunch submit --scheduler kubernetes WORDS``, with an image that has our Python."""
     write(tmp_path, "train.py", REDUCES)
     words = ("--scheduler", "kubernetes", "--container-image", "registry.example/wine:1", "--env", "PRICE=$(cat x) $5")
 
     def submit(*options: str) -> list[Pod]:
-        done = launch("submit", *words, *options, "train.py")
+        done = answer("submit", *words, *options, "train.py")
         assert done.returncode == 0, done.stderr
         return pods(done.stdout)
 
@@ -48,10 +49,15 @@ def environ_of(pod: Pod) -> dict[str, str]:
     return {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", "CUDA_VISIBLE_DEVICES": "", **pod.environ}
 
 
+def run(pod: Pod, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command with what the pod has, to its end."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.run(words, cwd=folder, env=environ_of(pod), timeout=patience(90), **pipes)
+
+
 def dry_run(pod: Pod, folder: Path) -> dict:
     begin = pod.words.index("run") + 1
-    words = [*pod.words[:begin], "--dry-run", "--json", *pod.words[begin:]]
-    done = subprocess.run(words, cwd=folder, env=environ_of(pod), capture_output=True, text=True, timeout=60)
+    done = run(pod, [*pod.words[:begin], "--dry-run", "--json", *pod.words[begin:]], folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -67,19 +73,20 @@ def test_each_pod_finds_its_place(job, tmp_path, nodes):
         assert any(note.startswith(f"kubernetes: this is node 0 of {nodes}") for note in plan["notes"]) == (index == 0)
 
 
+@pytest.mark.slow
 def test_a_pod_alone(job, tmp_path):
     (pod,) = job()
     plan = dry_run(pod, tmp_path)
     assert (plan["nnodes"], plan["world_size"], plan["master_addr"]) == (1, 1, "127.0.0.1")
     assert not [note for note in plan["notes"] if "kubernetes" in note]
-    done = subprocess.run(pod.words, cwd=tmp_path, env=environ_of(pod), capture_output=True, text=True, timeout=90)
+    done = run(pod, pod.words, tmp_path)
     assert (done.returncode, done.stdout) == (0, "rank 0 sum 1.0 $(cat x) $5\n"), done.stderr
 
 
 def test_an_address_that_is_typed_is_known_or_wrong(job, tmp_path):
     for pod in job("--nodes", "2", "--nproc", "1"):
         words = [*pod.words[:-1], "--master-addr", "no.such.host.invalid", pod.words[-1]]
-        done = subprocess.run(words, cwd=tmp_path, env=environ_of(pod), capture_output=True, text=True, timeout=60)
+        done = run(pod, words, tmp_path)
         assert done.returncode == 2
         assert "--master-addr no.such.host.invalid does not resolve on this machine" in done.stderr
 
@@ -114,34 +121,40 @@ def cluster(job, network, tmp_path) -> Callable[..., Cluster]:
     return lambda *options: Cluster(tmp_path, network(2), job("--nodes", "2", "--nproc", "1", *options))
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_two_pods_meet_though_the_name_comes_late(cluster):
-    """Node 1 begins before node 0 has a name; node 0 begins while its own name is still that of an earlier pod."""
+    """Node 1 begins before node 0 has a name; node 0 begins while its own name is still that of an earlier pod.
+
+    Both say only after 5 s what they wait for, so neither is waited for alone.
+    """
     two = cluster()
     other = two.start(1)
-    wait_until(lambda: "train-0.train does not resolve yet" in two.said(1).read_text(), "what node 1 waits for")
     two.name("10.77.0.99", on=0)
     zero = two.start(0)
+    wait_until(lambda: "train-0.train does not resolve yet" in two.said(1).read_text(), "what node 1 waits for")
     wait_until(lambda: "waiting for" in two.said(0).read_text(), "node 0 to wait")
     two.name("10.77.0.10", on=1)
-    out = [process.communicate(timeout=90)[0] for process in (zero, other)]
+    out = [process.communicate(timeout=patience(90))[0] for process in (zero, other)]
     said = [two.said(index).read_text() for index in range(2)]
     assert (zero.returncode, other.returncode) == (0, 0), said
     assert [text.split("] ", 1)[-1] for text in out] == [f"rank {rank} sum 3.0 $(cat x) $5\n" for rank in range(2)]
     assert "kubernetes: this is node 0 of 2, at train-0.train" in said[0]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_node_0_that_never_has_a_name_is_a_lost_node(cluster):
     """69 is an exit code after which the Job starts the pod again."""
     two = cluster("--join-timeout", "2")
     other = two.start(1)
-    other.communicate(timeout=60)
+    other.communicate(timeout=patience(60))
     assert other.returncode == 69
     said = two.said(1).read_text()
     assert "node 0 was not reached in 2 s (--join-timeout): train-0.train does not resolve yet" in said
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_pod_that_fails_ends_the_other_with_its_exit_code(cluster):
     two = cluster()
@@ -150,10 +163,11 @@ def test_a_pod_that_fails_ends_the_other_with_its_exit_code(cluster):
         two.name("10.77.0.10", on=index)
     started = [two.start(index) for index in range(2)]
     for process in started:
-        process.communicate(timeout=90)
+        process.communicate(timeout=patience(90))
     assert [process.returncode for process in started] == [3, 3]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_pod_that_is_deleted_ends_both_with_143(cluster):
     two = cluster()
@@ -166,5 +180,5 @@ def test_a_pod_that_is_deleted_ends_both_with_143(cluster):
         assert "at work" in process.stdout.readline()
     started[1].terminate()
     for process in started:
-        process.communicate(timeout=90)
+        process.communicate(timeout=patience(90))
     assert [process.returncode for process in started] == [143, 143]

@@ -12,9 +12,13 @@ import ddplaunch
 from tests.conftest import clean_environment, command, wait_until
 from tests.faults.launcher import command_line
 from tests.hosts.host import Host
+from tests.patience import patience
 from tests.ssh.sshd import Sshd
 
-_OURS = r"ddplaunch|zygote|train\.py|^ssh "
+LIGHT = ("--preload", "threading")
+"""For ranks that need no torch where a zygote would import it: next to nothing instead."""
+
+_OURS = r"-m ddplaunch|/(zygote|worker)\.py |train\.py|^(\S+/)?ssh "
 
 
 class Job:
@@ -58,7 +62,7 @@ class Job:
 
     def wait(self, timeout: float = 90) -> int:
         """Wait for its end and return its exit code."""
-        return self.process.wait(timeout)
+        return self.process.wait(patience(timeout))
 
     def left(self, hosts: Sequence[Host] | None = None) -> list[str]:
         """What still runs of it."""

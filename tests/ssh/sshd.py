@@ -13,6 +13,7 @@ from typing import Any
 from tests.hosts.host import Host
 from tests.hosts.network import Network
 from tests.hosts.network import unsupported as no_hosts
+from tests.patience import patience
 
 _COMMANDS = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
 """What there must be, and the Debian packages that have it."""
@@ -32,8 +33,10 @@ StrictModes no
 PidFile none
 PrintMotd no
 LogLevel VERBOSE
+SetEnv TMPDIR=/dev/shm
 """
-# UsePAM no, or logins would depend on this machine's; StrictModes no, for folders of tests may lie in any other.
+# UsePAM no, or logins would depend on this machine's; StrictModes no, for folders of tests may lie in any other;
+# TMPDIR, for a host whose power is cut removes nothing.
 
 _CLIENT = """
 Host *
@@ -117,7 +120,7 @@ class Sshd:
 
     def _wait_for(self, host: Host) -> None:
         """Wait until the daemon answers."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patience(20)
         while "Server listening" not in (self.log(host).read_text() if self.log(host).exists() else ""):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no sshd on {host.name}: {self.log(host)}")

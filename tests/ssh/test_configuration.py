@@ -9,8 +9,11 @@ import subprocess
 import pytest
 
 from tests.conftest import wait_until, write
+from tests.patience import patience
 from tests.ssh.job import Job
 from tests.ssh.test_run import QUICK, SHOWS, SLEEPS
+
+pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
 
 def test_users_and_addresses_of_ipv6(sshd, tmp_path):
@@ -71,7 +74,7 @@ def test_a_master_of_the_user_s_is_used_and_stays(multiplexed, tmp_path, how):
     write(tmp_path, "train.py", "print('up', flush=True)\n" if how == "ends" else SLEEPS)
     here, there = multiplexed.network.hosts
     quiet = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
-    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(30) == 0
+    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(patience(30)) == 0
     before = logins(multiplexed)
     (master,) = here.find("cm-n1")
     run = Job(multiplexed, tmp_path, "--hosts", "n1:1", *QUICK, "train.py")
@@ -86,11 +89,10 @@ def test_a_master_of_the_user_s_is_used_and_stays(multiplexed, tmp_path, how):
     run.assert_nothing_left([there])
     wait_until(lambda: here.find("ssh|ddplaunch run") == sorted([master, *here.find("sshd")]), "the end of our side")
     assert logins(multiplexed) == before == 1
-    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(30) == 0
+    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(patience(30)) == 0
     assert logins(multiplexed) == before
 
 
-@pytest.mark.slow
 def test_a_host_that_falls_silent_behind_a_master(multiplexed, tmp_path):
     """It is the master that looks after the connection, as the user has it."""
     alive = "  ServerAliveInterval 1\n  ServerAliveCountMax 2\n"
@@ -98,7 +100,7 @@ def test_a_host_that_falls_silent_behind_a_master(multiplexed, tmp_path):
     write(tmp_path, "train.py", SLEEPS)
     here, there = multiplexed.network.hosts
     quiet = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
-    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(30) == 0
+    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(patience(30)) == 0
     run = Job(multiplexed, tmp_path, "--hosts", "n1:1", *QUICK, "train.py")
     run.wait_for("up")
     there.unplug()

@@ -13,7 +13,9 @@ import pytest
 
 import ddplaunch
 from tests.conftest import wait_until, write
-from tests.ssh.job import Job
+from tests.ssh.job import LIGHT, Job
+
+pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
 SHOWS = """
 import os
@@ -28,6 +30,8 @@ dist.all_reduce(total)
 print("sum", int(total), "on", socket.gethostname(), "local", os.environ["LOCAL_RANK"], *sys.argv[1:])
 dist.destroy_process_group()
 """
+
+WAITS = "while not os.path.exists('go'): time.sleep(0.05)\n"
 
 
 @pytest.fixture
@@ -55,7 +59,7 @@ def test_a_job_on_three_hosts_with_different_counts(job, tmp_path):
 
 
 def test_sidecars_are_beside_rank_0_alone(job, tmp_path):
-    write(tmp_path, "train.py", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.1)\n")
+    write(tmp_path, "train.py", f"import os, time\n{WAITS}")
     run = job(2, "--hosts", "n1:1,n0:1", "--sidecar", "sh -c 'echo beside on $(hostname); exec sleep 600'", "train.py")
     wait_until(lambda: "beside on" in run.stderr(), "the sidecar")
     (tmp_path / "go").touch()
@@ -79,7 +83,7 @@ time.sleep(600)
 
 def test_a_rank_that_fails_is_told_of_once(job, tmp_path):
     write(tmp_path, "train.py", FAILS)
-    run = job(2, "--hosts", "n0:2,n1:1", "train.py")
+    run = job(2, "--hosts", "n0:2,n1:1", *LIGHT, "train.py")
     assert run.wait() == 1
     told = [line for line in run.stderr().splitlines() if not line.startswith("[") and "waiting for" not in line]
     assert told == [
@@ -96,20 +100,21 @@ def test_a_rank_that_fails_is_told_of_once(job, tmp_path):
 @pytest.mark.parametrize("code", [3, 255])
 def test_the_exit_code_is_the_rank_s(job, tmp_path, code):
     write(tmp_path, "train.py", f"raise SystemExit({code})\n")
-    run = job(2, "--hosts", "n1", "--nproc", "2", "train.py")
+    run = job(2, "--hosts", "n1", "--nproc", "2", *LIGHT, "train.py")
     assert run.wait() == code, run.stderr()
     assert "was lost" not in run.stderr()
 
 
 def test_variables_and_secrets(job, tmp_path):
     names = ["NCCL_DEBUG", "MINE", "OTHERS", "GIVEN", "PYTHONSAFEPATH", "DDPLAUNCH_TOKEN"]
-    write(tmp_path, "train.py", f"import os, time\nprint(*map(os.environ.get, {names}), flush=True)\ntime.sleep(2)\n")
+    write(tmp_path, "train.py", f"import os, time\nprint(*map(os.environ.get, {names}), flush=True)\n{WAITS}")
     given = {"NCCL_DEBUG": "WARN", "MINE": "a b", "OTHERS": "x", "DDPLAUNCH_TOKEN": "geheim"}
     run = job(2, "--hosts", "n0:1,n1:1", "--env", "MINE", "--env", "GIVEN=$'é", "train.py", env=given)
     run.wait_for("WARN", 2)
     for host in run.hosts:
         assert host.find("train.py")
         assert not host.find("geheim")
+    (tmp_path / "go").touch()
     assert run.wait() == 0, run.stderr()
     assert sorted(run.stdout().splitlines()) == [f"[{rank}] WARN a b None $'é None None" for rank in (0, 1)]
 
@@ -126,6 +131,9 @@ time.sleep(600)
 """
 
 QUICK = ("--heartbeat-timeout", "3", "--grace", "2")
+
+AT_ONCE = ("--heartbeat-timeout", "2")
+"""The least that there is, where silence is what happens."""
 
 
 @pytest.fixture
@@ -192,7 +200,6 @@ def test_our_own_death_ends_the_job_everywhere(running):
 
 
 @pytest.mark.parametrize("what", ["^ssh .*n2|^/usr/bin/ssh .*n2", "schedulers.remote", "-m ddplaunch run", "zygote"])
-@pytest.mark.slow
 def test_what_is_killed_on_the_way_takes_the_job_along(running, tmp_path, what):
     run = running("n1:1,n2:1", "--env", f"TMPDIR={tmp_path}")
     assert list(tmp_path.glob("ddplaunch-*"))
@@ -204,26 +211,23 @@ def test_what_is_killed_on_the_way_takes_the_job_along(running, tmp_path, what):
     assert not list(tmp_path.glob("ddplaunch-*"))
 
 
-@pytest.mark.slow
 def test_a_cable_pulled_at_a_host(running):
-    run = running()
+    run = running("n1:1,n2:1", *AT_ONCE)
     run.hosts[2].unplug()
     assert run.wait(30) == 69, run.stderr()
     assert "was lost" in run.stderr()
     run.assert_nothing_left(timeout=15)
 
 
-@pytest.mark.slow
 def test_a_cable_pulled_here(running):
-    run = running()
+    run = running("n1:1,n2:1", *AT_ONCE)
     run.hosts[0].unplug()
     assert run.wait(30) == 69, run.stderr()
     run.assert_nothing_left(timeout=15)
 
 
-@pytest.mark.slow
 def test_one_host_alone_whose_cable_is_pulled(running):
-    run = running("n1:1")
+    run = running("n1:1", *AT_ONCE)
     run.hosts[1].unplug()
     assert run.wait(30) == 69, run.stderr()
     assert "n1 was lost" in run.stderr()
@@ -233,7 +237,6 @@ def test_one_host_alone_whose_cable_is_pulled(running):
 # ---------------------------------------------------------------------------------------------------------- before
 
 
-@pytest.mark.slow
 def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
     import torch
 
@@ -315,7 +318,6 @@ def test_a_port_that_is_taken(job, sshd, tmp_path):
         taken.kill()
 
 
-@pytest.mark.slow
 def test_one_that_refuses_ends_the_others_wait(job, tmp_path):
     write(tmp_path, "train.py", "")
     run = job(3, "--hosts", "n1:1,n2", *QUICK, "--gpus", "7", "train.py")
