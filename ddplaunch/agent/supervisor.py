@@ -270,7 +270,7 @@ class Supervisor:
                 self._spawned(message["rank"], message["pid"], fds[0] if fds else None)
             case "exited":
                 self._exited(message["rank"], message["pid"], message["status"])
-            case "swept":
+            case "swept" if self._phase is Phase.SWEEPING:  # impatience asks twice, and is answered twice
                 self._swept(message["found"], message["stuck"])
 
     def _ready(self, message: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import pytest
 from ddplaunch.agent.nursery import LEFTOVER_GRACE
 from ddplaunch.agent.processes import KILL_PATIENCE
 from tests.conftest import PROGRAMS, alive, clean_environment, command, wait_until, write
+from tests.control.test_joining import free_port
 from tests.impatient import impatient
 from tests.patience import patience
 from tests.starts import EXEC, FORKED, LIGHT
@@ -429,3 +430,37 @@ def test_a_rank_whose_main_thread_has_ended_is_no_zombie(start, tmp_path, mode):
     job.assert_nothing_left()
     (pid,) = re.findall(r"^\[1\] (\d+)$", job.stdout(), re.MULTILINE)
     assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_impatience_with_what_is_left_behind(start, tmp_path):
+    """Ctrl-C while a child of ranks that are done has its grace, on a node that then waits to hear what comes next."""
+    address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    write(tmp_path, "child.sh", "trap 'touch told' TERM\necho $$ >pid\nmv pid here\nwhile :; do sleep 0.01; done\n")
+    write(
+        tmp_path,
+        "train.py",
+        """
+        import os, subprocess, time
+
+        if os.environ["RANK"] == "1":
+            null = subprocess.DEVNULL  # so that no output is to be drained
+            subprocess.Popen(["sh", "child.sh"], start_new_session=True, stdout=null, stderr=null)
+            while not os.path.exists("here"):
+                time.sleep(0.01)
+        """,
+    )
+    zero, one = (
+        start("run", "--nnodes", "2", "--node-rank", rank, *address, "--nproc", "1", *FORKED, "train.py")
+        for rank in "01"
+    )
+    wait_until((tmp_path / "told").exists, "the child to be told")
+    zero.signal(signal.SIGSTOP)
+    one.signal(signal.SIGINT)
+    child = int((tmp_path / "here").read_text())
+    wait_until(lambda: not alive(child), "the end of the child")
+    time.sleep(0.5)  # the thing tested is that it lives on while nothing happens
+    zero.signal(signal.SIGCONT)
+    assert [zero.wait(), one.wait()] == [130, 130]
+    assert "Traceback" not in one.stderr()
+    for job in (zero, one):
+        job.assert_nothing_left()
