@@ -98,7 +98,7 @@ def test_an_interface_can_be_chosen(hosts):
 
 
 def test_what_the_user_has_set_stays(hosts):
-    found = hosts(second=True).show("10.77.0.10", env={"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "ib7"})
+    found = hosts(second=True).reduce("10.77.0.10", env={"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "ib7"})
     assert found == [["10.77.0.10", "eth1", "ib7", "None"]] * 2
 
 
