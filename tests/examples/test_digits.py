@@ -10,12 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Launch, clean_environment, write
+from tests.conftest import Launch, clean_environment, command, write
+from tests.examples.plain import CALM, EXAMPLES, PRELOAD
+from tests.patience import patience
 
-DIGITS = Path(__file__).parents[2] / "docs" / "examples" / "digits.py"
+pytestmark = pytest.mark.timeout(300)
 
-CALM = {"OMP_NUM_THREADS": "1"}
-"""Threads that spin while they wait for each other slow each other down tenfold where tests run side by side."""
+DIGITS = EXAMPLES / "digits.py"
+
+EACH_WAY = f"""
+    import sys
+
+    sys.path.insert(0, {str(EXAMPLES)!r})
+    import digits
+
+    for method in sys.argv[1:]:
+        digits.main(method, epochs=2)
+"""
+"""The example in each of these ways, one after the other."""
 
 TORCHVISION = """
     import os
@@ -57,39 +69,53 @@ def figures(output: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The figures of two ranks by env://, of two epochs."""
-    words = [sys.executable, "-m", "ddplaunch", "run", "--nproc", "2", str(DIGITS), "--epochs", "2"]
-    folder = tmp_path_factory.mktemp("env")
-    done = subprocess.run(words, cwd=folder, env=clean_environment(CALM), capture_output=True, text=True, timeout=100)
-    assert "2 ranks, joined by env://;" in done.stdout, done.stderr
-    return figures(done.stdout)
-
-
-def test_learns_to_read(trained: list[str]) -> None:
-    first, second, right = trained
-    assert float(second.split()[1]) < float(first.split()[1]) / 2
-    assert float(right.split()[-1]) > 0.9
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The figures of two ranks, of two epochs, by the way in which they found each other: env, tcp, file."""
+    folder = tmp_path_factory.mktemp("ways")
+    ways = {"env": "env://", "tcp": f"tcp://127.0.0.1:{free_port()}", "file": f"file://{folder}/store"}
+    done = subprocess.run(
+        command("run", *PRELOAD, "--nproc", "2", write(folder, "each_way.py", EACH_WAY), "--", *ways.values()),
+        cwd=folder,
+        env=clean_environment(CALM),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=patience(100),
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (folder / "store").exists()
+    said = re.findall(
+        r"2 ranks, joined by (\S+); 1437 digits(.*?held out: .*?)$", done.stdout, re.DOTALL | re.MULTILINE
+    )
+    assert [joined_by for joined_by, _ in said] == list(ways.values())
+    return dict(zip(ways, (figures(each) for _, each in said), strict=True))
 
 
 @pytest.mark.slow
+def test_learns_to_read_however_the_script_joins(trained: dict[str, list[str]]) -> None:
+    first, second, right = trained["env"]
+    assert float(second.split()[1]) < float(first.split()[1]) / 2
+    assert float(right.split()[-1]) > 0.9
+    assert trained["tcp"] == trained["file"] == trained["env"]
+
+
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("method", ["tcp://127.0.0.1:{port}", "file://{folder}/store"], ids=["tcp", "file"])
-@pytest.mark.parametrize("whose", ["the script", "the launcher"])
-def test_every_init_method_gives_the_same(
-    launch: Launch, tmp_path: Path, trained: list[str], method: str, whose: str
+def test_the_launcher_joins_by_every_init_method(
+    launch: Launch, tmp_path: Path, trained: dict[str, list[str]], method: str
 ) -> None:
     method = method.format(port=free_port(), folder=tmp_path)
-    words = ("--init-method", method)
-    ours, scripts = (words, ()) if whose == "the launcher" else ((), words)
-    done = launch("run", "--nproc", 2, *ours, DIGITS, "--", "--epochs", 2, *scripts, env=CALM)
+    done = launch("run", *PRELOAD, "--nproc", 2, "--init-method", method, DIGITS, "--", "--epochs", 2, env=CALM)
     assert done.returncode == 0, done.stderr
-    assert f"joined by {'the launcher' if ours else method};" in done.stdout
-    assert figures(done.stdout) == trained
+    assert "joined by the launcher;" in done.stdout
+    assert figures(done.stdout) == trained["env"]
     assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.slow
-def test_ranks_started_by_hand(tmp_path: Path, trained: list[str]) -> None:
+@pytest.mark.ci
+def test_ranks_started_by_hand(tmp_path: Path, trained: dict[str, list[str]]) -> None:
     words = [sys.executable, str(DIGITS), "--epochs", "2", "--init-method", f"tcp://127.0.0.1:{free_port()}"]
     ranks = [
         subprocess.Popen(
@@ -102,26 +128,26 @@ def test_ranks_started_by_hand(tmp_path: Path, trained: list[str]) -> None:
         )
         for rank in "01"
     ]
-    said = [rank.communicate(timeout=100)[0] for rank in ranks]
+    said = [rank.communicate(timeout=patience(100))[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
-    assert figures(said[0]) == trained
+    assert figures(said[0]) == trained["env"]
 
 
-@pytest.mark.slow
-def test_whose_init_method_is_asked(launch: Launch) -> None:
+def test_whose_init_method_is_asked(answer: Launch) -> None:
     """As the docs show: behind the target it could be either's."""
-    done = launch("run", DIGITS, "--init-method", "file:///tmp/digits")
+    done = answer("run", DIGITS, "--init-method", "file:///tmp/digits")
     assert done.returncode == 2
     assert "--init-method could be ddplaunch's or an argument of" in done.stderr
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_mnist_is_downloaded_by_one_rank_while_the_others_wait(launch: Launch, tmp_path: Path) -> None:
     """torchvision is played: it belongs to its own torch, which is not the one tested here."""
     write(tmp_path, "torchvision/__init__.py", "")
     write(tmp_path, "torchvision/datasets.py", TORCHVISION)
     done = launch(
-        "run", DIGITS, "--nproc", 2, "--", "--epochs", 2, "--mnist", tmp_path / "data",
+        "run", *PRELOAD, "--nproc", 2, DIGITS, "--", "--epochs", 2, "--mnist", tmp_path / "data",
         env={**CALM, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import Launch, clean_environment, command, torchrun, write
+from tests.conftest import Launch, clean_environment, command, write
+from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python, by_torchrun
 from tests.hosts.network import Network
+from tests.patience import patience
 
-WINE = Path(__file__).parents[2] / "docs" / "examples" / "wine.py"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-CALM = {"OMP_NUM_THREADS": "1"}
-"""Threads that spin while they wait for each other slow each other down tenfold where tests run side by side."""
+WINE = EXAMPLES / "wine.py"
 
-LOSS = re.compile(r"epoch (\d+): loss ([\d.]+)")
+SETTINGS = ("--epochs", "8", "--lr", "0.002", "--batch-size", "4")
+"""They end with a good model, and with a loss that is far from 0 yet, so that equal figures mean something."""
 
 
 def check_trained(output: str, ranks: int) -> None:
@@ -31,64 +32,62 @@ def check_trained(output: str, ranks: int) -> None:
     assert float(accuracy[1]) > 0.9
 
 
-def last_loss(output: str) -> tuple[str, str]:
-    """The last epoch shown, and its loss, as printed."""
-    epoch, loss = LOSS.findall(output)[-1]
-    return epoch, loss
+def figures(output: str) -> list[str]:
+    """Its losses and its accuracy, as printed, without a prefix."""
+    return re.findall(r"(?:epoch|held-out|parameters|world).*", output)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_trains_as_a_script(launch: Launch, ranks: int) -> None:
-    done = launch("run", WINE, "--nproc", ranks, env=CALM)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What two ranks on one node print, which run the script with SETTINGS."""
+    done = subprocess.run(
+        command("run", WINE, "--nproc", "2", "--", *SETTINGS),
+        cwd=tmp_path_factory.mktemp("trained"),
+        env=clean_environment(CALM),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=patience(100),
+    )
     assert done.returncode == 0, done.stderr
-    check_trained(done.stdout, ranks)
+    return done.stdout
 
 
-def test_trains_as_a_function_with_arguments(launch: Launch) -> None:
-    done = launch("run", f"{WINE}:main", "--nproc", 2, "--", "--epochs", 20, "--lr", 0.05, "--batch-size", 4)
+def test_trains_as_a_script(trained: str) -> None:
+    check_trained(trained, 2)
+    assert re.search(r"epoch 8: loss 0\.0[1-9]", trained)
+
+
+def test_trains_as_a_function_with_arguments(launch: Launch, trained: str) -> None:
+    done = launch("run", f"{WINE}:main", "--nproc", 2, "--", *SETTINGS, env=CALM)
     assert done.returncode == 0, done.stderr
-    check_trained(done.stdout, 2)
-    assert last_loss(done.stdout)[0] == "20"
+    assert done.stdout == trained
 
 
-@pytest.mark.slow
-def test_script_and_function_train_alike(launch: Launch) -> None:
-    script = launch("run", WINE, "--nproc", 2, "--", "--epochs", 4, "--lr", 0.01)
-    function = launch("run", f"{WINE}:main", "--nproc", 2, "--", "--epochs", 4, "--lr", 0.01)
-    assert script.returncode == 0, script.stderr
-    assert function.stdout == script.stdout
+@pytest.mark.ci
+def test_one_rank_trains_as_plain_python_does(launch: Launch, tmp_path: Path) -> None:
+    done = launch("run", WINE, "--nproc", 1, env=CALM)
+    assert done.returncode == 0, done.stderr
+    check_trained(done.stdout, 1)
+    assert figures(by_python(tmp_path, WINE)) == figures(done.stdout)
 
 
-@pytest.mark.slow
-def test_resumes_from_its_checkpoint_as_if_never_interrupted(launch: Launch, tmp_path: Path) -> None:
-    # A loss that is far from 0 yet, so that equal figures mean something.
-    settings = ("--lr", 0.0005, "--checkpoint", tmp_path / "wine.pt")
-    first = launch("run", WINE, "--nproc", 2, "--", "--epochs", 3, *settings)
-    assert last_loss(first.stdout)[0] == "3", first.stderr
-    assert [path.name for path in tmp_path.glob("wine.pt*")] == ["wine.pt"]
-    rest = launch("run", WINE, "--nproc", 2, "--", "--epochs", 8, *settings)
-    whole = launch("run", WINE, "--nproc", 2, "--", "--epochs", 8, *settings[:2])
-    assert "going on after epoch 3" in rest.stdout, rest.stderr
-    assert "going on" not in whole.stdout
-    assert last_loss(rest.stdout) == last_loss(whole.stdout)
-    assert last_loss(rest.stdout)[0] == "8"
+@pytest.mark.ci
+def test_trains_under_torchrun_as_under_us(trained: str, tmp_path: Path) -> None:
+    """Nothing in the example is ddplaunch's."""
+    assert figures(by_torchrun(tmp_path, WINE, *SETTINGS)) == figures(trained)
 
 
-@pytest.mark.slow
-def test_a_checkpoint_of_two_ranks_serves_three(launch: Launch, tmp_path: Path) -> None:
-    launch("run", WINE, "--nproc", 2, "--", "--epochs", 3, "--checkpoint", tmp_path / "wine.pt")
-    done = launch("run", WINE, "--nproc", 3, "--", "--epochs", 10, "--checkpoint", tmp_path / "wine.pt")
-    assert "going on after epoch 3" in done.stdout, done.stderr
-    check_trained(done.stdout, 3)
-
-
-@pytest.mark.slow
-def test_killed_while_it_writes_a_checkpoint_it_goes_on_from_the_one_before(launch: Launch, tmp_path: Path) -> None:
+@pytest.mark.ci
+def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(
+    launch: Launch, trained: str, tmp_path: Path
+) -> None:
+    """From the one before, of epoch 1; that one, of two ranks, serves three as well."""
     program = write(
         tmp_path,
         "killed.py",
         f"""
-        import os, signal, sys
+        import os, shutil, signal, sys
         from pathlib import Path
 
         sys.path.insert(0, {str(WINE.parent)!r})
@@ -97,51 +96,37 @@ def test_killed_while_it_writes_a_checkpoint_it_goes_on_from_the_one_before(laun
         replace, written = os.replace, []
 
         def replace_or_die(*paths):
-            if "0" == os.environ["TORCHELASTIC_RESTART_COUNT"] and len(written) == 4:
+            if "0" == os.environ["TORCHELASTIC_RESTART_COUNT"] and written:
+                shutil.copy("wine.pt", "first.pt")
                 os.kill(os.getpid(), signal.SIGKILL)
             replace(*paths)
             written.append(paths)
 
         os.replace = replace_or_die
-        wine.main(epochs=20, checkpoint=Path("wine.pt"))
+        wine.main(epochs=8, lr=0.002, batch_size=4, checkpoint=Path("wine.pt"))
         """,
     )
-    done = launch("run", program, "--nproc", 2, "--max-restarts", 1)
+    done = launch("run", *PRELOAD, "--nproc", 2, "--max-restarts", 1, program, env=CALM)
     assert done.returncode == 0, done.stderr
     assert "rank 0 was ended by SIGKILL" in done.stderr
-    assert "going on after epoch 4" in done.stdout
-    check_trained(done.stdout, 2)
+    assert "going on" not in trained
+    world, *rest = figures(trained)
+    assert figures(done.stdout)[-4:] == [f"{world}, going on after epoch 1", *rest]
+    assert [path.name for path in tmp_path.glob("wine.pt*")] == ["wine.pt"]
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_trains_without_us(ranks: int, tmp_path: Path) -> None:
-    """Plain python is a world of one, torchrun whatever it says: nothing in the example is ddplaunch's."""
-    done = subprocess.run(
-        [sys.executable, str(WINE)] if ranks == 1 else torchrun(tmp_path, WINE),
-        cwd=tmp_path,
-        env=clean_environment(CALM),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = launch("run", *PRELOAD, "--nproc", 3, WINE, "--", "--epochs", 12, "--checkpoint", "first.pt", env=CALM)
     assert done.returncode == 0, done.stderr
-    check_trained(done.stdout, ranks)
+    assert "world of 3, rank 0 on cpu, going on after epoch 1\n" in done.stdout
+    check_trained(done.stdout, 3)
 
 
-def figures(output: str) -> list[str]:
-    """Its losses and its accuracy, as printed, without a prefix."""
-    return re.findall(r"(?:epoch|held-out|parameters|world).*", output)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_two_nodes_train_as_one_does(launch: Launch, network: Callable[..., Network], tmp_path: Path) -> None:
+@pytest.mark.ci
+def test_two_nodes_train_as_one_does(trained: str, network: Callable[..., Network], tmp_path: Path) -> None:
     """The same ranks in another place: the same figures, to the last digit."""
     words = ("--nnodes", "2", "--master-addr", "n0", "--nproc", "1", "--master-port", "29500")
     nodes = [
         host.start(
-            command("run", WINE, *words, "--node-rank", str(host.number)),
+            command("run", WINE, *words, "--node-rank", str(host.number), "--", *SETTINGS),
             cwd=tmp_path,
             env=clean_environment(CALM),
             stdin=subprocess.DEVNULL,
@@ -151,19 +136,17 @@ def test_two_nodes_train_as_one_does(launch: Launch, network: Callable[..., Netw
         )
         for host in network(2).hosts
     ]
-    said = [node.communicate(timeout=100)[0] for node in nodes]
+    said = [node.communicate(timeout=patience(100))[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
-    check_trained(said[0], 2)
-    assert figures(said[0]) == figures(launch("run", WINE, "--nproc", 2, env=CALM).stdout)
+    assert figures(said[0]) == figures(trained)
     assert figures(said[1]) == []
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_slurm_trains_as_one_node_does(launch: Launch, slurm: Callable[..., Any]) -> None:
+@pytest.mark.ci
+def test_slurm_trains_as_one_node_does(trained: str, slurm: Callable[..., Any]) -> None:
     cluster = slurm(2)
     job = cluster.login.start(
-        command("submit", WINE, "--nodes", "2", "--follow"),
+        command("submit", WINE, "--nodes", "2", "--follow", "--", *SETTINGS),
         cwd=cluster.folder,
         env={**clean_environment(CALM), **cluster.environment},
         stdin=subprocess.DEVNULL,
@@ -171,7 +154,6 @@ def test_slurm_trains_as_one_node_does(launch: Launch, slurm: Callable[..., Any]
         stderr=subprocess.PIPE,
         text=True,
     )
-    out, err = job.communicate(timeout=200)
+    out, err = job.communicate(timeout=patience(200))
     assert job.returncode == 0, err
-    check_trained(out, 2)
-    assert figures(out) == figures(launch("run", WINE, "--nproc", 2, env=CALM).stdout)
+    assert figures(out) == figures(trained)

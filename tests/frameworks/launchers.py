@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import clean_environment, command, torchrun
+from tests.patience import patience
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -59,7 +60,7 @@ class Launchers:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=patience(PATIENCE),
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.frameworks.launchers import PATIENCE, PROGRAMS, Launchers, reports, requires
 
-pytestmark = [requires("hydra"), pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE)]
+pytestmark = [requires("hydra"), pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * PATIENCE)]
 
 SCRIPT = PROGRAMS / "configured.py"
 ONE_FOLDER = "hydra.run.dir=runs/${oc.env:TORCHELASTIC_RUN_ID}"
@@ -28,7 +28,7 @@ def test_a_script_does_as_under_torchrun_in_a_folder_named_after_the_time(launch
     assert ours == reports(launchers.torchrun(SCRIPT))
 
 
-@pytest.mark.parametrize("target", [(f"{SCRIPT}:main",), ("--preload", "torch,hydra", SCRIPT), ("-m", "configured")])
+@pytest.mark.parametrize("target", [("--preload", "torch,hydra", f"{SCRIPT}:main"), ("-m", "configured")])
 def test_the_run_id_makes_one_folder_for_all_ranks(
     target: tuple[str | Path, ...], launchers: Launchers, tmp_path: Path
 ) -> None:

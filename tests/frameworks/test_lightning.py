@@ -6,7 +6,7 @@ import pytest
 
 from tests.frameworks.launchers import PATIENCE, PROGRAMS, Launchers, reports, requires
 
-pytestmark = [requires("lightning"), pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE)]
+pytestmark = [requires("lightning"), pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * PATIENCE)]
 
 TRAINER = PROGRAMS / "lightning_trainer.py"
 PRELOAD = ("--preload", "torch,lightning")

@@ -1,4 +1,4 @@
-"""webdataset and torchdata: which samples does this rank see? `loaders.py SHARDS WORKERS`."""
+"""webdataset and torchdata: which samples does this rank see? `loaders.py SHARDS`."""
 
 import json
 import os
@@ -29,11 +29,17 @@ def from_sampler(rank, world_size, workers):
     return seen + [number for batch in again for number in batch.tolist()]
 
 
-def main(pattern, workers):
+def main(pattern):
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    shards, sampler = from_shards(pattern, workers), from_sampler(rank, world_size, workers)
-    print(json.dumps({"rank": rank, "webdataset": shards, "torchdata": sampler}), flush=True)
+    by_workers = {
+        str(workers): {
+            "webdataset": from_shards(pattern, workers),
+            "torchdata": from_sampler(rank, world_size, workers),
+        }
+        for workers in (0, 2)
+    }
+    print(json.dumps({"rank": rank, **by_workers}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1])
