@@ -6,6 +6,7 @@ import re
 import signal
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def tensors(path: Path) -> list[bytes]:
         return [archive.read(f"{parts[0][0]}/data/{number}") for number in numbers]
 
 
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
 def test_it_learns_on_two_ranks_with_curves(launch: Launch, tmp_path: Path) -> None:
     words = ("--epochs", "4", "--accumulate", "2", "--workers", "1", "--tensorboard", "curves")
     done = launch("run", "--nproc", "2", TEMPLATE, "--", *words, env=CALM)
