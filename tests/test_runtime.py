@@ -14,6 +14,8 @@ from tests.conftest import clean_environment, command, torchrun, write
 from tests.patience import patience
 from tests.starts import LIGHT
 
+pytestmark = pytest.mark.slow
+
 SHOWS = """
     import os, sys
     from ddplaunch import runtime
@@ -38,7 +40,6 @@ def test_under_ddplaunch(launch, tmp_path, start):
     assert lines(done.stdout) == TWO, done.stderr
 
 
-@pytest.mark.slow
 def test_under_torchrun(tmp_path):
     words = torchrun(tmp_path, write(tmp_path, "t.py", SHOWS))
     done = subprocess.run(words, env=clean_environment(), capture_output=True, text=True, timeout=patience(100))

@@ -25,6 +25,8 @@ from tests.conftest import PROGRAMS, Launch, clean_environment, command, write
 from tests.patience import patience
 from tests.starts import EXEC, FORKED
 
+pytestmark = pytest.mark.slow
+
 STARTS = {"zygote": ("--start", "zygote"), "forked": FORKED, "exec": EXEC}
 forked_and_exec = pytest.mark.parametrize("start", ["forked", "exec"])
 
@@ -486,7 +488,6 @@ RESULTS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("start", ["zygote", pytest.param("exec", marks=pytest.mark.ci)])
 def test_torch_in_two_ranks(start: str, tmp_path: Path) -> None:
     """Threads, loaders and collectives work after a fork, and chance differs from rank to rank."""
@@ -498,7 +499,6 @@ def test_torch_in_two_ranks(start: str, tmp_path: Path) -> None:
         assert one[generator] != two[generator], generator
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("start", ["zygote", "exec"])
 def test_torch_compile(start: str, tmp_path: Path, launch: Launch) -> None:

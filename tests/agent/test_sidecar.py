@@ -22,6 +22,8 @@ from tests.conftest import PROGRAMS, alive, wait_until, write
 from tests.patience import patience
 from tests.starts import LIGHT
 
+pytestmark = pytest.mark.slow
+
 SLEEPER = PROGRAMS / "sleeper.py"
 WAITS = """
 import os, time
@@ -369,7 +371,6 @@ def answers(url: str, path: str = "") -> bytes:
 
 
 @real
-@pytest.mark.slow
 def test_two_tensorboards_answer_while_their_jobs_live(start, tmp_path, waits):
     """Each at an address of its own, of the loopback alone, and each with its own runs."""
     jobs, urls = [], []

@@ -20,6 +20,8 @@ from tests.impatient import impatient
 from tests.patience import patience
 from tests.starts import EXEC, FORKED, LIGHT
 
+pytestmark = pytest.mark.slow
+
 SLEEPER = PROGRAMS / "sleeper.py"
 
 
@@ -158,7 +160,6 @@ def test_stopped_ranks_end(start):
     job.assert_nothing_left()
 
 
-@pytest.mark.slow
 def test_a_stopped_zygote_does_not_hold_up_the_end(start, tmp_path):
     assert KILL_PATIENCE == 5
     sooner = impatient(tmp_path, "agent.processes.KILL_PATIENCE", patience(0.5))
@@ -268,7 +269,6 @@ def _freezer() -> Path | None:
     return root if os.access(root, os.W_OK) and (root / "cgroup.procs").exists() else None
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.skipif(_freezer() is None, reason="needs a writable cgroup v1 freezer to make a process unkillable")
 def test_a_rank_that_cannot_die_is_reported_and_not_waited_for(start):
@@ -293,7 +293,6 @@ def test_a_rank_that_cannot_die_is_reported_and_not_waited_for(start):
         group.rmdir()
 
 
-@pytest.mark.slow
 def test_twice_at_once(start):
     """Two jobs on one machine do not meet: neither port, nor files, nor each other's processes."""
     jobs = [start("run", "--nproc", "2", SLEEPER, "collective-once") for _ in range(2)]
@@ -364,7 +363,6 @@ def test_temporary_folder_that_is_somebody_elses(tmp_path, mode):
     assert (kept / "0.0.json").read_text() == "theirs"
 
 
-@pytest.mark.slow
 def test_idle_launcher_never_wakes_up(start):
     """While ranks sleep the launcher and its zygote sleep in the kernel: no context switch of their own."""
 

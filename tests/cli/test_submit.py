@@ -344,6 +344,7 @@ def test_an_answer_that_is_no_job_id(submit):
 # --------------------------------------------------------------------------------------------------------- following
 
 
+@pytest.mark.slow
 def test_followed_to_its_end(submit, cluster):
     cluster.plays(
         "say PENDING None 0:0",
@@ -378,6 +379,7 @@ def test_ends(submit, cluster, last, code, said):
     assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_followed_through_a_requeue(submit, cluster):
     """The log goes on in the same file."""
     cluster.plays(

@@ -13,7 +13,7 @@ import pytest
 MOST_FLAKY = 5
 """More than these fail the run: that many accidents are none."""
 
-MOST_AGAIN = 20
+MOST_AGAIN = 10
 """Where more failed than these, something is broken, and running them again would only take time."""
 
 HELD = "held"
@@ -82,14 +82,17 @@ class Again:
             items = {item.nodeid: item for item in found if isinstance(item, pytest.Item)}
         session.testscollected = collected
         again = [items[name] for name in held if name in items]
-        for item, following in zip(again, [*again[1:], None], strict=False):
-            self._tries[item.nodeid].seconds.append(0.0)
-            failures = session.testsfailed
-            session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if session.testsfailed == failures:
-                self._flaky.append(item.nodeid)
-        for name in held:
-            if name not in items:
+        untold = list(held)
+        try:
+            for item, following in zip(again, [*again[1:], None], strict=False):
+                self._tries[item.nodeid].seconds.append(0.0)
+                failures = session.testsfailed
+                session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                untold.remove(item.nodeid)
+                if session.testsfailed == failures:
+                    self._flaky.append(item.nodeid)
+        finally:  # Ctrl-C too, which a second run may take too long for
+            for name in untold:
                 self._tell(session, name)
         if len(self._flaky) > MOST_FLAKY:
             session.testsfailed += 1
