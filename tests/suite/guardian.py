@@ -37,8 +37,10 @@ def main(mark: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.read()
-    until = time.monotonic() + PATIENCE
-    while os.path.isdir("/proc/self") and (pids := left(mark.__eq__)):
+    until, looks = time.monotonic() + PATIENCE, 0
+    while looks < 2 and os.path.isdir("/proc/self"):  # twice: what has just been started has no variables for a moment
+        pids = left(mark.__eq__)
+        looks = 0 if pids else looks + 1
         if time.monotonic() > until:
             for pid, line in pids.items():
                 try:
