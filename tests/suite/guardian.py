@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PATIENCE = 2.0
+PATIENCE = 5.0
 """Seconds in which what the run has told to end may do so."""
 
 
