@@ -75,6 +75,7 @@ class Forked:
                 answer = self._socket.recv(4)
             except TimeoutError:
                 raise subprocess.TimeoutExpired(list(words), timeout) from None
+            assert len(answer) == 4, "the interpreter that forks has died"
             texts = []
             for file in (out, err):
                 file.seek(0)
