@@ -1,4 +1,4 @@
-"""Running an example without us, by plain python or torchrun; and what helps where several run at once."""
+"""Running an example by us, by plain python or torchrun; and what helps where several run at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.conftest import clean_environment, torchrun
+from tests.conftest import clean_environment, command, torchrun
 from tests.patience import patience
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -31,6 +31,11 @@ for words in json.loads(sys.argv[2]):
     runpy.run_path(script, run_name="__main__")
     print({_END!r}, flush=True)
 """
+
+
+def by_us(folder: Path, *words: str | Path) -> str:
+    """What ``ddplaunch run WORDS`` prints."""
+    return _run(command("run", *words), folder)
 
 
 def by_python(folder: Path, script: Path, *words: str | Path) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Launch, clean_environment, command, write
-from tests.examples.plain import CALM, EXAMPLES, PRELOAD
+from tests.conftest import Launch, clean_environment, write
+from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_us
 from tests.patience import patience
 
 pytestmark = pytest.mark.timeout(300)
@@ -73,20 +73,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """The figures of two ranks, of two epochs, by the way in which they found each other: env, tcp, file."""
     folder = tmp_path_factory.mktemp("ways")
     ways = {"env": "env://", "tcp": f"tcp://127.0.0.1:{free_port()}", "file": f"file://{folder}/store"}
-    done = subprocess.run(
-        command("run", *PRELOAD, "--nproc", "2", write(folder, "each_way.py", EACH_WAY), "--", *ways.values()),
-        cwd=folder,
-        env=clean_environment(CALM),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=patience(100),
-    )
-    assert done.returncode == 0, done.stderr
+    program = write(folder, "each_way.py", EACH_WAY)
+    output = by_us(folder, *PRELOAD, "--nproc", "2", program, "--", *ways.values())
     assert not (folder / "store").exists()
-    said = re.findall(
-        r"2 ranks, joined by (\S+); 1437 digits(.*?held out: .*?)$", done.stdout, re.DOTALL | re.MULTILINE
-    )
+    said = re.findall(r"2 ranks, joined by (\S+); 1437 digits(.*?held out: .*?)$", output, re.DOTALL | re.MULTILINE)
     assert [joined_by for joined_by, _ in said] == list(ways.values())
     return dict(zip(ways, (figures(each) for _, each in said), strict=True))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Launch, clean_environment, command, write
-from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python, by_torchrun
+from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python, by_torchrun, by_us
 from tests.hosts.network import Network
 from tests.patience import patience
 
@@ -40,17 +40,7 @@ def figures(output: str) -> list[str]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What two ranks on one node print, which run the script with SETTINGS."""
-    done = subprocess.run(
-        command("run", WINE, "--nproc", "2", "--", *SETTINGS),
-        cwd=tmp_path_factory.mktemp("trained"),
-        env=clean_environment(CALM),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=patience(100),
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return by_us(tmp_path_factory.mktemp("trained"), WINE, "--nproc", "2", "--", *SETTINGS)
 
 
 def test_trains_as_a_script(trained: str) -> None:
