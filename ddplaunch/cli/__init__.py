@@ -21,6 +21,10 @@ _COMMANDS = {
 """Each name is also that of its module, imported only when it is needed: start-up is part of the product."""
 
 
+COMPLETE = "_DDPLAUNCH_COMPLETE"
+"""The variable by which a shell asks click for completions (README)."""
+
+
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -84,7 +88,7 @@ def main() -> None:
         sys.exit(EXIT_USAGE)
     _open_standard_streams()
     try:
-        code = cli.main(prog_name="ddplaunch", standalone_mode=False)
+        code = cli.main(prog_name="ddplaunch", complete_var=COMPLETE, standalone_mode=False)
     except LaunchError as error:
         _complain(error.message, error.hint)
         code = error.exit_code

@@ -1,7 +1,7 @@
 """Whose option is it? Splits a command line into our options, the target, and the program's own arguments.
 
-Ours stand before the target, or right behind it; the first word behind it that is not ours begins the program's, and
-everything behind ``--`` is the program's. What could be meant either way is refused, showing both spellings.
+Ours stand before the target. Behind it only those few are ours that say where ranks run, and only right behind it; all
+else is the program's, unchanged. What would be silently wrong is refused, showing both spellings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ MARKERS = frozenset({"-m", "--module", "--no-python"})
 """They say what kind of target follows, so they stand before it in any case and mean nothing of ours behind it."""
 
 HELP = frozenset({"-h", "--help"})
-"""Every program has them, so behind a target they are never surely ours."""
+
+DRY_RUN = "--dry-run"
+JSON = "--json"
+
+FEW = frozenset({"--nproc", "--nnodes", "--node-rank", "--master-addr", "--master-port", DRY_RUN, JSON})
+"""Ours right behind a target too: people type the command again and add one. ``--json`` only in a dry run."""
 
 ELSEWHERE = {
     "--nproc-per-node": "--nproc",  # torchrun
@@ -38,29 +43,41 @@ ELSEWHERE = {
 
 
 class Placed(NamedTuple):
-    """The three parts; ``target`` is None where there is none."""
+    """The three parts.
+
+    Attributes:
+        ours: our options, those behind the target last.
+        target: None where there is none.
+        program: the program's own arguments.
+        behind: those of ``ours`` that were typed behind the target.
+        alike: options of the program that are spelled like ours, though nothing shows that the program has them.
+    """
 
     ours: tuple[str, ...]
     target: str | None
     program: tuple[str, ...]
+    behind: tuple[str, ...] = ()
+    alike: tuple[str, ...] = ()
 
 
 def place(
     words: Sequence[str],
     options: Mapping[str, bool],
-    knows: Callable[[Placed, str], bool] = lambda placed, name: False,
+    names: Callable[[Placed, str], bool] = lambda placed, name: False,
     *,
-    apart: Collection[str] = (),
-    neutral: Collection[str] = (),
+    few: Collection[str] = FEW,
+    guarded: Collection[str] = (),
+    ends_at_target: bool = False,
     elsewhere: Mapping[str, str] = ELSEWHERE,
 ) -> Placed:
     """Split ``words``.
 
     Args:
         options: every spelling of every option of ours, and whether it takes a value.
-        knows: whether a program itself has an option of this name, as far as can be seen without running it.
-        apart: the options of a second kind: these may all stand on one side of the target, and the others on the other.
-        neutral: options that stand before the target beside those of either kind.
+        names: whether the target's own file names an option, as far as can be seen without running it.
+        few: the options that are ours right behind the target too.
+        guarded: those that are refused behind it, where the file does not name them.
+        ends_at_target: everything behind the target is the program's, as torchrun has it.
         elsewhere: what other programs call an option of ours.
 
     Raises:
@@ -81,27 +98,62 @@ def place(
 
     options = {name: takes for name, takes in options.items() if name not in MARKERS}
     alone = Placed(ours, target, ())
-    try:
-        end = end_of_ours(rest, options)
-    except UsageError:
-        raise _refusal("", alone, rest, options) from None
-    behind, program = tuple(rest[:end]), rest[end:]
-    names = [name_of(word) for word in behind if name_of(word) in options]
-    before = {name_of(word) in apart for word in ours if name_of(word) in options.keys() - neutral}  # their kinds
-    disputed = [name for name in names if (name in apart) in before or name in HELP or knows(alone, name)]
-    if disputed:
-        raise _refusal(f"{disputed[0]} could be ddplaunch's or an argument of {target}", alone, rest, options)
+    if ends_at_target or "--no-python" in ours:
+        few = guarded = ()
+    behind, program = _right_behind(alone, rest, options, few, {*few, *guarded})
+    meant = {name: options[name] for name in {*few, *guarded} & options.keys()}
+    if DRY_RUN not in _values((*ours, *behind), options):
+        meant.pop(JSON, None)
+    for name, value in _values(behind, options).items():
+        if names(alone, name):
+            raise _refusal(f"{name} could be ddplaunch's or an argument of {target}", alone, rest, meant)
+        if (before := _values(ours, options).get(name, value)) != value:
+            raise UsageError(f"{name} is {before} before {target} and {value} behind it", "leave one of them out")
+    alone = Placed(ours + behind, target, (), behind)
     if program[:1] == ["--"]:
-        return Placed(ours + behind, target, tuple(program[1:]))
-    alone = Placed(ours + behind, target, ())
-    if among := _among(program, options):
-        raise _refusal(f"{among} could be ddplaunch's or an argument of {target}", alone, program, options)
-    near = _slip(program, options)
-    if near and not knows(alone, name_of(program[0])):
-        meant = [near + program[0].removeprefix(name_of(program[0])), *program[1:]]
-        message = f"{name_of(program[0])} could be meant as ddplaunch's {near}"
-        raise _refusal(message, alone, program, options, meant)
-    return Placed(ours + behind, target, tuple(program))
+        return alone._replace(program=tuple(program[1:]))
+    alike = [name for name in _among(program, options) if not names(alone, name)]
+    if disputed := next((name for name in alike if name in meant), None):
+        raise _refusal(f"{disputed} could be ddplaunch's or an argument of {target}", alone, program, meant)
+    return alone._replace(program=tuple(program), alike=tuple(alike))
+
+
+def _right_behind(
+    alone: Placed, rest: Sequence[str], options: Mapping[str, bool], few: Collection[str], meant: Collection[str]
+) -> tuple[tuple[str, ...], list[str]]:
+    """Split what follows the target: the few that are ours, and all else."""
+    taken = {name: options[name] for name in few if name in options}
+    try:
+        end = end_of_ours(rest, taken)
+        if DRY_RUN not in _values((*alone.ours, *rest[:end]), options):
+            taken.pop(JSON, None)
+            end = end_of_ours(rest, taken)
+    except UsageError:
+        raise _refusal("", alone, rest, {name: options[name] for name in meant if name in options}) from None
+    return tuple(rest[:end]), list(rest[end:])
+
+
+def passed_on(placed: Placed, options: Mapping[str, bool]) -> str | None:
+    """The command that gives the program the ``--dry-run`` that was read as ours behind its name, if one was."""
+    if DRY_RUN not in placed.behind:
+        return None
+    looks = [word for word in placed.behind if word in (DRY_RUN, JSON)]
+    ours = [word for word in placed.ours if word not in looks]
+    return _spelled(Placed(tuple(ours), placed.target, (*looks, *placed.program)), FEW)
+
+
+def _values(words: Sequence[str], options: Mapping[str, bool]) -> dict[str, str]:
+    """Options of ours with the values typed, "" for flags; the last one counts, as click has it."""
+    found: dict[str, str] = {}
+    start = 0
+    while start < len(words):
+        name, equals, value = words[start].partition("=")
+        start += 1
+        if options.get(name) and not equals:
+            value = words[start]
+            start += 1
+        found[name] = value
+    return found
 
 
 def goes_on(words: Sequence[str], options: Mapping[str, bool]) -> bool:
@@ -140,33 +192,32 @@ def is_option(word: str) -> bool:
     return word.startswith("-") and word not in ("-", "--")
 
 
-def _among(program: Sequence[str], options: Mapping[str, bool]) -> str | None:
-    """The first option of ours among a program's arguments, as far as they go before a ``--``."""
+def _among(program: Sequence[str], options: Collection[str]) -> list[str]:
+    """The options of ours among a program's arguments, as far as they go before a ``--``; also one of torchrun's."""
+    found = dict[str, None]()
     for word in program:
         if word == "--":
             break
-        if name_of(word) in options:
-            return name_of(word)
-    return None
+        if (name := name_of(word)) in options or hyphened(name) == "--nproc-per-node":
+            found[name] = None
+    return list(found)
 
 
 # --------------------------------------------------------------------------------------------------------- spellings
 
 
-def _refusal(
-    message: str, alone: Placed, rest: Sequence[str], options: Mapping[str, bool], meant: Sequence[str] = ()
-) -> UsageError:
+def _refusal(message: str, alone: Placed, rest: Sequence[str], meant: Mapping[str, bool]) -> UsageError:
     """Say what is unclear with both spellings to choose from, or with one where the other would make no sense.
 
     Args:
-        alone: what is clear. rest: the words behind it. meant: the same, as they would be if they were ours.
+        alone: what is clear. rest: the words behind it. meant: the options in question.
     """
-    theirs = f"the program's: {_spelled(alone._replace(program=tuple(rest)), options)}"
+    theirs = f"the program's: {_spelled(alone._replace(program=tuple(rest)), meant)}"
     try:
-        found, left = _gather(meant or rest, options)
+        found, left = _gather(rest, meant)
     except UsageError as error:
         return UsageError(error.message, theirs)
-    ours = f"ddplaunch's:   {_spelled(Placed(alone.ours + found, alone.target, left), options)}"
+    ours = f"ddplaunch's:   {_spelled(Placed(alone.ours + found, alone.target, left), meant)}"
     return UsageError(message, f"{ours}\n{theirs}")
 
 
@@ -184,7 +235,7 @@ def _gather(words: Sequence[str], options: Mapping[str, bool]) -> tuple[tuple[st
     return tuple(found), (*left, *words[start if left else start + 1 :])
 
 
-def _spelled(placed: Placed, options: Mapping[str, bool]) -> str:
+def _spelled(placed: Placed, meant: Collection[str]) -> str:
     """Write a command line that ``place`` reads as ``placed``."""
     import shlex
 
@@ -192,14 +243,11 @@ def _spelled(placed: Placed, options: Mapping[str, bool]) -> str:
     words = [word for word in placed.ours if word not in MARKERS] + [word for word in placed.ours if word in MARKERS]
     if target.startswith("-"):
         words += ["--", target]
-    elif program[:1] == ("--",) or _among(program, options) or _slip(program, options):
+    elif program[:1] == ("--",) or _among(program, meant):
         words += [target, "--"]
     else:
         words.append(target)
     return shlex.join(["ddplaunch", "run", *words, *program])
-
-
-# ------------------------------------------------------------------------------------------------------------- slips
 
 
 def _unknown(word: str, options: Mapping[str, bool], elsewhere: Mapping[str, str]) -> UsageError:
@@ -207,7 +255,7 @@ def _unknown(word: str, options: Mapping[str, bool], elsewhere: Mapping[str, str
 
     name = name_of(word)
     dashed = hyphened(name)
-    near = dashed if dashed in options else elsewhere.get(dashed) or _one_letter_off(name, options)
+    near = dashed if dashed in options else elsewhere.get(dashed)
     near = near or next(iter(difflib.get_close_matches(name, options, 1, 0.6)), None)
     if name.startswith("-m") and len(name) > 2:
         near = f"-m {name[2:]}"
@@ -215,35 +263,6 @@ def _unknown(word: str, options: Mapping[str, bool], elsewhere: Mapping[str, str
     return UsageError(f"no such option: {name}", hint)
 
 
-def _slip(program: Sequence[str], options: Mapping[str, bool]) -> str | None:
-    """The option of ours that the first word of a program's arguments was probably meant to be."""
-    if not program or not is_option(program[0]) or name_of(program[0]) in options:
-        return None
-    name = name_of(program[0])
-    dashed = hyphened(name)
-    if dashed == "--nproc-per-node":
-        return ELSEWHERE[dashed]
-    return dashed if dashed in options else _one_letter_off(name, options)
-
-
 def hyphened(name: str) -> str:
     """An option with dashes where somebody typed underscores."""
     return name[:2] + name[2:].replace("_", "-")
-
-
-def _one_letter_off(name: str, options: Mapping[str, bool]) -> str | None:
-    """The option from which ``name`` differs by one letter: added, left out, changed or swapped with the next."""
-    for option in options:
-        if len(option) > 4 and _distance_is_one(name, option):
-            return option
-    return None
-
-
-def _distance_is_one(one: str, two: str) -> bool:
-    if abs(len(one) - len(two)) > 1 or one == two:
-        return False
-    start = 0
-    while start < min(len(one), len(two)) and one[start] == two[start]:
-        start += 1
-    a, b = one[start:], two[start:]
-    return a[1:] == b or a == b[1:] or a[1:] == b[1:] or (len(a) > 1 and a[:2] == b[1::-1] and a[2:] == b[2:])

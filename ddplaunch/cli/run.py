@@ -13,7 +13,7 @@ import click
 from ddplaunch.cli import over_ssh, show
 from ddplaunch.cli.options import AUTO, SECTIONS, as_typed, options
 from ddplaunch.cli.surroundings import address_comes_late, look_around, one_log, place_of, surroundings_notes
-from ddplaunch.cli.target_command import NOTES, SETTINGS, TargetCommand, find_target
+from ddplaunch.cli.target_command import ALIKE, NOTES, PASSED_ON, SETTINGS, TargetCommand, find_target
 from ddplaunch.errors import EXIT_PREEMPTED, UsageError
 
 if TYPE_CHECKING:
@@ -58,8 +58,9 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     A function's parameters are filled by name: rank, local_rank, world_size, device and the like by ddplaunch,
     the others from its arguments (--lr 0.1).
 
-    Options of ddplaunch stand before TARGET or right behind it; ARGS behind -- are always the target's. Before it
-    those of torchrun are read too, and its PET_* variables: docs/torchrun.md.
+    Options stand before TARGET. Right behind it only those count that say where ranks run, and the dry run; all else
+    there is the target's. Before TARGET the options of torchrun are read too, and its PET_* variables:
+    docs/torchrun.md.
     """
     from ddplaunch.plan.plan import Request, make
 
@@ -71,6 +72,7 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     if hosts and not flags["dry_run"]:
         for note in said:
             click.echo(f"ddplaunch: {note}", err=True)
+        _say_what_is_alike()
         return over_ssh.start(hosts, flags, found, flags["run_id"] or _run_id())
     over = (over_ssh.describe(hosts, flags),) if hosts else ()
     surroundings = look_around(flags)
@@ -90,6 +92,8 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     plan = make(request, found, machine, os.environ, flags["run_id"] or _run_id(), notes)
     shown = show.read(flags["show"], plan)
     _check_stdin(flags["stdin"], plan)
+    if plan.node_rank == 0 or not flags["one_log"]:
+        _say_what_is_alike()
     if flags["dry_run"]:
         _print_plan(plan, flags, remote=bool(hosts))
         return 0
@@ -226,6 +230,11 @@ def _look_at_machine(request: Request) -> tuple[Machine, tuple[str, ...]]:
     return machine, (*hardware.notes, *visible.notes)
 
 
+def _say_what_is_alike() -> None:
+    if alike := click.get_current_context().meta.get(ALIKE):
+        click.echo(f"ddplaunch: {alike}", err=True)
+
+
 def _run_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
@@ -242,10 +251,12 @@ def _print_plan(plan: Plan, flags: dict[str, Any], *, remote: bool) -> None:
         import json
 
         click.echo(json.dumps(plan.to_json()))
-        return
-    from ddplaunch.console.layout import print_layout
+    else:
+        from ddplaunch.console.layout import print_layout
 
-    print_layout(plan, _other_options())
+        print_layout(plan, _other_options())
+    if passed_on := click.get_current_context().meta.get(PASSED_ON):
+        click.echo(passed_on, err=flags["as_json"])
 
 
 _SPELLED_OUT = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}

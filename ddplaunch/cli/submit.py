@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddplaunch.cli.placement import ELSEWHERE, Placed, place
+from ddplaunch.cli.placement import DRY_RUN, ELSEWHERE, FEW, HELP, JSON, Placed, place
 from ddplaunch.cli.run import run
 from ddplaunch.cli.submit_options import (
     INSTEAD,
@@ -27,12 +27,13 @@ from ddplaunch.cli.submit_options import (
     seconds,
 )
 from ddplaunch.cli.target_command import (
+    ALIKE,
     NOTES,
     SETTINGS,
     TargetCommand,
     current_directory,
     find_target,
-    program_knows,
+    program_names,
     spellings,
 )
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
@@ -45,24 +46,31 @@ if TYPE_CHECKING:
 class _SubmitCommand(TargetCommand):
     """Takes the options of ``run`` as ``run`` does, wherever its own stand.
 
-    ``submit --nodes 2 WORDS`` is read as ``run WORDS`` would be; its own may stand behind the target as well. A value
-    that neither a flag nor a file gives is the scheduler's to choose. What is typed must be for this scheduler; what a
-    file says for another is not heard.
+    A value that neither a flag nor a file gives is the scheduler's to choose. What is typed must be for this scheduler;
+    what a file says for another is not heard. Nothing that could have been meant for us is handed to the program by
+    guess: what is submitted is paid for.
     """
 
     sections = SECTIONS
     starts_here = False
     refused = OF_TORCHRUN
     skipped = OF_SBATCH.keys()
+    few = FEW - {DRY_RUN, JSON} | {"--nodes", "--gpus-per-node"}
 
     def spellings(self, ctx: click.Context) -> dict[str, bool]:
         return {**spellings(run.params), **super().spellings(ctx)}
 
-    def place(self, ctx: click.Context, args: list[str]) -> Placed:
-        elsewhere = {**ELSEWHERE, **OF_SBATCH}
+    def place(self, ctx: click.Context, words: list[str], *, ends_at_target: bool) -> Placed:
+        own = self.spellings(ctx)
         try:
             placed = place(
-                args, self.spellings(ctx), program_knows, apart=NAMES, neutral={"--dry-run"}, elsewhere=elsewhere
+                words,
+                own,
+                program_names(),
+                few=self.few,
+                guarded=own.keys() - HELP,
+                ends_at_target=ends_at_target,
+                elsewhere={**ELSEWHERE, **OF_SBATCH},
             )
         except UsageError as error:
             raise _of_submit(error) from None
@@ -325,7 +333,10 @@ def _shown(value: object) -> str:
 
 
 def _notes(flags: dict[str, Any]) -> Iterator[str]:
-    yield from click.get_current_context().meta.get(NOTES, ())
+    meta = click.get_current_context().meta
+    yield from meta.get(NOTES, ())
+    if ALIKE in meta:
+        yield meta[ALIKE]
     yield from _unheard()
     if flags["cpus_per_task"] is None and not any(
         "cpus-per" in arg or "exclusive" in arg for arg in flags["sbatch_args"]

@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddplaunch.cli.placement import HELP, Placed, goes_on, place
+from ddplaunch.cli.placement import FEW, HELP, Placed, goes_on, passed_on, place
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
+    from ddplaunch.cli.torchrun import Translation
     from ddplaunch.plan.target import Target
 
 SETTINGS = {
@@ -30,6 +31,12 @@ TORCHRUN_SIGNS = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 NOTES = "ddplaunch.torchrun"
 """Where the context keeps what people should know of torchrun's options."""
 
+ALIKE = "ddplaunch.alike"
+"""Where it keeps the note on options that went to the program and are spelled like ours."""
+
+PASSED_ON = "ddplaunch.passed_on"
+"""Where it keeps how to pass on a ``--dry-run`` that stood behind the target."""
+
 
 class TargetCommand(click.Command):
     """Knows which words are its own: click alone would take every option up to the first positional word."""
@@ -42,37 +49,43 @@ class TargetCommand(click.Command):
     """Options of torchrun that make no sense here, and what to do instead."""
     skipped: Collection[str] = ()
     """Those that mean something else here."""
+    few: Collection[str] = FEW
+    """What is ours right behind the target too."""
 
-    def place(self, ctx: click.Context, args: list[str]) -> Placed:
+    def place(self, ctx: click.Context, words: list[str], *, ends_at_target: bool) -> Placed:
         """Split the words typed; a subclass may know more options, or read them in another way."""
-        return place(args, self.spellings(ctx), program_knows)
+        return place(words, self.spellings(ctx), program_names(), few=self.few, ends_at_target=ends_at_target)
 
     def spellings(self, ctx: click.Context) -> dict[str, bool]:
         """Every spelling of every option of ours, and whether it takes a value."""
         return spellings(self.get_params(ctx))
 
-    def translated(self, ctx: click.Context, words: list[str]) -> list[str]:
+    def translated(self, ctx: click.Context, words: list[str]) -> Translation | None:
         """The words typed, with torchrun's options as ours. Most people use none, and need not load what knows them."""
         environ = os.environ if self.starts_here else {}
         if not (goes_on(words, self.spellings(ctx)) or any(name.startswith(TORCHRUN_SIGNS) for name in environ)):
-            return words
+            return None
         from ddplaunch.cli import torchrun
 
-        translation = torchrun.translate(
-            words, self.spellings(ctx), environ, refused=self.refused, skipped=self.skipped
-        )
-        ctx.meta[NOTES] = translation.notes
-        return translation.words
+        return torchrun.translate(words, self.spellings(ctx), environ, refused=self.refused, skipped=self.skipped)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # shell completion looks at half a line
             return super().parse_args(ctx, args)
-        placed = self.place(ctx, self.translated(ctx, args))
+        if translation := self.translated(ctx, args):
+            args, ctx.meta[NOTES] = translation.words, translation.notes
+        placed = self.place(ctx, args, ends_at_target=translation is not None and translation.of_torchrun)
         if placed.target is None and not HELP & set(placed.ours):
             taken = f"; {placed.ours[-1]} was taken for the value of {placed.ours[-2]}" if len(placed.ours) > 1 else ""
             raise UsageError(
                 f"there is no target{taken}", f"name a script or a function: ddplaunch {self.name} train.py"
             )
+        if placed.alike:
+            *first, last = placed.alike
+            named = f"{', '.join(first)} and {last} go" if first else f"{last} goes"
+            ctx.meta[ALIKE] = f"note: {named} to {placed.target}; ddplaunch's own options stand before it"
+        if command := passed_on(placed, self.spellings(ctx)):
+            ctx.meta[PASSED_ON] = f"--dry-run was read as ddplaunch's; to pass it on: {command}"
         target = [] if placed.target is None else [placed.target]
         return super().parse_args(ctx, [*placed.ours, "--", *target, *placed.program])
 
@@ -95,22 +108,27 @@ def spellings(params: Sequence[click.Parameter]) -> dict[str, bool]:
     }
 
 
-def program_knows(placed: Placed, option: str) -> bool:
-    """Whether the program itself has an option of this name."""
+def program_names() -> Callable[[Placed, str], bool]:
+    """Whether the target's own file names an option; the file is read when the first one is asked for."""
+    found: list[Target | None] = []
+
+    def names(placed: Placed, option: str) -> bool:
+        if not found:
+            found.append(_found(placed))
+        return found[0] is not None and found[0].names_option(option)
+
+    return names
+
+
+def _found(placed: Placed) -> Target | None:
     from ddplaunch.plan.target import find
 
     markers = set(placed.ours)
+    as_module, as_program = bool(markers & {"-m", "--module"}), "--no-python" in markers
     try:
-        found = find(
-            placed.target or "",
-            (),
-            as_module=bool(markers & {"-m", "--module"}),
-            as_program="--no-python" in markers,
-            cwd=current_directory(),
-        )
+        return find(placed.target or "", (), as_module=as_module, as_program=as_program, cwd=current_directory())
     except UsageError:  # said later, in its place
-        return False
-    return found.names_option(option)
+        return None
 
 
 def current_directory() -> str:
@@ -132,7 +150,11 @@ def find_target(typed: str, args: tuple[str, ...], flags: Mapping[str, Any]) -> 
     if found.signature is not None:
         from ddplaunch.agent.arguments import check
 
-        check(found.signature, found.args)
+        try:
+            check(found.signature, found.args)
+        except UsageError as error:
+            alike = click.get_current_context().meta.get(ALIKE, "").removeprefix("note: ")
+            raise UsageError(error.message, "\n".join(filter(None, (error.hint, alike)))) from None
     reads = found.signature is None or found.signature.reads_argv
     if flags["pass_local_rank"] and not reads:
         raise UsageError(

@@ -2,14 +2,14 @@
 
 Words in, words out, for whichever command reads them next; imported only where one of these names is seen. What each
 becomes stands in docs/torchrun.md; where we have no such thing, an error says what we have. The names are those of
-torch/distributed/run.py, get_args_parser, in torch 2.13 and before.
+torch/distributed/run.py, get_args_parser, in torch 2.4 to 2.14.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ddplaunch.cli import torchrun_nodes, torchrun_output
 from ddplaunch.cli.placement import end_of_ours, hyphened, is_option, name_of
@@ -42,8 +42,10 @@ VALUES = frozenset(
         "--master-addr",
         "--master-port",
         "--local-addr",
+        "--log-line-prefix-template",
         "--logs-specs",
         "--numa-binding",
+        "--print-completion",
         "--signals-to-handle",
         "--shutdown-timeout",
     }
@@ -51,7 +53,7 @@ VALUES = frozenset(
 """All that there are, with dashes; torchrun takes each with underscores too."""
 
 _SHORT = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
-_WITHOUT_VARIABLE = {"--logs-specs", "--numa-binding", "--use-env"}
+_WITHOUT_VARIABLE = {"--logs-specs", "--numa-binding", "--print-completion", "--use-env"}
 
 _VARIABLE = "PET_{}"  # PET_LOG_DIR is --log-dir where that is not typed: torch/distributed/argparse_util.py
 _SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -77,10 +79,15 @@ _INSTEAD = {
 
 
 class Translation(NamedTuple):
-    """The words to read instead, and what people should know of it."""
+    """The words to read instead, and what people should know of it.
+
+    ``of_torchrun`` says that one of the options typed is torchrun's alone: so is the line, and everything behind the
+    target the program's.
+    """
 
     words: list[str]
     notes: tuple[str, ...]
+    of_torchrun: bool
 
 
 def translate(
@@ -102,6 +109,8 @@ def translate(
         UsageError: an option has no equivalent, or no such value; two contradict each other.
     """
     asked, kept, rest = _split(words, options, set(skipped))
+    if "--print-completion" in asked:
+        _print_completion(asked["--print-completion"])
     for name in asked:
         if name in refused:
             raise UsageError(f"{asked[name].source} is not for a job of Slurm", refused[name])
@@ -113,7 +122,8 @@ def translate(
         if name in typed and source in {each.source for each in asked.values()}:
             raise UsageError(f"{source} and {name} contradict each other", f"{source} is {name}: leave one of them out")
     produced = [word for name, value, _ in made if name not in typed for word in ([name, value] if value else [name])]
-    return Translation([*produced, *kept, *rest], tuple(_notes(found, everything.idle)))
+    of_torchrun = any(each.source not in options for each in asked.values())
+    return Translation([*produced, *kept, *rest], tuple(_notes(found, everything.idle)), of_torchrun)
 
 
 def _split(
@@ -128,7 +138,7 @@ def _split(
         if joined := re.fullmatch(r"(-[rt])(\d.*)", rest[0]):
             rest[:1] = joined.groups()
         typed = name_of(rest[0])
-        name = _SHORT.get(typed, hyphened(typed))
+        name = _SHORT.get(typed) or (typed if typed in options else _whole(typed, theirs))
         if typed in skipped or (name not in theirs and typed not in options):
             break
         takes = theirs[name] if name in theirs else options[typed]
@@ -143,6 +153,14 @@ def _split(
     if rest and is_option(rest[0]) and rest[0] not in skipped:
         _check_slip(name_of(rest[0]), theirs, options)
     return asked, kept, rest
+
+
+def _whole(typed: str, theirs: Collection[str]) -> str:
+    """The option of torchrun's that was typed in full or, as argparse allows, so far that it can be no other."""
+    if not typed.startswith("--") or hyphened(typed) in theirs:
+        return hyphened(typed)
+    meant = [name for name in theirs if name.startswith(hyphened(typed))]
+    return meant[0] if len(meant) == 1 else hyphened(typed)
 
 
 def _check_slip(name: str, theirs: Iterable[str], options: Iterable[str]) -> None:
@@ -211,6 +229,7 @@ def _words(asked: Asked) -> Iterator[Word]:
         yield "--no-python", "", asked.source("--no-python")
     asked.ignore("--monitor-interval", default="0.1")
     asked.ignore("--start-method", default="spawn")
+    asked.ignore("--log-line-prefix-template")
     yield from _signals(asked)
 
 
@@ -241,7 +260,7 @@ def _signals(asked: Asked) -> Iterator[Word]:
 def _refuse(asked: Asked) -> None:
     """Name what we have instead where torchrun's value does not say it."""
     for name, hint in _INSTEAD.items():
-        if asked.value(name):
+        if asked.value(name, "default") != "default":
             raise UsageError(f"{asked.source(name)}: ddplaunch has no such thing", hint)
     if (handler := asked.value("--event-log-handler", "null")) != "null":
         source = asked.source("--event-log-handler")
@@ -249,3 +268,17 @@ def _refuse(asked: Asked) -> None:
     if (mode := asked.value("--numa-binding", "node")) != "node":
         source = asked.source("--numa-binding")
         raise UsageError(f"{source} {mode}: ddplaunch binds a rank to the NUMA node beside its GPU", "--bind numa")
+
+
+def _print_completion(asked: Said) -> NoReturn:
+    """Print the script that completes ``ddplaunch`` in a shell, as torchrun does for itself, and end."""
+    import click
+    from click.shell_completion import get_completion_class
+
+    from ddplaunch.cli import COMPLETE, cli
+
+    found = get_completion_class(asked.value)
+    if found is None:
+        raise UsageError(f"{asked.source} {asked.value}: unknown shell", "known are bash, zsh and fish")
+    click.echo(found(cli, {}, "ddplaunch", COMPLETE).source())
+    click.get_current_context().exit()

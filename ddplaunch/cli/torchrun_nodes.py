@@ -17,7 +17,6 @@ _KEEP_ALIVE = {"keep_alive_interval": 5.0, "keep_alive_max_attempt": 3.0}
 """A node that misses so many beats is lost; the defaults are torch's (dynamic_rendezvous.py)."""
 _STATIC = {"timeout"}
 _C10D = {"join_timeout", "last_call_timeout", "is_host", *_KEEP_ALIVE}
-_IDLE = {"close_timeout", "heartbeat_timeout", "read_timeout", "store_type", "use_libuv", "rank"}
 _TRUE = ("1", "true", "t", "yes", "y")  # torch/distributed/elastic/rendezvous/api.py, get_as_bool
 
 
@@ -96,18 +95,10 @@ def _given(asked: Asked) -> dict[str, str]:
 
 
 def _settings(asked: Asked, heard: set[str]) -> Iterator[Word]:
-    """Those of --rdzv-conf that this backend hears; the others torchrun itself ignores."""
+    """Those of --rdzv-conf that this backend hears; the others, whatever they are called, torchrun itself ignores."""
     if not (given := _given(asked)):
         return
     source = asked.source("--rdzv-conf")
-    known = {*_TIMES, *_C10D, *_IDLE}
-    for key in given:
-        if key not in known:
-            import difflib
-
-            near = difflib.get_close_matches(key, known, 1, 0.6)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(_TIMES))}"
-            raise UsageError(f"{source} {key}: there is no such setting", hint)
     if idle := [f"{key}={value}" for key, value in given.items() if key not in heard]:
         asked.idle.append(Said(",".join(idle), source))
     for key, ours in _TIMES.items():

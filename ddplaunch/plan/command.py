@@ -24,8 +24,6 @@ def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
     typed, args = plan.target.typed, plan.target.args
     if typed.startswith("-"):
         words += ["--", typed, *args]
-    elif any(arg.startswith("-") for arg in args):
-        words += [typed, "--", *args]
     else:
-        words += [typed, *args]
+        words += [typed, *(("--", *args) if args else ())]
     return shlex.join(words)

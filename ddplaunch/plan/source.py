@@ -153,7 +153,17 @@ def _files_of(name: str, first: str) -> Iterator[str]:
                 yield candidate
 
 
-def names_option(path: str, first: str, option: str) -> bool:
-    """Whether a program says the option ``option`` ("--log-dir") in quotes, as every parser of arguments needs it."""
-    quoted = (f'"{option}"', f"'{option}'")
-    return any(each in text for text in local_sources(path, first) for each in quoted)
+def option_names(tree: ast.Module) -> frozenset[str]:
+    """The options that a program's file names, with dashes: those in quotes, as every parser made by hand needs them;
+    annotated fields and parameters, which dataclass parsers, fire, typer and the like make options of.
+    """
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("-"):
+            found.update(node.value.split("/"))  # click: "--dry-run/--no-dry-run"
+        elif isinstance(node, ast.ClassDef):
+            fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+            found.update(f"--{field.id.replace('_', '-')}" for field in fields if isinstance(field, ast.Name))
+        elif isinstance(node, ast.arg):
+            found.add(f"--{node.arg.replace('_', '-')}")
+    return frozenset(found)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import UsageError
@@ -60,14 +61,24 @@ class Target:
     @property
     def local_rank_option(self) -> str:
         """What ``--pass-local-rank`` adds: torch's form since 2.0, or the older one where the source has only that."""
-        older = self.names_option("--local_rank") and not self.names_option("--local-rank")
-        return "--local_rank" if older else "--local-rank"
+        if self.source is None or self.first is None:
+            return "--local-rank"
+        texts = list(source.local_sources(self.source, self.first))
+        newer, older = (
+            any(f"{quote}{option}{quote}" in text for text in texts for quote in "'\"")
+            for option in ("--local-rank", "--local_rank")
+        )
+        return "--local_rank" if older and not newer else "--local-rank"
 
     def names_option(self, option: str) -> bool:
-        """Whether the program itself has an option of this name ("--log-dir"), as far as its source shows."""
+        """Whether the program itself has an option of this name ("--log-dir"), as far as its own file shows."""
         if self.signature is not None and not self.signature.reads_argv:
             return option.lstrip("-").replace("-", "_") in {parameter.name for parameter in self.signature.typed}
-        return bool(self.source and self.first) and source.names_option(self.source or "", self.first or "", option)
+        return option in self._options
+
+    @cached_property
+    def _options(self) -> frozenset[str]:
+        return source.option_names(source.parse(self.source)) if self.source else frozenset()
 
 
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"

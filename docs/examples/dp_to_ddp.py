@@ -3,7 +3,7 @@
     python docs/examples/dp_to_ddp.py --save model.pt                                      one card, or a CPU
     python docs/examples/dp_to_ddp.py --parallel dp --load model.pt --save model.pt        all cards, one process
     ddplaunch run docs/examples/dp_to_ddp.py --nproc 2 -- --parallel ddp --load model.pt   one process a card
-    ddplaunch run docs/examples/dp_to_ddp.py --hosts n0,n1 -- --parallel ddp --load model.pt
+    ddplaunch run --hosts n0,n1 docs/examples/dp_to_ddp.py -- --parallel ddp --load model.pt
 
 All four take the same steps, as ``--batch-size`` is that of all cards together: only rounding differs.
 """

@@ -215,7 +215,7 @@ def test_the_mark_for_the_batch_script(start, asks, tmp_path):
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
     assert (job.wait(), mark.exists()) == (75, True)
-    job = start("run", "t.py", "--preempt-grace", "0", env={"DDPLAUNCH_REQUEUE_FILE": str(tmp_path / "no" / "mark")})
+    job = start("run", "--preempt-grace", "0", "t.py", env={"DDPLAUNCH_REQUEUE_FILE": str(tmp_path / "no" / "mark")})
     job.wait_for("ready")
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from ddplaunch.cli.placement import Placed, place
+from ddplaunch.cli.placement import FEW, Placed, place
 from ddplaunch.errors import UsageError
 
 OPTIONS = {
@@ -14,6 +14,7 @@ OPTIONS = {
     "--module": False,
     "--no-python": False,
     "--nproc": True,
+    "--nnodes": True,
     "--node-rank": True,
     "--gpus": True,
     "--show": True,
@@ -25,20 +26,20 @@ OPTIONS = {
 }
 
 
-def split(line: str, knows: frozenset[str] = frozenset()) -> Placed:
-    return place(shlex.split(line), OPTIONS, lambda placed, option: option in knows)
+def split(line: str, named: frozenset[str] = frozenset(), **how) -> Placed:
+    return place(shlex.split(line), OPTIONS, lambda placed, option: option in named, **how)
 
 
-def spellings(line: str, knows: frozenset[str] = frozenset()) -> tuple[str, list[Placed]]:
+def spellings(line: str, named: frozenset[str] = frozenset()) -> tuple[str, list[Placed]]:
     """Return the message of a refusal, and how its suggestions are read: as ours, then as the program's."""
     with pytest.raises(UsageError) as refusal:
-        split(line, knows)
+        split(line, named)
     suggested = [
         suggestion.partition(":")[2].split(None, 2)[2]
         for suggestion in (refusal.value.hint or "").splitlines()
         if suggestion.startswith(("ddplaunch's:", "the program's:"))
     ]
-    return refusal.value.message, [split(suggestion, knows) for suggestion in suggested]
+    return refusal.value.message, [split(suggestion, named) for suggestion in suggested]
 
 
 @pytest.mark.parametrize(
@@ -48,10 +49,15 @@ def spellings(line: str, knows: frozenset[str] = frozenset()) -> tuple[str, list
         ("--nproc 4 train.py --epochs 10", "--nproc 4", "train.py", "--epochs 10"),
         ("train.py --nproc 4", "--nproc 4", "train.py", ""),
         ("train.py --nproc 4 --dry-run --epochs 10", "--nproc 4 --dry-run", "train.py", "--epochs 10"),
+        ("train.py --dry-run --json x", "--dry-run --json", "train.py", "x"),
+        ("train.py --json --dry-run", "--json --dry-run", "train.py", ""),
+        ("--dry-run train.py --json", "--dry-run --json", "train.py", ""),
         ("train.py --nproc=4 data", "--nproc=4", "train.py", "data"),
         ("train.py data --epochs 10", "", "train.py", "data --epochs 10"),
         ("train.py --nproc 4 -- --nproc 8", "--nproc 4", "train.py", "--nproc 8"),
         ("--nproc 4 train.py -- --nproc 8", "--nproc 4", "train.py", "--nproc 8"),
+        ("--gpus 1 train.py --nproc 4", "--gpus 1 --nproc 4", "train.py", ""),
+        ("--nproc 4 train.py --nproc=4 x", "--nproc 4 --nproc=4", "train.py", "x"),
         ("train.py -- --dry-run", "", "train.py", "--dry-run"),
         ("train.py --", "", "train.py", ""),
         ("train.py -- -- x", "", "train.py", "-- x"),
@@ -63,53 +69,65 @@ def spellings(line: str, knows: frozenset[str] = frozenset()) -> tuple[str, list
         ("--nproc 2 -m pkg.mod --lr 1", "--nproc 2 -m", "pkg.mod", "--lr 1"),
         ("--module pkg.mod -m x", "--module", "pkg.mod", "-m x"),
         ("--no-python ./prog -x --module", "--no-python", "./prog", "-x --module"),
+        ("--no-python ./prog --nproc 4 --dry-run", "--no-python", "./prog", "--nproc 4 --dry-run"),
+        ("--no-python ./prog -- --nproc 4", "--no-python", "./prog", "--nproc 4"),
         ("-- train.py --nproc 4", "", "train.py", "--nproc 4"),
         ("--nproc 2 -- -odd.py --nproc 4 -- x", "--nproc 2", "-odd.py", "--nproc 4 -- x"),
         ("run run", "", "run", "run"),
         ("devices --nproc 2", "--nproc 2", "devices", ""),
-        ("train.py --batch-size 4 --shows 1", "", "train.py", "--batch-size 4 --shows 1"),
         ("--log-dir train.py data.py", "--log-dir train.py", "data.py", ""),
         ("train.py ''", "", "train.py", "''"),
+        # The program's, unchanged, whatever it is called.
+        ("train.py --show 0 --log-dir=x", "", "train.py", "--show 0 --log-dir=x"),
+        ("train.py --nproc 4 --gpus 0", "--nproc 4", "train.py", "--gpus 0"),
+        ("train.py --json x", "", "train.py", "--json x"),
+        ("train.py --help", "", "train.py", "--help"),
+        ("train.py --lr 1 -h", "", "train.py", "--lr 1 -h"),
+        ("train.py --nprco 4 --dry-rum", "", "train.py", "--nprco 4 --dry-rum"),
+        ("train.py --node_rank 1 --nproc_per_node 4", "", "train.py", "--node_rank 1 --nproc_per_node 4"),
+        ("--nproc 4 train.py --dryrun", "--nproc 4", "train.py", "--dryrun"),
     ],
 )
 def test_one_reading(line, ours, target, program):
-    assert split(line) == (tuple(shlex.split(ours)), target, tuple(shlex.split(program)))
+    assert split(line)[:3] == (tuple(shlex.split(ours)), target, tuple(shlex.split(program)))
+
+
+@pytest.mark.parametrize(
+    ("line", "program"),
+    [
+        ("--nproc 4 train.py --dry-run --nproc 2", "--dry-run --nproc 2"),
+        ("train.py --help", "--help"),
+        ("train.py -- --help -- x", "--help -- x"),
+        ("-- train.py -- --help", "-- --help"),
+        ("--no-python ./p -- x", "x"),
+    ],
+)
+def test_behind_a_torchrun_line_all_is_the_programs(line, program):
+    """What torchrun itself makes of them: tests/cli/test_torchrun.py asks it."""
+    assert split(line, ends_at_target=True).program == tuple(shlex.split(program))
 
 
 @pytest.mark.parametrize(
     ("line", "ours", "program"),
     [  # what is ours and the program's if the option is ours; then if it is the program's
         ("train.py --epochs 10 --nproc 4", ("--nproc 4", "--epochs 10"), ("", "--epochs 10 --nproc 4")),
-        ("--nproc 4 train.py --dry-run", ("--nproc 4 --dry-run", ""), ("--nproc 4", "--dry-run")),
-        ("--nproc=4 train.py --dry-run -x", ("--nproc=4 --dry-run", "-x"), ("--nproc=4", "--dry-run -x")),
-        ("train.py --nproc 4 --lr 1 --show 0", ("--nproc 4 --show 0", "--lr 1"), ("--nproc 4", "--lr 1 --show 0")),
-        ("train.py a --show 0 b --gpus 1 c", ("--show 0 --gpus 1", "a b c"), ("", "a --show 0 b --gpus 1 c")),
-        ("train.py a --show=0", ("--show=0", "a"), ("", "a --show=0")),
-        ("train.py a --json -- --show 0", ("--json", "a -- --show 0"), ("", "a --json -- --show 0")),
-        ("--nproc 2 train.py --show 0 -- -x", ("--nproc 2 --show 0", "-x"), ("--nproc 2", "--show 0 -- -x")),
-        (
-            "--nproc 2 train.py --show 0 -- --json",
-            ("--nproc 2 --show 0", "--json"),
-            ("--nproc 2", "--show 0 -- --json"),
-        ),
-        ("train.py --help", ("--help", ""), ("", "--help")),
-        ("train.py -h", ("-h", ""), ("", "-h")),
-        ("train.py --lr 1 -h", ("-h", "--lr 1"), ("", "--lr 1 -h")),
-        ("train.py --nprco 4 -x", ("--nproc 4", "-x"), ("", "--nprco 4 -x")),
-        ("train.py --dry-rum", ("--dry-run", ""), ("", "--dry-rum")),
-        ("train.py --gpu 0", ("--gpus 0", ""), ("", "--gpu 0")),
-        ("train.py --log_dir=x", ("--log-dir=x", ""), ("", "--log_dir=x")),
-        ("train.py --nproc_per_node 4", ("--nproc 4", ""), ("", "--nproc_per_node 4")),
-        ("--nproc 4 train.py --dryrun", ("--nproc 4 --dry-run", ""), ("--nproc 4", "--dryrun")),
-        ("--nproc 4 train.py --jsno --gpus 1", ("--nproc 4 --gpus 1", "--jsno"), ("--nproc 4", "--jsno --gpus 1")),
-        ("-m pkg.mod x --json", ("--json -m", "x"), ("-m", "x --json")),
-        ("--no-python --nproc 2 ./p --json", ("--nproc 2 --json --no-python", ""), ("--nproc 2 --no-python", "--json")),
+        ("--gpus 1 train.py -x --dry-run", ("--gpus 1 --dry-run", "-x"), ("--gpus 1", "-x --dry-run")),
+        ("train.py --nproc 4 --lr 1 --nnodes 2", ("--nproc 4 --nnodes 2", "--lr 1"),
+         ("--nproc 4", "--lr 1 --nnodes 2")),
+        ("train.py a --nproc 3 b --nnodes 1 c", ("--nproc 3 --nnodes 1", "a b c"),
+         ("", "a --nproc 3 b --nnodes 1 c")),
+        ("train.py a --nproc=3", ("--nproc=3", "a"), ("", "a --nproc=3")),
+        ("train.py a --dry-run -- --nproc 3", ("--dry-run", "a -- --nproc 3"), ("", "a --dry-run -- --nproc 3")),
+        ("train.py --log-dir x --nproc 3", ("--nproc 3", "--log-dir x"), ("", "--log-dir x --nproc 3")),
+        ("--dry-run train.py x --json", ("--dry-run --json", "x"), ("--dry-run", "x --json")),
+        ("-m pkg.mod x --dry-run", ("--dry-run -m", "x"), ("-m", "x --dry-run")),
     ],
-)
-def test_what_could_be_meant_either_way_is_refused_and_both_spellings_work(line, ours, program):
+)  # fmt: skip
+def test_one_of_the_few_further_on_is_refused_and_both_spellings_work(line, ours, program):
     _, read = spellings(line)
-    target = next(word for word in shlex.split(line) if word in ("train.py", "pkg.mod", "./p"))
-    assert read == [(tuple(shlex.split(o)), target, tuple(shlex.split(p))) for o, p in (ours, program)]
+    target = next(word for word in shlex.split(line) if word in ("train.py", "pkg.mod"))
+    expected = [(tuple(shlex.split(o)), target, tuple(shlex.split(p))) for o, p in (ours, program)]
+    assert [each[:3] for each in read] == expected
 
 
 def test_the_option_in_question_is_named():
@@ -118,27 +136,58 @@ def test_the_option_in_question_is_named():
 
 
 @pytest.mark.parametrize(
-    ("line", "knows"),
+    ("line", "named"),
     [
-        ("train.py --log-dir runs", "--log-dir"),
-        ("train.py --nproc 2 --log-dir=runs", "--log-dir"),
-        ("train.py --show 4", "--show"),
+        ("train.py --nproc 2", "--nproc"),
+        ("train.py --nproc 2 --dry-run -x", "--dry-run"),
+        ("train.py --nproc=2", "--nproc"),
     ],
 )
-def test_an_option_that_the_program_knows_itself_is_never_swallowed(line, knows):
-    assert split(line).program == ()
-    message, read = spellings(line, frozenset({knows}))
-    assert message == f"{knows} could be ddplaunch's or an argument of train.py"
-    assert read[0] == split(line)
-    assert read[1] == ((), "train.py", tuple(shlex.split(line)[1:]))
+def test_one_that_the_program_names_itself_is_never_swallowed(line, named):
+    message, read = spellings(line, frozenset({named}))
+    assert message == f"{named} could be ddplaunch's or an argument of train.py"
+    assert read[0][:3] == split(line)[:3]
+    assert read[1][:3] == ((), "train.py", tuple(shlex.split(line)[1:]))
+
+
+def test_further_on_it_is_the_programs_if_that_names_it():
+    placed = split("train.py --lr 1 --dry-run --log-dir x", frozenset({"--dry-run", "--log-dir"}))
+    assert placed[:3] == ((), "train.py", ("--lr", "1", "--dry-run", "--log-dir", "x"))
+    assert placed.alike == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "alike"),
+    [
+        ("train.py --log-dir x --show=0 --log-dir y", ("--log-dir", "--show")),
+        ("train.py --help", ("--help",)),
+        ("train.py --nproc_per_node 4", ("--nproc_per_node",)),
+        ("train.py --lr 1 -m x", ()),
+        ("train.py -- --log-dir x", ()),
+        ("train.py --lr 1 -- --log-dir x", ()),
+        ("-- train.py --log-dir x", ()),
+        ("--no-python ./p --log-dir x", ("--log-dir",)),
+    ],
+)
+def test_what_is_spelled_like_ours_is_noted(line, alike):
+    assert split(line).alike == alike
 
 
 def test_a_value_is_no_option_that_a_program_could_know():
-    assert split("train.py --show 4", frozenset({"4"})).ours == ("--show", "4")
+    assert split("train.py --nproc 4", frozenset({"4"})).ours == ("--nproc", "4")
 
 
-def test_what_looks_like_a_slip_is_the_programs_if_it_knows_it():
-    assert split("train.py --gpu 0", frozenset({"--gpu"})).program == ("--gpu", "0")
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--nproc 3 train.py --nproc 2", "--nproc is 3 before train.py and 2 behind it"),
+        ("--nproc=3 --gpus 1 train.py --dry-run --nproc=2 x", "--nproc is 3 before train.py and 2 behind it"),
+    ],
+)
+def test_two_values(line, message):
+    with pytest.raises(UsageError) as refusal:
+        split(line)
+    assert refusal.value.message == message
 
 
 @pytest.mark.parametrize(
@@ -146,14 +195,15 @@ def test_what_looks_like_a_slip_is_the_programs_if_it_knows_it():
     [
         ("train.py --nproc", "--nproc needs a value", "--nproc"),
         ("train.py -x --nproc", "--nproc needs a value", "-x --nproc"),
-        ("train.py --log-dir --dry-run", "--log-dir needs a value, and --dry-run looks like an option", None),
+        ("train.py --nproc --dry-run", "--nproc needs a value, and --dry-run looks like an option", None),
         ("train.py --name --nproc --json", "--nproc needs a value, and --json looks like an option", None),
     ],
 )
 def test_without_its_value_it_can_only_be_the_programs(line, message, program):
     said, read = spellings(line)
     assert said == message
-    assert read == [((), "train.py", tuple(shlex.split(program or line.partition(" ")[2])))]
+    expected = [((), "train.py", tuple(shlex.split(program or line.partition(" ")[2])))]
+    assert [each[:3] for each in read] == expected
 
 
 @pytest.mark.parametrize(
@@ -189,27 +239,27 @@ def test_no_target(line):
     assert split(line).target is None
 
 
-KINDS = {"--nodes": True, "--time": True}
-"""A second kind of options, as ``submit`` has them."""
+SUBMIT = {**OPTIONS, "--nodes": True, "--time": True}
+"""More options, as ``submit`` has them: two few that may stand behind, the others guarded."""
 
 
-def split_kinds(line: str) -> Placed:
-    return place(shlex.split(line), {**OPTIONS, **KINDS}, apart=KINDS, neutral={"--dry-run"})
+def split_submit(line: str, named: frozenset[str] = frozenset()) -> Placed:
+    few = FEW - {"--dry-run", "--json"} | {"--nodes"}
+    guarded = SUBMIT.keys() - {"--help", "-h"}
+    return place(shlex.split(line), SUBMIT, lambda placed, option: option in named, few=few, guarded=guarded)
 
 
 @pytest.mark.parametrize(
     ("line", "ours", "program"),
     [
-        ("--nodes 2 train.py --nproc 4", "--nodes 2 --nproc 4", ""),
+        ("--time 2 train.py --nproc 4", "--time 2 --nproc 4", ""),
         ("--nodes 2 train.py --nproc 4 -- --time 3", "--nodes 2 --nproc 4", "--time 3"),
         ("--nproc 4 train.py --nodes 2 --lr 1", "--nproc 4 --nodes 2", "--lr 1"),
-        ("train.py --nodes 2 --nproc 4 x", "--nodes 2 --nproc 4", "x"),
-        ("--dry-run --nodes 2 train.py --nproc 4", "--dry-run --nodes 2 --nproc 4", ""),
-        ("--nodes 2 train.py --dry-run", "--nodes 2 --dry-run", ""),
+        ("--nodes 2 train.py --help", "--nodes 2", "--help"),
     ],
 )
-def test_two_kinds_may_stand_on_either_side(line, ours, program):
-    assert split_kinds(line) == (tuple(shlex.split(ours)), "train.py", tuple(shlex.split(program)))
+def test_submit_has_more_that_may_stand_behind(line, ours, program):
+    assert split_submit(line)[:3] == (tuple(shlex.split(ours)), "train.py", tuple(shlex.split(program)))
 
 
 @pytest.mark.parametrize(
@@ -218,13 +268,17 @@ def test_two_kinds_may_stand_on_either_side(line, ours, program):
         ("--nodes 2 train.py --time 3", "--time"),
         ("--nproc 2 train.py --show 3", "--show"),
         ("--nproc 2 train.py --dry-run", "--dry-run"),
-        ("--nodes 2 --nproc 2 train.py --time 3", "--time"),
+        ("train.py --nodes 2 --dry-run", "--dry-run"),
+        ("--nodes 2 train.py --lr 1 --dry-run", "--dry-run"),
         ("--nodes 2 train.py --lr 1 --nproc 3", "--nproc"),
     ],
 )
-def test_one_kind_may_not(line, option):
-    with pytest.raises(UsageError, match=f"^{option} could be ddplaunch's or an argument of train.py"):
-        split_kinds(line)
+def test_what_is_guarded_may_not_unless_the_program_names_it(line, option):
+    with pytest.raises(UsageError, match=f"^{option} could be ddplaunch's or an argument of train.py") as refusal:
+        split_submit(line)
+    for suggestion in (refusal.value.hint or "").splitlines():
+        split_submit(suggestion.partition(":")[2].split(None, 2)[2])
+    assert split_submit(line, frozenset({option})).alike == ()
 
 
 def test_no_words_are_lost_or_invented():

@@ -164,12 +164,11 @@ limit = 3
             ("2 nodes with --control none needs --master-port",),
         ),
         ("run --nprco 4 train.py", ("no such option: --nprco", "did you mean --nproc?")),
-        ("run train.py --nprco 4", ("--nprco could be meant", "run --nproc 4 train.py", "run train.py -- --nprco 4")),
         (
             "run train.py --epochs 1 --dry-run",
             ("run --dry-run train.py --epochs 1", "train.py -- --epochs 1 --dry-run"),
         ),
-        ("run --nproc 1 train.py --help", ("--help could be ddplaunch's or an argument of train.py",)),
+        ("run --nproc 1 train.py --nproc 2", ("--nproc is 1 before train.py and 2 behind it",)),
         ("run fn.py:main", ("fn.py:main needs --save_every, --total_epochs and --batch_size", "main(rank: int, w")),
         ("run fn.py:main --save_every x", ("cannot take --save_every: 'x' is not a valid integer", "main(rank: int,")),
         ("run fn.py:main --savevery 1", ("no such option", "main(rank: int,")),

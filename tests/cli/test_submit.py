@@ -103,13 +103,13 @@ def last_words(script: str) -> list[str]:
     [
         ("train.py", "train.py"),
         ("train.py --lr 0.1", "train.py -- --lr 0.1"),
-        ("--nodes 2 train.py --max-restarts 2 -- --lr 0.1", "--max-restarts 2 train.py -- --lr 0.1"),
+        ("--max-restarts 2 train.py --nodes 2 -- --lr 0.1", "--max-restarts 2 train.py -- --lr 0.1"),
         ("--nodes 2 --max-restarts=2 train.py --lr 0.1", "--max-restarts=2 train.py -- --lr 0.1"),
         ("--max-restarts 2 --nodes 2 train.py a", "--max-restarts 2 train.py -- a"),
         ("--max-restarts 2 train.py --nodes 2 a", "--max-restarts 2 train.py -- a"),
-        ("train.py --nodes 2 --nproc 4 --time=5 --mem 3G a", "--nproc 4 train.py -- a"),
+        ("--time=5 train.py --nodes 2 --nproc 4 --gpus-per-node 2 a", "--nproc 4 train.py -- a"),
         ("train.py -- --nodes 2", "train.py -- --nodes 2"),
-        ("-m --nodes 2 timeit --grace 5", "-m --grace 5 timeit"),
+        ("-m --nodes 2 --grace 5 timeit --nproc 2", "-m --grace 5 --nproc 2 timeit"),
         ("--no-python --nodes 2 /bin/echo -n x", "--no-python /bin/echo -- -n x"),
         ("fn.py:main --lr 1", "fn.py:main -- --lr 1"),
         ("--nodes 2 train.py -- 'a b' '$HOME' \"it's\"", "train.py -- 'a b' '$HOME' \"it's\""),
@@ -121,9 +121,15 @@ def test_which_words_are_for_run(dry, line, words):
     assert dry(f"{shlex.join(last_words(script))}")[0].splitlines()[-1] == script.splitlines()[-1], "read alike again"
 
 
-def test_a_dry_run_may_stand_behind(submit, cluster):
-    assert "#SBATCH --nodes=2\n" in submit("--nodes 2 train.py --dry-run --grace 3").stdout
+@pytest.mark.parametrize("line", ["train.py --dry-run", "train.py --lr 1 --dry-run", "train.py --nodes 2 --dry-run"])
+def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tmp_path, line):
+    done = submit(line)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "ddplaunch's:   ddplaunch submit " in done.stderr
     assert not (cluster.folder / "script").exists()
+    write(tmp_path, "train.py", "parser.add_argument('--dry-run')")
+    assert submit(line).returncode == 0
+    assert cluster.read("script").splitlines()[-1].endswith(" --dry-run")
 
 
 @pytest.mark.parametrize(
@@ -295,7 +301,7 @@ def test_submitted(submit, cluster, tmp_path):
     ]
     assert (tmp_path / "logs").is_dir(), "Slurm would not make it"
     assert cluster.read("words") == "--parsable\n"
-    assert cluster.read("script") == submit("--nodes 2 --partition a --output logs/%j.txt train.py --dry-run").stdout
+    assert cluster.read("script") == submit("--dry-run --nodes 2 --partition a --output logs/%j.txt train.py").stdout
     got = cluster.read("environment").splitlines()
     assert "SBATCH_QOS=y" in got, "nothing else says it"
     left_out = ("SBATCH_PARTITION=", "SLURM_JOB_ID=", "SLURM_CPUS_PER_TASK=")

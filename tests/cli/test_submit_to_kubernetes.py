@@ -43,7 +43,7 @@ def test_only_the_manifest_is_printed_and_a_dry_run_tells_more(submit):
     done = submit(f"{ASKED} --nodes 2 train.py")
     assert (done.returncode, done.stderr) == (0, "")
     assert [each["kind"] for each in yaml.safe_load_all(done.stdout)] == ["Service", "Job"]
-    dry = submit(f"{ASKED} --nodes 2 train.py --dry-run")
+    dry = submit(f"{ASKED} --dry-run --nodes 2 train.py")
     assert dry.stdout == done.stdout
     assert dry.stderr.splitlines() == [
         "scheduler: kubernetes (--scheduler)",
@@ -62,10 +62,10 @@ def test_it_is_utf8_wherever_it_is_printed(submit):
     ("line", "words"),
     [
         ("train.py --lr 0.1", "train.py -- --lr 0.1"),
-        ("--nodes 2 train.py --max-restarts 2 -- --lr 0.1", "--max-restarts 2 train.py -- --lr 0.1"),
+        ("--max-restarts 2 train.py --nodes 2 -- --lr 0.1", "--max-restarts 2 train.py -- --lr 0.1"),
         ("--env A=1 --nproc 4 --label a=b --namespace n train.py", "--nproc 4 train.py"),
-        ("--env=A=1 train.py --nproc 4 --dry-run a", "--nproc 4 train.py -- a"),
-        ("-m --nodes 2 wine.train --grace 5", "-m --grace 5 wine.train"),
+        ("--env=A=1 --dry-run train.py --nproc 4 a", "--nproc 4 train.py -- a"),
+        ("-m --nodes 2 --grace 5 wine.train", "-m --grace 5 wine.train"),
         ("--no-python /bin/echo -n x", "--no-python /bin/echo -- -n x"),
         ("--time 3 train.py -- --time 3 --env x", "train.py -- --time 3 --env x"),
         ("--log-dir /logs --master-port 4000 train.py", "--log-dir /logs --master-port 4000 train.py"),
@@ -143,7 +143,7 @@ def test_where_it_runs_and_with_what(spec):
         (f"{ASKED} --nodes 0 train.py", ("--nodes 0 is no number of nodes",)),
         (f"{ASKED} --time 4h train.py", ("--time 4h is no time",)),
         (f"{ASKED} --partition x train.py", ("--partition is not for a job of Kubernetes", "--constraint KEY=VALUE")),
-        (f"train.py {ASKED} --qos=x", ("--qos is not for a job of Kubernetes", "priorityClassName")),
+        (f"{ASKED} --qos=x train.py", ("--qos is not for a job of Kubernetes", "priorityClassName")),
         (f"{ASKED} --array 0-3 train.py", ("--array is not for a job of Kubernetes", "one job for each")),
         (f"{ASKED} --setup 'module load x' train.py", ("--setup is not for", "in its image")),
         (f"{ASKED} --follow train.py", ("--follow is not for", "kubectl logs --follow")),
@@ -245,7 +245,7 @@ def test_defaults_of_a_project_and_of_a_user(submit, tmp_path):
         f"--setup is not for a job of Kubernetes, and not heard ({user})",
     ]
     assert sorted(done.stderr.splitlines()) == sorted(f"ddplaunch: {line}" for line in unheard)
-    dry = submit("train.py --dry-run")
+    dry = submit("--dry-run train.py")
     assert dry.stdout == done.stdout
     assert {f"note: {line}" for line in unheard} < set(dry.stderr.splitlines())
     assert f"scheduler: kubernetes ({project})" in dry.stderr.splitlines()

@@ -34,8 +34,7 @@ def free_port() -> int:
 )
 def test_a_script(launch, tmp_path, mode, words):
     write(tmp_path, "train.py", "import os, sys\nprint(__name__, os.environ['RANK'], sys.argv)\n")
-    options, behind = (mode, ()) if words.startswith("--") else ((), mode)
-    done = launch("run", *options, *words.split(), *behind, "--epochs", "10", "a b", "-x")
+    done = launch("run", *mode, *words.split(), "--epochs", "10", "a b", "-x")
     argv = "['train.py', '--epochs', '10', 'a b', '-x']"
     assert said(done) == [f"__main__ 0 {argv}", f"__main__ 1 {argv}"]
 
@@ -266,27 +265,70 @@ def test_a_click_command_reads_its_arguments_itself(launch, tmp_path):
     assert said(launch("run", *LIGHT, "--nproc", "2", "cmd.py:main", "--lr", "2")) == ["lr 2.0"] * 2
 
 
-@pytest.mark.smoke
-def test_a_scripts_own_log_dir_is_not_swallowed(launch, tmp_path):
-    write(
-        tmp_path,
-        "train.py",
-        """
+PARSERS = {
+    "argparse": """
         import argparse
         parser = argparse.ArgumentParser()
-        parser.add_argument("--log-dir")
-        print(parser.parse_args())
+        parser.add_argument("--token", default="none")
+        token = parser.parse_args().token
         """,
-    )
-    done = launch("run", "train.py", "--log-dir", "runs")
+    "fields": """
+        import dataclasses, sys
+
+        @dataclasses.dataclass
+        class Arguments:
+            token: str = "none"
+
+        typed = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+        token = Arguments(**{field.name: typed.get(f"--{field.name}") for field in dataclasses.fields(Arguments)}).token
+        """,
+    "nothing": """
+        import sys
+        token = "none"
+        for name, value in zip(sys.argv[1::2], sys.argv[2::2]):
+            globals()[name.lstrip("-")] = value
+        """,
+}
+"""Programs that read ``--token``: named in quotes, as a field, not at all."""
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("how", PARSERS)
+def test_a_programs_own_option_is_never_swallowed(launch, tmp_path, how):
+    """Whatever shows of it: silently, where the file names it, else with a note of whose it is."""
+    write(tmp_path, "train.py", PARSERS[how]).open("a").write("print(token)\n")
+    done = launch("run", *LIGHT, "--nproc", "2", "train.py", "--token", "secret")
+    assert said(done) == ["secret", "secret"]
+    note = "ddplaunch: note: --token goes to train.py; ddplaunch's own options stand before it\n"
+    assert done.stderr == (note if how == "nothing" else "")
+
+
+def test_a_dry_run_behind_a_target_says_how_to_pass_it_on(answer, tmp_path):
+    write(tmp_path, "train.py", "")
+    line = "--dry-run was read as ddplaunch's; to pass it on: ddplaunch run --nproc 2 train.py -- --dry-run"
+    done = answer("run", "train.py", "--nproc", "2", "--dry-run")
+    assert (done.stdout.splitlines()[-1], done.stderr) == (line, "")
+    done = answer("run", "--nproc", "2", "train.py", "--dry-run", "--json")
+    assert json.loads(done.stdout)["world_size"] == 2
+    assert done.stderr == f"{line} --json\n"
+
+
+def test_a_parameter_named_like_one_of_ours(answer, tmp_path):
+    """A function's parameters are known: what is theirs is asked for, what is nobody's is refused."""
+    write(tmp_path, "train.py", "def main(rank, nproc: int = 3, log_dir=None): pass\n")
+    done = answer("run", "--dry-run", "train.py:main", "--nproc", "2")
     assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        "Error: --log-dir could be ddplaunch's or an argument of train.py",
-        "  ddplaunch's:   ddplaunch run --log-dir runs train.py",
-        "  the program's: ddplaunch run train.py -- --log-dir runs",
-    ]
-    assert said(launch("run", "train.py", "--", "--log-dir", "runs")) == ["Namespace(log_dir='runs')"]
-    assert not (tmp_path / "runs").exists()
+    assert "--nproc could be ddplaunch's or an argument of train.py:main" in done.stderr
+    assert answer("run", "--dry-run", "train.py:main", "--master-port", "4", "--log-dir", "x").returncode == 0
+    done = answer("run", "--dry-run", "train.py:main", "--backend", "gloo")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        [
+            "Error: train.py:main: no such option '--backend'",
+            "  its signature: main(rank, nproc: int = 3, log_dir=None)",
+            "  --backend goes to train.py:main; ddplaunch's own options stand before it",
+        ],
+    )
 
 
 def test_nothing_of_a_target_runs_in_the_launcher(answer, tmp_path):

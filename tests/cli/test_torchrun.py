@@ -196,7 +196,6 @@ def test_what_goes_before_what(line, environ, read, monkeypatch):
         ("--standalone --nnodes 2 train.py", {}, "--standalone and --nnodes 2 contradict each other"),
         ("--nnodes 2 --rdzv-backend c10d train.py", {}, "--rdzv-backend c10d on 2 nodes needs --rdzv-endpoint"),
         ("--rdzv-endpoint :29500 train.py", {}, "--rdzv-endpoint :29500 is no HOST:PORT"),
-        ("--rdzv-conf join_timeot=3 train.py", {}, "did you mean join_timeout?"),
         ("--rdzv-conf join_timeout train.py", {}, "--rdzv-conf join_timeout is no list of settings"),
         ("--redirects 4 train.py", {}, "--redirects 4 names no streams"),
         ("-t 0:1,x train.py", {}, "-t 0:1,x names no streams"),
@@ -214,6 +213,28 @@ def test_what_makes_no_sense(line, environ, message, answer, tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert len(done.stderr.splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("--rdzv-conf join_timeot=3,timeout=60 train.py", "--rdzv-conf join_timeot=3"),
+        ("--rdzv-conf \"'timeout=60'\" train.py", "--rdzv-conf 'timeout=60'"),
+        ("--log-line-prefix-template '${hostname}: ' train.py", "--log-line-prefix-template ${hostname}: "),
+    ],
+)
+def test_what_changes_nothing_is_told_of(line, note, answer, tmp_path):
+    write(tmp_path, "train.py", "")
+    done = answer("run", "--dry-run", *shlex.split(line))
+    assert f"note: without effect here: {note} (docs/torchrun.md)\n" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
+def test_completion_for_a_shell(shell, answer):
+    done = answer("run", "--print-completion", shell)
+    known = shell != "tcsh"
+    assert (done.returncode, "_DDPLAUNCH_COMPLETE" in done.stdout) == (0 if known else 2, known)
+    assert ("known are bash, zsh and fish" in done.stderr) is not known
 
 
 def test_nobody_loads_it_who_does_not_use_it(tmp_path):
@@ -295,6 +316,31 @@ def torchrun() -> Iterator[Torchrun]:
     torchrun = Torchrun()
     yield torchrun
     torchrun.end()
+
+
+BEHIND = (
+    "--nproc-per-node 1 train.py --nproc-per-node 3 --help --dry-run",
+    "--nproc-per 1 --redirect=3 --log-dir logs train.py -- --nproc 3 -- x",
+    "--stand train.py -- -- --dry-run",
+    "--node_rank 0 -- train.py -- --token x",
+    "--nproc_per_node 1 train.py --lr 1 -- --json",
+    "--standalone --no-python train.sh --backend gloo -- --help",
+)
+"""Lines with a word of torchrun's own before the target: all behind it is the program's."""
+
+
+@pytest.mark.slow
+def test_the_program_gets_what_torchrun_gives_it(launch, torchrun, tmp_path):
+    write(tmp_path, "train.py", "import sys; open('given', 'a').write(f'{sys.argv[1:]}\\n')\n")
+    write(tmp_path, "train.sh", '#!/bin/sh\nexec python train.py "$@"\n').chmod(0o755)
+    for line in BEHIND:
+        words = shlex.split(line.replace("train.sh", "./train.sh"))
+        theirs = torchrun(*words, cwd=tmp_path)
+        ours = launch("run", *(LIGHT if "--no-python" not in words else ()), *words)
+        assert (theirs.returncode, ours.returncode) == (0, 0), theirs.stderr + ours.stderr
+        given = (tmp_path / "given").read_text().splitlines()
+        assert given[-1] == given[-2], line
+    assert len(given) == 2 * len(BEHIND)
 
 
 @pytest.mark.slow

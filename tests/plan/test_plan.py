@@ -199,10 +199,10 @@ def test_a_program_has_no_process_group():
     ("target", "tail"),
     [
         (SCRIPT, ["train.py", "--", "--lr", "1"]),
-        (Target(Kind.SCRIPT, "train.py", ("a b", "c")), ["train.py", "a b", "c"]),
+        (Target(Kind.SCRIPT, "train.py", ("a b", "c")), ["train.py", "--", "a b", "c"]),
         (Target(Kind.SCRIPT, "-odd.py", ("-x",)), ["--", "-odd.py", "-x"]),
         (Target(Kind.SCRIPT, "train.py", ("--", "x")), ["train.py", "--", "--", "x"]),
-        (Target(Kind.MODULE, "pkg.mod", ("x",)), ["-m", "pkg.mod", "x"]),
+        (Target(Kind.MODULE, "pkg.mod", ("x",)), ["-m", "pkg.mod", "--", "x"]),
         (Target(Kind.PROGRAM, "./p"), ["--no-python", "./p"]),
     ],
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.source import find_module, local_sources, names_option, parse
+from ddplaunch.plan.source import find_module, local_sources, option_names, parse
 from tests.conftest import write
 
 BOOM = "raise SystemExit('this must not run')\n"
@@ -181,12 +182,23 @@ def test_local_sources_pass_over_what_cannot_be_read(tmp_path: Path):
     assert "'good'\n" in local_sources(str(tmp_path / "train.py"), str(tmp_path))
 
 
-def test_names_option(tmp_path: Path):
-    write(tmp_path, "train.py", "from options import parser\n# --comment\nprint('--show')\n")
-    write(tmp_path, "options.py", "parser.add_argument('-l', \"--log-dir\", help='see --gpus')\n")
-    known = [
-        name
-        for name in ("--log-dir", "--log", "--show", "--gpus", "--comment", "-l")
-        if names_option(str(tmp_path / "train.py"), str(tmp_path), name)
-    ]
-    assert known == ["--log-dir", "--show", "-l"]
+def test_the_options_that_a_file_names():
+    """In quotes, as an annotated field, as a parameter; not in its text, and not what it imports."""
+    names = option_names(
+        ast.parse(
+            """
+            '''torchrun --nproc 4 train.py'''
+            import options
+            # --comment
+            parser.add_argument('-l', "--log-dir", help='see --gpus')
+            click.option("--json/--no-json")
+            @dataclass
+            class Arguments:
+                dry_run: bool = False
+                plain = 1
+            master_addr = "x"
+            def main(nnodes=1, *, node_rank: int): pass
+            """.replace("\n            ", "\n")
+        )
+    )
+    assert names == {"-l", "--log-dir", "--json", "--no-json", "--dry-run", "--nnodes", "--node-rank"}

@@ -139,6 +139,7 @@ def test_what_cannot_be_run(project, typed, flags, message, hint):
         ("options.py:main", "--batch-size", True),
         ("options.py:main", "--rank", False),
         ("options.py:bare", "--log-dir", True),
+        ("options.py:bare", "--batch-size", True),
         ("options.py:anything", "--log-dir", True),
     ],
 )
