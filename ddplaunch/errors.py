@@ -11,6 +11,9 @@ EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 69
 """A node could not be reached, never joined or was lost (EX_UNAVAILABLE of sysexits.h)."""
 
+EXIT_SOFTWARE = 70
+"""A bug of ddplaunch's own (EX_SOFTWARE of sysexits.h)."""
+
 EXIT_PREEMPTED = 75
 """The job had to make room for another; the same may be tried again (EX_TEMPFAIL of sysexits.h)."""
 
@@ -36,3 +39,31 @@ class UsageError(LaunchError):
     """The command makes no sense as typed, on this machine; refused before anything starts."""
 
     exit_code = EXIT_USAGE
+
+
+_COLOURS = r"\x1b\[[0-9;:]*m"
+"""What sets colours and weights in a terminal (SGR of ECMA-48), and nothing else."""
+
+_HARMFUL = (
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # directions of writing, ends of lines
+    "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"  # what nobody sees, or UTF-8 cannot say
+)
+"""Characters that do something to a terminal, or let a text pass for another."""
+
+
+def harmless(text: str) -> str:
+    """Make a text that is not ours fit to be printed: without colours, other control characters as their escapes.
+
+    Its lines then end in ``\\n`` alone, for ``str.splitlines`` and terminals alike.
+    """
+    import re
+
+    plain = re.sub(_COLOURS, "", text.replace("\r\n", "\n"))
+    return re.sub(_HARMFUL, lambda found: found[0].encode("unicode_escape").decode(), plain)
+
+
+def shown(text: str, most: int = 200) -> str:
+    """Make a value that is not ours fit for a line of ours: as :func:`harmless`, on one line, ``most`` characters."""
+    line = harmless(text).replace("\n", "\\n")
+    return line if len(line) <= most else line[: most - 1] + "…"

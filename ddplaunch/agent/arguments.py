@@ -163,6 +163,8 @@ def _converted(parameter: Parameter, name: str, given: Any, live: bool) -> Any:
         if parameter.stars == "*":
             return tuple(_one(value, text, live) for text in given)
         if value.container and not parameter.stars:
+            if value.length not in (None, len(given)):
+                raise _Wrong(f"cannot take --{name}: it has {value.length} values, and {len(given)} are given")
             return value.container([_one(value, text, live) for text in given])
         return _one(value, given, live)
     except click.BadParameter as error:
@@ -185,7 +187,7 @@ def _one(value: Value, text: Any, live: bool) -> Any:
         case "bool":
             return click.BOOL.convert(text, None, None)
         case "number":
-            if not _NUMBER.fullmatch(text):
+            if not _NUMBER.fullmatch(text) or len(text) > _MOST_DIGITS:
                 raise click.BadParameter(f"{text!r} is not a number")
             return float(text) if set(text) & set(".eE") else int(text)
         case "choice":
@@ -202,5 +204,6 @@ def _one(value: Value, text: Any, live: bool) -> Any:
     return value.convert(text) if value.convert else text
 
 
+_MOST_DIGITS = 1000
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 """What looks like a number where no type is said: not "nan", "inf" or "1_000"."""

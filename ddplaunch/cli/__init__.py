@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import re
 import sys
 from importlib import import_module
 
@@ -11,7 +13,7 @@ import click
 
 from ddplaunch import __version__
 from ddplaunch.console import colour_wanted
-from ddplaunch.errors import EXIT_SIGNAL, EXIT_USAGE, LaunchError, UsageError
+from ddplaunch.errors import EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_USAGE, LaunchError, UsageError, shown
 
 _COMMANDS = {
     "run": "Start a training job on this machine, or this machine's share of one.",
@@ -20,6 +22,11 @@ _COMMANDS = {
 }
 """Each name is also that of its module, imported only when it is needed: start-up is part of the product."""
 
+
+MOST_IN_MESSAGE = 500
+MOST_IN_HINT = 4000  # it may be a command to copy
+_LONG_WORD = r"(\S{100})\S{100,}"
+"""A word that nobody reads to its end."""
 
 COMPLETE = "_DDPLAUNCH_COMPLETE"
 """The variable by which a shell asks click for completions (README)."""
@@ -97,14 +104,40 @@ def main() -> None:
         code = EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         code = EXIT_SIGNAL + 2
+    except Exception as error:
+        _confess(error)
+        code = EXIT_SOFTWARE
     _leave(code if isinstance(code, int) else 0)
 
 
 def _complain(message: str, hint: str | None) -> None:
+    """Print what is wrong: a line, and at most two of what to do; what was typed may be of any length, or harmful."""
     colour = None if colour_wanted() else False
-    click.echo(f"{click.style('Error:', fg='red', bold=True)} {message}", err=True, color=colour)
-    if hint:
-        click.echo("\n".join(f"  {line}" for line in hint.splitlines()[:2]), err=True)
+    said = shown(re.sub(_LONG_WORD, r"\1…", message), MOST_IN_MESSAGE)
+    click.echo(f"{click.style('Error:', fg='red', bold=True)} {said}", err=True, color=colour)
+    for line in (hint or "").splitlines()[:2]:
+        click.echo(f"  {shown(line, MOST_IN_HINT)}", err=True)
+
+
+def _confess(error: Exception) -> None:
+    """Say that it is our fault, and keep the traceback for a report."""
+    import tempfile
+    import traceback
+
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno in (
+        errno.ENOSPC,
+        errno.EDQUOT,
+    ):  # said of stdout, or of no file at all
+        return _complain(said, "free some space, or write elsewhere")
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="ddplaunch-bug-", suffix=".txt", delete=False) as file:
+            file.write(f"ddplaunch {__version__}, Python {sys.version}\n{sys.argv}\n{traceback.format_exc()}")
+        kept = f"the details are in {file.name}"
+    except OSError:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        kept = f"it came from {last.filename}, line {last.lineno}"
+    _complain(f"a bug of ddplaunch: {said}", f"please report it; {kept}")
 
 
 def _help_hint(error: click.ClickException) -> str | None:

@@ -9,6 +9,7 @@ import click
 
 from ddplaunch.control.rules import LEAST_HEARTBEAT
 from ddplaunch.errors import UsageError
+from ddplaunch.plan.numbers import decimal, whole
 
 SECTIONS = {
     "What the target is": ("--module", "--no-python", "--pass-local-rank"),
@@ -50,10 +51,7 @@ def _number(
     def read(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
         if text is None:
             return None
-        try:
-            number = kind(text)
-        except ValueError:
-            number = None
+        number = whole(text) if kind is int else decimal(text)
         if number is None or not lowest <= number <= highest:
             raise UsageError(f"{param.opts[-1]} {text} is no {noun}", hint)
         return number
@@ -64,15 +62,14 @@ def _number(
 def _nodes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
     """Read --nnodes: "4", or "2:4" for any number from 2 to 4."""
     least, colon, most = text.partition(":")
-    try:
-        numbers = int(least), int(most if colon else least)
-    except ValueError:
-        raise UsageError(f"--nnodes {text} is no number of nodes", "give one like 2, or a range like 2:4") from None
-    if numbers[0] > numbers[1]:
+    first, last = whole(least), whole(most if colon else least)
+    if first is None or last is None:
+        raise UsageError(f"--nnodes {text} is no number of nodes", "give one like 2, or a range like 2:4")
+    if first > last:
         raise UsageError(f"--nnodes {text}: {least} to {most} is no range", f"--nnodes {most}:{least}")
-    if numbers[0] < 1 and colon:
+    if first < 1 and colon:
         raise UsageError(f"--nnodes {text}: a job has at least one node", f"--nnodes 1:{most}")
-    return numbers
+    return first, last
 
 
 def _node_rank(ctx: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
@@ -99,7 +96,7 @@ def _signal(ctx: click.Context, param: click.Parameter, text: str | None) -> int
     """Read the name of a signal that can be a warning."""
     import signal
 
-    if text is None or (text == "none" and param.default is not None):
+    if text is None or (text == "none" and param.name == "preempt_signal"):
         return None
     name = text.upper().removeprefix("SIG")
     if name not in WARNINGS:

@@ -101,6 +101,9 @@ def place(
     if ends_at_target or "--no-python" in ours:
         few = guarded = ()
     behind, program = _right_behind(alone, rest, options, few, {*few, *guarded})
+    for name, value in _values((*ours, *behind), options).items():
+        if options.get(name) and not value:
+            raise UsageError(f"{name} has an empty value", "give it one, or leave it out")
     meant = {name: options[name] for name in {*few, *guarded} & options.keys()}
     if DRY_RUN not in _values((*ours, *behind), options):
         meant.pop(JSON, None)

@@ -314,7 +314,7 @@ def _modules(flags: dict[str, Any], plan: Plan) -> tuple[tuple[str, ...], tuple[
     from ddplaunch.plan.preload import preloads
 
     if flags["preload"]:
-        asked = tuple(name for name in flags["preload"].split(",") if name)
+        asked = tuple(flags["preload"].split(","))
         return asked, asked
     alone = len(plan.local_ranks) == 1 and not flags["max_restarts"]
     if flags["start"] == "exec" or (flags["start"] == "auto" and (alone or sys.platform != "linux")):

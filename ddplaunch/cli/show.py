@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import UsageError
+from ddplaunch.plan.numbers import whole
 
 if TYPE_CHECKING:
     from ddplaunch.agent.shown import Shown
@@ -29,7 +30,8 @@ def read(text: str, plan: Plan) -> Shown:
         if part.startswith(_LOCAL):
             local, part = True, part.removeprefix(_LOCAL)
         who, slash, stream = part.partition("/")
-        known = who in ("all", "none") or who.isdecimal()
+        number = whole(who)
+        known = who in ("all", "none") or (number is not None and number >= 0)
         if not known or stream not in _STREAMS or bool(slash) != bool(stream):
             raise UsageError(
                 f"--show {text} is no list of ranks", "all, none, ranks like 0,3, or local:0; 0/err is its stderr"
@@ -38,9 +40,9 @@ def read(text: str, plan: Plan) -> Shown:
             rules.append(Rule(None, streams=frozenset()))
         elif who == "all":
             rules.append(Rule(None, streams=_STREAMS[stream]))
-        else:
-            rules.append(Rule(int(who), local, _STREAMS[stream]))
-            _check(int(who), local, text, plan)
+        elif number is not None:
+            rules.append(Rule(number, local, _STREAMS[stream]))
+            _check(number, local, text, plan)
     return Shown(tuple(rules))
 
 

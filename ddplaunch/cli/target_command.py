@@ -161,6 +161,11 @@ def find_target(typed: str, args: tuple[str, ...], flags: Mapping[str, Any]) -> 
             f"--pass-local-rank is for programs that read their arguments, and {typed} is called with its parameters",
             "a parameter named local_rank gets it",
         )
+    for name in flags["preload"].split(",") if flags["preload"] else ():
+        if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(
+                f"--preload {flags['preload']}: {name!r} is not the name of a module", "--preload torch,numpy"
+            )
     if flags["start"] == "exec" and flags["preload"]:
         raise UsageError("--preload and --start exec contradict each other", "leave one of them out")
     if found.kind is Kind.PROGRAM and (flags["start"] == "zygote" or flags["preload"]):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from ddplaunch.plan.numbers import whole
+
 Word = tuple[str, str, str]
 """One of our options, its value ("" for a flag), and what it comes from."""
 
@@ -45,5 +47,4 @@ class Asked:
     @property
     def most_nodes(self) -> int:
         """How many nodes at most; 1 where nothing sensible is said of it."""
-        most = self.value("--nnodes", "1").rpartition(":")[2]
-        return int(most) if most.isdecimal() else 1
+        return whole(self.value("--nnodes", "1").rpartition(":")[2]) or 1

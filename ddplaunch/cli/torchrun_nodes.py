@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ddplaunch.cli.torchrun_asked import Asked, Said, Word
 from ddplaunch.errors import UsageError
+from ddplaunch.plan.numbers import decimal
 
 C10D_PORT = "29400"  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py, DEFAULT_PORT
 
@@ -107,10 +108,10 @@ def _settings(asked: Asked, heard: set[str]) -> Iterator[Word]:
     if heard & given.keys() & _KEEP_ALIVE.keys():
         silence = 1.0
         for key, default in _KEEP_ALIVE.items():
-            try:
-                silence *= float(given.get(key, default))
-            except ValueError:
-                raise UsageError(f"{source} {key}={given[key]} is no number", f"{key}={default:g}") from None
+            number = decimal(given[key]) if key in given else default
+            if number is None:
+                raise UsageError(f"{source} {key}={given[key]} is no number", f"{key}={default:g}")
+            silence *= number
         yield "--heartbeat-timeout", f"{silence:g}", source
 
 

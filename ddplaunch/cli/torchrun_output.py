@@ -17,6 +17,8 @@ _BOTH = 3
 _SHOWN = {0: "/none", 1: "/out", 2: "/err", _BOTH: ""}
 """torchrun's numbers for no stream, stdout, stderr and both, as ``--show`` has them."""
 
+_RANK = "[0-9]{1,9}"
+
 Streams = dict[int | None, int]
 """Of each local rank some streams; None stands for all others."""
 
@@ -57,7 +59,7 @@ def _streams(asked: Asked, name: str) -> Streams:
     text = asked.value(name, "0")
     if re.fullmatch(r"[0-3]", text):
         return {None: int(text)}
-    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+    if not re.fullmatch(rf"{_RANK}:[0-3](,{_RANK}:[0-3])*", text):
         raise UsageError(
             f"{asked.source(name)} {text} names no streams",
             f"{name} 1 is stdout, 2 stderr, 3 both; 0:1,1:2 is stdout of local rank 0 and stderr of 1",
@@ -68,6 +70,6 @@ def _streams(asked: Asked, name: str) -> Streams:
 
 def _filter(asked: Asked) -> set[int]:
     text = asked.value("--local-ranks-filter")
-    if text and not re.fullmatch(r"\d+(,\d+)*", text):
+    if text and not re.fullmatch(rf"{_RANK}(,{_RANK})*", text):
         raise UsageError(f"{asked.source('--local-ranks-filter')} {text} is no list of ranks", "give one like 0,1")
     return {int(rank) for rank in text.split(",") if rank}

@@ -44,13 +44,13 @@ def make_link(
         UsageError: the control port is taken, or --interface names none.
     """
     share = own_share(plan)
-    if rules.port is None:
-        alone = Hello(share, rules.nnodes, None, "", None, rules.max_restarts, Versions(""), ())
-        return Hub(loop, rules, alone, plan.run_id, hear)
     if rules.interface:
         from ddplaunch.control.route import address_on
 
         address_on(rules.interface, socket.AF_INET)
+    if rules.port is None:
+        alone = Hello(share, rules.nnodes, None, "", None, rules.max_restarts, Versions(""), ())
+        return Hub(loop, rules, alone, plan.run_id, hear)
     from ddplaunch.control.hello import own_hello
 
     hello = replace(own_hello(share, plan.target, plan.gpus, rules), numbered=plan.numbered)

@@ -6,9 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddplaunch.errors import UsageError
+from ddplaunch.plan.numbers import whole
 
 Cpus = tuple[int, ...]
 """CPUs by number, ascending."""
+
+MOST_RANKS = 4096
+"""Ranks that a node may have: far beyond any machine, so that nothing garbled can ask for a billion."""
+
+MOST_NODES = 65536
+MOST_RANKS_IN_ALL = 262144
+"""What a job may have: beyond any cluster, and still planned in seconds."""
 
 
 @dataclass(frozen=True)
@@ -110,15 +118,16 @@ def parse_nproc(text: str, nnodes: int, *, gpus: int, physical_cpus: int) -> tup
 
 
 def _count(part: str, text: str) -> int:
-    try:
-        count = int(part)
-    except ValueError:
+    count = whole(part)
+    if count is None:
         raise UsageError(
             f"--nproc {text}: {part!r} is no number of processes",
             "give a number, one per node like 8,8,4, or auto, gpu or cpu",
-        ) from None
+        )
     if count < 1:
         raise UsageError(f"--nproc {text}: a node runs at least one process", "--nproc 1")
+    if count > MOST_RANKS:
+        raise UsageError(f"--nproc {text}: a node runs at most {MOST_RANKS:,} processes", f"--nproc {MOST_RANKS}")
     return count
 
 

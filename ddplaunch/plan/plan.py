@@ -14,6 +14,7 @@ from ddplaunch.errors import UsageError
 from ddplaunch.plan import layout, rendezvous
 from ddplaunch.plan.environment import ROLE, worker_environment
 from ddplaunch.plan.layout import Cpus, Node, Rank, Slot
+from ddplaunch.plan.numbers import whole
 from ddplaunch.plan.rendezvous import ASSUMED, MISSING, Sourced
 from ddplaunch.plan.target import Kind, Target
 
@@ -250,9 +251,16 @@ def make(
     nnodes = request.nnodes
     if nnodes < 1:
         raise UsageError(f"--nnodes {nnodes}: a job has at least one node", "leave it out for this machine alone")
+    if nnodes > layout.MOST_NODES:
+        raise UsageError(f"--nnodes {nnodes}: a job has at most {layout.MOST_NODES:,} nodes")
     node_rank = request.sourced("node_rank", _node_rank(request, environ))
     here = int(node_rank.value)
     counts, counts_source = _counts(request, machine)
+    if (world_size := sum(counts)) > layout.MOST_RANKS_IN_ALL:
+        raise UsageError(
+            f"--nnodes {nnodes} and --nproc {listed(counts)}: a job has at most {layout.MOST_RANKS_IN_ALL:,} ranks,"
+            f" not {world_size:,}"
+        )
     if not request.numbered and len(set(counts)) > 1:
         raise UsageError(
             f"--nproc {request.nproc} counts by node rank, and --node-rank auto gives none beforehand",
@@ -345,10 +353,10 @@ def _node_rank(request: Request, environ: Mapping[str, str]) -> Sourced:
         node_rank, source = request.node_rank, "--node-rank"
     elif nnodes > 1 and typed is not None:
         source = "NODE_RANK"
-        try:
-            node_rank = int(typed)
-        except ValueError:
-            raise UsageError(f"NODE_RANK={typed} is no number", "unset it, or give --node-rank") from None
+        number = whole(typed)
+        if number is None:
+            raise UsageError(f"NODE_RANK={typed} is no number", "unset it, or give --node-rank")
+        node_rank = number
     else:
         node_rank, source = 0, ASSUMED
     if not 0 <= node_rank < nnodes:

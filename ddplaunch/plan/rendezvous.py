@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ddplaunch.errors import UsageError
+from ddplaunch.plan.numbers import whole
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500
@@ -21,7 +22,7 @@ MISSING = "missing"
 """Sources of what nobody said: good for a dry run, not for starting one node of several."""
 
 _PORTS = range(1, 65536)
-_TCP = r"tcp://(?P<host>[^/:\[\]]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d+)"
+_TCP = r"tcp://(?P<host>[^/:\[\]]+|\[[0-9a-fA-F:.]+\]):(?P<port>[0-9]{1,9})"
 _HOST = r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?"
 
 
@@ -77,10 +78,10 @@ def locate(
 
 
 def _checked_port(text: str, source: str) -> Sourced:
-    if not text.isdecimal() or int(text) not in _PORTS:
+    if (port := whole(text)) not in _PORTS:
         example = f"tcp://host:{DEFAULT_PORT}" if source == "--init-method" else f"--master-port {DEFAULT_PORT}"
         raise UsageError(f"{source}: {text} is no port: they go from 1 to 65535", example)
-    return Sourced(str(int(text)), source)
+    return Sourced(str(port), source)
 
 
 def _checked_address(text: str, source: str) -> Sourced:
@@ -123,10 +124,17 @@ def backend(asked: str | None, init_method: str | None, device: str) -> str | No
 
     Args:
         asked: ``--backend``; "auto", or None with an init method, chooses by ``device``, torch's name of rank 0's.
+
+    Raises:
+        UsageError: it names several, and not one for each device (torch's BackendConfig).
     """
     if asked is None and init_method is None:
         return None
     if asked not in (None, "auto"):
+        parts = asked.lower().split(",")
+        devices = {part.partition(":")[0] for part in parts}
+        if len(parts) > 1 and (len(devices) < len(parts) or not all(":" in part for part in parts)):
+            raise UsageError(f"--backend {asked} does not say which device has which", "--backend cpu:gloo,cuda:nccl")
         return asked.lower()
     return {"cuda": "nccl", "xpu": "xccl"}.get(device.partition(":")[0], "gloo")
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ddplaunch.plan.layout import Node, Rank
+from ddplaunch.plan.layout import MOST_RANKS, Node, Rank
 from ddplaunch.plan.plan import Plan
-
-MOST_RANKS = 4096
-"""Ranks that a node may bring: far beyond any machine, so that a garbled message cannot ask for a billion."""
 
 JOINED = "joined"
 """The source of a count that the node itself has told."""

@@ -44,6 +44,7 @@ class Value:
         kind: "union": the first of ``sides`` that fits. "any": it cannot be known here (from source), or has no form
             on a command line (in a rank).
         container: what the values of a repeated option are collected in; None for a single value.
+        length: how many values the container has, where that is fixed, as for ``tuple[int, int]``.
         convert: in a rank only, makes the value from its text (a choice, a path).
     """
 
@@ -51,6 +52,7 @@ class Value:
     choices: tuple[str, ...] = ()
     sides: tuple[Value, ...] = ()
     container: Container | None = None
+    length: int | None = None
     convert: Callable[[str], Any] | None = None
 
 
@@ -192,8 +194,9 @@ def _annotated(node: ast.expr, module: ast.Module | None) -> Value:
         if of == "PathLike":
             return _SIMPLE[of]
         if of in _CONTAINERS:
-            inner = [item for item in inner if not (isinstance(item, ast.Constant) and item.value is ...)]
-            return _container(_CONTAINERS[of], [_annotated(item, module) for item in inner])
+            kinds = [item for item in inner if not (isinstance(item, ast.Constant) and item.value is ...)]
+            values = [_annotated(item, module) for item in kinds]
+            return _container(_CONTAINERS[of], values, open_ended=len(kinds) < len(inner))
     return Value("any")
 
 
@@ -210,10 +213,11 @@ def _union(sides: list[Value]) -> Value:
 _NARROWEST_FIRST = ("choice", "int", "number", "float", "path", "str")
 
 
-def _container(container: Container, inner: list[Value]) -> Value:
+def _container(container: Container, inner: list[Value], *, open_ended: bool) -> Value:
+    length = len(inner) if container is tuple and inner and not open_ended else None
     if len(set(inner)) > 1 or any(each.container or each.kind == "any" for each in inner):
         return Value("any")
-    return replace(inner[0] if inner else GUESS, container=container)
+    return replace(inner[0] if inner else GUESS, container=container, length=length)
 
 
 def _last_name(node: ast.expr) -> str:
@@ -320,7 +324,9 @@ def _live(annotation: Any) -> Value:
     if not isinstance(kind, type):
         return Value("any")
     if kind in _LIVE_CONTAINERS:
-        return _container(_LIVE_CONTAINERS[kind], [_live(item) for item in inner if item is not ...])
+        return _container(
+            _LIVE_CONTAINERS[kind], [_live(item) for item in inner if item is not ...], open_ended=... in inner
+        )
     if kind in (int, float, bool, str, object):
         return _SIMPLE[kind.__name__]
     if issubclass(kind, enum.Enum):

@@ -25,7 +25,7 @@ A_LINE = "a host a line: n1, n1:4, n1 slots=4"
 FILTER = "n1@n2:0,2 is n1, and slots 0 and 2 of n2"
 
 REFUSED = [
-    ("--hosts ''", "--hosts names no host", "--hosts n1:4,n2:4"),
+    ("--hosts ''", "--hosts has an empty value", "leave it out"),
     ("--hosts b:2,a,a", "--hosts b:2,a,a: a is named twice", "name each host once"),
     ("--hosts b:2,a:0", "--hosts b:2,a:0: a has 0 slots and would run nothing", WITHOUT),
     ("--hosts a,,b", "--hosts a,,b: there is a host without a name", "--hosts n1:4,n2:4"),

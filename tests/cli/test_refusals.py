@@ -61,7 +61,7 @@ limit = 3
         ("run --nproc 0 train.py", ("--nproc 0: a node runs at least one process", "--nproc 1")),
         ("run --nproc -1 train.py", ("--nproc -1: a node runs at least one process", "--nproc 1")),
         ("run --nproc four train.py", ("--nproc four: 'four' is no number of processes", "8,8,4, or auto")),
-        ("run --nproc '' train.py", ("--nproc : '' is no number of processes",)),
+        ("run --nproc '' train.py", ("--nproc has an empty value", "leave it out")),
         ("run --nproc gpu train.py", ("--nproc gpu: this machine has no GPU", "--nproc cpu")),
         ("run --nproc 8,8 --nnodes 3 train.py", ("--nproc 8,8 counts 2 nodes, --nnodes is 3", "--nnodes 2")),
         ("run --nnodes 2 --node-rank 2 train.py", ("--node-rank 2 is out of range: 2 nodes are numbered 0 to 1",)),
@@ -74,14 +74,14 @@ limit = 3
         ("run --master-port -1 train.py", ("--master-port -1 is no port", "1 to 65535")),
         ("run --master-port http train.py", ("--master-port http is no port", "1 to 65535")),
         ("run --master-addr 'a b' train.py", ("--master-addr a b is no host name or address", "10.0.0.1")),
-        ("run --sidecar '' train.py", ("--sidecar '' names no program",)),
+        ("run --sidecar '' train.py", ("--sidecar has an empty value",)),
         ('run --sidecar "sh -c \'x" train.py', ("--sidecar sh -c 'x: no closing quotation", "quotes come in pairs")),
         ("run --sidecar 'nosuch -x' train.py", ("--sidecar nosuch -x: there is no program nosuch", "sh -c '…'")),
         ("run --sidecar ./file train.py", ("there is no program ./file", "name one on PATH")),
-        ("run --nnodes 2 --node-rank 1 --sidecar '' train.py", ("--sidecar '' names no program",)),
+        ("run --nnodes 2 --node-rank 1 --sidecar '' train.py", ("--sidecar has an empty value",)),
         ("run --sidecar nosuch --dry-run train.py", ("there is no program nosuch",)),
-        ("submit --sidecar '' train.py", ("--sidecar '' names no program",)),
-        ("run --tensorboard '' train.py", ("--tensorboard '' names no folder",)),
+        ("submit --sidecar '' train.py", ("--sidecar has an empty value",)),
+        ("run --tensorboard '' train.py", ("--tensorboard has an empty value",)),
         ("run --tensorboard file train.py", ("--tensorboard file is a file, not a folder", "name the folder")),
         ("submit --tensorboard file train.py", ("--tensorboard file is a file, not a folder",)),
         ("run trian.py", ("no such script: trian.py", "did you mean train.py?")),
@@ -187,13 +187,97 @@ def test_refused(refused, line, said):
         assert part in error
 
 
+MANY = "9" * 5000
+NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
+"""What Python's int() takes, and nobody means."""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        *((f"run --nproc '{text}' train.py", "is no number of processes") for text in NO_NUMBERS),
+        *((f"run --nnodes '{text}' train.py", "is no number of nodes") for text in NO_NUMBERS),
+        *((f"run --nnodes 2 --node-rank '{text}' train.py", "is no whole number") for text in NO_NUMBERS),
+        *((f"run --master-port '{text}' train.py", "is no port") for text in NO_NUMBERS),
+        *((f"run --max-restarts '{text}' train.py", "is no number of restarts") for text in NO_NUMBERS),
+        *((f"run --grace '{text}' train.py", "is no number of seconds") for text in ("1_0", "٣", "+1", "nan", MANY)),
+        *((f"run --show '{text}' train.py", "is no list of ranks") for text in ("1_0", "٣", "+1", MANY)),
+        *((f"run --nproc-per-node 1 -r '{text}:1' train.py", "names no streams") for text in ("٣", MANY)),
+        (f"run --init-method tcp://a:{MANY} train.py", "is none that is known"),
+        ("run --nproc 4097 train.py", "a node runs at most 4,096 processes"),
+        ("run --nproc 1000000000000 train.py", "a node runs at most 4,096 processes"),
+        ("run --nnodes 1000000000 --node-rank 0 train.py", "a job has at most 65,536 nodes"),
+        ("run --nnodes 1:1000000000000000000000 train.py", "is no number of nodes"),
+        ("run --nnodes 4096 --nproc 100000 train.py", "a node runs at most 4,096 processes"),
+        ("run --nnodes 65536 --nproc 8 train.py", "a job has at most 262,144 ranks, not 524,288"),
+        *((f"run --{name} '' train.py", f"--{name} has an empty value") for name in ("log-dir", "role", "preload")),
+        ("submit --output '' train.py", "--output has an empty value"),
+        ("run --interface nosuch0 train.py", "--interface nosuch0: this machine has none of that name"),
+        ("run --preload , train.py", "--preload ,: '' is not the name of a module"),
+        ("run --preload train.py train.py", "--preload train.py: 'train.py' is not the name of a module"),
+        ("run --preempt-forward none train.py", "--preempt-forward none is no signal to warn by"),
+        ("run --backend gloo,gloo train.py", "--backend gloo,gloo does not say which device has which"),
+        ("run --backend cpu:gloo,cpu:gloo train.py", "does not say which device has which"),
+        ("run two.py:main --layers 1 --layers 2 --layers 3", "cannot take --layers: it has 2 values, and 3 are given"),
+        (f"run two.py:main --layers 1 --layers {MANY}", "is not a valid integer"),
+        (f"run two.py:main --guess {MANY} --layers 1", "it has 2 values, and 1 are given"),
+    ],
+    ids=lambda value: value[:60],
+)  # fmt: skip
+def test_values_that_nobody_means(refused, tmp_path, line, said):
+    write(tmp_path, "two.py", "def main(layers: tuple[int, int], guess=None): pass\n")
+    error = refused(line)
+    assert said in error
+    assert len(error) < 1200, "values are cut"
+
+
+def test_values_are_shown_without_what_they_would_do(refused):
+    error = refused("run 'a\033[2J\nddplaunch: kept in /\r\u202e.py'")
+    assert error.splitlines()[0] == r"Error: no such script: a\x1b[2J\nddplaunch: kept in /\r\u202e.py"
+    assert (
+        refused(f"run --role x {'y' * 10_000}.py").splitlines()[0]
+        == f"Error: cannot read {'y' * 100}… File name too long"
+    )
+
+
+BUG = """
+import sys
+import ddplaunch.devices
+
+def broken():
+    raise ValueError("of ours\\n\\033[2J")
+
+ddplaunch.devices.read_hardware = broken
+sys.argv[0] = "ddplaunch"
+from ddplaunch.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("folder", ["kept", "none"])
+def test_a_bug_of_ours_says_so_and_where_the_details_are(tmp_path, folder):
+    write(tmp_path, "train.py", "")
+    (tmp_path / "kept").mkdir()
+    environ = {**clean_environment(), "TMPDIR": str(tmp_path / folder), "TEMP": "/nowhere", "TMP": "/nowhere"}
+    done = subprocess.run(
+        [sys.executable, "-c", BUG, "run", "train.py"], cwd=tmp_path, env=environ, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (70, "")
+    first, second = done.stderr.splitlines()
+    assert first == r"Error: a bug of ddplaunch: ValueError: of ours\n\x1b[2J"
+    found = re.fullmatch(r"  please report it; the details are in (\S+)", second)
+    assert found is not None, second
+    assert "in broken" in Path(found[1]).read_text()
+    Path(found[1]).unlink()
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ("run --gpus 9 train.py", ("--gpus 9: this machine has 4 GPUs, 0 to 3", "ddplaunch devices")),
         ("run --gpus 0,0 train.py", ("--gpus 0,0: 0 is named twice", "once")),
         ("run --gpus GPU-ffffffff train.py", ("GPU-ffffffff is no GPU of this machine", "ddplaunch devices")),
-        ("run --gpus '' train.py", ("--gpus names no GPU",)),
+        ("run --gpus '' train.py", ("--gpus has an empty value",)),
         ("run --nproc 4 --gpus 0,1 train.py", ("--nproc 4 and --gpus 0,1 contradict", "4 ranks, 2 GPUs", "--nproc 2")),
         ("run --nproc 5 --backend nccl train.py", ("5 ranks on 4 visible GPUs", "--nproc 4, or --backend gloo")),
     ],

@@ -162,7 +162,7 @@ def test_where_it_runs_and_with_what(spec):
         (f"{ASKED} --job-name My_Job train.py", ("My_Job is no name in Kubernetes", "at most 61", "--job-name my-job")),
         (f"{ASKED} --job-name 3d train.py", ("3d is no name", "the first a letter", "--job-name job-3d")),
         (f"{ASKED} --job-name a- train.py", ("a- is no name in Kubernetes", "--job-name a")),
-        (f"{ASKED} --job-name '' train.py", ("--job-name  is no name in Kubernetes", "--job-name job")),
+        (f"{ASKED} --job-name '' train.py", ("--job-name has an empty value",)),
         (f"{ASKED} --nodes 101 --job-name {'a' * 60} train.py", ("at most 59,", f"--job-name {'a' * 59}\n")),
         (f"{ASKED} --namespace a.b train.py", ("--namespace a.b is no name of one", "kubectl get ns")),
         (f"{ASKED} --label team train.py", ("--label team is no label", "like team=vision")),
