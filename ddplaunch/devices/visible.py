@@ -15,6 +15,7 @@ from typing import Literal
 
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import TORCH_DEVICE_TYPE, Gpu, Hardware, MigInstance, Vendor
+from ddplaunch.plan.numbers import whole
 
 VENDORS: tuple[Vendor, ...] = ("nvidia", "amd", "intel", "apple")
 
@@ -30,7 +31,7 @@ SYCL = "ONEAPI_DEVICE_SELECTOR"
 HIDES_ALL = ("", "-1", "NoDevFiles")
 """Values that hide every GPU and are meant to; "NoDevFiles" is Slurm's for a job that asked for none."""
 
-INDEX = re.compile(r"\s*\+?(\d+)")
+INDEX = re.compile(r"\s*\+?([0-9]{1,9})")
 
 UUID_KINDS = ("gpu-", "mig-")
 
@@ -162,8 +163,8 @@ def _rocm(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
 def _numbered(devices: Sequence[VisibleGpu], entry: str, *, strip: bool = False) -> list[VisibleGpu]:
     """Resolve a place in this list, or the prefix of one UUID of it; HIP takes no blanks beside it, ROCr does."""
     entry = entry.strip() if strip else entry
-    if entry.isdecimal():
-        return list(devices[int(entry) : int(entry) + 1])
+    if (index := whole(entry)) is not None and index >= 0:
+        return list(devices[index : index + 1])
     matches = _by_uuid([device.gpu for device in devices], entry)
     return matches[0] if len(matches) == 1 else []
 
@@ -249,8 +250,8 @@ def _wanted_entry(gpus: Sequence[Gpu], wanted: str, entry: str) -> list[VisibleG
             f"--gpus {wanted}: an entry is empty" if wanted.strip() else "--gpus names no GPU",
             f"give indices, GPU-… or MIG-… with commas between them; {NAMES_THEM}",
         )
-    if entry.isdecimal():
-        found = next((_whole(gpu) for gpu in gpus if gpu.index == int(entry)), None)
+    if (index := whole(entry)) is not None and index >= 0:
+        found = next((_whole(gpu) for gpu in gpus if gpu.index == index), None)
         if found is None:
             raise UsageError(f"--gpus {wanted}: {_machine(gpus)}", NAMES_THEM)
         return found

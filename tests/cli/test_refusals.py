@@ -276,6 +276,8 @@ def test_a_bug_of_ours_says_so_and_where_the_details_are(tmp_path, folder):
     [
         ("run --gpus 9 train.py", ("--gpus 9: this machine has 4 GPUs, 0 to 3", "ddplaunch devices")),
         ("run --gpus 0,0 train.py", ("--gpus 0,0: 0 is named twice", "once")),
+        ("run --gpus ٣ train.py", ("٣ is no GPU of this machine", "ddplaunch devices")),
+        (f"run --gpus {MANY} train.py", ("is no GPU of this machine", "ddplaunch devices")),
         ("run --gpus GPU-ffffffff train.py", ("GPU-ffffffff is no GPU of this machine", "ddplaunch devices")),
         ("run --gpus '' train.py", ("--gpus has an empty value",)),
         ("run --nproc 4 --gpus 0,1 train.py", ("--nproc 4 and --gpus 0,1 contradict", "4 ranks, 2 GPUs", "--nproc 2")),
