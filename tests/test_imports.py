@@ -45,7 +45,7 @@ THIRD_PARTY = {
     "control": {"msgspec", "psutil"},
     "console": {"click", "rich"},
     "devices": {"psutil", "pynvml"},
-    "schedulers": {"submitit"},
+    "schedulers": {"msgspec", "submitit"},
 }
 """What each layer may use of others; ``runtime`` is imported by user code and may use torch as well."""
 

@@ -88,6 +88,7 @@ def start(hosts: tuple[Host, ...], flags: dict[str, Any], target: Target, run_id
     port = flags["master_port"] or DEFAULT_PORT
     control = flags["control_port"] or port + 1
     token = flags["token"] or os.urandom(16).hex()
+    nonce = os.urandom(16).hex()
     python = flags["remote_python"] or sys.executable
     heartbeat, grace = flags["heartbeat_timeout"], flags["grace"]
     warning = flags["preempt_signal"]
@@ -101,6 +102,7 @@ def start(hosts: tuple[Host, ...], flags: dict[str, Any], target: Target, run_id
             run_id,
         ]
         settings = {
+            "nonce": nonce,
             "environ": {**environ, "DDPLAUNCH_TOKEN": token, STARTED: "1"},
             "cwd": os.getcwd(),
             "target": {"typed": target.typed, "module": flags["module"], "no_python": flags["no_python"]},
@@ -113,7 +115,7 @@ def start(hosts: tuple[Host, ...], flags: dict[str, Any], target: Target, run_id
             "grace": grace,
         }
         reach = command(host.destination, ways[node], python, environ, heartbeat)
-        return lambda loop: Connection(loop, host.name, reach, settings)
+        return lambda loop: Connection(loop, host.name, ways[node].first, reach, settings)
 
     code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])
     if fleet.problems:

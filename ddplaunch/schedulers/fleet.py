@@ -12,20 +12,24 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
-from ddplaunch import __version__
 from ddplaunch.agent.sink import Sink
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Loop
 from ddplaunch.schedulers.remote import BEAT, GO, KILL_AFTER, SIGNALS
-from ddplaunch.schedulers.ssh import Connection
+from ddplaunch.schedulers.ssh import LONGEST_COMPLAINT, Connection
+from ddplaunch.schedulers.text import shown
+from ddplaunch.schedulers.turns import PAUSE, Turns
 
 ANSWER_PATIENCE = 60.0
 """Seconds that a host has for its answer, the connection included."""
 
+WORRY_AFTER = 5.0
+"""Seconds after which a host that has not answered is named."""
+
 LAST_WORDS = 5.0
 """Seconds from the end of the first host to an order for those that go on, which control has not reached."""
 
-_COMPARED = ("Python", "torch", "torch's CUDA", "NCCL")
+_COMPARED = {"python": "Python", "torch": "torch", "cuda": "torch's CUDA", "nccl": "NCCL"}
 _LETTERS = {number: letter for letter, number in SIGNALS.items()}
 
 
@@ -56,6 +60,8 @@ class Fleet:
         self.loop = Loop()
         self.problems: list[Problem] = []
         self._hosts: list[Connection] = []
+        self._turns = Turns(())
+        self._late: list[Connection] = []
         self._phase = Phase.CHECKING
         self._first: int | None = None
         self._asked: int | None = None
@@ -71,12 +77,13 @@ class Fleet:
         caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCHLD)
         self.loop.catch(caught, self._signalled, anyway=() if self._warning is None else (self._warning,))
         try:
-            for start in begin:
-                host = start(self.loop)
-                host.answered, host.printed = self._check_answers, self._printed
-                self._hosts.append(host)
+            self._hosts = [start(self.loop) for start in begin]
+            self._turns = Turns([host.way for host in self._hosts])
+            for host in self._hosts:
+                host.spoke, host.answered, host.printed = self._spoke, self._check_answers, self._printed
+            self._connect()
+            self.loop.after(WORRY_AFTER, self._worry)
             self._beat()
-            self.loop.after(ANSWER_PATIENCE, self._impatient)
             self._look_for_ends()
             while self._live() or not all(sink.idle for sink in self._sinks.values()):
                 self.loop.step()
@@ -96,12 +103,46 @@ class Fleet:
 
     # ---------------------------------------------------------------------------------------------------- before
 
-    def _impatient(self) -> None:
+    def _connect(self) -> None:
+        """Connect to those whose turn it is."""
+        for node in self._turns.take():
+            self._hosts[node].begin()
+
+    def _spoke(self, host: Connection) -> None:
+        self._turns.done(self._hosts.index(host))
+        self._connect()
+
+    def _again(self, host: Connection) -> bool:
+        """Whether a host that is over before it has answered is tried again, since somebody on the way refused."""
+        node = self._hosts.index(host)
+        if not host.refused:
+            self._turns.done(node)
+            return False
+        if not self._turns.refused(node):
+            return False
+        host.rest()
+        self.loop.after(PAUSE, partial(self._retry, node))
+        return True
+
+    def _retry(self, node: int) -> None:
         if self._phase is Phase.CHECKING:
-            for host in self._live():
-                if host.facts is None:
-                    host.complaint = host.complaint or f"no answer in {ANSWER_PATIENCE:g} s"
-                    host.kill()
+            self._turns.back(node)
+            self._connect()
+
+    def _worry(self) -> None:
+        """Name the hosts that are late with their answer, and give those up that are so for too long."""
+        if self._phase is not Phase.CHECKING:
+            return
+        self.loop.after(WORRY_AFTER, self._worry)
+        now = time.monotonic()
+        late = [host for host in self._live() if host.facts is None and now - host.began >= WORRY_AFTER]
+        for host in late:
+            if now - host.began >= ANSWER_PATIENCE:
+                host.give_up(f"no answer in {ANSWER_PATIENCE:g} s{_advice(host)}")
+        if late and late != self._late:
+            more = f" and {len(late) - 5} more" if len(late) > 5 else ""
+            self._say(f"waiting for {', '.join(host.name for host in late[:5])}{more}{_advice(late[0])}")
+        self._late = late
 
     def _check_answers(self) -> None:
         """Begin, or give up, when all hosts have answered or have ended."""
@@ -119,17 +160,15 @@ class Fleet:
     def _problems_of(self, host: Connection) -> list[Problem]:
         if host.facts is None or host.over:
             return [Problem(host.name, host.trouble, unreached=not host.reached)]
-        found = [Problem(host.name, text) for text in host.facts["problems"]]
-        *versions, ours = host.facts["versions"]
-        if ours != __version__:
-            found.append(Problem(host.name, f"ddplaunch {ours} there, {__version__} here"))
+        found = [Problem(host.name, shown(text, LONGEST_COMPLAINT)) for text in host.facts.problems]
         if not self._allow_mismatch:
-            for index, name in enumerate(_COMPARED):
-                known = [(each.facts["versions"][index], each.name) for each in self._hosts if each.facts is not None]
+            for name, what in _COMPARED.items():
+                known = [(getattr(each.facts.versions, name), each.name) for each in self._hosts if each.facts]
                 first = next((each for each in known if each[0] is not None), None)
-                own = versions[index]
+                own = getattr(host.facts.versions, name)
                 if first is not None and own != first[0]:
-                    found.append(Problem(host.name, f"{name} is {own or 'missing'} there, {' on '.join(first)}"))
+                    text = f"{what} is {own or 'missing'} there, {' on '.join(first)}"
+                    found.append(Problem(host.name, shown(text, LONGEST_COMPLAINT)))
                 if name == "torch" and own is None:
                     break  # nor can it have what belongs to torch
         return found
@@ -182,7 +221,9 @@ class Fleet:
             if not host.check():
                 continue
             if self._phase is Phase.CHECKING:
-                self._check_answers()
+                if not self._again(host):
+                    self._connect()
+                    self._check_answers()
             elif host.code is None:
                 self._lost(host)
             elif self._first is None:
@@ -217,6 +258,7 @@ class Fleet:
     def _end(self, code: int) -> None:
         """Hang up everywhere."""
         self._phase = Phase.ENDING
+        self._turns.clear()
         self._first = code if self._first is None else self._first
         for host in self._live():
             host.hang_up()
@@ -225,3 +267,7 @@ class Fleet:
     def _kill(self) -> None:
         for host in self._live():
             host.kill()
+
+
+def _advice(host: Connection) -> str:
+    return "" if host.there else f"; does `ssh {host.name} true` end at once, and without a question?"

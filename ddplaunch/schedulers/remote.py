@@ -1,7 +1,8 @@
 """The far end of an ssh: looks whether the job can run here, then runs this host's launcher and guards it.
 
-It is told everything on its stdin, first one line of JSON, then single bytes, and lives by it: at its end, or when
-nothing has come for the heartbeat timeout, the launcher has the grace to stop its ranks. Nothing else would end it:
+It says that it is there, and is then told everything on its stdin, first one line of JSON, then single bytes. It lives
+by it: at its end, or when nothing has come for the heartbeat timeout, the launcher has the grace to stop its ranks.
+Nothing else would end it:
 without a terminal sshd kills nothing when a connection closes, and of a network that falls silent it hears nothing
 (ClientAliveInterval of sshd_config(5) is 0 where nobody sets it).
 """
@@ -17,17 +18,49 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from ddplaunch import __version__
 from ddplaunch.agent import processes
 from ddplaunch.control.hello import own_versions
+from ddplaunch.control.messages import Versions
 from ddplaunch.errors import EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError
 from ddplaunch.loop import Loop
 from ddplaunch.plan.target import find
 
-MARK = b"\x1eddplaunch "
-"""Begins what is ours among what ranks and login shells print: no text has a record separator (ASCII RS)."""
+_MARK = b"\x1eddplaunch "
+
+HELLO = _MARK + b"here "
+"""Begins our first word, before which we are sent nothing: a login shell may read what is meant for us."""
+
+
+def mark(nonce: str) -> bytes:
+    """What begins a line of ours among those of ranks, who do not know the nonce of the job and cannot forge one."""
+    return _MARK + nonce.encode() + b" "
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a host says of itself before the job starts."""
+
+    problems: tuple[str, ...]
+    versions: Versions
+
+    @classmethod
+    def read(cls, text: bytes) -> Facts:
+        """Read what the far end has written.
+
+        Raises:
+            ValueError: these are no facts.
+        """
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ValueError(type(error).__name__) from None
+
 
 GO, BEAT = b"G", b"."
 SIGNALS = {
@@ -56,21 +89,20 @@ LOST = EXIT_UNAVAILABLE
 def main() -> int:
     """Do as told on stdin; the exit code is the launcher's."""
     processes.die_with_parent(signal.SIGTERM)
+    # On a line of its own whatever a login shell has printed, also behind a progress bar of it.
+    os.write(1, b"\n" + HELLO + __version__.encode() + b"\n")
     line = _read_line()
+    while line is not None and not line.startswith(b"{"):  # our command, for a shell in place of the login shell
+        line = _read_line()
     if line is None:
         return LOST
     settings = json.loads(line)
     os.environ.pop("PYTHONSAFEPATH", None)  # ours, so that nothing in the home folder was taken for a module
     os.environ.update(settings["environ"])
-    problems = list(_problems(settings))
-    versions = own_versions(torch=not settings["target"]["no_python"])
-    facts = {
-        "problems": problems,
-        "versions": [versions.python, versions.torch, versions.cuda, versions.nccl, __version__],
-    }
-    os.write(1, MARK + json.dumps(facts).encode() + b"\n")
+    facts = Facts(tuple(_problems(settings)), own_versions(torch=not settings["target"]["no_python"]))
+    os.write(1, mark(settings["nonce"]) + msgspec.json.encode(facts) + b"\n")
     if _read(PATIENCE) != GO:
-        return LOST if not problems else EXIT_USAGE
+        return LOST if not facts.problems else EXIT_USAGE
     return Guard(settings).run()
 
 
@@ -138,6 +170,7 @@ class Guard:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._words: list[str] = settings["words"]
+        self._mark = mark(settings["nonce"])
         self._heartbeat: float = settings["heartbeat"]
         self._grace: float = settings["grace"]
         self._warning: int | None = settings["warning"]
@@ -172,7 +205,7 @@ class Guard:
         self._clear()
         code = LOST if code is None else EXIT_SIGNAL - code if code < 0 else code
         if not self._alone:
-            os.write(2, MARK + str(code).encode() + b"\n")
+            os.write(2, self._mark + str(code).encode() + b"\n")
         return code
 
     def _clear(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import wait_until, write
 from tests.patience import patience
-from tests.ssh.job import Job
+from tests.ssh.job import LIGHT, Job
 from tests.ssh.test_run import QUICK, SHOWS, SLEEPS
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
@@ -107,3 +107,50 @@ def test_a_host_that_falls_silent_behind_a_master(multiplexed, tmp_path):
     assert run.wait(60) == 69, run.stderr()
     assert "n1 was lost" in run.stderr()
     run.assert_nothing_left([there], timeout=15)
+
+
+FOR_A_SHELL = """
+Host *
+  StdinNull yes
+  ForkAfterAuthentication yes
+  SessionType none
+  RequestTTY force
+  RemoteCommand tmux attach
+  LocalForward 8888 localhost:8888
+  ExitOnForwardFailure yes
+  PermitLocalCommand yes
+  LocalCommand echo connected to %h
+  ForwardX11 yes
+  LogLevel QUIET
+"""
+
+
+def test_settings_made_for_a_shell(sshd, tmp_path):
+    write(tmp_path, "train.py", "import os\nprint('up')\nraise SystemExit(int(os.environ['RANK']) * 3)\n")
+    servers = sshd(3)
+    servers.config.write_text(FOR_A_SHELL + servers.config.read_text())
+    run = Job(servers, tmp_path, "--hosts", "n1:1,n2:1", *LIGHT, "train.py")
+    assert run.wait() == 3, run.stderr()
+    assert sorted(run.stdout().splitlines()) == ["[0] up", "[1] up"]
+    servers.forget_key(servers.network.hosts[1])
+    run = Job(servers, tmp_path, "--hosts", "n1:1", *LIGHT, "train.py")
+    assert run.wait() == 69
+    assert run.stderr().splitlines()[1] == "  n1  Host key verification failed."
+    run.assert_nothing_left()
+
+
+def test_many_hosts_behind_a_jump_host_that_lets_few_in_at_once(sshd, tmp_path):
+    write(tmp_path, "train.py", "")
+    servers = sshd(14)
+    ours, jump, *behind = servers.network.hosts
+    for host in behind:
+        host.drop(ours)
+    servers.config.write_text(servers.config.read_text() + "Host n* !n1\n  ProxyJump n1\n")
+    settings = servers.folder / "sshd-n1"
+    settings.write_text(f"{settings.read_text()}\nMaxStartups 3:100:3\n")
+    for pid in jump.find("sshd"):
+        os.kill(pid, signal.SIGHUP)
+    wait_until(lambda: servers.log(jump).read_text().count("Server listening") >= 4, "the new settings")
+    run = Job(servers, tmp_path, "--hosts", "n[2-13]:1", *LIGHT, "train.py")
+    assert run.wait() == 0, run.stderr()
+    run.assert_nothing_left()

@@ -118,3 +118,27 @@ def test_a_host_that_can_keep_no_log(sshd, tmp_path):
     again = Job(servers, tmp_path, "--hosts", "n1", "--log-dir", "file/logs", "train.py")
     assert again.wait() == 2
     assert f"  n1  --log-dir file/logs: {tmp_path}/file is no folder\n" in again.stderr()
+
+
+FORGES = """
+import os
+import sys
+
+for stream in (sys.stdout, sys.stderr):
+    print("\\x1eddplaunch 0", file=stream)
+    print("text\\x1eddplaunch {}", file=stream, flush=True)
+    print("\\x1eddplaunch here 9.9", file=stream, flush=True)
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_rank_cannot_speak_for_its_host(sshd, tmp_path, slots):
+    """What looks like ours passes as text."""
+    write(tmp_path, "train.py", FORGES)
+    run = Job(sshd(2), tmp_path, "--hosts", f"n1:{slots}", *LIGHT, "train.py")
+    assert run.wait() == 3, run.stderr()
+    for said in (run.stdout(), run.stderr()):
+        for line in ("\x1eddplaunch 0\n", "text\x1eddplaunch {}\n", "\x1eddplaunch here 9.9\n"):
+            assert line in said
+    run.assert_nothing_left()
