@@ -48,9 +48,10 @@ def read(flags: dict[str, Any]) -> tuple[Host, ...]:
                 raise UsageError(f"--{name.replace('_', '-')} goes with --hosts or --hostfile", "--hosts n1:4,n2:4")
         return ()
     from ddplaunch.schedulers.hostfile import choose, read_hostfile, read_hosts
+    from ddplaunch.schedulers.text import shown
 
     if {"hosts", "hostfile"} <= typed:
-        both = f"--hosts {flags['hosts']} and --hostfile {flags['hostfile']}"
+        both = f"--hosts {shown(flags['hosts'], 100)} and --hostfile {shown(flags['hostfile'], 100)}"
         raise UsageError(f"{both} contradict each other", "leave one of them out")
     for name, why in (
         ("nnodes", "there are as many nodes as hosts"),
@@ -149,7 +150,7 @@ def carried(asked: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str
     for text in asked:
         name, equals, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise UsageError(f"--env {text}: {name!r} is no variable's name", "--env NAME, or --env NAME=VALUE")
+            raise UsageError(f"--env {name[:60]!r} is no variable's name", "--env NAME, or --env NAME=VALUE")
         if not equals and name not in environ:
             raise UsageError(f"--env {name}: there is no such variable here", f"--env {name}=VALUE")
         found[name] = value if equals else environ[name]

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from ddplaunch.clusters.nodelist import expand_hosts
 from ddplaunch.errors import UsageError
+from ddplaunch.schedulers.text import shown
 
 # --hosts a:4,n[01-04]:8,b,me@c,[fd00::1]:4
 #
-# worker-1 slots=4     # DeepSpeed's, Open MPI's and Horovod's
-# worker-2:4
+# worker-1 slots=4                  # DeepSpeed's, Open MPI's and Horovod's
+# worker-3 slots=4 max_slots=8      # Open MPI's
+# worker-2:4                        # MPICH's
 # n[01-16] slots=8
-# login                # as many as it has
+# login                             # as many as it has; PBS's and LSF's name each host once for each slot
+# worker-4 4 all.q@worker-4 UNDEFINED   # SGE's
 #
 # --include worker-1@worker-2:0,2
 
@@ -29,8 +33,11 @@ _ENTRY = re.compile(
     r"(?::(?P<slots>[^\s:,]*))?"
 )
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_SCOPE = re.compile(r"[A-Za-z0-9_.-]+")
 _CHOICE = re.compile(r"(?:\[([^\]]*)\]|([^\[:]*))(:?)(.*)")
-_COMMA = re.compile(r",(?![^\[\]]*\])")
+_BRACKETS = re.compile(r"(\[[^\[\]]*\])")
+_EQUALS = re.compile(r"\s*=\s*")
+_MOST_SLOTS = ("max_slots", "max-slots", "slots_max", "slots-max")
 _EXAMPLE = "a host a line: n1, n1:4, n1 slots=4 or n[01-04] slots=8; # begins a comment"
 
 
@@ -64,9 +71,9 @@ def read_hosts(text: str) -> tuple[Host, ...]:
     """
     hint = "--hosts n1:4,n2:4, or --hosts n[1-4]:8"
     if not text.strip():
-        raise UsageError("--hosts names no host", hint)
-    parts = ((f"--hosts {text}", part.strip()) for part in _COMMA.split(text))
-    return _without_doubles((source, host) for source, part in parts for host in _entry(part, source, hint))
+        raise _error("--hosts names no host", hint)
+    source = f"--hosts {shown(text, 100)}"
+    return _without_doubles((source, host) for part in _parts(text) for host in _entry(part.strip(), source, hint))
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
@@ -79,30 +86,82 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
         with open(path, encoding="utf-8-sig") as file:
             text = file.read()
     except OSError as error:
-        raise UsageError(f"--hostfile {path}: {error.strerror}", "is this the right folder?") from None
+        raise _error(f"--hostfile {path}: {error.strerror}", "is this the right folder?") from None
     except UnicodeDecodeError:
-        raise UsageError(f"--hostfile {path} is no text", _EXAMPLE) from None
-    hosts = _without_doubles(_lines(text, path))
+        raise _error(f"--hostfile {path} is no text", _EXAMPLE) from None
+    hosts = _without_doubles(_added_up(list(_lines(text, path))))
     if not hosts:
-        raise UsageError(f"--hostfile {path} names no host", _EXAMPLE)
+        raise _error(f"--hostfile {path} names no host", _EXAMPLE)
     return hosts
 
 
-def _lines(text: str, path: str) -> Iterator[tuple[str, Host]]:
+@dataclass(frozen=True)
+class _Line:
+    """A host in a line of a file; one that ``adds`` slots to others of that host, and may have no number itself."""
+
+    source: str
+    host: Host
+    adds: bool
+
+
+def _lines(text: str, path: str) -> Iterator[_Line]:
     for number, line in enumerate(text.split("\n"), 1):
-        words, source = line.partition("#")[0].split(), f"{path}:{number}"
+        words, source = _EQUALS.sub("=", line.partition("#")[0].strip()).split(), f"{path}:{number}"
         if not words:
             continue
-        slots = None
-        for word in words[1:]:
-            name, equals, value = word.partition("=")
-            if name != "slots" or not equals or slots is not None:
-                raise UsageError(f"{source}: {word!r} makes no sense", _EXAMPLE)
-            slots = _slots(value, words[0], source, _EXAMPLE)
-        for host in _entry(words[0], source, _EXAMPLE):
+        name, *rest = words
+        if len(rest) == 3 and rest[0].isdigit() and "=" not in f"{rest[1]}{rest[2]}":  # queue, range of processors
+            slots: int | None = _slots(rest[0], name, source, _EXAMPLE)
+            adds = True
+        else:
+            slots, adds = _named_slots(rest, name, source), not rest and ":" not in name.rpartition("]")[2]
+        for host in _entry(name, source, _EXAMPLE):
             if slots is not None and host.slots is not None:
-                raise UsageError(f"{source}: {line.strip()!r} says twice how many slots", _EXAMPLE)
-            yield source, replace(host, slots=host.slots if slots is None else slots)
+                raise _error(f"{source}: {shown(line, 100)!r} says twice how many slots", _EXAMPLE)
+            yield _Line(source, replace(host, slots=host.slots if slots is None else slots), adds)
+
+
+def _named_slots(words: list[str], host: str, source: str) -> int | None:
+    """Read ``slots=4 max_slots=8``, of which the second limits the first, or is it where it is alone."""
+    found: dict[str, int] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = "max_slots" if name in _MOST_SLOTS else name
+        if name not in ("slots", "max_slots") or not equals or name in found:
+            raise _error(f"{source}: {shown(word, 60)!r} makes no sense", _EXAMPLE)
+        found[name] = _slots(value, host, source, _EXAMPLE)
+    slots, most = found.get("slots"), found.get("max_slots")
+    if slots is not None and most is not None and slots > most:
+        raise _error(f"{source}: slots={slots} is more than max_slots={most}", "give max_slots or less")
+    return most if slots is None else slots
+
+
+def _added_up(lines: list[_Line]) -> Iterator[tuple[str, Host]]:
+    """Give one host for all lines that add slots to it; names alone count 1 each where one comes again."""
+    times = Counter((line.host.destination, line.host.slots is None) for line in lines if line.adds)
+    counts = any(number > 1 for (_, alone), number in times.items() if alone)
+    slots = Counter[str]()
+    for line in lines:
+        if line.adds:
+            slots[line.host.destination] += line.host.slots or 1
+    given = set()
+    for line in lines:
+        host = line.host
+        if not line.adds or (host.slots is None and not counts):
+            yield line.source, host
+        elif host.destination not in given:
+            given.add(host.destination)
+            yield line.source, replace(host, slots=_slots(str(slots[host.destination]), host.name, line.source, ""))
+
+
+def _parts(text: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    parts = [""]
+    for piece in _BRACKETS.split(text):
+        first, *rest = [piece] if _BRACKETS.fullmatch(piece) else piece.split(",")
+        parts[-1] += first
+        parts += rest
+    return parts
 
 
 def _entry(text: str, source: str, hint: str) -> Iterator[Host]:
@@ -111,35 +170,46 @@ def _entry(text: str, source: str, hint: str) -> Iterator[Host]:
     if not found:
         if text.count(":") > 1:
             hint = "an address of IPv6 stands in brackets: [fd00::1]:4"
-        what = f"{text!r} is no host" if text else "there is a host without a name"
-        raise UsageError(f"{source}: {what}", hint)
+        what = f"{shown(text, 60)!r} is no host" if text else "there is a host without a name"
+        raise _error(f"{source}: {what}", hint)
     slots = None if found["slots"] is None else _slots(found["slots"], text.rpartition(":")[0], source, hint)
     user = found["user"]
     if user is not None and not _NAME.fullmatch(user):
-        raise UsageError(f"{source}: {user!r} is no user's name", f"{hint}, or me@n1")
+        raise _error(f"{source}: {shown(user, 60)!r} is no user's name", f"{hint}, or me@n1")
     if found["address"] is not None:
         yield Host(_address(found["address"], source), slots, user=user)
         return
-    for name in expand_hosts(found["name"], source):
+    try:
+        names = expand_hosts(found["name"], source)
+    except UsageError as error:
+        raise _error(error.message, error.hint) from None
+    for name in names:
         if not _NAME.fullmatch(name):  # ssh would take -oProxyCommand=… for an option
-            raise UsageError(f"{source}: {name!r} is no host's name", hint)
+            raise _error(f"{source}: {shown(name, 60)!r} is no host's name", hint)
+        if len(name) > 253 or not all(0 < len(label) < 64 for label in name.removesuffix(".").split(".")):
+            what = "between its dots a name has 1 to 63 letters, and 253 in all"
+            raise _error(f"{source}: {shown(name, 60)!r} is no host's name: {what}", hint)
         yield Host(name, slots, user=user)
 
 
 def _address(text: str, source: str) -> str:
     try:
-        return str(ipaddress.IPv6Address(text))
+        address = ipaddress.IPv6Address(text)
     except ValueError:
-        raise UsageError(f"{source}: [{text}] is no address of IPv6", "[fd00::1]:4; a range is n[1-4]:4") from None
+        address = None
+    if address is None or (address.scope_id and not _SCOPE.fullmatch(address.scope_id)):  # shells may read it (%h)
+        what = f"{source}: [{shown(text, 60)}] is no address of IPv6"
+        raise _error(what, "[fd00::1]:4; a range is n[1-4]:4")
+    return str(address)
 
 
 def _slots(text: str, host: str, source: str, hint: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise UsageError(f"{source}: {text!r} is no number of slots", hint)
+        raise _error(f"{source}: {shown(text, 40)!r} is no number of slots", hint)
     if int(text) == 0:
-        raise UsageError(f"{source}: {host} has 0 slots and would run nothing", "leave it out")
+        raise _error(f"{source}: {host} has 0 slots and would run nothing", "leave it out")
     if int(text) > MOST_SLOTS:
-        raise UsageError(f"{source}: {text} slots are more than {MOST_SLOTS}", "is there a digit too many?")
+        raise _error(f"{source}: {text} slots are more than {MOST_SLOTS}", "is there a digit too many?")
     return int(text)
 
 
@@ -149,9 +219,7 @@ def _without_doubles(hosts: Iterable[tuple[str, Host]]) -> tuple[Host, ...]:
     for source, host in hosts:
         if host.name in first:
             before = f", and before at {first[host.name]}" if first[host.name] != source else ""
-            raise UsageError(
-                f"{source}: {host.name} is named twice{before}", "name each host once, with all of its slots"
-            )
+            raise _error(f"{source}: {host.name} is named twice{before}", "name each host once, with all of its slots")
         first[host.name] = source
         kept.append(host)
     return tuple(kept)
@@ -170,7 +238,7 @@ def choose(hosts: tuple[Host, ...], include: str | None, exclude: str | None) ->
         UsageError: both are given, one does not parse, or it names what is not among ``hosts``; or nothing is left.
     """
     if include is not None and exclude is not None:
-        raise UsageError(f"--include {include} and --exclude {exclude} contradict each other", "leave one of them out")
+        raise _error(f"--include {include} and --exclude {exclude} contradict each other", "leave one of them out")
     option, text = ("--include", include) if include is not None else ("--exclude", exclude)
     if text is None:
         return hosts
@@ -189,7 +257,7 @@ def choose(hosts: tuple[Host, ...], include: str | None, exclude: str | None) ->
         elif slots:
             kept.append(replace(host, slots=len(slots), gpus=slots))
     if not kept:
-        raise UsageError(f"{option} {text} leaves no host", "leave one in")
+        raise _error(f"{option} {text} leaves no host", "leave one in")
     return tuple(kept)
 
 
@@ -203,7 +271,7 @@ def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[i
         if not name:
             _refuse(option, text, "there is a node without a name")
         if host is None:
-            _refuse(option, text, f"{name} is not among the hosts")
+            _refuse(option, text, f"{shown(name, 60)} is not among the hosts")
         if name in named:
             _refuse(option, text, f"{name} is named twice")
         named[name] = None
@@ -212,17 +280,21 @@ def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[i
         slots: set[int] = set()
         for word in listed.split(","):
             if not re.fullmatch(r"[0-9]{1,9}", word):
-                _refuse(option, text, f"{word!r} is no slot of {name}")
+                _refuse(option, text, f"{shown(word, 40)!r} is no slot of {name}")
             if int(word) >= (host.slots or MOST_SLOTS):
                 _refuse(option, text, f"{name} has no slot {word}, but 0 to {(host.slots or MOST_SLOTS) - 1}")
             if int(word) in slots:
                 _refuse(option, text, f"slot {word} of {name} is named twice")
             slots.add(int(word))
         if host.slots is None and option == "--exclude":
-            raise UsageError(f"{option} {text}: how many slots has {name}?", f"name it {name}:8 among the hosts")
+            raise _error(f"{option} {text}: how many slots has {name}?", f"name it {name}:8 among the hosts")
         named[name] = tuple(sorted(slots))
     return named
 
 
 def _refuse(option: str, text: str, what: str) -> NoReturn:
-    raise UsageError(f"{option} {text}: {what}", f"{option} n1@n2:0,2 is n1, and slots 0 and 2 of n2")
+    raise _error(f"{option} {shown(text, 100)}: {what}", f"{option} n1@n2:0,2 is n1, and slots 0 and 2 of n2")
+
+
+def _error(what: str, hint: str | None) -> UsageError:
+    return UsageError(shown(what, 400), hint)

@@ -14,7 +14,7 @@ from tests.conftest import write
 FILES = {
     "doubled": "a:4\n# b\na slots=4\n",
     "zero": "a:4\nb slots=0\n",
-    "wrong": "a:4\nb max_slots=4\n",
+    "wrong": "a:4\nb cpus=4\n",
     "empty": "# nobody\n",
     "list": "a\nn[1-x]:4\n",
 }
@@ -38,7 +38,7 @@ REFUSED = [
     ("--hostfile train.py", "train.py:1: ", A_LINE),
     ("--hostfile doubled", "doubled:3: a is named twice, and before at doubled:1", "name each host once"),
     ("--hostfile zero", "zero:2: b has 0 slots and would run nothing", WITHOUT),
-    ("--hostfile wrong", "wrong:2: 'max_slots=4' makes no sense", A_LINE),
+    ("--hostfile wrong", "wrong:2: 'cpus=4' makes no sense", A_LINE),
     ("--hostfile empty", "--hostfile empty names no host", A_LINE),
     ("--hostfile list", "list:2: 'n[1-x]' does not parse at '-x]', character 4", "n[01-04]"),
     ("--hosts a --hostfile b", "--hosts a and --hostfile b contradict each other", ONE_OF_BOTH),
@@ -80,6 +80,32 @@ def test_what_makes_no_sense(answer, tmp_path, line, complaint, hint):
     assert not (tmp_path / "started").exists()
 
 
+LONG = [
+    ("--hosts", "n" * 5000),
+    ("--hosts", "n1:" + "9" * 5000),
+    ("--hosts", "n[1-" + "9" * 5000 + "]"),
+    ("--hosts", "n1," * 40_000),
+    ("--hosts", "[" * 100_000),
+    ("--hosts", "a\x1b[2J\nb"),
+    ("--include", "x" * 100_000),
+    ("--exclude", "a:" + "9" * 5000),
+    ("--env", "1" * 100_000 + "=secret"),
+]
+
+
+@pytest.mark.parametrize(("option", "value"), LONG, ids=range(len(LONG)))
+def test_what_makes_no_sense_is_shown_in_short(answer, tmp_path, option, value):
+    write(tmp_path, "train.py", "")
+    hosts = [] if option == "--hosts" else ["--hosts", "a:4,b:4"]
+    done = answer("run", *hosts, option, value, "train.py", timeout=2)
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith(f"Error: {option} ")
+    assert len(lines) <= 3
+    assert all(len(line) <= 420 and line.isprintable() for line in lines)
+    assert "secret" not in done.stderr
+
+
 def test_no_ssh_here(answer, tmp_path):
     write(tmp_path, "train.py", "")
     done = answer("run", "--hosts", "a", "train.py", env={"PATH": str(tmp_path)})
@@ -96,6 +122,22 @@ def test_dry_run(answer, tmp_path):
     shown = answer("run", *words, "train.py").stdout
     assert "over SSH: node 0 is n1, node 1 is n2" in shown
     assert "--hosts" not in shown
+
+
+OF_SCHEDULERS = {
+    "pbs": "n1.x.org\nn1.x.org\nn2.x.org\n",
+    "sge": "n1.x.org 2 all.q@n1.x.org UNDEFINED\nn2.x.org 1 all.q@n2.x.org UNDEFINED\n",
+    "openmpi": "# two\nn1.x.org slots = 2 max_slots=4\nn2.x.org slots=1 max-slots=1 # and one\n",
+    "mpich": "n1.x.org:2\nn2.x.org:1\n",
+}
+
+
+@pytest.mark.parametrize("name", OF_SCHEDULERS)
+def test_hostfiles_of_schedulers(answer, tmp_path, name):
+    write(tmp_path, "train.py", "")
+    write(tmp_path, name, OF_SCHEDULERS[name])
+    plan = json.loads(answer("run", "--hostfile", name, "--dry-run", "--json", "train.py").stdout)
+    assert (plan["nnodes"], plan["world_size"], plan["master_addr"]) == (2, 3, "n1.x.org")
 
 
 def test_variables_that_go_along():

@@ -59,6 +59,25 @@ BAD_HOSTS = [
     ("[fd77::x]:4", r"\[fd77::x\] is no address of IPv6"),
     ("[fd77::1]4", "is no host"),
     ("hôte", "does not parse"),
+    ("a:1_0", "'1_0' is no number of slots"),
+    ("a:٣", "'٣' is no number of slots"),
+    (" a: 1", "'a: 1' is no host"),
+    ("a:10^12", r"'10\^12' is no number of slots"),
+    ("a:1000000000000", "1000000000000 slots are more than 4096"),
+    ("a:" + "9" * 5000, "'9{39}…' is no number of slots"),
+    ("a" * 64, "between its dots a name has 1 to 63 letters"),
+    ("a" * 63 + ".b..c", "between its dots a name has 1 to 63 letters"),
+    (".".join(["a" * 63] * 4), "253 in all"),
+    ("n[1-2]." + "b" * 64, "1 to 63 letters"),
+    ("," * 100_000, "without a name"),
+    ("a," * 30_000 + "b", "a is named twice"),
+    ("[" * 100_000, "is no host"),
+    ("a\nb", "is no host"),
+    ("a\x1b[31m", "is no host"),
+    ("me\n-oProxyCommand=x@a", "no user's name|is no host"),
+    ("$(id)@a", r"'\$\(id\)' is no user's name"),
+    ("[fe80::1%$(id)]", r"\[fe80::1%\$\(id\)\] is no address of IPv6"),
+    ("[fe80::1%-oProxyCommand=x]", "is no address of IPv6"),
     ("a;b", "does not parse"),
 ]
 
@@ -69,6 +88,14 @@ FILES = [
     ("a:4\r\nb:4\r\n", (A, B)),
     ("\ufeffa:4\n", (A,)),
     ("n[1-2] slots=8\n", (Host("n1", 8), Host("n2", 8))),
+    ("a slots = 4\nb slots=4 max_slots=8\n", (A, B)),
+    ("a slots=4 max-slots=4\nb max_slots=4\nc\n", (A, B, C)),
+    ("a\na\nb\na\nb\na\nb\nb\n", (A, B)),
+    ("a\nb\na\n", (Host("a", 2), Host("b", 1))),
+    ("a\na\nb:4\n", (Host("a", 2), B)),
+    ("me@a\nme@a\n[fd77::1]\n[fd77::1]\n", (Host("a", 2, user="me"), Host("fd77::1", 2))),
+    ("a 4 all.q@a UNDEFINED\nb 4 all.q@b <NULL>\n", (A, B)),
+    ("a 3 all.q@a 0,0:0,2\na 1 gpu.q@a UNDEFINED\nb 4 all.q@b UNDEFINED\n", (A, B)),
     (
         "me@n1 slots=8\n[fd77::1] slots=2\n[fd77::2]:2",
         (Host("n1", 8, user="me"), Host("fd77::1", 2), Host("fd77::2", 2)),
@@ -83,7 +110,17 @@ BAD_FILES = [
     ("a slots=x\n", "hosts:1: 'x' is no number of slots"),
     ("a slots=0\n", "hosts:1: a has 0 slots"),
     ("a slots=2 slots=2\n", "hosts:1: 'slots=2' makes no sense"),
-    ("a slots=2 max_slots=4\n", "hosts:1: 'max_slots=4' makes no sense"),
+    ("a slots=4 max_slots=2\n", "hosts:1: slots=4 is more than max_slots=2"),
+    ("a max_slots=2 max-slots=2\n", "hosts:1: 'max-slots=2' makes no sense"),
+    ("a cpus=4\n", "hosts:1: 'cpus=4' makes no sense"),
+    ("a 4 all.q@a UNDEFINED\na slots=4\n", "hosts:2: a is named twice, and before at .*hosts:1"),
+    ("a four all.q@a UNDEFINED\n", "hosts:1: 'four' makes no sense"),
+    ("a 4 all.q@a\n", "hosts:1: '4' makes no sense"),
+    ("a 4097 all.q@a UNDEFINED\n", "hosts:1: 4097 slots are more than 4096"),
+    ("a\n" * 4097, "hosts:1: 4097 slots are more than 4096"),
+    ("a slots=2\na slots=2\n", "hosts:2: a is named twice"),
+    ("a\na\nyou@a\n", "hosts:3: a is named twice"),
+    ("a:2 max_slots=2\n", "hosts:1: 'a:2 max_slots=2' says twice"),
     ("a:2 slots=2\n", "hosts:1: 'a:2 slots=2' says twice"),
     ("a 4\n", "hosts:1: '4' makes no sense"),
     ("slots=4\n", "hosts:1: .*does not parse"),
@@ -98,11 +135,13 @@ def test_hosts(text, hosts):
     assert read_hosts(text) == hosts
 
 
-@pytest.mark.parametrize(("text", "complaint"), BAD_HOSTS)
+@pytest.mark.parametrize(("text", "complaint"), BAD_HOSTS, ids=[text[:30] for text, _ in BAD_HOSTS])
 def test_hosts_that_make_no_sense(text, complaint):
     with pytest.raises(UsageError, match=complaint) as caught:
         read_hosts(text)
     assert caught.value.message.startswith("--hosts")
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) <= 400
     assert caught.value.hint
 
 
@@ -113,7 +152,7 @@ def test_files(tmp_path, text, hosts):
     assert read_hostfile(str(file)) == hosts
 
 
-@pytest.mark.parametrize(("text", "complaint"), BAD_FILES)
+@pytest.mark.parametrize(("text", "complaint"), BAD_FILES, ids=[text[:30] for text, _ in BAD_FILES])
 def test_files_that_make_no_sense(tmp_path, text, complaint):
     file = tmp_path / "hosts"
     file.write_text(text)
