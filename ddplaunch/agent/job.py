@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+from ddplaunch.agent.sink import Sink
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
 
@@ -29,21 +30,21 @@ def describe(
     attempt: int,
     *,
     error_file: str | None,
-    line_buffered: bool,
+    stdout: Sink,
     variables: Mapping[str, str],
 ) -> dict[str, Any]:
     """Describe one rank to ``agent/worker.py``, which reads these keys.
 
     Args:
         error_file: where its exception is to be recorded, for us and for torchelastic's ``@record``.
-        line_buffered: whether a person is watching, so that each line should come at once.
+        stdout: ours; in a terminal of any kind each line of a rank comes at once.
         variables: what it has beside those of the plan.
     """
     target = plan.target
     environment = {**plan.environment(rank, attempt), **variables}
     if error_file:
         environment["TORCHELASTIC_ERROR_FILE"] = error_file
-    if line_buffered:
+    if stdout.terminal:
         environment["DDPLAUNCH_TERMINAL"] = "1"  # for ddplaunch.runtime.progress: our pipes are no terminal
     return {
         "rank": rank.rank,
@@ -67,6 +68,6 @@ def describe(
         "store": [plan.master_addr, plan.master_port],
         "env": environment,
         "error_file": error_file,
-        "line_buffered": line_buffered,
+        "line_buffered": stdout.by_lines,
         "title": title(plan),
     }

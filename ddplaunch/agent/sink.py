@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
+from ddplaunch.agent.terminal import watched
 from ddplaunch.loop import Callback, Loop, Timer
 
 HIGH_WATER = 4 << 20
@@ -27,7 +28,8 @@ class Sink:
         self.stuck = False
         self.missed = 0
         self.relieved: Callback = lambda: None  # called whenever there may be room again
-        self.terminal = os.isatty(fd)
+        self.terminal = watched(fd)  # a person's
+        self.by_lines = os.isatty(fd)  # or one made by srun or mpirun
 
     @property
     def full(self) -> bool:

@@ -250,7 +250,7 @@ class Supervisor:
                 rank,
                 self._attempt.number,
                 error_file=self._attempt.error_file(rank.rank),
-                line_buffered=self._output.stdout.terminal,
+                stdout=self._output.stdout,
                 variables=self._notice.variables(),
             )
             self._nursery.spawn(rank.rank, described, fds)

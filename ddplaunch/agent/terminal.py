@@ -1,4 +1,4 @@
-"""The terminal's settings, which a program that is killed at a prompt (pdb, readline) leaves changed."""
+"""The terminal: whether a person is there; and its settings, which a program killed at a prompt leaves changed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+
+def watched(fd: int) -> bool:
+    """Whether a descriptor is a terminal that a person looks at.
+
+    It is if our session is led from it, or if another of our standard streams is on it too. ``srun -u`` and Open MPI's
+    ``mpirun`` make one for stdout alone, so that programs print by lines, and read it themselves.
+    """
+    if not os.isatty(fd):
+        return False
+    try:
+        os.tcgetpgrp(fd)
+    except OSError:  # ENOTTY: another session's, or nobody's
+        here = os.fstat(fd).st_rdev
+        return any(os.isatty(other) and os.fstat(other).st_rdev == here for other in {0, 1, 2} - {fd})
+    return True
 
 
 @contextmanager

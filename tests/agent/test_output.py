@@ -35,6 +35,21 @@ def printer(tmp_path):
     return make
 
 
+def test_a_terminal_that_somebody_made_for_stdout_alone_is_no_person_s(tmp_path, printer):
+    """As srun -u and mpirun do, which write what comes to a log."""
+    script = printer("print('\\rstep 1\\rstep 2', os.environ.get('DDPLAUNCH_TERMINAL'), out.line_buffering)")
+    ours, theirs = pty.openpty()
+    words = command("run", "--nproc", "2", *LIGHT, script)
+    env = clean_environment({"TERM": "xterm-256color"})
+    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=theirs, start_new_session=True, **quiet) as process:
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+    assert sorted(os.read(ours, 4096).split(b"\r\n")) == [b"", *(b"[%d] step 2 None True" % rank for rank in (0, 1))]
+    os.close(ours)
+    os.close(theirs)
+
+
 class Terminal:
     """The launcher in a terminal of its own."""
 

