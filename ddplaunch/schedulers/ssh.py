@@ -35,9 +35,11 @@ _MOST_SAID = 30
 
 _REFUSED = re.compile(r"closed by|reset by|Connection refused|Broken pipe|MaxStartups|Not allowed at this time")
 _FINAL = re.compile(r"ermission denied|verification failed|open failed|authentication failures|timed out|not resolve")
-_HOLLOW = re.compile(r"UNKNOWN port|stdio forwarding failed|^kex_exchange_identification|^ssh_exchange_identification")
-"""What ssh says where another try may help (sshd's MaxStartups, a restart); where none does; and of a jump host that
-has said something itself."""
+_HOLLOW = re.compile(
+    r"UNKNOWN port|stdio forwarding failed|^(kex|ssh)_exchange_identification|^Warning: Permanently added"
+)
+"""What ssh says where another try may help (sshd's MaxStartups, a restart); where none does; and what is no reason, or
+the consequence of one that a jump host has given."""
 
 _NEEDED_TO_START = ("LD_LIBRARY_PATH", "PYTHONPATH")
 """Variables without which the interpreter there may not start or not find ddplaunch."""
@@ -51,7 +53,7 @@ _OVERRIDDEN = {
     "ClearAllForwardings": "yes",  # a second connection could not have the same, and may end of that
     "ForwardX11": "no",
     "Tunnel": "no",
-    "LogLevel": "ERROR",
+    "LogLevel": "INFO",  # ssh's own default, at which it says why it ends
 }
 """Settings with which a user's configuration, made for a shell, would break a job."""
 
