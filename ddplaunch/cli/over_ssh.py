@@ -80,9 +80,10 @@ def read(flags: dict[str, Any]) -> tuple[Host, ...]:
 def start(hosts: tuple[Host, ...], flags: dict[str, Any], target: Target, run_id: str) -> int:
     """Run the job on the hosts; return its exit code."""
     from ddplaunch.plan.rendezvous import DEFAULT_PORT
-    from ddplaunch.schedulers.fleet import Fleet
+    from ddplaunch.schedulers.fleet import Fleet, make_room
     from ddplaunch.schedulers.ssh import Connection, command, look_up
 
+    make_room(len(hosts))
     environ = carried(flags["env"], os.environ)
     ways = [look_up(host.destination) for host in hosts]
     address = (flags["master_addr"] or ways[0].address) if len(hosts) > 1 else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import signal
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ from enum import Enum
 from functools import partial
 
 from ddplaunch.agent.sink import Sink
-from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
+from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError
 from ddplaunch.loop import Loop
 from ddplaunch.schedulers.remote import BEAT, GO, KILL_AFTER, SIGNALS
 from ddplaunch.schedulers.ssh import LONGEST_COMPLAINT, Connection
@@ -32,8 +33,26 @@ MOST_PROBLEMS = 20
 LAST_WORDS = 5.0
 """Seconds from the end of the first host to an order for those that go on, which control has not reached."""
 
+_OTHER_FILES = 40
+"""Descriptors of ours beside those of the hosts: the event loop, outputs, an ssh that is being started."""
+
 _COMPARED = {"python": "Python", "torch": "torch", "cuda": "torch's CUDA", "nccl": "NCCL"}
 _LETTERS = {number: letter for letter, number in SIGNALS.items()}
+
+
+def make_room(hosts: int) -> None:
+    """Let us have three pipes for each host open.
+
+    Raises:
+        UsageError: the limit of this login is lower.
+    """
+    needed = 3 * hosts + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UsageError(f"{hosts} hosts need {needed} open files, and the limit is {hard}", "ulimit -n shows it")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 class Phase(Enum):

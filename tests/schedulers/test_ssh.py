@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 import sys
 
 import pytest
 
 import ddplaunch
-from tests.conftest import write
+from tests.conftest import clean_environment, command, write
 
 PLAYS = f"""\
 #!{sys.executable}
@@ -117,3 +119,19 @@ def test_odd_folders_and_variables_reach_the_far_end_whole(play, tmp_path):
     settings = json.loads((tmp_path / "settings").read_text())
     assert settings["environ"]["NCCL_DEBUG"] == odd
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("limit", ["-S", ""])
+def test_hosts_for_which_there_are_too_few_open_files(play, tmp_path, limit):
+    """The limit is raised where that is allowed, and else named before anything starts."""
+    write(tmp_path, "part", "sys.exit(255)")
+    line = f"ulimit {limit} -n 60; exec {shlex.join(command('run', '--hosts', 'a[1-8]:1', 'train.py'))}"
+    env = clean_environment({"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    if limit:
+        assert done.returncode == 69
+        assert "8 of 8 hosts cannot take part" in done.stderr
+    else:
+        assert done.returncode == 2
+        assert done.stderr == "Error: 8 hosts need 64 open files, and the limit is 60\n  ulimit -n shows it\n"
+        assert not (tmp_path / "typed").exists()
