@@ -27,6 +27,9 @@ from ddplaunch.schedulers.text import shown
 MOST_SLOTS = 4096
 """More ranks than that on one host is a slip."""
 
+_MOST_READ = 16 << 20
+"""Letters of a file of hosts; a longer one is something else."""
+
 _ENTRY = re.compile(
     r"(?:(?P<user>[^\s:,@\[\]]*)@)?"
     r"(?:\[(?P<address>[^\s\[\]]*:[^\s\[\]]*)\]|(?P<name>(?:[^\s:,@\[\]]|\[[^\s:\[\]]*\])+))"
@@ -36,7 +39,6 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]+")
 _CHOICE = re.compile(r"(?:\[([^\]]*)\]|([^\[:]*))(:?)(.*)")
 _BRACKETS = re.compile(r"(\[[^\[\]]*\])")
-_EQUALS = re.compile(r"\s*=\s*")
 _MOST_SLOTS = ("max_slots", "max-slots", "slots_max", "slots-max")
 _EXAMPLE = "a host a line: n1, n1:4, n1 slots=4 or n[01-04] slots=8; # begins a comment"
 
@@ -84,11 +86,13 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
     """
     try:
         with open(path, encoding="utf-8-sig") as file:
-            text = file.read()
+            text = file.read(_MOST_READ + 1)
     except OSError as error:
         raise _error(f"--hostfile {path}: {error.strerror}", "is this the right folder?") from None
     except UnicodeDecodeError:
         raise _error(f"--hostfile {path} is no text", _EXAMPLE) from None
+    if len(text) > _MOST_READ:
+        raise _error(f"--hostfile {path} is longer than {_MOST_READ >> 20} MiB", _EXAMPLE)
     hosts = _without_doubles(_added_up(list(_lines(text, path))))
     if not hosts:
         raise _error(f"--hostfile {path} names no host", _EXAMPLE)
@@ -106,7 +110,8 @@ class _Line:
 
 def _lines(text: str, path: str) -> Iterator[_Line]:
     for number, line in enumerate(text.split("\n"), 1):
-        words, source = _EQUALS.sub("=", line.partition("#")[0].strip()).split(), f"{path}:{number}"
+        stated, source = line.partition("#")[0], f"{path}:{number}"
+        words = "=".join(part.strip() for part in stated.split("=")).split()
         if not words:
             continue
         name, *rest = words

@@ -126,6 +126,7 @@ BAD_FILES = [
     ("slots=4\n", "hosts:1: .*does not parse"),
     ("a\n# b\na:2\n", "hosts:3: a is named twice, and before at .*hosts:1"),
     ("a,b\n", "hosts:1: 'a,b' is no host"),
+    ("a" + " " * 500_000 + "b\n", "hosts:1: 'b' makes no sense"),
     ("a\x00\n", "hosts:1: .*does not parse"),
 ]
 
@@ -169,6 +170,11 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="is no text"):
         read_hostfile(str(tmp_path / "bytes"))
+
+
+def test_a_file_without_an_end():
+    with pytest.raises(UsageError, match="/dev/zero is longer than 16 MiB"):
+        read_hostfile("/dev/zero")
 
 
 CHOSEN = [
