@@ -1,7 +1,7 @@
 """Heartbeats: ours to every peer, and which peer has not been heard for too long.
 
 A peer that is silent while *we* were stopped or starved is not blamed: its beats wait in our sockets, which the loop
-reads before it looks at the clock, and what time we lost ourselves is added to everybody's.
+reads before it looks at the clock, and silence is measured on a clock that stands still while we do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ddplaunch.loop import Loop, Timer
 BEATS_PER_TIMEOUT = 4
 
 LATE = 0.25
-"""Seconds by which a timer may be late before the time counts as lost by us."""
+"""Seconds by which our own beat may be late before the rest counts as time that we did not have."""
 
 
 class Pulse:
@@ -29,13 +29,15 @@ class Pulse:
         self._interval = timeout / BEATS_PER_TIMEOUT
         self._beat = beat
         self._silent = silent
-        self._heard: dict[int, float] = {}
+        self._heard: dict[int, float] = {}  # on our clock
+        self._counted = 0.0
+        self._beaten = time.monotonic()
         self._beating = loop.after(self._interval, self._tick)
         self._watching: Timer | None = None
 
     def heard(self, peer: int) -> None:
         """Something came from ``peer``, or it has just joined."""
-        self._heard[peer] = time.monotonic()
+        self._heard[peer] = self._now()
         if self._watching is None:
             self._watch()
 
@@ -48,7 +50,12 @@ class Pulse:
             self._watching.cancel()
         self._heard.clear()
 
+    def _now(self) -> float:
+        """Seconds that we have had: from one beat of ours to the next it is hardly more than their interval."""
+        return self._counted + min(time.monotonic() - self._beaten, self._interval + LATE)
+
     def _tick(self) -> None:
+        self._counted, self._beaten = self._now(), time.monotonic()
         self._beating = self._loop.after(self._interval, self._tick)
         self._beat()
 
@@ -57,14 +64,10 @@ class Pulse:
         self._watching = None
         if self._heard:
             due = min(self._heard.values()) + self._timeout
-            self._watching = self._loop.after(max(0.0, due - time.monotonic()), self._look)
+            self._watching = self._loop.after(max(0.0, due - self._now()), self._look)
 
     def _look(self) -> None:
-        assert self._watching is not None
-        now = time.monotonic()
-        late = now - self._watching.due
-        if late > LATE:
-            self._heard = {peer: min(now, heard + late) for peer, heard in self._heard.items()}
+        now = self._now()
         for peer, heard in list(self._heard.items()):
             if now - heard >= self._timeout and peer in self._heard:
                 del self._heard[peer]
