@@ -124,12 +124,10 @@ def local_address(asked: Asked) -> Iterator[Word]:
     address = asked.value("--local-addr")
     if not address or ("--nnodes" in asked and asked.most_nodes == 1):
         return asked.ignore("--local-addr")
-    import socket
-
-    from ddplaunch.control.route import interface_of
+    from ddplaunch.control.route import interface_of, resolve
 
     try:
-        literals = {str(each[4][0]) for each in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)}
+        literals = {str(where[0]) for _, where in resolve(address)}
     except OSError:
         literals = set()
     interface = next((name for each in literals if (name := interface_of(each))), None)

@@ -6,7 +6,7 @@ import errno
 import ipaddress
 import socket
 
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, shown
 
 BACKLOG = 65535
 """As many as the kernel allows (net.core.somaxconn): all nodes of a job may call at once."""
@@ -78,13 +78,15 @@ def claim(number: int) -> socket.socket | None:
 
 
 def _where(address: str) -> tuple[socket.AddressFamily, str]:
+    from ddplaunch.control.route import resolve
+
     try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+        found = resolve(address)
     except OSError as error:
         raise UsageError(
-            f"--master-addr {address} does not resolve: {error.strerror}", "give an address, like 10.0.0.1"
+            f"--master-addr {shown(address)} does not resolve: {error.strerror}", "give an address, like 10.0.0.1"
         ) from None
-    addresses = [(family, str(where[0])) for family, _, _, _, where in found]
+    addresses = [(family, str(where[0])) for family, where in found]
     if all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for _, each in addresses):
         family, host = next((each for each in addresses if each[0] == socket.AF_INET), addresses[0])
         return family, host

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, shown
 
 RESOLVE_PATIENCE = 5.0
 """Seconds to wait for a name server before node 0 goes on without having checked its own name."""
@@ -19,6 +19,9 @@ NAME_PATIENCE = 0.5
 
 IMPATIENT = "timeout:1 attempts:1"
 """RES_OPTIONS (resolv.conf(5)) of ranks whose name server does not answer: 1 s a look-up, the least there is."""
+
+Resolved = list[tuple[socket.AddressFamily, tuple[str, int]]]
+"""The addresses of a name, as sockets take them."""
 
 Addresses = dict[str, list[str]]
 """The literals of each interface, by its name; link-local IPv6 with its zone, as in "fe80::1%eth0"."""
@@ -37,10 +40,10 @@ def interfaces() -> Addresses:
 
 
 def interface_of(address: str) -> str | None:
-    """Name the interface that has ``address``; None where none has."""
-    wanted = _parsed(address)
+    """Name the interface that has ``address``; None where none has, or there is no address."""
+    wanted = _parsed(address) if address else None
     for name, addresses in interfaces().items():
-        if any(_parsed(each) == wanted for each in addresses):
+        if wanted is not None and any(_parsed(each) == wanted for each in addresses):
             return name
     return None
 
@@ -102,14 +105,28 @@ def is_ours(address: str, source: str = "--master-addr") -> bool | None:
 
 def unresolvable(address: str, source: str = "--master-addr") -> UsageError:
     """The error of a name that nobody knows."""
-    return UsageError(f"{source} {address} does not resolve on this machine", "give node 0's address, like 10.0.0.1")
+    return UsageError(
+        f"{source} {shown(address)} does not resolve on this machine", "give node 0's address, like 10.0.0.1"
+    )
+
+
+def resolve(address: str, port: int | None = None) -> Resolved:
+    """Look up a name, for as long as that takes.
+
+    Raises:
+        OSError: nobody knows it, or nobody answers; also where it cannot be a name at all, for which
+            ``socket.getaddrinfo`` has two more exceptions: labels of over 63 letters (RFC 1035), and NUL.
+    """
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except ValueError:  # UnicodeError, of the idna codec, is one too
+        raise OSError(socket.EAI_NONAME, "Name or service not known") from None
+    return [(family, where) for family, _, _, _, where in found]  # type: ignore[misc]  # IPv6 has two numbers more
 
 
 def _resolved(address: str) -> list[str] | OSError:
     try:
-        return list(
-            dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM))
-        )
+        return list(dict.fromkeys(str(where[0]) for _, where in resolve(address)))
     except OSError as error:
         return error
 
@@ -119,13 +136,12 @@ class Lookup:
 
     def __init__(self, address: str, port: int) -> None:
         self._read, write = os.pipe()
-        self.found: list[tuple[socket.AddressFamily, tuple[str, int]]] = []
+        self.found: Resolved = []
         self.error: OSError | None = None
 
         def look() -> None:
             try:
-                for family, _, _, _, where in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM):
-                    self.found.append((family, where))  # type: ignore[arg-type]  # IPv6 has two numbers more
+                self.found = resolve(address, port)
             except OSError as error:
                 self.error = error
             os.close(write)

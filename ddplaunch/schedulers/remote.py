@@ -27,6 +27,7 @@ from ddplaunch import __version__
 from ddplaunch.agent import processes
 from ddplaunch.control.hello import own_versions
 from ddplaunch.control.messages import Versions
+from ddplaunch.control.route import resolve
 from ddplaunch.errors import EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError
 from ddplaunch.loop import Loop
 from ddplaunch.plan.target import find
@@ -142,7 +143,7 @@ def _problems(settings: dict[str, Any]) -> Iterator[str]:
     address = settings["address"]
     if address:
         try:
-            socket.getaddrinfo(address, None)
+            resolve(address)
         except OSError:
             yield f"--master-addr {address} does not resolve there"
     for port in settings["ports"]:

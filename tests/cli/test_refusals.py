@@ -132,6 +132,11 @@ limit = 3
             "run --nnodes 2 --node-rank 1 --master-addr no.such.host.invalid train.py",
             ("--master-addr no.such.host.invalid does not resolve", "like 10.0.0.1"),
         ),
+        *(
+            (f"run {nodes} --master-addr {'a' * 64}.b train.py", (f"--master-addr {'a' * 64}.b does not resolve",))
+            for nodes in ("--nnodes 2 --node-rank 0", "--nnodes 2 --node-rank 1", "--nnodes 2 --node-rank auto", "")
+        ),
+        (f"run --local-addr {'a' * 64} --nnodes 2 train.py", ("is no address of this machine",)),
         ("run --nnodes 4:2 train.py", ("--nnodes 4:2: 4 to 2 is no range", "--nnodes 2:4")),
         ("run --nnodes 0:4 train.py", ("--nnodes 0:4: a job has at least one node", "--nnodes 1:4")),
         ("run --nnodes 2:x train.py", ("--nnodes 2:x is no number of nodes", "a range like 2:4")),
