@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from dataclasses import replace
 
 from ddplaunch.agent import evidence
 from ddplaunch.agent.output import Output
 from ddplaunch.agent.rank_process import RankProcess
-from ddplaunch.control.failure import Failure
-from ddplaunch.control.messages import Drained
+from ddplaunch.control.failure import MOST_TOLD, Failure, within
+from ddplaunch.control.messages import Broken, Drained
 from ddplaunch.plan.layout import Rank
 
 INTERRUPT_PATIENCE = 3.0
@@ -39,7 +40,7 @@ class Attempt:
         self.told: set[int] = set()
         self.finished = False
         self.released = False
-        self.broken: str | None = None
+        self.broken: Broken | None = None
         self._temporary = temporary
         self._memory = evidence.Memory()
 
@@ -89,13 +90,19 @@ class Attempt:
         for process in self.processes.values():
             process.signalled = True
 
-    def broke(self, how: str) -> None:
-        """The zygote was killed, and its ranks with it."""
-        self.broken = how
+    def cut_off(self, how: str | None) -> None:
+        """The ranks ended with their zygote; those that had recorded an exception before have failed by themselves.
+
+        ``how`` the zygote ended, None where we have ended it.
+        """
+        self.broken = Broken(how, time.time()) if how else None
+        self.cut_short()
+        for process in self.processes.values():
+            self.judge(process, -signal.SIGKILL)
         self.processes.clear()
         self.pending = 0
 
     def account(self, output: Output, *, heeded: bool) -> Drained:
         """What is to be told of it in the end, failures with the last lines that each rank printed."""
-        failures = tuple(replace(each, tail=evidence.last_lines(output.tail(each.rank))) for each in self.failures)
-        return Drained(self.number, failures, self.stopped, time.time(), self.broken, heeded)
+        failures = (replace(each, tail=evidence.last_lines(output.tail(each.rank))) for each in self.failures)
+        return Drained(self.number, tuple(within(failures, MOST_TOLD)), self.stopped, time.time(), self.broken, heeded)

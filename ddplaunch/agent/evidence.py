@@ -8,11 +8,12 @@ import signal
 import time
 from dataclasses import dataclass
 
-from ddplaunch.control.failure import Failure
+from ddplaunch.control.failure import Failure, readable
+from ddplaunch.errors import shown
 from ddplaunch.plan.layout import Rank
 
-MOST_TEXT = 64 << 10
-"""Characters of a message or traceback that are kept."""
+MOST_LINE = 1000
+"""Characters of a hint, or of one of the last lines."""
 
 
 @dataclass(frozen=True)
@@ -33,28 +34,29 @@ def read_error_file(path: str | None) -> Recorded:
     """
     try:
         with open(path or "", encoding="utf-8") as file:
-            content = json.load(file)["message"]
-    except (OSError, ValueError, KeyError, TypeError):
+            return _recorded(json.load(file)["message"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # the last of deep nesting
         return Recorded()
+
+
+def _recorded(content: object) -> Recorded:
+    """Make what we can of it: whatever a user's program wrote there may be of any type."""
     if not isinstance(content, dict):
-        return Recorded(_bounded(str(content)))
-    info = content.get("extraInfo") or {}
-    message = _bounded(str(content.get("message")))
-    try:
-        moment = int(info["time_ns"]) / 1e9
-    except (KeyError, ValueError, TypeError):
-        moment = None
-    refused = (message, info["refused"].get("hint")) if isinstance(info.get("refused"), dict) else None
-    callstack = info.get("py_callstack")
-    return Recorded(message, _bounded(str(callstack)) if callstack else None, moment, refused)
+        return Recorded(readable(str(content)))
+    info = content.get("extraInfo")
+    info = info if isinstance(info, dict) else {}
+    message = readable(str(content.get("message")))
+    time_ns, refused, callstack = info.get("time_ns"), info.get("refused"), info.get("py_callstack")
+    return Recorded(
+        message=message,
+        traceback=readable(callstack) if isinstance(callstack, str) and callstack else None,
+        moment=time_ns / 1e9 if isinstance(time_ns, int) and 0 < time_ns < 1 << 64 else None,
+        refused=(message, _hint(refused.get("hint"))) if isinstance(refused, dict) else None,
+    )
 
 
-def _bounded(text: str) -> str:
-    """Fit for other nodes: what UTF-8 cannot say replaced, the middle of a huge text left out."""
-    text = text.encode(errors="replace").decode()
-    if len(text) <= MOST_TEXT:
-        return text
-    return f"{text[: MOST_TEXT // 2]}\n… {len(text) - MOST_TEXT} characters left out …\n{text[-MOST_TEXT // 2 :]}"
+def _hint(text: object) -> str | None:
+    return "\n".join(shown(line, MOST_LINE) for line in text.splitlines()[:2]) if isinstance(text, str) else None
 
 
 def failure(rank: Rank, pid: int, attempt: int, code: int, recorded: Recorded, memory: Memory) -> Failure:
@@ -136,7 +138,8 @@ def _shared_memory() -> str:
 def last_lines(tail: bytes, count: int = 12) -> tuple[str, ...]:
     """The last lines that a rank printed; of a progress bar, its last state."""
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in tail.decode(errors="replace").split("\n")]
-    return tuple([line for line in lines if line.strip() and not line.startswith(_OURS)][-count:])
+    kept = [line for line in lines if line.strip() and not line.startswith(_OURS)][-count:]
+    return tuple(shown(line, MOST_LINE) for line in kept)
 
 
 _OURS = (f'  File "{os.path.dirname(os.path.abspath(__file__))}{os.sep}', "Extension modules:")

@@ -58,7 +58,7 @@ class Nursery:
         """
         self._loop = loop
         self._hear, self._lost = hear, lost
-        self.ready = False
+        self.ready = self.killed = False
         ours, theirs = socket.socketpair()
         config = {
             "supervisor": os.getpid(),
@@ -104,6 +104,7 @@ class Nursery:
 
     def kill(self) -> None:
         """End the zygote at once, and with it, by their parent-death signal, its ranks."""
+        self.killed = True
         os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> int | None:

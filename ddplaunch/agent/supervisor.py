@@ -311,17 +311,17 @@ class Supervisor:
         self._check_ended()
 
     def _zygote_lost(self) -> None:
-        """It was killed, and its ranks with it (their parent-death signal); nothing is left to ask."""
+        """It was killed, by us if it was silent, and its ranks with it (their parent-death signal)."""
         if self._phase in (Phase.DRAINING, Phase.ENDED):
             return
         assert self._nursery is not None
-        status, pid = self._nursery.close(), self._nursery.pid
+        status, pid, silent = self._nursery.close(), self._nursery.pid, self._nursery.killed
         self._nursery = None
         if self._phase is Phase.WAITING:
             return  # the next attempt has one of its own, and says so if that one cannot live either
         how = describe_end(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
         stuck, _ = processes.kill_all_below(os.getpid(), without=self.sidecars.guard if self.sidecars else None)
-        self._attempt.broke(f"the zygote (pid {pid}) {how}, and its ranks with it")
+        self._attempt.cut_off(None if silent else f"the zygote (pid {pid}) {how}, and its ranks with it")
         self._swept([], stuck)
 
     # ---------------------------------------------------------------------------------------------------- stopping

@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
-from ddplaunch.control.failure import Failure, Verdict, judge
+from ddplaunch.control.failure import MOST_TOLD, Failure, Verdict, judge, within
 from ddplaunch.control.messages import Drained
 
 SETTLE = 1.0
 """Seconds that a rank which only lost a peer waits for the peer's own, truer, failure before all are stopped."""
 
+MOST_HEARD = 16 << 20
+"""Characters that failures may bring as they come, from all nodes together."""
+
 
 @dataclass(frozen=True)
 class Loss:
-    """A node that was lost while it took part."""
+    """A node that was lost while it took part, or whose own processes were."""
 
     moment: float
     host: str
@@ -37,10 +40,11 @@ class Attempt:
         began: on the coordinator's clock.
         working: the nodes whose ranks have not done their work yet; undrained: those that have something left of it.
         stopped: how many ranks ended because they were told to.
-        broken: what happened to a launcher's own processes.
+        broken: what happened first to a launcher's own processes.
         released: whether the nodes were told that all ranks have done their work.
         growing: whether it is stopped to take a node in.
         telling: whether nodes that have finished are told whom they wait for.
+        heard: characters of all that was said about failures as they came.
     """
 
     number: int = -1
@@ -51,23 +55,36 @@ class Attempt:
     failures: list[Failure] = field(default_factory=list)
     lost: list[Loss] = field(default_factory=list)
     stopped: int = 0
-    broken: str | None = None
+    broken: Loss | None = None
     released: bool = False
     growing: bool = False
     telling: bool = False
+    heard: int = 0
 
     def gone(self, node: int) -> None:
         """Nothing of the attempt is left there; sets, as a look at all nodes each time would take N² looks."""
         self.working.discard(node)
         self.undrained.discard(node)
 
+    def failed(self, failure: Failure) -> None:
+        """A rank has failed; what it says is kept whole as long as all have not said too much."""
+        self.heard += failure.length
+        self.failures += within([failure], failure.length if self.heard < MOST_HEARD else 0)
+
     def drained(self, node: int, message: Drained) -> None:
         """A node has told all there is to tell, failures that it had told of with more words now."""
         self.gone(node)
-        told = [on_our_clock(each, message.clock) for each in message.failures]
+        told = [on_our_clock(each, message.clock) for each in within(message.failures, MOST_TOLD)]
         ranks = {each.rank for each in told}
         self.failures = [each for each in self.failures if each.rank not in ranks] + told
         self.stopped += message.stopped
+
+    def broke(self, message: Drained, host: str, at: str) -> None:
+        """The processes of a launcher were lost there; ``at`` says where to people."""
+        assert message.broken is not None
+        moment = message.broken.moment + clock_off(message.clock)
+        if self.broken is None or moment < self.broken.moment:
+            self.broken = Loss(moment, host, message.broken.how + at)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -80,7 +97,13 @@ class Attempt:
         return not (self.failures or self.lost or self.broken)
 
 
-def on_our_clock(failure: Failure, clock: float) -> Failure:
-    """Shift a moment by what the other machine's clock is off; ``clock`` is its time now."""
+def clock_off(clock: float) -> float:
+    """The seconds that ours is ahead of another machine's; ``clock`` is its time now. What a message takes is none."""
     off = time.time() - clock
-    return replace(failure, moment=failure.moment + off) if abs(off) > SETTLE / 10 else failure
+    return off if abs(off) > SETTLE / 10 else 0.0
+
+
+def on_our_clock(failure: Failure, clock: float) -> Failure:
+    """Shift a moment by what the other machine's clock, which shows ``clock`` now, is off."""
+    off = clock_off(clock)
+    return replace(failure, moment=failure.moment + off) if off else failure

@@ -8,18 +8,18 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from typing import Protocol
 
 from ddplaunch.control import agreement, messages
 from ddplaunch.control.attempt import SETTLE, Attempt, Loss, on_our_clock
-from ddplaunch.control.failure import Failure, Verdict
+from ddplaunch.control.failure import Failure, Verdict, signal_name
 from ddplaunch.control.messages import Hello, Message
 from ddplaunch.control.outcome import Outcome
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.roster import describe, free_number, named, roster
 from ddplaunch.control.rules import Rules
+from ddplaunch.control.seat import Part, Seat, Stage
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 
 TOLD = 0.6
@@ -34,36 +34,8 @@ EARLY = 1.0
 STILL_WAITING = 30.0
 """Seconds after which it says so again, if it is somebody else by then."""
 
-
-class Stage(Enum):
-    """Where the job stands."""
-
-    JOINING = "waiting for nodes"
-    RUNNING = "an attempt runs"
-    STOPPING = "an attempt is being stopped"
-    PAUSING = "waiting to start again"
-    ENDED = "all is over"
-
-
-class Part(Enum):
-    """Where a node stands in the attempt."""
-
-    IDLE = "not in it"
-    RUNNING = "its ranks run"
-    FINISHED = "they have done their work"
-    DRAINED = "nothing of the attempt is left there"
-
-
-@dataclass
-class _Seat:
-    number: int
-    hello: Hello
-    part: Part = Part.IDLE
-    told: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.hello.share.name
+OVERDUE = 30.0
+"""Seconds beyond the grace in which a node must have ended its ranks: twice what those that cannot be killed take."""
 
 
 class _Timer(Protocol):
@@ -86,15 +58,18 @@ class Coordinator:
         self._rules = rules
         self._run_id = run_id
         self._tell = tell
+        self.dropped: Callable[[int], None] = lambda number: None
+        """Hears of a node that is lost to the job though it is still connected."""
         self._later = after
         self._clock = clock
         self._own = hello
-        self._seats: dict[int, _Seat] = {}
+        self._seats: dict[int, Seat] = {}
         self._stage = Stage.JOINING
         self._attempt = Attempt()
         self._changes = 0
         self._restarts = Restarts(rules.max_restarts, rules.restart_backoff, rules.min_uptime)
         self._interrupted: int | None = None
+        self._hurried = False  # whether it was again
         self._preempted: str | None = None  # by what: "SIGUSR2 on node 1"
         self._heeded = False
         self._window: float | None = None
@@ -106,7 +81,7 @@ class Coordinator:
     def open(self) -> None:
         """Begin with node 0 itself."""
         self._after(self._rules.join_timeout, self._nobody_more)
-        self._seats[0] = _Seat(0, self._own)
+        self._seats[0] = Seat(0, self._own)
         self._joined()
 
     def numbered(self, hello: Hello) -> Hello:
@@ -130,7 +105,7 @@ class Coordinator:
         if refused is None and not number < self._rules.most:
             refused = messages.Refused(f"all {self._rules.most} nodes of the job are there already")
         if refused is None and number in self._seats:
-            first = self._seats[number].hello.share.host
+            first = self._seats[number].host
             refused = messages.Refused(
                 f"node rank {number} is taken twice: by {first} and by {hello.share.host}",
                 "give every node a --node-rank of its own",
@@ -142,7 +117,7 @@ class Coordinator:
     def join(self, hello: Hello) -> None:
         """Take in a node that was not refused."""
         number = hello.share.node_rank
-        self._seats[number] = _Seat(number, hello)
+        self._seats[number] = Seat(number, hello)
         for warning in agreement.warnings(self._own, hello):
             self._note(warning)
         if self._stage is Stage.JOINING:
@@ -195,14 +170,21 @@ class Coordinator:
         shares = [self._seats[number].hello.share for number in sorted(self._seats)]
         world_size = sum(len(share.devices) for share in shares)
         self._attempt = Attempt(self._attempt.number + 1, world_size, self._clock(), set(self._seats), set(self._seats))
-        for seat in self._seats.values():
-            seat.part, seat.told = Part.RUNNING, ""
+        first = 0
+        for _, seat in sorted(self._seats.items()):
+            count = len(seat.hello.share.devices)
+            seat.part, seat.told, seat.ranks = Part.RUNNING, "", range(first, first + count)
+            first += count
         start = messages.Start(self._attempt.number, self._run_id, tuple(shares))
         for number in sorted(self._seats):  # node 0 first: it removes a store in a file before anybody can open it
             self._tell(number, start)
 
     def hear(self, number: int, message: messages.FromNode) -> None:
-        """Take in what a node says."""
+        """Take in what a node says.
+
+        Raises:
+            Garbled: it cannot be so; nothing was done about it.
+        """
         seat = self._seats.get(number)
         if seat is None or self._stage is Stage.ENDED:
             return
@@ -215,6 +197,8 @@ class Coordinator:
             return self._end(Outcome(EXIT_USAGE, refused=(where + message.message, message.hint)))
         if isinstance(message, messages.Beat) or message.attempt != self._attempt.number:
             return
+        if number:  # our own we know
+            seat.check(message, {each.rank for each in self._attempt.failures})
         match message:
             case messages.Failed(failure=failure, clock=clock):
                 self._failed(on_our_clock(failure, clock))
@@ -224,7 +208,7 @@ class Coordinator:
                 self._drained(seat, message)
 
     def _failed(self, failure: Failure) -> None:
-        self._attempt.failures.append(failure)
+        self._attempt.failed(failure)
         if self._stage is not Stage.RUNNING or self._preempted:  # others may be writing a checkpoint
             return
         if not failure.is_consequence:
@@ -242,9 +226,10 @@ class Coordinator:
             slow = named(seat.name for seat in self._seats.values() if seat.part is not Part.DRAINED)
             where = f" on {slow}" if self._rules.most > 1 else ""
             wait = f"waiting up to {self._rules.grace:g} s (--grace) for the other ranks{where}"
-            self._note("\n".join([f"{first.headline}{host}", *(first.traceback or "").splitlines(), wait]))
+            traceback = (f"  {line}" for line in (first.traceback or "").splitlines())
+            self._note("\n".join([first.headline + host, *traceback, wait]))
 
-    def _finished(self, seat: _Seat) -> None:
+    def _finished(self, seat: Seat) -> None:
         if seat.part is Part.RUNNING:
             seat.part = Part.FINISHED
         self._attempt.working.discard(seat.number)
@@ -266,13 +251,13 @@ class Coordinator:
                 self._tell(number, messages.Note(text))
         self._after(STILL_WAITING, self._tell_early)
 
-    def _drained(self, seat: _Seat, message: messages.Drained) -> None:
+    def _drained(self, seat: Seat, message: messages.Drained) -> None:
         seat.part = Part.DRAINED
         self._attempt.drained(seat.number, message)
         self._heeded = self._heeded or message.heeded
         if message.broken:
-            at = f" (on {seat.hello.share.host})" if len(self._seats) > 1 else ""
-            self._attempt.broken = self._attempt.broken or message.broken + at
+            at = f" (on {seat.host})" if len(self._seats) > 1 else ""
+            self._attempt.broke(message, seat.host, at)
             self._stop(signal.SIGTERM)
         self._check_drained()
 
@@ -295,7 +280,7 @@ class Coordinator:
             return self._note(text)
         if seat.part is Part.IDLE:
             return  # it took no part yet
-        self._attempt.lost.append(Loss(time.time() - silence, seat.hello.share.host, text))
+        self._attempt.lost.append(Loss(time.time() - silence, seat.host, text))
         if self._stage is Stage.RUNNING:
             self._note(f"{text}; stopping the others")
         self._stop(signal.SIGTERM)
@@ -306,20 +291,23 @@ class Coordinator:
         first = self._interrupted is None
         if self._interrupted is None:
             self._interrupted = message.signal
-            name = "Ctrl-C" if message.signal == signal.SIGINT else signal.Signals(message.signal).name
+            name = "Ctrl-C" if message.signal == signal.SIGINT else signal_name(message.signal)
             for other in list(self._seats):
                 if other != number:
                     self._tell(other, messages.Note(f"{name} on {self._seats[number].name}"))
         if self._stage in (Stage.JOINING, Stage.PAUSING):
             return self._end(Outcome(EXIT_SIGNAL + self._interrupted))
+        if self._hurried and message.again:  # nor are others waited for any longer: End ends what they still have
+            return self._end(Outcome(EXIT_SIGNAL + self._interrupted))
+        self._hurried = self._hurried or message.again
         if first or message.again:
             self._stop(self._interrupted, 0.0 if message.again else self._rules.grace)
 
-    def _warned(self, seat: _Seat, number: int) -> None:
+    def _warned(self, seat: Seat, number: int) -> None:
         """The job must make room. Ranks may save what they have; from now on none is stopped for another's failure."""
         if self._preempted is not None:
             return
-        self._preempted = signal.Signals(number).name + (f" on {seat.name}" if self._rules.most > 1 else "")
+        self._preempted = signal_name(number) + (f" on {seat.name}" if self._rules.most > 1 else "")
         if self._stage in (Stage.JOINING, Stage.PAUSING):
             return self._end(Outcome(EXIT_PREEMPTED, remark=f"preempted by {self._preempted}: no rank was running"))
         seconds = f"{self._rules.preempt_grace:g} s (--preempt-grace)"
@@ -341,6 +329,20 @@ class Coordinator:
         for node, seat in list(self._seats.items()):
             if seat.part in (Part.RUNNING, Part.FINISHED):
                 self._tell(node, order)
+        self._await_drained(order.grace)
+
+    def _await_drained(self, seconds: float) -> None:
+        """Give up what has not ended its ranks when they should all have ended; a node that beats may yet be broken."""
+
+        def overdue() -> None:
+            for number in sorted(self._attempt.undrained - {0}):
+                why = f"it has not said in {seconds + OVERDUE:g} s that its ranks have ended"
+                if self._stage is Stage.STOPPING:
+                    self._note(f"{self._seats[number].name} was lost: {why}")
+                self.dropped(number)
+                self.lost(number, why)
+
+        self._after(seconds + OVERDUE, overdue)
 
     # -------------------------------------------------------------------------------------------------- what follows
 
@@ -356,6 +358,7 @@ class Coordinator:
         if not self._attempt.released:
             self._attempt.released = True
             self._tell_all(messages.Release(self._attempt.number))
+            self._await_drained(self._rules.grace)
 
     def _decide(self) -> None:
         """Nothing of the attempt is left anywhere."""
@@ -366,8 +369,8 @@ class Coordinator:
         elif self._preempted and not (whole and not self._heeded):
             remark = f"preempted by {self._preempted}: the same command may be run again (exit code {EXIT_PREEMPTED})"
             self._end(Outcome(EXIT_PREEMPTED, verdict, remark=remark))
-        elif attempt.broken:
-            self._end(Outcome(EXIT_SIGNAL + signal.SIGKILL, remark=attempt.broken))
+        elif attempt.broken and attempt.broken.came_before(verdict):
+            self._end(Outcome(EXIT_SIGNAL + signal.SIGKILL, remark=attempt.broken.text))
         elif attempt.lost and attempt.lost[0].came_before(verdict):
             self._regroup(attempt.lost[0].text)
         elif verdict is None and attempt.growing:

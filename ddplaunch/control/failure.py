@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ddplaunch.errors import EXIT_SIGNAL
+from ddplaunch.errors import EXIT_SIGNAL, harmless
+
+MOST_TEXT = 64 << 10
+"""Characters of a message or traceback that are kept."""
+
+MOST_TOLD = 1 << 20
+"""Characters of all failures of a node together, and of a report: with room to spare in one frame (``wire``)."""
 
 _SIGNALS = {
     "SIGABRT": "aborted: a check in native code failed, or the allocator found its heap broken",
@@ -80,6 +86,11 @@ class Failure:
         return bool(self.message and _CONSEQUENCE.search(self.message))
 
     @property
+    def length(self) -> int:
+        """Characters of its texts."""
+        return sum(map(len, (self.message or "", self.traceback or "", *self.tail)))
+
+    @property
     def likeness(self) -> tuple[object, ...]:
         """Equal for ranks that failed in the same way at the same place."""
         place = [line for line in (self.traceback or "").splitlines() if line.lstrip().startswith("File ")]
@@ -115,12 +126,35 @@ def describe_end(code: int) -> str:
     """Put the end of a process into words; ``code`` as os.waitstatus_to_exitcode gives it, so -N for signal N."""
     if code >= 0:
         return f"exited with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
+    name = signal_name(-code)
     words = _SIGNALS.get(name)
     return f"was ended by {name}" + (f" ({words})" if words else "")
+
+
+def signal_name(number: int) -> str:
+    """Name a signal: "SIGTERM"; "signal 40" where Python knows no name for it."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def readable(text: str) -> str:
+    """What a rank said, fit to be printed on any node: harmless, and the middle of a huge text left out."""
+    text = harmless(text)
+    if len(text) <= MOST_TEXT:
+        return text
+    return f"{text[: MOST_TEXT // 2]}\n… {len(text) - MOST_TEXT} characters left out …\n{text[-MOST_TEXT // 2 :]}"
+
+
+def within(failures: Iterable[Failure], most: int) -> Iterator[Failure]:
+    """Give failures out whole while their texts have no more than ``most`` characters, then with one line each."""
+    for failure in failures:
+        most -= failure.length
+        if most < 0:
+            first = (failure.message or "").partition("\n")[0][:200]
+            failure = replace(failure, message=first if failure.message else None, traceback=None, tail=())
+        yield failure
 
 
 def judge(failures: Sequence[Failure], stopped: int, world_size: int) -> Verdict:
@@ -129,5 +163,5 @@ def judge(failures: Sequence[Failure], stopped: int, world_size: int) -> Verdict
     first = ordered[0]
     first = min((each for each in ordered if each.likeness == first.likeness), key=lambda each: each.rank)
     alike = tuple(sorted(each.rank for each in ordered if each is not first and each.likeness == first.likeness))
-    others = tuple(each for each in ordered if each.likeness != first.likeness)
+    others = tuple(within((each for each in ordered if each.likeness != first.likeness), MOST_TOLD))
     return Verdict(first, alike, others, stopped, world_size)

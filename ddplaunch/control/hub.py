@@ -41,7 +41,9 @@ class Hub:
         self._listening = listening
         self._peers: dict[int, Connection] = {}
         self._leaving: set[Connection] = set()
+        self._share = hello.share
         self._coordinator = Coordinator(rules, hello, run_id, self._tell, loop.after)
+        self._coordinator.dropped = self._dropped
         self._frame: tuple[Message | None, bytes] = (None, b"")
         self._counted = 0
         self._closing = False
@@ -53,7 +55,8 @@ class Hub:
             from ddplaunch.control.listener import Listener
             from ddplaunch.control.pulse import Pulse
 
-            self._listener = Listener(self._loop, self._listening, self._rules.token, self._rules.most, self._meet)
+            token, most, ranks = self._rules.token, self._rules.most, len(self._share.devices)
+            self._listener = Listener(self._loop, self._listening, token, most, ranks, self._meet)
             self._pulse = Pulse(self._loop, self._rules.heartbeat_timeout, self._beat, self._silent)
         self._coordinator.open()
 
@@ -67,14 +70,12 @@ class Hub:
             return
         self._closing = True
         self._count_strangers()
-        self._listener.close()
         self._pulse.close()
-        for connection in self._peers.values():
-            connection.lost = partial(self._left, connection)
-            connection.hear = lambda message: None
-            self._leaving.add(connection)
+        self._leaving |= {*self._listener.close(), *self._peers.values()}
         self._peers.clear()
         for connection in list(self._leaving):
+            connection.lost = partial(self._left, connection)
+            connection.hear = lambda message: None
             connection.finish()
         self.closed = not self._leaving
         self._loop.after(PARTING, self._part)
@@ -94,11 +95,7 @@ class Hub:
         hello = self._coordinator.numbered(hello)
         refused = self._coordinator.refusal(hello)
         if refused is not None:
-            self._leaving.add(connection)
-            connection.lost = partial(self._left, connection)
-            connection.send(refused)
-            connection.finish()
-            return
+            return self._listener.dismiss(connection, refused)
         number = hello.share.node_rank
         self._peers[number] = connection
         connection.expect(get_args(FromNode))
@@ -117,6 +114,10 @@ class Hub:
         del self._peers[number]
         self._pulse.forget(number)
         self._coordinator.lost(number, why, silence)
+
+    def _dropped(self, number: int) -> None:
+        self._peers.pop(number).close()
+        self._pulse.forget(number)
 
     def _silent(self, number: int, seconds: float) -> None:
         self._peers[number].close()

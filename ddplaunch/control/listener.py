@@ -17,7 +17,19 @@ PATIENCE = 10.0
 """Seconds in which whoever connects must say hello."""
 
 MOST_UNKNOWN = 512
-"""Connections beyond the job's own nodes that have not said hello yet; the oldest goes when one more comes."""
+"""Connections beyond the job's own nodes that are none of its, yet or any more; the oldest goes when one more comes."""
+
+LEAST_UNKNOWN = 4
+"""As many there may be however few descriptors we have, or no node could join."""
+
+PARTING = 1.0
+"""Seconds in which those that must leave must have read why."""
+
+RESERVED = 64
+"""Descriptors that the launcher itself may need: its files, sockets, pipes, those of the zygote and of sidecars."""
+
+RESERVED_PER_RANK = 10
+"""Descriptors for each rank of this node: three streams from both ends, a log, its process, the store."""
 
 FULL_PAUSE = 0.5
 """Seconds without accepting where the system has no descriptor left."""
@@ -32,28 +44,52 @@ class Listener:
         listening: socket.socket,
         token: str | None,
         nodes: int,
+        ranks: int,
         meet: Callable[[Connection, Hello, str | None], None],
     ) -> None:
-        """``meet`` gets a connection, its hello, and our own proof for it where there is a token."""
+        """``meet`` gets a connection, its hello, and our own proof for it where there is a token.
+
+        Args:
+            nodes: how many the job has at most; ranks: how many this node starts, which find their descriptors free.
+        """
         self._loop = loop
         self._socket = listening
         self._token = token
-        self._most_unknown = MOST_UNKNOWN + nodes
+        free = _many_descriptors() - RESERVED - RESERVED_PER_RANK * ranks - nodes
+        self._most_unknown = max(LEAST_UNKNOWN, min(MOST_UNKNOWN + nodes, free))
         self._meet = meet
         self._unknown: dict[Connection, Timer] = {}
+        self._leaving: dict[Connection, Timer] = {}
         self.strangers: Counter[str] = Counter()
         """How many did not belong here, by the reason."""
         listening.setblocking(False)
-        _allow_many_descriptors()
         loop.watch(listening.fileno(), self._accept)
 
-    def close(self) -> None:
+    def close(self) -> list[Connection]:
+        """Stop; return who is yet to read why it must leave, and is the caller's now."""
         for connection in list(self._unknown):
             self._forget(connection)
             connection.close()
         if self._socket.fileno() >= 0:
             self._loop.forget(self._socket.fileno())
             self._socket.close()
+        leaving = list(self._leaving)
+        for connection in leaving:
+            self._forget(connection)
+        return leaving
+
+    def dismiss(self, connection: Connection, refused: messages.Refused) -> None:
+        """Say why this one must leave; it has a moment to read that, whether it closes or not."""
+
+        def gone(why: str = "") -> None:
+            self._forget(connection)
+            connection.close()
+
+        connection.hear = lambda message: None
+        connection.lost = gone
+        self._leaving[connection] = self._loop.after(PARTING, gone)
+        connection.send(refused)
+        connection.finish()
 
     def _accept(self) -> None:
         try:
@@ -64,8 +100,13 @@ class Listener:
             self._loop.forget(self._socket.fileno())
             self._loop.after(FULL_PAUSE, self._resume)
             return
-        if len(self._unknown) >= self._most_unknown:
-            self._turn_away(next(iter(self._unknown)), "said nothing")
+        if len(self._unknown) + len(self._leaving) >= self._most_unknown:
+            if self._leaving:
+                oldest = next(iter(self._leaving))
+                self._forget(oldest)
+                oldest.close()
+            else:
+                self._turn_away(next(iter(self._unknown)), "said nothing")
         nonce = proof.nonce()
         connection = Connection(
             self._loop,
@@ -87,11 +128,8 @@ class Listener:
         self._forget(connection)
         if why := self._impostor(message, nonce):
             self.strangers[why] += 1
-            connection.lost = lambda _: None
-            connection.hear = lambda _: None
-            connection.send(messages.Refused(f"node 0 does not let {message.share.name} in: {why}", _HINTS[why]))
-            connection.finish()
-            return
+            refused = messages.Refused(f"node 0 does not let {message.share.name} in: {why}", _HINTS[why])
+            return self.dismiss(connection, refused)
         ours = proof.prove(self._token, proof.NODE_ZERO, (nonce, message.nonce)) if self._token else None
         self._meet(connection, replace(message, proof=None), ours)
 
@@ -108,7 +146,7 @@ class Listener:
         connection.close()
 
     def _forget(self, connection: Connection) -> None:
-        timer = self._unknown.pop(connection, None)
+        timer = self._unknown.pop(connection, None) or self._leaving.pop(connection, None)
         if timer is not None:
             timer.cancel()
 
@@ -121,11 +159,13 @@ _HINTS = dict.fromkeys(
 )
 
 
-def _allow_many_descriptors() -> None:
-    """Raise our limit of open files as far as we may; the ranks have been given theirs before."""
+def _many_descriptors() -> int:
+    """Raise our limit of open files as far as we may, and return it; the ranks have been given theirs before."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
         except (ValueError, OSError):
             pass
+    return soft if soft != resource.RLIM_INFINITY else 1 << 20

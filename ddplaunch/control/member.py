@@ -14,7 +14,8 @@ from functools import partial
 from typing import get_args
 
 from ddplaunch.control import messages, proof, route
-from ddplaunch.control.messages import PROTOCOL, FromNode, FromNodeZero, Hello, Message, Start, Stop
+from ddplaunch.control.failure import signal_name
+from ddplaunch.control.messages import PROTOCOL, FromNode, FromNodeZero, Garbled, Hello, Message, Start, Stop
 from ddplaunch.control.outcome import Outcome
 from ddplaunch.control.pulse import Pulse
 from ddplaunch.control.rules import Rules
@@ -71,6 +72,7 @@ class Member:
         self._connection: Connection | None = None
         self._pulse: Pulse | None = None
         self._attempt: int | None = None  # of ours, while something of it is left
+        self._latest = -1
         self._has_started = False
         self._interrupted: int | None = None
         self._why_lost = ""
@@ -101,7 +103,7 @@ class Member:
             self._connection.send(message)
         if isinstance(message, messages.Warned) and self._bond is _Bond.SEEKING:
             self._bond = _Bond.OVER
-            name = signal.Signals(message.signal).name
+            name = signal_name(message.signal)
             return self._hear(messages.End(Outcome(EXIT_PREEMPTED, remark=f"preempted by {name}: no rank was running")))
         if isinstance(message, messages.Unable) and self._bond is _Bond.SEEKING:
             self._unable = message  # the others should hear of it too, if node 0 is to be found
@@ -295,8 +297,8 @@ class Member:
         if isinstance(message, messages.Refused):
             return self._over(Outcome(EXIT_USAGE, refused=(message.message, message.hint)))
         assert isinstance(message, messages.Joined)
-        if (message.node_rank or 0) >= self._rules.most:
-            return self._misled("a node rank that there is not")
+        if message.node_rank is not None and (self._hello.numbered or not 0 < message.node_rank < self._rules.most):
+            raise Garbled("a node rank that cannot be ours")
         token = self._rules.token
         if token and not proof.proves(message.proof, token, proof.NODE_ZERO, self._nonces):
             refused = f"whoever answers at {self.where} does not know the token"
@@ -325,6 +327,8 @@ class Member:
         match message:
             case messages.Beat():
                 return
+            case messages.Roster() if self._has_started:
+                raise Garbled("who has joined, after the start")
             case messages.Roster() | messages.Note() if self._rules.one_log:
                 return
             case messages.Again() if self._rules.one_log:
@@ -333,12 +337,21 @@ class Member:
                 self._bond = _Bond.OVER
                 message = messages.End(replace(outcome, told=self._rules.one_log))
             case Start():
+                self._check_start(message)
                 self._has_started = True
-                self._attempt = message.attempt
+                self._attempt = self._latest = message.attempt
                 here = self._connection.here
                 interface = self._rules.interface or route.interface_of(here)
                 message = replace(message, address=self._connection.there, interface=interface)
         self._hear(message)
+
+    def _check_start(self, order: Start) -> None:
+        """Make sure that we can start as told: once an attempt, with our own share among those of all nodes."""
+        numbers = [each.node_rank for each in order.shares]
+        if self._attempt is not None or order.attempt <= self._latest:
+            raise Garbled("a start out of turn")
+        if numbers != sorted(set(numbers)) or len(numbers) > self._rules.most or self._hello.share not in order.shares:
+            raise Garbled("a start without this node")
 
     def _beat(self) -> None:
         if self._connection is not None:

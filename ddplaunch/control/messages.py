@@ -1,4 +1,5 @@
-"""What nodes say to each other: plain data, checked field by field when it arrives (``wire`` has the form).
+"""What nodes say to each other: plain data, checked field by field when it arrives (``wire`` has the form, ``bounds``
+what each field may hold).
 
 A node also hears these from the coordinator in its own process, so one node and many run the same way.
 """
@@ -11,8 +12,12 @@ from ddplaunch.control.failure import Failure, Verdict
 from ddplaunch.control.outcome import Outcome
 from ddplaunch.plan.share import Share
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever a message changes, so that launchers of different versions tell each other so."""
+
+
+class Garbled(Exception):
+    """What has come is no message that may come now."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +34,6 @@ class Versions:
 
 
 # ---------------------------------------------------------------------------------------------- to node 0
-
-
-def _check_signal(number: int) -> None:
-    if not 1 <= number <= 64:
-        raise ValueError(f"no signal: {number}")
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,6 @@ class Hello:
     proof: str | None = None
     numbered: bool = True
 
-    def __post_init__(self) -> None:
-        texts = (self.nnodes, self.run_id, self.target, self.fingerprint, *self.gpus, *vars(self.versions).values())
-        if not all(text.isprintable() for text in (self.share.host, *self.share.devices, *filter(None, texts))):
-            raise ValueError("control characters")  # anybody may send these, and we print them
-
 
 @dataclass(frozen=True)
 class Failed:
@@ -72,6 +67,11 @@ class Failed:
     attempt: int
     failure: Failure
     clock: float
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """It alone."""
+        return (self.failure,)
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,21 @@ class Finished:
 
 
 @dataclass(frozen=True)
+class Broken:
+    """The launcher's own processes on a node came to an end that nobody asked for."""
+
+    how: str
+    moment: float
+
+
+@dataclass(frozen=True)
 class Drained:
     """Nothing of the attempt is left on this node.
 
     Attributes:
         failures: all of them, with the last lines that each rank printed.
         stopped: how many ranks ended because they were told to.
-        broken: what happened to the launcher's own processes here, if anything did.
+        broken: what happened to the launcher's own processes here, and when by its clock, if anything did.
         heeded: whether a rank asked if the job must make room, and was told that it must.
     """
 
@@ -96,7 +104,7 @@ class Drained:
     failures: tuple[Failure, ...]
     stopped: int
     clock: float
-    broken: str | None = None
+    broken: Broken | None = None
     heeded: bool = False
 
 
@@ -115,18 +123,12 @@ class Interrupted:
     signal: int
     again: bool = False
 
-    def __post_init__(self) -> None:
-        _check_signal(self.signal)
-
 
 @dataclass(frozen=True)
 class Warned:
     """The scheduler has said here, by this signal, that it soon needs the machines back."""
 
     signal: int
-
-    def __post_init__(self) -> None:
-        _check_signal(self.signal)
 
 
 # ---------------------------------------------------------------------------------------------- from node 0
@@ -156,12 +158,6 @@ class Joined:
     heartbeat_timeout: float
     proof: str | None = None
     node_rank: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.heartbeat_timeout > 0:
-            raise ValueError(f"heartbeat timeout {self.heartbeat_timeout}")
-        if self.node_rank is not None and self.node_rank < 1:
-            raise ValueError(f"node rank {self.node_rank}")
 
 
 @dataclass(frozen=True)
@@ -207,9 +203,6 @@ class Stop:
     attempt: int
     signal: int
     grace: float
-
-    def __post_init__(self) -> None:
-        _check_signal(self.signal)
 
 
 @dataclass(frozen=True)
@@ -266,5 +259,5 @@ class Beat:
 
 
 FromNode = Failed | Finished | Drained | Unable | Interrupted | Warned | Beat
-FromNodeZero = Refused | Joined | Roster | Start | Stop | Preempt | Release | Again | Note | End | Beat
-Message = Hello | Welcome | Seeking | FromNode | FromNodeZero
+FromNodeZero = Roster | Start | Stop | Preempt | Release | Again | Note | End | Beat
+Message = Hello | Welcome | Refused | Joined | Seeking | FromNode | FromNodeZero

@@ -1,7 +1,7 @@
 """Messages on a TCP connection: four bytes of length, then one JSON object ``{"op": …, "body": {…}}``.
 
 JSON, so that what comes in is data and never code. Every frame is bounded, and every field is checked against the
-message's own annotations (by msgspec) before anything acts on it.
+message's own annotations (by msgspec), then for its range and meaning (``bounds``), before anything acts on it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ddplaunch.control.messages import Message
+from ddplaunch.control.bounds import bounded
+from ddplaunch.control.messages import Garbled, Message
 from ddplaunch.loop import Loop
 
 MOST_BEFORE_JOINING = 64 << 10
@@ -26,10 +27,6 @@ MOST_WAITING = 64 << 20
 
 _LENGTH = struct.Struct("!I")
 _CHUNK = 1 << 18
-
-
-class Garbled(Exception):
-    """What has come is no message that may come now."""
 
 
 def encode(message: Message) -> bytes:
@@ -48,14 +45,17 @@ def decode(body: bytes, accepted: Iterable[type]) -> Message:
     try:
         envelope = msgspec.json.decode(body)
         kind = kinds[envelope["op"]]
-        message: Message = msgspec.convert(envelope["body"], kind)
+        message: Message = bounded(msgspec.convert(envelope["body"], kind))
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise Garbled(f"no message that is expected here ({type(error).__name__})") from None
     return message
 
 
 class Connection:
-    """One peer. ``hear`` gets each message, ``lost`` once why there will be no more."""
+    """One peer. ``hear`` gets each message, ``lost`` once why there will be no more.
+
+    Where ``hear`` raises Garbled, before it has acted, the peer counts as lost.
+    """
 
     def __init__(
         self,
@@ -68,7 +68,13 @@ class Connection:
     ) -> None:
         """Read from and write to ``sock``, which is connected and becomes ours."""
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.here = self.there = ""
+        """Our address on this connection and the peer's, as literals; a socket that was reset has none any more."""
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.here, self.there = literal(sock.getsockname()), literal(sock.getpeername())
+        except OSError:
+            pass  # reset already, as the first look at it will show
         self._loop = loop
         self._socket = sock
         self._accepted = tuple(accepted)
@@ -78,22 +84,11 @@ class Connection:
         self._coming = bytearray()
         self._going = bytearray()
         self._ending = False
-        self.received = 0  # messages
         loop.watch(sock.fileno(), self._readable)
 
     @property
     def open(self) -> bool:
         return self._socket.fileno() >= 0
-
-    @property
-    def here(self) -> str:
-        """Our address on this connection, as a literal."""
-        return literal(self._socket.getsockname())
-
-    @property
-    def there(self) -> str:
-        """The peer's."""
-        return literal(self._socket.getpeername())
 
     def expect(self, accepted: Iterable[type], most: int = MOST) -> None:
         """From now on accept other messages."""
@@ -148,11 +143,9 @@ class Connection:
             body = bytes(self._coming[_LENGTH.size : end])
             del self._coming[:end]
             try:
-                message = decode(body, self._accepted)
+                self.hear(decode(body, self._accepted))
             except Garbled as error:
                 return self._lose(f"it sent {error}")
-            self.received += 1
-            self.hear(message)
 
     def _writable(self) -> None:
         try:

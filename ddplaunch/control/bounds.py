@@ -1,0 +1,187 @@
+"""What each field of a message may hold, beyond its type: numbers in their ranges, harmless texts of bounded length.
+
+One place for all that comes from another machine, applied on arrival (``wire``): a node that joined, or what answers as
+node 0, may be broken or hostile. A text is mended; any other field that makes no sense makes the message none. What
+only the state of the job can tell is checked where that state is: ``attempt`` and ``member``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from operator import is_
+from typing import Any, TypeVar
+
+from ddplaunch.control.failure import Failure, readable
+from ddplaunch.control.messages import Message
+from ddplaunch.control.outcome import Outcome
+from ddplaunch.control.rules import LEAST_HEARTBEAT
+from ddplaunch.errors import shown
+
+MANY = 10_000_000
+"""More ranks, nodes, attempts or restarts than any job has."""
+
+WEEK = 7 * 86400.0
+"""Seconds: the longest time that an option takes."""
+
+MOST_LINE = 1000
+"""Characters of a line that is told."""
+
+MOST_TAIL = 12
+"""Lines of a rank's last words."""
+
+Rule = Callable[[Any], Any]
+"""Returns the value as it may be used; raises ValueError where it cannot be."""
+
+
+def _number(least: float, most: float) -> Rule:
+    def check(value: float) -> float:
+        if not least <= value <= most:  # nor is NaN
+            raise ValueError("a number out of range")
+        return value
+
+    return check
+
+
+def _letters(most: int, without: str = "") -> Rule:
+    """A name, which nobody may have changed: it is compared, or is part of a path or of a variable."""
+
+    def check(text: str) -> str:
+        if len(text) > most or not text.isprintable() or any(letter in text for letter in without):
+            raise ValueError("a name that is none")
+        return text
+
+    return check
+
+
+def _run_id(text: str) -> str:
+    if text.startswith("."):
+        raise ValueError("a name that is none")
+    checked: str = _letters(255, without="/")(text)
+    return checked
+
+
+def _line(text: str) -> str:
+    return shown(" ".join(text.splitlines()), MOST_LINE)
+
+
+def _hint(text: str) -> str:
+    return "\n".join(map(_line, text.split("\n")[:2]))
+
+
+def _text(text: str) -> str:
+    return readable(text).rstrip("\n")
+
+
+def _each(rule: Rule) -> Rule:
+    def check(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        checked = tuple([rule(value) for value in values])
+        return values if all(map(is_, checked, values)) else checked
+
+    return check
+
+
+def _inner(value: Any) -> Any:
+    """Check the fields of one of our classes."""
+    changed = {}
+    for name, rule in _rules(type(value)):
+        old = getattr(value, name)
+        new = None if old is None else rule(old)
+        if new is not old:
+            changed[name] = new
+    together = _TOGETHER.get(type(value))
+    if together is not None and not together(value):
+        raise ValueError("fields that contradict each other")
+    return replace(value, **changed) if changed else value
+
+
+def _complaint(refused: tuple[str, str | None]) -> tuple[str, str | None]:
+    message, hint = refused
+    return _line(message), None if hint is None else _hint(hint)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_ENDING = (1, 2, 3, 15)
+"""SIGHUP, SIGINT, SIGQUIT, SIGTERM: what people and schedulers end a job with."""
+
+
+def _stopping(number: int) -> int:
+    if number not in _ENDING:
+        raise ValueError("a signal that ends no job")
+    return number
+
+
+_COUNT = _number(0, MANY)
+_EPOCH = _number(0, 1e11)
+_SECONDS = _number(0, WEEK)
+_NAME = _letters(255)
+
+BOUNDS: Mapping[str, Rule] = {
+    # numbers
+    **dict.fromkeys(("attempt", "rank", "local_rank", "node_rank", "stopped", "world_size"), _COUNT),
+    **dict.fromkeys(("joined", "least", "most", "max_restarts", "ddplaunch"), _COUNT),
+    **dict.fromkeys(("missing", "alike"), _each(_COUNT)),
+    **dict.fromkeys(("moment", "clock"), _EPOCH),
+    **dict.fromkeys(("grace", "wait", "window"), _SECONDS),
+    "heartbeat_timeout": _number(LEAST_HEARTBEAT, WEEK),
+    "pid": _number(0, 1 << 31),
+    "code": _number(0, 255),
+    "exit_code": _number(1, 255),
+    "signal": _stopping,
+    "Failure.signal": _number(1, 64),
+    "Warned.signal": _number(1, 64),
+    # names
+    **dict.fromkeys(("host", "threads", "nnodes", "fingerprint", "nonce", "proof", "address", "interface"), _NAME),
+    **dict.fromkeys(("python", "torch", "cuda", "nccl"), _NAME),
+    **dict.fromkeys(("devices", "gpus"), _each(_NAME)),
+    "target": _letters(8192),
+    "run_id": _run_id,
+    # what people read
+    **dict.fromkeys(("message", "remark", "how"), _line),
+    "hint": _hint,
+    "Failure.hint": _line,
+    **dict.fromkeys(("Failure.message", "traceback", "text"), _text),
+    "tail": lambda lines: _each(_line)(lines[-MOST_TAIL:]),
+    "refused": _complaint,
+    # what has fields of its own, or two values only
+    **dict.fromkeys(("share", "versions", "failure", "verdict", "first", "outcome", "broken"), _inner),
+    **dict.fromkeys(("shares", "failures", "others"), _each(_inner)),
+    **dict.fromkeys(("numbered", "again", "heeded", "told"), _as_it_is),
+}
+"""The rule of each field by its name, where one class has another by both names; None is always itself."""
+
+_TOGETHER: Mapping[type, Callable[[Any], bool]] = {
+    Failure: lambda it: (it.exit_code is None) is not (it.signal is None),
+    Outcome: lambda it: it.code != 0 or not (it.verdict or it.refused),
+}
+"""What the fields of a class must be together."""
+
+
+_known: dict[type, tuple[tuple[str, Rule], ...]] = {}
+
+
+def _rules(kind: type) -> tuple[tuple[str, Rule], ...]:
+    if kind not in _known:
+        _known[kind] = tuple((each.name, rule_of(kind, each.name)) for each in fields(kind))
+    return _known[kind]
+
+
+def rule_of(kind: type, name: str) -> Rule:
+    """The rule of a field; a KeyError where it has none."""
+    return BOUNDS.get(f"{kind.__name__}.{name}") or BOUNDS[name]
+
+
+M = TypeVar("M", bound=Message)
+
+
+def bounded(message: M) -> M:
+    """Return the message as it may be acted upon.
+
+    Raises:
+        ValueError: a field of it makes no sense.
+    """
+    checked: M = _inner(message)
+    return checked

@@ -1,0 +1,109 @@
+"""One end of the control channel, played by a test: a node, or node 0, that says what no launcher of ours would."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+from typing import Any
+
+from ddplaunch.control.messages import PROTOCOL
+from tests.patience import patience
+
+
+class Peer:
+    """A connection, spoken in plain JSON."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        sock.settimeout(patience(30))
+
+    def say(self, op: str, body: dict[str, Any] | None = None, **fields: Any) -> None:
+        text = json.dumps({"op": op, "body": {**(body or {}), **fields}}).encode()
+        self.socket.sendall(struct.pack("!I", len(text)) + text)
+
+    def hear(self, *wanted: str) -> dict[str, Any] | None:
+        """The next message that is one of these; None where the other side has ended."""
+        while True:
+            try:
+                text = self._read(struct.unpack("!I", self._read(4))[0])
+            except (EOFError, ConnectionResetError):
+                return None
+            message = json.loads(text)
+            if message["op"] in wanted:
+                return dict(message["body"])
+
+    def ended(self) -> bool:
+        """Wait until the other side has closed."""
+        return self.hear() is None
+
+    def reset(self) -> None:
+        """Go without a word, and have the other's kernel told so."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+    def _read(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            got = self.socket.recv(count - len(data))
+            if not got:
+                raise EOFError
+            data += got
+        return data
+
+
+def share(number: int, host: str = "evil", ranks: int = 1) -> dict[str, Any]:
+    return {"node_rank": number, "host": host, "devices": ["cpu"] * ranks, "threads": "1"}
+
+
+def hello(number: int = 1, **changed: Any) -> dict[str, Any]:
+    """What a node says that fits to any job of two nodes here."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    body = {
+        "share": share(number), "nnodes": "2", "run_id": None, "target": "x.py", "fingerprint": None,
+        "max_restarts": 0, "versions": {"python": python}, "gpus": [], "nonce": "0",
+    }  # fmt: skip
+    return {**body, **changed}
+
+
+def failure(rank: int = 1, **changed: Any) -> dict[str, Any]:
+    """A failure of a rank of that node."""
+    body = {
+        "rank": rank, "local_rank": 0, "host": "evil", "pid": 1, "attempt": 0, "exit_code": 3, "signal": None,
+        "message": "ValueError: no", "traceback": None, "moment": 1e9, "hint": None,
+    }  # fmt: skip
+    return {**body, **changed}
+
+
+def node(job: Any, **changed: Any) -> Peer:
+    """Join the launcher of node 0 of ``job`` (test_joining's Nodes) as its node 1."""
+    peer = Peer(job.call())
+    assert peer.hear("Welcome")
+    peer.say("Hello", hello(**changed))
+    return peer
+
+
+class NodeZero:
+    """Takes in the launcher of node 1 of ``job``."""
+
+    def __init__(self, job: Any) -> None:
+        self._server = socket.create_server(("127.0.0.1", job.port + 1))
+
+    def meet(self, **joined: Any) -> Peer:
+        """Answer whoever comes next with what a Joined has, changed."""
+        sock, _ = self._server.accept()
+        peer = Peer(sock)
+        peer.say("Welcome", ddplaunch=PROTOCOL, nonce="0")
+        said = peer.hear("Hello")
+        assert said
+        self.share = said["share"]
+        peer.say("Joined", {"run_id": "theirs", "heartbeat_timeout": 15.0, **joined})
+        return peer
+
+    def close(self) -> None:
+        self._server.close()
+
+
+HOST = os.uname().nodename

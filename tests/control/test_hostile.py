@@ -1,0 +1,228 @@
+"""What is well formed and cannot be: said by a node that joined, or by what answers as node 0. It is lost, no more."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+
+import pytest
+
+from ddplaunch.errors import harmless
+from tests.conftest import wait_until, write
+from tests.control.peer import HOST, NodeZero, failure, node, share
+from tests.control.test_joining import Nodes
+
+WAITS = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+
+
+@pytest.fixture
+def nodes(start, tmp_path):
+    write(tmp_path, "waits.py", WAITS)
+    return lambda *options: Nodes(start, tmp_path, 2, "--grace", "1", *options)
+
+
+@pytest.fixture
+def node_zero(nodes):
+    """A launcher of node 1, and what plays node 0 for it."""
+    played = []
+
+    def begin(*options):
+        job = nodes(*options)
+        played.append(NodeZero(job))
+        return played[-1], job.start(1, target="waits.py")
+
+    yield begin
+    for each in played:
+        each.close()
+
+
+def assert_clean(text: str) -> None:
+    assert "Traceback" not in text
+    assert harmless(text) == text
+
+
+@pytest.mark.parametrize(
+    ("op", "body"),
+    [
+        ("Interrupted", {"signal": 40}),
+        ("Interrupted", {"signal": 19}),
+        ("Failed", {"failure": failure(exit_code=256)}),
+        ("Failed", {"failure": failure(exit_code=0)}),
+        ("Failed", {"failure": failure(exit_code=None)}),
+        ("Failed", {"failure": failure(signal=9)}),
+        ("Failed", {"failure": failure(rank=0)}),
+        ("Failed", {"failure": failure(host=HOST)}),
+        ("Failed", {"failure": failure(moment=1e308)}),
+        ("Drained", {"failures": [failure(), failure()], "stopped": 0}),
+        ("Drained", {"failures": [], "stopped": 2}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_a_node_cannot_mean_makes_it_a_lost_one(nodes, op, body):
+    job = nodes()
+    launcher = job.start(0, target="waits.py")
+    peer = node(job)
+    assert peer.hear("Start")
+    launcher.wait_for("up")
+    peer.say(op, {"attempt": 0, "clock": 1e9, **body} if op != "Interrupted" else body)
+    assert peer.ended()
+    assert launcher.wait(20) == 69
+    assert "node 1 (evil) was lost: it sent " in launcher.stderr()
+    assert_clean(launcher.stderr())
+    launcher.assert_nothing_left()
+
+
+def test_a_warning_by_a_signal_without_a_name(nodes):
+    job = nodes("--preempt-grace", "0")
+    launcher = job.start(0, target="waits.py")
+    peer = node(job)
+    assert peer.hear("Start")
+    launcher.wait_for("up")
+    peer.say("Warned", signal=40)
+    assert peer.hear("Preempt")
+    peer.say("Drained", attempt=0, failures=[], stopped=1, clock=1e9)
+    assert launcher.wait(20) == 75
+    assert "signal 40 on node 1 (evil): the job must make room" in launcher.stderr()
+
+
+@pytest.mark.slow
+def test_so_many_and_so_long_texts_are_not_kept(nodes):
+    """Each of its ranks may fail once an attempt, and its words are cut when they come."""
+    job = nodes()
+    launcher = job.start(0, target="waits.py")
+    peer = node(job, share=share(1, ranks=25))
+    assert peer.hear("Start")
+    launcher.wait_for("up")
+    for rank in range(1, 26):
+        text = "x" * (4 << 20)
+        peer.say("Failed", attempt=0, failure=failure(rank, message=f"E: {rank}", traceback=text), clock=1e9)
+    peer.say("Interrupted", signal=2)
+    wait_until(lambda: "Ctrl-C on node 1" in launcher.stderr(), "that all was heard")
+    import psutil
+
+    assert psutil.Process(launcher.process.pid).memory_info().rss < 90 << 20
+    peer.reset()
+    assert launcher.wait(20) == 130
+
+
+EVIL = "\x1b[2J\x1b]0;mine\x07\r\u202e\x85ddplaunch: all is well\nddplaunch: rank 0 failed\u2028x\0"
+
+
+def test_what_is_printed_of_a_rank_elsewhere_is_harmless(nodes):
+    job = nodes()
+    launcher = job.start(0, target="waits.py")
+    peer = node(job)
+    assert peer.hear("Start")
+    launcher.wait_for("up")
+    said = failure(message=f"E{EVIL}", traceback=f"T{EVIL}", hint=f"H{EVIL}", tail=[EVIL])
+    peer.say("Failed", attempt=0, failure=said, clock=1e9)
+    assert peer.hear("Stop")
+    peer.say("Drained", attempt=0, failures=[said], stopped=0, clock=1e9)
+    assert launcher.wait(20) == 3
+    shown = launcher.stderr()
+    assert_clean(shown)
+    assert "rank 1 failed with E\\x1b[2J\\x1b]0;mine\\x07\\r\\u202e\\x85ddplaunch: all is well (exit code 3)" in shown
+    ours = re.findall("^ddplaunch: (.*)", shown, re.MULTILINE)
+    assert not [line for line in ours if line.startswith(("all is well", "rank 0"))]
+
+
+def test_what_is_printed_of_a_node_is_harmless(nodes):
+    job = nodes()
+    launcher = job.start(0, target="waits.py")
+    peer = node(job)
+    assert peer.hear("Start")
+    launcher.wait_for("up")
+    peer.say("Unable", message=f"U{EVIL}", hint=f"H{EVIL}\nmore\nand more")
+    assert launcher.wait(20) == 2
+    assert_clean(launcher.stderr())
+    assert not re.search("^ddplaunch: (all|rank 0)", launcher.stderr(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("run_id", ["../../outside", "a/b", "..", "nul\0", "e\x1bsc"])
+def test_a_run_id_stays_inside_the_log_folder(node_zero, tmp_path, run_id):
+    false, launcher = node_zero("--log-dir", "logs", "--join-timeout", "1.5")
+    assert false.meet(run_id=run_id).ended()
+    launcher.signal(signal.SIGINT)
+    assert launcher.wait(20) == 130
+    assert_clean(launcher.stderr())
+    assert not (tmp_path / "outside").exists()
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith("node-")]
+
+
+@pytest.mark.parametrize("joined", [{"heartbeat_timeout": 1e308}, {"heartbeat_timeout": 0.01}, {"node_rank": 1}])
+def test_a_node_zero_that_cannot_be(node_zero, joined):
+    false, launcher = node_zero()
+    assert false.meet(**joined).ended()
+    wait_until(lambda: "something else than ddplaunch answers" in launcher.stderr(), "the account")
+    launcher.signal(signal.SIGTERM)
+    assert launcher.wait(20) == 143
+    assert_clean(launcher.stderr())
+
+
+def test_a_start_without_us(node_zero):
+    false, launcher = node_zero("--join-timeout", "600")
+    peer = false.meet()
+    peer.say("Start", attempt=0, run_id="theirs", shares=[share(0), share(2)])
+    assert peer.ended()
+    launcher.signal(signal.SIGINT)
+    assert launcher.wait(20) == 130
+    assert_clean(launcher.stderr())
+
+
+@pytest.mark.parametrize(
+    ("op", "body"),
+    [
+        ("Start", {"attempt": 1}),
+        ("Roster", {"joined": 1, "least": 2, "most": 2, "missing": [1]}),
+        ("Joined", {"run_id": "x", "heartbeat_timeout": 2.0, "node_rank": 1}),
+        ("Stop", {"attempt": 0, "signal": 19, "grace": 1.0}),
+        ("Stop", {"attempt": 0, "signal": 15, "grace": 1e308}),
+        ("End", {"outcome": {"code": 256}}),
+        ("End", {"outcome": {"code": 0, "refused": ["no", None]}}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_node_zero_cannot_mean_makes_it_a_lost_one(node_zero, op, body):
+    false, launcher = node_zero()
+    peer = false.meet()
+    shares = [share(0), false.share]
+    peer.say("Start", attempt=0, run_id="theirs", shares=shares)
+    launcher.wait_for("up")
+    peer.say(op, body if op != "Start" else {**body, "run_id": "theirs", "shares": shares})
+    assert peer.ended()
+    assert launcher.wait(20) == 69
+    assert "node 0 (127.0.0.1) was lost: it sent " in launcher.stderr()
+    assert_clean(launcher.stderr())
+    launcher.assert_nothing_left()
+
+
+def test_a_connection_that_is_reset_right_after_the_start(node_zero):
+    """The order may be read, or be gone with the connection: that is the kernel's affair."""
+    false, launcher = node_zero("--join-timeout", "1")
+    peer = false.meet()
+    peer.say("Start", attempt=0, run_id="theirs", shares=[share(0), false.share])
+    peer.reset()
+    false.close()
+    assert launcher.wait(20) == 69, launcher.stderr()
+    assert_clean(launcher.stderr())
+    launcher.assert_nothing_left()
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"message": ' * 1000 + "1" + "}" * 1000, '{"message": {"message": '
+    '[1], "extraInfo": []}}', '{"message": {"message": "m", "extraInfo": {"time_ns": 1e400, "refused": {"hint": 7}}}}',
+    '{"message": {"message": 1, "extraInfo": {"time_ns": -1, "py_callstack": {"a": 1}}}}', "\0", '"x"'])  # fmt: skip
+def test_an_error_file_that_is_not_ours(launch, tmp_path, content):
+    """A program may write anything there, as torchelastic lets it; its own code and last lines remain."""
+    write(tmp_path, "odd.py", f"""
+        import os
+
+        print("last words", flush=True)
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+            file.write({content!r})
+        os._exit(7)
+        """)  # fmt: skip
+    done: subprocess.CompletedProcess[str] = launch("run", "--nproc", "2", "--start", "exec", "odd.py")
+    assert done.returncode in (7, 2)
+    assert done.returncode == 7 or "hint" in content
+    assert "Traceback" not in done.stderr
