@@ -144,7 +144,8 @@ def readable(text: str) -> str:
     text = harmless(text)
     if len(text) <= MOST_TEXT:
         return text
-    return f"{text[: MOST_TEXT // 2]}\n… {len(text) - MOST_TEXT} characters left out …\n{text[-MOST_TEXT // 2 :]}"
+    half = (MOST_TEXT - 100) // 2  # so that what comes out, with its remark, is not huge for the next node
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
 
 
 def within(failures: Iterable[Failure], most: int) -> Iterator[Failure]:

@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.control import messages
 from ddplaunch.control.attempt import SETTLE
-from ddplaunch.control.coordinator import EARLY, TOLD, Coordinator
+from ddplaunch.control.coordinator import EARLY, OVERDUE, TOLD, Coordinator
 from ddplaunch.control.failure import Failure
 from ddplaunch.control.messages import Hello, Message, Versions
 from ddplaunch.control.rules import Rules
@@ -82,8 +82,16 @@ class Job:
         self.say(number, messages.Failed(attempt, failure, clock))
         return failure
 
-    def drain(self, number: int, *failures: Failure, attempt: int = 0, stopped: int = 0, heeded: bool = False) -> None:
-        self.say(number, messages.Drained(attempt, failures, stopped, time.time(), heeded=heeded))
+    def drain(
+        self,
+        number: int,
+        *failures: Failure,
+        attempt: int = 0,
+        stopped: int = 0,
+        heeded: bool = False,
+        broken: messages.Broken | None = None,
+    ) -> None:
+        self.say(number, messages.Drained(attempt, failures, stopped, time.time(), broken, heeded))
 
     def take(self, kind: type, number: int | None = None) -> list[Message]:
         """What was told of this kind since it was last asked for."""
@@ -600,3 +608,82 @@ def test_a_signal_after_a_warning_decides():
     job.say(0, messages.Interrupted(signal.SIGTERM))
     job.drain(0, stopped=2, heeded=True)
     assert job.outcome(0).outcome.code == 143
+
+
+def test_a_zygote_that_was_lost_after_a_failure_is_not_the_cause():
+    job = Job(least=2)
+    job.join(1)
+    failure = job.fail(0, 0, message="ValueError: mine")
+    job.drain(1, broken=messages.Broken("the zygote (pid 7) was ended by SIGKILL", time.time() + 5))
+    job.drain(0, failure)
+    outcome = job.outcome(0).outcome
+    assert (outcome.code, outcome.remark) == (3, None)
+    assert outcome.verdict
+    assert outcome.verdict.first.message == "ValueError: mine"
+
+
+@pytest.mark.parametrize("message", ["RuntimeError: connection closed by peer", "OSError: a word that we do not know"])
+def test_a_zygote_that_was_lost_before_is(message):
+    """An exception elsewhere, right after, may be a word for it."""
+    job = Job(least=2)
+    job.join(1)
+    lost = time.time()
+    failure = job.fail(0, 0, message=message, clock=lost + 0.5)
+    job.drain(1, broken=messages.Broken("the zygote (pid 7) was ended by SIGKILL", lost))
+    job.drain(0, failure)
+    outcome = job.outcome(0).outcome
+    assert (outcome.code, outcome.remark) == (137, "the zygote (pid 7) was ended by SIGKILL (on n1)")
+
+
+def test_a_node_that_never_says_that_its_ranks_have_ended_is_given_up():
+    job = Job(least=3, grace=7.0)
+    job.join(1, 2)
+    dropped: list[int] = []
+    job.coordinator.dropped = dropped.append
+    job.say(0, messages.Interrupted(signal.SIGINT))
+    job.drain(0)
+    job.drain(2)
+    job.wait(7 + OVERDUE - 0.1)
+    assert not job.take(messages.End)
+    job.wait(0.2)
+    assert dropped == [1]
+    assert job.outcome(0).outcome.code == 130
+    assert job.outcome(2).outcome.code == 130
+    (note,) = [note.text for note in job.take(messages.Note, 0) if "lost" in note.text]
+    assert note == "node 1 (n1) was lost: it has not said in 37 s that its ranks have ended"
+
+
+def test_one_that_never_says_so_after_all_have_done_their_work():
+    job = Job(least=2)
+    job.join(1)
+    for number in (0, 1):
+        job.say(number, messages.Finished(0))
+    job.drain(0)
+    job.wait(30 + OVERDUE)
+    outcome = job.outcome(0).outcome
+    assert outcome.code == 69
+    assert outcome.remark == "node 1 (n1) was lost: it has not said in 60 s that its ranks have ended"
+
+
+def test_a_node_that_ends_its_ranks_in_time_is_not_given_up_later():
+    job = Job(least=2, max_restarts=1)
+    job.join(1)
+    failure = job.fail(1, 2)
+    job.drain(0)
+    job.drain(1, failure)
+    assert job.take(messages.Again)
+    job.wait(0)
+    job.wait(1000)
+    assert not job.take(messages.End)
+
+
+def test_a_third_ctrl_c_waits_for_nobody():
+    job = Job(least=2)
+    job.join(1)
+    job.say(0, messages.Interrupted(signal.SIGINT))
+    job.say(0, messages.Interrupted(signal.SIGINT, again=True))
+    job.drain(0)
+    assert not job.take(messages.End)
+    job.say(0, messages.Interrupted(signal.SIGINT, again=True))
+    assert job.outcome(0).outcome.code == 130
+    assert job.outcome(1).outcome.code == 130

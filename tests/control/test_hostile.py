@@ -106,6 +106,24 @@ def test_so_many_and_so_long_texts_are_not_kept(nodes):
     assert launcher.wait(20) == 130
 
 
+def test_a_node_that_beats_and_never_ends_is_waited_for_no_longer_than_somebody_wants_to(nodes):
+    job = nodes("--grace", "60")
+    launcher = job.start(0, target="waits.py")
+    peer = node(job)
+    assert peer.hear("Start")
+    launcher.wait_for("up")
+    for times in (1, 2):
+        launcher.signal(signal.SIGINT)
+        order = peer.hear("Stop")
+        assert order
+        assert order["grace"] == (60 if times == 1 else 0)
+        peer.say("Beat")
+    launcher.signal(signal.SIGINT)
+    assert launcher.wait(10) == 130
+    assert peer.hear("End")
+    launcher.assert_nothing_left()
+
+
 EVIL = "\x1b[2J\x1b]0;mine\x07\r\u202e\x85ddplaunch: all is well\nddplaunch: rank 0 failed\u2028x\0"
 
 

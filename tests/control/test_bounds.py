@@ -1,0 +1,183 @@
+"""What may come from another machine, tried at random: a message that is understood, or none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ddplaunch.console.failure import render_verdict
+from ddplaunch.control import messages
+from ddplaunch.control.bounds import BOUNDS, MANY, rule_of
+from ddplaunch.control.failure import MOST_TEXT, Verdict, readable
+from ddplaunch.control.messages import Garbled
+from ddplaunch.control.roster import describe
+from ddplaunch.control.wire import decode, encode
+from ddplaunch.errors import harmless, shown
+from tests.control.test_coordinator import Job
+
+KINDS = [kind for kind in typing.get_args(messages.Message) if kind is not messages.Seeking]
+"""All that is ever sent."""
+
+
+def classes(kind: type) -> Iterator[type]:
+    """A class, and those of its fields."""
+    yield kind
+    for hint in typing.get_type_hints(kind).values():
+        yield from _within(hint)
+
+
+def _within(hint: Any) -> Iterator[type]:
+    if dataclasses.is_dataclass(hint):
+        yield from classes(hint)  # type: ignore[arg-type]
+    for inner in typing.get_args(hint):
+        yield from _within(inner)
+
+
+def test_every_field_has_a_rule_and_every_rule_a_field():
+    found = {(each, field.name) for kind in KINDS for each in classes(kind) for field in dataclasses.fields(each)}
+    for kind, name in found:
+        assert rule_of(kind, name), f"{kind.__name__}.{name}"
+    names = {name for _, name in found} | {f"{kind.__name__}.{name}" for kind, name in found}
+    assert BOUNDS.keys() <= names
+
+
+NUMBERS = [0, 1, 2, 3, 9, 15, 40, 64, 65, 255, 256, -1, 4096, MANY, MANY + 1, 1 << 31, 1 << 63, 1 << 64, 10**30]
+REALS = [0.0, 0.5, 1.0, 15.0, 1e9, 1e308, -1.0, 604800.0, 604801.0]
+TEXTS = [
+    "", "x", "n1", "2", "..", "../../etc", "a/b", "\0", "\x1b[31mred\x1b[0m", "\x1b]0;t\x07", "a\rb", "a\r\nb",
+    "\x9b2J",
+    "\u202eevil", "one\ntwo\nddplaunch: three", "x" * 300, "y" * (MOST_TEXT + 9), "l\n" * 70_000, "é\u3000ж", "\u2028",
+]  # fmt: skip
+
+
+class Maker:
+    """Well-formed messages out of chance."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def value(self, hint: Any) -> Any:
+        """Something of this type, as JSON has it."""
+        pick = self.random.choice
+        if dataclasses.is_dataclass(hint):
+            return {name: self.value(inner) for name, inner in typing.get_type_hints(hint).items()}
+        if typing.get_origin(hint) is types.UnionType:
+            return self.value(pick(typing.get_args(hint)))
+        if typing.get_origin(hint) is tuple:
+            inner = typing.get_args(hint)
+            if inner[1:] == (...,):
+                return [self.value(inner[0]) for _ in range(pick((0, 1, 1, 2, 3)))]
+            return [self.value(each) for each in inner]
+        if hint is type(None):
+            return None
+        if hint is bool:
+            return pick((True, False))
+        if hint is int:
+            return pick(NUMBERS[: pick((6, 6, 6, len(NUMBERS)))])
+        if hint is float:
+            return pick(REALS[: pick((5, 5, 5, len(REALS)))])
+        assert hint is str
+        return pick(TEXTS[: pick((4, 4, 4, len(TEXTS)))])
+
+    def body(self, kind: type) -> bytes:
+        return json.dumps({"op": kind.__name__, "body": self.value(kind)}).encode()
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name))
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from leaves(each)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_message_is_understood_or_none(kind):
+    maker, understood = Maker(1), 0
+    for _ in range(400):
+        try:
+            message = decode(maker.body(kind), [kind])
+        except Garbled:
+            continue
+        understood += 1
+        assert type(message) is kind
+        assert decode(encode(message)[4:], [kind]) == message, "a message that was understood stays as it is"
+        for leaf in leaves(message):
+            if isinstance(leaf, str):
+                assert harmless(leaf) == leaf
+                assert len(leaf) <= MOST_TEXT
+            elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
+                assert math.isfinite(leaf)
+                assert 0 <= leaf <= 1e11
+        act_on(message)
+    assert understood > 3
+
+
+def act_on(message: messages.Message) -> None:
+    """What this machine does with it, as far as that is only words."""
+    if isinstance(message, messages.Roster):
+        assert harmless(describe(message)) == describe(message)
+    verdict: Verdict | None = None
+    if isinstance(message, messages.End):
+        verdict = message.outcome.verdict
+    if isinstance(message, messages.Again):
+        verdict = message.verdict
+    if verdict:
+        json.dumps(verdict.to_json())
+        for line in render_verdict(verdict, 2).splitlines()[1:]:
+            assert line.startswith(("  ", "\x1b[2m  ")), "our own lines begin otherwise"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_coordinator_hears_anything(seed):
+    """It acts, or says that this cannot be; then the node is lost, as the hub has it. There is always an end."""
+    maker = Maker(seed)
+    for _ in range(100):
+        job = Job(least=2, grace=1.0, max_restarts=2)
+        job.join(1)
+        for _ in range(20):
+            kind = maker.random.choice(typing.get_args(messages.FromNode))
+            try:
+                job.say(1, decode(maker.body(kind), [kind]))
+            except Garbled:
+                if maker.random.random() < 0.2:
+                    job.coordinator.lost(1, "it sent that")
+            job.wait(maker.random.random())
+        job.say(0, messages.Interrupted(2))
+        job.drain(0, attempt=max(each.attempt for each in job.take(messages.Start, 0)))
+        job.wait(200)
+        assert job.take(messages.End, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("a\r\nb\tc", "a\nb\tc"),
+        ("50%\r100%", "50%\\r100%"),
+        ("\x1b[2J\0\x7f\x9b", "\\x1b[2J\\x00\\x7f\\x9b"),
+        ("\u202eabc\u2066", "\\u202eabc\\u2066"),
+        ("naïve 日本\u3000ที่ 👩\u200d🔬", "naïve 日本\u3000ที่ 👩\u200d🔬"),
+        ("\udc80", "\\udc80"),
+    ],
+)
+def test_harmless(text, plain):
+    assert harmless(text) == plain
+    assert harmless(plain) == plain
+
+
+def test_shown_is_one_line():
+    assert shown("a\nb") == "a\\nb"
+    assert shown("x" * 500, most=10) == "x" * 9 + "…"
+    assert readable("x" * (2 * MOST_TEXT)).count("\n") == 2

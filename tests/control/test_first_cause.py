@@ -1,0 +1,68 @@
+"""Over several nodes: what came first is the headline, also where the launcher's own processes are in trouble."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.conftest import write
+from tests.control.test_joining import Nodes
+from tests.impatient import impatient
+from tests.starts import FORKED
+
+RAISES = """
+    import os, pathlib, signal, time
+
+    rank = int(os.environ["RANK"])
+    print("up", flush=True)
+    while not pathlib.Path("go").exists():
+        time.sleep(0.01)
+    if rank == {first}:
+        if {stops}:
+            os.kill(os.getppid(), signal.SIGSTOP)
+        raise ValueError("the cause")
+    if {stops}:
+        raise ConnectionError("connection closed by peer")
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def jobs(start, tmp_path):
+    def begin(**filled):
+        write(tmp_path, "raises.py", RAISES.format(**filled))
+        nodes = Nodes(start, tmp_path, 2, *FORKED, "--grace", "0.5")
+        sooner = impatient(tmp_path, "agent.processes.KILL_PATIENCE", 0.5)
+        found = [nodes.start(rank, target="raises.py", executable=sooner) for rank in (0, 1)]
+        for each in found:
+            each.wait_for("up")
+        return found
+
+    return begin
+
+
+def assert_the_cause(jobs, host: str) -> None:
+    for job in jobs:
+        assert job.wait(40) == 1, job.stderr()
+        assert f"failed with ValueError: the cause (exit code 1) (on {host})" in job.stderr()
+        assert "from outside" not in job.stderr()
+        job.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_zygote_that_stands_still_while_a_rank_elsewhere_fails(jobs, tmp_path):
+    """We end it ourselves, which is no cause of anything."""
+    both = jobs(first=0, stops=False)
+    os.kill(both[1].zygote(), signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    assert_the_cause(both, os.uname().nodename)
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_while_its_own_zygote_stands_still(jobs, tmp_path):
+    """Nobody tells of its end, but what it raised is on record."""
+    both = jobs(first=0, stops=True)
+    (tmp_path / "go").touch()
+    assert_the_cause(both, os.uname().nodename)
