@@ -97,10 +97,10 @@ def main() -> None:
     try:
         code = cli.main(prog_name="ddplaunch", complete_var=COMPLETE, standalone_mode=False)
     except LaunchError as error:
-        _complain(error.message, error.hint)
+        complain(error.message, error.hint)
         code = error.exit_code
     except click.ClickException as error:
-        _complain(error.format_message().rstrip("."), _help_hint(error))
+        complain(error.format_message().rstrip("."), _help_hint(error))
         code = EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         code = EXIT_SIGNAL + 2
@@ -110,7 +110,7 @@ def main() -> None:
     _leave(code if isinstance(code, int) else 0)
 
 
-def _complain(message: str, hint: str | None) -> None:
+def complain(message: str, hint: str | None) -> None:
     """Print what is wrong: a line, and at most two of what to do; what was typed may be of any length, or harmful."""
     colour = None if colour_wanted() else False
     said = shown(re.sub(_LONG_WORD, r"\1…", message), MOST_IN_MESSAGE)
@@ -125,11 +125,8 @@ def _confess(error: Exception) -> None:
     import traceback
 
     said = f"{type(error).__name__}: {error}"
-    if isinstance(error, OSError) and error.errno in (
-        errno.ENOSPC,
-        errno.EDQUOT,
-    ):  # said of stdout, or of no file at all
-        return _complain(said, "free some space, or write elsewhere")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # what stdout is sent to
+        return complain(said, "free some space, or write elsewhere")
     try:
         with tempfile.NamedTemporaryFile("w", prefix="ddplaunch-bug-", suffix=".txt", delete=False) as file:
             file.write(f"ddplaunch {__version__}, Python {sys.version}\n{sys.argv}\n{traceback.format_exc()}")
@@ -137,7 +134,7 @@ def _confess(error: Exception) -> None:
     except OSError:
         last = traceback.extract_tb(error.__traceback__)[-1]
         kept = f"it came from {last.filename}, line {last.lineno}"
-    _complain(f"a bug of ddplaunch: {said}", f"please report it; {kept}")
+    complain(f"a bug of ddplaunch: {said}", f"please report it; {kept}")
 
 
 def _help_hint(error: click.ClickException) -> str | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.policy import Policy
     from ddplaunch.agent.shown import Shown
     from ddplaunch.agent.sidecar import Sidecar
+    from ddplaunch.agent.supervisor import Supervisor
     from ddplaunch.control.outcome import Outcome
     from ddplaunch.control.rules import Rules
     from ddplaunch.plan.plan import Machine, Plan, Request
@@ -62,6 +63,19 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     there is the target's. Before TARGET the options of torchrun are read too, and its PET_* variables:
     docs/torchrun.md.
     """
+    try:
+        ready = _prepared(target, args, flags)
+    except UsageError as error:
+        from ddplaunch.cli import complain, declining
+
+        complain(error.message, error.hint)  # at once, for the others may take their time to hear of it
+        declining.tell(error, flags)
+        return error.exit_code
+    return ready if isinstance(ready, int) else _run(*ready)
+
+
+def _prepared(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> int | tuple[Supervisor, Plan, Policy]:
+    """All that can be refused before anything starts; an exit code where nothing is to be started here."""
     from ddplaunch.plan.plan import Request, make
 
     if flags["as_json"] and not flags["dry_run"]:
@@ -104,8 +118,13 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
         listening = _claimed(rules)
         if listening is None:  # any other node, until it is told which
             plan = make(replace(request, node_rank=1), found, machine, os.environ, plan.run_id, notes)
+    elif plan.node_rank == 0 and rules.port is not None:
+        from ddplaunch.control.link import listen
+
+        listening = listen(rules)
+    flags["listening"] = listening
     _check_store_file(plan)
-    return _run(plan, _policy(flags, plan, shown), rules, listening)
+    return _ready(plan, _policy(flags, plan, shown), rules, listening)
 
 
 # ---------------------------------------------------------------------------------------------------------- checks
@@ -336,14 +355,19 @@ def _rules(flags: dict[str, Any], plan: Plan) -> Rules:
     return Rules(**named, most=plan.nnodes, address=plan.master_addr, port=port)
 
 
-def _run(plan: Plan, policy: Policy, rules: Rules, listening: socket.socket | None) -> int:
+def _ready(
+    plan: Plan, policy: Policy, rules: Rules, listening: socket.socket | None
+) -> tuple[Supervisor, Plan, Policy]:
     from ddplaunch.agent.supervisor import Supervisor
 
     for note in plan.notes:
         click.echo(f"ddplaunch: {note}", err=True)
     if plan.nnodes > 1 and rules.port is None and not plan.place:
         click.echo("ddplaunch: --control none: the nodes do not hear of each other's failures", err=True)
-    supervisor = Supervisor(plan, policy, rules, os.environ, listening)
+    return Supervisor(plan, policy, rules, os.environ, listening), plan, policy
+
+
+def _run(supervisor: Supervisor, plan: Plan, policy: Policy) -> int:
     outcome = supervisor.run()
     try:
         _tell(outcome, plan, policy)

@@ -19,7 +19,7 @@ from ddplaunch.control.outcome import Outcome
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.roster import describe, free_number, named, roster
 from ddplaunch.control.rules import Rules
-from ddplaunch.control.seat import Part, Seat, Stage
+from ddplaunch.control.seat import Part, Seat, Stage, no_seat
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 
 TOLD = 0.6
@@ -93,25 +93,27 @@ class Coordinator:
 
     def refusal(self, hello: Hello) -> messages.Refused | None:
         """Say why this node cannot take part, None where it can; what disagrees before the start ends the job."""
-        number = hello.share.node_rank
         refused = agreement.disagreement(self._own, hello, allow_mismatch=self._rules.allow_mismatch)
-        if refused is None and not number < self._rules.most and hello.numbered:
-            refused = messages.Refused(f"node rank {number} is out of range: 0 to {self._rules.most - 1}")
         open_to_all = self._rules.elastic or self._stage is Stage.JOINING
         if refused is None and (self._stage is Stage.ENDED or not open_to_all):
             over = "is over" if self._stage is Stage.ENDED else "is running already"
-            who = hello.share.name if hello.numbered else hello.share.host
-            refused = messages.Refused(f"the job {over}, without this {who}")
-        if refused is None and not number < self._rules.most:
-            refused = messages.Refused(f"all {self._rules.most} nodes of the job are there already")
-        if refused is None and number in self._seats:
-            first = self._seats[number].host
             refused = messages.Refused(
-                f"node rank {number} is taken twice: by {first} and by {hello.share.host}",
-                "give every node a --node-rank of its own",
+                f"the job {over}, without this {hello.name if hello.numbered else hello.share.host}"
             )
+        refused = refused or no_seat(hello, self._seats, self._rules.most)
         if refused and self._stage is Stage.JOINING:
             self._end(Outcome(EXIT_USAGE, refused=(refused.message, refused.hint)))
+        return refused
+
+    def declined(self, declined: messages.Declined) -> messages.Refused:
+        """A node has no seat and wants none: before the start the job ends for its reason. Returns what it is told."""
+        if declined.run_id != self._own.run_id:
+            return messages.Refused("this is another job", "give every node of a job the same --run-id")
+        refused = messages.Refused(declined.says, declined.hint)
+        if self._stage is Stage.JOINING:
+            self._end(Outcome(EXIT_USAGE, refused=(refused.message, refused.hint)))
+        elif self._stage is not Stage.ENDED:
+            self._note(f"{declined.says}; it takes no part")
         return refused
 
     def join(self, hello: Hello) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 from ddplaunch.control import messages, roster
 from ddplaunch.control.coordinator import Coordinator
-from ddplaunch.control.messages import FromNode, Hello, Message, Start
+from ddplaunch.control.messages import Declined, FromNode, Hello, Message, Start
 from ddplaunch.control.rules import Rules
 from ddplaunch.loop import Loop
 
@@ -91,7 +91,9 @@ class Hub:
 
     # ------------------------------------------------------------------------------------------------------- others
 
-    def _meet(self, connection: Connection, hello: Hello, proof: str | None) -> None:
+    def _meet(self, connection: Connection, hello: Hello | Declined, proof: str | None) -> None:
+        if isinstance(hello, Declined):
+            return self._listener.dismiss(connection, self._coordinator.declined(hello))
         hello = self._coordinator.numbered(hello)
         refused = self._coordinator.refusal(hello)
         if refused is not None:

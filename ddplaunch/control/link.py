@@ -38,7 +38,7 @@ def make_link(
     """Choose and prepare the link; ``hear`` is called with what the node is told.
 
     Args:
-        listening: on the control port, where it was claimed before (``claim``).
+        listening: on the control port, where it was claimed before (``claim``, ``listen``).
 
     Raises:
         UsageError: the control port is taken, or --interface names none.
@@ -58,8 +58,17 @@ def make_link(
         from ddplaunch.control.member import Member
 
         return Member(loop, rules, hello, hear)
-    if listening is None:
-        port = Port(rules.address, rules.port, nnodes=rules.most, flag="--control-port")
-        listening = port.listen()
-        port.close()
-    return Hub(loop, rules, hello, plan.run_id, hear, listening)
+    return Hub(loop, rules, hello, plan.run_id, hear, listening or listen(rules))
+
+
+def listen(rules: Rules) -> socket.socket:
+    """Listen on the control port, as node 0.
+
+    Raises:
+        UsageError: it is taken.
+    """
+    assert rules.port is not None
+    port = Port(rules.address, rules.port, nnodes=rules.most, flag="--control-port")
+    listening = port.listen()
+    port.close()
+    return listening

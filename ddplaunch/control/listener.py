@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ddplaunch.control import messages, proof
-from ddplaunch.control.messages import PROTOCOL, Hello, Message
+from ddplaunch.control.messages import PROTOCOL, Declined, Hello, Message
 from ddplaunch.control.wire import MOST_BEFORE_JOINING, Connection
 from ddplaunch.loop import Loop, Timer
 
@@ -45,9 +45,9 @@ class Listener:
         token: str | None,
         nodes: int,
         ranks: int,
-        meet: Callable[[Connection, Hello, str | None], None],
+        meet: Callable[[Connection, Hello | Declined, str | None], None],
     ) -> None:
-        """``meet`` gets a connection, its hello, and our own proof for it where there is a token.
+        """``meet`` gets a connection, what it says first, and our own proof for it where there is a token.
 
         Args:
             nodes: how many the job has at most; ranks: how many this node starts, which find their descriptors free.
@@ -111,7 +111,7 @@ class Listener:
         connection = Connection(
             self._loop,
             sock,
-            (Hello,),
+            (Hello, Declined),
             hear=lambda message: self._greeted(connection, message, nonce),
             lost=lambda why: self._turn_away(connection, "spoke something else" if "speaks" in why else "went away"),
             most=MOST_BEFORE_JOINING,
@@ -124,16 +124,16 @@ class Listener:
             self._loop.watch(self._socket.fileno(), self._accept)
 
     def _greeted(self, connection: Connection, message: Message, nonce: str) -> None:
-        assert isinstance(message, Hello)
+        assert isinstance(message, Hello | Declined)
         self._forget(connection)
         if why := self._impostor(message, nonce):
             self.strangers[why] += 1
-            refused = messages.Refused(f"node 0 does not let {message.share.name} in: {why}", _HINTS[why])
+            refused = messages.Refused(f"node 0 does not let {message.name} in: {why}", _HINTS[why])
             return self.dismiss(connection, refused)
         ours = proof.prove(self._token, proof.NODE_ZERO, (nonce, message.nonce)) if self._token else None
         self._meet(connection, replace(message, proof=None), ours)
 
-    def _impostor(self, hello: Hello, nonce: str) -> str | None:
+    def _impostor(self, hello: Hello | Declined, nonce: str) -> str | None:
         if self._token is None:
             return NO_TOKEN if hello.proof is not None else None
         if hello.proof is None:

@@ -55,13 +55,21 @@ class _Bond(Enum):
 class Member:
     """One node of a job whose node 0 is elsewhere."""
 
-    def __init__(self, loop: Loop, rules: Rules, hello: Hello, hear: Callable[[Message], None]) -> None:
-        """``hear`` is the node in this process."""
+    def __init__(
+        self,
+        loop: Loop,
+        rules: Rules,
+        hello: Hello,
+        hear: Callable[[Message], None],
+        declined: messages.Declined | None = None,
+    ) -> None:
+        """``hear`` is the node in this process, ``declined`` what it says instead of its hello if it takes no part."""
         assert rules.port is not None
         self._loop = loop
         self._rules = rules
         self._port = rules.port
         self._hello = hello
+        self._declined = declined
         self._hear = hear
         self._bond = _Bond.SEEKING
         self._tries = 0
@@ -289,7 +297,7 @@ class Member:
         proven = proof.prove(token, proof.MEMBER, self._nonces) if token else None
         connection.expect((messages.Joined, messages.Refused), MOST_BEFORE_JOINING)
         connection.hear = self._answered
-        connection.send(replace(self._hello, nonce=ours, proof=proven))
+        connection.send(replace(self._declined or self._hello, nonce=ours, proof=proven))
         self._wait(GREET_PATIENCE, "node 0 at {where} does not answer a hello")
 
     def _answered(self, message: Message) -> None:

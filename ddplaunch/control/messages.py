@@ -59,6 +59,34 @@ class Hello:
     proof: str | None = None
     numbered: bool = True
 
+    @property
+    def name(self) -> str:
+        """How people are told of it: "node 1 (n1)"."""
+        return self.share.name
+
+
+@dataclass(frozen=True)
+class Declined:
+    """Instead of a hello: a node of this job that cannot take part, and why, as an error has it."""
+
+    node_rank: int
+    host: str
+    message: str
+    hint: str | None
+    run_id: str | None
+    nonce: str = ""
+    proof: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How people are told of it: "node 1 (n1)"."""
+        return f"node {self.node_rank} ({self.host})"
+
+    @property
+    def says(self) -> str:
+        """Why, and on which node."""
+        return f"{self.name}: {self.message}"
+
 
 @dataclass(frozen=True)
 class Failed:
@@ -260,4 +288,4 @@ class Beat:
 
 FromNode = Failed | Finished | Drained | Unable | Interrupted | Warned | Beat
 FromNodeZero = Roster | Start | Stop | Preempt | Release | Again | Note | End | Beat
-Message = Hello | Welcome | Refused | Joined | Seeking | FromNode | FromNodeZero
+Message = Hello | Declined | Welcome | Refused | Joined | Seeking | FromNode | FromNodeZero

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from ddplaunch.control.messages import Drained, Failed, Finished, Garbled, Hello
+from ddplaunch.control.messages import Drained, Failed, Finished, Garbled, Hello, Refused
 
 
 class Stage(Enum):
@@ -70,3 +70,18 @@ class Seat:
             raise Garbled("the same failure again")
         if isinstance(message, Drained) and message.stopped > len(self.ranks):
             raise Garbled("more stopped ranks than it has")
+
+
+def no_seat(hello: Hello, seats: Mapping[int, Seat], most: int) -> Refused | None:
+    """Say why there is no seat of that number among ``most``; None where it is free."""
+    number = hello.share.node_rank
+    if number >= most and hello.numbered:
+        return Refused(f"node rank {number} is out of range: 0 to {most - 1}")
+    if number >= most:
+        return Refused(f"all {most} nodes of the job are there already")
+    if number in seats:
+        return Refused(
+            f"node rank {number} is taken twice: by {seats[number].host} and by {hello.share.host}",
+            "give every node a --node-rank of its own",
+        )
+    return None

@@ -1,0 +1,85 @@
+"""A node that cannot take part and says so to the others, who would else wait for it: node 0 as well as any other."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from ddplaunch.control import messages
+from ddplaunch.control.listener import Listener
+from ddplaunch.control.member import Member
+from ddplaunch.control.messages import Declined, Hello, Message, Refused, Versions
+from ddplaunch.control.port import claim
+from ddplaunch.control.rules import Rules
+from ddplaunch.control.wire import Connection
+from ddplaunch.errors import UsageError
+from ddplaunch.loop import Loop
+from ddplaunch.plan.share import Share
+
+PATIENCE = 10.0
+"""Seconds in which the others must be found: whatever starts all nodes at once has some of them up before others."""
+
+PARTING = 1.0
+"""Seconds in which our last words must have been read."""
+
+
+def decline(rules: Rules, node_rank: int, host: str, error: UsageError, listening: socket.socket | None = None) -> None:
+    """Tell the job why this node takes no part; returns when it knows, or the patience is over.
+
+    Args:
+        listening: on the control port already, where this is node 0 and came so far.
+    """
+    declined = Declined(node_rank, host, error.message, error.hint, rules.run_id)
+    if node_rank:
+        _tell_node_zero(rules, declined)
+    else:
+        _tell_others(rules, declined, listening)
+
+
+def _tell_node_zero(rules: Rules, declined: Declined) -> None:
+    loop = Loop()
+    over: list[Message] = []
+
+    def hear(message: Message) -> None:
+        if isinstance(message, messages.End):
+            over.append(message)
+
+    share = Share(declined.node_rank, declined.host, ("cpu",))
+    hello = Hello(share, rules.nnodes, rules.run_id, "", None, rules.max_restarts, Versions(""), ())
+    member = Member(loop, replace(rules, join_timeout=PATIENCE), hello, hear, declined)
+    member.begin()
+    _step(loop, PATIENCE + 1, lambda: bool(over))
+    member.close()
+    _step(loop, PARTING, lambda: member.closed)
+
+
+def _tell_others(rules: Rules, declined: Declined, listening: socket.socket | None) -> None:
+    assert rules.port is not None
+    try:
+        listening = listening or claim(rules.port)
+    except UsageError:
+        return
+    if listening is None:
+        return  # somebody else listens there, who may be node 0
+    loop = Loop()
+    refused = Refused(declined.says, declined.hint)
+    told: list[Connection] = []
+
+    def meet(connection: Connection, hello: Hello | Declined, proof: str | None) -> None:
+        told.append(connection)
+        listener.dismiss(connection, refused)
+
+    listener = Listener(loop, listening, rules.token, rules.most, 1, meet)
+    _step(loop, PATIENCE, lambda: len(told) >= rules.most - 1)
+    _step(loop, PARTING, lambda: not any(connection.open for connection in told))
+    for connection in listener.close():
+        connection.close()
+
+
+def _step(loop: Loop, seconds: float, done: Callable[[], bool]) -> None:
+    until = time.monotonic() + seconds
+    loop.after(seconds, lambda: None)
+    while not done() and time.monotonic() < until:
+        loop.step()

@@ -1,0 +1,111 @@
+"""A node that is refused before it can join: where something started all nodes together, it ends the job for all."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.conftest import wait_until, write
+from tests.control.test_joining import free_port
+
+HOST = os.uname().nodename
+
+
+def slurm(node_rank: int, nnodes: int = 2) -> dict[str, str]:
+    """What a step with one task a node has, all nodes on this machine."""
+    names = f"n[0-{nnodes - 1}]"
+    return {
+        "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": names, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": names,
+        "SLURM_STEP_NUM_NODES": str(nnodes), "SLURM_STEP_NUM_TASKS": str(nnodes), "SLURM_NTASKS": str(nnodes),
+        "SLURM_STEP_TASKS_PER_NODE": f"1(x{nnodes})", "SLURM_PROCID": str(node_rank), "SLURM_LOCALID": "0",
+        "SLURM_NODEID": str(node_rank), "MASTER_ADDR": "127.0.0.1",
+    }  # fmt: skip
+
+
+def mpirun(node_rank: int) -> dict[str, str]:
+    named = {"SIZE": 2, "RANK": node_rank, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
+    return {"MASTER_ADDR": "127.0.0.1", **{f"OMPI_COMM_WORLD_{name}": str(value) for name, value in named.items()}}
+
+
+@pytest.fixture
+def step(start, tmp_path):
+    """Start one node of such a job."""
+    write(tmp_path, "hello.py", "print('hello')")
+    port = str(free_port())
+
+    def begin(environ, *words, target="hello.py"):
+        options = ("--start", "exec", "--join-timeout", "600", *words)
+        return start("run", *options, target, env={**environ, "MASTER_PORT": port})
+
+    return begin
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--nproc", "gpu"), "--nproc gpu"),
+        (("--gpus", "7"), "--gpus 7"),
+        (("missing.py",), "no such script: missing.py"),
+        (("--log-dir", "hello.py/logs"), "--log-dir hello.py/logs: Not a directory"),
+    ],
+    ids=["no gpu", "another gpu", "no script", "no log"],
+)
+def test_its_reason_ends_the_job(step, bad, words, said):
+    jobs = []
+    for rank in (0, 1):
+        own = words if rank == bad else ("--nproc", "1")
+        target = {"target": own[0]} if own == ("missing.py",) else {}
+        jobs.append(step(slurm(rank), *(() if target else own), **target))
+    assert [job.wait(20) for job in jobs] == [2, 2], jobs[0].stderr() + jobs[1].stderr()
+    assert f"Error: node {bad} ({HOST}): {said}" in jobs[1 - bad].stderr()
+    if (
+        "--log-dir" not in words or bad == 0
+    ):  # node 1 makes its folder when it has joined, and leaves the word to node 0
+        assert f"Error: {said}" in jobs[bad].stderr()
+    for job in jobs:
+        assert "Traceback" not in job.stderr()
+        assert job.stdout() == ""
+        job.assert_nothing_left()
+
+
+def test_under_mpirun_too(step):
+    jobs = [step(mpirun(rank), *(("--gpus", "7") if rank else ())) for rank in (0, 1)]
+    assert [job.wait(20) for job in jobs] == [2, 2]
+    assert f"Error: node 1 ({HOST}): --gpus 7" in jobs[0].stderr()
+
+
+def test_one_that_is_refused_everywhere_is_refused_at_once(step):
+    jobs = [step(slurm(rank), "--gpus", "7") for rank in (0, 1)]
+    assert [job.wait(8) for job in jobs] == [2, 2]
+
+
+def test_the_reason_is_shown_at_once_and_ctrl_c_ends_the_wait(step):
+    job = step(slurm(1), "--gpus", "7")
+    wait_until(lambda: "Error: --gpus 7" in job.stderr(), "the reason")
+    job.signal(signal.SIGINT)
+    assert job.wait(5) in (2, 130)
+    assert "Traceback" not in job.stderr()
+
+
+def test_the_token_is_asked_for_here_too(step):
+    """Whoever reaches the port could end the job else."""
+    zero = step(slurm(0), "--nproc", "1", "--token", "right")
+    stranger = step(slurm(1), "--gpus", "7", "--token", "wrong")
+    assert stranger.wait(20) == 2
+    right = step(slurm(1), "--nproc", "1", "--token", "right")
+    assert (zero.wait(20), right.wait(20)) == (0, 0), zero.stderr()
+
+
+def test_who_typed_it_may_type_it_again(start, tmp_path):
+    """Nodes that people start one by one: a slip on one is no end of the job."""
+    write(tmp_path, "hello.py", "print('hello')")
+    words = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--start", "exec")
+    zero = start("run", *words, "--node-rank", "0", "--nproc", "1", "hello.py")
+    wait_until(lambda: "1/2 nodes joined" in zero.stderr(), "the account")
+    slip = start("run", *words, "--node-rank", "1", "--gpus", "7", "hello.py")
+    assert slip.wait(20) == 2
+    again = start("run", *words, "--node-rank", "1", "--nproc", "1", "hello.py")
+    assert (zero.wait(20), again.wait(20)) == (0, 0)
