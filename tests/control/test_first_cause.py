@@ -51,7 +51,7 @@ def assert_the_cause(jobs, host: str) -> None:
         job.assert_nothing_left()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_zygote_that_stands_still_while_a_rank_elsewhere_fails(jobs, tmp_path):
     """We end it ourselves, which is no cause of anything."""
     both = jobs(first=0, stops=False)
@@ -60,7 +60,7 @@ def test_a_zygote_that_stands_still_while_a_rank_elsewhere_fails(jobs, tmp_path)
     assert_the_cause(both, os.uname().nodename)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_rank_that_fails_while_its_own_zygote_stands_still(jobs, tmp_path):
     """Nobody tells of its end, but what it raised is on record."""
     both = jobs(first=0, stops=True)
