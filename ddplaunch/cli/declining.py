@@ -29,7 +29,7 @@ def tell(error: UsageError, flags: dict[str, Any]) -> None:
 
 def _found(flags: dict[str, Any]) -> tuple[Rules, int] | None:
     """The job as far as its surroundings describe it, and this node's rank; None where they do not."""
-    if flags["dry_run"] or flags["hosts"] or flags["hostfile"]:
+    if flags["dry_run"] or flags["hosts"] or flags["hostfile"] or os.isatty(0):  # as in a shell of srun --pty
         return None
     from ddplaunch.plan.rendezvous import MISSING, locate
 
