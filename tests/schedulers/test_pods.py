@@ -83,6 +83,7 @@ def test_a_pod_alone(job, tmp_path):
     assert (done.returncode, done.stdout) == (0, "rank 0 sum 1.0 $(cat x) $5\n"), done.stderr
 
 
+@pytest.mark.ci
 def test_an_address_that_is_typed_is_known_or_wrong(job, tmp_path):
     for pod in job("--nodes", "2", "--nproc", "1"):
         words = [*pod.words[:-1], "--master-addr", "no.such.host.invalid", pod.words[-1]]
