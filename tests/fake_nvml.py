@@ -23,6 +23,8 @@ from ddplaunch.plan.hardware import Hardware
 ROOT = Path(__file__).parent.parent
 H100 = "NVIDIA H100 80GB HBM3"
 
+NOWHERE = Path("/nowhere")
+
 DRIVER_NOT_LOADED = 9
 LIBRARY_MISMATCH = 18
 NO_PERMISSION = 4
@@ -39,7 +41,8 @@ MASKS = (
 READ = """
 import base64, pathlib, pickle, sys
 from ddplaunch.devices import read_hardware
-hardware = read_hardware(processes=sys.argv[2] == "True", sysfs=pathlib.Path(sys.argv[1]))
+sysfs, dev = map(pathlib.Path, sys.argv[1:3])
+hardware = read_hardware(processes=sys.argv[3] == "True", sysfs=sysfs, dev=dev)
 print(base64.b64encode(pickle.dumps(hardware)).decode())
 """
 
@@ -92,15 +95,23 @@ class FakeNvml:
         return {**clean_environ(), "LD_LIBRARY_PATH": str(self.folder), **fakes}
 
     def read(
-        self, gpus: int | Sequence[str] = 4, *, processes: bool = False, sysfs: Path = Path("/nowhere"), **settings: Any
+        self,
+        gpus: int | Sequence[str] = 4,
+        *,
+        processes: bool = False,
+        sysfs: Path = NOWHERE,
+        dev: Path = NOWHERE,
+        **settings: Any,
     ) -> Hardware:
-        """Return what ``read_hardware`` says in a process of its own with these GPUs, and no sysfs but a made one."""
-        return read_in(self.environ(gpus, **settings), processes=processes, sysfs=sysfs)
+        """Return what ``read_hardware`` says in a process of its own with these GPUs, and no kernel but a made one."""
+        return read_in(self.environ(gpus, **settings), processes=processes, sysfs=sysfs, dev=dev)
 
 
-def read_in(environ: Mapping[str, str], *, processes: bool = False, sysfs: Path = Path("/nowhere")) -> Hardware:
+def read_in(
+    environ: Mapping[str, str], *, processes: bool = False, sysfs: Path = NOWHERE, dev: Path = NOWHERE
+) -> Hardware:
     """Return what ``read_hardware`` says in a process of its own: LD_LIBRARY_PATH counts only as one starts."""
-    command = [sys.executable, "-c", READ, str(sysfs), str(processes)]
+    command = [sys.executable, "-c", READ, str(sysfs), str(dev), str(processes)]
     said = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert said.returncode == 0, said.stderr
     hardware = pickle.loads(base64.b64decode(said.stdout))

@@ -225,12 +225,14 @@ def _check_store_file(plan: Plan) -> None:
 def _look_at_machine(request: Request) -> tuple[Machine, tuple[str, ...]]:
     """Ask the machine what it has and which of it is ours; the notes are for people."""
     from ddplaunch.devices import read_hardware
+    from ddplaunch.devices.given import check_given
     from ddplaunch.devices.visible import alone, visible_gpus
     from ddplaunch.plan.layout import Slot
     from ddplaunch.plan.plan import Machine
 
     hardware = read_hardware()
     visible = visible_gpus(hardware, request.gpus, os.environ)
+    check_given(hardware, visible, os.environ, gpus=request.gpus, nproc=request.nproc, backend=request.backend)
     machine = Machine(
         host=os.uname().nodename,
         allowed_cpus=hardware.cpu.allowed,

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 MIB = 1 << 20
 
-NO_GPU = "No GPU found: a job runs on the CPUs."
-
 HIDDEN = "hidden"
 
 UNIQUE_ENOUGH = 12
@@ -215,6 +213,12 @@ def _cpu_line(cpu: Cpu) -> str:
     return "; ".join(parts)
 
 
+def _no_gpu(hardware: Hardware) -> str:
+    if hardware.failed:
+        return f"{hardware.failed}, but no GPU works: a job runs on the CPUs only with --gpus none."
+    return "No GPU found: a job runs on the CPUs."
+
+
 def _visible_line(visible: Visible) -> str:
     count = _count(len(visible.gpus), "GPU") if visible.gpus else "no GPU"
     return f"A job sees {count} (source: {visible.source})."
@@ -245,7 +249,7 @@ def _plain_text(hardware: Hardware, visible: Visible) -> str:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [f"cpu    {_cpu_line(hardware.cpu)}"]
     lines += ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table]
-    lines.append(_visible_line(visible) if hardware.gpus else NO_GPU)
+    lines.append(_visible_line(visible) if hardware.gpus else _no_gpu(hardware))
     lines += [f"note: {note}" for note in (*hardware.notes, *visible.notes)]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
@@ -266,7 +270,7 @@ def _write_table(hardware: Hardware, visible: Visible, out: TextIO) -> None:
         console.print()
         console.print(Text(_visible_line(visible)))
     else:
-        console.print(Text(NO_GPU))
+        console.print(Text(_no_gpu(hardware)))
     notes = Table.grid(padding=(0, 1))
     for note in (*hardware.notes, *visible.notes):
         notes.add_row(Text("!", style="bold yellow"), Text(note, style="yellow"))

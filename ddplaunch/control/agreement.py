@@ -13,19 +13,17 @@ def disagreement(ours: Hello, theirs: Hello, *, allow_mismatch: bool) -> Refused
         if mine != other:
             return Refused(_differs(what, ours, mine, theirs, other), hint)
     if not allow_mismatch:
-        for what, mine, other in _mismatches(ours, theirs):
-            hint = "install the same on both, or --allow-mismatch on node 0 to try it all the same"
-            return Refused(_differs(what, ours, mine, theirs, other), hint)
+        for what, mine, other, hint in _mismatches(ours, theirs):
+            return Refused(_differs(what, ours, mine, theirs, other), f"{hint}, or --allow-mismatch on node 0")
     return None
 
 
 def warnings(ours: Hello, theirs: Hello) -> Iterator[str]:
     """Say what differs and does no harm at once."""
-    for what, mine, other in _mismatches(ours, theirs):
+    for what, mine, other, _ in _mismatches(ours, theirs):
         yield _differs(what, ours, mine, theirs, other)
     if ours.gpus and theirs.gpus and ours.gpus != theirs.gpus:
-        mine, other = " and ".join(ours.gpus), " and ".join(theirs.gpus)
-        yield _differs("the GPU model", ours, mine, theirs, other) + ": the slower ones set the pace"
+        yield _differs("the GPU model", ours, _models(ours), theirs, _models(theirs)) + ": the slower ones set the pace"
 
 
 def _musts(ours: Hello, theirs: Hello) -> Iterator[tuple[str, str, str, str]]:
@@ -39,17 +37,24 @@ def _musts(ours: Hello, theirs: Hello) -> Iterator[tuple[str, str, str, str]]:
     yield "--max-restarts", str(ours.max_restarts), str(theirs.max_restarts), same
 
 
-def _mismatches(ours: Hello, theirs: Hello) -> Iterator[tuple[str, str, str]]:
-    mine, other = ours.versions, theirs.versions
+def _mismatches(ours: Hello, theirs: Hello) -> Iterator[tuple[str, str, str, str]]:
+    mine, other, same = ours.versions, theirs.versions, "install the same on both"
     if mine.python != other.python:
-        yield "the Python version", mine.python, other.python
+        yield "the Python version", mine.python, other.python, same
     if mine.torch and other.torch:
         if mine.torch != other.torch:
-            yield "torch's version", mine.torch, other.torch
+            yield "torch's version", mine.torch, other.torch, same
         if mine.cuda != other.cuda:
-            yield "the CUDA version of torch", mine.cuda or "none", other.cuda or "none"
+            yield "the CUDA version of torch", mine.cuda or "none", other.cuda or "none", same
     if mine.nccl and other.nccl and mine.nccl != other.nccl:
-        yield "the NCCL version", mine.nccl, other.nccl
+        yield "the NCCL version", mine.nccl, other.nccl, same
+    if bool(ours.gpus) != bool(theirs.gpus):  # a driver that has failed, or a mask: the other's ranks would be fewer
+        cpus = "--gpus none on every node runs on CPUs"
+        yield "the kind of devices", _models(ours) or "CPUs alone", _models(theirs) or "CPUs alone", cpus
+
+
+def _models(hello: Hello) -> str:
+    return " and ".join(hello.gpus)
 
 
 def _differs(what: str, ours: Hello, mine: str, theirs: Hello, other: str) -> str:

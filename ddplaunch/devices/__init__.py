@@ -14,20 +14,21 @@ from ddplaunch.devices.apple import read_apple
 from ddplaunch.devices.cpu import read_cpu
 from ddplaunch.devices.intel import read_intel
 from ddplaunch.devices.nvidia import read_nvidia
-from ddplaunch.plan.hardware import Gpu, Hardware
+from ddplaunch.plan.hardware import Gpu, GpusFailed, Hardware
 
 
-def read_hardware(*, processes: bool = False, sysfs: Path = Path("/sys")) -> Hardware:
+def read_hardware(*, processes: bool = False, sysfs: Path = Path("/sys"), dev: Path = Path("/dev")) -> Hardware:
     """Read this machine's processors and accelerators; whatever fails is a note, never an exception.
 
     Args:
         processes: also list who uses each GPU.
-        sysfs: the kernel's tree; tests give a made one.
+        sysfs, dev: the kernel's trees; tests give made ones.
     """
     gpus: list[Gpu] = []
     notes: list[str] = []
+    failed: str | None = None
     readers: dict[str, Callable[[], tuple[list[Gpu], list[str]]]] = {
-        "NVIDIA": partial(read_nvidia, sysfs, processes=processes),
+        "NVIDIA": partial(read_nvidia, sysfs, dev, processes=processes),
         "AMD": partial(read_amd, sysfs, processes=processes),
         "Intel": partial(read_intel, sysfs),
         "Apple": read_apple,
@@ -35,9 +36,12 @@ def read_hardware(*, processes: bool = False, sysfs: Path = Path("/sys")) -> Har
     for vendor, read in readers.items():
         try:
             found, said = read()
+        except GpusFailed as error:
+            notes += error.notes
+            failed = error.shown_by
         except Exception as error:  # a driver's surprise must not keep a job from starting that may not even need it
             notes.append(f"{vendor} GPUs could not be read: {type(error).__name__}: {error}.")
         else:
             gpus += found
             notes += said
-    return Hardware(read_cpu(sysfs), tuple(gpus), tuple(notes))
+    return Hardware(read_cpu(sysfs), tuple(gpus), tuple(notes), failed)

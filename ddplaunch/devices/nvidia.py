@@ -13,7 +13,7 @@ from typing import Any
 
 from ddplaunch.devices.numa import read_beside
 from ddplaunch.devices.processes import describe_process
-from ddplaunch.plan.hardware import Gpu, GpuProcess, MigInstance
+from ddplaunch.plan.hardware import Gpu, GpuProcess, GpusFailed, MigInstance
 
 NVML_LIBRARY = "libnvidia-ml.so.1"
 """Comes with the driver, never with CUDA or torch."""
@@ -26,41 +26,64 @@ MOST_CPUS = 1 << 13
 """What CONFIG_NODES_SHIFT and CONFIG_NR_CPUS of Linux allow at most on x86."""
 
 
-def read_nvidia(sysfs: Path, *, processes: bool = False) -> tuple[list[Gpu], list[str]]:
+def read_nvidia(sysfs: Path, dev: Path = Path("/dev"), *, processes: bool = False) -> tuple[list[Gpu], list[str]]:
     """Return the NVIDIA GPUs in NVML's order and a note for whatever could not be read.
 
     A GPU that fails on the way (off its bus, in need of a reset) is left out and noted; the others keep their numbers.
+
+    Raises:
+        GpusFailed: the library is there, and the driver's device files or the driver itself tell of GPUs, but none can
+            be read. Device files without a library are those of a container that was not given the GPUs.
     """
     import ctypes
 
     try:
         ctypes.CDLL(NVML_LIBRARY)
     except OSError as error:
-        return [], _without_library(sysfs, str(error))
+        notes, broken = _without_library(sysfs, str(error))
+        if broken:
+            _check_device_files(dev, notes)
+        return [], notes
     # Only now: the bindings take 20 ms to import, which a machine without GPUs need not pay.
     nvml: Any = importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return [], [f"The NVIDIA driver could not be asked for its GPUs: {error}; {_remedy(nvml, error)}."]
+        notes = [
+            f"The NVIDIA driver could not be asked for its GPUs: {str(error).rstrip('.')}; {_remedy(nvml, error)}."
+        ]
+        if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # else they are somebody else's: Slurm hides them so
+            _check_device_files(dev, notes)
+        return [], notes
     try:
-        return _read_gpus(nvml, sysfs, processes)
+        gpus, notes = _read_gpus(nvml, sysfs, processes)
+        if notes and not gpus:
+            raise GpusFailed("The NVIDIA driver lists GPUs", notes)
+        return gpus, notes
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
 
 
-def _without_library(sysfs: Path, why: str) -> list[str]:
-    if "No such file" not in why:  # there but broken, such as a container's empty placeholder
+def _check_device_files(dev: Path, notes: list[str]) -> None:
+    """Raise GpusFailed where the driver has made a file for a GPU: /dev/nvidia0, not /dev/nvidiactl."""
+    first = next(iter(sorted(dev.glob("nvidia[0-9]*"))), None)
+    if first is not None:
+        raise GpusFailed(f"{first} is there", notes)
+
+
+def _without_library(sysfs: Path, why: str) -> tuple[list[str], bool]:
+    """Say what that means, and whether the library is there but broken, such as a container's empty placeholder."""
+    if "No such file" not in why:
         return [
             f"NVIDIA GPUs could not be read: {why}; install the driver's libraries, or mount them into the container."
-        ]
+        ], True
     if (sysfs / "module/nvidia").exists():
         return [
             f"The NVIDIA driver is loaded, but its library {NVML_LIBRARY} is out of reach; in a container, start it "
             "with access to the GPUs (docker run --gpus all)."
-        ]
-    return []
+        ], False
+    return [], False
 
 
 def _remedy(nvml: Any, error: Any) -> str:

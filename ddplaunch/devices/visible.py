@@ -31,6 +31,9 @@ SYCL = "ONEAPI_DEVICE_SELECTOR"
 HIDES_ALL = ("", "-1", "NoDevFiles")
 """Values that hide every GPU and are meant to; "NoDevFiles" is Slurm's for a job that asked for none."""
 
+NONE = "none"
+"""What ``--gpus`` calls running on the CPUs on purpose."""
+
 INDEX = re.compile(r"\s*\+?([0-9]{1,9})")
 
 UUID_KINDS = ("gpu-", "mig-")
@@ -77,10 +80,14 @@ class Visible:
 def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, str]) -> Visible:
     """Return the devices a job may use; ``wanted`` is the text of ``--gpus``, None where it was not given.
 
+    ``--gpus none`` hides them from torch's builds for NVIDIA and AMD; Intel's and Apple's have no variable for that.
+
     Raises:
         UsageError: ``wanted`` names a GPU that is not there, names one twice, or names none.
     """
     vendor = next((vendor for vendor in VENDORS if any(gpu.vendor == vendor for gpu in hardware.gpus)), None)
+    if wanted == NONE:
+        return Visible((), f"--gpus {NONE}", {HIP: "-1"} if vendor == "amd" else {CUDA: ""})
     gpus = [gpu for gpu in hardware.gpus if gpu.vendor == vendor]
     inherited = _INHERITED[vendor](gpus, environ) if vendor else _without_gpus(environ)
     if wanted is None:
@@ -100,12 +107,10 @@ def alone(visible: Visible, environ: Mapping[str, str]) -> tuple[Mapping[str, st
 
 
 def _without_gpus(environ: Mapping[str, str]) -> Visible:
-    notes = tuple(
-        f"{name}={environ[name]} is set, but no GPU was found."
-        for name in (CUDA, ROCR, HIP, ZE_MASK)
-        if environ.get(name, "") not in HIDES_ALL
-    )
-    return Visible((), "no GPU found", notes=notes)
+    masks = [f"{name}={environ[name]}" for name in (CUDA, ROCR, HIP, ZE_MASK) if environ.get(name, "") not in HIDES_ALL]
+    *others, last = masks or ("",)
+    set_ones = f"{', '.join(others)}{AND}{last} are" if others else f"{last} is"
+    return Visible((), "no GPU found", notes=(f"{set_ones} set, but no GPU was found.",) if masks else ())
 
 
 # What the environment says, vendor by vendor.

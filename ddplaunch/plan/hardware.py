@@ -86,8 +86,25 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Hardware:
-    """One machine: its processors, its accelerators, and what could not be read and why (one sentence each)."""
+    """One machine: its processors, its accelerators, and what could not be read and why (one sentence each).
+
+    ``failed`` says what shows that it has GPUs, where a driver that should work gives none of them.
+    """
 
     cpu: Cpu
     gpus: tuple[Gpu, ...] = ()
     notes: tuple[str, ...] = ()
+    failed: str | None = None
+
+
+class GpusFailed(Exception):
+    """A vendor's GPUs are there, and its driver gives none of them.
+
+    Attributes:
+        shown_by: what shows that they are there.
+        notes: what the driver says.
+    """
+
+    def __init__(self, shown_by: str, notes: list[str]) -> None:
+        super().__init__(shown_by)
+        self.shown_by, self.notes = shown_by, notes

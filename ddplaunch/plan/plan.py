@@ -369,7 +369,7 @@ def _node_rank(request: Request, environ: Mapping[str, str]) -> Sourced:
 def _counts(request: Request, machine: Machine) -> tuple[tuple[int, ...], str]:
     text = request.nproc
     if text is None and request.gpus is not None:
-        return (len(machine.slots),) * request.nnodes, "--gpus"
+        return (len(machine.slots) or 1,) * request.nnodes, "--gpus"
     return layout.parse_nproc(
         "auto" if text is None else text,
         request.nnodes,

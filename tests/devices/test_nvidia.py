@@ -103,6 +103,28 @@ def test_a_driver_that_does_not_answer_is_one_note(fake_nvml: FakeNvml, error: i
     assert remedy in note
 
 
+@pytest.mark.parametrize(
+    ("error", "failed"), [(DRIVER_NOT_LOADED, True), (LIBRARY_MISMATCH, True), (NO_PERMISSION, False)]
+)
+def test_device_files_of_a_driver_that_does_not_answer(
+    fake_nvml: FakeNvml, tmp_path: Path, error: int, failed: bool
+) -> None:
+    (tmp_path / "nvidia0").touch()
+    hardware = fake_nvml.read(4, init_error=error, dev=tmp_path)
+    assert hardware.failed == (f"{tmp_path}/nvidia0 is there" if failed else None)
+    assert len(hardware.notes) == 1
+
+
+def test_gpus_that_are_all_lost(fake_nvml: FakeNvml) -> None:
+    assert fake_nvml.read(1, lost=0).failed == "The NVIDIA driver lists GPUs"
+
+
+def test_device_files_without_the_library_are_no_sign(tmp_path: Path) -> None:
+    """A privileged container has those of its host."""
+    (tmp_path / "nvidia0").touch()
+    assert read_in(clean_environ(), dev=tmp_path).failed is None
+
+
 def test_mig_instances(fake_nvml: FakeNvml) -> None:
     hardware = fake_nvml.read(2, mig={1: 2}, memory_mb=80_000)
     plain, sliced = hardware.gpus

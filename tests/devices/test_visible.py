@@ -290,9 +290,21 @@ def test_no_gpus() -> None:
     assert visible_gpus(machine([]), None, {"CUDA_VISIBLE_DEVICES": ""}) == Visible((), "no GPU found")
 
 
-def test_a_mask_without_gpus_is_noted() -> None:
+def test_masks_without_gpus_are_one_note() -> None:
     visible = visible_gpus(machine([]), None, {"CUDA_VISIBLE_DEVICES": "0,1"})
     assert visible.notes == ("CUDA_VISIBLE_DEVICES=0,1 is set, but no GPU was found.",)
+    of_slurm = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"), "0")
+    assert visible_gpus(machine([]), None, of_slurm).notes == (
+        "CUDA_VISIBLE_DEVICES=0, ROCR_VISIBLE_DEVICES=0 and ZE_AFFINITY_MASK=0 are set, but no GPU was found.",
+    )
+
+
+def test_no_gpus_on_purpose() -> None:
+    assert visible_gpus(machine([]), "none", {"CUDA_VISIBLE_DEVICES": "0"}).notes == ()
+    for gpus in (nvidia(), amd()):
+        chosen = visible_gpus(machine(gpus), "none", {})
+        assert (chosen.gpus, chosen.source) == ((), "--gpus none")
+        assert visible_gpus(machine(gpus), None, chosen.environ).gpus == ()
 
 
 def test_nvidia_comes_before_the_integrated_graphics_of_an_amd_processor() -> None:

@@ -1,0 +1,64 @@
+"""Whether GPUs that this job was given, or asked for, are there: a job that loses them must not train on CPUs unasked.
+
+Pure: the hardware and the environment come in as data. ``--gpus none`` and ``--nproc cpu`` are how people ask for CPUs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from ddplaunch.devices.visible import CUDA, HIDES_ALL, HIP, NONE, ROCR, Visible
+from ddplaunch.errors import UsageError
+from ddplaunch.plan.hardware import Hardware
+from ddplaunch.plan.rendezvous import is_nccl
+
+COUNTS = ("SLURM_GPUS_ON_NODE", "SM_NUM_GPUS", "SKYPILOT_NUM_GPUS_PER_NODE")
+"""The variables in which a scheduler says how many GPUs it has given this node: Slurm's, SageMaker's, SkyPilot's."""
+
+CONTAINER = "NVIDIA_VISIBLE_DEVICES"
+"""What a container was started with. Kubernetes names the GPUs of a pod by UUID; "all" is any CUDA image's default."""
+
+NAMED = re.compile(r"(GPU-|MIG-|\d)", re.IGNORECASE)
+
+
+def check_given(
+    hardware: Hardware,
+    visible: Visible,
+    environ: Mapping[str, str],
+    *,
+    gpus: str | None,
+    nproc: str | None,
+    backend: str | None,
+) -> None:
+    """Refuse to run on CPUs where GPUs were given or asked for and none works.
+
+    Args:
+        gpus, nproc, backend: the options as typed.
+
+    Raises:
+        UsageError: what says that there are GPUs, what the driver says, and what runs the job on CPUs.
+    """
+    if visible.gpus or gpus == NONE or nproc == "cpu":
+        return
+    said = next(_claims(hardware, environ, nproc=nproc, backend=backend), None)
+    if said is not None:
+        why = next(iter(hardware.notes), "`ddplaunch devices` shows what this machine has")
+        instead = "--gpus none, without --backend nccl," if is_nccl(backend) else "--gpus none"
+        raise UsageError(f"{said}, but no GPU of this machine works", f"{why}\n{instead} runs the job on CPUs")
+
+
+def _claims(hardware: Hardware, environ: Mapping[str, str], *, nproc: str | None, backend: str | None) -> Iterator[str]:
+    if hardware.notes and is_nccl(backend):  # without a note there is no driver either: that is for the plan to say
+        yield f"--backend {backend} needs GPUs"
+    if hardware.notes and nproc == "gpu":
+        yield "--nproc gpu counts GPUs"
+    if any(environ.get(name) in HIDES_ALL for name in (CUDA, ROCR, HIP)):
+        return  # hidden, and that is meant
+    for name in COUNTS:
+        if environ.get(name, "").isdecimal() and int(environ[name]):
+            yield f"{name}={environ[name]}"
+    if NAMED.match(environ.get(CONTAINER, "")):
+        yield f"{CONTAINER}={environ[CONTAINER]}"
+    if hardware.failed:
+        yield hardware.failed

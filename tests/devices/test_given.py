@@ -1,0 +1,102 @@
+"""A job that was given GPUs, or asked for them, does not start on CPUs unless that is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.devices.given import check_given
+from ddplaunch.devices.visible import visible_gpus
+from ddplaunch.errors import UsageError
+from ddplaunch.plan.hardware import Hardware
+from tests.conftest import write
+from tests.control.test_joining import HELLO, free_port
+from tests.devices.test_visible import machine
+from tests.fake_nvml import DRIVER_NOT_LOADED, LIBRARY_MISMATCH, FakeNvml, clean_environ
+
+GIVEN = {"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+
+
+@pytest.mark.parametrize("nproc", [(), ("--nproc", "4")])
+@pytest.mark.parametrize(
+    ("error", "said"), [(DRIVER_NOT_LOADED, "Driver Not Loaded; load it"), (LIBRARY_MISMATCH, "version mismatch; it")]
+)
+def test_a_driver_that_fails_under_slurm(launch, tmp_path, fake_nvml: FakeNvml, error, said, nproc) -> None:
+    write(tmp_path, "train.py", "print('trained')")
+    done = launch("run", *nproc, "train.py", env=fake_nvml.environ(4, init_error=error) | GIVEN)
+    assert (done.returncode, done.stdout) == (2, "")
+    first, why, instead = done.stderr.splitlines()
+    assert first == "Error: SLURM_GPUS_ON_NODE=4, but no GPU of this machine works"
+    assert said in why
+    assert instead == "  --gpus none runs the job on CPUs"
+
+
+def test_no_library_at_all(answer, tmp_path) -> None:
+    write(tmp_path, "train.py", "")
+    for variables in GIVEN, {"SM_NUM_GPUS": "8"}, {"NVIDIA_VISIBLE_DEVICES": "GPU-fa4e0000-0000"}:
+        done = answer("run", "train.py", env=variables)
+        assert done.returncode == 2, variables
+        assert done.stderr.startswith(f"Error: {next(iter(variables))}={next(iter(variables.values()))}, but no GPU")
+
+
+@pytest.mark.parametrize("words", ["--gpus none", "--nproc cpu"])
+def test_cpus_on_purpose(launch, tmp_path, fake_nvml: FakeNvml, words: str) -> None:
+    write(tmp_path, "train.py", "import os; print('on', os.environ['DDPLAUNCH_DEVICE'])")
+    environ = fake_nvml.environ(4, init_error=DRIVER_NOT_LOADED) | GIVEN
+    done = launch("run", *words.split(), "--start", "exec", "train.py", env=environ)
+    assert done.returncode == 0, done.stderr
+    assert "on cpu" in done.stdout
+
+
+def test_working_gpus_can_be_hidden(launch, tmp_path, fake_nvml: FakeNvml) -> None:
+    write(tmp_path, "train.py", "import os; print(repr(os.environ['CUDA_VISIBLE_DEVICES']), os.environ['WORLD_SIZE'])")
+    done = launch("run", "--gpus", "none", "train.py", env=fake_nvml.environ(4) | GIVEN)
+    assert (done.returncode, done.stdout) == (0, "'' 1\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [("--backend nccl", "--backend nccl needs GPUs"), ("--nproc gpu", "--nproc gpu counts GPUs")],
+)
+def test_what_the_driver_says_stands_beside_what_was_asked_for(
+    launch, tmp_path, fake_nvml: FakeNvml, options, said
+) -> None:
+    write(tmp_path, "train.py", "")
+    done = launch("run", *options.split(), "train.py", env=fake_nvml.environ(4, init_error=DRIVER_NOT_LOADED))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Error: {said}, but no GPU of this machine works\n  The NVIDIA driver could not")
+
+
+def test_a_mask_left_over_on_a_machine_without_a_driver_is_a_note(launch, tmp_path) -> None:
+    write(tmp_path, "train.py", "print('trained')")
+    done = launch("run", "--nproc", "1", "train.py", env=clean_environ() | {"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert done.stderr == "ddplaunch: CUDA_VISIBLE_DEVICES=0,1 is set, but no GPU was found.\n"
+
+
+def test_device_files_count_and_a_mask_that_hides_all_is_meant() -> None:
+    hardware = Hardware(machine([]).cpu, notes=("The driver says why.",), failed="/dev/nvidia0 is there")
+
+    def check(environ, **typed) -> None:
+        visible = visible_gpus(hardware, typed.get("gpus"), environ)
+        check_given(hardware, visible, environ, **{"gpus": None, "nproc": None, "backend": None} | typed)
+
+    with pytest.raises(UsageError, match="/dev/nvidia0 is there, but no GPU of this machine works") as raised:
+        check({}, nproc="4")
+    assert raised.value.hint == "The driver says why.\n--gpus none runs the job on CPUs"
+    check({}, gpus="none")
+    for mask in "", "-1", "NoDevFiles":
+        check({"CUDA_VISIBLE_DEVICES": mask, "SLURM_GPUS_ON_NODE": "4"})
+
+
+def test_a_node_without_gpus_joins_none_that_has_some(start, tmp_path, fake_nvml: FakeNvml) -> None:
+    write(tmp_path, "hello.py", HELLO)
+    for allowed in False, True:
+        nodes = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--start", "exec")
+        options = ("run", *nodes, *(["--allow-mismatch"] * allowed))
+        first = start(*options, "--node-rank", "0", "hello.py", env=fake_nvml.environ(2))
+        second = start(*options, "--node-rank", "1", "hello.py", env={"CUDA_VISIBLE_DEVICES": ""})
+        assert (first.wait(), second.wait()) == ((0, 0) if allowed else (2, 2)), first.stderr()
+        for node in first, second:
+            assert "the kind of devices differs: node 0" in node.stderr()
+            assert "has CPUs alone" in node.stderr()
+            assert ("--gpus none on every node runs on CPUs, or --allow-mismatch" in node.stderr()) is not allowed
