@@ -35,7 +35,11 @@ _SIGNS = {
     # Who numbered the nodes.
     "skypilot": ("SKYPILOT_NODE_IPS",),
     "sagemaker": ("SM_HOSTS",),
+    "vertexai": ("CLOUD_ML_JOB_ID",),
+    # RANK and WORLD_SIZE count nodes there, unless PET_NNODES says more.
     "kubeflow": ("PET_NNODES", "KUBERNETES_SERVICE_HOST"),
+    "pai": ("NPROC_PER_NODE",),
+    "nodes": ("NNODES",),
     "kubernetes": ("JOB_COMPLETION_INDEX",),
     # Who gave the hosts; jsrun among them, which Open MPI and others leave to it.
     "lsf": ("LSB_JOBID", "JSM_NAMESPACE_RANK"),
@@ -58,21 +62,32 @@ _ALLOCATORS = ("slurm", "pbs", "lsf", "sge")
 def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
     """Return what the first system that knows this process tells of it, None where none does.
 
+    A batch system that tells only of a job's script is heard last: whoever set variables there meant more.
+
     Args:
         only: the one system to ask, or "none".
 
     Raises:
-        UsageError: there is no such system or nothing of it here; a variable is no number or contradicts another.
+        UsageError: there is no such system or nothing of it here; a variable is no number or contradicts another;
+            torch's variables are set, and nobody says whether they count nodes or processes.
     """
     if only == NONE:
         return None
     if only is not None and only not in _SIGNS:
         raise UsageError(f"--cluster {only} is none that is known", ", ".join((*NAMES, NONE)))
+    script: Finding | None = None
     for name in NAMES if only is None else (only,):
         if _shows(name, environ):
             finding: Finding | None = import_module(f"ddplaunch.clusters.{name}").find(environ)
-            if finding:
+            if finding and not finding.is_script:
                 return _completed(finding, environ)
+            script = script or finding
+    if only is None and environ.get("RANK"):
+        from ddplaunch.clusters.unclear import check_unclear
+
+        check_unclear(environ)
+    if script:
+        return _completed(script, environ)
     if only is not None:
         raise UsageError(
             f"--cluster {only}: nothing here is of it; its sign is {' or '.join(_SIGNS[only])}",

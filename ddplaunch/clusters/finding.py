@@ -42,6 +42,8 @@ class Finding:
     nproc: str | None = None
     """Processes a node as ``--nproc`` has it: "8", "auto"."""
     place: Place | None = None
+    is_script: bool = False
+    """Whether it is a batch job's own script, of which the system tells nothing but where it runs."""
     notes: tuple[str, ...] = ()
     """What people should know of it."""
 

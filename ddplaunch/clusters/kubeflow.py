@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Finding
-from ddplaunch.clusters.reading import OFF, check_below, is_set, number, number_if_set, text, to_number
+from ddplaunch.clusters.reading import OFF, counts_nodes, is_set, number, to_number
 from ddplaunch.errors import UsageError
 
 NNODES = "PET_NNODES"  # 2, or 1:3 where the job is elastic
@@ -25,8 +25,6 @@ ADDRESS = "MASTER_ADDR"  # job-master-0
 PORT = "MASTER_PORT"  # 23456
 LOCAL_RANK = "LOCAL_RANK"  # never
 IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # 10.96.0.1, in every pod
-
-COUNTERS = ("auto", "gpu", "cpu")
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
@@ -48,21 +46,15 @@ def find(environ: Mapping[str, str]) -> Finding | None:
         pod, address, port = POD, ADDRESS, PORT
     else:
         return None
-    node_rank = number(environ, pod)
-    check_below(node_rank, nnodes, pod, count_name)
-    return Finding(
+    return counts_nodes(
         "kubeflow",
-        (count_name, pod, address),
-        nnodes=nnodes,
-        node_rank=node_rank,
-        address=text(environ, address) if nnodes > 1 else environ.get(address) or None,
-        address_comes_late=True,
-        port=number_if_set(environ, port),
+        environ,
+        count_name,
+        pod,
+        address,
+        port,
+        count=nnodes,
+        nproc=NPROC,
         run_id=environ.get(RUN_ID) or None,
-        nproc=_nproc(environ),
+        comes_late=True,
     )
-
-
-def _nproc(environ: Mapping[str, str]) -> str | None:
-    asked = environ.get(NPROC) or None
-    return asked if asked in (None, *COUNTERS) else str(number(environ, NPROC))

@@ -14,6 +14,9 @@ OFF = "--cluster none starts without a look at such variables"
 MOST_DIGITS = 19
 """Of a number in 64 bits."""
 
+COUNTERS = ("auto", "gpu", "cpu")
+"""What a number of processes may be instead of a number, as for ``--nproc``."""
+
 FIRST_PORT, PORT_PAIRS = 15000, 8000
 """Ports of jobs: 15000 to 30999, below Linux's ephemeral ports (32768 and up); in pairs, the second for the control."""
 
@@ -172,4 +175,47 @@ def batch_script(cluster: str, variables: Iterable[str], allocation: Allocation,
     """
     count = len(allocation.hosts)
     note = f"this is the script of {cluster} job {allocation.job}, on one of its {count} hosts: {starter} starts all"
-    return Finding(cluster, tuple(variables), nnodes=1, node_rank=0, notes=(note,) if count > 1 else ())
+    notes = (note,) if count > 1 else ()
+    return Finding(cluster, tuple(variables), nnodes=1, node_rank=0, is_script=True, notes=notes)
+
+
+def counts_nodes(
+    cluster: str,
+    environ: Mapping[str, str],
+    nnodes: str,
+    node_rank: str,
+    address: str,
+    port: str,
+    *,
+    count: int | None = None,
+    nproc: str | None = None,
+    run_id: str | None = None,
+    comes_late: bool = False,
+) -> Finding:
+    """Tell of a node where variables number nodes; these are their names.
+
+    Args:
+        count: how many there are, where ``nnodes`` says it in another form than a number.
+        nproc: the name of that which counts processes a node, or is one of ``COUNTERS``; 0 says nothing.
+        comes_late: whether the address is a name that comes with node 0's own start.
+
+    Raises:
+        UsageError: a variable is missing, is no number, or contradicts another.
+    """
+    count = number(environ, nnodes) if count is None else count
+    index = number(environ, node_rank)
+    check_below(index, count, node_rank, nnodes)
+    each = environ.get(nproc or "") or None
+    if nproc and each not in (None, *COUNTERS):
+        each = str(number(environ, nproc))
+    return Finding(
+        cluster,
+        (nnodes, node_rank, address),
+        nnodes=count,
+        node_rank=index,
+        address=text(environ, address) if count > 1 else environ.get(address) or None,
+        address_comes_late=comes_late,
+        port=number_if_set(environ, port),
+        run_id=run_id,
+        nproc=None if each == "0" else each,
+    )

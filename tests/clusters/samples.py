@@ -167,3 +167,14 @@ TORCHRUN = {
     "TORCHELASTIC_RESTART_COUNT": "0",
     "TORCHELASTIC_MAX_RESTARTS": "0",
 }
+
+TORCH_NODE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "23456"}
+PAI = {**TORCH_NODE, "MASTER_ADDR": "dlc18isgeayd-master-0", "NPROC_PER_NODE": "8"}
+VERTEX_AI = {
+    **TORCH_NODE,
+    "CLOUD_ML_JOB_ID": "8217464138467901440",
+    "MASTER_ADDR": "cmle-training-workerpool0-d604929a6a-0",
+    "MASTER_PORT": "2222",
+}
+NNODES = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "29500", "NPROC_PER_NODE": "8"}
+"""As their manuals tell."""

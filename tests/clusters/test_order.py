@@ -26,13 +26,16 @@ from tests.clusters import (
     test_torch,
 )
 from tests.clusters.samples import (
+    NNODES,
     OPENMPI_4,
+    PAI,
     PYTORCHJOB,
     PYTORCHJOB_OLD,
     SLURM_BATCH,
     SLURM_TASK,
     TORCHRUN,
     TRAINJOB,
+    VERTEX_AI,
     openmpi,
     slurm_step,
 )
@@ -59,7 +62,10 @@ ALONE = {
     "slurm": SLURM_TASK,
     "skypilot": test_skypilot.NODE,
     "sagemaker": test_sagemaker.HOST,
+    "vertexai": VERTEX_AI,
     "kubeflow": TRAINJOB,
+    "pai": PAI,
+    "nodes": NNODES,
     "kubernetes": test_kubernetes.POD,
     "lsf": LSF,
     "pbs": PBS,
@@ -94,6 +100,8 @@ TOGETHER = [
     ("kubeflow", PYTORCHJOB),
     ("kubeflow", PYTORCHJOB_OLD),
     ("torchelastic", {**PYTORCHJOB, **TORCHRUN}),
+    ("slurm", {**SLURM_TASK, **NNODES}),
+    ("vertexai", {**VERTEX_AI, **PYTORCHJOB_OLD}),
 ]
 
 

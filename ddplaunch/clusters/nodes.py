@@ -1,0 +1,28 @@
+"""NNODES, NODE_RANK and MASTER_ADDR, as people and platforms set them for scripts that start torchrun with them.
+
+LLaMA-Factory and ms-swift document them for their users; the names leave no doubt that nodes are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch.clusters.finding import Finding
+from ddplaunch.clusters.reading import counts_nodes, is_set, number
+
+NNODES = "NNODES"  # 2
+NODE_RANK = "NODE_RANK"  # 1
+ADDRESS = "MASTER_ADDR"  # 10.0.0.4
+PORT = "MASTER_PORT"  # 29500
+NPROC = "NPROC_PER_NODE"  # 8, auto, gpu, cpu
+
+
+def find(environ: Mapping[str, str]) -> Finding | None:
+    """Tell of a node of several.
+
+    Raises:
+        UsageError: NODE_RANK is missing, a variable is no number, or contradicts another.
+    """
+    if not is_set(environ, NNODES, ADDRESS) or number(environ, NNODES) < 2:
+        return None
+    return counts_nodes("nodes", environ, NNODES, NODE_RANK, ADDRESS, PORT, nproc=NPROC)
