@@ -1,10 +1,14 @@
-"""``python -m ddplaunch`` is ``ddplaunch``."""
+"""``ddplaunch``, and ``python -m ddplaunch``: the current folder's ``json.py`` is the program's, not ours."""
 
+import os
 import sys
 
-if not getattr(sys.flags, "safe_path", False):
-    sys.path.append(sys.path.pop(0))  # the current folder's json.py is the program's and not ours
+try:
+    sys.path.sort(key=["", os.getcwd()].count)  # behind all others; PYTHONPATH may name it too
+except OSError:  # it is gone, which is said later
+    pass
 
 from ddplaunch.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,7 @@ from ddplaunch.clusters.kubernetes import ADDRESS, INDEX, NNODES, PORT
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 from ddplaunch.schedulers import yaml
+from ddplaunch.schedulers.calling import called
 from ddplaunch.schedulers.yaml import Noted
 
 OWN_VARIABLES = (INDEX, NNODES, ADDRESS, PORT)
@@ -197,7 +198,7 @@ def _container(request: Request) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": _CONTAINER,
         "image": request.image,
-        "command": ["python", "-m", "ddplaunch", "run", "--cluster", "kubernetes"],
+        "command": [*called("python"), "run", "--cluster", "kubernetes"],
         "args": [_unexpanded(word) for word in request.command],
         "env": Noted(f"Kubernetes adds {INDEX}, the node rank.", _variables(request)),
     }

@@ -31,6 +31,7 @@ from ddplaunch.control.route import resolve
 from ddplaunch.errors import EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError
 from ddplaunch.loop import Loop
 from ddplaunch.plan.target import find
+from ddplaunch.schedulers.calling import called
 
 _MARK = b"\x1eddplaunch "
 
@@ -193,7 +194,7 @@ class Guard:
                 signal.pthread_sigmask(signal.SIG_BLOCK, [self._warning])
 
         self._launcher = subprocess.Popen(
-            [sys.executable, "-m", "ddplaunch", *self._words],
+            [*called(sys.executable), *self._words],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=begin,

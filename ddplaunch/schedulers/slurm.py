@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddplaunch.errors import UsageError
+from ddplaunch.schedulers.calling import called
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,8 @@ def _step(request: Request) -> Iterator[str]:
         yield f"  {_option('container-image', request.container_image)} \\"
         yield f"  {_option('container-mounts', mounts)} {_option('container-workdir', request.chdir)} \\"
     # --cluster: the job inherits the variables of the shell that submits it, and these may look like another system's.
-    yield f"  {shlex.join([request.interpreter, '-m', 'ddplaunch', 'run', '--cluster', 'slurm', *request.command])}"
+    yield f"  {shlex.join(called(request.interpreter))} \\"
+    yield f"  {shlex.join(['run', '--cluster', 'slurm', *request.command])}"
 
 
 def _mark(request: Request) -> Iterator[str]:

@@ -21,6 +21,7 @@ from ddplaunch import __version__
 from ddplaunch.agent.lines import Lines
 from ddplaunch.errors import UsageError
 from ddplaunch.loop import Loop
+from ddplaunch.schedulers.calling import FAR_END, called
 from ddplaunch.schedulers.remote import HELLO, Facts, mark
 from ddplaunch.schedulers.text import shown
 
@@ -112,7 +113,7 @@ def command(name: str, way: Way, python: str, environ: Mapping[str, str], heartb
         if variable in environ:
             folders = [os.path.abspath(each) if each else each for each in environ[variable].split(os.pathsep)]
             variables.append(f"{variable}={os.pathsep.join(folders)}")
-    words = ["env", *variables, python, "-m", "ddplaunch.schedulers.remote"]
+    words = ["env", *variables, *called(python, FAR_END)]
     for word in words:
         if "\n" in word:
             what = f"{shown(word, 200)!r} has a line break, which not every login shell can read"

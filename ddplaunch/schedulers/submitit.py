@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.processes import die_with_parent
 from ddplaunch.errors import EXIT_PREEMPTED, LaunchError
+from ddplaunch.schedulers.calling import called
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -58,7 +59,7 @@ class Task:
         Raises:
             LaunchError: the job failed; the log has the report.
         """
-        words = [sys.executable, "-m", "ddplaunch", "run", "--nproc", str(self.nproc)]
+        words = [*called(sys.executable), "run", "--nproc", str(self.nproc)]
         words += ["--preempt-signal", _warning(), "--preempt-grace", f"{self.grace:g}"]
         words += [*self.options, self.target, *(("--", *self.args) if self.args else ())]
         # It must not outlive us: whoever cancels a job of submitit's kills us alone.

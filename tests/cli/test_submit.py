@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.schedulers.calling import called
 from tests.conftest import clean_environment, command, wait_until, write
 
 SBATCH = """
@@ -90,9 +91,10 @@ def dry(submit):
 
 def last_words(script: str) -> list[str]:
     """What stands behind ``ddplaunch run`` in it."""
-    words = shlex.split(script.splitlines()[-1])
-    assert words[:6] == [sys.executable, "-m", "ddplaunch", "run", "--cluster", "slurm"]
-    return words[6:]
+    *_, interpreter, words = script.splitlines()
+    assert shlex.split(interpreter.rstrip("\\")) == called(sys.executable)
+    assert words.startswith("  run --cluster slurm ")
+    return shlex.split(words)[3:]
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -203,7 +205,7 @@ def test_times(dry, text):
 def test_the_target_of_an_image_is_not_looked_for_here(dry):
     script, lines = dry("--container-image img --container-mounts a:b -m not.here")
     assert "--container-image=img" in script
-    assert script.endswith("  python -m ddplaunch run --cluster slurm -m not.here\n")
+    assert script.endswith("main()' \\\n  run --cluster slurm -m not.here\n")
     assert "note: the target is looked for in the image, not here" in lines
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.errors import UsageError
+from ddplaunch.schedulers.calling import called
 from ddplaunch.schedulers.queue import Job, parse
 from ddplaunch.schedulers.slurm import Request, Requeue, Setup, log_path, script
 from tests.conftest import write
@@ -117,7 +118,7 @@ def test_what_srun_gets(run, name):
     done, words, _ = run(request)
     assert done.returncode == 7, "its exit code is the job's"
     begin = words.index(request.interpreter)
-    assert words[begin:] == [request.interpreter, "-m", "ddplaunch", "run", "--cluster", "slurm", *request.command]
+    assert words[begin:] == [*called(request.interpreter), "run", "--cluster", "slurm", *request.command]
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(words[:begin])
     assert ("--cpus-per-task=64" in words) == (request.cpus_per_task is not None)
     assert ("--container-workdir=/data/wine" in words) == (name == "container")

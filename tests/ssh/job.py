@@ -18,7 +18,10 @@ from tests.ssh.sshd import Sshd
 LIGHT = ("--preload", "threading")
 """For ranks that need no torch where a zygote would import it: next to nothing instead."""
 
-_OURS = r"-m ddplaunch|/(zygote|worker)\.py |train\.py|^(\S+/)?ssh "
+LAUNCHER = r"from ddplaunch\.cli .* run "
+"""The command line of a launcher that our far end starts."""
+
+_OURS = r"-m ddplaunch|from ddplaunch\.|/(zygote|worker)\.py |train\.py|^(\S+/)?ssh "
 
 
 class Job:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import write
 from tests.patience import patience
-from tests.ssh.job import LIGHT, Job
+from tests.ssh.job import LAUNCHER, LIGHT, Job
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -45,7 +45,7 @@ def test_a_slow_terminal_loses_nothing_and_costs_no_memory(sshd, tmp_path):
     while time.monotonic() - began < 11:
         said.append(pipe.read1(4096))
         select.select([], [], [], 0.3)  # how slow the terminal is
-    launchers = [pid for host in run.hosts[1:] for pid in host.find("-m ddplaunch run")]
+    launchers = [pid for host in run.hosts[1:] for pid in host.find(LAUNCHER)]
     assert len(launchers) == 2
     for pid in (run.process.pid, *launchers):
         assert peak(pid) < 100

@@ -13,7 +13,7 @@ import pytest
 
 import ddplaunch
 from tests.conftest import wait_until, write
-from tests.ssh.job import LIGHT, Job
+from tests.ssh.job import LAUNCHER, LIGHT, Job
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -197,7 +197,7 @@ def test_a_warning_reaches_the_ranks_everywhere(job, tmp_path, name):
 def test_a_warning_to_launchers_that_start_is_not_lost(job, tmp_path):
     write(tmp_path, "train.py", PATIENT)
     run = job(2, "--hosts", "n0:1,n1:1", *QUICK, "train.py")
-    wait_until(lambda: run.hosts[1].find("-m ddplaunch run"), "the launcher")
+    wait_until(lambda: run.hosts[1].find(LAUNCHER), "the launcher")
     run.process.send_signal(signal.SIGUSR2)
     assert run.wait(30) == 75, run.stderr()
     run.assert_nothing_left()
@@ -210,7 +210,7 @@ def test_our_own_death_ends_the_job_everywhere(running):
     run.assert_nothing_left()
 
 
-@pytest.mark.parametrize("what", ["^ssh .*n2|^/usr/bin/ssh .*n2", "schedulers.remote", "-m ddplaunch run", "zygote"])
+@pytest.mark.parametrize("what", ["^ssh .*n2|^/usr/bin/ssh .*n2", "schedulers.remote", LAUNCHER, "zygote"])
 def test_what_is_killed_on_the_way_takes_the_job_along(running, tmp_path, what):
     run = running("n1:1,n2:1", "--env", f"TMPDIR={tmp_path}")
     assert list(tmp_path.glob("ddplaunch-*"))
