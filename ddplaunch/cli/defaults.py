@@ -3,19 +3,31 @@
 The project's are in the pyproject.toml nearest above the current folder, the user's in ``[submit]`` of
 ``ddplaunch.toml`` in XDG_CONFIG_HOME (XDG Base Directory Specification). Keys are the names of the options without
 their dashes.
+
+What these files say runs as the user (``setup``), so only the user's own and root's are read, as git does with its
+``safe.directory`` (CVE-2022-24765), and none that is far above. ``--defaults FILE`` reads one whoever it belongs to.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
+import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from ddplaunch.errors import UsageError
+
+PROJECT = "pyproject.toml"
+NONE = "none"
+"""What ``--defaults`` calls reading no file."""
+
+MOST = 1 << 20
+"""Bytes of a file; one that is larger was not written for us."""
 
 
 @dataclass(frozen=True)
@@ -26,36 +38,123 @@ class Default:
     file: str
 
 
-def read(command: str, options: Sequence[click.Option], cwd: str, environ: Mapping[str, str]) -> dict[str, Default]:
-    """Read the defaults of a command's options, by click's names for them; the project's go before the user's.
+def read(
+    command: str, options: Sequence[click.Option], cwd: str, environ: Mapping[str, str], named: str | None = None
+) -> tuple[dict[str, Default], list[str]]:
+    """Read the defaults of a command's options; the project's go before the user's.
+
+    Args:
+        named: the project's file, or "none": no file is read.
+
+    Returns:
+        them, by click's names for the options, and a note for each file that is not read because of its owner.
 
     Raises:
-        UsageError: a file is no TOML, has a key that is not known, or a value of the wrong type.
+        UsageError: a file is no TOML, is too large, has a key that is not known, or a value of the wrong type; the file
+            that is named cannot be read.
     """
     found: dict[str, Default] = {}
-    for file, path in _files(cwd, environ):
-        found = {**_of_file(file, path, command, options), **found}
-    return found
+    notes: list[str] = []
+    if named == NONE:
+        return found, notes
+    files = [
+        _project(cwd, environ, notes) if named is None else _load(os.path.join(cwd, named)),
+        _users(environ, notes),
+    ]
+    for file in filter(None, files):
+        found = {**_of_file(file, command, options), **found}
+    return found, notes
 
 
-def _files(cwd: str, environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each file that there is, the first to be heard first, with the tables that lead to ours."""
+@dataclass(frozen=True)
+class _File:
+    path: str
+    text: bytes
+    owners: frozenset[int]
+    """Whose it is, and whose the link that leads to it."""
+
+    @property
+    def stranger(self) -> int | None:
+        """Who of them is neither the user nor root."""
+        return next(iter(self.owners - {os.geteuid(), 0}), None)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables that lead to ours."""
+        return ("tool", "ddplaunch") if os.path.basename(self.path) == PROJECT else ()
+
+
+def _project(cwd: str, environ: Mapping[str, str], notes: list[str]) -> _File | None:
+    """The nearest file that is ours to read, no higher than the home folder, a repository, or this file system."""
+    home = os.path.realpath(environ["HOME"]) if environ.get("HOME") else None
+    device = os.stat(cwd).st_dev
     folder = cwd
     while True:
-        file = os.path.join(folder, "pyproject.toml")
-        if os.path.isfile(file):
-            yield file, ("tool", "ddplaunch")
-            break
-        if folder == (folder := os.path.dirname(folder)):
-            break
+        found = _read_own(os.path.join(folder, PROJECT), notes)
+        above = os.path.dirname(folder)
+        top = folder == above or os.path.realpath(folder) == home or os.path.lexists(os.path.join(folder, ".git"))
+        if found or top or os.stat(above).st_dev != device:
+            return found
+        folder = above
+
+
+def _users(environ: Mapping[str, str], notes: list[str]) -> _File | None:
     config = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", ""), ".config")
-    file = os.path.join(config, "ddplaunch.toml")
-    if os.path.isabs(config) and os.path.isfile(file):
-        yield file, ()
+    return _read_own(os.path.join(config, "ddplaunch.toml"), notes) if os.path.isabs(config) else None
 
 
-def _of_file(file: str, path: tuple[str, ...], command: str, options: Sequence[click.Option]) -> dict[str, Default]:
-    table: Any = _parse(file)
+def _read_own(path: str, notes: list[str]) -> _File | None:
+    """Read a file if it is there, and is the user's or root's; a note tells of one that is not, and speaks of us."""
+    if not os.path.isfile(path):
+        return None
+    try:
+        file = _load(path)
+    except UsageError:
+        if os.lstat(path).st_uid in (os.geteuid(), 0):
+            raise
+        return None
+    if file.stranger is None:
+        return file
+    if b"ddplaunch" in file.text:
+        whose = f"it belongs to {_name(file.stranger)}, not to you"
+        notes.append(f"{path} is not read: {whose}; --defaults {shlex.quote(path)} reads it")
+    return None
+
+
+def _name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _load(path: str) -> _File:
+    """Read a file, which may be anybody's.
+
+    Raises:
+        UsageError: it cannot be read, is not a regular file, or too large.
+    """
+    try:
+        owner = os.lstat(path).st_uid
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            found = os.fstat(stream.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise UsageError(f"{path} is not a regular file", "name a file in TOML")
+            text = stream.read(MOST + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    if len(text) > MOST:
+        raise UsageError(
+            f"{path} has more than {MOST >> 20} MiB", "--defaults FILE names another, --defaults none reads none"
+        )
+    return _File(path, text, frozenset({owner, found.st_uid}))
+
+
+def _of_file(read: _File, command: str, options: Sequence[click.Option]) -> dict[str, Default]:
+    file, path = read.path, read.tables
+    table: Any = _parse(read)
     for name in path:
         table = table.get(name, {})
         if not isinstance(table, dict):
@@ -78,21 +177,18 @@ def _of_file(file: str, path: tuple[str, ...], command: str, options: Sequence[c
     return found
 
 
-def _parse(file: str) -> dict[str, Any]:
+def _parse(file: _File) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        with open(file, "rb") as stream:
-            table: dict[str, Any] = tomllib.load(stream)
-            return table
+        table: dict[str, Any] = tomllib.loads(file.text.decode())
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{file} is no TOML: {error}") from None
+        raise UsageError(f"{file.path} is no TOML: {error}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"{file} is no TOML: it is not UTF-8") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}") from None
+        raise UsageError(f"{file.path} is no TOML: it is not UTF-8") from None
+    return table
 
 
 def _typed(value: object, option: click.Option, place: str) -> str | bool | tuple[str, ...]:

@@ -74,6 +74,7 @@ class _SubmitCommand(TargetCommand):
             )
         except UsageError as error:
             raise _of_submit(error) from None
+        self._read_defaults(ctx, placed)
         scheduler = _scheduler(ctx, placed)
         refused = REFUSED[scheduler]
         for word in placed.ours:
@@ -87,15 +88,16 @@ class _SubmitCommand(TargetCommand):
         ctx.meta["placed"] = placed
         return placed
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not ctx.resilient_parsing:
-            from ddplaunch.cli.defaults import read
+    def _read_defaults(self, ctx: click.Context, placed: Placed) -> None:
+        from ddplaunch.cli.defaults import read
 
-            own = [param for param in self.params if isinstance(param, click.Option) and param.opts[-1] in NAMES]
-            defaults = read("submit", own, current_directory(), os.environ)
-            ctx.meta["defaults"] = defaults
-            ctx.default_map = {name: default.value for name, default in defaults.items()}
-        return super().parse_args(ctx, args)
+        options = [param for param in self.params if isinstance(param, click.Option) and param.opts[-1] in NAMES]
+        own = [option for option in options if option.opts[-1] != "--defaults"]
+        defaults, ctx.meta["unread"] = read(
+            "submit", own, current_directory(), os.environ, _value_of("--defaults", placed)
+        )
+        ctx.meta["defaults"] = defaults
+        ctx.default_map = {name: default.value for name, default in defaults.items()}
 
 
 def _of_submit(error: UsageError) -> UsageError:
@@ -105,12 +107,18 @@ def _of_submit(error: UsageError) -> UsageError:
 
 def _scheduler(ctx: click.Context, placed: Placed) -> str:
     """Which one it is, before click has read the words; what is none is for click to refuse."""
-    found = str((ctx.default_map or {}).get("scheduler", "slurm"))
+    found = _value_of("--scheduler", placed) or str((ctx.default_map or {}).get("scheduler", "slurm"))
+    return found if found in SYSTEMS else "slurm"
+
+
+def _value_of(option: str, placed: Placed) -> str | None:
+    """The value of an option that is needed before click has read the words; the last one counts, as for click."""
+    found = None
     for index, word in enumerate(placed.ours):
         name, equals, value = word.partition("=")
-        if name == "--scheduler":
+        if name == option:
             found = value if equals else placed.ours[index + 1]
-    return found if found in SYSTEMS else "slurm"
+    return found
 
 
 _OF_RUN = [param for param in run.params if param.opts[-1] not in {"--dry-run", "--env", *INSTEAD}]
@@ -151,7 +159,7 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
         click.echo(script, nl=False)
         _explain(_sources_in_slurm(request), _notes(flags))
         return 0
-    for note in _notes(flags):
+    for note in (*_notes(flags), *_from_files(vars(request))):
         _say(note)
     queue.check_is_here(os.environ)
     if flags["container_image"] and not queue.has_containers():
@@ -184,7 +192,7 @@ def _print_manifest(target: str, flags: dict[str, Any]) -> int:
         ours = {"scheduler": "default", "job-name": "the target", "nodes": "default"}
         _explain(_sources({**flags, "job_name": request.name}, ours), _unheard())
         return 0
-    for note in _unheard():
+    for note in (*_unheard(), *_from_files(flags)):
         _say(note)
     return 0
 
@@ -322,6 +330,16 @@ def _sources(values: Mapping[str, Any], ours: Mapping[str, str], overrides: Mapp
             yield f"{option}: {variable} ({overrides[option]}, which sbatch reads)"
 
 
+def _from_files(values: Mapping[str, Any]) -> Iterator[str]:
+    """What files have decided: who submits has not typed it, and may not have written it either."""
+    context = click.get_current_context()
+    for name, default in context.meta["defaults"].items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "DEFAULT_MAP" and name in values:
+            option = next(param.opts[-1] for param in context.command.params if param.name == name)
+            yield f"{option.removeprefix('--')}: {_shown(values[name])} ({default.file})"
+
+
 def _shown(value: object) -> str:
     from ddplaunch.schedulers.slurm import Requeue, Setup
 
@@ -347,7 +365,9 @@ def _notes(flags: dict[str, Any]) -> Iterator[str]:
 
 
 def _unheard() -> Iterator[str]:
+    """What is not heard, of files and of what they say."""
     context = click.get_current_context()
+    yield from context.meta["unread"]
     system = SYSTEMS[context.params["scheduler"]]
     for name, option in context.meta.get("unheard", {}).items():
         yield f"{option} is not for a job of {system}, and not heard ({context.meta['defaults'][name].file})"

@@ -85,7 +85,7 @@ REFUSED = {
 """What makes no sense for a job of each scheduler, and what to type instead."""
 
 SECTIONS: dict[str, Sequence[str]] = {
-    "Where it goes": ("--scheduler",),
+    "Where it goes": ("--scheduler", "--defaults"),
     "What is asked for": (
         "--nodes",
         "--gpus-per-node",
@@ -208,6 +208,12 @@ _OPTIONS = (
         default="slurm",
         show_default=True,
         help="Slurm gets a batch script; for Kubernetes a manifest is printed, to pipe into kubectl apply -f -.",
+    ),
+    click.option(
+        "--defaults",
+        metavar="FILE",
+        type=Paths(dir_okay=False),
+        help="Read defaults from this file instead of the nearest pyproject.toml; none reads no file.",
     ),
     click.option(
         "--nodes",

@@ -288,6 +288,86 @@ def test_a_project_without_a_word_of_us(dry, tmp_path):
     assert "nodes: 1 (default)" in dry("train.py")[1]
 
 
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+SOMEBODY = 54321
+"""A user that no machine has."""
+
+
+@AS_ROOT
+def test_a_file_of_somebody_else_is_not_read(submit, cluster, tmp_path):
+    """CVE-2022-24765 of git: whoever can write above a folder would run commands as its user."""
+    (tmp_path / "deep").mkdir()
+    evil = write(tmp_path, "deep/pyproject.toml", '[tool.ddplaunch.submit]\nsetup = "touch /tmp/owned"\nnodes = 7\n')
+    write(tmp_path, "pyproject.toml", '[tool.ddplaunch.submit]\npartition = "general"\n')
+    os.chown(evil, SOMEBODY, SOMEBODY)
+    done = submit("../train.py", cwd=tmp_path / "deep")
+    assert done.returncode == 0, done.stderr
+    assert "owned" not in cluster.read("script")
+    assert "#SBATCH --partition=general\n" in cluster.read("script"), "the next above is read"
+    note = f"{evil} is not read: it belongs to user {SOMEBODY}, not to you; --defaults {evil} reads it"
+    assert f"ddplaunch: {note}\n" in done.stderr
+    assert "#SBATCH --nodes=7\n" in submit(f"--dry-run --defaults {evil} ../train.py", cwd=tmp_path / "deep").stdout
+
+
+@AS_ROOT
+def test_a_link_of_somebody_else_chooses_no_file_of_ours(dry, tmp_path):
+    write(tmp_path, "other/pyproject.toml", "[tool.ddplaunch.submit]\nnodes = 7\n")
+    (tmp_path / "pyproject.toml").symlink_to("other/pyproject.toml")
+    assert "#SBATCH --nodes=7\n" in dry("train.py")[0]
+    os.lchown(tmp_path / "pyproject.toml", SOMEBODY, SOMEBODY)
+    assert "#SBATCH --nodes=1\n" in dry("train.py")[0]
+
+
+@AS_ROOT
+def test_a_file_of_somebody_else_without_a_word_of_us_is_no_news(dry, tmp_path):
+    os.chown(write(tmp_path, "pyproject.toml", '[project]\nname = "x"\n'), SOMEBODY, SOMEBODY)
+    assert "not read" not in "\n".join(dry("train.py")[1])
+
+
+@pytest.mark.parametrize("border", ["home", "repository"])
+def test_how_far_up_a_file_is_looked_for(dry, tmp_path, border):
+    write(tmp_path, "pyproject.toml", "[tool.ddplaunch.submit]\nnodes = 7\n")
+    (tmp_path / "a/b").mkdir(parents=True)
+    line, at = "../../train.py", {"cwd": tmp_path / "a/b"}
+    assert "#SBATCH --nodes=7\n" in dry(line, **at)[0]
+    if border == "home":
+        at["env"] = {"HOME": str(tmp_path / "a")}
+    else:
+        (tmp_path / "a/.git").mkdir()
+    assert "#SBATCH --nodes=1\n" in dry(line, **at)[0]
+    write(tmp_path, "a/pyproject.toml", "[tool.ddplaunch.submit]\nnodes = 3\n")
+    assert "#SBATCH --nodes=3\n" in dry(line, **at)[0], "there it is still read"
+
+
+def test_a_file_that_is_named(dry, submit, files, tmp_path):
+    other = write(tmp_path, "conf/site.toml", '[submit]\nqos = "low"\nsetup = "here.sh"\n')
+    write(tmp_path, "conf/here.sh", "")
+    script, lines = dry("--defaults conf/site.toml train.py")
+    assert "#SBATCH --qos=low\n" in script
+    assert "general" not in script, "instead of the project's"
+    assert f"source {tmp_path}/conf/here.sh || exit\n" in script
+    assert f"qos: low ({other})" in lines
+    script, _ = dry("--defaults none train.py")
+    assert "partition" not in script
+    assert "account" not in script
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b"#" * ((1 << 20) + 1))
+    for name, said in ("nosuch", "cannot read"), ("pipe", "is not a regular file"), ("large", "has more than 1 MiB"):
+        done = submit(f"--defaults {name} train.py")
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+def test_what_files_decide_is_said_when_a_job_is_submitted(submit, files):
+    project, user = files
+    done = submit("--nodes 2 train.py")
+    assert done.returncode == 0, done.stderr
+    for line in f"partition: general ({project})", f"account: me ({user})":
+        assert f"ddplaunch: {line}\n" in done.stderr
+    assert "module load cuda/12" in done.stderr
+    assert "nodes:" not in done.stderr, "it was typed"
+
+
 # -------------------------------------------------------------------------------------------------------- submitting
 
 

@@ -244,7 +244,9 @@ def test_defaults_of_a_project_and_of_a_user(submit, tmp_path):
         f"--follow is not for a job of Kubernetes, and not heard ({project})",
         f"--setup is not for a job of Kubernetes, and not heard ({user})",
     ]
-    assert sorted(done.stderr.splitlines()) == sorted(f"ddplaunch: {line}" for line in unheard)
+    heard = ["container-image: img:1", "nodes: 2", "env: NCCL_DEBUG=INFO", "label: team=wine", "scheduler: kubernetes"]
+    said = [*unheard, *(f"{line} ({project})" for line in heard), f"namespace: me ({user})"]
+    assert sorted(done.stderr.splitlines()) == sorted(f"ddplaunch: {line}" for line in said)
     dry = submit("--dry-run train.py")
     assert dry.stdout == done.stdout
     assert {f"note: {line}" for line in unheard} < set(dry.stderr.splitlines())
