@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ddplaunch.cli.submit_options import seconds, where
+from ddplaunch.cli.surroundings import TOKEN, check_token
 from ddplaunch.errors import UsageError
 from ddplaunch.schedulers.kubernetes import NAME, OWN_VARIABLES, Mount, Request, longest_name, name_from
 
@@ -121,7 +122,10 @@ def _variables(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
             raise _refused("env", f"{text}: {name} tells a pod its place, and is set already", "leave it out")
         if not equals and name not in os.environ:
             raise _refused("env", f"{name}: it is not set here", f"--env {name}=VALUE")
-        yield name, value if equals else os.environ[name]
+        value = value if equals else os.environ[name]
+        if name == TOKEN:
+            check_token(value, f"--env {TOKEN}")
+        yield name, value
 
 
 def _mounts(texts: Sequence[str]) -> tuple[Mount, ...]:

@@ -12,7 +12,14 @@ import click
 
 from ddplaunch.cli import over_ssh, show
 from ddplaunch.cli.options import AUTO, SECTIONS, as_typed, options
-from ddplaunch.cli.surroundings import address_comes_late, look_around, one_log, place_of, surroundings_notes
+from ddplaunch.cli.surroundings import (
+    address_comes_late,
+    check_token,
+    look_around,
+    one_log,
+    place_of,
+    surroundings_notes,
+)
 from ddplaunch.cli.target_command import ALIKE, NOTES, PASSED_ON, SETTINGS, TargetCommand, find_target
 from ddplaunch.errors import EXIT_PREEMPTED, UsageError
 
@@ -81,6 +88,7 @@ def _prepared(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> int 
     if flags["as_json"] and not flags["dry_run"]:
         raise UsageError("--json is the form of a dry run", "add --dry-run")
     found = find_target(target, args, flags)
+    check_token(flags["token"])
     hosts = over_ssh.read(flags)
     said = click.get_current_context().meta.get(NOTES, ())
     if hosts and not flags["dry_run"]:

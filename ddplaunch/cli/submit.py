@@ -26,6 +26,7 @@ from ddplaunch.cli.submit_options import (
     options,
     seconds,
 )
+from ddplaunch.cli.surroundings import check_token
 from ddplaunch.cli.target_command import (
     ALIKE,
     NOTES,
@@ -153,6 +154,7 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
             from ddplaunch.cli.sidecars import check_tensorboard
 
             check_tensorboard(flags["tensorboard"])
+    check_token(None)
     request = _request(target, args, flags)
     script = slurm.script(request)
     if flags["dry_run"]:

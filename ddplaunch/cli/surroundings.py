@@ -86,6 +86,25 @@ def _fill(flags: dict[str, Any], typed: set[str], **values: Any) -> None:
             flags["found"] |= {name}
 
 
+TOKEN = "DDPLAUNCH_TOKEN"
+
+
+def check_token(token: str | None, name: str = "--token") -> None:
+    """Refuse a token that is empty: of a secret that is not set it would be none, and the job open to all.
+
+    Args:
+        token: as typed, else as the variable has it; click takes an empty variable for none.
+        name: where it was typed.
+
+    Raises:
+        UsageError: it is empty.
+    """
+    typed = token if token is not None else os.environ.get(TOKEN)
+    if typed is not None and not typed.strip():
+        name = name if token is not None else TOKEN
+        raise UsageError(f"{name} is empty: it would keep nobody out", f"give a secret, or leave {name} out")
+
+
 def place_of(found: Finding | None) -> Place | None:
     """This process's place as the plan has it, where somebody else has started all ranks."""
     if found is None or found.place is None:

@@ -96,6 +96,8 @@ limit = 3
         ("run -m fn.py", ("-m takes a module, and fn.py is a file", "ddplaunch run fn.py")),
         ("run -m pkg.mdo", ("no module named pkg.mdo", "did you mean pkg.mod?")),
         ("run --no-python ./file", ("./file is not executable", "chmod +x ./file")),
+        ("run --token '' train.py", ("--token is empty: it would keep nobody out", "give a secret")),
+        ("run --token ' ' train.py", ("--token is empty",)),
         ("run --gpus 0 train.py", ("--gpus 0: no GPU was found on this machine",)),
         ("run --backend nccl train.py", ("--backend nccl needs GPUs, and this machine has none", "--backend gloo")),
         ("run --backend gloo --no-python /bin/true", ("need a Python target", "leave them out")),

@@ -215,6 +215,14 @@ def test_setup_files_and_commands(dry, tmp_path):
     assert f"source {tmp_path}/env.sh || exit\nmodule load cuda/12 || exit\n" in script
 
 
+@pytest.mark.parametrize("line", ["submit train.py", "run train.py", "run --hosts n1,n2 train.py"])
+def test_a_secret_that_is_not_set_is_no_token(answer, cluster, line):
+    done = answer(*line.split(), env={**cluster.environ, "DDPLAUNCH_TOKEN": ""})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "DDPLAUNCH_TOKEN is empty: it would keep nobody out" in done.stderr
+    assert not (cluster.folder / "script").exists()
+
+
 # ---------------------------------------------------------------------------------------------------------- defaults
 
 

@@ -173,6 +173,7 @@ def test_where_it_runs_and_with_what(spec):
         ),
         (f"{ASKED} --gpus-per-node a100:8 train.py", ("Kubernetes counts GPUs", "--gpus-per-node 8 --constraint")),
         ("--scheduler kubernetes --container-image a#b train.py", ("--container-image a#b is no image",)),
+        (f"{ASKED} --env DDPLAUNCH_TOKEN= train.py", ("--env DDPLAUNCH_TOKEN is empty",)),
         (f"{ASKED} --env =x train.py", ("--env =x names no variable", "NAME=VALUE")),
         (f"{ASKED} --env 'A B=x' train.py", ("--env A B=x names no variable",)),
         (f"{ASKED} --env NOT_SET_HERE train.py", ("--env NOT_SET_HERE: it is not set here", "NOT_SET_HERE=VALUE")),
