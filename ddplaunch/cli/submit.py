@@ -158,7 +158,7 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
     request = _request(target, args, flags)
     script = slurm.script(request)
     if flags["dry_run"]:
-        click.echo(script, nl=False)
+        click.echo(os.fsencode(script), nl=False)  # as sbatch would get it: of text, click drops escape sequences
         _explain(_sources_in_slurm(request), _notes(flags))
         return 0
     for note in (*_notes(flags), *_from_files(vars(request))):
@@ -175,7 +175,7 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
         import shlex
 
         follow = [] if request.array else [f"follow: tail -n +1 -F {shlex.quote(log)}"]
-        click.echo("\n".join([*lines, *follow, cancel]))
+        click.echo(os.fsencode("\n".join([*lines, *follow, cancel])))
         return 0
     for line in (*lines, cancel):
         _say(line)

@@ -174,6 +174,11 @@ def _step(request: Request) -> Iterator[str]:
     if request.cpus_per_task is not None:  # since Slurm 22.05 srun does not take it from the job (srun(1))
         yield '  --cpus-per-task="$SLURM_CPUS_PER_TASK" \\'
     if request.container_image is not None:
+        if set(request.chdir) & {",", ":"}:
+            raise UsageError(
+                f"{request.chdir} cannot be mounted in a container: pyxis ends a name at a comma or a colon",
+                "submit from a folder whose path has neither",
+            )
         mounts = ",".join([f"{request.chdir}:{request.chdir}", *request.container_mounts])
         yield f"  {_option('container-image', request.container_image)} \\"
         yield f"  {_option('container-mounts', mounts)} {_option('container-workdir', request.chdir)} \\"

@@ -14,6 +14,7 @@ import pytest
 
 from ddplaunch.schedulers.calling import called
 from tests.conftest import clean_environment, command, wait_until, write
+from tests.patience import patience
 
 SBATCH = """
     #!/bin/sh
@@ -209,6 +210,16 @@ def test_the_target_of_an_image_is_not_looked_for_here(dry):
     assert "note: the target is looked for in the image, not here" in lines
 
 
+@pytest.mark.parametrize("name", ["a,b", "a:b"])
+def test_a_folder_that_would_be_two_mounts(submit, tmp_path, name):
+    (tmp_path / name).mkdir()
+    done = submit("--container-image img --dry-run train.py", cwd=tmp_path / name)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{tmp_path / name} cannot be mounted in a container" in done.stderr
+    write(tmp_path / name, "train.py", "")
+    assert submit("--dry-run train.py", cwd=tmp_path / name).returncode == 0, "without a container it may"
+
+
 def test_setup_files_and_commands(dry, tmp_path):
     write(tmp_path, "env.sh", "")
     script, _ = dry("--setup env.sh --setup 'module load cuda/12' train.py")
@@ -396,6 +407,30 @@ def test_submitted(submit, cluster, tmp_path):
     assert "SBATCH_QOS=y" in got, "nothing else says it"
     left_out = ("SBATCH_PARTITION=", "SLURM_JOB_ID=", "SLURM_CPUS_PER_TASK=")
     assert not [line for line in got if line.startswith(left_out)]
+
+
+def test_a_dry_run_is_byte_for_byte_what_is_submitted(cluster, tmp_path):
+    folder = os.fsencode(tmp_path) + b"/caf\xe9 \x1b[31m"
+    os.mkdir(folder)
+    (tmp_path / "train.py").rename(os.fsdecode(folder + b"/train.py"))
+    words = ["submit", "train.py", "--", b"\xff", "\x1b[1mbold\x1b[0m", "a\nb"]
+
+    def run(*more: str) -> bytes:
+        return subprocess.run(
+            [*command(), *words[:1], *more, *words[1:]],
+            cwd=folder,
+            env=clean_environment(cluster.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            timeout=patience(60),
+        ).stdout
+
+    printed = run("--dry-run")
+    said = run()
+    assert printed == (cluster.folder / "script").read_bytes()
+    assert b'#SBATCH --chdir="' + folder in printed
+    assert folder + b"/slurm-77.out" in said
 
 
 def test_an_array_and_a_cluster_of_many(submit, tmp_path):
