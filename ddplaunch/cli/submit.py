@@ -21,6 +21,7 @@ from ddplaunch.cli.submit_options import (
     OF_SBATCH,
     OF_TORCHRUN,
     REFUSED,
+    REPLACED,
     SECTIONS,
     SYSTEMS,
     options,
@@ -122,7 +123,7 @@ def _value_of(option: str, placed: Placed) -> str | None:
     return found
 
 
-_OF_RUN = [param for param in run.params if param.opts[-1] not in {"--dry-run", "--env", *INSTEAD}]
+_OF_RUN = [param for param in run.params if param.opts[-1] not in {"--dry-run", *REPLACED, *INSTEAD}]
 
 
 @click.command(cls=_SubmitCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=_OF_RUN)
@@ -166,7 +167,7 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
     queue.check_is_here(os.environ)
     if flags["container_image"] and not queue.has_containers():
         _say("srun has no --container-image here: if the nodes have no pyxis either, the job will fail")
-    _make_log_folder(request)
+    _prepare_log(request)
     job = queue.submit(script, os.environ)
     log = slurm.log_path(request, job.number)
     lines = [f"job {job.number}: {target} on {request.nodes} node{'s' * (request.nodes > 1)}", f"log: {log}"]
@@ -288,15 +289,23 @@ def _setups(texts: tuple[str, ...]) -> Iterator[Setup]:
             yield Setup(text)
 
 
-def _make_log_folder(request: Request) -> None:
-    """Slurm does not make it: a job whose log cannot be opened fails without a word."""
-    folder = os.path.dirname(os.path.join(request.chdir, request.output))
+def _prepare_log(request: Request) -> None:
+    """Make the log's folder, which Slurm does not, and try to write there: else a job fails without a word."""
+    path = os.path.join(request.chdir, request.output)
+    where = folder = os.path.dirname(path)
     if "%" in folder:
         return
+    probe = os.path.join(folder, f".ddplaunch-{os.getpid()}")
     try:
         os.makedirs(folder, exist_ok=True)
+        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        os.unlink(probe)
+        where = path
+        if os.path.exists(path):
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:
-        raise UsageError(f"--output {request.output}: {folder}: {error.strerror}", "name another folder") from None
+        message = f"the log cannot be written: {where}: {error.strerror}"
+        raise UsageError(message, "--output DIR/slurm-%j.out names another folder") from None
 
 
 def _explain(sources: Iterator[str], notes: Iterator[str]) -> None:

@@ -38,11 +38,14 @@ INSTEAD = {
         "leave it out: the job has the nodes that {system} gives it",
     ),
     **dict.fromkeys(
-        ("--hosts", "--hostfile", "--include", "--exclude", "--remote-python"),
+        ("--hosts", "--hostfile", "--include", "--remote-python"),
         "leave it out: {system} starts the nodes, not SSH",
     ),
 }
 """Options of ``run`` that a submitted job cannot have, and what to type instead."""
+
+REPLACED = ("--env", "--exclude")
+"""Options of ``run`` that mean something of the scheduler's here."""
 
 _ABOUT_NODES = {
     name: INSTEAD[name].format(system="the scheduler") for name in ("--nnodes", "--node-rank", "--master-addr")
@@ -67,6 +70,7 @@ _NOT_OF = {
         "--account": "--namespace NAME says whose it is",
         "--qos": "leave it out, or write a priorityClassName into what is printed",
         "--nodelist": _BY_LABEL,
+        "--exclude": _BY_LABEL,
         "--array": "leave it out: submit one job for each",
         "--output": "leave it out: kubectl logs shows what a job prints",
         "--sbatch-arg": "leave it out: what is printed can be changed before kubectl gets it",
@@ -100,6 +104,7 @@ SECTIONS: dict[str, Sequence[str]] = {
         "--account",
         "--qos",
         "--nodelist",
+        "--exclude",
         "--array",
         "--output",
         "--sbatch-arg",
@@ -107,7 +112,7 @@ SECTIONS: dict[str, Sequence[str]] = {
     "What Kubernetes alone is asked for": ("--namespace", "--label", "--env"),
     "What the job runs in": ("--setup", "--container-image", "--container-mounts"),
     "Afterwards": ("--requeue", "--follow"),
-    **{heading: [name for name in names if name not in {"--env", *INSTEAD}] for heading, names in OF_RUN.items()},
+    **{heading: [name for name in names if name not in {*REPLACED, *INSTEAD}] for heading, names in OF_RUN.items()},
 }
 """The headings of the help; those of ``run``'s options come last."""
 
@@ -128,6 +133,7 @@ OF_SBATCH = {
     "-q": "--qos",
     "-t": "--time",
     "-w": "--nodelist",
+    "-x": "--exclude",
     "--ntasks": "--nproc",
     "--ntasks-per-node": "--nproc",
 }
@@ -252,6 +258,7 @@ _OPTIONS = (
     _text("--qos", "Quality of service."),
     _text("--constraint", "Features that the nodes must have; in Kubernetes labels, KEY=VALUE,…", "LIST"),
     _text("--nodelist", "Nodes that must be among them, like gpu[1-4].", "LIST"),
+    _text("--exclude", "Nodes that must not be among them, like gpu[1-4].", "LIST"),
     click.option(
         "--array",
         metavar="LIST",

@@ -9,7 +9,14 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, LaunchError, UsageError
+from ddplaunch.errors import (
+    EXIT_PREEMPTED,
+    EXIT_SIGNAL,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    LaunchError,
+    UsageError,
+)
 
 OVERRIDES = {
     "account": "SBATCH_ACCOUNT",
@@ -43,6 +50,28 @@ _FINAL: dict[str, tuple[str, int | None]] = {
 
 None is the batch script's own. A job that Slurm ended has none that would mean something: SIGTERM is what it got.
 """
+
+
+_NO_LOG = "NO_LOG"
+_LOG_SIGNAL = 53
+"""The state of ours, and the signal that scontrol tells, of a job whose log slurmd could not open."""
+
+_NEVER = {
+    "PartitionNodeLimit": "more nodes than a job may have in the partition, or than are up",
+    "PartitionTimeLimit": "more time than the partition allows",
+    "BadConstraints": "no nodes are as it wants them",
+    "DependencyNeverSatisfied": "the job that it waits for has not ended as it should",
+    "InvalidAccount": "the account is not valid",
+    "InvalidQOS": "the QOS is not valid",
+    "AccountNotAllowed": "the account may not use the partition",
+    "QOSNotAllowed": "the QOS may not be used there",
+    "JobHeldUser": "it is held until `scontrol release`",
+    "JobHeldAdmin": "an administrator holds it",
+}
+"""Reasons that time does not mend, in words (Slurm's page "Job Reason Codes"), beside ``_PER_JOB``."""
+
+_PER_JOB = re.compile(r"(Assoc|QOS)Max\w+PerJob(Limit)?|QOSMin\w+")
+"""Limits of an account or a QOS that one job alone is beyond, like QOSMaxNodePerJobLimit."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +110,12 @@ class Job:
         """What to say of it: "job 7 …"."""
         if self.state == "PENDING":
             waits = "was requeued, and waits" if self.restarts else "waits"
+            never = _NEVER.get(self.reason) or ("beyond a limit for one job" if _PER_JOB.fullmatch(self.reason) else "")
+            if never:
+                return f"{waits} and will not start as it is: {self.reason} ({never})"
             return waits if self.reason == "None" else f"{waits}: {self.reason}"
+        if self.state == _NO_LOG:
+            return f"failed: Slurm could not open its log {self.log or ''} on the node (exit code {self.code})"
         if self.state in _FINAL:
             return f"{_FINAL[self.state][0]} (exit code {self.code})"
         again = f" again (restart {self.restarts})" if self.restarts and self.state == "RUNNING" else ""
@@ -209,7 +243,9 @@ def parse(record: str) -> Job | None:
         if name == "FAILED" and own == EXIT_SIGNAL + 15 and re.search(r" PreemptTime=\d", record):
             name = "PREEMPTED"  # it ended by itself within its grace: to Slurm just a script that failed
         code = _FINAL[name][1]
-        if code is None:
+        if name == "FAILED" and (own, signal) == (0, _LOG_SIGNAL):
+            name, code = _NO_LOG, EXIT_USAGE
+        elif code is None:
             code = own or (EXIT_SIGNAL + signal if signal else int(name == "FAILED"))
     restarts = re.search(r" Requeue=\d Restarts=(\d+)", record)
     log = re.search(r" StdOut=(.*?)(?: \w+=|$)", record, re.MULTILINE)

@@ -77,6 +77,7 @@ class Request:
     qos: str | None = None
     constraint: str | None = None
     nodelist: str | None = None
+    exclude: str | None = None
     array: str | None = None
     sbatch_args: Sequence[str] = ()
     setup: Sequence[Setup] = ()
@@ -97,6 +98,7 @@ LINES = (
     "qos",
     "constraint",
     "nodelist",
+    "exclude",
     "array",
     "output",
     "chdir",

@@ -65,6 +65,7 @@ class Cluster:
 def cluster(tmp_path):
     write(tmp_path, "train.py", "")
     write(tmp_path, "fn.py", "def main(lr: float): pass\n")
+    (tmp_path / "folder").mkdir()
     return Cluster(tmp_path)
 
 
@@ -184,7 +185,9 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--sbatch-arg=--ntasks-per-node=4 train.py", ("--ntasks-per-node is for ddplaunch to say", "--nproc")),
         ("--setup evn.sh train.py", ("--setup evn.sh: there is no such file",)),
         ("--job-name 'a\nb' train.py", ("cannot stand in one line",)),
-        ("--output train.py/%j.out train.py", ("--output train.py/%j.out", "another folder")),
+        ("--output train.py/%j.out train.py", ("the log cannot be written: ", "train.py: ", "another folder")),
+        ("--output /proc/%j.out train.py", ("the log cannot be written: /proc", "another folder")),
+        ("--output folder train.py", ("the log cannot be written: ", "folder: Is a directory")),
     ],
 )
 def test_refused(submit, cluster, line, said):
@@ -201,6 +204,17 @@ def test_refused(submit, cluster, line, said):
 @pytest.mark.parametrize("text", ["90", "90:30", "4:00:00", "1-12", "1-12:30", "1-12:30:00", "unlimited", "0"])
 def test_times(dry, text):
     assert f"#SBATCH --time={text}\n" in dry(f"--time {text} train.py")[0]
+
+
+def test_nodes_to_leave_out(dry, submit):
+    """sbatch's option, not that of ``run``, which is about hosts of SSH."""
+    script, lines = dry("--nodes 2 --exclude n[07-08] train.py")
+    assert "#SBATCH --exclude=n[07-08]\n" in script
+    assert last_words(script) == ["train.py"]
+    assert "exclude: n[07-08] (--exclude)" in lines
+    assert "did you mean --exclude?" in submit("-x n07 train.py").stderr
+    refused = submit("--scheduler kubernetes --container-image i --exclude n07 train.py").stderr
+    assert "--exclude is not for a job of Kubernetes" in refused
 
 
 def test_the_target_of_an_image_is_not_looked_for_here(dry):

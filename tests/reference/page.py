@@ -14,7 +14,7 @@ import ddplaunch
 from ddplaunch import runtime
 from ddplaunch.cli import cli
 from ddplaunch.cli.options import SECTIONS
-from ddplaunch.cli.submit_options import REFUSED, SYSTEMS
+from ddplaunch.cli.submit_options import REFUSED, REPLACED, SYSTEMS
 from ddplaunch.cli.submit_options import SECTIONS as OF_SUBMIT
 from ddplaunch.schedulers.queue import OVERRIDES
 from tests.reference import records, variables
@@ -55,7 +55,7 @@ def _commands() -> Iterator[str]:
             yield "`ddplaunch run [OPTIONS] TARGET [ARGS]`: [what a target is](targets.md).\n"
             yield from _sections(name, SECTIONS, options)
         elif name == "submit":
-            own = {heading: names for heading, names in OF_SUBMIT.items() if not shared & {*names} - {"--env"}}
+            own = {heading: names for heading, names in OF_SUBMIT.items() if not shared & {*names} - {*REPLACED}}
             yield "`ddplaunch submit [OPTIONS] TARGET [ARGS]`, for [Slurm](slurm.md) or [Kubernetes](kubernetes.md).\n"
             yield from _sections(name, own, options)
             yield "The options of `ddplaunch run` are handed on to the job, but for these; instead:\n"

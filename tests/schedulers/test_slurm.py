@@ -209,6 +209,30 @@ def test_a_job_that_ends_by_itself_when_it_is_preempted(code, ended):
     assert ("make room" in job.words) == (ended == 75)
 
 
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("Resources", "waits: Resources"),
+        ("QOSMaxCpuPerUserLimit", "waits: QOSMaxCpuPerUserLimit"),
+        ("PartitionNodeLimit", "waits and will not start as it is: PartitionNodeLimit (more nodes than a job may have"),
+        ("QOSMaxNodePerJobLimit", "waits and will not start as it is: QOSMaxNodePerJobLimit (beyond a limit for one"),
+        ("AssocMaxWallDurationPerJobLimit", "waits and will not start as it is: AssocMaxWallDurationPerJobLimit"),
+        ("JobHeldUser", "waits and will not start as it is: JobHeldUser (it is held until `scontrol release`)"),
+    ],
+)
+def test_a_job_that_can_never_start_is_said(reason, said):
+    job = parse(RECORD.format(state="PENDING", reason=reason, code="0:0", preempted="None"))
+    assert job is not None
+    assert job.words.startswith(said)
+
+
+def test_a_job_whose_log_could_not_be_opened():
+    job = parse(RECORD.format(state="FAILED", reason="RaisedSignal:53", code="0:53", preempted="None"))
+    assert job is not None
+    assert job.words == "failed: Slurm could not open its log /data/my wine/slurm-7.out on the node (exit code 2)"
+    assert job.code == 2
+
+
 def test_a_job_that_was_requeued():
     job = parse(RECORD.format(state="RUNNING", reason="None", code="0:0", preempted="None").replace("arts=0", "arts=2"))
     assert job is not None
