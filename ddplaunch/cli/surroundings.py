@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import EXIT_USAGE, UsageError
 
 if TYPE_CHECKING:
     from ddplaunch.clusters.finding import Finding
+    from ddplaunch.clusters.finding import Place as _Place
     from ddplaunch.plan.layout import Place
 
 INSIDE = "DDPLAUNCH_DEVICE"
@@ -55,12 +56,7 @@ def look_around(flags: dict[str, Any]) -> Finding | None:
         return None
     if found.place is not None:
         if flags["nproc"] not in (None, "1"):
-            place = found.place
-            raise UsageError(
-                f"this is rank {place.rank} of {place.world_size} already ({found.cluster}), and --nproc "
-                f"{flags['nproc']} would start more in each",
-                "leave --nproc out; or start one process a node; or --cluster none",
-            )
+            raise _too_many(found, found.place, flags["nproc"])
         _fill(flags, typed, nnodes=(found.place.world_size,) * 2, node_rank=found.place.rank, nproc="1")
     else:
         _fill(flags, typed, nnodes=(found.nnodes,) * 2, node_rank=found.node_rank, nproc=found.nproc)
@@ -77,6 +73,21 @@ def look_around(flags: dict[str, Any]) -> Finding | None:
     )
     _fill(flags, typed, run_id=found.run_id)
     return found
+
+
+def _too_many(found: Finding, place: _Place, nproc: str) -> BaseException:
+    """Each of the ranks that somebody has started refuses to start several; where they share a log, rank 0 says why."""
+    if place.rank and one_log(found):
+        return SystemExit(EXIT_USAGE)
+    starter = "mpirun -npernode 1 ddplaunch run …, or what does the same"
+    if found.cluster == "slurm":
+        each = f"--nodes={found.nnodes} --ntasks={found.nnodes} --ntasks-per-node=1"
+        starter = f"srun {each} ddplaunch run --nproc {nproc} …"
+    return UsageError(
+        f"this is rank {place.rank} of {place.world_size} already ({found.cluster}), and --nproc {nproc} would start "
+        "more in each",
+        f"leave --nproc out, or --cluster none; or start one launcher a node:\n{starter}",
+    )
 
 
 def _fill(flags: dict[str, Any], typed: set[str], **values: Any) -> None:

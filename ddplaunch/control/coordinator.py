@@ -146,11 +146,14 @@ class Coordinator:
             self._roster_due = True
             self._later(ROSTER_INTERVAL if len(self._seats) > 1 else 0, self._call_roster)
 
+    def _roster(self, window: float | None) -> messages.Roster:
+        return roster(self._seats, self._rules.least, self._rules.most, window, self._own.share.kind)
+
     def _call_roster(self) -> None:
         self._roster_due = False
         if self._stage is Stage.JOINING:
             window = None if self._window is None else max(0.0, self._window - self._clock())
-            self._tell_all(roster(self._seats, self._rules.least, self._rules.most, window))
+            self._tell_all(self._roster(window))
 
     def _window_over(self) -> None:
         if self._stage is Stage.JOINING and self._window is not None and self._clock() >= self._window:
@@ -158,7 +161,7 @@ class Coordinator:
 
     def _nobody_more(self) -> None:
         if self._stage is Stage.JOINING and len(self._seats) < self._rules.least:
-            account = describe(roster(self._seats, self._rules.least, self._rules.most, None))
+            account = describe(self._roster(None))
             remark = f"{account}, for {self._rules.join_timeout:g} s (--join-timeout)"
             self._end(Outcome(EXIT_UNAVAILABLE, remark=remark))
         elif self._stage is Stage.JOINING:  # the window is open; should a node leave, the wait has an end again
@@ -246,7 +249,7 @@ class Coordinator:
         awaited = [seat.name for _, seat in sorted(self._seats.items()) if seat.part is Part.RUNNING]
         if self._stage is not Stage.RUNNING or not awaited:
             return
-        text = f"the ranks of this node are done; waiting for {named(awaited)}"
+        text = f"the ranks of this {self._own.share.kind} are done; waiting for {named(awaited)}"
         for number, seat in list(self._seats.items()):
             if seat.part in (Part.FINISHED, Part.DRAINED) and seat.told != text:
                 seat.told = text

@@ -7,6 +7,7 @@ A node also hears these from the coordinator in its own process, so one node and
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ddplaunch.control.failure import Failure, Verdict
 from ddplaunch.control.outcome import Outcome
@@ -195,6 +196,7 @@ class Roster:
     Attributes:
         missing: the node ranks waited for, at most MOST_NAMED of them.
         window: seconds until the job starts with those that are there; None where it cannot yet.
+        kind: what they are called.
     """
 
     joined: int
@@ -202,6 +204,7 @@ class Roster:
     most: int
     missing: tuple[int, ...]
     window: float | None = None
+    kind: Literal["node", "task"] = "node"
 
 
 MOST_NAMED = 8

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Literal
 
 from ddplaunch.control.messages import MOST_NAMED, Roster
 
 
-def roster(present: Collection[int], least: int, most: int, window: float | None) -> Roster:
-    """Count the nodes that are there; ``window`` as in ``Roster``."""
+def roster(
+    present: Collection[int], least: int, most: int, window: float | None, kind: Literal["node", "task"]
+) -> Roster:
+    """Count the nodes that are there; ``window`` and ``kind`` as in ``Roster``."""
     missing = [number for number in range(most) if number not in present]
-    return Roster(len(present), least, most, tuple(missing[:MOST_NAMED]), window)
+    return Roster(len(present), least, most, tuple(missing[:MOST_NAMED]), window, kind)
 
 
 def free_number(present: Collection[int], most: int, *, wanted: int) -> int:
@@ -26,9 +29,10 @@ def describe(roster: Roster) -> str:
     count = f"{roster.joined} of {wanted}" if roster.least < roster.most else f"{roster.joined}/{wanted}"
     unnamed = roster.most - roster.joined - len(roster.missing)
     names = ", ".join(map(str, roster.missing)) + (f" and {unnamed} more" if unnamed > 0 else "")
+    joined, missing = f"{count} {roster.kind}s joined", f"{roster.kind} {names}"
     if roster.window is not None:
-        return f"{count} nodes joined, starting in {roster.window:.0f} s unless node {names} comes before"
-    return f"{count} nodes joined, waiting for node {names}"
+        return f"{joined}, starting in {roster.window:.0f} s unless {missing} comes before"
+    return f"{joined}, waiting for {missing}"
 
 
 def clock(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ddplaunch.plan.layout import MOST_RANKS, Node, Rank
 from ddplaunch.plan.plan import Plan
@@ -16,13 +17,15 @@ JOINED = "joined"
 class Share:
     """One node's part: the node rank that was typed on it, its host name, and of each local rank the device.
 
-    ``threads`` is OMP_NUM_THREADS of its ranks.
+    ``threads`` is OMP_NUM_THREADS of its ranks; ``kind`` is what people call it: a task where a system has started one
+    process for each rank, several of which share a machine.
     """
 
     node_rank: int
     host: str
     devices: tuple[str, ...]
     threads: str = "1"
+    kind: Literal["node", "task"] = "node"
 
     def __post_init__(self) -> None:
         if self.node_rank < 0 or not 1 <= len(self.devices) <= MOST_RANKS:
@@ -30,14 +33,15 @@ class Share:
 
     @property
     def name(self) -> str:
-        """How people are told of this node: "node 1 (n1)"."""
-        return f"node {self.node_rank} ({self.host})"
+        """How people are told of it: "node 1 (n1)"."""
+        return f"{self.kind} {self.node_rank} ({self.host})"
 
 
 def own_share(plan: Plan) -> Share:
     """What this node brings, as ``plan`` has it."""
     node = plan.nodes[plan.node_rank]
-    return Share(plan.node_rank, node.host or "?", tuple(rank.device for rank in plan.local_ranks), node.threads)
+    devices = tuple(rank.device for rank in plan.local_ranks)
+    return Share(plan.node_rank, node.host or "?", devices, node.threads, "task" if plan.place else "node")
 
 
 def joined(

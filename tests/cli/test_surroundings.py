@@ -115,10 +115,23 @@ def test_a_rank_that_sees_only_its_own_gpu_is_local_rank_0(planned, fake_nvml):
 
 def test_more_processes_in_each_of_many_are_refused(answer, tmp_path):
     write(tmp_path, "train.py", "")
-    done = answer("run", "--nproc", "4", "train.py", env=SLURM_TASKS)
+    done = answer("run", "--nproc", "4", "train.py", env={**SLURM_TASKS, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
     assert done.returncode == 2
-    assert "this is rank 3 of 4 already (slurm), and --nproc 4 would start more in each" in done.stderr
-    assert "--cluster none" in done.stderr
+    assert done.stderr.splitlines() == [
+        "Error: this is rank 0 of 4 already (slurm), and --nproc 4 would start more in each",
+        "  leave --nproc out, or --cluster none; or start one launcher a node:",
+        "  srun --nodes=2 --ntasks=2 --ntasks-per-node=1 ddplaunch run --nproc 4 …",
+    ]
+    other = answer("run", "--nproc", "4", "train.py", env=SLURM_TASKS)
+    assert (other.returncode, other.stdout, other.stderr) == (2, "", ""), "srun shows them all: it is said once"
+
+
+def test_tasks_of_one_machine_are_not_called_nodes(start, tmp_path):
+    write(tmp_path, "train.py", "")
+    options = ("--start", "exec", "--master-port", str(free_port()), "--join-timeout", "0.5")
+    job = start("run", *options, "train.py", env={**openmpi(0, 4), "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
+    assert job.wait() == 69
+    assert "1/4 tasks joined, waiting for task 1, 2, 3, for 0.5 s (--join-timeout)" in job.stderr()
 
 
 @pytest.mark.slow
