@@ -87,15 +87,23 @@ class _File:
 def _project(cwd: str, environ: Mapping[str, str], notes: list[str]) -> _File | None:
     """The nearest file that is ours to read, no higher than the home folder, a repository, or this file system."""
     home = os.path.realpath(environ["HOME"]) if environ.get("HOME") else None
-    device = os.stat(cwd).st_dev
+    device = _device(cwd)
     folder = cwd
     while True:
         found = _read_own(os.path.join(folder, PROJECT), notes)
         above = os.path.dirname(folder)
         top = folder == above or os.path.realpath(folder) == home or os.path.lexists(os.path.join(folder, ".git"))
-        if found or top or os.stat(above).st_dev != device:
+        if found or top or _device(above) != device:
             return found
         folder = above
+
+
+def _device(folder: str) -> int | None:
+    """The file system that a folder is on; None where we may not look."""
+    try:
+        return os.stat(folder).st_dev
+    except OSError:
+        return None
 
 
 def _users(environ: Mapping[str, str], notes: list[str]) -> _File | None:
