@@ -17,9 +17,11 @@ def devices(as_json: bool) -> None:
     import json
     import os
     import sys
+    from dataclasses import replace
 
     from ddplaunch.console.devices import devices_json, render_devices
     from ddplaunch.devices import read_hardware
+    from ddplaunch.devices.given import claim
     from ddplaunch.devices.visible import visible_gpus
 
     hardware = read_hardware(processes=True)
@@ -27,4 +29,5 @@ def devices(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(devices_json(hardware, visible), indent=2))
     else:
+        hardware = replace(hardware, failed=claim(hardware, visible, os.environ))
         render_devices(hardware, visible, sys.stdout)

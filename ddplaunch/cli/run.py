@@ -107,7 +107,7 @@ def _prepared(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> int 
     flags["one_log"] = one_log(surroundings)
     flags["address_comes_late"] = address_comes_late(surroundings, flags)
     request = Request(**{name: flags[name] for name in Request.__dataclass_fields__})
-    machine, notes = _look_at_machine(request)
+    machine, notes = _look_at_machine(request, runs_here=not hosts)
     notes = (*over, *said, *notes)
     if surroundings:
         notes = (*surroundings_notes(surroundings), *notes)
@@ -230,7 +230,7 @@ def _check_store_file(plan: Plan) -> None:
 # ---------------------------------------------------------------------------------------------------------- planning
 
 
-def _look_at_machine(request: Request) -> tuple[Machine, tuple[str, ...]]:
+def _look_at_machine(request: Request, *, runs_here: bool) -> tuple[Machine, tuple[str, ...]]:
     """Ask the machine what it has and which of it is ours; the notes are for people."""
     from ddplaunch.devices import read_hardware
     from ddplaunch.devices.given import check_given
@@ -240,7 +240,8 @@ def _look_at_machine(request: Request) -> tuple[Machine, tuple[str, ...]]:
 
     hardware = read_hardware()
     visible = visible_gpus(hardware, request.gpus, os.environ)
-    check_given(hardware, visible, os.environ, gpus=request.gpus, nproc=request.nproc, backend=request.backend)
+    if runs_here:
+        check_given(hardware, visible, os.environ, gpus=request.gpus, nproc=request.nproc, backend=request.backend)
     machine = Machine(
         host=os.uname().nodename,
         allowed_cpus=hardware.cpu.allowed,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from ddplaunch.devices.visible import CUDA, HIDES_ALL, HIP, NONE, ROCR, Visible
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import Hardware
+from ddplaunch.plan.numbers import whole
 from ddplaunch.plan.rendezvous import is_nccl
 
 COUNTS = ("SLURM_GPUS_ON_NODE", "SM_NUM_GPUS", "SKYPILOT_NUM_GPUS_PER_NODE")
@@ -39,13 +40,23 @@ def check_given(
     Raises:
         UsageError: what says that there are GPUs, what the driver says, and what runs the job on CPUs.
     """
-    if visible.gpus or gpus == NONE or nproc == "cpu":
-        return
-    said = next(_claims(hardware, environ, nproc=nproc, backend=backend), None)
+    said = None if gpus == NONE or nproc == "cpu" else claim(hardware, visible, environ, nproc=nproc, backend=backend)
     if said is not None:
         why = next(iter(hardware.notes), "`ddplaunch devices` shows what this machine has")
         instead = "--gpus none, without --backend nccl," if is_nccl(backend) else "--gpus none"
         raise UsageError(f"{said}, but no GPU of this machine works", f"{why}\n{instead} runs the job on CPUs")
+
+
+def claim(
+    hardware: Hardware,
+    visible: Visible,
+    environ: Mapping[str, str],
+    *,
+    nproc: str | None = None,
+    backend: str | None = None,
+) -> str | None:
+    """Say what tells of GPUs where none works; None where one does, or nothing tells of any."""
+    return None if visible.gpus else next(_claims(hardware, environ, nproc=nproc, backend=backend), None)
 
 
 def _claims(hardware: Hardware, environ: Mapping[str, str], *, nproc: str | None, backend: str | None) -> Iterator[str]:
@@ -56,7 +67,7 @@ def _claims(hardware: Hardware, environ: Mapping[str, str], *, nproc: str | None
     if any(environ.get(name) in HIDES_ALL for name in (CUDA, ROCR, HIP)):
         return  # hidden, and that is meant
     for name in COUNTS:
-        if environ.get(name, "").isdecimal() and int(environ[name]):
+        if (whole(environ.get(name, "")) or 0) > 0:
             yield f"{name}={environ[name]}"
     if NAMED.match(environ.get(CONTAINER, "")):
         yield f"{CONTAINER}={environ[CONTAINER]}"

@@ -30,12 +30,22 @@ def test_a_driver_that_fails_under_slurm(launch, tmp_path, fake_nvml: FakeNvml, 
     assert instead == "  --gpus none runs the job on CPUs"
 
 
+def test_a_dry_run_for_other_hosts_says_nothing_of_this_one(answer, tmp_path) -> None:
+    write(tmp_path, "train.py", "")
+    assert answer("run", "--hosts", "n1:2,n2:2", "--dry-run", "train.py", env=GIVEN).returncode == 0
+
+
 def test_no_library_at_all(answer, tmp_path) -> None:
     write(tmp_path, "train.py", "")
     for variables in GIVEN, {"SM_NUM_GPUS": "8"}, {"NVIDIA_VISIBLE_DEVICES": "GPU-fa4e0000-0000"}:
         done = answer("run", "train.py", env=variables)
         assert done.returncode == 2, variables
         assert done.stderr.startswith(f"Error: {next(iter(variables))}={next(iter(variables.values()))}, but no GPU")
+
+
+def test_the_list_of_devices_says_so_too(answer) -> None:
+    said = answer("devices", env=GIVEN).stdout
+    assert "SLURM_GPUS_ON_NODE=4, but no GPU works: a job runs on the CPUs only with --gpus none.\n" in said
 
 
 @pytest.mark.parametrize("words", ["--gpus none", "--nproc cpu"])
