@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import PROGRAMS, command, write
+from tests.fake_nvml import DRIVER_NOT_LOADED, FakeNvml
+from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.patience import patience
 from tests.starts import LIGHT
 
@@ -81,13 +84,31 @@ def test_a_rank_that_fails_ends_the_step_and_is_told(slurm):
     assert err.count("ddplaunch: rank 1 exited with code 7") == 1, "told by node 0, for all"
 
 
-def test_tasks_with_a_gpu_of_their_own(slurm, tmp_path):
+def with_gpus(fake_nvml: FakeNvml, *words: str | Path, **ailments: int) -> list[str]:
+    """Our command line on a machine that has two."""
+    environ = fake_nvml.environ(2, **ailments)
+    fakes = [f"{name}={value}" for name, value in environ.items() if name.startswith(("FAKE_", "LD_LIBRARY"))]
+    return ["env", *fakes, *command(*words)]
+
+
+def test_tasks_with_a_gpu_of_their_own(slurm, tmp_path, fake_nvml):
     cluster = slurm(1, gpus=2)
     write(tmp_path, "show.py", "import os; print(os.environ['RANK'], os.environ['CUDA_VISIBLE_DEVICES'])\n")
-    step = cluster.srun("-n2", "--gpus-per-task=1", *command("run", "--start", "exec", "show.py"))
+    step = cluster.srun("-n2", "--gpus-per-task=1", *with_gpus(fake_nvml, "run", "--start", "exec", "show.py"))
     out, err = step.communicate(timeout=patience(100))
     assert step.returncode == 0, err
     assert sorted(line.split()[1] for line in out.splitlines()) == ["0", "1"]
+
+
+def test_gpus_that_slurm_gives_must_work(slurm, tmp_path, fake_nvml):
+    cluster = slurm(1, gpus=2)
+    write(tmp_path, "show.py", "import os; print('world', os.environ['WORLD_SIZE'])\n")
+    broken = with_gpus(fake_nvml, "run", "--start", "exec", "show.py", init_error=DRIVER_NOT_LOADED)
+    for options, code, shown in (["--gpus-per-node=2"], 2, ""), ([], 0, "world 1"):
+        step = cluster.srun("-n1", *options, *broken)
+        out, err = step.communicate(timeout=patience(100))
+        assert (step.returncode, out.strip().rpartition("] ")[2]) == (code, shown), err
+        assert ("SLURM_GPUS_ON_NODE=2, but no GPU of this machine works" in err) == bool(options)
 
 
 def test_a_script_on_two_nodes_and_its_steps(slurm, tmp_path):
