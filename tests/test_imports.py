@@ -17,7 +17,7 @@ from tests.conftest import clean_environment, write
 PACKAGE = Path(ddplaunch.__file__).parent
 
 LAYERS = [
-    {"errors", "loop"},
+    {"errors", "files", "loop"},
     {"plan"},
     {"devices", "clusters"},
     {"control"},

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 EXIT_UNFLUSHED = 120
 """The interpreter's own code where the output could not be flushed at the end (Python/pythonrun.c, Py_Exit)."""
 
+_MOST_TEXT = 1 << 19
+"""Characters of a message or traceback that are recorded."""
+
 _OUR_FILES = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("ending.py", "worker.py", "zygote.py"))
 
 _Module = type(sys)
@@ -119,7 +122,7 @@ def _as_printed(error: BaseException) -> str:
 def record(job: dict[str, Any], error: BaseException, text: str) -> None:
     """Write the error file unless ``@record`` has: torchelastic's format, {"message": {"message", "extraInfo"}}."""
     path = job["error_file"]
-    if not path or os.path.exists(path):
+    if not path or os.path.lexists(path):
         return
     import time
 
@@ -127,6 +130,7 @@ def record(job: dict[str, Any], error: BaseException, text: str) -> None:
         message = str(error)
     except Exception:
         message = "<exception str() failed>"
+    message, text = _bounded(message), _bounded(text)
     moment = time.time_ns()
     info = {"py_callstack": text, "timestamp": str(moment // 10**9), "time_ns": moment}
     if isinstance(error, Refused):
@@ -134,10 +138,16 @@ def record(job: dict[str, Any], error: BaseException, text: str) -> None:
     else:
         message = f"{type(error).__name__}: {message}"
     try:
-        with open(path, "w", encoding="ascii") as file:
+        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link
+        with open(made, "w", encoding="ascii") as file:
             file.write("".join(_json({"message": {"message": message, "extraInfo": info}})))
     except OSError:
         pass  # a full disk: the report falls back on what the rank printed
+
+
+def _bounded(text: str) -> str:
+    """The launcher keeps less than this, and would not read a file without end."""
+    return text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT // 2] + "\n…\n" + text[-_MOST_TEXT // 2 :]
 
 
 def _json(value: Any) -> Iterator[str]:

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 
 from ddplaunch.control.failure import Failure, readable
 from ddplaunch.errors import shown
+from ddplaunch.files import read_regular
 from ddplaunch.plan.layout import Rank
 
 MOST_LINE = 1000
 """Characters of a hint, or of one of the last lines."""
+
+MOST_RECORDED = 16 << 20
+"""Bytes of an error file; a larger one, with a message of megabytes twice in it, counts as none."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,10 @@ def read_error_file(path: str | None) -> Recorded:
     Source: torch.distributed.elastic.multiprocessing.errors writes {"message": {"message", "extraInfo":
     {"py_callstack", "timestamp"}}}, or {"message": text}.
     """
+    if path is None:
+        return Recorded()
     try:
-        with open(path or "", encoding="utf-8") as file:
-            return _recorded(json.load(file)["message"])
+        return _recorded(json.loads(read_regular(path, MOST_RECORDED, links=False))["message"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # the last of deep nesting
         return Recorded()
 

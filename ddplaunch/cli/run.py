@@ -22,6 +22,7 @@ from ddplaunch.cli.surroundings import (
 )
 from ddplaunch.cli.target_command import ALIKE, NOTES, PASSED_ON, SETTINGS, TargetCommand, find_target
 from ddplaunch.errors import EXIT_PREEMPTED, UsageError
+from ddplaunch.files import create
 
 if TYPE_CHECKING:
     import socket
@@ -418,6 +419,6 @@ def _ask_for_requeue() -> None:
     if not path:
         return
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        os.close(create(path, 0, 0o600))
     except OSError as error:
         click.echo(f"ddplaunch: the job will not be requeued: {path}: {error.strerror}", err=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import zlib
 from collections.abc import Iterable, Mapping
 
 from ddplaunch.clusters.finding import Allocation, Finding, Place
 from ddplaunch.errors import UsageError
+from ddplaunch.files import MOST_HOSTS, read_regular
 from ddplaunch.plan.rendezvous import LOOPBACK
 
 OFF = "--cluster none starts without a look at such variables"
@@ -104,13 +106,18 @@ def job_port(job: int | str) -> int:
 
 
 def read_hosts(path: str) -> tuple[str, ...]:
-    """Return the first word of each line, each once; none where there is no such file on this host."""
+    """Return the first word of each line, each once; none where there is no such file on this host.
+
+    Raises:
+        UsageError: it is no file of hosts.
+    """
     try:
-        with open(path) as file:
-            lines = file.read().splitlines()
-    except OSError:  # the file is often on the job's first host only
+        text = read_regular(path, MOST_HOSTS).decode(errors="replace")
+    except OSError as error:  # the file is often on the job's first host only
+        if error.errno in (errno.EINVAL, errno.EFBIG):
+            raise UsageError(f"{path} is not a file of hosts: {error.strerror}", OFF) from None
         return ()
-    return tuple(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
+    return tuple(dict.fromkeys(line.split()[0] for line in text.splitlines() if line.strip()))
 
 
 def started(

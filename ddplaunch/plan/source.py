@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 
 from ddplaunch.errors import UsageError
+from ddplaunch.files import read_regular
 
 
 def parse(path: str, shown: str | None = None) -> ast.Module:
@@ -24,8 +25,7 @@ def parse(path: str, shown: str | None = None) -> ast.Module:
     """
     shown = shown or path
     try:
-        with open(path, "rb") as file:
-            source = file.read()
+        source = read_regular(path, _MOST_SOURCE)
     except OSError as error:
         raise UsageError(f"cannot read {shown}: {error.strerror}") from None
     if b"\0" in source:
@@ -110,14 +110,16 @@ def local_sources(path: str, first: str) -> Iterator[str]:
             continue
         seen.add(file)
         try:
-            with open(file, encoding="utf-8", errors="replace") as opened:
-                text = opened.read()
+            text = read_regular(file, _MOST_SOURCE).decode(errors="replace")
         except OSError:
             continue
         yield text
         for name in _imported_names(text, file, first):
             todo.extend(_files_of(name, first))
 
+
+_MOST_SOURCE = 64 << 20
+"""Bytes of a source file, at most: generated ones have some megabytes."""
 
 _MOST_FILES = 200
 """Past this many files the answer will not change any more, and a launcher should be quick."""

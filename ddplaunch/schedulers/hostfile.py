@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from ddplaunch.clusters.nodelist import expand_hosts
 from ddplaunch.errors import UsageError
+from ddplaunch.files import MOST_HOSTS, read_named
 from ddplaunch.schedulers.text import shown
 
 # --hosts a:4,n[01-04]:8,b,me@c,[fd00::1]:4
@@ -26,9 +27,6 @@ from ddplaunch.schedulers.text import shown
 
 MOST_SLOTS = 4096
 """More ranks than that on one host is a slip."""
-
-_MOST_READ = 16 << 20
-"""Letters of a file of hosts; a longer one is something else."""
 
 _ENTRY = re.compile(
     r"(?:(?P<user>[^\s:,@\[\]]*)@)?"
@@ -85,14 +83,11 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
         UsageError: it cannot be read, or a line of it makes no sense; names file and line.
     """
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            text = file.read(_MOST_READ + 1)
+        text = read_named(path, MOST_HOSTS).decode("utf-8-sig")
     except OSError as error:
         raise _error(f"--hostfile {path}: {error.strerror}", "is this the right folder?") from None
     except UnicodeDecodeError:
         raise _error(f"--hostfile {path} is no text", _EXAMPLE) from None
-    if len(text) > _MOST_READ:
-        raise _error(f"--hostfile {path} is longer than {_MOST_READ >> 20} MiB", _EXAMPLE)
     hosts = _without_doubles(_added_up(list(_lines(text, path))))
     if not hosts:
         raise _error(f"--hostfile {path} names no host", _EXAMPLE)

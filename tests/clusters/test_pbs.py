@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,21 @@ def test_a_list_that_is_not_on_this_host_tells_nothing(job: dict[str, str]) -> N
     finding = find({**job, "PBS_NODEFILE": "/nowhere", "PBS_NODENUM": "1"})
     assert finding
     assert (finding.nnodes, finding.notes) == (1, ())
+
+
+@pytest.mark.parametrize(("odd", "why"), [("fifo", "not a regular file"), ("/dev/zero", "not a regular file")])
+def test_a_list_that_is_none(job: dict[str, str], tmp_path: Path, odd: str, why: str) -> None:
+    """Reading a FIFO would wait for ever, and a device never end."""
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match=f"{odd} is not a file of hosts: {why}"):
+        find({**job, "PBS_NODEFILE": str(tmp_path / odd)})
+
+
+def test_a_list_of_a_terabyte(job: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", 1 << 40)
+    with pytest.raises(UsageError, match="huge is not a file of hosts: more than 16777216 bytes"):
+        find({**job, "PBS_NODEFILE": str(tmp_path / "huge")})
 
 
 def test_more_nodes_than_hosts(job: dict[str, str]) -> None:

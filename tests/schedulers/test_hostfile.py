@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import signal
+import subprocess
+
 import pytest
 
 from ddplaunch.errors import UsageError
 from ddplaunch.schedulers.hostfile import Host, choose, read_hostfile, read_hosts
+from tests.conftest import command, wait_until
+from tests.patience import patience
 
 A, B, C = Host("a", 4), Host("b", 4), Host("c")
 
@@ -162,6 +169,36 @@ def test_files_that_make_no_sense(tmp_path, text, complaint):
     assert caught.value.hint
 
 
+def test_files_without_end():
+    with pytest.raises(UsageError, match="/dev/zero: more than 16777216 bytes"):
+        read_hostfile("/dev/zero")
+
+
+@pytest.mark.parametrize("shell", ["%s --hostfile <(echo n1 slots=2) %s", "echo n1:2 | %s --hostfile /dev/stdin %s"])
+def test_what_stands_for_a_file(shell):
+    words = shlex.join(command("run", "--dry-run")), "--no-python /bin/true"
+    done = subprocess.run(["bash", "-c", shell % words], capture_output=True, text=True, timeout=patience(30))
+    assert done.returncode == 0, done.stderr
+    assert "n1" in done.stdout
+
+
+def test_ctrl_c_while_nobody_writes(start, tmp_path):
+    os.mkfifo(tmp_path / "hosts")
+    job = start("run", "--hostfile", "hosts", "--no-python", "/bin/true")
+
+    def opened():
+        try:
+            return os.open(tmp_path / "hosts", os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return None
+
+    writing: list[int] = []
+    wait_until(lambda: (fd := opened()) is not None and not writing.append(fd), "a reader")
+    job.signal(signal.SIGINT)
+    assert job.wait(10) == 130
+    os.close(writing[0])
+
+
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match="none: No such file"):
         read_hostfile(str(tmp_path / "none"))
@@ -173,7 +210,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_a_file_without_an_end():
-    with pytest.raises(UsageError, match="/dev/zero is longer than 16 MiB"):
+    with pytest.raises(UsageError, match="/dev/zero: more than 16777216 bytes"):
         read_hostfile("/dev/zero")
 
 

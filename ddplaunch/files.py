@@ -1,0 +1,82 @@
+"""Opening what others have named or may have made: never waiting, never more than is needed, no link where we own it.
+
+A path may lead to a FIFO that nobody writes to, a link to /dev/zero, or a file of a terabyte. All that a user, a
+scheduler or a rank names is read, and all that is written where others may write is made, by these functions.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+MOST_HOSTS = 16 << 20
+"""Bytes of a file that names hosts, at most."""
+
+
+def read_named(path: str, most: int) -> bytes:
+    """Return what a user has named on the command line: a file, or what stands for one (``/dev/stdin``, ``<(…)``).
+
+    Raises:
+        OSError: it cannot be read, or has more than ``most`` bytes (EFBIG).
+    """
+    with open(path, "rb") as file:
+        return _bounded(file.read(most + 1), most, path)
+
+
+def read_regular(path: str, most: int, *, links: bool = True) -> bytes:
+    """Return the bytes of a regular file.
+
+    Args:
+        links: whether ``path`` itself may be a symbolic link; not where a rank could have put it.
+
+    Raises:
+        OSError: it cannot be read, is something else (EINVAL), or has more than ``most`` bytes (EFBIG).
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW))
+    with os.fdopen(fd, "rb") as file:
+        _check_regular(fd, path)
+        return _bounded(file.read(most + 1), most, path)
+
+
+def create(path: str, flags: int, mode: int = 0o644) -> int:
+    """Open a file of ours for writing, made if need be; ``flags`` are O_APPEND, O_TRUNC or O_EXCL.
+
+    Raises:
+        OSError: it cannot be opened, or something is in its place: a link (ELOOP), a FIFO, a device (EINVAL).
+    """
+    always = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    fd = os.open(path, always | flags, mode)
+    try:
+        _check_regular(fd, path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def make_private_folder(name: str) -> str | None:
+    """Make a folder that only we may enter; None where there is no place for one.
+
+    The name ends in what nobody can guess, and what is there already is never taken.
+    """
+    for parent in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm"):
+        if parent:
+            path = os.path.join(parent, f"{name}-{os.urandom(8).hex()}")
+            try:
+                os.mkdir(path, 0o700)
+            except OSError:  # no such folder, not ours to write to, full
+                continue
+            return path
+    return None
+
+
+def _check_regular(fd: int, path: str) -> None:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+def _bounded(data: bytes, most: int, path: str) -> bytes:
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"more than {most} bytes", path)
+    return data
