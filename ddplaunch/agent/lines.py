@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-LONGEST = 64 << 20
+LONGEST = 1 << 20
 """Bytes without a newline up to which a line is kept whole; a longer one passes in pieces."""
 
 _CURSOR = re.compile(rb"(\r|\n|\x1b\[A)")
@@ -101,6 +101,9 @@ class Lines:
         while len(self._rows) > _MOST_ROWS:
             done += self._rows.pop(0) + b"\n"
             self._row = max(0, self._row - 1)
+        if max(map(len, self._rows)) > LONGEST:
+            done += b"".join(row + b"\n" for row in self._rows)
+            self._rows, self.bar = [], b""
         return done
 
     def _above(self) -> bytes:

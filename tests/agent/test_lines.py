@@ -82,3 +82,14 @@ def test_a_line_longer_than_the_longest_passes_in_pieces(monkeypatch):
     assembler = Lines()
     out = b"".join(assembler.feed(b"x" * 60) for _ in itertools.repeat(None, 4)) + assembler.close()
     assert out.replace(b"\n", b"") == b"x" * 240
+
+
+@pytest.mark.parametrize("start", [b"", b"\r 1%\r 2%"], ids=["plain", "a bar"])
+def test_a_stream_without_newlines_takes_a_mebibyte_at_most(start):
+    assembler = Lines()
+    out, piece = assembler.feed(start), b"x" * (1 << 16)
+    for _ in range(100):
+        out += assembler.feed(piece)
+        assert len(assembler._partial) + sum(map(len, assembler._rows)) <= (1 << 20) + len(piece)
+    out += assembler.close()
+    assert out.count(b"x") == 100 << 16
