@@ -49,6 +49,7 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._signals: list[int] = []
+        self._heed: Callback = lambda: None
         self._previous: dict[int, object] = {}
 
     def watch(self, fd: int, callback: Callback, *, write: bool = False) -> None:
@@ -99,15 +100,23 @@ class Loop:
                 self._previous[number] = signal.signal(number, note)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, anyway)
 
-        def deliver() -> None:
-            os.read(woken, 4096)
+        def heed() -> None:
             while self._signals:
                 callback(self._signals.pop(0))
 
-        self.watch(woken, deliver)
+        self._heed = heed
+
+        def wake_up() -> None:
+            os.read(woken, 4096)
+            heed()
+
+        self.watch(woken, wake_up)
 
     def step(self) -> None:
-        """Wait for the next thing to happen and handle all that has happened by then; descriptors before timers."""
+        """Wait for the next thing to happen and handle all that has happened by then; descriptors before timers.
+
+        A signal is next in any case: of descriptors there may be thousands.
+        """
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
         timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
@@ -117,6 +126,7 @@ class Loop:
                 known = self._selector.get_map().get(key.fd)
                 if mask & event and known is not None and known.data.get(event) is key.data.get(event):
                     known.data[event]()
+                    self._heed()
         while self._timers and self._timers[0][0] <= time.monotonic():
             timer = heapq.heappop(self._timers)[2]
             if timer.callback is not None:

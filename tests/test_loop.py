@@ -1,0 +1,37 @@
+"""The event loop: what comes first."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from ddplaunch.loop import Loop
+
+
+def test_a_signal_is_heeded_before_the_other_descriptors():
+    """A thousand ranks may have something to say when Ctrl-C comes."""
+    loop, heard = Loop(), []
+    previous = signal.getsignal(signal.SIGUSR1)
+    loop.catch([signal.SIGUSR1], lambda number: heard.append("signal"))
+    pipes = [os.pipe() for _ in range(20)]
+
+    def read(number):
+        heard.append(number)
+        os.read(pipes[number][0], 1)
+        if len(heard) == 1:
+            signal.raise_signal(signal.SIGUSR1)
+
+    for number, (reading, writing) in enumerate(pipes):
+        loop.watch(reading, lambda number=number: read(number))
+        os.write(writing, b"x")
+    try:
+        loop.step()
+        loop.step()
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+        signal.set_wakeup_fd(-1)
+        for pair in pipes:
+            for fd in pair:
+                os.close(fd)
+    assert heard[1] == "signal"
+    assert len(heard) == 21
