@@ -14,6 +14,9 @@ EXIT_UNAVAILABLE = 69
 EXIT_SOFTWARE = 70
 """A bug of ddplaunch's own (EX_SOFTWARE of sysexits.h)."""
 
+EXIT_OS = 71
+"""The system refused to start a rank: a limit on processes, open files or memory (EX_OSERR of sysexits.h)."""
+
 EXIT_PREEMPTED = 75
 """The job had to make room for another; the same may be tried again (EX_TEMPFAIL of sysexits.h)."""
 

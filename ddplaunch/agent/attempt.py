@@ -7,12 +7,15 @@ import signal
 import time
 from dataclasses import replace
 
-from ddplaunch.agent import evidence
+from ddplaunch.agent import evidence, limits
+from ddplaunch.agent.folder import Temporary
 from ddplaunch.agent.output import Output
 from ddplaunch.agent.rank_process import RankProcess
 from ddplaunch.control.failure import MOST_TOLD, Failure, within
 from ddplaunch.control.messages import Broken, Drained
+from ddplaunch.errors import EXIT_OS
 from ddplaunch.plan.layout import Rank
+from ddplaunch.plan.plan import Plan
 
 INTERRUPT_PATIENCE = 3.0
 """Seconds after which ranks that Ctrl-C did not end are told by SIGTERM: a wait inside torch never sees SIGINT."""
@@ -23,18 +26,19 @@ class Attempt:
 
     Attributes:
         number: 0 is the first, -1 none yet.
-        processes: by rank, those that live. pending: how many are asked for and not there yet.
+        processes: by rank, those that live. pending: how many are wanted and not there yet, started: were ever there.
         failures: those that nobody asked for. stopped: how many ended because they were told to.
         told: the signals that all ranks got.
         finished: whether all ranks have done their work; released: whether those of the other nodes have, too.
         broken: what happened to the zygote, if anything did.
     """
 
-    def __init__(self, number: int, temporary: str | None) -> None:
-        """``temporary`` is the folder of the error files, None where there is none."""
+    def __init__(self, number: int, temporary: Temporary) -> None:
+        """``temporary`` is the folder of the error files."""
         self.number = number
         self.processes: dict[int, RankProcess] = {}
         self.pending = 0
+        self.started = 0
         self.failures: list[Failure] = []
         self.stopped = 0
         self.told: set[int] = set()
@@ -46,7 +50,8 @@ class Attempt:
 
     def error_file(self, rank: int) -> str | None:
         """Where an exception of this rank is recorded."""
-        return os.path.join(self._temporary, f"{rank}.{self.number}.json") if self._temporary else None
+        folder = self._temporary.path
+        return os.path.join(folder, f"{rank}.{self.number}.json") if folder else None
 
     @property
     def idle(self) -> bool:
@@ -56,6 +61,7 @@ class Attempt:
     def spawned(self, rank: Rank, pid: int, pidfd: int | None) -> RankProcess:
         """A rank has its process."""
         self.pending -= 1
+        self.started += 1
         process = self.processes[rank.rank] = RankProcess(rank, pid, pidfd)
         return process
 
@@ -80,10 +86,28 @@ class Attempt:
         self.failures.append(new)
         return new
 
+    def unborn(self, plan: Plan, number: int, reason: int) -> Failure | None:
+        """A rank got no process, or no descriptors, for the reason of this errno; None after the first such rank."""
+        self.pending -= 1
+        if any(not failure.pid for failure in self.failures):
+            return None
+        many = len(plan.local_ranks)
+        before = f"; {self.started} of {many} ranks had been started here" if many > 1 else ""
+        message = f"rank {number} could not be started: {limits.why_unborn(reason)}{before}"
+        rank = plan.ranks[number]
+        new = evidence.failure(rank, 0, self.number, EXIT_OS, evidence.Recorded(message), self._memory)
+        self.failures.append(new)
+        return new
+
     def stop_all(self, number: int) -> None:
         """Tell the leaders, never their groups: a DataLoader's workers must live while a checkpoint is written."""
         for process in self.processes.values():
             process.stop(number)
+
+    def send_all(self, number: int) -> None:
+        """Send a signal that is not meant to end anything."""
+        for process in self.processes.values():
+            process.send(number)
 
     def cut_short(self) -> None:
         """Whatever ends from now on was told to."""

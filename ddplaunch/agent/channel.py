@@ -1,6 +1,6 @@
 """Messages between the supervisor and its zygote: JSON objects on a stream socket, descriptors travelling along.
 
-Loaded by the zygote too, so: standard library only.
+Loaded by the zygote too, so: standard library only. What waits here is the zygote; the supervisor has a ``Mailbox``.
 """
 
 from __future__ import annotations
@@ -11,32 +11,34 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-_LENGTH = struct.Struct("!I")
-_MOST_DESCRIPTORS = 16
+HEADER = struct.Struct("!I")
+MOST_DESCRIPTORS = 16
+
+
+def pack(message: dict[str, Any]) -> bytes:
+    """Return a message as it travels: its length, and JSON."""
+    body = json.dumps(message).encode()
+    return HEADER.pack(len(body)) + body
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
     """Send one message; the receiver gets duplicates of ``fds``, in order."""
-    body = json.dumps(message).encode()
-    header = _LENGTH.pack(len(body))
-    if fds:
-        sent = socket.send_fds(sock, [header], list(fds))
-        sock.sendall(header[sent:] + body)
-    else:
-        sock.sendall(header + body)
+    data = pack(message)
+    sent = socket.send_fds(sock, [data], list(fds)) if fds else 0
+    sock.sendall(data[sent:])
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Wait for one whole message and its descriptors.
+    """Wait for one whole message and its descriptors, fewer than were sent where our limit of open files cut in.
 
     Raises:
         EOFError: the other end has closed.
     """
-    header, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, _MOST_DESCRIPTORS)
-    header += _exactly(sock, _LENGTH.size - len(header)) if header else b""
+    header, fds, _, _ = socket.recv_fds(sock, HEADER.size, MOST_DESCRIPTORS)
+    header += _exactly(sock, HEADER.size - len(header)) if header else b""
     if not header:
         raise EOFError
-    return json.loads(_exactly(sock, _LENGTH.unpack(header)[0])), list(fds)
+    return json.loads(_exactly(sock, HEADER.unpack(header)[0])), list(fds)
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:

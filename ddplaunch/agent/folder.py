@@ -6,9 +6,11 @@ import itertools
 import json
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ddplaunch.errors import UsageError
+from ddplaunch.files import create, make_private_folder
 
 
 class LogFolder:
@@ -30,9 +32,7 @@ class LogFolder:
         self.trouble: str | None = None
         try:
             self.path = _made(parent, run_id, node)
-            self._events = os.open(
-                os.path.join(self.path, "events.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
-            )
+            self._events = create(os.path.join(self.path, "events.jsonl"), os.O_APPEND)
         except OSError as error:
             raise UsageError(f"--log-dir {parent}: {error.strerror}", "name a folder that you may write to") from None
 
@@ -52,7 +52,7 @@ class LogFolder:
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Write one JSON file."""
         try:
-            with open(os.path.join(self.path, name), "w", encoding="utf-8") as file:
+            with open(create(os.path.join(self.path, name), os.O_TRUNC), "w", encoding="utf-8") as file:
                 json.dump(content, file, indent=2)
                 file.write("\n")
         except OSError as error:
@@ -71,29 +71,46 @@ def _made(parent: str, run_id: str, node: list[str]) -> str:
     raise AssertionError
 
 
-def temporary_path(run_id: str) -> str | None:
-    """Choose a private folder for error files; None where no place for one can be written to.
+class Temporary:
+    """A private folder of this run, for error files and what else its ranks and we tell each other by files.
 
-    The zygote makes it once it can also remove it: what kills us before that leaves nothing.
+    It is made when there is a zygote that can remove it: whatever kills us before that leaves nothing.
     """
-    for parent in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm"):
-        if parent and os.access(parent, os.W_OK | os.X_OK):
-            return os.path.join(parent, f"ddplaunch-{run_id}-{os.getpid()}")
-    return None
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.path: str | None = None
+        """None until it is made, and where no place for one can be written to."""
+
+    def make(self, tell: Callable[[str], None]) -> None:
+        """Make it, unless it is there already; ``tell`` a zygote of it."""
+        self.path = self.path or make_private_folder(self._name)
+        if self.path:
+            tell(self.path)
+
+    def remove(self) -> None:
+        """Remove it with all that is in it; not what somebody has put in its place."""
+        if self.path:
+            _remove_folder(self.path, None)
 
 
-def remove_temporary(path: str | None) -> None:
-    """Remove such a folder and its files, if it is ours (``zygote._make_private``)."""
-    if path is None:
+def _remove_folder(path: str, parent: int | None) -> None:
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except OSError:
         return
     try:
-        if os.lstat(path).st_uid != os.geteuid():
-            return
-        for name in os.listdir(path):
-            os.unlink(os.path.join(path, name))
-        os.rmdir(path)
+        if os.fstat(folder).st_uid == os.geteuid():
+            for entry in os.scandir(folder):
+                if entry.is_dir(follow_symlinks=False):
+                    _remove_folder(entry.name, folder)
+                else:
+                    os.unlink(entry.name, dir_fd=folder)
+            os.rmdir(path, dir_fd=parent)
     except OSError:
         pass
+    finally:
+        os.close(folder)
 
 
 class StoreFile:

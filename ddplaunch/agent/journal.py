@@ -12,20 +12,21 @@ from ddplaunch.agent.output import Output
 class Journal:
     """The one place where it is told; events and files are dropped where no folder is wanted or there yet."""
 
-    def __init__(self, output: Output, parent: str | None) -> None:
-        """``parent`` is the folder of ``--log-dir``, None where there is none."""
+    def __init__(self, output: Output, parent: str | None, *, alone: bool) -> None:
+        """``parent`` is the folder of ``--log-dir``, None where there is none; ``alone``: no other node shares it."""
+        self._alone = alone
         self._output = output
         self._parent = parent
         self._folder: LogFolder | None = None
 
-    def open(self, run_id: str, node_rank: int | None) -> None:
-        """Make the folder of this run, if one is wanted and not there yet; ``node_rank`` is None on a node alone.
+    def open(self, run_id: str, node_rank: int) -> None:
+        """Make the folder of this run, if one is wanted and not there yet.
 
         Raises:
             UsageError: it cannot be made.
         """
         if self._parent is not None and self._folder is None:
-            self._folder = LogFolder(self._parent, run_id, node_rank)
+            self._folder = LogFolder(self._parent, run_id, None if self._alone else node_rank)
 
     @property
     def path(self) -> str | None:

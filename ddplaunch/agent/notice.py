@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 
+from ddplaunch.agent.folder import Temporary
+from ddplaunch.files import create
+
 VARIABLE = "DDPLAUNCH_PREEMPTED_FILE"
 
 
@@ -19,11 +22,15 @@ class Notice:
         heeded: whether a rank has found that out, or has ended as one that did.
     """
 
-    def __init__(self, folder: str | None) -> None:
-        """``folder`` is removed at the end by whoever made it; None where there is none to write to."""
-        self._path = os.path.join(folder, "preempted") if folder else None
+    def __init__(self, folder: Temporary) -> None:
+        """``folder`` is where it appears, and is removed at the end by whoever made it."""
+        self._folder = folder
         self.given = False
         self._heeded = False
+
+    @property
+    def _path(self) -> str | None:
+        return os.path.join(self._folder.path, "preempted") if self._folder.path else None
 
     def variables(self) -> dict[str, str]:
         """What tells a rank where to look."""
@@ -35,7 +42,7 @@ class Notice:
         if self._path is None:
             return "there is no folder for temporary files"
         try:
-            os.close(os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            os.close(create(self._path, 0, 0o600))
         except OSError as error:
             return f"{self._path}: {error.strerror}"
         return None

@@ -8,10 +8,13 @@ import select
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from ddplaunch.agent import channel
+from ddplaunch.agent import limits
+from ddplaunch.agent.mailbox import Mailbox
 from ddplaunch.loop import Loop
 
 _ZYGOTE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote.py")
@@ -26,8 +29,21 @@ _LEAVE_PATIENCE = 6.0
 """Seconds that a zygote may take to end what is below it before it is killed (a little over KILL_PATIENCE)."""
 
 
+MOST_IN_FLIGHT = 8
+"""Ranks that are asked for and not born yet: each has up to five descriptors on their way."""
+
+_MOST_TITLE = 4096
+"""Bytes of the ranks' command line for ``ps``; the kernel refuses a word of 128 KiB (MAX_ARG_STRLEN)."""
+
+Prepare = Callable[[], tuple[Mapping[str, Any], Mapping[str, int]]]
+"""Describes a rank, and makes its descriptors by purpose ("stdin", "stdout", "stderr", "store", "hold")."""
+
+
 class Nursery:
-    """One zygote process, alive from construction to ``close``."""
+    """One zygote process, alive from construction to ``close``.
+
+    Ranks are asked for a few at a time, once the zygote is ready: what one is given is made only then.
+    """
 
     def __init__(
         self,
@@ -37,7 +53,6 @@ class Nursery:
         modules: Sequence[str],
         asked: Sequence[str],
         first: str,
-        temporary: str | None,
         remove: Sequence[str],
         title: str,
         shielded: Sequence[int],
@@ -50,14 +65,15 @@ class Nursery:
             modules: what to import before forking; empty, and every rank is a fresh interpreter.
             asked: those of them that the user named, which must not fail.
             first: the folder that ranks have in front of ``sys.path``.
-            temporary: a folder that it makes for the ranks' error files.
             remove: paths that it removes should we be killed.
             title: the longest command line that ``ps`` is to show for a rank.
             shielded: signals that are for us alone, though everything below gets them too; a rank may yet handle them.
             hear: called with each message; lost: called when it has ended unasked.
+
+        Raises:
+            CannotStart: a limit on processes or memory.
         """
-        self._loop = loop
-        self._hear, self._lost = hear, lost
+        self._hear = hear
         self.ready = self.killed = False
         ours, theirs = socket.socketpair()
         config = {
@@ -65,34 +81,51 @@ class Nursery:
             "modules": list(modules),
             "asked": list(asked),
             "first": first,
-            "temporary": temporary,
             "remove": list(remove),
             "shielded": list(shielded),
             "unsafe": None,
         }
         theirs.set_inheritable(True)
-        # A session of its own: Ctrl-C in the terminal is for us to pass on.
-        self.pid = os.posix_spawn(
-            sys.executable,
-            [
-                sys.executable,
-                _ZYGOTE,
-                str(theirs.fileno()),
-                json.dumps(config),
-                "-" * len(title.encode(errors="replace")),
-            ],
-            dict(environment),
-            setsid=True,
-            setsigmask=list(shielded),  # until it ignores them
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # which Python ignores, and a program should not inherit so
-        )
-        theirs.close()
-        self._socket = ours
-        loop.watch(ours.fileno(), self._readable)
+        room = "-" * min(len(title.encode(errors="replace")), _MOST_TITLE)
+        try:
+            with limits.as_found():
+                # A session of its own: Ctrl-C in the terminal is for us to pass on.
+                self.pid = os.posix_spawn(
+                    sys.executable,
+                    [sys.executable, _ZYGOTE, str(theirs.fileno()), json.dumps(config), room],
+                    dict(environment),
+                    setsid=True,
+                    setsigmask=list(shielded),  # until it ignores them
+                    setsigdef=[
+                        signal.SIGPIPE,
+                        signal.SIGXFSZ,
+                    ],  # which Python ignores, and a program should not inherit so
+                )
+        except OSError as error:
+            ours.close()
+            raise limits.CannotStart(f"no process can be started: {limits.why_unborn(error.errno)}") from None
+        finally:
+            theirs.close()
+        self._mailbox = Mailbox(loop, ours, self._heard, lost)
+        self._queue: deque[tuple[int, Prepare]] = deque()
+        self._in_flight = 0
 
-    def spawn(self, rank: int, job: Mapping[str, Any], fds: Mapping[str, int]) -> None:
-        """Ask for a rank; ``fds`` are duplicated to it by purpose ("stdin", "stdout", "stderr", "store", "hold")."""
-        self._send({"op": "spawn", "rank": rank, "job": dict(job), "fds": list(fds)}, list(fds.values()))
+    def spawn(self, rank: int, prepare: Prepare) -> None:
+        """Ask for a rank when its turn has come; answered by "spawned", or "unborn" with a reason."""
+        self._queue.append((rank, prepare))
+        self._ask()
+
+    def recall(self) -> int:
+        """Ask for no more ranks; return how many of those wanted are not on their way, and never will be."""
+        back = self._mailbox.retract()
+        self._in_flight -= back
+        count = back + len(self._queue)
+        self._queue.clear()
+        return count
+
+    def remove(self, path: str) -> None:
+        """Name one more path that is to be removed should we be killed."""
+        self._mailbox.send({"op": "remove", "path": path})
 
     def sweep(self, grace: float, *, patience: float = OWN_ACCORD) -> None:
         """Ask for the end of all that is left below; answered by "swept".
@@ -100,7 +133,7 @@ class Nursery:
         Args:
             grace: seconds between SIGTERM and SIGKILL. patience: seconds before SIGTERM, if there is any grace.
         """
-        self._send({"op": "sweep", "grace": grace, "patience": patience})
+        self._mailbox.send({"op": "sweep", "grace": grace, "patience": patience})
 
     def kill(self) -> None:
         """End the zygote at once, and with it, by their parent-death signal, its ranks."""
@@ -109,12 +142,12 @@ class Nursery:
 
     def close(self) -> int | None:
         """Let the zygote end whatever it still has and leave; return its wait status, None if it was closed before."""
-        if self._socket.fileno() < 0:
+        if self._mailbox.closed:
             return None
         if not self.ready:
             self.kill()  # it has nothing to end yet, and may import for long
-        self._loop.forget(self._socket.fileno())
-        self._socket.close()
+        self._queue.clear()
+        self._mailbox.close()
         if hasattr(os, "pidfd_open"):
             pidfd = os.pidfd_open(self.pid)
             poll = select.poll()
@@ -124,18 +157,24 @@ class Nursery:
             os.close(pidfd)
         return os.waitpid(self.pid, 0)[1]
 
-    def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        try:
-            channel.send(self._socket, message, fds)
-        except OSError:
-            pass  # it has gone; the end of file says so too
+    def _ask(self) -> None:
+        while self.ready and self._queue and self._in_flight < MOST_IN_FLIGHT and self._mailbox.idle:
+            rank, prepare = self._queue.popleft()
+            self._in_flight += 1
+            try:
+                job, fds = prepare()
+            except OSError as error:
+                self._unborn(rank, error)
+                continue
+            request = {"op": "spawn", "rank": rank, "job": dict(job), "fds": list(fds)}
+            self._mailbox.send(request, list(fds.values()), partial(self._unborn, rank))
 
-    def _readable(self) -> None:
-        try:
-            message, fds = channel.receive(self._socket)
-        except (EOFError, OSError):
-            self._loop.forget(self._socket.fileno())
-            self._lost()
-            return
+    def _unborn(self, rank: int, error: OSError) -> None:
+        self._heard({"op": "unborn", "rank": rank, "errno": error.errno}, [])
+
+    def _heard(self, message: dict[str, Any], fds: list[int]) -> None:
         self.ready = self.ready or message["op"] == "ready"
+        self._in_flight -= message["op"] in ("spawned", "unborn")
         self._hear(message, fds)
+        if not self._mailbox.closed:
+            self._ask()

@@ -13,6 +13,7 @@ from functools import partial
 
 from ddplaunch.agent.lines import Lines
 from ddplaunch.agent.sink import PATIENCE, Sink
+from ddplaunch.files import create
 from ddplaunch.loop import Loop
 
 PIPE_SIZE = 1 << 18
@@ -82,6 +83,9 @@ class Output:
 
         Args:
             reads: whether it has our stdin. shown: which of its descriptors 1 and 2 are. log: a file for all of it.
+
+        Raises:
+            OSError: too many files are open.
         """
         if log is not None:
             try:
@@ -90,8 +94,13 @@ class Output:
                 self.note(f"no log of rank {rank}: {error.strerror}")
         fds = {} if reads else {"stdin": os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)}
         if not (reads and len(shown) == 2 and log is None):
-            fds["stdout"] = self.pipe(rank, 1, shown=1 in shown)
-            fds["stderr"] = self.pipe(rank, 2, shown=2 in shown)
+            try:
+                fds["stdout"] = self.pipe(rank, 1, shown=1 in shown)
+                fds["stderr"] = self.pipe(rank, 2, shown=2 in shown)
+            except OSError:
+                for fd in fds.values():
+                    os.close(fd)
+                raise
         return fds
 
     def pipe(self, rank: int, number: int, *, shown: bool) -> int:
@@ -129,7 +138,10 @@ class Output:
         Raises:
             OSError: it cannot be opened.
         """
-        self._files[source] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        file = create(path, os.O_APPEND)
+        if before := self._files.pop(source, None):
+            os.close(before)
+        self._files[source] = file
 
     def tail(self, source: Source) -> bytes:
         """The last bytes that a rank or sidecar printed."""

@@ -9,6 +9,11 @@ import os
 import signal
 import sys
 import time
+from collections import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 PR_SET_CHILD_SUBREAPER = 36
@@ -42,31 +47,38 @@ def adopt_orphans() -> None:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def descendants(root: int, *, without: int | None = None) -> list[int]:
+def children() -> list[int]:
+    """Return the pids of our own children; empty where the system does not tell."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        return []
+
+
+def descendants(root: int, *, spare: Callable[[int], bool] | None = None) -> list[int]:
     """Return the pids of all processes below ``root``, parents before children, without zombies.
 
-    Neither ``without`` nor what is below that is among them. A process that a subreaper adopted counts as its child.
-    Empty where the system tells nothing.
+    Those of its children that ``spare`` holds for are not among them, nor what is below these. A process that a
+    subreaper adopted counts as its child. Empty where the system tells nothing.
     """
-    children: dict[int, list[int]] = {}
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
-        return _descendants_elsewhere(root)  # which has not what ``without`` is for
+        return _descendants_elsewhere(root)  # which has not what ``spare`` is for
     dead = set[int]()
+    below: dict[int, list[int]] = {}
     for pid in pids:
         state, parent = _stat(pid)
         if state in "ZX":
             dead.add(pid)
-        children.setdefault(parent, []).append(pid)
-    found, todo = [], children.get(root, [])
+        below.setdefault(parent, []).append(pid)
+    found, todo = [], deque(pid for pid in below.get(root, []) if spare is None or not spare(pid))
     while todo:
-        pid = todo.pop(0)
-        if pid == without:
-            continue
+        pid = todo.popleft()
         if pid not in dead:
             found.append(pid)
-        todo.extend(children.get(pid, []))
+        todo.extend(below.get(pid, []))
     return found
 
 
@@ -142,17 +154,17 @@ def reap() -> list[tuple[int, int]]:
         ended.append((pid, status))
 
 
-def kill_all_below(root: int, *, without: int | None = None) -> tuple[list[str], list[tuple[int, int]]]:
+def kill_all_below(root: int, *, spare: Callable[[int], bool] | None = None) -> tuple[list[str], list[tuple[int, int]]]:
     """SIGKILL everything below ``root`` until nothing is left, whatever forks meanwhile; ``root`` is the caller.
 
-    Waits at most KILL_PATIENCE. Returns descriptions of what would not die, and what was reaped. ``without`` and
-    what is below that are left alone.
+    Waits at most KILL_PATIENCE. Returns descriptions of what would not die, and what was reaped. Children that
+    ``spare`` holds for are left alone, with what is below them.
     """
     deadline = time.monotonic() + KILL_PATIENCE
     ended: list[tuple[int, int]] = []
     pause = 0.001
     while True:
-        left = descendants(root, without=without)
+        left = descendants(root, spare=spare)
         for pid in left:
             send(pid, signal.SIGKILL)
         ended += reap()

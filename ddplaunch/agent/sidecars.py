@@ -7,14 +7,15 @@ killed, as the other does for the ranks, and knows nothing of attempts.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ddplaunch.agent import evidence, job, processes
+from ddplaunch.agent import evidence, job, limits, processes
+from ddplaunch.agent.folder import Temporary
 from ddplaunch.agent.journal import Journal
+from ddplaunch.agent.kin import Kin
 from ddplaunch.agent.nursery import Nursery
 from ddplaunch.agent.output import Output
 from ddplaunch.agent.policy import Policy
@@ -44,42 +45,34 @@ class Sidecars:
         self._shielded = job.shielded(policy.preempt_signal)
         self._environ: Mapping[str, str] = {}
         self._nursery: Nursery | None = None
-        self._temporary: str | None = None
+        self._temporary = Temporary("ddplaunch-sidecars")
         self._answers: set[str] = set()
         self.expected = self._stopping = self._hurried = self._lost = False
         self._timer: Timer | None = None
 
-    @property
-    def guard(self) -> int | None:
-        """The process that all of them hang below."""
-        return self._nursery.pid if self._nursery else None
-
-    def start(self, environ: Mapping[str, str], temporary: str | None) -> None:
-        """Start them, without waiting for any.
-
-        Args:
-            temporary: the ranks' folder for temporary files; TensorBoard gets one beside it, since it leaves files
-                behind when it is killed.
-        """
-        self._environ = environ
-        self._temporary = f"{temporary}-sidecars" if temporary else None
-        self._nursery = Nursery(
-            self._loop,
-            environment=environ,
-            modules=(),
-            asked=(),
-            first="",
-            temporary=self._temporary,
-            remove=[self._temporary] if self._temporary else [],
-            title="",
-            shielded=self._shielded,
-            hear=self._hear,
-            lost=self._guard_lost,
-        )
+    def start(self, environ: Mapping[str, str], kin: Kin) -> None:
+        """Start them, without waiting for any; ``kin`` tells what came of us."""
+        self._environ, self._kin = environ, kin
+        try:
+            self._nursery = Nursery(
+                self._loop,
+                environment=environ,
+                modules=(),
+                asked=(),
+                first="",
+                remove=(),
+                title="",
+                shielded=self._shielded,
+                hear=self._hear,
+                lost=self._guard_lost,
+            )
+        except limits.CannotStart as error:
+            return self._say(f"{', '.join(each.name for each in self._all)}: {error.message}; the job goes on")
+        kin.guard = self._nursery.pid
         for number, sidecar in enumerate(self._all):
-            self._spawn(self._nursery, number, sidecar)
+            self._nursery.spawn(number, partial(self._prepare, number, sidecar))
 
-    def _spawn(self, nursery: Nursery, number: int, sidecar: Sidecar) -> None:
+    def _prepare(self, number: int, sidecar: Sidecar) -> tuple[dict[str, Any], dict[str, int]]:
         printed = self._output.sidecar(
             sidecar.name,
             shown=sidecar.announces is None,
@@ -88,13 +81,11 @@ class Sidecars:
         )
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         variables = {"PYTHONUNBUFFERED": "1", **sidecar.variables}  # what it prints goes to a pipe, and is to come now
-        if sidecar.announces and self._temporary:
-            variables["TMPDIR"] = self._temporary
+        if sidecar.announces and self._temporary.path:
+            variables["TMPDIR"] = self._temporary.path
         program = {"kind": "program", "typed": sidecar.words[0], "path": sidecar.path, "args": list(sidecar.words[1:])}
         described = {"rank": number, **program, "env": variables, "cpus": None}
-        nursery.spawn(number, described, {"stdin": nothing, "stdout": printed, "stderr": printed})
-        os.close(nothing)
-        os.close(printed)
+        return described, {"stdin": nothing, "stdout": printed, "stderr": os.dup(printed)}
 
     def end(self) -> None:
         """The job has ended, and they are to do so too: SIGTERM for all that is below, SIGKILL after the grace.
@@ -109,7 +100,7 @@ class Sidecars:
             self._nursery.sweep(self._grace, patience=0)
             self._timer = self._loop.after(self._grace + processes.KILL_PATIENCE + 1, self._nursery.kill)
         elif self._lost:
-            processes.kill_all_below(os.getpid())  # nothing else of ours is left there
+            self._kill()
         while self._nursery or not self._output.written:
             self._loop.step()
 
@@ -127,13 +118,16 @@ class Sidecars:
         for fd in fds:
             os.close(fd)
         match message["op"]:
+            case "ready":
+                if self._nursery and any(each.announces for each in self._all):
+                    self._temporary.make(self._nursery.remove)  # TensorBoard leaves files behind when it is killed
             case "spawned":
+                self._kin.lead(message["pid"])
                 self._event("sidecar_started", sidecar=self._all[message["rank"]].name, pid=message["pid"])
             case "exited":
                 self._exited(self._all[message["rank"]], os.waitstatus_to_exitcode(message["status"]))
-            case "refused":  # rank 1 cannot be started: Resource temporarily unavailable
-                why = message["message"]
-                self._say(f"a sidecar cannot be started: {why.partition(': ')[2] or why}")
+            case "unborn":
+                self._say(f"{self._all[message['rank']].name} cannot be started: {limits.why_unborn(message['errno'])}")
             case "swept":
                 if message["stuck"]:
                     self._say(f"cannot be killed, so not waited for: {', '.join(message['stuck'])}")
@@ -171,17 +165,20 @@ class Sidecars:
         if not self._stopping:
             self._say(f"{', '.join(each.name for each in self._all)}: ended, their guard was killed; the job goes on")
         else:
-            processes.kill_all_below(os.getpid())
+            self._kill()
         self._over()
+
+    def _kill(self) -> None:
+        """End what they left to us; nothing else of ours is left there."""
+        processes.kill_all_below(os.getpid(), spare=self._kin.spares)
 
     def _over(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         assert self._nursery is not None
         self._nursery.close()
-        self._nursery = None
+        self._nursery = self._kin.guard = None
         for sidecar in self._all:
             self._output.catch_up(sidecar.name)
             self._output.forget(sidecar.name)
-        if self._temporary:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+        self._temporary.remove()

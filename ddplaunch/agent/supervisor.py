@@ -12,23 +12,26 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.agent import folder, job, processes, terminal
+from ddplaunch.agent import job, limits, processes, terminal
 from ddplaunch.agent.attempt import INTERRUPT_PATIENCE, Attempt
 from ddplaunch.agent.first_rank import FirstRank
-from ddplaunch.agent.folder import StoreFile
+from ddplaunch.agent.folder import StoreFile, Temporary
 from ddplaunch.agent.journal import Journal
+from ddplaunch.agent.kin import Kin
 from ddplaunch.agent.laggards import Laggards
 from ddplaunch.agent.notice import Notice
 from ddplaunch.agent.nursery import LEFTOVER_GRACE, Nursery
+from ddplaunch.agent.outfit import Outfit
 from ddplaunch.agent.output import DRAIN_PATIENCE, Output
 from ddplaunch.agent.phase import NEXT, Phase
 from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.rank_process import suspend
 from ddplaunch.agent.waiting import Waiting
 from ddplaunch.control import messages, placement
-from ddplaunch.control.failure import describe_end
+from ddplaunch.control.failure import Failure, describe_end
 from ddplaunch.control.link import make_link
 from ddplaunch.control.messages import Message
 from ddplaunch.control.outcome import Outcome
@@ -39,7 +42,6 @@ from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.loop import Loop, Timers
 from ddplaunch.plan.plan import Plan
-from ddplaunch.plan.target import Kind
 
 if TYPE_CHECKING:
     from ddplaunch.agent.sidecars import Sidecars
@@ -69,6 +71,7 @@ class Supervisor:
         """
         self._policy = policy
         self._rules = rules
+        limits.allow_descriptors(len(plan.local_ranks), 4 if policy.log_dir else 3)
         self._port = Port(plan.master_addr, plan.master_port, nnodes=plan.nnodes) if plan.hosts_store else None
         self._plan = replace(plan, master_port=self._port.number) if self._port else plan
         self._environ = {name: value for name, value in environ.items() if name not in job.OURS_ALONE}
@@ -76,14 +79,16 @@ class Supervisor:
         self._link = make_link(self._loop, self._plan, rules, self.hear, listening)
         self._output = Output(self._loop, colour=policy.colour, patience=policy.patience)
         self._output.drained = self._drained
-        self.journal = Journal(self._output, policy.log_dir)
+        self.journal = Journal(self._output, policy.log_dir, alone=rules.port is None)
         self._say = self._output.note = self.journal.say
         self._event = self.journal.event
         if plan.hosts_store or rules.port is None:
-            self._open_journal(plan.run_id)
+            self.journal.open(plan.run_id, plan.node_rank)
         self._planned = self._plan
-        self._temporary = folder.temporary_path(plan.run_id)
+        self._temporary = Temporary(f"ddplaunch-{plan.run_id}")
         self._notice = Notice(self._temporary)
+        self._kin = Kin(self._temporary)
+        self._outfit = Outfit(self._output, self.journal, policy, self._notice, self._port)
         self._name_server = NameServer(self._say) if rules.port is not None else None
         self._waiting = Waiting(self._loop, self._output, policy.quiet)
         self._phase = Phase.WAITING
@@ -121,15 +126,12 @@ class Supervisor:
                 self._nursery.close()
             if self._port:
                 self._port.close()
-            folder.remove_temporary(self._temporary)
+            self._temporary.remove()
             self._store_file.remove()
         while not (self._output.written and self._link.closed):
             self._loop.step()
         assert self._outcome is not None
         return self._outcome
-
-    def _open_journal(self, run_id: str) -> None:
-        self.journal.open(run_id, None if self._rules.port is None else self._plan.node_rank)
 
     # ------------------------------------------------------------------------------------------------------ orders
 
@@ -165,7 +167,7 @@ class Supervisor:
         if joined.node_rank is not None:
             self._plan = self._planned = replace(self._planned, node_rank=joined.node_rank)
         try:
-            self._open_journal(joined.run_id)
+            self.journal.open(joined.run_id, self._plan.node_rank)
         except UsageError as error:
             self._link.tell(messages.Unable(error.message, error.hint))
 
@@ -177,16 +179,14 @@ class Supervisor:
             self._plan = placement.joined(self._planned, order, self._rules, self._environ, extra)
         self._output.number(self._plan.world_size)
         self.journal.write("plan.json", self._plan.to_json())
-        if self._nursery is None:
-            self._start_zygote()
-        assert self._nursery is not None
-        self._enter(Phase.RUNNING if self._nursery.ready else Phase.LOADING)
-        self._spawn_ranks()
+        nursery = self._nursery or self._start_zygote()
+        self._enter(Phase.RUNNING if nursery.ready else Phase.LOADING)
+        self._spawn_ranks(nursery)
         if self._policy.sidecars and self.sidecars is None:
             from ddplaunch.agent.sidecars import Sidecars
 
             self.sidecars = Sidecars(self._loop, self._output, self.journal, self._policy, self._rules.grace)
-            self.sidecars.start(self._environ, self._temporary)
+            self.sidecars.start(self._environ, self._kin)
 
     def _ordered_to_stop(self, order: messages.Stop) -> None:
         match self._phase:
@@ -209,20 +209,20 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------------------- starting
 
-    def _start_zygote(self) -> None:
+    def _start_zygote(self) -> Nursery:
         self._nursery = Nursery(
             self._loop,
             environment={**self._environ, **self._plan.shared},
             modules=self._policy.modules,
             asked=self._policy.asked,
             first=self._plan.target.first or os.getcwd(),
-            temporary=self._temporary,
-            remove=[path for path in (self._temporary, self._store_file.path) if path],
+            remove=[path for path in (self._temporary.path, self._store_file.path) if path],
             title=job.title(self._plan),
             shielded=job.shielded(self._policy.preempt_signal),
             hear=self._hear_zygote,
             lost=self._zygote_lost,
         )
+        return self._nursery
 
     def _abandon_zygote(self) -> None:
         """End one that is still importing: no rank is there yet, and there may be no further attempt."""
@@ -232,31 +232,12 @@ class Supervisor:
         self._attempt.pending = 0
         self._swept([], [])
 
-    def _spawn_ranks(self) -> None:
-        assert self._nursery is not None
+    def _spawn_ranks(self, nursery: Nursery) -> None:
         self._store_file.begin()
-        alone = self._plan.world_size == 1
+        self._attempt.pending = len(self._plan.local_ranks)
         for rank in self._plan.local_ranks:
-            fds = self._output.streams(
-                rank.rank,
-                reads=alone or rank.rank == self._policy.stdin,
-                shown=self._policy.show.streams(rank),
-                log=self.journal.rank_file(rank.rank, self._attempt.number),
-            )
-            if rank.rank == 0 and self._port and self._plan.target.kind is not Kind.PROGRAM:
-                fds |= self._first_rank.descriptors(self._port, peers=not alone)
-            described = job.describe(
-                self._plan,
-                rank,
-                self._attempt.number,
-                error_file=self._attempt.error_file(rank.rank),
-                stdout=self._output.stdout,
-                variables=self._notice.variables(),
-            )
-            self._nursery.spawn(rank.rank, described, fds)
-            for fd in fds.values():
-                os.close(fd)
-            self._attempt.pending += 1
+            make = partial(self._outfit.make, self._plan, self._attempt, self._first_rank, rank)
+            nursery.spawn(rank.rank, make)
 
     # ------------------------------------------------------------------------------------------------ what we hear
 
@@ -268,12 +249,16 @@ class Supervisor:
                 self._link.tell(messages.Unable(message["message"]))
             case "spawned":
                 self._spawned(message["rank"], message["pid"], fds[0] if fds else None)
+            case "unborn":
+                self._unborn(message["rank"], message["errno"])
             case "exited":
                 self._exited(message["rank"], message["pid"], message["status"])
             case "swept" if self._phase is Phase.SWEEPING:  # impatience asks twice, and is answered twice
                 self._swept(message["found"], message["stuck"])
 
     def _ready(self, message: dict[str, Any]) -> None:
+        assert self._nursery is not None
+        self._temporary.make(self._nursery.remove)
         self._event("ready", forks=message["forks"], unsafe=message["unsafe"], seconds=message["seconds"])
         if message["unsafe"]:
             self._say(f"ranks start one by one instead of being forked: {message['unsafe']}")
@@ -282,6 +267,7 @@ class Supervisor:
 
     def _spawned(self, number: int, pid: int, pidfd: int | None) -> None:
         process = self._attempt.spawned(self._plan.ranks[number], pid, pidfd)
+        self._kin.lead(pid)
         self._event("started", rank=number, pid=pid, attempt=self._attempt.number)
         if number == 0:
             self._first_rank.watch()
@@ -289,6 +275,21 @@ class Supervisor:
             self._notice.give()  # before the first rank there was no folder yet
         if self._phase is Phase.STOPPING:
             process.stop(signal.SIGTERM)
+
+    def _unborn(self, number: int, reason: int) -> None:
+        """A rank's process cannot be made, and those after it could not either: that is a failure of the job."""
+        self._recall()
+        self._event("failed_to_start", rank=number, errno=reason, attempt=self._attempt.number)
+        self._failed(self._attempt.unborn(self._plan, number, reason))
+
+    def _recall(self) -> None:
+        """Ranks that have no process yet get none."""
+        self._attempt.pending -= self._nursery.recall() if self._nursery else 0
+
+    def _failed(self, failure: Failure | None) -> None:
+        if failure is not None and self._phase is Phase.RUNNING:
+            self._link.tell(messages.Failed(self._attempt.number, failure, time.time()))
+        self._check_ended()
 
     def _first_rank_finished(self) -> None:
         if 0 in self._attempt.processes:
@@ -302,25 +303,23 @@ class Supervisor:
             return
         code = os.waitstatus_to_exitcode(status)
         self._event("exited", rank=number, pid=pid, code=code, attempt=self._attempt.number)
+        failure = None
         if code == EXIT_PREEMPTED and self._notice.given:
             self._notice.answered()
         elif code != 0 and not process.finished:
             failure = self._attempt.judge(process, code)
-            if failure is not None and self._phase is Phase.RUNNING:
-                self._link.tell(messages.Failed(self._attempt.number, failure, time.time()))
-        self._check_ended()
+        self._failed(failure)
 
     def _zygote_lost(self) -> None:
         """It was killed, by us if it was silent, and its ranks with it (their parent-death signal)."""
-        if self._phase in (Phase.DRAINING, Phase.ENDED):
+        if self._nursery is None or self._phase in (Phase.DRAINING, Phase.ENDED):
             return
-        assert self._nursery is not None
-        status, pid, silent = self._nursery.close(), self._nursery.pid, self._nursery.killed
+        silent, status, pid = self._nursery.killed, self._nursery.close(), self._nursery.pid
         self._nursery = None
         if self._phase is Phase.WAITING:
             return  # the next attempt has one of its own, and says so if that one cannot live either
         how = describe_end(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
-        stuck, _ = processes.kill_all_below(os.getpid(), without=self.sidecars.guard if self.sidecars else None)
+        stuck, _ = processes.kill_all_below(os.getpid(), spare=self._kin.spares)
         self._attempt.cut_off(None if silent else f"the zygote (pid {pid}) {how}, and its ranks with it")
         self._swept([], stuck)
 
@@ -361,13 +360,13 @@ class Supervisor:
             self._say(f"the ranks cannot see that they must make room: {trouble}")
         self._event("preempt")
         if self._policy.preempt_forward is not None:
-            for process in self._attempt.processes.values():
-                process.send(self._policy.preempt_forward)
+            self._attempt.send_all(self._policy.preempt_forward)
 
     def _stop(self, number: int, grace: float) -> None:
         if number in self._attempt.told:
             return
         self._attempt.told.add(number)
+        self._recall()
         if self._phase is Phase.RUNNING:
             self._enter(Phase.STOPPING)
             self._timers.after(grace, lambda: self._sweep(0))
@@ -399,6 +398,7 @@ class Supervisor:
             return
         self._enter(Phase.SWEEPING)
         self._attempt.cut_short()
+        self._recall()
         assert self._nursery is not None
         self._nursery.sweep(grace)
         # A zygote that does not answer is itself stopped or stuck.

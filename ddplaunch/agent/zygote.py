@@ -4,9 +4,10 @@ Run from its path, as ``python zygote.py FD CONFIG``. It serves requests on the 
 
     spawn   start a rank: forked from here, or, where that is not safe or not wanted, a fresh interpreter
     sweep   end all that is left below, first politely for ``grace`` seconds
+    remove  remember a path that is to be removed
 
-and answers ``ready``, ``refused``, ``spawned`` (with a pidfd), ``exited`` and ``swept``. When the supervisor's end of
-the socket closes, however it died, everything below is killed and every temporary path removed.
+and answers ``ready``, ``refused``, ``spawned`` (with a pidfd), ``unborn``, ``exited`` and ``swept``. When the
+supervisor's end of the socket closes, however it died, everything below is killed and every temporary path removed.
 
 It must stay single-threaded, compute nothing (libgomp hangs in a fork of a process that has used it) and never touch a
 GPU. It adopts orphans, so whatever a rank leaves behind stays within reach.
@@ -20,6 +21,7 @@ BASELINE = frozenset(sys.modules)  # what any interpreter has at its start
 if not getattr(sys.flags, "safe_path", False):
     HERE = sys.path.pop(0)  # this file's folder, which no import of the user's may see
 
+import errno  # noqa: E402
 import gc  # noqa: E402
 import os  # noqa: E402
 
@@ -72,7 +74,10 @@ def main() -> tuple[dict[str, Any], dict[str, int]]:
         os._exit(1)
     processes.adopt_orphans()
     began = time.monotonic()
-    unsafe = _preload(control, config)
+    if refused := _import(config):
+        channel.send(control, {"op": "refused", "message": refused})
+        os._exit(0)
+    unsafe = _why_unsafe(config)
     if unsafe and config["modules"]:
         # Start over with an empty interpreter, which then execs every rank: same process, same socket.
         fresh = {**config, "modules": [], "unsafe": unsafe}
@@ -86,30 +91,34 @@ def main() -> tuple[dict[str, Any], dict[str, int]]:
         os._exit(1)
     gc.freeze()
     processes.die_with_parent(0)
-    if config["temporary"] and not _make_private(config["temporary"]):
-        _refuse(control, f"{config['temporary']} is there already, and not ours; set TMPDIR to a folder of your own")
     return Zygote(control, config, forks).serve()
 
 
-def _preload(control: socket.socket, config: dict[str, Any]) -> str | None:
-    """Import what the ranks share; return why they cannot be forked from the result, if so."""
+def _import(config: dict[str, Any]) -> str | None:
+    """Import what the ranks share; return what is wrong with ``--preload``, if anything is."""
     for name in config["modules"]:
         try:
             if name in config["asked"]:
                 sys.path.insert(0, config["first"])
             __import__(name)
-        except ModuleNotFoundError as error:
-            if name in config["asked"]:
-                _refuse(control, f"--preload {name}: {error}")
         except BaseException as error:
             if name in config["asked"]:
-                _refuse(control, f"--preload {name}: {type(error).__name__}: {error}")
-            return f"importing {name} failed"
+                what = "" if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: "
+                return f"--preload {name}: {what}{error}"
+            config["failed"] = name
+            return None
         finally:
             if sys.path[0] == config["first"] and name in config["asked"]:
                 sys.path.pop(0)
+    return None
+
+
+def _why_unsafe(config: dict[str, Any]) -> str | None:
+    """Say why ranks cannot be forked from what has been imported, if so."""
     if not config["modules"]:
         return None
+    if "failed" in config:
+        return f"importing {config['failed']} failed"
     shadow = _shadowed(config["first"])
     if shadow:
         return f"{os.path.join(config['first'], shadow)} bears the name of a module that is loaded already"
@@ -122,22 +131,6 @@ def _preload(control: socket.socket, config: dict[str, Any]) -> str | None:
     if device := _open_gpu():
         return f"{device} is open after importing {', '.join(config['modules'])}"
     return None
-
-
-def _refuse(control: socket.socket, message: str) -> NoReturn:
-    channel.send(control, {"op": "refused", "message": message})
-    os._exit(0)
-
-
-def _make_private(path: str) -> bool:
-    """Make a folder for us alone; false where somebody was there before, whose folder ranks would then write into."""
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        return os.lstat(path).st_uid == os.geteuid()  # made by a zygote before us
-    except OSError:
-        pass  # a full disk: reports fall back on what the ranks printed
-    return True
 
 
 def _shadowed(folder: str) -> str | None:
@@ -209,6 +202,8 @@ class Zygote:
                         return born
                 elif request["op"] == "sweep":
                     self.sweep(request["grace"], request["patience"])
+                elif request["op"] == "remove":
+                    self.config["remove"].append(request["path"])
 
     def tell(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         try:
@@ -232,20 +227,26 @@ class Zygote:
         """Fork a rank; returns None here, and in the fork, if it is to go on as the user's program, what it needs."""
         parent = os.getpid()
         pid: int | None = None
-        signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)  # what is sent to the fork waits until that can hear
-        try:
-            pid = os.fork()
-        except OSError as error:  # a limit on processes or memory
-            self.tell({"op": "refused", "message": f"rank {request['rank']} cannot be started: {error.strerror}"})
-        if pid == 0:
-            return self.become(request["job"], dict(zip(request["fds"], fds, strict=True)), parent)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)
-        if pid is None:
-            return None
+        number = errno.EMFILE  # which some descriptors did not survive, if some are missing
+        if len(fds) == len(request["fds"]):
+            signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)  # what is sent to the fork waits until that can hear
+            try:
+                pid = os.fork()
+            except OSError as error:  # a limit on processes or memory
+                number = error.errno or errno.EAGAIN
+            if pid == 0:
+                return self.become(request["job"], dict(zip(request["fds"], fds, strict=True)), parent)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)
         for fd in fds:
             os.close(fd)
+        if pid is None:
+            self.tell({"op": "unborn", "rank": request["rank"], "errno": number})
+            return None
         self.ranks[pid] = request["rank"]
-        pidfds = [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []
+        try:
+            pidfds = [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []
+        except OSError:  # the supervisor can do without
+            pidfds = []
         self.tell({"op": "spawned", "rank": request["rank"], "pid": pid}, pidfds)
         for fd in pidfds:
             os.close(fd)

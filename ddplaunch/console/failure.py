@@ -22,7 +22,7 @@ def render_verdict(verdict: Verdict, nnodes: int) -> str:
         pass  # it has just printed all this itself, straight to the terminal
     elif first.traceback:
         lines += [f"  {line}" for line in first.traceback.rstrip("\n").split("\n")]
-    elif first.message:
+    elif first.message and first.pid:
         lines.append(f"  {first.message}")
     elif first.tail:
         lines.append(click.style("  its last lines:", dim=True))

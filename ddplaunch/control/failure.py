@@ -40,6 +40,7 @@ class Failure:
     """One rank that ended other than with 0, on its own.
 
     Attributes:
+        pid: 0 where no process could be made.
         exit_code, signal: exactly one is set (128+N of the shell is ``code``).
         message: the exception's last line; None where none was recorded.
         traceback: as Python printed it, the user's frames only.
@@ -76,6 +77,8 @@ class Failure:
     @property
     def headline(self) -> str:
         """Who failed and why, in one line."""
+        if not self.pid and self.message:
+            return f"{self.message} (exit code {self.exit_code})"
         if self.message and self.message.strip() and self.signal is None:
             return f"rank {self.rank} failed with {self.message.strip().splitlines()[0]} (exit code {self.exit_code})"
         return f"rank {self.rank} {self.reason}"

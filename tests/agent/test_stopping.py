@@ -8,13 +8,14 @@ import shutil
 import signal
 import subprocess
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.agent.nursery import LEFTOVER_GRACE
 from ddplaunch.agent.processes import KILL_PATIENCE
-from tests.conftest import PROGRAMS, alive, clean_environment, command, wait_until, write
+from tests.conftest import PROGRAMS, alive, clean_environment, command, processes_marked, wait_until, write
 from tests.control.test_joining import free_port
 from tests.impatient import impatient
 from tests.patience import patience
@@ -51,6 +52,36 @@ def test_zygote_killed(start, mode):
     assert "SIGKILL" in job.stderr()
     assert "Traceback" not in job.stderr()
     job.assert_nothing_left()
+
+
+def test_zygote_killed_beside_strangers(start, tmp_path):
+    """What the shell had started before it became the launcher goes on, with whatever came of it meanwhile."""
+    (tmp_path / "shell").write_text(
+        """
+        cd "$(dirname "$0")"
+        (sleep 1000 & echo $! > before; until [ -e killed ]; do sleep 0.01; done; setsid sleep 1000 & echo $! > later) &
+        exec "$@"
+        """
+    )
+    mark = uuid.uuid4().hex
+    words = ["sh", str(tmp_path / "shell"), *command("run", *FORKED, "--nproc", "2", SLEEPER, "children")]
+    with (tmp_path / "out").open("w") as out:
+        job = subprocess.Popen(
+            words, cwd=tmp_path, env=clean_environment({"DDPLAUNCH_TEST_MARK": mark}), stdout=out, stderr=out
+        )
+    wait_until(lambda: (tmp_path / "out").read_text().count("ready") == 2, "the ranks")
+    children = map(int, Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split())
+    (zygote,) = [pid for pid in children if b"zygote.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(zygote, signal.SIGKILL)
+    assert job.wait(patience(30)) == 137, (tmp_path / "out").read_text()
+    (tmp_path / "killed").touch()
+    wait_until(lambda: (tmp_path / "later").exists() and (tmp_path / "later").read_text(), "the stranger's next child")
+    theirs = {int((tmp_path / name).read_text()) for name in ("before", "later")}
+    try:
+        wait_until(lambda: set(processes_marked(mark)) == theirs, "the end of all others")
+    finally:
+        for pid in theirs:
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_rank_killed(start, mode):
@@ -340,27 +371,6 @@ def test_as_another_user(tmp_path):
     )  # fmt: skip
     assert done.stdout.count("user 65534") == 2, done.stderr
     assert not list(tmp_path.glob("ddplaunch-*"))
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to make what belongs to somebody else")
-def test_temporary_folder_that_is_somebody_elses(tmp_path, mode):
-    """Its name can be guessed and made by others first: nothing is written there, and nothing in it is touched."""
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    write(kept, "0.0.json", "theirs")
-    script = write(tmp_path, "fails.py", "raise RuntimeError('of no concern')")
-    link = f'"{tmp_path}/ddplaunch-guessed-$$"'  # whose pid the launcher has
-    words = " ".join(command("run", *mode, "--nproc", "2", "--run-id", "guessed", str(script)))
-    done = subprocess.run(
-        ["bash", "-c", f"ln -s {kept} {link} && chown -h 65534 {link} && exec {words}"],
-        cwd=tmp_path, env=clean_environment({"TMPDIR": str(tmp_path)}), capture_output=True, text=True,
-        timeout=patience(90),
-    )  # fmt: skip
-    assert done.returncode == 2
-    message = r"Error: \S+/ddplaunch-guessed-\d+ is there already, and not ours; set TMPDIR to a folder of your own\n"
-    assert re.fullmatch(message, done.stderr)
-    assert [path.name for path in kept.iterdir()] == ["0.0.json"]
-    assert (kept / "0.0.json").read_text() == "theirs"
 
 
 def test_idle_launcher_never_wakes_up(start):

@@ -89,6 +89,7 @@ DEVICES = {
 EVENTS = {
     "ready": "the zygote is: whether ranks are forked from it, why not, the seconds that its imports took",
     "started": "a rank has its process",
+    "failed_to_start": "a rank could not be given a process; why, as a number of `errno`",
     "finished": "rank 0's program has ended well; its process, and the store in it, stays for the others",
     "exited": "a rank's process has ended; `code` is negative for a signal",
     "signal": "a signal has come to the launcher",
@@ -114,7 +115,7 @@ FAILURE = {
     "rank": "which",
     "local_rank": "among those of its node",
     "host": "its node's name",
-    "pid": "its process there",
+    "pid": "its process there; 0 where none could be made",
     "attempt": "0 is the first",
     "exit_code": "what it exited with; `null` where a signal ended it",
     "signal": "the signal's number; `null` where it exited",

@@ -1,0 +1,98 @@
+"""The kernel's limits on open files and processes: how far we may go, and in words which of them was met."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ddplaunch.errors import EXIT_OS, LaunchError, UsageError
+
+_FOUND, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+_SPARE = 16
+"""Descriptors beside the ranks': those that are on their way to a zygote, files that are read."""
+
+
+@contextmanager
+def as_found() -> Iterator[None]:
+    """Give what is started meanwhile the limit of open files that we were started with."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_FOUND, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def allow_descriptors(ranks: int, each: int) -> None:
+    """Raise our limit of open files so that so many ranks can be served with so many descriptors each.
+
+    Raises:
+        UsageError: that is more than we may have.
+    """
+    need = len(os.listdir("/dev/fd")) + ranks * each + _SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or need <= soft:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+    except (ValueError, OSError):
+        raise UsageError(
+            f"{ranks} ranks on this node need {need} open files, and at most {hard} are allowed (ulimit -Hn)",
+            "raise that limit, or start fewer ranks on each node",
+        ) from None
+
+
+class CannotStart(LaunchError):
+    """A process of ours cannot be started."""
+
+    exit_code = EXIT_OS
+
+
+def why_unborn(number: int | None) -> str:
+    """Say why no process could be made, or given its descriptors; ``number`` is errno's."""
+    if number in (errno.EMFILE, errno.ENFILE):
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return (
+            f"too many open files: the limit is {soft} (ulimit -n)" if number == errno.EMFILE else os.strerror(number)
+        )
+    if number == errno.ETOOMANYREFS:
+        return (
+            f"too many descriptors of this user are on their way between processes: the limit is {_FOUND} (ulimit -n)"
+        )
+    if number == errno.EAGAIN:
+        return f"too many processes: {_process_limit()}"
+    return os.strerror(number or 0)
+
+
+def _process_limit() -> str:
+    for folder in _cgroups():
+        try:
+            with open(f"{folder}/pids.max") as most, open(f"{folder}/pids.current") as current:
+                limit = most.read().strip()
+                if limit != "max" and int(current.read()) >= int(limit) - 1:
+                    return f"the limit of the cgroup is {limit} (pids.max)"
+        except (OSError, ValueError):
+            continue
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if soft != resource.RLIM_INFINITY and os.geteuid():
+        return f"the user's limit is {soft} (ulimit -u)"
+    return "the limit of the cgroup (pids.max), the user (ulimit -u) or the machine is reached"
+
+
+def _cgroups() -> Iterator[str]:
+    """The folders that may limit our processes: our cgroup's, and those above it (cgroups(7): v2, v1's pids)."""
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8") as file:
+            lines = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return
+    for _, controllers, path in lines:
+        if controllers in ("", "pids"):
+            mounts = ["/sys/fs/cgroup/pids"] if controllers else ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
+            while path:
+                yield from (mount + path.rstrip("/") for mount in mounts)
+                path = path.rstrip("/").rpartition("/")[0]

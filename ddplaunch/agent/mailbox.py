@@ -1,0 +1,147 @@
+"""The supervisor's end of the socket to a zygote, which may be importing, stopped or gone: nothing here ever waits."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddplaunch.agent.channel import HEADER, MOST_DESCRIPTORS, pack
+from ddplaunch.loop import Callback, Loop
+
+_SHORT = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
+"""Somebody may give back what is short; of descriptors on their way the kernel counts all that a user has."""
+
+_RETRY = 0.1
+"""Seconds between two attempts then."""
+
+_PATIENCE = 5.0
+"""Seconds after which that counts as failed."""
+
+
+@dataclass
+class _Letter:
+    data: memoryview
+    fds: list[int]
+    failed: Callable[[OSError], None]
+    tries: int = 0
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+
+
+@dataclass
+class _Arriving:
+    data: bytearray = field(default_factory=bytearray)
+    fds: list[int] = field(default_factory=list)
+    size: int | None = None
+
+
+class Mailbox:
+    """Sends and receives messages with descriptors; what the other end does not take at once waits here."""
+
+    def __init__(
+        self, loop: Loop, sock: socket.socket, hear: Callable[[dict[str, Any], list[int]], None], gone: Callback
+    ) -> None:
+        """``hear`` is called with each message and its descriptors, ``gone`` once, when the other end has closed."""
+        self._loop = loop
+        self._socket = sock
+        self._hear, self._gone = hear, gone
+        self._letters: deque[_Letter] = deque()
+        self._arriving = _Arriving()
+        sock.setblocking(False)
+        loop.watch(sock.fileno(), self._readable)
+
+    @property
+    def closed(self) -> bool:
+        return self._socket.fileno() < 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was to be sent has been."""
+        return not self._letters
+
+    def send(
+        self, message: dict[str, Any], fds: Sequence[int] = (), failed: Callable[[OSError], None] = lambda error: None
+    ) -> None:
+        """Send a message, in turn; ``fds`` become ours and are closed.
+
+        Args:
+            failed: called with the reason where the kernel does not take it; not where the other end has gone.
+        """
+        self._letters.append(_Letter(memoryview(pack(message)), list(fds), failed))
+        if len(self._letters) == 1:
+            self._push()
+
+    def retract(self) -> int:
+        """Take back what has descriptors and has not left; return how many messages that were."""
+        back = [letter for letter in self._letters if letter.fds]
+        for letter in back:
+            letter.close()
+            self._letters.remove(letter)
+        return len(back)
+
+    def close(self) -> None:
+        for letter in (*self._letters, _Letter(memoryview(b""), self._arriving.fds, lambda error: None)):
+            letter.close()
+        self._letters.clear()
+        self._loop.forget(self._socket.fileno())
+        self._socket.close()
+
+    def _push(self) -> None:
+        while self._letters and not self.closed:
+            letter = self._letters[0]
+            try:
+                if letter.fds:
+                    sent = socket.send_fds(self._socket, [letter.data], letter.fds)
+                else:
+                    sent = self._socket.send(letter.data)
+            except BlockingIOError:
+                return self._loop.watch(self._socket.fileno(), self._push, write=True)
+            except OSError as error:
+                self._loop.forget(self._socket.fileno(), write=True)
+                letter.tries += 1
+                if error.errno in _SHORT and letter.tries * _RETRY < _PATIENCE:
+                    self._loop.after(_RETRY, self._push)
+                    return
+                self._letters.popleft().close()
+                if error.errno in _SHORT:
+                    letter.failed(error)
+                continue  # it has gone: the end of file says so too
+            letter.close()
+            letter.data = letter.data[sent:]
+            if not letter.data:
+                self._letters.popleft()
+        if not self.closed:
+            self._loop.forget(self._socket.fileno(), write=True)
+
+    def _readable(self) -> None:
+        """Take what there is of one message: first the header alone, which its descriptors come with."""
+        arriving = self._arriving
+        try:
+            if arriving.size is None:
+                data, fds, _, _ = socket.recv_fds(self._socket, HEADER.size - len(arriving.data), MOST_DESCRIPTORS)
+                arriving.fds += fds
+            else:
+                data = self._socket.recv(arriving.size - len(arriving.data))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.forget(self._socket.fileno())
+            return self._gone()
+        arriving.data += data
+        if arriving.size is None and len(arriving.data) == HEADER.size:
+            arriving.size = HEADER.unpack(arriving.data)[0]
+            arriving.data.clear()
+        elif len(arriving.data) == arriving.size:
+            self._arriving = _Arriving()
+            self._hear(json.loads(arriving.data), arriving.fds)

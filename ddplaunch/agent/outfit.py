@@ -1,0 +1,62 @@
+"""What a rank is given when its turn to be started has come: its streams, rank 0's ties, and its job in words."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ddplaunch.agent import job
+from ddplaunch.agent.attempt import Attempt
+from ddplaunch.agent.first_rank import FirstRank
+from ddplaunch.agent.journal import Journal
+from ddplaunch.agent.notice import Notice
+from ddplaunch.agent.output import Output
+from ddplaunch.agent.policy import Policy
+from ddplaunch.control.port import Port
+from ddplaunch.plan.layout import Rank
+from ddplaunch.plan.plan import Plan
+from ddplaunch.plan.target import Kind
+
+
+class Outfit:
+    """Makes it, of what this node has for all of its ranks."""
+
+    def __init__(self, output: Output, journal: Journal, policy: Policy, notice: Notice, port: Port | None) -> None:
+        """``port`` is that of the job's store, None on a node without rank 0 or without a store."""
+        self._output = output
+        self._journal = journal
+        self._policy = policy
+        self._notice = notice
+        self._port = port
+
+    def make(
+        self, plan: Plan, attempt: Attempt, first_rank: FirstRank, rank: Rank
+    ) -> tuple[dict[str, Any], dict[str, int]]:
+        """Return the job of a rank (``agent/job.py``) and its descriptors by purpose, which the caller closes.
+
+        Raises:
+            OSError: too many files are open.
+        """
+        alone = plan.world_size == 1
+        fds = self._output.streams(
+            rank.rank,
+            reads=alone or rank.rank == self._policy.stdin,
+            shown=self._policy.show.streams(rank),
+            log=self._journal.rank_file(rank.rank, attempt.number),
+        )
+        if rank.rank == 0 and self._port and plan.target.kind is not Kind.PROGRAM:
+            try:
+                fds |= first_rank.descriptors(self._port, peers=not alone)
+            except OSError:
+                for fd in fds.values():
+                    os.close(fd)
+                raise
+        described = job.describe(
+            plan,
+            rank,
+            attempt.number,
+            error_file=attempt.error_file(rank.rank),
+            stdout=self._output.stdout,
+            variables=self._notice.variables(),
+        )
+        return described, fds

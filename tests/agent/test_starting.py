@@ -1,0 +1,300 @@
+"""How ranks come to be: many of them, with few descriptors or processes allowed, and while nobody listens."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment, command, wait_until, write
+from tests.patience import patience
+from tests.starts import EXEC, FORKED, LIGHT
+
+PROGRAM = ("--no-python", "--start", "exec")
+
+
+def events(folder: Path, name: str) -> list[dict[str, object]]:
+    """The events of this name in the log folder below ``folder``."""
+    lines = [line for file in folder.glob("logs/*/events.jsonl") for line in file.read_text().splitlines()]
+    return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def limited(number: int, soft: int, hard: int):
+    """Run before exec: set a limit."""
+    return lambda: resource.setrlimit(number, (soft, hard))
+
+
+@pytest.mark.slow
+def test_a_thousand_ranks(launch):
+    done = launch("run", *PROGRAM, "--nproc", "1000", "/bin/true")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ctrl_c_while_the_zygote_imports(start, tmp_path):
+    """However many ranks are wanted, and however long that takes: nothing is asked for yet, and nothing waits."""
+    os.mkfifo(tmp_path / "gate")
+    write(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
+    script = write(tmp_path, "train.py", "")
+    job = start("run", "--preload", "slow", "--nproc", "300", script)
+    wait_until((tmp_path / "importing").exists, "the import")
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_ranks_start(start, tmp_path):
+    job = start("run", *PROGRAM, "--nproc", "1000", "--log-dir", "logs", "/bin/sleep", "1000")
+    wait_until(lambda: events(tmp_path, "started"), "the first rank")
+    job.signal(signal.SIGINT)
+    began = time.monotonic()
+    wait_until(job.stderr, "an answer", timeout=1)
+    assert time.monotonic() - began < patience(0.2)
+    assert job.wait() == 130
+    assert len(events(tmp_path, "started")) < 1000
+    job.assert_nothing_left()
+
+
+def test_a_stopped_zygote_is_not_waited_for(start, tmp_path):
+    """It takes no request: what is sent to it waits, and the launcher does not."""
+    os.mkfifo(tmp_path / "gate")
+    write(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
+    script = write(tmp_path, "train.py", "import time; time.sleep(1000)")
+    job = start("run", "--preload", "slow", "--nproc", "300", "--log-dir", "logs", script, "x" * 100_000)
+    wait_until((tmp_path / "importing").exists, "the import")
+    (tmp_path / "gate").open("w").close()
+    wait_until(lambda: events(tmp_path, "started"), "the first rank")
+    os.kill(job.zygote(), signal.SIGSTOP)
+    job.signal(signal.SIGINT)
+    wait_until(lambda: "stopping" in job.stderr(), "an answer", timeout=2)
+    os.kill(job.zygote(), signal.SIGCONT)
+    assert job.wait() == 130
+    job.assert_nothing_left()
+
+
+def test_too_few_descriptors_are_refused(tmp_path):
+    done = subprocess.run(
+        command("run", *PROGRAM, "--nproc", "100", "/bin/true"),
+        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=patience(60),
+        preexec_fn=limited(resource.RLIMIT_NOFILE, 64, 256),
+    )  # fmt: skip
+    assert done.returncode == 2
+    need = int(done.stderr.split("need ")[1].split()[0])
+    assert 300 < need < 360
+    assert done.stderr == (
+        f"Error: 100 ranks on this node need {need} open files, and at most 256 are allowed (ulimit -Hn)\n"
+        "  raise that limit, or start fewer ranks on each node\n"
+    )
+
+
+def test_ranks_keep_the_limit_that_the_launcher_raised(tmp_path):
+    """Also those of an attempt with a zygote of its own."""
+    done = subprocess.run(
+        command("run", *PROGRAM, "--nproc", "60", "/bin/sh", "-c", "ulimit -Sn; ulimit -Hn"),
+        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=patience(60),
+        preexec_fn=limited(resource.RLIMIT_NOFILE, 64, 500),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(line.split()[1] for line in done.stdout.replace("[", " [").splitlines()) == ["500"] * 60 + ["64"] * 60
+
+
+HOLDER = """
+import glob, json, os, resource, socket, subprocess, sys, time
+held, ours = socket.socketpair()
+for _ in range(50):
+    socket.send_fds(held, [b"x"], [0, 1, 2])
+job = subprocess.Popen(sys.argv[2:], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 500)))
+if sys.argv[1] == "release":
+    while not any('"ready"' in open(path).read() for path in glob.glob("logs/*/events.jsonl")):
+        time.sleep(0.01)
+    held.close(), ours.close()
+sys.exit(job.wait())
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root, and setpriv to leave it")
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [pytest.param("release", 0, marks=pytest.mark.slow), pytest.param("keep", 71, marks=pytest.mark.ci)],
+)
+def test_too_many_descriptors_on_their_way(tmp_path, how, code):
+    """The kernel counts them for all processes of a user: others may take theirs soon, and if not, we say so."""
+    tmp_path.chmod(0o777)
+    other = ["--reuid=54321", "--regid=54321", "--clear-groups"]
+    rights = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    words = [*command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs"), str(write(tmp_path, "train.py", ""))]
+    done = subprocess.run(
+        ["setpriv", *other, *rights, sys.executable, "-c", HOLDER, how, *words],
+        cwd=tmp_path, env=clean_environment({"TMPDIR": str(tmp_path)}), capture_output=True, text=True,
+        timeout=patience(60),
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    if code:
+        assert done.stderr.startswith(
+            "ddplaunch: rank 0 could not be started: too many descriptors of this user are on their way between "
+            "processes: the limit is 64 (ulimit -n); 0 of 2 ranks had been started here (exit code 71)\n"
+        )
+
+
+PIDS = Path("/sys/fs/cgroup/pids")
+
+
+@pytest.fixture
+def pids_group(tmp_path):
+    if not (os.getuid() == 0 and PIDS.is_dir() and os.access(PIDS, os.W_OK)):
+        pytest.skip("needs root and the pids controller of cgroups v1")
+    group = PIDS / f"ddplaunch-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error}")
+    yield group
+    wait_until(lambda: not (group / "cgroup.procs").read_text(), "an empty cgroup")
+    group.rmdir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("most", "restarts"), [(20, 0), (20, 1), (1, 0)])
+def test_too_many_processes(tmp_path, pids_group, most, restarts):
+    """Ranks ran, so it is a failure of the job, in words, and nothing that was typed wrongly."""
+    (pids_group / "pids.max").write_text(str(most))
+    words = command("run", *PROGRAM, "--nproc", "40", "--max-restarts", str(restarts), "/bin/sleep", "1000")
+    done = subprocess.run(
+        words, cwd=tmp_path, env=clean_environment({"TMPDIR": str(tmp_path)}), capture_output=True, text=True,
+        timeout=patience(60), preexec_fn=lambda: (pids_group / "cgroup.procs").write_text(str(os.getpid())),
+    )  # fmt: skip
+    assert done.returncode == 71, done.stderr
+    if most == 1:
+        assert done.stderr == (
+            "Error: no process can be started: too many processes: the limit of the cgroup is 1 (pids.max)\n"
+        )
+        return
+    told = (
+        "rank 18 could not be started: too many processes: the limit of the cgroup is 20 (pids.max); "
+        "18 of 40 ranks had been started here (exit code 71)\n"
+    )
+    assert done.stderr.count(told) == 1 + restarts
+    assert "rank 19" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])
+def test_arguments_and_variables_of_hundreds_of_kilobytes(launch, tmp_path, mode):
+    """As plain Python takes them: only a single word has a limit, 128 KiB."""
+    script = write(
+        tmp_path, "train.py", "import os, sys; print(len(sys.argv), sys.argv[-1], len(os.environ['LARGE_9']))"
+    )
+    large = {f"LARGE_{number}": "x" * 100_000 for number in range(10)}
+    done = launch("run", *mode, "--nproc", "2", script, *map(str, range(1, 40_001)), env=large)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == ["[0] 40001 40000 100000", "[1] 40001 40000 100000"]
+
+
+ODD_ERROR_FILES = {
+    "a FIFO": "os.mkfifo(path)",
+    "a link to /dev/zero": "os.symlink('/dev/zero', path)",
+    "a link to what is not the rank's": "os.symlink('/etc/passwd', path)",
+    "a huge file": "os.truncate(os.open(path, os.O_CREAT | os.O_RDWR), 1 << 40)",
+    "a folder": "os.mkdir(path)",
+    "odd fields": """open(path, 'w').write('{"message": {"message": 1, "extraInfo": [2]}}')""",
+    "an odd time": """open(path, 'w').write('{"message": {"message": "", "extraInfo": {"time_ns": Infinity}}}')""",
+    "brackets without end": "open(path, 'w').write('[' * 1_000_000)",
+}
+
+
+@pytest.mark.parametrize("odd", ODD_ERROR_FILES)
+def test_an_error_file_that_is_none(launch, tmp_path, odd):
+    script = write(
+        tmp_path,
+        "train.py",
+        f"""
+        import os
+        path = os.environ["TORCHELASTIC_ERROR_FILE"]
+        if os.environ["RANK"] == "0":
+            {ODD_ERROR_FILES[odd]}
+            raise SystemExit(3)
+        """,
+    )
+    done = launch("run", *LIGHT, "--nproc", "2", script, env={"TMPDIR": str(tmp_path)}, timeout=20)
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("ddplaunch-*"))
+
+
+def test_an_exception_does_not_follow_a_link(launch, tmp_path):
+    """Nor does it write over what is there."""
+    script = write(
+        tmp_path,
+        "train.py",
+        f"""
+        import os
+        if os.environ["RANK"] == "0":
+            os.symlink({str(tmp_path / "theirs")!r}, os.environ["TORCHELASTIC_ERROR_FILE"])
+            raise ValueError("boom")
+        """,
+    )
+    done = launch("run", *LIGHT, "--nproc", "2", script, env={"TMPDIR": str(tmp_path)})
+    assert done.returncode == 1
+    assert "ValueError: boom" in done.stderr
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_the_temporary_folder_cannot_be_guessed(start, tmp_path):
+    """While the zygote imports there is none, nor its name; later it is for us alone."""
+    os.mkfifo(tmp_path / "gate")
+    write(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
+    script = write(tmp_path, "train.py", "import time; print('ready', flush=True); time.sleep(1000)")
+    job = start("run", "--preload", "slow", "--nproc", "2", "--run-id", "guessed", script)
+    wait_until((tmp_path / "importing").exists, "the import")
+    assert not list(job.tmp.iterdir())
+    seen = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in job.left())
+    assert os.fsencode(job.tmp) not in seen
+    guessed = job.tmp / f"ddplaunch-guessed-{job.process.pid}"
+    guessed.mkdir()
+    (tmp_path / "gate").open("w").close()
+    job.wait_for("ready", 2)
+    (made,) = [path for path in job.tmp.iterdir() if path != guessed]
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert not list(guessed.iterdir())
+    guessed.rmdir()
+    job.signal(signal.SIGKILL)
+    job.wait()
+    job.assert_nothing_left()
+
+
+def test_a_log_is_not_written_through_a_link(launch, tmp_path):
+    """Where others may write, they could name any file of ours."""
+    theirs = write(tmp_path, "theirs", "whole")
+    script = write(
+        tmp_path,
+        "train.py",
+        f"""
+        import glob, os
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "0":
+            (folder,) = glob.glob("logs/*")
+            os.symlink({str(theirs)!r}, folder + "/rank-0.attempt-1.log")
+            os.mkfifo(folder + "/rank-1.attempt-1.log")
+            os.remove(folder + "/plan.json")
+            os.symlink({str(theirs)!r}, folder + "/plan.json")
+            raise SystemExit(3)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+            print("again")
+        """,
+    )
+    done = launch("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", "--max-restarts", "1", script)
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[0] again", "[1] again"]
+    assert theirs.read_text() == "whole"
+    assert "no log of rank 0: Too many levels of symbolic links" in done.stderr
+    assert "no log of rank 1: No such device or address" in done.stderr
+    assert "the log folder is incomplete: plan.json: Too many levels of symbolic links" in done.stderr
