@@ -31,9 +31,10 @@ LAYERS = [
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 
 INSIDE_USER_PROCESSES = {
-    "agent.zygote": {"agent.channel", "agent.processes", "agent.worker"},
+    "agent.zygote": {"agent.channel", "agent.leftovers", "agent.processes", "agent.worker"},
     "agent.worker": {"agent.arguments", "agent.ending", "errors"},
     "agent.ending": set(),
+    "agent.leftovers": set(),
     "agent.processes": set(),
     "agent.channel": set(),
 }

@@ -41,7 +41,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    from ddplaunch.agent import channel, processes, worker
+    from ddplaunch.agent import channel, leftovers, processes, worker
 else:
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -53,11 +53,15 @@ else:
         return module
 
     channel = _sibling("channel")
+    leftovers = _sibling("leftovers")
     processes = _sibling("processes")
     worker = _sibling("worker")
 
 _HELPER_PATIENCE = 3.0
 """Seconds more that multiprocessing's own helpers have for their end."""
+
+_QUIET = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""What keeps libraries from starting threads as they are loaded (pyarrow's jemalloc, and pandas with it)."""
 
 
 def main() -> tuple[dict[str, Any], dict[str, int]]:
@@ -74,7 +78,15 @@ def main() -> tuple[dict[str, Any], dict[str, int]]:
         os._exit(1)
     processes.adopt_orphans()
     began = time.monotonic()
-    if refused := _import(config):
+    left = leftovers.Leftovers()
+    quiet = {name: value for name, value in _QUIET.items() if name not in os.environ}
+    os.environ.update(quiet)
+    with left:
+        refused = _import(config)
+    for name in quiet:
+        del os.environ[name]
+    if refused:
+        left.remove()
         channel.send(control, {"op": "refused", "message": refused})
         os._exit(0)
     unsafe = _why_unsafe(config)
@@ -82,6 +94,7 @@ def main() -> tuple[dict[str, Any], dict[str, int]]:
         # Start over with an empty interpreter, which then execs every rank: same process, same socket.
         fresh = {**config, "modules": [], "unsafe": unsafe}
         control.set_inheritable(True)
+        left.remove()
         os.execv(sys.executable, [sys.executable, __file__, sys.argv[1], json.dumps(fresh), *sys.argv[3:]])
     forks = bool(config["modules"])
     ready = {"op": "ready", "forks": forks, "unsafe": config["unsafe"], "seconds": time.monotonic() - began}
@@ -91,7 +104,7 @@ def main() -> tuple[dict[str, Any], dict[str, int]]:
         os._exit(1)
     gc.freeze()
     processes.die_with_parent(0)
-    return Zygote(control, config, forks).serve()
+    return Zygote(control, config, forks, left).serve()
 
 
 def _import(config: dict[str, Any]) -> str | None:
@@ -171,10 +184,11 @@ def _open_gpu() -> str | None:
 class Zygote:
     """Serves the supervisor's requests until its end of the socket closes."""
 
-    def __init__(self, control: socket.socket, config: dict[str, Any], forks: bool) -> None:
+    def __init__(self, control: socket.socket, config: dict[str, Any], forks: bool, left: leftovers.Leftovers) -> None:
         self.control = control
         self.config = config
         self.forks = forks
+        self.left = left
         self.ranks: dict[int, int] = {}  # pid to rank, of those that run
         self.woken, self.wake = os.pipe()
         os.set_blocking(self.woken, False)
@@ -276,6 +290,7 @@ class Zygote:
                 os.sched_setaffinity(0, job["cpus"])
             if not self.forks or job["kind"] == "program":
                 self.execute(job, fds)
+            self.left.pass_over()
             os.environ.update(job["env"])
             _retitle(job["title"])
             gc.enable()
@@ -348,6 +363,7 @@ class Zygote:
         processes.kill_all_below(os.getpid())
         for path in self.config["remove"]:
             _remove(path)
+        self.left.remove()
         os._exit(0)
 
 

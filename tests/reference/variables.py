@@ -79,6 +79,7 @@ READ = {
     "TERM": "`dumb` has no colours",
     "LD_LIBRARY_PATH": "goes along over SSH",
     "PYTHONPATH": "likewise",
+    "JE_ARROW_MALLOC_CONF": "unless set, pyarrow is preloaded with `background_thread:false`, which ranks do not see",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "torchrun's: `--grace`",
     "SSH_CONNECTION": "somebody is logged in from elsewhere: `--tensorboard` says how to reach it from there",
     "SUBMITIT_PREEMPT_SIGNAL": "submitit's warning, in its `Task`",

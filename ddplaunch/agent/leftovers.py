@@ -1,0 +1,87 @@
+"""What imported modules register for the end of their process, where one process imports for many.
+
+A function that flushes, closes or joins is about a process's own state, so each rank needs it (logging.shutdown,
+multiprocessing's _exit_function). One that removes files is about something that all ranks share, and the first rank
+that ends would take it from the others (wandb's and matplotlib's temporary folders): it runs once, in the zygote.
+
+Loaded by the zygote, so: standard library only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_REMOVING = frozenset({"rmtree", "_rmtree", "unlink", "rmdir", "removedirs", "cleanup"})
+"""Names in the code of a function that removes files, as tempfile.TemporaryDirectory's does."""
+
+_PATIENCE = 3
+"""Seconds that removing may take: the supervisor may have gone, and nobody else would end us."""
+
+
+class Leftovers:
+    """Notes, while it is entered, what is registered to remove files."""
+
+    def __init__(self) -> None:
+        self._register = atexit.register
+        self._functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self._finalizers: list[Any] = []
+
+    def __enter__(self) -> None:
+        register = self._register
+
+        def note(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            if _removes(function):
+                self._functions.append((function, args, kwargs))
+            return register(function, *args, **kwargs)
+
+        atexit.register = note  # type: ignore[assignment]
+
+    def __exit__(self, *error: object) -> None:
+        atexit.register = self._register
+        finalize = getattr(sys.modules.get("weakref"), "finalize", None)
+        for finalizer, info in list(getattr(finalize, "_registry", {}).items()):
+            if info.atexit and _removes(info.func):
+                self._finalizers.append(finalizer)
+
+    def pass_over(self) -> None:
+        """In a rank: leave what is shared alone."""
+        for function, _, _ in self._functions:
+            atexit.unregister(function)
+        for finalizer in self._finalizers:
+            finalizer.detach()
+
+    def remove(self) -> None:
+        """In the zygote, when no rank is left."""
+        if not (self._functions or self._finalizers):
+            return
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_PATIENCE)
+        for function, args, kwargs in reversed(self._functions):
+            _call(function, *args, **kwargs)
+        for finalizer in self._finalizers:
+            _call(finalizer)
+        signal.alarm(0)
+
+
+def _removes(function: Any) -> bool:
+    """Whether a function removes files, going by its name and by those that its code uses."""
+    function = getattr(function, "func", function)  # of functools.partial
+    function = getattr(function, "__func__", function)
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    name = getattr(function, "__name__", "")
+    in_os = name == "remove" and getattr(function, "__module__", "") == "posix"
+    return in_os or not _REMOVING.isdisjoint({name, *names})
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    try:
+        function(*args, **kwargs)
+    except BaseException:
+        pass  # what can it matter to a job that is over

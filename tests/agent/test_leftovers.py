@@ -1,0 +1,97 @@
+"""What the zygote imported for all ranks ends once: no rank takes from the others what they share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import write
+
+pytestmark = pytest.mark.slow
+
+SHARED = """
+    import atexit, functools, logging, os, shutil, tempfile, weakref
+
+    class Owner: pass
+    def drop(path): shutil.rmtree(path)
+
+    owner = Owner()
+    folders = [tempfile.mkdtemp(prefix="shared-") for _ in range(5)]
+    atexit.register(shutil.rmtree, folders[0])                      # matplotlib
+    atexit.register(drop, folders[1])
+    atexit.register(functools.partial(shutil.rmtree, folders[2]))
+    weakref.finalize(owner, shutil.rmtree, folders[3])
+    held = tempfile.TemporaryDirectory(prefix="shared-")            # wandb
+    atexit.register(held.cleanup)
+    file = folders[4] + "/file"
+    open(file, "w").close()
+    atexit.register(os.rmdir, folders[4])
+    atexit.register(os.remove, file)
+    paths = [*folders, held.name, file]
+
+    @atexit.register
+    def flush():
+        print("flushed by", os.environ.get("RANK"), flush=True)
+"""
+
+PROGRAM = """
+    import os, time
+    from pathlib import Path
+    import shared
+    if os.environ["RANK"] == "0":  # which would stay till the end in any case
+        while not Path("first").exists() or Path("/proc", Path("first").read_text()).exists():
+            time.sleep(0.01)
+        print("all there:", all(map(os.path.exists, shared.paths)))
+        shared.held.cleanup()
+        print("its own doing:", os.path.exists(shared.held.name))
+    else:
+        Path("mine").write_text(str(os.getpid()))
+        os.rename("mine", "first")
+"""
+
+
+def test_shared_folders_live_as_long_as_the_job(launch, tmp_path):
+    """And go with it; what flushes or closes a process's own things runs in each rank, as ever."""
+    write(tmp_path, "shared.py", SHARED)
+    script = write(tmp_path, "train.py", PROGRAM)
+    (tmp_path / "tmp").mkdir()
+    environment = {"TMPDIR": str(tmp_path / "tmp")}
+    done = launch("run", "--preload", "shared", "--nproc", "2", script, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "[0] all there: True\n" in done.stdout
+    assert "[0] its own doing: False\n" in done.stdout
+    assert sorted(line for line in done.stdout.splitlines() if "flushed" in line) == [
+        "[0] flushed by 0",
+        "[1] flushed by 1",
+    ]
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_what_cannot_be_forked_leaves_nothing_either(launch, tmp_path):
+    """The zygote starts over then, as another program; its imports are undone before."""
+    write(tmp_path, "shared.py", SHARED)
+    write(tmp_path, "threaded.py", "import shared, threading; threading.Thread(target=input, daemon=True).start()")
+    script = write(tmp_path, "train.py", "")
+    (tmp_path / "tmp").mkdir()
+    done = launch("run", "--preload", "threaded", "--nproc", "2", script, env={"TMPDIR": str(tmp_path / "tmp")})
+    assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+ARROW = """
+    import os, threading
+    chosen = os.environ.get("JE_ARROW_MALLOC_CONF")
+    if chosen != "background_thread:false":  # as pyarrow's jemalloc does when it is loaded
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("theirs", [None, "background_thread:true"])
+def test_libraries_start_no_threads_where_they_can_be_asked_not_to(launch, tmp_path, theirs):
+    """And ranks do not see how they were asked."""
+    write(tmp_path, "arrow.py", ARROW)
+    script = write(tmp_path, "train.py", "import os; print(os.environ.get('JE_ARROW_MALLOC_CONF'))")
+    environment = {} if theirs is None else {"JE_ARROW_MALLOC_CONF": theirs}
+    done = launch("run", "--preload", "arrow", "--nproc", "2", script, env=environment)
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [f"[0] {theirs}", f"[1] {theirs}"]
+    assert ("instead of being forked: 2 threads" in done.stderr) == (theirs is not None)
