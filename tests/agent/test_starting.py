@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -104,6 +105,22 @@ def test_ranks_keep_the_limit_that_the_launcher_raised(tmp_path):
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(line.split()[1] for line in done.stdout.replace("[", " [").splitlines()) == ["500"] * 60 + ["64"] * 60
+
+
+def test_descriptors_that_run_out_while_ranks_start(start, tmp_path):
+    """Whoever has taken them: the ranks that are there are stopped, and the report says what was short."""
+    os.mkfifo(tmp_path / "gate")
+    write(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
+    script = write(tmp_path, "train.py", "import time; time.sleep(1000)")
+    job = start("run", "--preload", "slow", "--nproc", "20", script)
+    wait_until((tmp_path / "importing").exists, "the import")
+    most = len(os.listdir(f"/proc/{job.process.pid}/fd")) + 10
+    resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, (most, most))
+    (tmp_path / "gate").open("w").close()
+    assert job.wait() == 71
+    told = rf"ddplaunch: rank \d could not be started: too many open files: the limit is {most} \(ulimit -n\); "
+    assert re.match(told + r"\d of 20 ranks had been started here \(exit code 71\)\n", job.stderr())
+    job.assert_nothing_left()
 
 
 HOLDER = """
