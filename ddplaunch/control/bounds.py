@@ -149,7 +149,7 @@ BOUNDS: Mapping[str, Rule] = {
     # what has fields of its own, or two values only
     **dict.fromkeys(("share", "versions", "failure", "verdict", "first", "outcome", "broken"), _inner),
     **dict.fromkeys(("shares", "failures", "others"), _each(_inner)),
-    **dict.fromkeys(("numbered", "again", "heeded", "told"), _as_it_is),
+    **dict.fromkeys(("numbered", "again", "heeded", "told", "kind"), _as_it_is),
 }
 """The rule of each field by its name, where one class has another by both names; None is always itself."""
 

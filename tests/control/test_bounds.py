@@ -76,6 +76,8 @@ class Maker:
             if inner[1:] == (...,):
                 return [self.value(inner[0]) for _ in range(pick((0, 1, 1, 2, 3)))]
             return [self.value(each) for each in inner]
+        if typing.get_origin(hint) is typing.Literal:
+            return pick((*typing.get_args(hint), "x"))
         if hint is type(None):
             return None
         if hint is bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
@@ -123,11 +124,14 @@ def test_ranks_started_by_hand(tmp_path: Path, trained: dict[str, list[str]]) ->
     assert figures(said[0]) == trained["env"]
 
 
-def test_whose_init_method_is_asked(answer: Launch) -> None:
-    """As the docs show: behind the target it could be either's."""
-    done = answer("run", DIGITS, "--init-method", "file:///tmp/digits")
-    assert done.returncode == 2
-    assert "--init-method could be ddplaunch's or an argument of" in done.stderr
+def test_whose_init_method_it_is(answer: Launch) -> None:
+    """As the docs show: before the target it is ours, behind it the script's."""
+    for words, method in (
+        (("--init-method", "file:///tmp/digits", DIGITS), True),
+        ((DIGITS, "--init-method", "x"), False),
+    ):
+        plan = json.loads(answer("run", "--dry-run", "--json", *words).stdout)
+        assert (plan["init_method"] is not None) is method
 
 
 @pytest.mark.slow

@@ -96,12 +96,12 @@ class Node:
     def __init__(self, host: Host, folder: Path, program: Path, options: tuple[str, ...], hold: object) -> None:
         self.host = host
         self._said = folder / f"{host.name}.{len(list(folder.glob(f'{host.name}.*')))}"
-        words = ("run", program, "--node-rank", str(host.number), "--nproc", "1")
+        words = (program, "--node-rank", str(host.number), "--nproc", "1")
         address = ("--master-addr", "n0", "--master-port", "29500")
         limits = ("--heartbeat-timeout", "2", "--grace", "2", "--join-window", "100")
         with self._said.open("wb") as file:
             self.process = host.start(
-                command(*words, *address, *limits, *options),
+                command("run", *limits, *options, *words, *address),
                 cwd=folder,
                 env=clean_environment({**CALM, "HOLD": json.dumps(hold), "TMPDIR": str(folder)}),
                 stdin=subprocess.DEVNULL,
@@ -189,7 +189,7 @@ def test_a_killed_rank_on_one_node(
     start: Callable[..., Job], program: Path, tmp_path: Path, undisturbed: float
 ) -> None:
     hold = json.dumps({"0": [2, 360]})
-    job = start("run", program, "--nproc", "2", "--max-restarts", "1", env={**CALM, "HOLD": hold})
+    job = start("run", "--max-restarts", "1", program, "--nproc", "2", env={**CALM, "HOLD": hold})
     job.wait_for("attempt 0 is held")
     os.kill(max(job.ranks()), signal.SIGKILL)
     assert job.wait() == 0, job.stderr()

@@ -143,7 +143,7 @@ def test_two_nodes_train_as_one_does(trained: str, network: Callable[..., Networ
 def test_slurm_trains_as_one_node_does(trained: str, slurm: Callable[..., Any]) -> None:
     cluster = slurm(2)
     job = cluster.login.start(
-        command("submit", WINE, "--nodes", "2", "--follow", "--", *SETTINGS),
+        command("submit", "--follow", WINE, "--nodes", "2", "--", *SETTINGS),
         cwd=cluster.folder,
         env={**clean_environment(CALM), **cluster.environment},
         stdin=subprocess.DEVNULL,
