@@ -68,5 +68,5 @@ def harmless(text: str) -> str:
 
 def shown(text: str, most: int = 200) -> str:
     """Make a value that is not ours fit for a line of ours: as :func:`harmless`, on one line, ``most`` characters."""
-    line = harmless(text).replace("\n", "\\n")
+    line = harmless(text[: 8 * most]).strip("\n").replace("\n", "\\n")  # no more of a huge one need be looked at
     return line if len(line) <= most else line[: most - 1] + "…"

@@ -5,7 +5,7 @@ The project's are in the pyproject.toml nearest above the current folder, the us
 their dashes.
 
 What these files say runs as the user (``setup``), so only the user's own and root's are read, as git does with its
-``safe.directory`` (CVE-2022-24765), and none that is far above. ``--defaults FILE`` reads one whoever it belongs to.
+``safe.directory`` (CVE-2022-24765), and none that is far above. ``--config FILE`` reads one whoever it belongs to.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ddplaunch.errors import UsageError
 
 PROJECT = "pyproject.toml"
 NONE = "none"
-"""What ``--defaults`` calls reading no file."""
+"""What ``--config`` calls reading no file."""
 
 MOST = 1 << 20
 """Bytes of a file; one that is larger was not written for us."""
@@ -125,7 +125,7 @@ def _read_own(path: str, notes: list[str]) -> _File | None:
         return file
     if b"ddplaunch" in file.text:
         whose = f"it belongs to {_name(file.stranger)}, not to you"
-        notes.append(f"{path} is not read: {whose}; --defaults {shlex.quote(path)} reads it")
+        notes.append(f"{path} is not read: {whose}; --config {shlex.quote(path)} reads it")
     return None
 
 
@@ -155,7 +155,7 @@ def _load(path: str) -> _File:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if len(text) > MOST:
         raise UsageError(
-            f"{path} has more than {MOST >> 20} MiB", "--defaults FILE names another, --defaults none reads none"
+            f"{path} has more than {MOST >> 20} MiB", "--config FILE names another, --config none reads none"
         )
     return _File(path, text, frozenset({owner, found.st_uid}))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddplaunch.cli.options import as_typed
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from ddplaunch.plan.target import Target
@@ -48,7 +48,6 @@ def read(flags: dict[str, Any]) -> tuple[Host, ...]:
                 raise UsageError(f"--{name.replace('_', '-')} goes with --hosts or --hostfile", "--hosts n1:4,n2:4")
         return ()
     from ddplaunch.schedulers.hostfile import choose, read_hostfile, read_hosts
-    from ddplaunch.schedulers.text import shown
 
     if {"hosts", "hostfile"} <= typed:
         both = f"--hosts {shown(flags['hosts'], 100)} and --hostfile {shown(flags['hostfile'], 100)}"

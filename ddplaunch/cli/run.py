@@ -121,6 +121,10 @@ def _prepared(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> int 
         _print_plan(plan, flags, remote=bool(hosts))
         return 0
     rules = _rules(flags, plan)
+    if rules.interface:
+        from ddplaunch.control.route import check_interface
+
+        check_interface(rules.interface)
     _check_several(plan, rules)
     listening = None
     if not plan.numbered:

@@ -94,9 +94,9 @@ class _SubmitCommand(TargetCommand):
         from ddplaunch.cli.defaults import read
 
         options = [param for param in self.params if isinstance(param, click.Option) and param.opts[-1] in NAMES]
-        own = [option for option in options if option.opts[-1] != "--defaults"]
+        own = [option for option in options if option.opts[-1] != "--config"]
         defaults, ctx.meta["unread"] = read(
-            "submit", own, current_directory(), os.environ, _value_of("--defaults", placed)
+            "submit", own, current_directory(), os.environ, _value_of("--config", placed)
         )
         ctx.meta["defaults"] = defaults
         ctx.default_map = {name: default.value for name, default in defaults.items()}

@@ -89,7 +89,7 @@ REFUSED = {
 """What makes no sense for a job of each scheduler, and what to type instead."""
 
 SECTIONS: dict[str, Sequence[str]] = {
-    "Where it goes": ("--scheduler", "--defaults"),
+    "Where it goes": ("--scheduler", "--config"),
     "What is asked for": (
         "--nodes",
         "--gpus-per-node",
@@ -216,7 +216,7 @@ _OPTIONS = (
         help="Slurm gets a batch script; for Kubernetes a manifest is printed, to pipe into kubectl apply -f -.",
     ),
     click.option(
-        "--defaults",
+        "--config",
         metavar="FILE",
         type=Paths(dir_okay=False),
         help="Read defaults from this file instead of the nearest pyproject.toml; none reads no file.",

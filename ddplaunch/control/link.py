@@ -41,13 +41,9 @@ def make_link(
         listening: on the control port, where it was claimed before (``claim``, ``listen``).
 
     Raises:
-        UsageError: the control port is taken, or --interface names none.
+        UsageError: the control port is taken.
     """
     share = own_share(plan)
-    if rules.interface:
-        from ddplaunch.control.route import address_on
-
-        address_on(rules.interface, socket.AF_INET)
     if rules.port is None:
         alone = Hello(share, rules.nnodes, None, "", None, rules.max_restarts, Versions(""), ())
         return Hub(loop, rules, alone, plan.run_id, hear)

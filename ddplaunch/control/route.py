@@ -48,17 +48,22 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def address_on(interface: str, family: socket.AddressFamily) -> str | None:
-    """Return an address of an interface, None where it has none of this family.
+def check_interface(interface: str) -> None:
+    """Make sure that this machine has it.
 
     Raises:
-        UsageError: there is no such interface.
+        UsageError: it has not.
     """
-    found = interfaces()
-    if interface not in found:
+    if interface not in (found := interfaces()):
         raise UsageError(f"--interface {interface}: this machine has none of that name", f"it has {_listed(found)}")
+
+
+def address_on(interface: str, family: socket.AddressFamily) -> str | None:
+    """Return an address of an interface, None where it has none of this family."""
     version = 6 if family == socket.AF_INET6 else 4
-    return next((each for each in found[interface] if ipaddress.ip_address(each).version == version), None)
+    return next(
+        (each for each in interfaces().get(interface, ()) if ipaddress.ip_address(each).version == version), None
+    )
 
 
 def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

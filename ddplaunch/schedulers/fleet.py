@@ -14,11 +14,10 @@ from enum import Enum
 from functools import partial
 
 from ddplaunch.agent.sink import Sink
-from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError
+from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, shown
 from ddplaunch.loop import Loop
 from ddplaunch.schedulers.remote import BEAT, GO, KILL_AFTER, SIGNALS
 from ddplaunch.schedulers.ssh import LONGEST_COMPLAINT, Connection
-from ddplaunch.schedulers.text import shown
 from ddplaunch.schedulers.turns import PAUSE, Turns
 
 ANSWER_PATIENCE = 60.0

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from ddplaunch.clusters.nodelist import expand_hosts
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, shown
 from ddplaunch.files import MOST_HOSTS, read_named
-from ddplaunch.schedulers.text import shown
 
 # --hosts a:4,n[01-04]:8,b,me@c,[fd00::1]:4
 #
@@ -117,7 +116,7 @@ def _lines(text: str, path: str) -> Iterator[_Line]:
             slots, adds = _named_slots(rest, name, source), not rest and ":" not in name.rpartition("]")[2]
         for host in _entry(name, source, _EXAMPLE):
             if slots is not None and host.slots is not None:
-                raise _error(f"{source}: {shown(line, 100)!r} says twice how many slots", _EXAMPLE)
+                raise _error(f"{source}: '{shown(line, 100)}' says twice how many slots", _EXAMPLE)
             yield _Line(source, replace(host, slots=host.slots if slots is None else slots), adds)
 
 
@@ -128,7 +127,7 @@ def _named_slots(words: list[str], host: str, source: str) -> int | None:
         name, equals, value = word.partition("=")
         name = "max_slots" if name in _MOST_SLOTS else name
         if name not in ("slots", "max_slots") or not equals or name in found:
-            raise _error(f"{source}: {shown(word, 60)!r} makes no sense", _EXAMPLE)
+            raise _error(f"{source}: '{shown(word, 60)}' makes no sense", _EXAMPLE)
         found[name] = _slots(value, host, source, _EXAMPLE)
     slots, most = found.get("slots"), found.get("max_slots")
     if slots is not None and most is not None and slots > most:
@@ -170,12 +169,12 @@ def _entry(text: str, source: str, hint: str) -> Iterator[Host]:
     if not found:
         if text.count(":") > 1:
             hint = "an address of IPv6 stands in brackets: [fd00::1]:4"
-        what = f"{shown(text, 60)!r} is no host" if text else "there is a host without a name"
+        what = f"'{shown(text, 60)}' is no host" if text else "there is a host without a name"
         raise _error(f"{source}: {what}", hint)
     slots = None if found["slots"] is None else _slots(found["slots"], text.rpartition(":")[0], source, hint)
     user = found["user"]
     if user is not None and not _NAME.fullmatch(user):
-        raise _error(f"{source}: {shown(user, 60)!r} is no user's name", f"{hint}, or me@n1")
+        raise _error(f"{source}: '{shown(user, 60)}' is no user's name", f"{hint}, or me@n1")
     if found["address"] is not None:
         yield Host(_address(found["address"], source), slots, user=user)
         return
@@ -185,10 +184,10 @@ def _entry(text: str, source: str, hint: str) -> Iterator[Host]:
         raise _error(error.message, error.hint) from None
     for name in names:
         if not _NAME.fullmatch(name):  # ssh would take -oProxyCommand=… for an option
-            raise _error(f"{source}: {shown(name, 60)!r} is no host's name", hint)
+            raise _error(f"{source}: '{shown(name, 60)}' is no host's name", hint)
         if len(name) > 253 or not all(0 < len(label) < 64 for label in name.removesuffix(".").split(".")):
             what = "between its dots a name has 1 to 63 letters, and 253 in all"
-            raise _error(f"{source}: {shown(name, 60)!r} is no host's name: {what}", hint)
+            raise _error(f"{source}: '{shown(name, 60)}' is no host's name: {what}", hint)
         yield Host(name, slots, user=user)
 
 
@@ -205,7 +204,7 @@ def _address(text: str, source: str) -> str:
 
 def _slots(text: str, host: str, source: str, hint: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise _error(f"{source}: {shown(text, 40)!r} is no number of slots", hint)
+        raise _error(f"{source}: '{shown(text, 40)}' is no number of slots", hint)
     if int(text) == 0:
         raise _error(f"{source}: {host} has 0 slots and would run nothing", "leave it out")
     if int(text) > MOST_SLOTS:
@@ -280,7 +279,7 @@ def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[i
         slots: set[int] = set()
         for word in listed.split(","):
             if not re.fullmatch(r"[0-9]{1,9}", word):
-                _refuse(option, text, f"{shown(word, 40)!r} is no slot of {name}")
+                _refuse(option, text, f"'{shown(word, 40)}' is no slot of {name}")
             if int(word) >= (host.slots or MOST_SLOTS):
                 _refuse(option, text, f"{name} has no slot {word}, but 0 to {(host.slots or MOST_SLOTS) - 1}")
             if int(word) in slots:

@@ -19,11 +19,10 @@ from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.agent.lines import Lines
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, shown
 from ddplaunch.loop import Loop
 from ddplaunch.schedulers.calling import FAR_END, called
 from ddplaunch.schedulers.remote import HELLO, Facts, mark
-from ddplaunch.schedulers.text import shown
 
 CONNECT_TIMEOUT = 15
 """Seconds for a connection where the user's configuration has none: TCP alone takes two minutes."""
@@ -116,7 +115,7 @@ def command(name: str, way: Way, python: str, environ: Mapping[str, str], heartb
     words = ["env", *variables, *called(python, FAR_END)]
     for word in words:
         if "\n" in word:
-            what = f"{shown(word, 200)!r} has a line break, which not every login shell can read"
+            what = f"'{shown(word, 200)}' has a line break, which not every login shell can read"
             raise UsageError(what, "choose another folder, or another value")
     return ["ssh", *way.options, *alive, "--", name, f"exec {shlex.join(words)}"]
 

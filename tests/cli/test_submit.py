@@ -337,9 +337,9 @@ def test_a_file_of_somebody_else_is_not_read(submit, cluster, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "owned" not in cluster.read("script")
     assert "#SBATCH --partition=general\n" in cluster.read("script"), "the next above is read"
-    note = f"{evil} is not read: it belongs to user {SOMEBODY}, not to you; --defaults {evil} reads it"
+    note = f"{evil} is not read: it belongs to user {SOMEBODY}, not to you; --config {evil} reads it"
     assert f"ddplaunch: {note}\n" in done.stderr
-    assert "#SBATCH --nodes=7\n" in submit(f"--dry-run --defaults {evil} ../train.py", cwd=tmp_path / "deep").stdout
+    assert "#SBATCH --nodes=7\n" in submit(f"--dry-run --config {evil} ../train.py", cwd=tmp_path / "deep").stdout
 
 
 @AS_ROOT
@@ -375,18 +375,18 @@ def test_how_far_up_a_file_is_looked_for(dry, tmp_path, border):
 def test_a_file_that_is_named(dry, submit, files, tmp_path):
     other = write(tmp_path, "conf/site.toml", '[submit]\nqos = "low"\nsetup = "here.sh"\n')
     write(tmp_path, "conf/here.sh", "")
-    script, lines = dry("--defaults conf/site.toml train.py")
+    script, lines = dry("--config conf/site.toml train.py")
     assert "#SBATCH --qos=low\n" in script
     assert "general" not in script, "instead of the project's"
     assert f"source {tmp_path}/conf/here.sh || exit\n" in script
     assert f"qos: low ({other})" in lines
-    script, _ = dry("--defaults none train.py")
+    script, _ = dry("--config none train.py")
     assert "partition" not in script
     assert "account" not in script
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b"#" * ((1 << 20) + 1))
     for name, said in ("nosuch", "cannot read"), ("pipe", "is not a regular file"), ("large", "has more than 1 MiB"):
-        done = submit(f"--defaults {name} train.py")
+        done = submit(f"--config {name} train.py")
         assert done.returncode == 2
         assert said in done.stderr
 
