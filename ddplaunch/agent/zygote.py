@@ -115,11 +115,12 @@ def _import(config: dict[str, Any]) -> str | None:
                 sys.path.insert(0, config["first"])
             __import__(name)
         except BaseException as error:
+            absent = isinstance(error, ModuleNotFoundError)
             if name in config["asked"]:
-                what = "" if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: "
-                return f"--preload {name}: {what}{error}"
-            config["failed"] = name
-            return None
+                return f"--preload {name}: {'' if absent else f'{type(error).__name__}: '}{error}"
+            if not absent:
+                config["failed"] = name
+                return None
         finally:
             if sys.path[0] == config["first"] and name in config["asked"]:
                 sys.path.pop(0)

@@ -36,7 +36,8 @@ def words(asked: Asked) -> Iterator[Word]:
     if used and "--log-dir" not in asked:
         import tempfile
 
-        yield "--log-dir", os.path.join(tempfile.gettempdir(), f"ddplaunch-logs-{os.getuid()}"), asked.source(used[0])
+        name = f"ddplaunch-logs-{os.getuid()}-{os.urandom(8).hex()}"  # which nobody else can make first
+        yield "--log-dir", os.path.join(tempfile.gettempdir(), name), asked.source(used[0])
     shown = _show(redirected, teed, only)
     if shown != "all":
         yield "--show", shown, asked.source("--local-ranks-filter" if only else used[0])
