@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
-from ddplaunch.plan.plan import Plan, listed
+from ddplaunch.plan.plan import Plan
 from ddplaunch.plan.target import Kind
 
 
@@ -18,7 +18,7 @@ def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
     nnodes = f"{plan.least}:{plan.nnodes}" if plan.least else str(plan.nnodes)
     words = ["ddplaunch", "run", "--nnodes", nnodes, "--node-rank", str(node_rank) if plan.numbered else "auto"]
     words += ["--master-addr", plan.master_addr, "--master-port", str(plan.master_port)]
-    words += ["--nproc", listed(tuple(node.local_world_size for node in plan.nodes)), *options]
+    words += ["--nproc", plan.counts, *options]
     if plan.target.kind in (Kind.MODULE, Kind.PROGRAM):
         words.append("-m" if plan.target.kind is Kind.MODULE else "--no-python")
     typed, args = plan.target.typed, plan.target.args

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ddplaunch.errors import UsageError
@@ -149,6 +150,11 @@ class Plan:
             return rank.node_rank, rank.local_rank
         node_rank, local_rank = self.place["NODE_RANK"], self.place["LOCAL_RANK"]
         return (int(node_rank) if node_rank else None), int(local_rank or 0)
+
+    @cached_property
+    def counts(self) -> str:
+        """The ranks of each node, as ``--nproc`` has them."""
+        return listed(tuple(node.local_world_size for node in self.nodes))
 
     @property
     def hosts_store(self) -> bool:
