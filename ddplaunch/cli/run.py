@@ -133,7 +133,10 @@ def _prepared(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> int 
             plan = make(replace(request, node_rank=1), found, machine, os.environ, plan.run_id, notes)
     elif plan.node_rank == 0 and rules.port is not None:
         from ddplaunch.control.link import listen
+        from ddplaunch.control.port import Port
 
+        if plan.hosts_store:  # where both are taken, the master port is the one to name
+            Port(plan.master_addr, plan.master_port, nnodes=plan.nnodes).close()
         listening = listen(rules)
     flags["listening"] = listening
     _check_store_file(plan)

@@ -68,7 +68,7 @@ def test_login_shells_that_keep_ddplaunch_out_are_named(sshd, tmp_path):
         "ddplaunch: 4 of 4 hosts cannot take part, and nothing was started",
         f"  n1  {ended.format(0)}",
         f"  n2  {ended.format(3)}",
-        "  n3  no logins on ?[31mFriday",
+        "  n3  no logins on Friday",
         "  n4  This account is currently not available.",
     ]
     run = Job(servers, tmp_path, "--hosts", "n0:1,n5:1", *LIGHT, "train.py")
