@@ -28,7 +28,7 @@ from ddplaunch.agent import processes
 from ddplaunch.control.hello import own_versions
 from ddplaunch.control.messages import Versions
 from ddplaunch.control.route import resolve
-from ddplaunch.errors import EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError
+from ddplaunch.errors import EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError
 from ddplaunch.loop import Loop
 from ddplaunch.plan.target import find
 from ddplaunch.schedulers.calling import called
@@ -90,6 +90,14 @@ LOST = EXIT_UNAVAILABLE
 
 def main() -> int:
     """Do as told on stdin; the exit code is the launcher's."""
+    try:
+        return _serve()
+    except Exception as error:  # the near end shows what is said here
+        os.write(2, f"a bug of ddplaunch there: {type(error).__name__}: {error}\n".encode(errors="replace"))
+        return EXIT_SOFTWARE
+
+
+def _serve() -> int:
     processes.die_with_parent(signal.SIGTERM)
     # On a line of its own whatever a login shell has printed, also behind a progress bar of it.
     os.write(1, b"\n" + HELLO + __version__.encode() + b"\n")
@@ -249,9 +257,3 @@ class Guard:
 
     def _kill(self) -> None:
         self._killed = True
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import ddplaunch
+from ddplaunch.schedulers.calling import FAR_END, called
 from tests.conftest import clean_environment, command, write
 
 PLAYS = f"""\
@@ -135,3 +136,12 @@ def test_hosts_for_which_there_are_too_few_open_files(play, tmp_path, limit):
         assert done.returncode == 2
         assert done.stderr == "Error: 8 hosts need 64 open files, and the limit is 60\n  ulimit -n shows it\n"
         assert not (tmp_path / "typed").exists()
+
+
+def test_a_bug_of_ours_on_a_host_is_one_line() -> None:
+    done = subprocess.run(
+        called(sys.executable, FAR_END), input="{nonsense\n", env=clean_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 70
+    assert done.stderr.startswith("a bug of ddplaunch there: JSONDecodeError: ")
+    assert len(done.stderr.splitlines()) == 1
