@@ -141,7 +141,7 @@ OF_SBATCH = {
 
 _OURS_ALONE = {"--ntasks", "--ntasks-per-node", "-n", "--parsable", "--wrap", "--open-mode", "--chdir", "-D"}
 
-_TIME = r"\d+(:\d\d?){0,2}|\d+-\d\d?(:\d\d?){0,2}|UNLIMITED|INFINITE"
+_TIME = r"\d{1,9}(:\d\d?){0,2}|\d{1,9}-\d\d?(:\d\d?){0,2}|UNLIMITED|INFINITE"
 """The forms of sbatch's --time: 90, 90:00, 4:00:00, 1-12, 1-12:30, 1-12:30:00."""
 
 
@@ -167,7 +167,7 @@ def _like(pattern: str, noun: str, hint: str, kind: Callable[[str], Any] = str) 
     def read(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
         if text is None:
             return None
-        if not re.fullmatch(pattern, text, re.IGNORECASE):
+        if not re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII):
             raise UsageError(f"{param.opts[-1]} {text} is no {noun}{where(ctx, param)}", hint)
         return kind(text)
 
@@ -232,19 +232,19 @@ _OPTIONS = (
     click.option(
         "--gpus-per-node",
         metavar="N",
-        callback=_like(r"([\w.-]+:)?\d+", "number of GPUs", "give one like 8, or with a type like a100:8"),
+        callback=_like(r"([\w.-]+:)?\d{1,9}", "number of GPUs", "give one like 8, or with a type like a100:8"),
         help="GPUs on each, like 8, or a100:8 in Slurm; a rank for each, unless --nproc says otherwise.",
     ),
     click.option(
         "--cpus-per-task",
         metavar="N",
-        callback=_like(r"[1-9]\d*", "number of CPUs", "give one like 64: all of a node's, for the ranks to share", int),
+        callback=_like(r"[1-9]\d{0,8}", "number of CPUs", "give one like 64: all that a node's ranks share", int),
         help="CPUs on each node, for all of its ranks.",
     ),
     click.option(
         "--mem",
         metavar="SIZE",
-        callback=_like(r"\d+[KMGT]?B?", "size of memory", "give one like 200G; 0 is all of the node's"),
+        callback=_like(r"\d{1,15}[KMGT]?B?", "size of memory", "give one like 200G; 0 is all of the node's"),
         help="Memory on each node, like 200G; 0 is all.",
     ),
     click.option(
