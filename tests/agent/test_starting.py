@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import clean_environment, command, wait_until, write
+from tests.control.test_joining import Nodes
 from tests.patience import patience
 from tests.starts import EXEC, FORKED, LIGHT
 
@@ -49,6 +50,17 @@ def test_ctrl_c_while_the_zygote_imports(start, tmp_path):
     job.signal(signal.SIGINT)
     assert job.wait() == 130
     job.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_heartbeats_go_on_while_many_ranks_wait_for_an_import(start, tmp_path):
+    """One that lasts longer than the others would wait for a node that says nothing."""
+    write(tmp_path, "slow.py", "import time; time.sleep(3.5)")
+    write(tmp_path, "train.py", "")
+    job = Nodes(start, tmp_path, 2, "--heartbeat-timeout", "2")
+    many = ("--nproc", "128", "--start", "zygote", "--preload", "slow")
+    launchers = [job.start(node_rank, *many[: 6 * node_rank], target="train.py") for node_rank in (0, 1)]
+    assert [launcher.wait() for launcher in launchers] == [0, 0], [launcher.stderr() for launcher in launchers]
 
 
 @pytest.mark.slow
