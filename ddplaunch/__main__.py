@@ -4,7 +4,7 @@ import os
 import sys
 
 try:
-    sys.path.sort(key=["", os.getcwd()].count)  # behind all others; PYTHONPATH may name it too
+    sys.path.sort(key=lambda path: os.path.realpath(path) == os.getcwd())  # behind all others; PYTHONPATH may name it
 except OSError:  # it is gone, which is said later
     pass
 

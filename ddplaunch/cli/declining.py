@@ -49,4 +49,6 @@ def _found(flags: dict[str, Any]) -> tuple[Rules, int] | None:
         return None
     named = {name: flags[name] for name in Rules.__dataclass_fields__ if name in flags}
     control = flags["control_port"] or int(port.value) + 1
+    if control > 65535:  # which is refused in its place
+        return None
     return Rules(**{**named, "most": most, "address": address.value, "port": control}), node_rank

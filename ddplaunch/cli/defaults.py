@@ -196,6 +196,8 @@ def _parse(file: _File) -> dict[str, Any]:
         raise UsageError(f"{file.path} is no TOML: {error}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{file.path} is no TOML: it is not UTF-8") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in brackets
+        raise UsageError(f"{file.path} cannot be read: {error}", "--config none reads no file") from None
     return table
 
 

@@ -88,6 +88,8 @@ def start(hosts: tuple[Host, ...], flags: dict[str, Any], target: Target, run_id
     address = (flags["master_addr"] or ways[0].address) if len(hosts) > 1 else ""
     port = flags["master_port"] or DEFAULT_PORT
     control = flags["control_port"] or port + 1
+    if len(hosts) > 1 and control > 65535:
+        raise UsageError(f"--master-port {port} leaves no port for the control", "give a --control-port")
     token = flags["token"] or os.urandom(16).hex()
     nonce = os.urandom(16).hex()
     python = flags["remote_python"] or sys.executable

@@ -68,6 +68,8 @@ def place(
     few: Collection[str] = FEW,
     guarded: Collection[str] = (),
     ends_at_target: bool = False,
+    unsaid: Collection[str] = (),
+    instead: Mapping[str, str] = {},
     elsewhere: Mapping[str, str] = ELSEWHERE,
 ) -> Placed:
     """Split ``words``.
@@ -78,6 +80,8 @@ def place(
         few: the options that are ours right behind the target too.
         guarded: those that are refused behind it, where the file does not name them.
         ends_at_target: everything behind the target is the program's, as torchrun has it.
+        unsaid: those among ``words`` that nobody typed, so that another value may be typed behind the target.
+        instead: options of ours that make no sense in this command, and what to do.
         elsewhere: what other programs call an option of ours.
 
     Raises:
@@ -100,7 +104,7 @@ def place(
     alone = Placed(ours, target, ())
     if ends_at_target or "--no-python" in ours:
         few = guarded = ()
-    behind, program = _right_behind(alone, rest, options, few, {*few, *guarded})
+    behind, program = _right_behind(alone, rest, options, few, {*few, *guarded}, instead)
     for name, value in _values((*ours, *behind), options).items():
         if options.get(name) and not value:
             raise UsageError(f"{name} has an empty value", "give it one, or leave it out")
@@ -109,20 +113,25 @@ def place(
         meant.pop(JSON, None)
     for name, value in _values(behind, options).items():
         if names(alone, name):
-            raise _refusal(f"{name} could be ddplaunch's or an argument of {target}", alone, rest, meant)
-        if (before := _values(ours, options).get(name, value)) != value:
+            raise _refusal(f"{name} could be ddplaunch's or an argument of {target}", alone, rest, meant, instead)
+        if name not in unsaid and (before := _values(ours, options).get(name, value)) != value:
             raise UsageError(f"{name} is {before} before {target} and {value} behind it", "leave one of them out")
     alone = Placed(ours + behind, target, (), behind)
     if program[:1] == ["--"]:
         return alone._replace(program=tuple(program[1:]))
     alike = [name for name in _among(program, options) if not names(alone, name)]
     if disputed := next((name for name in alike if name in meant), None):
-        raise _refusal(f"{disputed} could be ddplaunch's or an argument of {target}", alone, program, meant)
+        raise _refusal(f"{disputed} could be ddplaunch's or an argument of {target}", alone, program, meant, instead)
     return alone._replace(program=tuple(program), alike=tuple(alike))
 
 
 def _right_behind(
-    alone: Placed, rest: Sequence[str], options: Mapping[str, bool], few: Collection[str], meant: Collection[str]
+    alone: Placed,
+    rest: Sequence[str],
+    options: Mapping[str, bool],
+    few: Collection[str],
+    meant: Collection[str],
+    instead: Mapping[str, str],
 ) -> tuple[tuple[str, ...], list[str]]:
     """Split what follows the target: the few that are ours, and all else."""
     taken = {name: options[name] for name in few if name in options}
@@ -132,7 +141,7 @@ def _right_behind(
             taken.pop(JSON, None)
             end = end_of_ours(rest, taken)
     except UsageError:
-        raise _refusal("", alone, rest, {name: options[name] for name in meant if name in options}) from None
+        raise _refusal("", alone, rest, {name: options[name] for name in meant if name in options}, instead) from None
     return tuple(rest[:end]), list(rest[end:])
 
 
@@ -141,7 +150,10 @@ def passed_on(placed: Placed, options: Mapping[str, bool]) -> str | None:
     if DRY_RUN not in placed.behind:
         return None
     looks = [word for word in placed.behind if word in (DRY_RUN, JSON)]
-    ours = [word for word in placed.ours if word not in looks]
+    before = placed.ours[: len(placed.ours) - len(placed.behind)]
+    if DRY_RUN not in before:
+        before = tuple(word for word in before if word != JSON)  # which means nothing without it
+    ours = [*before, *(word for word in placed.behind if word not in looks)]
     return _spelled(Placed(tuple(ours), placed.target, (*looks, *placed.program)), FEW)
 
 
@@ -209,17 +221,22 @@ def _among(program: Sequence[str], options: Collection[str]) -> list[str]:
 # --------------------------------------------------------------------------------------------------------- spellings
 
 
-def _refusal(message: str, alone: Placed, rest: Sequence[str], meant: Mapping[str, bool]) -> UsageError:
+def _refusal(
+    message: str, alone: Placed, rest: Sequence[str], meant: Mapping[str, bool], instead: Mapping[str, str]
+) -> UsageError:
     """Say what is unclear with both spellings to choose from, or with one where the other would make no sense.
 
     Args:
-        alone: what is clear. rest: the words behind it. meant: the options in question.
+        alone: what is clear. rest: the words behind it. meant: the options in question. instead: as for ``place``.
     """
     theirs = f"the program's: {_spelled(alone._replace(program=tuple(rest)), meant)}"
     try:
         found, left = _gather(rest, meant)
     except UsageError as error:
         return UsageError(error.message, theirs)
+    if senseless := next((name for name in map(name_of, found) if name in instead), None):
+        return UsageError(message, f"ddplaunch's:   {instead[senseless]}\n{theirs}")
+    found = tuple(name_of(word) if meant.get(name_of(word)) is False else word for word in found)  # --dry-run=1
     ours = f"ddplaunch's:   {_spelled(Placed(alone.ours + found, alone.target, left), meant)}"
     return UsageError(message, f"{ours}\n{theirs}")
 

@@ -6,6 +6,7 @@ For Kubernetes it ends with the manifest, which is printed.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -62,7 +63,7 @@ class _SubmitCommand(TargetCommand):
     def spellings(self, ctx: click.Context) -> dict[str, bool]:
         return {**spellings(run.params), **super().spellings(ctx)}
 
-    def place(self, ctx: click.Context, words: list[str], *, ends_at_target: bool) -> Placed:
+    def place(self, ctx: click.Context, words: list[str], **how: Any) -> Placed:
         own = self.spellings(ctx)
         try:
             placed = place(
@@ -71,8 +72,9 @@ class _SubmitCommand(TargetCommand):
                 program_names(),
                 few=self.few,
                 guarded=own.keys() - HELP,
-                ends_at_target=ends_at_target,
+                instead={name: hint.format(system="the scheduler") for name, hint in INSTEAD.items()},
                 elsewhere={**ELSEWHERE, **OF_SBATCH},
+                **how,
             )
         except UsageError as error:
             raise _of_submit(error) from None
@@ -104,7 +106,8 @@ class _SubmitCommand(TargetCommand):
 
 def _of_submit(error: UsageError) -> UsageError:
     """Hints of what we share with ``run`` name that command."""
-    return UsageError(error.message, error.hint and error.hint.replace("ddplaunch run", "ddplaunch submit"))
+    hint = error.hint and re.sub(r"(?m)^(.*?)ddplaunch run\b", r"\1ddplaunch submit", error.hint)  # once a line
+    return UsageError(error.message, hint)
 
 
 def _scheduler(ctx: click.Context, placed: Placed) -> str:
@@ -297,12 +300,13 @@ def _prepare_log(request: Request) -> None:
         return
     probe = os.path.join(folder, f".ddplaunch-{os.getpid()}")
     try:
-        os.makedirs(folder, exist_ok=True)
-        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        os.unlink(probe)
-        where = path
         if os.path.exists(path):
+            where = path
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC))
+        else:
+            os.makedirs(folder, exist_ok=True)
+            os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            os.unlink(probe)
     except OSError as error:
         message = f"the log cannot be written: {where}: {error.strerror}"
         raise UsageError(message, "--output DIR/slurm-%j.out names another folder") from None
@@ -365,7 +369,7 @@ def _notes(flags: dict[str, Any]) -> Iterator[str]:
     meta = click.get_current_context().meta
     yield from meta.get(NOTES, ())
     if ALIKE in meta:
-        yield meta[ALIKE]
+        yield meta[ALIKE].removeprefix("note: ")
     yield from _unheard()
     if flags["cpus_per_task"] is None and not any(
         "cpus-per" in arg or "exclusive" in arg for arg in flags["sbatch_args"]

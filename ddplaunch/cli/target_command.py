@@ -52,9 +52,9 @@ class TargetCommand(click.Command):
     few: Collection[str] = FEW
     """What is ours right behind the target too."""
 
-    def place(self, ctx: click.Context, words: list[str], *, ends_at_target: bool) -> Placed:
+    def place(self, ctx: click.Context, words: list[str], **how: Any) -> Placed:
         """Split the words typed; a subclass may know more options, or read them in another way."""
-        return place(words, self.spellings(ctx), program_names(), few=self.few, ends_at_target=ends_at_target)
+        return place(words, self.spellings(ctx), program_names(), few=self.few, **how)
 
     def spellings(self, ctx: click.Context) -> dict[str, bool]:
         """Every spelling of every option of ours, and whether it takes a value."""
@@ -72,11 +72,15 @@ class TargetCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # shell completion looks at half a line
             return super().parse_args(ctx, args)
+        how = {}
         if translation := self.translated(ctx, args):
             args, ctx.meta[NOTES] = translation.words, translation.notes
-        placed = self.place(ctx, args, ends_at_target=translation is not None and translation.of_torchrun)
+            how = {"ends_at_target": translation.of_torchrun, "unsaid": translation.unsaid}
+        placed = self.place(ctx, args, **how)
         if placed.target is None and not HELP & set(placed.ours):
-            taken = f"; {placed.ours[-1]} was taken for the value of {placed.ours[-2]}" if len(placed.ours) > 1 else ""
+            takes = self.spellings(ctx)
+            values = [pair for pair in zip(placed.ours, placed.ours[1:], strict=False) if takes.get(pair[0])]
+            taken = f"; {values[-1][1]} was taken for the value of {values[-1][0]}" if values else ""
             raise UsageError(
                 f"there is no target{taken}", f"name a script or a function: ddplaunch {self.name} train.py"
             )

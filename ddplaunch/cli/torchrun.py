@@ -81,13 +81,15 @@ _INSTEAD = {
 class Translation(NamedTuple):
     """The words to read instead, and what people should know of it.
 
-    ``of_torchrun`` says that one of the options typed is torchrun's alone: so is the line, and everything behind the
-    target the program's.
+    Attributes:
+        of_torchrun: one of the options typed is torchrun's alone: so all behind the target is the program's.
+        unsaid: options of ours that variables alone say: what is typed anywhere goes before them.
     """
 
     words: list[str]
     notes: tuple[str, ...]
     of_torchrun: bool
+    unsaid: frozenset[str]
 
 
 def translate(
@@ -113,7 +115,7 @@ def translate(
         _print_completion(asked["--print-completion"])
     for name in asked:
         if name in refused:
-            raise UsageError(f"{asked[name].source} is not for a job of Slurm", refused[name])
+            raise UsageError(f"{asked[name].source} is not for a submitted job", refused[name])
     typed = {name_of(word) for word in kept if is_option(word)}
     found = _variables(environ, asked, typed)
     everything = Asked({**found, **asked})
@@ -123,7 +125,9 @@ def translate(
             raise UsageError(f"{source} and {name} contradict each other", f"{source} is {name}: leave one of them out")
     produced = [word for name, value, _ in made if name not in typed for word in ([name, value] if value else [name])]
     of_torchrun = any(each.source not in options for each in asked.values())
-    return Translation([*produced, *kept, *rest], tuple(_notes(found, everything.idle)), of_torchrun)
+    variables = {each.source for each in found.values()}
+    unsaid = frozenset(name for name, _, source in made if source in variables and name not in typed)
+    return Translation([*produced, *kept, *rest], tuple(_notes(found, everything.idle)), of_torchrun, unsaid)
 
 
 def _split(

@@ -11,6 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from importlib.machinery import ModuleSpec
 
 from ddplaunch.errors import UsageError
@@ -40,6 +41,7 @@ def parse(path: str, shown: str | None = None) -> ast.Module:
         raise UsageError(f"{shown} is not Python source: {error}") from None
 
 
+@lru_cache(maxsize=1)
 def _tree(source: bytes | str, path: str) -> ast.Module:
     with warnings.catch_warnings():  # the ranks give them where they belong
         warnings.simplefilter("ignore")

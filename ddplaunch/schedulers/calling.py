@@ -7,7 +7,7 @@ where PYTHONPATH names the folder.
 
 from __future__ import annotations
 
-_BEHIND = "import os, sys; sys.path.sort(key=[str(), os.getcwd()].count)"
+_BEHIND = "import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd())"
 """The current folder goes behind all others, whoever put it there; in this process alone. Without a quotation mark, so
 that it stays readable in scripts."""
 

@@ -181,7 +181,7 @@ def _entry(text: str, source: str, hint: str) -> Iterator[Host]:
     try:
         names = expand_hosts(found["name"], source)
     except UsageError as error:
-        raise _error(error.message, error.hint) from None
+        raise _error(error.message, hint) from None
     for name in names:
         if not _NAME.fullmatch(name):  # ssh would take -oProxyCommand=… for an option
             raise _error(f"{source}: '{shown(name, 60)}' is no host's name", hint)

@@ -31,7 +31,7 @@ REFUSED = [
     ("--hosts a,,b", "--hosts a,,b: there is a host without a name", "--hosts n1:4,n2:4"),
     ("--hosts a:x", "--hosts a:x: 'x' is no number of slots", "--hosts n1:4,n2:4"),
     ("--hosts n[1-", "--hosts n[1-: 'n[1-' is no host", "--hosts n[1-4]:8"),
-    ("--hosts n[3-1]", "'n[3-1]' does not parse at '3-1]', character 3", "n[01-04]"),
+    ("--hosts n[3-1]", "'n[3-1]' does not parse at '3-1]', character 3", "n[1-4]"),
     ("--hosts fd00::1", "--hosts fd00::1: 'fd00::1' is no host", "[fd00::1]:4"),
     ("--hosts @a", "--hosts @a: '' is no user's name", "me@n1"),
     ("--hostfile none", "--hostfile none: No such file", "is this the right folder?"),

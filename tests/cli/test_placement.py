@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from ddplaunch.cli.placement import FEW, Placed, place
+from ddplaunch.cli.placement import FEW, Placed, passed_on, place
 from ddplaunch.errors import UsageError
 
 OPTIONS = {
@@ -237,6 +237,30 @@ def test_errors_before_the_target(line, message, hint):
 @pytest.mark.parametrize("line", ["", "--nproc 4", "-m", "--", "--help"])
 def test_no_target(line):
     assert split(line).target is None
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("train.py --dry-run", "train.py -- --dry-run"),
+        ("train.py --nproc 2 --dry-run --json x", "--nproc 2 train.py -- --dry-run --json x"),
+        ("--dry-run train.py --dry-run", "--dry-run train.py -- --dry-run"),
+        ("--json train.py --dry-run --lr 3", "train.py -- --dry-run --lr 3"),
+        ("--dry-run --json train.py --json", None),
+        ("--dry-run train.py", None),
+    ],
+)
+def test_how_a_dry_run_is_passed_on(line, command):
+    assert passed_on(split(line), OPTIONS) == (command and f"ddplaunch run {command}")
+
+
+def test_what_a_refusal_suggests_makes_sense():
+    """A flag takes no value; an option that has no place in a command is not suggested."""
+    _, read = spellings("train.py x --dry-run=1")
+    assert [each.ours for each in read] == [("--dry-run",), ()]
+    with pytest.raises(UsageError) as refusal:
+        split("train.py x --show 0", guarded={"--show"}, instead={"--show": "leave it out"})
+    assert refusal.value.hint == "ddplaunch's:   leave it out\nthe program's: ddplaunch run train.py -- x --show 0"
 
 
 SUBMIT = {**OPTIONS, "--nodes": True, "--time": True}

@@ -58,6 +58,11 @@ limit = 3
     [
         ("run", ("there is no target", "ddplaunch run train.py")),
         ("run --nproc train.py", ("there is no target; train.py was taken for the value of --nproc",)),
+        ("run --nproc train.py --dry-run", ("there is no target; train.py was taken for the value of --nproc",)),
+        ("run --nproc=2 --dry-run", ("there is no target", "name a script")),
+        ("submit train.py x --token s", ("ddplaunch's:   set DDPLAUNCH_TOKEN", "the program's: ddplaunch submit")),
+        ("submit --mem=3 train.py 'ddplaunch run' --mem 4", ("submit --mem=3 --mem 4 train.py 'ddplaunch run'",)),
+        ("run --hosts a,b --master-port 65535 train.py", ("--master-port 65535 leaves no port for the control",)),
         ("run --nproc 0 train.py", ("--nproc 0: a node runs at least one process", "--nproc 1")),
         ("run --nproc -1 train.py", ("--nproc -1: a node runs at least one process", "--nproc 1")),
         ("run --nproc four train.py", ("--nproc four: 'four' is no number of processes", "8,8,4, or auto")),

@@ -304,6 +304,8 @@ def test_flags_over_project_over_user(dry, files, tmp_path):
         ("[submit]\nsbatch-arg = 'x'\n", ("--sbatch-arg x: no option of sbatch (", "ddplaunch.toml)")),
         ("[sbumit]\nnodes = 2\n", ("nothing is known of [sbumit]", "there is [submit]")),
         ("submit = 3\n", ("[submit] is no table",)),
+        (f"x = {'[' * 5000}{']' * 5000}\n", ("ddplaunch.toml cannot be read:", "--config none reads no file")),
+        (f"[submit]\nnodes = {'9' * 5000}\n", ("ddplaunch.toml cannot be read:", "--config none")),
         ("nodes =\n", ("ddplaunch.toml is no TOML: Invalid value (at line 1",)),
     ],
 )

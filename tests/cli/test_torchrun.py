@@ -229,6 +229,20 @@ def test_what_changes_nothing_is_told_of(line, note, answer, tmp_path):
     assert f"note: without effect here: {note} (docs/torchrun.md)\n" in done.stdout, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "environ", "world_size"),
+    [
+        ("train.py --nproc 2", {"PET_NPROC_PER_NODE": "3"}, 2),
+        ("--nproc 2 train.py --nproc 2", {"PET_NPROC_PER_NODE": "3"}, 2),
+        ("train.py --nnodes 2 --node-rank 0 --master-addr h", {"PET_STANDALONE": "1"}, 2),
+    ],
+)
+def test_what_is_typed_behind_the_target_goes_before_variables(line, environ, world_size, answer, tmp_path):
+    write(tmp_path, "train.py", "")
+    done = answer("run", "--dry-run", "--json", *shlex.split(line), env=environ)
+    assert json.loads(done.stdout)["world_size"] == world_size, done.stderr
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
 def test_completion_for_a_shell(shell, answer):
     done = answer("run", "--print-completion", shell)

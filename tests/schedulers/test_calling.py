@@ -47,9 +47,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("path", ["", "/elsewhere", ":/elsewhere", "."])
+@pytest.mark.parametrize("path", ["", "/elsewhere", ":/elsewhere", ".", "link"])
 def test_a_ddplaunch_of_the_jobs_folder_is_not_run(folder: Path, path: str) -> None:
-    for name in ("json.py", "select.py") if path in (".", ":/elsewhere") else ():
+    (folder / "link").symlink_to(".")
+    for name in ("json.py", "select.py") if path in (".", ":/elsewhere", "link") else ():
         (folder / name).unlink()  # they would be in the way of Python itself
     variables = {"PYTHONPATH": path} if path else {}
     said = run(folder, [*called(sys.executable), "run", "train.py"], **variables)

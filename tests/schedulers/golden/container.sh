@@ -14,5 +14,5 @@
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 \
   --container-image='nvcr.io#nvidia/pytorch:25.01-py3' \
   --container-mounts=/data/wine:/data/wine,/data/sets:/sets:ro,/scratch:/scratch --container-workdir=/data/wine \
-  python -c 'import os, sys; sys.path.sort(key=[str(), os.getcwd()].count); from ddplaunch.cli import main; main()' \
+  python -c 'import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd()); from ddplaunch.cli import main; main()' \
   run --cluster slurm train.py

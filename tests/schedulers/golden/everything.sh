@@ -29,5 +29,5 @@ export A=1; module load cuda/12 || exit
 # exit code, which becomes the job's; srun is not to kill one because another has ended.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 \
   --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-  /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=[str(), os.getcwd()].count); from ddplaunch.cli import main; main()' \
+  /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd()); from ddplaunch.cli import main; main()' \
   run --cluster slurm --nproc 4 -m wine.train

@@ -20,7 +20,7 @@ rm -f "$DDPLAUNCH_REQUEUE_FILE"
 # All three counts, so that no variable changes them: one launcher on each node. They end together with one
 # exit code, which becomes the job's; srun is not to kill one because another has ended.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 \
-  /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=[str(), os.getcwd()].count); from ddplaunch.cli import main; main()' \
+  /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd()); from ddplaunch.cli import main; main()' \
   run --cluster slurm train.py
 code=$?
 preempted() {  # without a warning, as on sites that have not set preempt_send_user_signal
