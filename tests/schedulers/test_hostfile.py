@@ -194,8 +194,13 @@ def test_ctrl_c_while_nobody_writes(start, tmp_path):
 
     writing: list[int] = []
     wait_until(lambda: (fd := opened()) is not None and not writing.append(fd), "a reader")
-    job.signal(signal.SIGINT)
-    assert job.wait(10) == 130
+
+    def pressed():  # again: one that comes between opening and reading is heeded when the reading ends
+        job.signal(signal.SIGINT)
+        return job.process.poll() is not None
+
+    wait_until(pressed, "the end")
+    assert job.wait() == 130
     os.close(writing[0])
 
 
