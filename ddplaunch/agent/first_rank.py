@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 
@@ -20,10 +21,16 @@ class FirstRank:
 
     def descriptors(self, port: Port, *, peers: bool) -> dict[str, int]:
         """What its process is given; without ``peers`` nobody else needs the store."""
-        fds = {"store": port.listen().detach()}
+        fds = {}
         if peers:
             self._hold, theirs = socket.socketpair()
             fds["hold"] = theirs.detach()
+        try:
+            fds["store"] = port.listen().detach()
+        except BaseException:
+            for fd in fds.values():
+                os.close(fd)
+            raise
         return fds
 
     @property

@@ -54,15 +54,13 @@ class CannotStart(LaunchError):
 
 def why_unborn(number: int | None) -> str:
     """Say why no process could be made, or given its descriptors; ``number`` is errno's."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if number in (errno.EMFILE, errno.ENFILE):
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return (
             f"too many open files: the limit is {soft} (ulimit -n)" if number == errno.EMFILE else os.strerror(number)
         )
     if number == errno.ETOOMANYREFS:
-        return (
-            f"too many descriptors of this user are on their way between processes: the limit is {_FOUND} (ulimit -n)"
-        )
+        return f"too many descriptors of this user are on their way between processes: the limit is {soft} (ulimit -n)"
     if number == errno.EAGAIN:
         return f"too many processes: {_process_limit()}"
     return os.strerror(number or 0)

@@ -148,14 +148,17 @@ class Nursery:
             self.kill()  # it has nothing to end yet, and may import for long
         self._queue.clear()
         self._mailbox.close()
-        if hasattr(os, "pidfd_open"):
-            pidfd = os.pidfd_open(self.pid)
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            if not poll.poll(_LEAVE_PATIENCE * 1000):
-                self.kill()
-            os.close(pidfd)
-        return os.waitpid(self.pid, 0)[1]
+        try:
+            if hasattr(os, "pidfd_open"):
+                pidfd = os.pidfd_open(self.pid)
+                poll = select.poll()
+                poll.register(pidfd, select.POLLIN)
+                if not poll.poll(_LEAVE_PATIENCE * 1000):
+                    self.kill()
+                os.close(pidfd)
+            return os.waitpid(self.pid, 0)[1]
+        except (ProcessLookupError, ChildProcessError):  # reaped already, with all that is below us
+            return None
 
     def _ask(self) -> None:
         while self.ready and self._queue and self._in_flight < MOST_IN_FLIGHT and self._mailbox.idle:

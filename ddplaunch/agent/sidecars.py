@@ -97,6 +97,7 @@ class Sidecars:
             if sidecar.announces:
                 self._output.show(sidecar.name, False)  # its farewell says nothing new
         if self._nursery:
+            self._nursery.recall()
             self._nursery.sweep(self._grace, patience=0)
             self._timer = self._loop.after(self._grace + processes.KILL_PATIENCE + 1, self._nursery.kill)
         elif self._lost:
@@ -164,9 +165,9 @@ class Sidecars:
         self._lost = True
         if not self._stopping:
             self._say(f"{', '.join(each.name for each in self._all)}: ended, their guard was killed; the job goes on")
-        else:
+        self._over()  # which waits for its end: what it leaves is below us only then
+        if self._stopping:
             self._kill()
-        self._over()
 
     def _kill(self) -> None:
         """End what they left to us; nothing else of ours is left there."""

@@ -273,7 +273,7 @@ class Supervisor:
             self._first_rank.watch()
         if self._notice.given:
             self._notice.give()  # before the first rank there was no folder yet
-        if self._phase is Phase.STOPPING:
+        if self._phase in (Phase.STOPPING, Phase.SWEEPING):
             process.stop(signal.SIGTERM)
 
     def _unborn(self, number: int, reason: int) -> None:
@@ -312,11 +312,11 @@ class Supervisor:
 
     def _zygote_lost(self) -> None:
         """It was killed, by us if it was silent, and its ranks with it (their parent-death signal)."""
-        if self._nursery is None or self._phase in (Phase.DRAINING, Phase.ENDED):
+        if self._nursery is None or self._phase is Phase.ENDED:
             return
         silent, status, pid = self._nursery.killed, self._nursery.close(), self._nursery.pid
         self._nursery = None
-        if self._phase is Phase.WAITING:
+        if self._phase in (Phase.WAITING, Phase.DRAINING):
             return  # the next attempt has one of its own, and says so if that one cannot live either
         how = describe_end(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
         stuck, _ = processes.kill_all_below(os.getpid(), spare=self._kin.spares)

@@ -223,8 +223,10 @@ class Zygote:
     def tell(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         try:
             channel.send(self.control, message, fds or [])
-        except OSError:
-            self.leave()
+        except OSError as error:
+            if not fds or error.errno in (errno.EPIPE, errno.ECONNRESET):
+                self.leave()
+            self.tell(message)  # the kernel takes no more descriptors, and the supervisor can do without this one
 
     def reap(self) -> None:
         try:

@@ -2,7 +2,7 @@
 
 One place for all that comes from another machine, applied on arrival (``wire``): a node that joined, or what answers as
 node 0, may be broken or hostile. A text is mended; any other field that makes no sense makes the message none. What
-only the state of the job can tell is checked where that state is: ``attempt`` and ``member``.
+only the state of the job can tell is checked where that state is: ``seat`` and ``member``.
 """
 
 from __future__ import annotations
@@ -122,10 +122,11 @@ _NAME = _letters(255)
 BOUNDS: Mapping[str, Rule] = {
     # numbers
     **dict.fromkeys(("attempt", "rank", "local_rank", "node_rank", "stopped", "world_size"), _COUNT),
-    **dict.fromkeys(("joined", "least", "most", "max_restarts", "ddplaunch"), _COUNT),
+    **dict.fromkeys(("joined", "least", "most", "ddplaunch"), _COUNT),
     **dict.fromkeys(("missing", "alike"), _each(_COUNT)),
     **dict.fromkeys(("moment", "clock"), _EPOCH),
     **dict.fromkeys(("grace", "wait", "window"), _SECONDS),
+    "max_restarts": _number(0, 1 << 64),
     "heartbeat_timeout": _number(LEAST_HEARTBEAT, WEEK),
     "pid": _number(0, 1 << 31),
     "code": _number(0, 255),

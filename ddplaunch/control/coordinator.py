@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 from ddplaunch.control import agreement, messages
 from ddplaunch.control.attempt import SETTLE, Attempt, Loss, on_our_clock
@@ -21,6 +20,7 @@ from ddplaunch.control.roster import describe, free_number, named, roster
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seat, Stage, no_seat
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
+from ddplaunch.loop import Timer
 
 TOLD = 0.6
 """Seconds after a failure when people are told of it, if the report cannot be given by then."""
@@ -38,10 +38,6 @@ OVERDUE = 30.0
 """Seconds beyond the grace in which a node must have ended its ranks: twice what those that cannot be killed take."""
 
 
-class _Timer(Protocol):
-    def cancel(self) -> None: ...
-
-
 class Coordinator:
     """The job's course. Nodes are known by the node ranks that were typed on them."""
 
@@ -51,7 +47,7 @@ class Coordinator:
         hello: Hello,
         run_id: str,
         tell: Callable[[int, Message], None],
-        after: Callable[[float, Callable[[], None]], _Timer],
+        after: Callable[[float, Callable[[], None]], Timer],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``hello`` is node 0's own; ``tell`` sends to a node; ``after`` and ``clock`` are the loop's."""
@@ -73,7 +69,7 @@ class Coordinator:
         self._preempted: str | None = None  # by what: "SIGUSR2 on node 1"
         self._heeded = False
         self._window: float | None = None
-        self._timers: list[_Timer] = []
+        self._timers: list[Timer] = []
         self._roster_due = False
 
     # ---------------------------------------------------------------------------------------------------- joining
@@ -199,7 +195,12 @@ class Coordinator:
             return self._warned(seat, message.signal)
         if isinstance(message, messages.Unable):
             where = f"{seat.name}: " if self._rules.most > 1 else ""
-            return self._end(Outcome(EXIT_USAGE, refused=(where + message.message, message.hint)))
+            outcome = Outcome(EXIT_USAGE, refused=(where + message.message, message.hint))
+            if seat.part is Part.IDLE and self._stage in (Stage.RUNNING, Stage.STOPPING):  # it has come late
+                del self._seats[number]
+                self._note(f"{where}{message.message}; it takes no part")
+                return self._tell(number, messages.End(outcome))
+            return self._end(outcome)
         if isinstance(message, messages.Beat) or message.attempt != self._attempt.number:
             return
         if number:  # our own we know
@@ -336,18 +337,17 @@ class Coordinator:
                 self._tell(node, order)
         self._await_drained(order.grace)
 
-    def _await_drained(self, seconds: float) -> None:
-        """Give up what has not ended its ranks when they should all have ended; a node that beats may yet be broken."""
-
-        def overdue() -> None:
-            for number in sorted(self._attempt.undrained - {0}):
-                why = f"it has not said in {seconds + OVERDUE:g} s that its ranks have ended"
-                if self._stage is Stage.STOPPING:
-                    self._note(f"{self._seats[number].name} was lost: {why}")
-                self.dropped(number)
-                self.lost(number, why)
-
-        self._after(seconds + OVERDUE, overdue)
+    def _await_drained(self, grace: float, waited: float = 0.0) -> None:
+        """Give up what has not ended its ranks when they should all have; a node that beats may yet be broken."""
+        if waited < (most := grace + OVERDUE):  # in steps: of a time in which we were stopped ourselves one counts
+            step = min(5.0, most - waited)
+            return self._after(step, lambda: self._await_drained(grace, waited + step))
+        for number in sorted(self._attempt.undrained - {0}):
+            why = f"it has not said in {most:g} s that its ranks have ended"
+            if self._stage is Stage.STOPPING:
+                self._note(f"{self._seats[number].name} was lost: {why}")
+            self.dropped(number)
+            self.lost(number, why)
 
     # -------------------------------------------------------------------------------------------------- what follows
 

@@ -95,3 +95,19 @@ def test_libraries_start_no_threads_where_they_can_be_asked_not_to(launch, tmp_p
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == [f"[0] {theirs}", f"[1] {theirs}"]
     assert ("instead of being forked: 2 threads" in done.stderr) == (theirs is not None)
+
+
+def test_a_slow_removal_does_not_end_the_job(launch, tmp_path):
+    """Of a preload after which ranks cannot be forked: they start one by one."""
+    slow = """
+        import atexit, threading, time
+        def drop():
+            time.sleep(60); import shutil; shutil.rmtree("nothing")
+        atexit.register(drop)
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    """
+    write(tmp_path, "slow.py", slow)
+    write(tmp_path, "train.py", "print('trained')")
+    done = launch("run", "--preload", "slow", "--nproc", "2", "train.py")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] trained", "[1] trained"]), done.stderr
+    assert "ranks start one by one instead of being forked" in done.stderr

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.agent.first_rank import FirstRank
+from ddplaunch.control.port import Port
+from ddplaunch.loop import Loop
 from tests.conftest import clean_environment, command, wait_until, write
 from tests.control.test_joining import Nodes
 from tests.patience import patience
@@ -327,3 +332,56 @@ def test_a_log_is_not_written_through_a_link(launch, tmp_path):
     assert "no log of rank 0: Too many levels of symbolic links" in done.stderr
     assert "no log of rank 1: No such device or address" in done.stderr
     assert "the log folder is incomplete: plan.json: Too many levels of symbolic links" in done.stderr
+
+
+def test_ranks_that_are_born_while_the_others_are_ended_have_not_failed(launch):
+    done = launch(
+        "run", *PROGRAM, "--grace", "0", "--nproc", "40", "/bin/sh", "-c", "[ $RANK = 0 ] && exit 3; sleep 100"
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("ddplaunch: rank 0 exited with code 3")
+    assert "SIGKILL" not in done.stderr
+
+
+def test_a_store_that_cannot_be_handed_on_holds_no_port(monkeypatch):
+    """Else the next attempt would find its own port taken."""
+    port = Port("127.0.0.1", 0, nnodes=1)
+    first_rank = FirstRank(Loop(), lambda: None)
+    with monkeypatch.context() as short:
+        short.setattr(socket, "socketpair", lambda: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many")))
+        with pytest.raises(OSError, match="too many"):
+            first_rank.descriptors(port, peers=True)
+    for fd in first_rank.descriptors(port, peers=True).values():
+        os.close(fd)
+    port.close()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_zygote_killed_while_the_output_ends_is_replaced(start, tmp_path):
+    """The next attempt has one of its own."""
+    os.mkfifo(tmp_path / "gate")
+    program = "echo up; [ -e failed ] && exit 0; touch failed; read line <gate; exit 3"
+    job = start("run", *PROGRAM, "--nproc", "2", "--max-restarts", "1", "/bin/sh", "-c", program)
+    job.wait_for("up", 2)
+    (zygote,) = children(job.process.pid)
+    held = os.open(f"/proc/{children(zygote)[0]}/fd/1", os.O_WRONLY)  # the output is not at its end without us
+    (tmp_path / "gate").write_text("\n\n")
+    wait_until(lambda: not children(zygote), "the ranks' end")
+    os.kill(zygote, signal.SIGKILL)
+    assert job.wait() == 0, job.stderr()
+    os.close(held)
+    job.assert_nothing_left()
+
+
+def test_all_zygotes_killed_at_once(start):
+    """As the kernel may do where memory is short."""
+    job = start("run", *PROGRAM, "--sidecar", "sleep 1000", "/bin/sh", "-c", "echo up; exec sleep 1000")
+    job.wait_for("up")
+    wait_until(lambda: len(children(job.process.pid)) == 2 and all(map(children, children(job.process.pid))), "both")
+    for zygote in children(job.process.pid):
+        os.kill(zygote, signal.SIGKILL)
+    assert job.wait() == 137, job.stderr()
+    job.assert_nothing_left()

@@ -421,3 +421,23 @@ def test_a_warning_while_waiting_for_others(start, tmp_path, rank):
     assert job.wait() == 75
     assert "no rank was running" in job.stderr()
     job.assert_nothing_left()
+
+
+def test_as_many_restarts_as_anybody_types(nodes):
+    job = nodes(2, "--max-restarts", "999999999999")
+    first, second = job.start(0), job.start(1)
+    assert (first.wait(), second.wait()) == (0, 0), first.stderr() + second.stderr()
+
+
+def test_who_comes_late_and_is_unable_ends_nothing(nodes, tmp_path):
+    """An elastic job goes on without it."""
+    write(tmp_path, "waits.py", "import os\nprint('runs', flush=True)\nopen('gate').read()\n")
+    os.mkfifo(tmp_path / "gate")
+    job = nodes("1:2", "--join-window", "0")
+    first = job.start(0, target="waits.py")
+    first.wait_for("runs")
+    second = job.start(1, "--log-dir", "/proc/nowhere", target="waits.py")
+    assert second.wait() == 2
+    wait_until(lambda: "it takes no part" in first.stderr(), "the note")
+    (tmp_path / "gate").write_text("go on")
+    assert first.wait() == 0, first.stderr()
