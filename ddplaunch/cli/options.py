@@ -160,7 +160,7 @@ _OPTIONS = (
     click.option(
         "--gpus",
         metavar="LIST",
-        help="GPUs to use, in this order: indices as `ddplaunch devices` shows them, or UUIDs.",
+        help="GPUs to use, in this order: indices as `ddplaunch devices` shows them, or UUIDs; none: the CPUs.",
     ),
     click.option("--oversubscribe", is_flag=True, help="Let ranks share GPUs."),
     click.option(

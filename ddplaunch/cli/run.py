@@ -67,9 +67,9 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
     A function's parameters are filled by name: rank, local_rank, world_size, device and the like by ddplaunch,
     the others from its arguments (--lr 0.1).
 
-    Options stand before TARGET. Right behind it only those count that say where ranks run, and the dry run; all else
-    there is the target's. Before TARGET the options of torchrun are read too, and its PET_* variables:
-    docs/torchrun.md.
+    Options stand before TARGET. Behind it only those that say where ranks run (such as --nproc) and the dry run are
+    ddplaunch's, and only right behind it; everything else there is the target's. Before TARGET the options of
+    torchrun are read too, and its PET_* variables: docs/torchrun.md.
     """
     try:
         ready = _prepared(target, args, flags)
