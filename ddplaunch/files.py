@@ -33,10 +33,15 @@ def read_regular(path: str, most: int, *, links: bool = True) -> bytes:
     Raises:
         OSError: it cannot be read, is something else (EINVAL), or has more than ``most`` bytes (EFBIG).
     """
+    return read_owned(path, most, links=links)[0]
+
+
+def read_owned(path: str, most: int, *, links: bool = True) -> tuple[bytes, int]:
+    """Return the bytes of a regular file as ``read_regular`` does, and the user whose that file is."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW))
     with os.fdopen(fd, "rb") as file:
-        _check_regular(fd, path)
-        return _bounded(file.read(most + 1), most, path)
+        owner = _check_regular(fd, path)
+        return _bounded(file.read(most + 1), most, path), owner
 
 
 def create(path: str, flags: int, mode: int = 0o644) -> int:
@@ -71,9 +76,12 @@ def make_private_folder(name: str) -> str | None:
     return None
 
 
-def _check_regular(fd: int, path: str) -> None:
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+def _check_regular(fd: int, path: str) -> int:
+    """Return whose file it is."""
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", path)
+    return found.st_uid
 
 
 def _bounded(data: bytes, most: int, path: str) -> bytes:

@@ -8,13 +8,10 @@ import signal
 import time
 from dataclasses import dataclass
 
-from ddplaunch.control.failure import Failure, readable
+from ddplaunch.control.failure import MOST_LINE, MOST_TAIL, Failure, readable
 from ddplaunch.errors import shown
 from ddplaunch.files import read_regular
 from ddplaunch.plan.layout import Rank
-
-MOST_LINE = 1000
-"""Characters of a hint, or of one of the last lines."""
 
 MOST_RECORDED = 16 << 20
 """Bytes of an error file; a larger one, with a message of megabytes twice in it, counts as none."""
@@ -140,7 +137,7 @@ def _shared_memory() -> str:
     )
 
 
-def last_lines(tail: bytes, count: int = 12) -> tuple[str, ...]:
+def last_lines(tail: bytes, count: int = MOST_TAIL) -> tuple[str, ...]:
     """The last lines that a rank printed; of a progress bar, its last state."""
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in tail.decode(errors="replace").split("\n")]
     kept = [line for line in lines if line.strip() and not line.startswith(_OURS)][-count:]

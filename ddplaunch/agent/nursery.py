@@ -96,10 +96,7 @@ class Nursery:
                     dict(environment),
                     setsid=True,
                     setsigmask=list(shielded),  # until it ignores them
-                    setsigdef=[
-                        signal.SIGPIPE,
-                        signal.SIGXFSZ,
-                    ],  # which Python ignores, and a program should not inherit so
+                    setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # which Python ignores, and a program should not
                 )
         except OSError as error:
             ours.close()

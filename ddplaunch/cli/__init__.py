@@ -128,8 +128,11 @@ def _confess(error: Exception) -> None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # what stdout is sent to
         return complain(said, "free some space, or write elsewhere")
     try:
-        with tempfile.NamedTemporaryFile("w", prefix="ddplaunch-bug-", suffix=".txt", delete=False) as file:
-            file.write(f"ddplaunch {__version__}, Python {sys.version}\n{sys.argv}\n{traceback.format_exc()}")
+        details = (
+            f"ddplaunch {__version__}, Python {sys.version}\n{traceback.format_exc()}"  # no words: of a token, say
+        )
+        with tempfile.NamedTemporaryFile(prefix="ddplaunch-bug-", suffix=".txt", delete=False) as file:
+            file.write(details.encode(errors="backslashreplace"))
         kept = f"the details are in {file.name}"
     except OSError:
         last = traceback.extract_tb(error.__traceback__)[-1]

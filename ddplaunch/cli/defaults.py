@@ -10,9 +10,9 @@ What these files say runs as the user (``setup``), so only the user's own and ro
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
-import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from typing import Any
 import click
 
 from ddplaunch.errors import UsageError
+from ddplaunch.files import read_owned
 
 PROJECT = "pyproject.toml"
 NONE = "none"
@@ -145,19 +146,16 @@ def _load(path: str) -> _File:
         UsageError: it cannot be read, is not a regular file, or too large.
     """
     try:
-        owner = os.lstat(path).st_uid
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-            found = os.fstat(stream.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise UsageError(f"{path} is not a regular file", "name a file in TOML")
-            text = stream.read(MOST + 1)
+        link = os.lstat(path).st_uid
+        text, owner = read_owned(path, MOST)
     except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise UsageError(f"{path} is not a regular file", "name a file in TOML") from None
+        if error.errno == errno.EFBIG:
+            what = f"{path} has more than {MOST >> 20} MiB"
+            raise UsageError(what, "--config FILE names another, --config none reads none") from None
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    if len(text) > MOST:
-        raise UsageError(
-            f"{path} has more than {MOST >> 20} MiB", "--config FILE names another, --config none reads none"
-        )
-    return _File(path, text, frozenset({owner, found.st_uid}))
+    return _File(path, text, frozenset({link, owner}))
 
 
 def _of_file(read: _File, command: str, options: Sequence[click.Option]) -> dict[str, Default]:

@@ -104,11 +104,11 @@ def place(
     alone = Placed(ours, target, ())
     if ends_at_target or "--no-python" in ours:
         few = guarded = ()
-    behind, program = _right_behind(alone, rest, options, few, {*few, *guarded}, instead)
+    meant = {name: options[name] for name in {*few, *guarded} & options.keys()}
+    behind, program = _right_behind(alone, rest, few, meant, instead)
     for name, value in _values((*ours, *behind), options).items():
         if options.get(name) and not value:
             raise UsageError(f"{name} has an empty value", "give it one, or leave it out")
-    meant = {name: options[name] for name in {*few, *guarded} & options.keys()}
     if DRY_RUN not in _values((*ours, *behind), options):
         meant.pop(JSON, None)
     for name, value in _values(behind, options).items():
@@ -128,24 +128,23 @@ def place(
 def _right_behind(
     alone: Placed,
     rest: Sequence[str],
-    options: Mapping[str, bool],
     few: Collection[str],
-    meant: Collection[str],
+    meant: Mapping[str, bool],
     instead: Mapping[str, str],
 ) -> tuple[tuple[str, ...], list[str]]:
     """Split what follows the target: the few that are ours, and all else."""
-    taken = {name: options[name] for name in few if name in options}
+    taken = {name: takes for name, takes in meant.items() if name in few}
     try:
         end = end_of_ours(rest, taken)
-        if DRY_RUN not in _values((*alone.ours, *rest[:end]), options):
+        if DRY_RUN not in (*alone.ours, *rest[:end]):
             taken.pop(JSON, None)
             end = end_of_ours(rest, taken)
     except UsageError:
-        raise _refusal("", alone, rest, {name: options[name] for name in meant if name in options}, instead) from None
+        raise _refusal("", alone, rest, meant, instead) from None
     return tuple(rest[:end]), list(rest[end:])
 
 
-def passed_on(placed: Placed, options: Mapping[str, bool]) -> str | None:
+def passed_on(placed: Placed) -> str | None:
     """The command that gives the program the ``--dry-run`` that was read as ours behind its name, if one was."""
     if DRY_RUN not in placed.behind:
         return None

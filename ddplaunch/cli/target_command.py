@@ -88,7 +88,7 @@ class TargetCommand(click.Command):
             *first, last = placed.alike
             named = f"{', '.join(first)} and {last} go" if first else f"{last} goes"
             ctx.meta[ALIKE] = f"note: {named} to {placed.target}; ddplaunch's own options stand before it"
-        if command := passed_on(placed, self.spellings(ctx)):
+        if command := passed_on(placed):
             ctx.meta[PASSED_ON] = f"--dry-run was read as ddplaunch's; to pass it on: {command}"
         target = [] if placed.target is None else [placed.target]
         return super().parse_args(ctx, [*placed.ours, "--", *target, *placed.program])

@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import is_
 from typing import Any, TypeVar
 
-from ddplaunch.control.failure import Failure, readable
+from ddplaunch.control.failure import MOST_LINE, MOST_TAIL, Failure, readable
 from ddplaunch.control.messages import Message
 from ddplaunch.control.outcome import Outcome
 from ddplaunch.control.rules import LEAST_HEARTBEAT
@@ -24,12 +24,6 @@ MANY = 10_000_000
 
 WEEK = 7 * 86400.0
 """Seconds: the longest time that an option takes."""
-
-MOST_LINE = 1000
-"""Characters of a line that is told."""
-
-MOST_TAIL = 12
-"""Lines of a rank's last words."""
 
 Rule = Callable[[Any], Any]
 """Returns the value as it may be used; raises ValueError where it cannot be."""

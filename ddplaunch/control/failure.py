@@ -13,6 +13,12 @@ from ddplaunch.errors import EXIT_SIGNAL, harmless
 MOST_TEXT = 64 << 10
 """Characters of a message or traceback that are kept."""
 
+MOST_LINE = 1000
+"""Characters of a line that is told: a hint, or one of a rank's last words."""
+
+MOST_TAIL = 12
+"""Lines of a rank's last words."""
+
 MOST_TOLD = 1 << 20
 """Characters of all failures of a node together, and of a report: with room to spare in one frame (``wire``)."""
 

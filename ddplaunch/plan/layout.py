@@ -131,6 +131,11 @@ def _count(part: str, text: str) -> int:
     return count
 
 
+def listed(counts: tuple[int, ...]) -> str:
+    """Counts of nodes as ``--nproc`` has them."""
+    return str(counts[0]) if len(set(counts)) == 1 else ",".join(map(str, counts))
+
+
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'} found"
 

@@ -154,7 +154,7 @@ class Plan:
     @cached_property
     def counts(self) -> str:
         """The ranks of each node, as ``--nproc`` has them."""
-        return listed(tuple(node.local_world_size for node in self.nodes))
+        return layout.listed(tuple(node.local_world_size for node in self.nodes))
 
     @property
     def hosts_store(self) -> bool:
@@ -264,8 +264,8 @@ def make(
     counts, counts_source = _counts(request, machine)
     if (world_size := sum(counts)) > layout.MOST_RANKS_IN_ALL:
         raise UsageError(
-            f"--nnodes {nnodes} and --nproc {listed(counts)}: a job has at most {layout.MOST_RANKS_IN_ALL:,} ranks,"
-            f" not {world_size:,}"
+            f"--nnodes {nnodes} and --nproc {layout.listed(counts)}: a job has at most"
+            f" {layout.MOST_RANKS_IN_ALL:,} ranks, not {world_size:,}"
         )
     if not request.numbered and len(set(counts)) > 1:
         raise UsageError(
@@ -307,7 +307,7 @@ def make(
         counts, counts_source, {count: each.value for count, each in threads.items()}, here, machine, address
     )
 
-    facts = [Fact("processes per node", listed(counts), counts_source), Fact("devices", *_devices(machine))]
+    facts = [Fact("processes per node", layout.listed(counts), counts_source), Fact("devices", *_devices(machine))]
     if place:
         facts[0] = Fact("this rank", f"{here} of {nnodes}", counts_source)
     elif nnodes > 1:
@@ -435,11 +435,6 @@ def _nodes(
         return Node(index, host, count, source if source == "--nproc" else ASSUMED, threads[count])
 
     return tuple(node(index, count) for index, count in enumerate(counts))
-
-
-def listed(counts: tuple[int, ...]) -> str:
-    """Counts of nodes as ``--nproc`` has them."""
-    return str(counts[0]) if len(set(counts)) == 1 else ",".join(map(str, counts))
 
 
 def _devices(machine: Machine) -> Sourced:

@@ -251,7 +251,7 @@ def test_no_target(line):
     ],
 )
 def test_how_a_dry_run_is_passed_on(line, command):
-    assert passed_on(split(line), OPTIONS) == (command and f"ddplaunch run {command}")
+    assert passed_on(split(line)) == (command and f"ddplaunch run {command}")
 
 
 def test_what_a_refusal_suggests_makes_sense():

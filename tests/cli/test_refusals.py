@@ -261,7 +261,7 @@ import sys
 import ddplaunch.devices
 
 def broken():
-    raise ValueError("of ours\\n\\033[2J")
+    raise ValueError("of ours\\n\\033[2J\\udcff")
 
 ddplaunch.devices.read_hardware = broken
 sys.argv[0] = "ddplaunch"
@@ -276,14 +276,20 @@ def test_a_bug_of_ours_says_so_and_where_the_details_are(tmp_path, folder):
     (tmp_path / "kept").mkdir()
     environ = {**clean_environment(), "TMPDIR": str(tmp_path / folder), "TEMP": "/nowhere", "TMP": "/nowhere"}
     done = subprocess.run(
-        [sys.executable, "-c", BUG, "run", "train.py"], cwd=tmp_path, env=environ, capture_output=True, text=True
+        [sys.executable, "-c", BUG, "run", "--token", "secret", "train.py"],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stdout) == (70, "")
     first, second = done.stderr.splitlines()
-    assert first == r"Error: a bug of ddplaunch: ValueError: of ours\n\x1b[2J"
+    assert first == r"Error: a bug of ddplaunch: ValueError: of ours\n\x1b[2J\udcff"
     found = re.fullmatch(r"  please report it; the details are in (\S+)", second)
     assert found is not None, second
-    assert "in broken" in Path(found[1]).read_text()
+    details = Path(found[1]).read_text()
+    assert "in broken" in details
+    assert "secret" not in details
     Path(found[1]).unlink()
 
 
