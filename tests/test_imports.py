@@ -18,12 +18,16 @@ PACKAGE = Path(ddplaunch.__file__).parent
 
 LAYERS = [
     {"errors", "files", "loop"},
+    {"target"},
     {"plan"},
     {"devices", "clusters"},
     {"control"},
+    {"rank"},
+    {"output"},
     {"agent"},
+    {"ssh"},
+    {"submit"},
     {"console"},
-    {"schedulers"},
     {"cli"},
 ]
 """From the bottom up; a layer imports from itself and from those below."""
@@ -31,26 +35,29 @@ LAYERS = [
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 
 INSIDE_USER_PROCESSES = {
-    "agent.zygote": {"agent.channel", "agent.leftovers", "agent.processes", "agent.worker"},
-    "agent.worker": {"agent.arguments", "agent.ending", "errors"},
-    "agent.ending": set(),
-    "agent.leftovers": set(),
-    "agent.processes": set(),
-    "agent.channel": set(),
+    "rank.zygote": {"rank.channel", "rank.leftovers", "rank.processes", "rank.worker"},
+    "rank.worker": {"target.arguments", "rank.ending", "errors"},
+    "rank.ending": set(),
+    "rank.leftovers": set(),
+    "rank.processes": set(),
+    "rank.channel": set(),
 }
 """What runs in a rank or its zygote, and what of ours it may use: user code must not trip over anything else."""
 
 THIRD_PARTY = {
-    "cli": {"click", "tomli"},
-    "agent": {"click", "psutil", "torch"},
+    "target": {"click", "torch"},
     "control": {"msgspec", "psutil"},
-    "console": {"click", "rich"},
     "devices": {"psutil", "pynvml"},
-    "schedulers": {"msgspec", "submitit"},
+    "rank": {"psutil", "torch"},
+    "agent": {"psutil"},
+    "ssh": {"msgspec"},
+    "submit": {"submitit"},
+    "console": {"click", "rich"},
+    "cli": {"click", "tomli"},
 }
 """What each layer may use of others; ``runtime`` is imported by user code and may use torch as well."""
 
-ONLY_IN_RANKS = {"agent.worker", "agent.arguments", "runtime"}
+ONLY_IN_RANKS = {"rank.worker", "target.arguments", "runtime"}
 """Where torch may be imported at all, and only inside a function."""
 
 
@@ -95,7 +102,7 @@ def layer(name: str) -> str:
 
 
 def test_every_module_has_its_layer():
-    assert {layer(name) for name in MODULES} - {"", "__main__", "runtime"} <= set(HEIGHT)
+    assert {layer(name) for name in MODULES} - {"", "__main__", "runtime", "schedulers"} <= set(HEIGHT)
 
 
 @pytest.mark.parametrize("name", sorted(name for name in MODULES if layer(name) in HEIGHT))
@@ -109,7 +116,7 @@ def test_imports_run_downward(name):
 
 @pytest.mark.parametrize("name", sorted(INSIDE_USER_PROCESSES))
 def test_what_runs_in_user_processes_stands_alone(name):
-    assert own(name) - {"", "agent"} <= INSIDE_USER_PROCESSES[name]
+    assert own(name) - {"", "rank", "target"} <= INSIDE_USER_PROCESSES[name]
     at_once = {each.partition(".")[0] for each, top in imports(name) if top} - {"ddplaunch"}
     assert at_once <= sys.stdlib_module_names
 
@@ -159,5 +166,5 @@ def test_a_dry_run_imports_next_to_nothing(tmp_path, target):
     assert code == 0
     assert json.loads(done.stdout)["world_size"] == 16
     assert not {"torch", "rich", "psutil", "numpy", "socket", "asyncio", "difflib", "subprocess"} & set(loaded)
-    beyond = [name for name in loaded if name.startswith(("ddplaunch.control.", "ddplaunch.schedulers"))]
+    beyond = [name for name in loaded if name.startswith(("ddplaunch.control.", "ddplaunch.ssh", "ddplaunch.submit"))]
     assert set(beyond) <= {"ddplaunch.control.rules"}

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from ddplaunch.agent import evidence, limits
 from ddplaunch.agent.folder import Temporary
-from ddplaunch.agent.output import Output
 from ddplaunch.agent.rank_process import RankProcess
 from ddplaunch.control.failure import MOST_TOLD, Failure, within
 from ddplaunch.control.messages import Broken, Drained
 from ddplaunch.errors import EXIT_OS
+from ddplaunch.output.streams import Output
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
 

@@ -144,5 +144,5 @@ def last_lines(tail: bytes, count: int = MOST_TAIL) -> tuple[str, ...]:
     return tuple(shown(line, MOST_LINE) for line in kept)
 
 
-_OURS = (f'  File "{os.path.dirname(os.path.abspath(__file__))}{os.sep}', "Extension modules:")
+_OURS = (f'  File "{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}{os.sep}', "Extension modules:")
 """What faulthandler prints of a crash that is not the user's: our frames below theirs, and a list of libraries."""

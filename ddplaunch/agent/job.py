@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from ddplaunch.agent.sink import Sink
+from ddplaunch.output.sink import Sink
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
 
@@ -33,7 +33,7 @@ def describe(
     stdout: Sink,
     variables: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Describe one rank to ``agent/worker.py``, which reads these keys.
+    """Describe one rank to ``rank/worker.py``, which reads these keys.
 
     Args:
         error_file: where its exception is to be recorded, for us and for torchelastic's ``@record``.

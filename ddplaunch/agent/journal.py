@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from ddplaunch.agent.folder import LogFolder
-from ddplaunch.agent.output import Output
+from ddplaunch.output.streams import Output
 
 
 class Journal:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from ddplaunch.agent import processes
 from ddplaunch.agent.folder import Temporary
+from ddplaunch.rank import processes
 
 
 class Kin:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddplaunch.agent.channel import HEADER, MOST_DESCRIPTORS, pack
 from ddplaunch.loop import Callback, Loop
+from ddplaunch.rank.channel import HEADER, MOST_DESCRIPTORS, pack
 
 _SHORT = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
 """Somebody may give back what is short; of descriptors on their way the kernel counts all that a user has."""

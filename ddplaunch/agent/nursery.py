@@ -17,7 +17,7 @@ from ddplaunch.agent import limits
 from ddplaunch.agent.mailbox import Mailbox
 from ddplaunch.loop import Loop
 
-_ZYGOTE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote.py")
+_ZYGOTE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "zygote.py")
 
 OWN_ACCORD = 0.5
 """Seconds in which what a program left behind may end by itself before it is told to."""

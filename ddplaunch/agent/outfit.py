@@ -10,12 +10,12 @@ from ddplaunch.agent.attempt import Attempt
 from ddplaunch.agent.first_rank import FirstRank
 from ddplaunch.agent.journal import Journal
 from ddplaunch.agent.notice import Notice
-from ddplaunch.agent.output import Output
 from ddplaunch.agent.policy import Policy
 from ddplaunch.control.port import Port
+from ddplaunch.output.streams import Output
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
-from ddplaunch.plan.target import Kind
+from ddplaunch.target.target import Kind
 
 
 class Outfit:

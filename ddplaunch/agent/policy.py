@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.shown import EVERYTHING, Shown
-from ddplaunch.agent.sink import PATIENCE
+from ddplaunch.output.show import EVERYTHING, Shown
+from ddplaunch.output.sink import PATIENCE
 
 if TYPE_CHECKING:
     from ddplaunch.agent.sidecar import Sidecar

@@ -12,16 +12,17 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ddplaunch.agent import evidence, job, limits, processes
+from ddplaunch.agent import evidence, job, limits
 from ddplaunch.agent.folder import Temporary
 from ddplaunch.agent.journal import Journal
 from ddplaunch.agent.kin import Kin
 from ddplaunch.agent.nursery import Nursery
-from ddplaunch.agent.output import Output
 from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.sidecar import Sidecar, way_in
 from ddplaunch.control.failure import describe_end
 from ddplaunch.loop import Loop, Timer
+from ddplaunch.output.streams import Output
+from ddplaunch.rank import processes
 
 GRACE = 5.0
 """Seconds at most that they have between SIGTERM and SIGKILL."""

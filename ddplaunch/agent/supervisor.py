@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.agent import job, limits, processes, terminal
+from ddplaunch.agent import job, limits
 from ddplaunch.agent.attempt import INTERRUPT_PATIENCE, Attempt
 from ddplaunch.agent.first_rank import FirstRank
 from ddplaunch.agent.folder import StoreFile, Temporary
@@ -25,11 +25,9 @@ from ddplaunch.agent.laggards import Laggards
 from ddplaunch.agent.notice import Notice
 from ddplaunch.agent.nursery import LEFTOVER_GRACE, Nursery
 from ddplaunch.agent.outfit import Outfit
-from ddplaunch.agent.output import DRAIN_PATIENCE, Output
 from ddplaunch.agent.phase import NEXT, Phase
 from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.rank_process import suspend
-from ddplaunch.agent.waiting import Waiting
 from ddplaunch.control import messages, placement
 from ddplaunch.control.failure import Failure, describe_end
 from ddplaunch.control.link import make_link
@@ -41,7 +39,11 @@ from ddplaunch.control.route import NameServer
 from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.loop import Loop, Timers
+from ddplaunch.output import terminal
+from ddplaunch.output.streams import DRAIN_PATIENCE, Output
+from ddplaunch.output.waiting import Waiting
 from ddplaunch.plan.plan import Plan
+from ddplaunch.rank import processes
 
 if TYPE_CHECKING:
     from ddplaunch.agent.sidecars import Sidecars

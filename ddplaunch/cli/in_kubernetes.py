@@ -13,7 +13,7 @@ import click
 from ddplaunch.cli.submit_options import seconds, where
 from ddplaunch.cli.surroundings import TOKEN, check_token
 from ddplaunch.errors import UsageError
-from ddplaunch.schedulers.kubernetes import NAME, OWN_VARIABLES, Mount, Request, longest_name, name_from
+from ddplaunch.submit.kubernetes import NAME, OWN_VARIABLES, Mount, Request, longest_name, name_from
 
 _SHORT = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
 _KEY = rf"([a-z0-9][a-z0-9.-]{{0,252}}/)?{_SHORT}"

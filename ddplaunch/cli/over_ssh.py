@@ -14,8 +14,8 @@ from ddplaunch.cli.options import as_typed
 from ddplaunch.errors import UsageError, shown
 
 if TYPE_CHECKING:
-    from ddplaunch.plan.target import Target
-    from ddplaunch.schedulers.hostfile import Host
+    from ddplaunch.ssh.hosts import Host
+    from ddplaunch.target.target import Target
 
 CARRIED = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
 CARRIED_BEGINNINGS = ("NCCL_", "GLOO_", "TORCH_")
@@ -47,7 +47,7 @@ def read(flags: dict[str, Any]) -> tuple[Host, ...]:
             if name in typed:
                 raise UsageError(f"--{name.replace('_', '-')} goes with --hosts or --hostfile", "--hosts n1:4,n2:4")
         return ()
-    from ddplaunch.schedulers.hostfile import choose, read_hostfile, read_hosts
+    from ddplaunch.ssh.hosts import choose, read_hostfile, read_hosts
 
     if {"hosts", "hostfile"} <= typed:
         both = f"--hosts {shown(flags['hosts'], 100)} and --hostfile {shown(flags['hostfile'], 100)}"
@@ -79,8 +79,8 @@ def read(flags: dict[str, Any]) -> tuple[Host, ...]:
 def start(hosts: tuple[Host, ...], flags: dict[str, Any], target: Target, run_id: str) -> int:
     """Run the job on the hosts; return its exit code."""
     from ddplaunch.plan.rendezvous import DEFAULT_PORT
-    from ddplaunch.schedulers.fleet import Fleet, make_room
-    from ddplaunch.schedulers.ssh import Connection, command, look_up
+    from ddplaunch.ssh.client import Connection, command, look_up
+    from ddplaunch.ssh.fleet import Fleet, make_room
 
     make_room(len(hosts))
     environ = carried(flags["env"], os.environ)

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import socket
 
     from ddplaunch.agent.policy import Policy
-    from ddplaunch.agent.shown import Shown
     from ddplaunch.agent.sidecar import Sidecar
     from ddplaunch.agent.supervisor import Supervisor
     from ddplaunch.control.outcome import Outcome
     from ddplaunch.control.rules import Rules
+    from ddplaunch.output.show import Shown
     from ddplaunch.plan.plan import Machine, Plan, Request
 
 
@@ -327,8 +327,8 @@ def _sidecars(flags: dict[str, Any], *, remote: bool = False) -> tuple[Sidecar, 
 
 def _policy(flags: dict[str, Any], plan: Plan, shown: Shown) -> Policy:
     from ddplaunch.agent.policy import Policy
-    from ddplaunch.agent.sink import PATIENCE
     from ddplaunch.console import colour_wanted
+    from ddplaunch.output.sink import PATIENCE
 
     modules, asked = _modules(flags, plan)
     by_ssh = over_ssh.STARTED in os.environ
@@ -349,7 +349,7 @@ def _policy(flags: dict[str, Any], plan: Plan, shown: Shown) -> Policy:
 
 def _modules(flags: dict[str, Any], plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What the zygote imports, and which of it the user named. Nothing where ranks start by exec."""
-    from ddplaunch.plan.preload import preloads
+    from ddplaunch.target.preload import preloads
 
     if flags["preload"]:
         asked = tuple(flags["preload"].split(","))

@@ -42,8 +42,8 @@ from ddplaunch.cli.target_command import (
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
 
 if TYPE_CHECKING:
-    from ddplaunch.schedulers.queue import JobId
-    from ddplaunch.schedulers.slurm import Request, Requeue, Setup
+    from ddplaunch.submit.queue import JobId
+    from ddplaunch.submit.slurm import Request, Requeue, Setup
 
 
 class _SubmitCommand(TargetCommand):
@@ -142,7 +142,7 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
     """
     if flags["scheduler"] == "kubernetes":
         return _print_manifest(target, flags)
-    from ddplaunch.schedulers import queue, slurm
+    from ddplaunch.submit import queue, slurm
 
     if flags["array"] and flags["follow"]:
         raise UsageError(
@@ -189,7 +189,7 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
 def _print_manifest(target: str, flags: dict[str, Any]) -> int:
     """Print the job for Kubernetes; on stderr only what does not come from the words typed, all of it in a dry run."""
     from ddplaunch.cli import in_kubernetes
-    from ddplaunch.schedulers import kubernetes
+    from ddplaunch.submit import kubernetes
 
     words = _words_of_run(click.get_current_context().meta["placed"])
     request = in_kubernetes.request(target, words, flags)
@@ -207,7 +207,7 @@ def _print_manifest(target: str, flags: dict[str, Any]) -> int:
 
 
 def _request(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> Request:
-    from ddplaunch.schedulers.slurm import Request
+    from ddplaunch.submit.slurm import Request
 
     named = {name: flags[name] for name in Request.__dataclass_fields__ if name in flags}
     context = click.get_current_context()
@@ -227,7 +227,7 @@ def _request(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> Reque
 
 def _requeue(flags: dict[str, Any]) -> Requeue | None:
     """What --requeue means in seconds and signals."""
-    from ddplaunch.schedulers.slurm import Requeue
+    from ddplaunch.submit.slurm import Requeue
 
     if not flags["requeue"]:
         return None
@@ -274,7 +274,7 @@ def _words_of_run(placed: Placed) -> tuple[str, ...]:
 
 def _setups(texts: tuple[str, ...]) -> Iterator[Setup]:
     """Tell files from commands. What stands in a file is looked for beside that file."""
-    from ddplaunch.schedulers.slurm import Setup
+    from ddplaunch.submit.slurm import Setup
 
     context = click.get_current_context()
     source = context.get_parameter_source("setup")
@@ -319,7 +319,7 @@ def _explain(sources: Iterator[str], notes: Iterator[str]) -> None:
 
 def _sources_in_slurm(request: Request) -> Iterator[str]:
     """Each value of the script with the place it comes from."""
-    from ddplaunch.schedulers.queue import OVERRIDES
+    from ddplaunch.submit.queue import OVERRIDES
 
     yield from _sources(vars(request), {"job-name": "the target", "output": "default", "nodes": "default"}, OVERRIDES)
     yield f"chdir: {request.chdir} (the current directory)"
@@ -356,7 +356,7 @@ def _from_files(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shown(value: object) -> str:
-    from ddplaunch.schedulers.slurm import Requeue, Setup
+    from ddplaunch.submit.slurm import Requeue, Setup
 
     if isinstance(value, Requeue):
         return f"{value.most}, warned by {value.warning} {value.before_the_end} s before the end"
@@ -397,8 +397,8 @@ def _say(line: str) -> None:
 
 def _follow(job: JobId, log: str) -> int:
     """Follow the job to its end, or leave it; Ctrl-C asks."""
-    from ddplaunch.schedulers.follow import Follower
-    from ddplaunch.schedulers.queue import cancel
+    from ddplaunch.submit.follow import Follower
+    from ddplaunch.submit.queue import cancel
 
     follower = Follower(job, sys.stdout.buffer, _say)
     while True:

@@ -15,8 +15,8 @@ from ddplaunch.cli.placement import FEW, HELP, Placed, goes_on, passed_on, place
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddplaunch.cli.torchrun import Translation
-    from ddplaunch.plan.target import Target
+    from ddplaunch.cli.torchrun.dialect import Translation
+    from ddplaunch.target.target import Target
 
 SETTINGS = {
     "help_option_names": ["-h", "--help"],
@@ -65,7 +65,7 @@ class TargetCommand(click.Command):
         environ = os.environ if self.starts_here else {}
         if not (goes_on(words, self.spellings(ctx)) or any(name.startswith(TORCHRUN_SIGNS) for name in environ)):
             return None
-        from ddplaunch.cli import torchrun
+        from ddplaunch.cli.torchrun import dialect as torchrun
 
         return torchrun.translate(words, self.spellings(ctx), environ, refused=self.refused, skipped=self.skipped)
 
@@ -125,7 +125,7 @@ def program_names() -> Callable[[Placed, str], bool]:
 
 
 def _found(placed: Placed) -> Target | None:
-    from ddplaunch.plan.target import find
+    from ddplaunch.target.target import find
 
     markers = set(placed.ours)
     as_module, as_program = bool(markers & {"-m", "--module"}), "--no-python" in markers
@@ -148,11 +148,11 @@ def find_target(typed: str, args: tuple[str, ...], flags: Mapping[str, Any]) -> 
     Raises:
         UsageError: it is not there, cannot be run, lacks an argument, or an option contradicts what it is.
     """
-    from ddplaunch.plan.target import Kind, find
+    from ddplaunch.target.target import Kind, find
 
     found = find(typed, args, as_module=flags["module"], as_program=flags["no_python"], cwd=current_directory())
     if found.signature is not None:
-        from ddplaunch.agent.arguments import check
+        from ddplaunch.target.arguments import check
 
         try:
             check(found.signature, found.args)

@@ -9,7 +9,7 @@ import sys
 from ddplaunch.control.messages import Hello, Versions
 from ddplaunch.control.rules import Rules
 from ddplaunch.plan.share import Share
-from ddplaunch.plan.target import Kind, Target
+from ddplaunch.target.target import Kind, Target
 
 MOST_HASHED = 64 << 20
 """Bytes of a target that are compared; a program larger than this is compared by what comes first."""

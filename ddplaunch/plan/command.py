@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 
 from ddplaunch.plan.plan import Plan
-from ddplaunch.plan.target import Kind
+from ddplaunch.target.target import Kind
 
 
 def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from ddplaunch.plan.environment import ROLE, worker_environment
 from ddplaunch.plan.layout import Cpus, Node, Rank, Slot
 from ddplaunch.plan.numbers import whole
 from ddplaunch.plan.rendezvous import ASSUMED, MISSING, Sourced
-from ddplaunch.plan.target import Kind, Target
+from ddplaunch.target.target import Kind, Target
 
 
 @dataclass(frozen=True)

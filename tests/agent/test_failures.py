@@ -34,8 +34,8 @@ def test_reason_and_exit_code(launch, mode, how, code, headline):
     report = done.stderr[done.stderr.index("ddplaunch: ") :]
     assert report.startswith(f"ddplaunch: {headline}")
     assert "2 other ranks were stopped" in report
-    assert "agent/worker.py" not in report
-    assert "agent/zygote.py" not in report
+    assert "rank/worker.py" not in report
+    assert "rank/zygote.py" not in report
 
 
 @pytest.mark.smoke

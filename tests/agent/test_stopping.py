@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.nursery import LEFTOVER_GRACE
-from ddplaunch.agent.processes import KILL_PATIENCE
+from ddplaunch.rank.processes import KILL_PATIENCE
 from tests.conftest import PROGRAMS, alive, clean_environment, command, processes_marked, wait_until, write
 from tests.control.test_joining import free_port
 from tests.impatient import impatient
@@ -193,7 +193,7 @@ def test_stopped_ranks_end(start):
 
 def test_a_stopped_zygote_does_not_hold_up_the_end(start, tmp_path):
     assert KILL_PATIENCE == 5
-    sooner = impatient(tmp_path, "agent.processes.KILL_PATIENCE", patience(0.5))
+    sooner = impatient(tmp_path, "rank.processes.KILL_PATIENCE", patience(0.5))
     job = start("run", *LIGHT, "--nproc", "2", "--grace", "0", SLEEPER, executable=sooner)
     job.wait_for("ready", 2)
     os.kill(job.zygote(), signal.SIGSTOP)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.schedulers.calling import called
+from ddplaunch.plan.calling import called
 from tests.conftest import clean_environment, command, wait_until, write
 from tests.patience import patience
 

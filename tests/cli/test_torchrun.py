@@ -17,7 +17,7 @@ import pytest
 
 from ddplaunch.cli.run import run
 from ddplaunch.cli.target_command import spellings
-from ddplaunch.cli.torchrun import FLAGS, VALUES, translate
+from ddplaunch.cli.torchrun.dialect import FLAGS, VALUES, translate
 from ddplaunch.errors import UsageError
 from tests.conftest import clean_environment, write
 from tests.fake_nvml import fake_nvml as fake_nvml

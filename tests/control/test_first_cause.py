@@ -34,7 +34,7 @@ def jobs(start, tmp_path):
     def begin(**filled):
         write(tmp_path, "raises.py", RAISES.format(**filled))
         nodes = Nodes(start, tmp_path, 2, *FORKED, "--grace", "0.5")
-        sooner = impatient(tmp_path, "agent.processes.KILL_PATIENCE", 0.5)
+        sooner = impatient(tmp_path, "rank.processes.KILL_PATIENCE", 0.5)
         found = [nodes.start(rank, target="raises.py", executable=sooner) for rank in (0, 1)]
         for each in found:
             each.wait_for("up")

@@ -12,7 +12,7 @@ from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import command_for
 from ddplaunch.plan.layout import Slot
 from ddplaunch.plan.plan import Fact, Machine, Plan, Request, make
-from ddplaunch.plan.target import Kind, Target
+from ddplaunch.target.target import Kind, Target
 
 SCRIPT = Target(Kind.SCRIPT, "train.py", ("--lr", "1"), path="train.py", first="/x", source="/x/train.py")
 CPU = Machine("here", tuple(range(16)), 8, numa=(tuple(range(8)), tuple(range(8, 16))))

@@ -16,7 +16,7 @@ from ddplaunch.cli import cli
 from ddplaunch.cli.options import SECTIONS
 from ddplaunch.cli.submit_options import REFUSED, REPLACED, SYSTEMS
 from ddplaunch.cli.submit_options import SECTIONS as OF_SUBMIT
-from ddplaunch.schedulers.queue import OVERRIDES
+from ddplaunch.submit.queue import OVERRIDES
 from tests.reference import records, variables
 
 PACKAGE = Path(ddplaunch.__file__).parent

@@ -16,7 +16,7 @@ from ddplaunch.devices.visible import Visible, VisibleGpu
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
 from ddplaunch.plan.layout import Slot
 from ddplaunch.plan.plan import Machine, Plan, Request, make
-from ddplaunch.plan.target import Kind, Target
+from ddplaunch.target.target import Kind, Target
 
 PLAN = {
     "run_id": "the job's name: `--run-id`, or the time and a few random digits",

@@ -210,7 +210,7 @@ def test_our_own_death_ends_the_job_everywhere(running):
     run.assert_nothing_left()
 
 
-@pytest.mark.parametrize("what", ["^ssh .*n2|^/usr/bin/ssh .*n2", "schedulers.remote", LAUNCHER, "zygote"])
+@pytest.mark.parametrize("what", ["^ssh .*n2|^/usr/bin/ssh .*n2", "ssh.far_end", LAUNCHER, "zygote"])
 def test_what_is_killed_on_the_way_takes_the_job_along(running, tmp_path, what):
     run = running("n1:1,n2:1", "--env", f"TMPDIR={tmp_path}")
     assert list(tmp_path.glob("ddplaunch-*"))

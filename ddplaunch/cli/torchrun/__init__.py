@@ -1,0 +1,1 @@
+"""The words of torchrun and their meaning here."""

@@ -1,0 +1,76 @@
+"""torchrun's redirects, tees and filter as what we show and keep.
+
+What ``--redirects`` sends to files is not shown, what ``--tee`` does is shown too, and ``--local-ranks-filter`` leaves
+ranks out of what is shown. With ``--log-dir`` we keep all that each rank prints in any case.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from ddplaunch.cli.torchrun.asked import Asked, Word
+from ddplaunch.errors import UsageError
+
+_BOTH = 3
+_SHOWN = {0: "/none", 1: "/out", 2: "/err", _BOTH: ""}
+"""torchrun's numbers for no stream, stdout, stderr and both, as ``--show`` has them."""
+
+_RANK = "[0-9]{1,9}"
+
+Streams = dict[int | None, int]
+"""Of each local rank some streams; None stands for all others."""
+
+
+def words(asked: Asked) -> Iterator[Word]:
+    """Say it with our options.
+
+    Raises:
+        UsageError: an option names no streams, or no ranks.
+    """
+    redirected, teed = _streams(asked, "--redirects"), _streams(asked, "--tee")
+    only = _filter(asked)
+    used = [name for name, streams in (("--redirects", redirected), ("--tee", teed)) if any(streams.values())]
+    yield from asked.plainly("--log-dir", "--log-dir")
+    if used and "--log-dir" not in asked:
+        import tempfile
+
+        name = f"ddplaunch-logs-{os.getuid()}-{os.urandom(8).hex()}"  # which nobody else can make first
+        yield "--log-dir", os.path.join(tempfile.gettempdir(), name), asked.source(used[0])
+    shown = _show(redirected, teed, only)
+    if shown != "all":
+        yield "--show", shown, asked.source("--local-ranks-filter" if only else used[0])
+
+
+def _show(redirected: Streams, teed: Streams, only: set[int]) -> str:
+    def shown(rank: int | None) -> int:
+        return _BOTH & ~(redirected.get(rank, redirected[None]) & ~teed.get(rank, teed[None]))
+
+    if only:
+        return "local:" + ",".join(f"{rank}{_SHOWN[shown(rank)]}" for rank in sorted(only))
+    most = {0: "none", _BOTH: "all"}.get(shown(None), f"all{_SHOWN[shown(None)]}")
+    named = sorted(rank for rank in {*redirected, *teed} if rank is not None)
+    different = [f"{rank}{_SHOWN[shown(rank)]}" for rank in named if shown(rank) != shown(None)]
+    return f"{most},local:{','.join(different)}" if different else most
+
+
+def _streams(asked: Asked, name: str) -> Streams:
+    """Read "3", or "0:1,1:2"."""
+    text = asked.value(name, "0")
+    if re.fullmatch(r"[0-3]", text):
+        return {None: int(text)}
+    if not re.fullmatch(rf"{_RANK}:[0-3](,{_RANK}:[0-3])*", text):
+        raise UsageError(
+            f"{asked.source(name)} {text} names no streams",
+            f"{name} 1 is stdout, 2 stderr, 3 both; 0:1,1:2 is stdout of local rank 0 and stderr of 1",
+        )
+    pairs = (part.partition(":") for part in text.split(","))
+    return {None: 0, **{int(rank): int(streams) for rank, _, streams in pairs}}
+
+
+def _filter(asked: Asked) -> set[int]:
+    text = asked.value("--local-ranks-filter")
+    if text and not re.fullmatch(rf"{_RANK}(,{_RANK})*", text):
+        raise UsageError(f"{asked.source('--local-ranks-filter')} {text} is no list of ranks", "give one like 0,1")
+    return {int(rank) for rank in text.split(",") if rank}

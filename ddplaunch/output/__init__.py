@@ -1,0 +1,1 @@
+"""What the ranks print, on its way to people and files."""

@@ -1,0 +1,121 @@
+"""A destination of output that never makes the launcher wait: our stdout and stderr, however slowly they are read."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ddplaunch.loop import Callback, Loop, Timer
+from ddplaunch.output.terminal import watched
+
+HIGH_WATER = 4 << 20
+"""Bytes waiting for the reader beyond which ranks are not read any further, so that they wait as on any full pipe."""
+
+PATIENCE = 10.0
+"""Seconds without a byte taken after which the reader counts as stuck: what it misses is dropped and counted."""
+
+
+class Sink:
+    """One of our own descriptors. A reader that closed it, or is stuck, loses the output; the job goes on."""
+
+    def __init__(self, loop: Loop, fd: int, patience: float = PATIENCE) -> None:
+        self._loop = loop
+        self._fd = _reopened(fd)
+        self._patience = patience
+        self._waiting = bytearray()
+        self._timer: Timer | None = None
+        self.closed = False
+        self.stuck = False
+        self.missed = 0
+        self.relieved: Callback = lambda: None  # called whenever there may be room again
+        self.terminal = watched(fd)  # a person's
+        self.by_lines = os.isatty(fd)  # or one made by srun or mpirun
+
+    @property
+    def full(self) -> bool:
+        return len(self._waiting) > HIGH_WATER
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that will ever be written has been."""
+        return self.closed or self.stuck or not self._waiting
+
+    def write(self, data: bytes) -> None:
+        """Write whole lines; what the reader does not take at once waits its turn."""
+        if self.closed or not data:
+            return
+        if self.stuck:
+            self.missed += data.count(b"\n")
+            return
+        if not self._waiting:
+            data = data[self._push(data) :]
+        if data and not self.closed:
+            self._waiting += data
+            self._loop.watch(self._fd, self._continue, write=True)
+            if self._timer is None:
+                self._timer = self._loop.after(self._patience, self._give_up)
+
+    def _push(self, data: bytes | bytearray) -> int:
+        done, whole = 0, len(data)
+        try:
+            with memoryview(data) as view:
+                while done < whole:
+                    with view[done : done + (1 << 18)] as chunk:
+                        done += os.write(self._fd, chunk)
+        except BlockingIOError:
+            pass
+        except OSError:  # EPIPE from `| head`, EIO from a terminal that has gone, ENOSPC: nobody reads any more
+            self.closed = True
+            self._rest()  # which no view of what is waiting may outlive
+            return whole
+        return done
+
+    def _continue(self) -> None:
+        done = self._push(self._waiting)
+        del self._waiting[:done]
+        if self.stuck and done:
+            self.stuck = False
+            note = f"[ddplaunch] {self.missed} lines are missing here: nobody read them for {self._patience:.0f} s\n"
+            self.missed = 0
+            self._waiting += note.encode()
+        if not self._waiting:
+            self._rest()
+        elif done and self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._loop.after(self._patience, self._give_up)
+        self.relieved()
+
+    def _give_up(self) -> None:
+        """Keep the line that has begun, drop the others; watch on, in case the reader comes back."""
+        self._timer = None
+        if self._waiting:
+            self.stuck = True
+            end = self._waiting.find(b"\n") + 1 or len(self._waiting)
+            self.missed += self._waiting.count(b"\n", end)
+            del self._waiting[end:]
+        self.relieved()
+
+    def _rest(self) -> None:
+        self._waiting.clear()
+        self._loop.forget(self._fd)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _reopened(fd: int) -> int:
+    """Open the pipe or terminal behind ``fd`` once more, so that O_NONBLOCK is ours alone and not our neighbours'.
+
+    A file never makes anyone wait and has an offset to share, so it is used as it is.
+    """
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISFIFO(mode) or os.isatty(fd):
+            return os.open(f"/dev/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        if stat.S_ISSOCK(mode):
+            copy = os.dup(fd)
+            os.set_blocking(copy, False)
+            return copy
+    except OSError:
+        pass
+    return fd

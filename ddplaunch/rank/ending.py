@@ -1,0 +1,309 @@
+"""How a rank ends: an exception shown and recorded, threads joined, the user's objects dropped, the output flushed.
+
+Part of the worker (``rank/worker.py``) and bound by its rules: no import that a file of the user's could stand in for,
+no name left behind. What is shown and in which order is the interpreter's own (Python/pythonrun.c, pylifecycle.c).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+    from typing import Any, NoReturn
+
+EXIT_UNFLUSHED = 120
+"""The interpreter's own code where the output could not be flushed at the end (Python/pythonrun.c, Py_Exit)."""
+
+_MOST_TEXT = 1 << 19
+"""Characters of a message or traceback that are recorded."""
+
+_OUR_FILES = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("ending.py", "worker.py", "zygote.py"))
+
+_Module = type(sys)
+
+
+class Refused(Exception):
+    """What the user asked for cannot be; found only now that their code or torch could be asked."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def exit_code(code: object) -> int:
+    """What ``sys.exit(code)`` means to Python: None is 0, a number itself, anything else is printed and 1."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    for text in (code, "\n"):
+        try:
+            print(text, end="", file=sys.stderr)
+        except Exception:
+            pass  # as Python does, with a __str__ that fails or a closed stderr
+    return 1
+
+
+def status(code: int) -> int:
+    """The part of an exit code that a parent sees; one that is no C long counts as -1 (Python/pythonrun.c)."""
+    return (code if -(1 << 63) <= code < 1 << 63 else -1) & 0xFF
+
+
+def report(job: dict[str, Any], error: BaseException) -> None:
+    """Show an uncaught exception as Python would, without our frames, and record it for the launcher's report."""
+    _cut(error)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    if not isinstance(error, KeyboardInterrupt):
+        record(job, error, _as_printed(error))
+    elif not job["first_here"] and sys.excepthook is sys.__excepthook__:
+        return  # Ctrl-C interrupts all ranks: one traceback says where they were
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit:
+        raise
+    except BaseException as broken:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        _show(_cut(broken))
+        print("\nOriginal exception was:", file=sys.stderr)
+        _show(error)
+
+
+def _show(error: BaseException) -> None:
+    sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _cut(error: BaseException) -> BaseException:
+    """Take off a traceback what stands before the user's frames: ours, and importlib's where we loaded their module."""
+    trace = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name not in _OUR_FILES and not name.startswith("<frozen importlib"):
+            break
+        trace = trace.tb_next
+    return error.with_traceback(trace)
+
+
+class _Listener:
+    """Stands in for ``sys.stderr``: keeps what this thread writes, passes on what others write meanwhile."""
+
+    def __init__(self, stream: Any) -> None:
+        from _thread import get_ident
+
+        self._stream, self._ident, self._thread = stream, get_ident, get_ident()
+        self.heard: list[str] = []
+
+    def write(self, text: str) -> None:
+        if self._ident() == self._thread:
+            self.heard.append(text)
+        elif self._stream is not None:
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def _as_printed(error: BaseException) -> str:
+    """Return an exception's traceback in Python's own words; the traceback module would import a dozen others."""
+    stderr = sys.stderr
+    sys.stderr = listener = _Listener(stderr)
+    try:
+        _show(error)
+    finally:
+        sys.stderr = stderr
+    return "".join(listener.heard)
+
+
+def record(job: dict[str, Any], error: BaseException, text: str) -> None:
+    """Write the error file unless ``@record`` has: torchelastic's format, {"message": {"message", "extraInfo"}}."""
+    path = job["error_file"]
+    if not path or os.path.lexists(path):
+        return
+    import time
+
+    try:
+        message = str(error)
+    except Exception:
+        message = "<exception str() failed>"
+    message, text = _bounded(message), _bounded(text)
+    moment = time.time_ns()
+    info = {"py_callstack": text, "timestamp": str(moment // 10**9), "time_ns": moment}
+    if isinstance(error, Refused):
+        info["refused"] = {"hint": error.hint}
+    else:
+        message = f"{type(error).__name__}: {message}"
+    try:
+        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link
+        with open(made, "w", encoding="ascii") as file:
+            file.write("".join(_json({"message": {"message": message, "extraInfo": info}})))
+    except OSError:
+        pass  # a full disk: the report falls back on what the rank printed
+
+
+def _bounded(text: str) -> str:
+    """The launcher keeps less than this, and would not read a file without end."""
+    return text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT // 2] + "\n…\n" + text[-_MOST_TEXT // 2 :]
+
+
+def _json(value: Any) -> Iterator[str]:
+    """What json.dumps would write; a json.py may be the user's."""
+    if isinstance(value, dict):
+        yield "{"
+        for index, key in enumerate(value):
+            yield ", " if index else ""
+            yield from _json(key)
+            yield ": "
+            yield from _json(value[key])
+        yield "}"
+    elif isinstance(value, str):
+        units = memoryview(value.encode(f"utf-16-{sys.byteorder[0]}e", "surrogatepass")).cast("H")
+        plain = "".join(chr(unit) if 31 < unit < 127 and unit not in b'"\\' else f"\\u{unit:04x}" for unit in units)
+        yield f'"{plain}"'
+    else:
+        yield "null" if value is None else str(value)
+
+
+# ------------------------------------------------------------------------------------------------------- the end
+
+
+def join_threads() -> None:
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        try:
+            threading._shutdown()
+        except BaseException as error:
+            ignore(error, "on threading shutdown", threading)
+
+
+def stay(hold: int) -> None:
+    """Rank 0 holds the store, so it says that it is done and stays until the launcher lets it go."""
+    import _signal  # type: ignore[import-not-found, unused-ignore]
+
+    for stream in (sys.stdout, sys.stderr):
+        flush(stream)
+    for number in (_signal.SIGTERM, _signal.SIGINT):
+        _signal.signal(number, _signal.SIG_DFL)
+    try:
+        os.write(hold, b"done")
+        os.read(hold, 1)
+    except OSError:
+        pass
+
+
+def take_apart(at_start: frozenset[str]) -> bool:
+    """Drop what the program made, so that ``__del__`` runs and files are flushed; return whether the output could be.
+
+    In the interpreter's own order (Python/pylifecycle.c: Py_FinalizeEx, finalize_modules): first everything that only
+    the user's modules hold, so that ``__del__`` sees its globals whole, then the globals of those that live on.
+    """
+    import _signal  # type: ignore[import-not-found, unused-ignore]
+    import gc
+    from _weakref import ref
+
+    broken = flush(sys.stdout)
+    if broken is not None:
+        ignore(broken, "on flushing sys.stdout", sys.stdout)
+    flushed = broken is None and flush(sys.stderr) is None
+    for number in _signal.valid_signals():
+        if callable(_signal.getsignal(number)):
+            _signal.signal(number, _signal.SIG_DFL)
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
+    left = []
+    users = [  # all are found before the first goes: a package in a namespace package asks that for its path
+        (name, module)
+        for name, module in list(sys.modules.items())
+        if isinstance(module, _Module) and (name == "__main__" or (name not in at_start and _is_users(module)))
+    ]
+    while users:
+        name, module = users.pop(0)
+        # A module may go and its globals stay, held by a function somewhere: the mark in them tells.
+        mark = module.__dict__["__end__"] = _Module(name)
+        left.append((ref(module), ref(mark)))
+        sys.modules[name] = None  # type: ignore[assignment]
+    module = mark = None  # type: ignore[assignment]
+    gc.collect()
+    cleared = False
+    for module_left, mark_left in reversed(left):
+        module, mark = module_left(), mark_left()  # type: ignore[assignment]
+        if mark is not None:
+            cleared = True
+            for names in gc.get_referrers(mark) if module is None else [module.__dict__]:
+                if type(names) is dict:
+                    _clear(names)
+    module = mark = names = None  # type: ignore[assignment]
+    if cleared:
+        gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        flush(stream)
+    return flushed
+
+
+def _is_users(module: ModuleType) -> bool:
+    """Whether a module is the user's own code, and not Python's or installed: that has nothing to say at the end."""
+    try:
+        place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    except Exception:  # a path that is computed, by a parent that the program has deleted or by code of anybody's
+        return False
+    return (
+        isinstance(place, str)
+        and not place.startswith(os.path.dirname(os.__file__) + os.sep)
+        and f"-packages{os.sep}" not in place
+    )
+
+
+def _clear(names: dict[str, Any]) -> None:
+    """Set a module's globals to None, private names first (Objects/moduleobject.c, _PyModule_ClearDict)."""
+    for private in (True, False):
+        for name in list(names):
+            if name != "__builtins__" and (name[:1] == "_" and name[:2] != "__") is private:
+                names[name] = None
+
+
+def flush(stream: Any) -> BaseException | None:
+    """Flush a stream unless it is closed; return what prevented that."""
+    try:
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
+    except BaseException as error:
+        return error.with_traceback(None)
+    return None
+
+
+def ignore(error: BaseException, occasion: str, source: object) -> None:
+    """Tell of an exception that nobody can handle any more, in the interpreter's words."""
+    try:
+        print(
+            "Exception ignored", f"{occasion}:" if sys.version_info >= (3, 13) else f"in: {source!r}", file=sys.stderr
+        )
+        _show(_cut(error))
+    except Exception:
+        pass  # a stderr that is broken too
+
+
+def leave_interrupted() -> NoReturn:
+    """Have the interpreter end, and then by SIGINT, as for any KeyboardInterrupt; we have shown it already."""
+    hook = sys.excepthook
+
+    def pass_over(*ignored: object) -> None:
+        sys.excepthook = hook
+
+    sys.excepthook = pass_over
+    raise KeyboardInterrupt
+
+
+def die_of_interrupt() -> NoReturn:
+    """End by SIGINT itself, as Python does, so that whoever waits for us can tell."""
+    import _signal  # type: ignore[import-not-found, unused-ignore]
+
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    os.kill(os.getpid(), _signal.SIGINT)
+    os._exit(130)

@@ -1,0 +1,421 @@
+"""Turns a process into the user's program: what runs inside each rank, forked from the zygote or freshly started.
+
+The program must not be able to tell that it was not started as ``python train.py`` (docs/fidelity.md lists what
+differs). So this file imports nothing but what Python has loaded already or has built in, as a file of the user's may
+bear any other name; it leaves no name of ours behind, being run or loaded from its path and in nobody's
+``sys.modules``; and below the program's stack there is one frame of ours, the caller's:
+
+    life = Life(job, fds, forked=True)
+    with life:
+        life.begin()
+        life.program(*life.positional, **life.named)
+        life.complete()
+    life.leave()
+
+A job is a dict (``agent/job.py`` writes it); here only its keys are read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any, NoReturn
+
+    Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+EXIT_USAGE = 2
+
+_Module = type(sys)
+
+
+def sibling(name: str) -> Any:
+    """Load a file that stands beside this one without importing anything, or leaving its name in ``sys.modules``."""
+    from _frozen_importlib import module_from_spec
+    from _frozen_importlib_external import spec_from_file_location
+
+    spec = spec_from_file_location(name, os.path.join(os.path.dirname(__file__), name + ".py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if TYPE_CHECKING:
+    from ddplaunch.rank import ending
+else:
+    ending = sibling("ending")
+
+
+class Life:
+    """One rank from its start to its end; used as the module's docstring shows.
+
+    Attributes:
+        program, positional, named: what to call, and with what, once ``begin`` has found it.
+    """
+
+    def __init__(self, job: dict[str, Any], fds: dict[str, int], *, forked: bool) -> None:
+        """Remember what is to be done.
+
+        Args:
+            fds: descriptors handed over, by purpose: "store" (the listening socket of rank 0's store) and "hold" (rank
+                0 says there that it has finished, and stays until the other end closes).
+            forked: whether this process is a fork of the zygote, which has modules that need no taking apart at the
+                end.
+        """
+        self._job = job
+        self._fds = fds
+        self._forked = forked
+        self._at_start = frozenset(sys.modules)
+        self._store: object = None
+        self._error: BaseException | None = None
+        self._code = 0
+        self._interrupted = False
+        self._nothing()
+
+    def _nothing(self) -> None:
+        self.program: Callable[..., Any] = type(None)
+        self.positional: tuple[Any, ...] = ()
+        self.named: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Do all that comes before the user's code, and find that."""
+        import faulthandler
+
+        if not faulthandler.is_enabled():
+            faulthandler.enable(2)
+        _buffer_streams(self._job["line_buffered"])
+        if self._forked:
+            _reseed()
+        if "store" in self._fds:
+            self._store = _serve_store(self._job, self._fds["store"])
+        _replace_main()
+        _initialise(self._job)
+        find = {"script": _find_script, "module": _find_module, "function": _find_function}[self._job["kind"]]
+        self.program, self.positional, self.named = find(self._job)
+
+    def complete(self) -> None:
+        """Do what is left for us where the program returned."""
+        _destroy(self._job)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self._error = error
+        self._nothing()
+        return True
+
+    def _judge(self) -> None:
+        """Show what Python would show of the program's end, and find the exit code."""
+        error = self._error
+        if isinstance(error, SystemExit):
+            self._code = ending.exit_code(error.code)
+        elif isinstance(error, ending.Refused):
+            ending.record(self._job, error, str(error))
+            self._code = EXIT_USAGE
+        elif error is not None:
+            self._code = 1
+            self._interrupted = type(error) is KeyboardInterrupt
+            ending.report(self._job, error)
+
+    def leave(self) -> NoReturn:
+        """End as the interpreter would: show an exception, join threads, run atexit, drop the user's objects, flush.
+
+        A fork does so by itself and skips what only costs time: taking apart what the zygote imported (0.5 s of torch,
+        and it would touch every page that the ranks share). Where threads still run, which are daemons then, only the
+        interpreter itself can end without them seeing it.
+        """
+        for stream in (sys.stderr, sys.stdout):
+            ending.flush(stream)
+        try:
+            self._judge()
+        except SystemExit as exit:  # from the user's own sys.excepthook
+            self._code = ending.exit_code(exit.code)
+        self._error = None
+        hold = self._fds.get("hold")
+        holds = hold is not None and self._code == 0
+        if self._forked or holds:
+            import atexit
+
+            ending.join_threads()
+            atexit._run_exitfuncs()
+            if hold is not None and holds:
+                ending.stay(hold)
+        if not self._forked or len(sys._current_frames()) > 1:
+            if self._interrupted:
+                ending.leave_interrupted()
+            sys.exit(self._code)
+        flushed = ending.take_apart(self._at_start)
+        import ctypes
+
+        ctypes.CDLL(None).fflush(None)
+        if self._interrupted:
+            ending.die_of_interrupt()
+        os._exit(ending.status(self._code) if flushed else ending.EXIT_UNFLUSHED)
+
+
+def importable(folder: str) -> set[str]:
+    """Return the names that ``import`` finds in a folder, packages without an ``__init__`` left out."""
+    try:
+        entries = os.listdir(folder)
+    except OSError:
+        return set()
+    names = set()
+    for entry in entries:
+        name, dot, _ = entry.partition(".")
+        file = entry if dot else os.path.join(entry, "__init__.py")
+        if file.endswith((".py", ".pyc", ".so")) and os.path.isfile(os.path.join(folder, file)):
+            names.add(name)
+    return names
+
+
+def is_from(module: ModuleType | None, folder: str) -> bool:
+    """Whether a top-level module was imported from a file, or a package, right in ``folder``."""
+    path = os.path.abspath(getattr(module, "__file__", None) or "/")
+    return folder in (os.path.dirname(path), os.path.dirname(os.path.dirname(path)))
+
+
+# ------------------------------------------------------------------------------------------------ before user code
+
+
+def _buffer_streams(lines: bool) -> None:
+    """Flush at each newline where Python would, on a terminal, and on stdout where a person reads it through us."""
+    if os.environ.get("PYTHONUNBUFFERED"):
+        return
+    streams: tuple[Any, ...] = (sys.stdin, sys.stdout, sys.stderr)
+    for fd, stream in enumerate(streams):
+        if stream is not None:
+            stream.reconfigure(line_buffering=fd == 2 or (fd == 1 and lines) or os.isatty(fd))
+
+
+def _reseed() -> None:
+    """Seed the generators that numpy and torch seeded at their import, once for all ranks; random reseeds itself."""
+    numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    if numpy_random is not None:
+        numpy_random.seed()
+    if torch is not None:
+        torch.default_generator.seed()
+
+
+def _replace_main() -> None:
+    main = _Module("__main__")
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # as multiprocessing calls it, and spawned children their classes
+        sys.modules["__mp_main__"] = main
+
+
+def _serve_store(job: dict[str, Any], listening: int) -> object:
+    """Open the job's store on the socket that the supervisor bound, so that no rank's first connect is refused.
+
+    The user's own ``env://`` initialisation then finds this server in its process (TCPStore's ``multi_tenant``). Where
+    torch is not there yet it is the user's to import, and the port theirs to listen on.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available():
+        os.close(listening)
+        return None
+    address, port = job["store"]
+    version = tuple(int(part) for part in sys.modules["torch"].__version__.split(".")[:2])
+    return dist.TCPStore(
+        address,
+        port,
+        None,
+        True,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listening,
+        use_libuv=version >= (2, 8),  # since when that server, too, takes a socket that listens already
+    )
+
+
+# ------------------------------------------------------------------------------------------------- finding the program
+
+
+def _find_script(job: dict[str, Any]) -> Call:
+    import io
+
+    path = os.path.join(os.getcwd(), job["path"])  # what __file__ of __main__ is since 3.9; argv[0] stays as typed
+    sys.argv = [job["path"], *job["args"]]
+    sys.orig_argv[:] = [sys.executable, *sys.argv]
+    _put_first(job["first"])
+    loader: Any = type(globals()["__loader__"])  # SourceFileLoader, which has loaded this file too
+    namespace = sys.modules["__main__"].__dict__
+    namespace.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
+    with io.open_code(path) as file:
+        source = file.read()
+    return exec, (compile(source, path, "exec", dont_inherit=True), namespace), {}
+
+
+def _find_module(job: dict[str, Any]) -> Call:
+    sys.argv = ["-m", *job["args"]]
+    sys.orig_argv[:] = [sys.executable, "-m", job["module"], *job["args"]]
+    _put_first(job["first"])
+    import runpy
+
+    return runpy._run_module_as_main, (job["module"],), {}  # type: ignore[attr-defined]
+
+
+def _find_function(job: dict[str, Any]) -> Call:
+    sys.argv = [job["path"] or job["module"], *job["args"]]
+    sys.orig_argv[:] = [sys.executable, job["typed"], *job["args"]]
+    _put_first(job["first"])
+    function = _import_function(job)
+    return (function, *_bind(job, function))
+
+
+def _put_first(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, folder)
+
+
+def _import_function(job: dict[str, Any]) -> Callable[..., Any]:
+    found: Any = _import_module(job["module"], job["path"])
+    for part in job["function"].split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ending.Refused(
+                f"{job['module']} has no function {job['function']}, now that it has been imported"
+            ) from None
+    if not callable(found) or isinstance(found, type):
+        raise ending.Refused(f"{job['typed']} is no function: it is {found!r:.80}")
+    if getattr(getattr(found, "__code__", None), "co_flags", 0) & 0x80:  # CO_COROUTINE
+        raise ending.Refused(f"{job['typed']} is a coroutine function", "wrap it in a function that calls asyncio.run")
+    return found  # type: ignore[no-any-return]
+
+
+def _import_module(name: str, path: str | None) -> ModuleType:
+    """Import a module by its name or, where that is known, from its file, whatever else bears its name."""
+    loaded = sys.modules.get(name)
+    if path is None:
+        __import__(name)
+        return sys.modules[name]
+    if loaded is not None and is_from(loaded, os.path.dirname(os.path.realpath(path))):
+        return loaded
+    # What importlib.util offers, without importing it.
+    from _frozen_importlib import module_from_spec
+    from _frozen_importlib_external import spec_from_file_location
+
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules.setdefault(name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _bind(job: dict[str, Any], function: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments to call ``function`` with.
+
+    That takes modules of ours and click, which are imported as if the user's own did not exist, and then forgotten
+    where a file of theirs bears the name.
+    """
+    facts = ("rank", "local_rank", "world_size", "local_world_size", "node_rank", "nnodes", "device")
+    names = importable(job["first"])
+    before, path = dict(sys.modules), list(sys.path)
+    for name in before:
+        top = name.partition(".")[0]
+        if top in names and is_from(before.get(top), job["first"]):
+            del sys.modules[name]
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path[:] = [*(each for each in path if each != job["first"]), home]
+    try:
+        from ddplaunch.errors import LaunchError
+        from ddplaunch.target import arguments
+
+        positional, named = arguments.bind(
+            job["typed"], function, tuple(job["args"]), {name: job[name] for name in facts}
+        )
+    except LaunchError as error:
+        raise ending.Refused(error.message, error.hint) from None
+    finally:
+        sys.path[:] = path
+        for name in set(sys.modules) - set(before):
+            if name.partition(".")[0] in {"ddplaunch", *names}:
+                del sys.modules[name]
+        sys.modules.update(before)
+    return tuple(positional), named
+
+
+# --------------------------------------------------------------------------------------------- the process group
+
+
+def _initialise(job: dict[str, Any]) -> None:
+    """Initialise the process group before the target runs, where --backend or --init-method asked for it."""
+    backend, method = job["backend"], job["init_method"]
+    if backend is None:
+        return
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise ending.Refused("this torch was built without torch.distributed", "leave --backend and --init-method out")
+    known = [name for name in dist.Backend.backend_list if name != "undefined" and _has(dist, name)]
+    for name in [part.rpartition(":")[2] for part in backend.split(",")]:
+        if name not in known:
+            raise ending.Refused(
+                f"--backend {name}: this torch ({torch.__version__}) has only {', '.join(known)}",
+                f"--backend {known[0]}",
+            )
+    options: dict[str, Any] = {}
+    device = torch.device(job["device"])
+    if backend in ("nccl", "xccl") and device.type != "cpu":
+        getattr(torch, device.type).set_device(device)
+        options["device_id"] = device
+    dist.init_process_group(
+        backend, init_method=method or "env://", rank=job["rank"], world_size=job["world_size"], **options
+    )
+
+
+def _has(dist: Any, name: str) -> bool:
+    asked = getattr(dist, "is_backend_available", None)
+    return bool(asked(name)) if asked else bool(getattr(dist, f"is_{name}_available", lambda: True)())
+
+
+def _destroy(job: dict[str, Any]) -> None:
+    if job["backend"] is None:
+        return
+    import time
+
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        # gloo's teardown can deadlock while the last work is still being dropped (torch 2.13): all meet, then a moment.
+        dist.barrier()
+        time.sleep(0.02)
+        dist.destroy_process_group()
+
+
+# --------------------------------------------------------------------------------------------------- a fresh start
+
+
+def _receive() -> tuple[dict[str, Any], dict[str, int]]:
+    """Read job and descriptors, marshalled, from the descriptor that is our first argument."""
+    import marshal
+
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.pop(0)  # this file's folder, which no import of the user's may see
+    with os.fdopen(int(sys.argv[1]), "rb") as file:
+        job, fds = marshal.loads(file.read())
+    for fd in fds.values():
+        os.set_inheritable(fd, False)
+    return job, fds
+
+
+if __name__ == "__main__":
+    life = Life(*_receive(), forked=False)
+    with life:
+        life.begin()
+        life.program(*life.positional, **life.named)
+        life.complete()
+    life.leave()

@@ -1,0 +1,421 @@
+"""The process between the supervisor and the ranks: imports torch once, forks every rank, outlives a dead supervisor.
+
+Run from its path, as ``python zygote.py FD CONFIG``. It serves requests on the socket FD:
+
+    spawn   start a rank: forked from here, or, where that is not safe or not wanted, a fresh interpreter
+    sweep   end all that is left below, first politely for ``grace`` seconds
+    remove  remember a path that is to be removed
+
+and answers ``ready``, ``refused``, ``spawned`` (with a pidfd), ``unborn``, ``exited`` and ``swept``. When the
+supervisor's end of the socket closes, however it died, everything below is killed and every temporary path removed.
+
+It must stay single-threaded, compute nothing (libgomp hangs in a fork of a process that has used it) and never touch a
+GPU. It adopts orphans, so whatever a rank leaves behind stays within reach.
+"""
+
+from __future__ import annotations
+
+import sys
+
+BASELINE = frozenset(sys.modules)  # what any interpreter has at its start
+if not getattr(sys.flags, "safe_path", False):
+    HERE = sys.path.pop(0)  # this file's folder, which no import of the user's may see
+
+import errno  # noqa: E402
+import gc  # noqa: E402
+import os  # noqa: E402
+
+gc.disable()  # no collection while a million long-lived objects are made; and their pages stay shared
+
+import json  # noqa: E402
+import select  # noqa: E402
+import signal  # noqa: E402
+import socket  # noqa: E402
+import time  # noqa: E402
+
+DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What is for the supervisor to hear, not for us, where somebody tells a whole tree of processes (systemd, Slurm with
+proctrack/linuxproc): the ranks would die with us, in the midst of their grace."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from ddplaunch.rank import channel, leftovers, processes, worker
+else:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    def _sibling(name):
+        """Load a file that stands beside this one without leaving its name in sys.modules."""
+        spec = spec_from_file_location(name, os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py"))
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    channel = _sibling("channel")
+    leftovers = _sibling("leftovers")
+    processes = _sibling("processes")
+    worker = _sibling("worker")
+
+_HELPER_PATIENCE = 3.0
+"""Seconds more that multiprocessing's own helpers have for their end."""
+
+_QUIET = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""What keeps libraries from starting threads as they are loaded (pyarrow's jemalloc, and pandas with it)."""
+
+
+def main() -> tuple[dict[str, Any], dict[str, int]]:
+    """Serve until the supervisor goes; return only in a fork, which is to be a rank, with its job and descriptors."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    config = json.loads(sys.argv[2])
+    for number in config["shielded"]:  # Slurm sends its warning to every process of a step (docs/preemption.md)
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, config["shielded"])
+    # While torch loads nobody listens to the socket, so the kernel watches the supervisor; later we clean up ourselves.
+    processes.die_with_parent(signal.SIGKILL)
+    if os.getppid() != config["supervisor"]:
+        os._exit(1)
+    processes.adopt_orphans()
+    began = time.monotonic()
+    left = leftovers.Leftovers()
+    quiet = {name: value for name, value in _QUIET.items() if name not in os.environ}
+    os.environ.update(quiet)
+    with left:
+        refused = _import(config)
+    for name in quiet:
+        del os.environ[name]
+    if refused:
+        left.remove()
+        channel.send(control, {"op": "refused", "message": refused})
+        os._exit(0)
+    unsafe = _why_unsafe(config)
+    if unsafe and config["modules"]:
+        # Start over with an empty interpreter, which then execs every rank: same process, same socket.
+        fresh = {**config, "modules": [], "unsafe": unsafe}
+        control.set_inheritable(True)
+        left.remove()
+        os.execv(sys.executable, [sys.executable, __file__, sys.argv[1], json.dumps(fresh), *sys.argv[3:]])
+    forks = bool(config["modules"])
+    ready = {"op": "ready", "forks": forks, "unsafe": config["unsafe"], "seconds": time.monotonic() - began}
+    try:
+        channel.send(control, ready)
+    except OSError:  # nobody is there to hear it
+        os._exit(1)
+    gc.freeze()
+    processes.die_with_parent(0)
+    return Zygote(control, config, forks, left).serve()
+
+
+def _import(config: dict[str, Any]) -> str | None:
+    """Import what the ranks share; return what is wrong with ``--preload``, if anything is."""
+    for name in config["modules"]:
+        try:
+            if name in config["asked"]:
+                sys.path.insert(0, config["first"])
+            __import__(name)
+        except BaseException as error:
+            absent = isinstance(error, ModuleNotFoundError)
+            if name in config["asked"]:
+                return f"--preload {name}: {'' if absent else f'{type(error).__name__}: '}{error}"
+            if not absent:
+                config["failed"] = name
+                return None
+        finally:
+            if sys.path[0] == config["first"] and name in config["asked"]:
+                sys.path.pop(0)
+    return None
+
+
+def _why_unsafe(config: dict[str, Any]) -> str | None:
+    """Say why ranks cannot be forked from what has been imported, if so."""
+    if not config["modules"]:
+        return None
+    if "failed" in config:
+        return f"importing {config['failed']} failed"
+    shadow = _shadowed(config["first"])
+    if shadow:
+        return f"{os.path.join(config['first'], shadow)} bears the name of a module that is loaded already"
+    probe = os.fork()  # OpenBLAS stops its threads before a fork and starts them again when it computes
+    if probe == 0:
+        os._exit(0)
+    os.waitpid(probe, 0)
+    if (threads := _threads()) != 1:
+        return f"{threads} threads run after importing {', '.join(config['modules'])}"
+    if device := _open_gpu():
+        return f"{device} is open after importing {', '.join(config['modules'])}"
+    return None
+
+
+def _shadowed(folder: str) -> str | None:
+    """Name a module that ``import`` would have found in the user's folder, had we not loaded another of that name."""
+    for name in sorted(worker.importable(folder)):
+        loaded = sys.modules.get(name)
+        if loaded is not None and name not in BASELINE and not worker.is_from(loaded, folder):
+            return name
+    return None
+
+
+def _threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        import threading
+
+        return threading.active_count()
+
+
+_GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render")
+
+
+def _open_gpu() -> str | None:
+    try:
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                path = os.readlink("/proc/self/fd/" + fd)
+            except OSError:
+                continue
+            if path.startswith(_GPU_DEVICES):
+                return path
+    except OSError:
+        pass
+    return None
+
+
+class Zygote:
+    """Serves the supervisor's requests until its end of the socket closes."""
+
+    def __init__(self, control: socket.socket, config: dict[str, Any], forks: bool, left: leftovers.Leftovers) -> None:
+        self.control = control
+        self.config = config
+        self.forks = forks
+        self.left = left
+        self.ranks: dict[int, int] = {}  # pid to rank, of those that run
+        self.woken, self.wake = os.pipe()
+        os.set_blocking(self.woken, False)
+        os.set_blocking(self.wake, False)
+        signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
+        self.inherited = {number: signal.signal(number, _nothing) for number in (signal.SIGCHLD, *DEAF)}
+
+    def serve(self) -> tuple[dict[str, Any], dict[str, int]]:
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        poll.register(self.woken, select.POLLIN)
+        if os.getppid() != self.config["supervisor"]:
+            self.leave()
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self.woken in ready:
+                self.reap()
+            if self.control.fileno() in ready:
+                try:
+                    request, fds = channel.receive(self.control)
+                except (EOFError, OSError):
+                    self.leave()
+                if request["op"] == "spawn":
+                    if born := self.spawn(request, fds):
+                        return born
+                elif request["op"] == "sweep":
+                    self.sweep(request["grace"], request["patience"])
+                elif request["op"] == "remove":
+                    self.config["remove"].append(request["path"])
+
+    def tell(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
+        try:
+            channel.send(self.control, message, fds or [])
+        except OSError as error:
+            if not fds or error.errno in (errno.EPIPE, errno.ECONNRESET):
+                self.leave()
+            self.tell(message)  # the kernel takes no more descriptors, and the supervisor can do without this one
+
+    def reap(self) -> None:
+        try:
+            os.read(self.woken, 4096)
+        except BlockingIOError:
+            pass
+        self.report(processes.reap())
+
+    def report(self, ended: list[tuple[int, int]]) -> None:
+        for pid, status in ended:
+            if pid in self.ranks:
+                self.tell({"op": "exited", "rank": self.ranks.pop(pid), "pid": pid, "status": status})
+
+    def spawn(self, request: dict[str, Any], fds: list[int]) -> tuple[dict[str, Any], dict[str, int]] | None:
+        """Fork a rank; returns None here, and in the fork, if it is to go on as the user's program, what it needs."""
+        parent = os.getpid()
+        pid: int | None = None
+        number = errno.EMFILE  # which some descriptors did not survive, if some are missing
+        if len(fds) == len(request["fds"]):
+            signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)  # what is sent to the fork waits until that can hear
+            try:
+                pid = os.fork()
+            except OSError as error:  # a limit on processes or memory
+                number = error.errno or errno.EAGAIN
+            if pid == 0:
+                return self.become(request["job"], dict(zip(request["fds"], fds, strict=True)), parent)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)
+        for fd in fds:
+            os.close(fd)
+        if pid is None:
+            self.tell({"op": "unborn", "rank": request["rank"], "errno": number})
+            return None
+        self.ranks[pid] = request["rank"]
+        try:
+            pidfds = [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []
+        except OSError:  # the supervisor can do without
+            pidfds = []
+        self.tell({"op": "spawned", "rank": request["rank"], "pid": pid}, pidfds)
+        for fd in pidfds:
+            os.close(fd)
+        return None
+
+    def become(self, job: dict[str, Any], fds: dict[str, int], parent: int) -> tuple[dict[str, Any], dict[str, int]]:
+        """In the fork: leave nothing of the zygote but its modules."""
+        try:
+            signal.set_wakeup_fd(-1)
+            for inherited, handler in self.inherited.items():
+                signal.signal(inherited, handler or signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)
+            os.setsid()
+            processes.die_with_parent(signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+            self.control.close()
+            os.close(self.woken)
+            os.close(self.wake)
+            for number, name in enumerate(("stdin", "stdout", "stderr")):
+                if name in fds:
+                    fd = fds.pop(name)
+                    os.dup2(fd, number)
+                    if fd > 2:
+                        os.close(fd)
+            if job["cpus"]:
+                os.sched_setaffinity(0, job["cpus"])
+            if not self.forks or job["kind"] == "program":
+                self.execute(job, fds)
+            self.left.pass_over()
+            os.environ.update(job["env"])
+            _retitle(job["title"])
+            gc.enable()
+        except BaseException as error:
+            os.write(2, f"ddplaunch: rank {job['rank']} could not start: {error}\n".encode())
+            os._exit(1)
+        return job, fds
+
+    def execute(self, job: dict[str, Any], fds: dict[str, int]) -> NoReturn:
+        """In the fork: become a fresh interpreter, or the program of ``--no-python``."""
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and exec would hand on
+            signal.signal(number, signal.SIG_DFL)
+        if job["kind"] == "program":
+            # As a shell would, which is what $0 of a script shows.
+            path = job["typed"] if os.sep in job["typed"] else job["path"]
+            words = [job["typed"], *job["args"]]
+        else:
+            if "store" in fds:  # torch is not to be imported before the user does: theirs will listen there
+                os.close(fds.pop("store"))
+            import marshal
+
+            handed = os.memfd_create("job", 0) if hasattr(os, "memfd_create") else _unlinked_file()
+            os.write(handed, marshal.dumps((job, fds)))
+            os.lseek(handed, 0, os.SEEK_SET)
+            for fd in (handed, *fds.values()):
+                os.set_inheritable(fd, True)
+            path, words = sys.executable, [sys.executable, worker.__file__, str(handed), job["typed"], *job["args"]]
+        try:
+            os.execve(path, words, {**os.environ, **job["env"]})
+        except OSError as error:
+            shown = job["typed"] if job["kind"] == "program" else path
+            os.write(2, f"ddplaunch: cannot execute {shown}: {error.strerror}\n".encode())
+            os._exit(126)
+
+    def sweep(self, grace: float, patience: float) -> None:
+        """End all that is left below: SIGTERM, then SIGKILL after ``grace`` seconds or as soon as we hear anything.
+
+        What multiprocessing keeps beside a program (forkserver, resource tracker) leaves by itself, and is let to:
+        so many seconds of ``patience`` come first, and _HELPER_PATIENCE where only they are left, late as they may be
+        on a busy machine.
+        """
+        if min(grace, patience) > 0:
+            self.wait(min(grace, patience))
+            if all(processes.is_multiprocessing(pid) for pid in processes.descendants(os.getpid())):
+                self.wait(min(grace, _HELPER_PATIENCE))
+        left = processes.descendants(os.getpid())
+        found = [processes.describe(pid) for pid in left if pid not in self.ranks]
+        if left and grace > 0:
+            for pid in left:
+                processes.send(pid, signal.SIGTERM)
+                processes.send(pid, signal.SIGCONT)
+            self.wait(grace)
+        stuck, ended = processes.kill_all_below(os.getpid())
+        self.report(ended)
+        self.tell({"op": "swept", "found": found, "stuck": stuck})
+
+    def wait(self, seconds: float) -> None:
+        """Wait until nothing is left below or the supervisor has something to say, at most ``seconds``."""
+        deadline = time.monotonic() + seconds
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        poll.register(self.woken, select.POLLIN)
+        while (left := deadline - time.monotonic()) > 0 and processes.descendants(os.getpid()):
+            if self.control.fileno() in {fd for fd, _ in poll.poll(left * 1000)}:
+                return
+            self.reap()
+
+    def leave(self) -> NoReturn:
+        """The supervisor is gone: so is everything that it started, and every file that only this job needed."""
+        processes.kill_all_below(os.getpid())
+        for path in self.config["remove"]:
+            _remove(path)
+        self.left.remove()
+        os._exit(0)
+
+
+def _nothing(number: int, frame: object) -> None:
+    """Hear a signal, for the pipe that wakes us."""
+
+
+def _unlinked_file() -> int:
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _remove(path: str) -> None:
+    try:
+        if os.path.isdir(path) and not os.path.islink(path):
+            import shutil
+
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
+    except OSError:
+        pass
+
+
+def _retitle(title: str) -> None:
+    """Have ``ps`` show the user's command: written over our own argument area, as setproctitle does (proc(5), cmdline).
+
+    The supervisor padded our command line so that there is room. Where the last byte is no NUL the kernel takes the
+    text up to the first one.
+    """
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end
+        room = end - start - 2
+        text = title.encode(errors="replace")[:room]
+        import ctypes
+
+        ctypes.memmove(start, text + b"\0" * (end - start - 1 - len(text)) + b" ", end - start)
+    except Exception:
+        pass  # the name in ps is a courtesy
+
+
+if __name__ == "__main__":
+    life = worker.Life(*main(), forked=True)
+    with life:
+        life.begin()
+        life.program(*life.positional, **life.named)
+        life.complete()
+    life.leave()

@@ -1,0 +1,335 @@
+"""One host reached with the OpenSSH client, which brings the user's configuration, keys and known hosts along."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ddplaunch import __version__
+from ddplaunch.errors import UsageError, shown
+from ddplaunch.loop import Loop
+from ddplaunch.output.lines import Lines
+from ddplaunch.plan.calling import FAR_END, called
+from ddplaunch.ssh.far_end import HELLO, Facts, mark
+
+CONNECT_TIMEOUT = 15
+"""Seconds for a connection where the user's configuration has none: TCP alone takes two minutes."""
+
+LONGEST_COMPLAINT = 300
+"""Letters of a line that a host, its login shell or ssh has said, where it goes into a message of ours."""
+
+_MOST_SAID = 30
+"""Lines that are kept; a banner may stand before the one that matters."""
+
+_REFUSED = re.compile(r"closed by|reset by|Connection refused|Broken pipe|MaxStartups|Not allowed at this time")
+_FINAL = re.compile(r"ermission denied|verification failed|open failed|authentication failures|timed out|not resolve")
+_HOLLOW = re.compile(
+    r"UNKNOWN port|stdio forwarding failed|^(kex|ssh)_exchange_identification|^Warning: Permanently added"
+)
+"""What ssh says where another try may help (sshd's MaxStartups, a restart); where none does; and what is no reason, or
+the consequence of one that a jump host has given."""
+
+_NEEDED_TO_START = ("LD_LIBRARY_PATH", "PYTHONPATH")
+"""Variables without which the interpreter there may not start or not find ddplaunch."""
+
+_OVERRIDDEN = {
+    "BatchMode": "yes",
+    "RequestTTY": "no",  # stdin would be a terminal
+    "RemoteCommand": "none",
+    "ControlMaster": "no",
+    "PermitLocalCommand": "no",  # it prints where we listen
+    "ClearAllForwardings": "yes",  # a second connection could not have the same, and may end of that
+    "ForwardX11": "no",
+    "Tunnel": "no",
+    "LogLevel": "INFO",  # ssh's own default, at which it says why it ends
+}
+"""Settings with which a user's configuration, made for a shell, would break a job."""
+
+_OVERRIDDEN_WHERE_KNOWN = {"SessionType": "default", "StdinNull": "no", "ForkAfterAuthentication": "no"}
+"""More of them, since OpenSSH 8.7; an older client would take them for mistakes."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What ssh makes of a host's name."""
+
+    address: str
+    first: str
+    """The machine that is connected to: the host itself, or a jump host."""
+
+    options: tuple[str, ...]
+    """Those that our connections need beside or against the user's configuration."""
+
+
+def look_up(name: str) -> Way:
+    """Ask the ssh client what its configuration says of a host; nothing is connected to.
+
+    Raises:
+        UsageError: there is no client, or its configuration makes no sense.
+    """
+    if shutil.which("ssh") is None:
+        raise UsageError("--hosts needs ssh, and there is none on PATH", "install the OpenSSH client")
+    asked = subprocess.run(["ssh", "-G", "--", name], capture_output=True, text=True, check=False, errors="replace")
+    if asked.returncode:
+        said = shown(asked.stderr, 400) or "ssh -G failed"
+        raise UsageError(f"{name}: {said}", f"ssh -G {name} should succeed")
+    found = dict(line.partition(" ")[::2] for line in asked.stdout.splitlines())
+    address = found.get("hostname", name)
+    jump, proxy = (found.get(key, "none") for key in ("proxyjump", "proxycommand"))
+    first = jump.partition(",")[0] if jump != "none" else proxy if proxy != "none" else address
+    more = {name: value for name, value in _OVERRIDDEN_WHERE_KNOWN.items() if name.lower() in found}
+    options = [f"-o{name}={value}" for name, value in (_OVERRIDDEN | more).items()]
+    if found.get("connecttimeout", "none") in ("none", "0"):
+        options.append(f"-oConnectTimeout={CONNECT_TIMEOUT}")
+    return Way(address, first, tuple(options))
+
+
+def command(name: str, way: Way, python: str, environ: Mapping[str, str], heartbeat: float) -> list[str]:
+    """The command that starts our far end on a host.
+
+    ``exec``, so that it is sshd's own child. ssh ends by itself where the host is silent for the heartbeat timeout. A
+    master of connections that runs is used, for it may be the only way in (one-time passwords); ours become none
+    (ControlPersist), or they would stay when the job ends.
+
+    Raises:
+        UsageError: a shell there could not read it.
+    """
+    alive = [f"-oServerAliveInterval={max(1, round(heartbeat / 3))}", "-oServerAliveCountMax=3"]
+    variables = ["PYTHONSAFEPATH=1"]
+    for variable in _NEEDED_TO_START:
+        if variable in environ:
+            folders = [os.path.abspath(each) if each else each for each in environ[variable].split(os.pathsep)]
+            variables.append(f"{variable}={os.pathsep.join(folders)}")
+    words = ["env", *variables, *called(python, FAR_END)]
+    for word in words:
+        if "\n" in word:
+            what = f"'{shown(word, 200)}' has a line break, which not every login shell can read"
+            raise UsageError(what, "choose another folder, or another value")
+    return ["ssh", *way.options, *alive, "--", name, f"exec {shlex.join(words)}"]
+
+
+@dataclass
+class Stream:
+    """One of the outputs of an ssh."""
+
+    number: int
+    fd: int
+    lines: Lines = field(default_factory=Lines)
+
+
+class Connection:
+    """An ssh that runs after ``begin``. ``spoke`` when its far end is there, ``answered`` when the host has looked,
+    ``printed`` for each line that is not ours."""
+
+    def __init__(self, loop: Loop, name: str, way: str, words: list[str], settings: dict[str, Any]) -> None:
+        """``way``: the machine that lets us in. words: the command line. settings: what the far end is told."""
+        self.name, self.way = name, way
+        self.facts: Facts | None = None
+        self.code: int | None = None
+        self.begun = self.over = self.there = False
+        self.heard = 0.0  # the last time that something came, on the clock of time.monotonic
+        self.spoke: Callable[[Connection], None] = lambda _: None
+        self.answered: Callable[[], None] = lambda: None
+        self.printed: Callable[[Connection, int, bytes], None] = lambda *_: None
+        self._loop = loop
+        self._words, self._settings = words, settings
+        self._mark = mark(settings["nonce"])
+        self.began = math.inf
+        self._verdict = ""
+        self._said = deque[bytes](maxlen=_MOST_SAID)
+        self._stdin = -1
+
+    def begin(self) -> None:
+        """Start the ssh, also anew after one that is over."""
+        self.begun, self.over = True, False
+        self.began = time.monotonic()
+        self._said.clear()
+        self._waiting = bytearray()
+        # A session of its own: Ctrl-C is for us alone, who pass it on.
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(self._words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        assert self._process.stdin
+        assert self._process.stdout
+        assert self._process.stderr
+        self._stdin = self._process.stdin.fileno()
+        self._streams = [Stream(1, self._process.stdout.fileno()), Stream(2, self._process.stderr.fileno())]
+        for fd in (self._stdin, *(stream.fd for stream in self._streams)):
+            os.set_blocking(fd, False)
+        self.read_on()
+        # Where a start file of the login shell puts another in its place ("exec zsh"), that one reads commands here.
+        self._write(self._words[-1].encode(errors="surrogateescape") + b"\n")
+
+    @property
+    def reached(self) -> bool:
+        """Whether its host was, now that it is over; ssh(1) has an exit status of its own for everything else."""
+        return self.there or self._process.returncode not in (255, -signal.SIGKILL)
+
+    @property
+    def refused(self) -> bool:
+        """Whether it is over because somebody refused the connection or closed it before the far end has spoken."""
+        said = "\n".join(self._complaints())
+        before = self.over and not self.reached and not self._verdict
+        return before and bool(_REFUSED.search(said)) and not _FINAL.search(said)
+
+    @property
+    def complaint(self) -> str:
+        """The last thing it has said that is no consequence of another; "" for nothing."""
+        said = self._complaints()
+        telling = [text for text in said if not _HOLLOW.search(text)]
+        return self._verdict or (telling or said or [""])[-1]
+
+    def _complaints(self) -> list[str]:
+        texts = (shown(line.decode(errors="replace"), LONGEST_COMPLAINT) for line in self._said)
+        return [text for text in texts if text]
+
+    @property
+    def trouble(self) -> str:
+        """Why it has ended before the host had looked, as far as it has said."""
+        code = self._process.returncode
+        if self._verdict:
+            return self._verdict
+        if any(re.search("No module named '?ddplaunch", text) for text in self._complaints()):
+            return "ddplaunch is not installed there, for the same Python (--remote-python names another)"
+        if code in (126, 127):  # of env(1), or of a shell
+            return f"{self.complaint} (--remote-python names another Python)"
+        if not self.there and (code == 0 or (code != 255 and not self.complaint)):
+            ended = f"the login shell ended before ddplaunch began (exit code {code})"
+            return f"{ended}: is there an exit in its start files?"
+        return self.complaint or "ssh ended without a word"
+
+    def rest(self) -> None:
+        """Be as before ``begin``, after an ssh that is over."""
+        self.begun = self.over = False
+
+    def give_up(self, why: str) -> None:
+        """End the ssh, for a reason of ours."""
+        self._verdict = self._verdict or why
+        self.kill()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes to the far end, when it takes them; they are lost where there is none yet."""
+        if self.there:
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        if self._stdin < 0:
+            return
+        self._waiting += data
+        try:
+            done = os.write(self._stdin, self._waiting)
+        except BlockingIOError:
+            done = 0
+        except OSError:  # it has ended, which is noticed elsewhere
+            done = len(self._waiting)
+        del self._waiting[:done]
+        if self._waiting:
+            self._loop.watch(self._stdin, lambda: self._write(b""), write=True)
+        else:
+            self._loop.forget(self._stdin)
+
+    def pause(self) -> None:
+        """Read no further, so that the host has to wait, and its ranks in the end."""
+        for stream in self._streams:
+            self._loop.forget(stream.fd)
+
+    def read_on(self) -> None:
+        for stream in self._streams:
+            self._loop.watch(stream.fd, partial(self._readable, stream))
+
+    def hang_up(self) -> None:
+        """Let the host see the end of what we say, after which it ends everything."""
+        self.over = self.over or not self.begun
+        if self._stdin >= 0:
+            self._loop.forget(self._stdin)
+            assert self._process.stdin
+            self._process.stdin.close()
+            self._stdin = -1
+
+    def kill(self) -> None:
+        """End the ssh itself."""
+        if self.begun:
+            self._process.kill()
+
+    def check(self) -> bool:
+        """Whether the ssh has ended just now; then all that it has said has been given out."""
+        if self.over or not self.begun or self._process.poll() is None:
+            return False
+        for stream in list(self._streams):
+            while stream in self._streams and self._read(stream):
+                pass
+            self._close(stream)  # a master of connections (ControlPersist) may keep it open
+        self.hang_up()
+        self.over = True
+        return True
+
+    def _readable(self, stream: Stream) -> None:
+        self._read(stream)
+
+    def _read(self, stream: Stream) -> bool:
+        try:
+            data = os.read(stream.fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if data:
+            self.heard = time.monotonic()
+            self._give_out(stream, stream.lines.feed(data))
+        else:
+            self._close(stream)
+        return bool(data)
+
+    def _close(self, stream: Stream) -> None:
+        if stream in self._streams:
+            self._streams.remove(stream)
+            self._loop.forget(stream.fd)
+            self._give_out(stream, stream.lines.close())
+            pipe = self._process.stdout if stream.number == 1 else self._process.stderr
+            assert pipe
+            pipe.close()
+
+    def _give_out(self, stream: Stream, lines: bytes) -> None:
+        for line in re.findall(rb"[^\n]*\n", lines):
+            if stream.number == 1 and not self.there and line.startswith(HELLO):
+                self._hear_hello(line[len(HELLO) :])
+                continue
+            text, mark, ours = line.partition(self._mark)
+            if stream.number == 2 or not self.there:
+                self._said.append(text[: 4 * LONGEST_COMPLAINT])
+            if text:
+                self.printed(self, stream.number, text if not mark else text + b"\n")
+            if mark:
+                self._hear(stream.number, ours)
+
+    def _hear_hello(self, version: bytes) -> None:
+        """Tell the far end everything, if it is ours."""
+        self.there = True
+        there = shown(version.decode(errors="replace"), 20)
+        if there != __version__:
+            self.give_up(f"ddplaunch {there} there, {__version__} here")
+            return
+        self._write(json.dumps(self._settings).encode() + b"\n")
+        self.spoke(self)
+
+    def _hear(self, number: int, ours: bytes) -> None:
+        """Take what the far end says: on stdout what it has found, on stderr the exit code of its launcher."""
+        try:
+            if number == 1:
+                self.facts = Facts.read(ours)
+            else:
+                self.code = int(ours) & 255
+        except ValueError:
+            self.give_up("what ddplaunch says there makes no sense")
+        else:
+            if number == 1:
+                self.answered()

@@ -1,0 +1,294 @@
+"""The hosts of a job over SSH: all of them ready, or the job does not start; then one output and one exit code."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+
+from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, shown
+from ddplaunch.loop import Loop
+from ddplaunch.output.sink import Sink
+from ddplaunch.ssh.client import LONGEST_COMPLAINT, Connection
+from ddplaunch.ssh.far_end import BEAT, GO, KILL_AFTER, SIGNALS
+from ddplaunch.ssh.turns import PAUSE, Turns
+
+ANSWER_PATIENCE = 60.0
+"""Seconds that a host has for its answer, the connection included."""
+
+WORRY_AFTER = 5.0
+"""Seconds after which a host that has not answered is named."""
+
+MOST_PROBLEMS = 20
+"""Lines that a host may have in the list of what is wrong."""
+
+LAST_WORDS = 5.0
+"""Seconds from the end of the first host to an order for those that go on, which control has not reached."""
+
+_OTHER_FILES = 40
+"""Descriptors of ours beside those of the hosts: the event loop, outputs, an ssh that is being started."""
+
+_COMPARED = {"python": "Python", "torch": "torch", "cuda": "torch's CUDA", "nccl": "NCCL"}
+_LETTERS = {number: letter for letter, number in SIGNALS.items()}
+
+
+def make_room(hosts: int) -> None:
+    """Let us have three pipes for each host open.
+
+    Raises:
+        UsageError: the limit of this login is lower.
+    """
+    needed = 3 * hosts + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UsageError(f"{hosts} hosts need {needed} open files, and the limit is {hard}", "ulimit -n shows it")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+class Phase(Enum):
+    """What the hosts are doing."""
+
+    CHECKING = "checking"
+    RUNNING = "running"
+    ENDING = "ending"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What keeps a host from taking part."""
+
+    host: str
+    text: str
+    unreached: bool = False
+
+
+class Fleet:
+    """``hosts`` in the order of their node ranks; times in seconds."""
+
+    def __init__(self, heartbeat: float, grace: float, *, allow_mismatch: bool, warning: int | None) -> None:
+        """``warning``: the signal that asks the job to make room, None for none."""
+        self._heartbeat, self._grace, self._allow_mismatch = heartbeat, grace, allow_mismatch
+        self._warning = warning
+        self.loop = Loop()
+        self.problems: list[Problem] = []
+        self._hosts: list[Connection] = []
+        self._turns = Turns(())
+        self._late: list[Connection] = []
+        self._phase = Phase.CHECKING
+        self._first: int | None = None
+        self._asked: int | None = None
+        self._sinks = {1: Sink(self.loop, 1), 2: Sink(self.loop, 2)}
+        for sink in self._sinks.values():
+            sink.relieved = self._read_on
+        self._paused = False
+        self._said: Counter[bytes] = Counter()
+        self._said_by: dict[Connection, Counter[bytes]] = {}
+
+    def run(self, begin: Sequence[Callable[[Loop], Connection]]) -> int:
+        """Connect to all hosts, run the job, and return its exit code when no host is left; see ``problems``."""
+        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCHLD)
+        self.loop.catch(caught, self._signalled, anyway=() if self._warning is None else (self._warning,))
+        try:
+            self._hosts = [start(self.loop) for start in begin]
+            self._turns = Turns([host.way for host in self._hosts])
+            for host in self._hosts:
+                host.spoke, host.answered, host.printed = self._spoke, self._check_answers, self._printed
+            self._connect()
+            self.loop.after(WORRY_AFTER, self._worry)
+            self._beat()
+            self._look_for_ends()
+            while self._live() or not all(sink.idle for sink in self._sinks.values()):
+                self.loop.step()
+        finally:
+            for host in self._live():
+                host.hang_up()
+        assert self._first is not None
+        return self._first
+
+    def _live(self) -> list[Connection]:
+        return [host for host in self._hosts if not host.over]
+
+    def _beat(self) -> None:
+        for host in self._live():
+            host.send(BEAT)
+        self.loop.after(self._heartbeat / 3, self._beat)
+
+    # ---------------------------------------------------------------------------------------------------- before
+
+    def _connect(self) -> None:
+        """Connect to those whose turn it is."""
+        for node in self._turns.take():
+            self._hosts[node].begin()
+
+    def _spoke(self, host: Connection) -> None:
+        self._turns.done(self._hosts.index(host))
+        self._connect()
+
+    def _again(self, host: Connection) -> bool:
+        """Whether a host that is over before it has answered is tried again, since somebody on the way refused."""
+        node = self._hosts.index(host)
+        if not host.refused:
+            self._turns.done(node)
+            return False
+        if not self._turns.refused(node):
+            return False
+        host.rest()
+        self.loop.after(PAUSE, partial(self._retry, node))
+        return True
+
+    def _retry(self, node: int) -> None:
+        if self._phase is Phase.CHECKING:
+            self._turns.back(node)
+            self._connect()
+
+    def _worry(self) -> None:
+        """Name the hosts that are late with their answer, and give those up that are so for too long."""
+        if self._phase is not Phase.CHECKING:
+            return
+        self.loop.after(WORRY_AFTER, self._worry)
+        now = time.monotonic()
+        late = [host for host in self._live() if host.facts is None and now - host.began >= WORRY_AFTER]
+        for host in late:
+            if now - host.began >= ANSWER_PATIENCE:
+                host.give_up(f"no answer in {ANSWER_PATIENCE:g} s{_advice(host)}")
+        if late and late != self._late:
+            more = f" and {len(late) - 5} more" if len(late) > 5 else ""
+            self._say(f"waiting for {', '.join(host.name for host in late[:5])}{more}{_advice(late[0])}")
+        self._late = late
+
+    def _check_answers(self) -> None:
+        """Begin, or give up, when all hosts have answered or have ended."""
+        if self._phase is not Phase.CHECKING or any(host.facts is None and not host.over for host in self._hosts):
+            return
+        self.problems = [problem for host in self._hosts for problem in self._problems_of(host)]
+        if self.problems:
+            unreached = any(problem.unreached for problem in self.problems)
+            self._end(EXIT_UNAVAILABLE if unreached else EXIT_USAGE)
+            return
+        self._phase = Phase.RUNNING
+        for host in self._hosts:
+            host.send(GO)
+
+    def _problems_of(self, host: Connection) -> list[Problem]:
+        if host.facts is None or host.over:
+            return [Problem(host.name, host.trouble, unreached=not host.reached)]
+        found = [Problem(host.name, shown(text, LONGEST_COMPLAINT)) for text in host.facts.problems[:MOST_PROBLEMS]]
+        if not self._allow_mismatch:
+            for name, what in _COMPARED.items():
+                known = [(getattr(each.facts.versions, name), each.name) for each in self._hosts if each.facts]
+                first = next((each for each in known if each[0] is not None), None)
+                own = getattr(host.facts.versions, name)
+                if first is not None and own != first[0]:
+                    text = f"{what} is {own or 'missing'} there, {' on '.join(first)}"
+                    found.append(Problem(host.name, shown(text, LONGEST_COMPLAINT)))
+                if name == "torch" and own is None:
+                    break  # nor can it have what belongs to torch
+        return found
+
+    # ---------------------------------------------------------------------------------------------------- meanwhile
+
+    def _printed(self, host: Connection, number: int, line: bytes) -> None:
+        """Pass on what ranks print, and what launchers say once: a report comes from all of them."""
+        if self._phase is Phase.CHECKING or self.problems:
+            return  # a greeting, or what the problems tell
+        if number == 2 and not line.startswith(b"[") and len(self._hosts) > 1:
+            said = self._said_by.setdefault(host, Counter())
+            said[line] += 1
+            if said[line] <= self._said[line]:
+                return
+            self._said[line] += 1
+        self._sinks[number].write(line)
+        if self._sinks[number].full and not self._paused:
+            self._paused = True
+            for each in self._live():
+                each.pause()
+
+    def _read_on(self) -> None:
+        if self._paused and not any(sink.full for sink in self._sinks.values()):
+            self._paused = False
+            for host in self._live():
+                host.read_on()
+
+    def _say(self, text: str) -> None:
+        self._sinks[2].write(f"ddplaunch: {text}\n".encode())
+
+    def _signalled(self, number: int) -> None:
+        if number == signal.SIGCHLD:
+            self._look_for_ends()
+        elif number == signal.SIGTSTP:
+            self._say("a job over SSH cannot be suspended: its hosts would take us for lost")
+        elif not self._live():  # output that nobody reads is all that we wait for
+            os._exit(self._first if self._first is not None else EXIT_SIGNAL + number)
+        else:
+            self._asked = EXIT_PREEMPTED if number == self._warning else EXIT_SIGNAL + number
+            if self._phase is Phase.CHECKING:
+                self._end(self._asked)
+            for host in self._live():
+                host.send(_LETTERS[signal.Signals(number)])
+
+    # ---------------------------------------------------------------------------------------------------- the end
+
+    def _look_for_ends(self) -> None:
+        for host in self._hosts:
+            if not host.check():
+                continue
+            if self._phase is Phase.CHECKING:
+                if not self._again(host):
+                    self._connect()
+                    self._check_answers()
+            elif host.code is None:
+                self._lost(host)
+            elif self._first is None:
+                self._first = host.code
+                self._let_others_end(host)
+
+    def _lost(self, host: Connection) -> None:
+        if self._first is None:
+            self._first = self._asked or EXIT_UNAVAILABLE
+            self._say(f"{host.name} was lost: {host.complaint or 'ssh ended without a word'}")
+            self._let_others_end(host)
+
+    def _let_others_end(self, first: Connection) -> None:
+        """All have ended well, or do so now by way of control; what they have printed may take its time to get here."""
+        control = math.inf if first.code == 0 else self._heartbeat + self._grace
+        self.loop.after(LAST_WORDS, partial(self._stop_others, first, time.monotonic() + control))
+
+    def _stop_others(self, first: Connection, patient: float) -> None:
+        """Do so unless they are still heard, or wait for us, before the time when the patience ends."""
+        if not self._live():
+            return
+        now = time.monotonic()
+        if now < patient and (self._paused or any(now - host.heard < LAST_WORDS for host in self._live())):
+            self.loop.after(LAST_WORDS, partial(self._stop_others, first, patient))
+            return
+        if first.code:
+            self._say(f"{first.name} has ended with exit code {first.code}; stopping the others")
+        for host in self._live():
+            host.send(_LETTERS[signal.SIGTERM])
+        self.loop.after(self._grace + KILL_AFTER, lambda: self._end(self._first or 0))
+
+    def _end(self, code: int) -> None:
+        """Hang up everywhere."""
+        self._phase = Phase.ENDING
+        self._turns.clear()
+        self._first = code if self._first is None else self._first
+        for host in self._live():
+            host.hang_up()
+        self.loop.after(LAST_WORDS, self._kill)
+
+    def _kill(self) -> None:
+        for host in self._live():
+            host.kill()
+
+
+def _advice(host: Connection) -> str:
+    return "" if host.there else f"; does `ssh {host.name} true` end at once, and without a question?"

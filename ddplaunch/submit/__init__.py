@@ -1,0 +1,1 @@
+"""Handing a job to a scheduler: what it is told, and how its jobs are followed."""

@@ -1,0 +1,98 @@
+"""A submitted job followed to its end: its log as it grows, its state as Slurm has it.
+
+The log is opened anew for each look: over NFS only that is sure to show what another machine has written (close-to-open
+consistency, nfs(5)). Slurm's controller serves the whole cluster, so it is asked at most once a second, and less
+often the longer nothing changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+from ddplaunch.submit.queue import Job, JobId, look
+
+LOG_EVERY = 0.5
+ASK_EVERY = 1.0
+ASK_AT_LEAST_EVERY = 5.0
+REMIND_EVERY = 60.0
+"""Seconds between looks at the log, between questions to Slurm at first and at last, and between words on a wait."""
+
+
+class Follower:
+    """Follows one job; ``run`` may be left by KeyboardInterrupt and called again.
+
+    Args:
+        out: where the log goes, byte for byte.
+        say: what tells people of a change, one line each.
+    """
+
+    def __init__(self, job: JobId, out: BinaryIO, say: Callable[[str], None]) -> None:
+        self.job = job
+        self.out = out
+        self.say = say
+        self.log: str | None = None
+        self.read = 0
+        self._said: str | None = None
+        self._said_at = 0.0
+        self._answered_at = time.monotonic()
+
+    def run(self) -> int:
+        """Return the job's exit code when it has ended.
+
+        Raises:
+            LaunchError: Slurm has forgotten the job.
+        """
+        pause, ask_at = ASK_EVERY, 0.0
+        while True:
+            now = time.monotonic()
+            if now >= ask_at:
+                before = self._said
+                seen = look(self.job)
+                if seen is not None:
+                    self.log = self.log or seen.log
+                    if seen.code is not None:
+                        self._copy()  # all of it, before we say how it ended
+                self._tell(seen)
+                if seen is not None and seen.code is not None:
+                    return seen.code
+                pause = ASK_EVERY if self._said != before else min(pause * 1.25, ASK_AT_LEAST_EVERY)
+                ask_at = time.monotonic() + pause
+            self._copy()
+            time.sleep(LOG_EVERY)
+
+    def _tell(self, seen: Job | None) -> None:
+        now = time.monotonic()
+        number = self.job.number
+        if seen is None:
+            if now - self._answered_at >= REMIND_EVERY:
+                self.say(
+                    f"scontrol has not answered for {now - self._answered_at:.0f} s; job {number} is not disturbed"
+                )
+                self._answered_at = now
+            return
+        self._answered_at = now
+        if seen.words == self._said and (seen.state != "PENDING" or now - self._said_at < REMIND_EVERY):
+            return
+        self._said, self._said_at = seen.words, now
+        self.say(f"job {number} {seen.words}")
+
+    def _copy(self) -> None:
+        """Write what the log has gained."""
+        if self.log is None:
+            return
+        try:
+            file = open(self.log, "rb")  # noqa: SIM115 - closed below
+        except FileNotFoundError:  # the job has not begun
+            return
+        except OSError as error:
+            self.say(f"cannot read {self.log}: {error.strerror}")
+            self.log = None
+            return
+        with file:
+            file.seek(self.read)
+            while chunk := file.read(1 << 16):
+                self.out.write(chunk)
+                self.read += len(chunk)
+        self.out.flush()

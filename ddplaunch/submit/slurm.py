@@ -1,0 +1,221 @@
+"""The batch script of a Slurm job: a pure function of a request, short enough to read before it is submitted.
+
+One task a node is asked for, and that task is ``ddplaunch run``, which finds its place among the nodes by the variables
+of its step. The meaning of every ``#SBATCH`` line is sbatch(1)'s. Programs of Slurm are called in ``queue``, not here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ddplaunch.errors import UsageError
+from ddplaunch.plan.calling import called
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One ``--setup``: a file that the job's shell reads, or a command that it runs."""
+
+    text: str
+    is_file: bool = False
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """``--requeue``: how often, and the warning that leaves time for a checkpoint.
+
+    Attributes:
+        warning: the signal's name, without SIG. grace: seconds for a checkpoint. stopping: seconds to stop the ranks.
+    """
+
+    most: int
+    warning: str
+    grace: float
+    stopping: float
+
+    @property
+    def before_the_end(self) -> int:
+        """Seconds between the warning and the end."""
+        return math.ceil(self.grace + self.stopping)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a job asks of Slurm and what it runs; None where Slurm's own default is to hold.
+
+    Attributes:
+        command: the words behind ``ddplaunch run``: its options, the target and the target's arguments.
+        interpreter: the Python that runs ddplaunch on the nodes.
+        chdir: the absolute folder that the job runs in; it must be there on the nodes too.
+        output: the log, with sbatch's patterns (%j), relative to ``chdir``.
+        gpus_per_node: a number, or a type and a number ("a100:8").
+        time: the limit, in one of sbatch's forms.
+        array: indices like 0-3 or 1,5%2; every one is a job of ``nodes`` nodes.
+        sbatch_args: further options of sbatch, each as it would be typed there.
+        container_image: srun's option of the pyxis plugin (github.com/NVIDIA/pyxis).
+        container_mounts: SRC:DST pairs beside ``chdir``, which is always mounted.
+        requeue: how often the job may go on after it had to make room; None, and Slurm's own rules hold.
+    """
+
+    command: Sequence[str]
+    interpreter: str
+    chdir: str
+    job_name: str
+    output: str
+    nodes: int = 1
+    gpus_per_node: str | None = None
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    array: str | None = None
+    sbatch_args: Sequence[str] = ()
+    setup: Sequence[Setup] = ()
+    container_image: str | None = None
+    container_mounts: Sequence[str] = ()
+    requeue: Requeue | None = None
+
+
+LINES = (
+    "job-name",
+    "nodes",
+    "gpus-per-node",
+    "cpus-per-task",
+    "mem",
+    "time",
+    "partition",
+    "account",
+    "qos",
+    "constraint",
+    "nodelist",
+    "exclude",
+    "array",
+    "output",
+    "chdir",
+)
+"""The options of sbatch that a request has a field for, in the order of their lines."""
+
+
+def script(request: Request) -> str:
+    """Write the job as a script for sbatch.
+
+    Raises:
+        UsageError: a value cannot stand in an ``#SBATCH`` line.
+    """
+    return "\n".join([*_head(request), "", *_setup(request), *_mark(request), *_step(request), *_tail(request)]) + "\n"
+
+
+def log_path(request: Request, number: str) -> str:
+    """Where the log of job ``number`` will be, as far as that is known now: %N, or %a of an array, stay as they are."""
+    known = {"A": number, "x": request.job_name} | ({} if request.array else {"j": number})
+
+    def fill(pattern: re.Match[str]) -> str:
+        return known[pattern[2]].rjust(int(pattern[1] or 0), "0") if pattern[2] in known else pattern[0]
+
+    return os.path.join(request.chdir, re.sub(r"%(\d?)([Ajx])", fill, request.output))
+
+
+def _head(request: Request) -> Iterator[str]:
+    yield "#!/bin/bash"
+    yield "# Written by ddplaunch submit. To submit it again: sbatch THIS_FILE"
+    for name in LINES:
+        value = getattr(request, name.replace("-", "_"))
+        if value is not None:
+            yield f"#SBATCH --{name}={_word(str(value))}"
+    for words in request.sbatch_args:
+        yield f"#SBATCH {' '.join(map(_word, shlex.split(words)))}"
+    yield "# One task a node: ddplaunch, which starts the ranks of its node."
+    yield "#SBATCH --ntasks-per-node=1"
+    yield "# A job that Slurm starts again (preempted, or its node was lost) goes on in the same log."
+    yield "#SBATCH --open-mode=append"
+    if request.requeue:
+        again = request.requeue
+        yield f"# The warning comes before a preemption or the time limit: {again.grace:g} s for a checkpoint, then"
+        yield f"# {again.stopping:g} s for ranks to stop. Slurm may send it up to a minute early."
+        yield f"#SBATCH --signal={again.warning}@{again.before_the_end}"
+        yield "#SBATCH --requeue"
+
+
+def _word(text: str) -> str:
+    r"""Quote a word of an ``#SBATCH`` line.
+
+    Not by shlex: sbatch reads ``\`` as an escape within quotes of both kinds, and a bare ``#`` begins a comment
+    (``_get_argument`` in Slurm's src/sbatch/opt.c).
+    """
+    if "\n" in text or "\r" in text or "\0" in text:
+        raise UsageError(f"{text!r} cannot stand in one line of a batch script", "leave the line break out")
+    if re.fullmatch(r"[\w@%+=:,./\[\]*~^&|()!<>-]+", text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _setup(request: Request) -> Iterator[str]:
+    if not request.setup:
+        return
+    yield "# On the first node; srun hands the variables on to all. A set-up that fails ends the job."
+    for each in request.setup:
+        yield f"{f'source {shlex.quote(each.text)}' if each.is_file else each.text.rstrip('; ')} || exit"
+    yield ""
+
+
+def _step(request: Request) -> Iterator[str]:
+    yield "# All three counts, so that no variable changes them: one launcher on each node. They end together with one"
+    yield "# exit code, which becomes the job's; srun is not to kill one because another has ended."
+    counts = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
+    yield f"srun {counts} --kill-on-bad-exit=0 \\"
+    if request.cpus_per_task is not None:  # since Slurm 22.05 srun does not take it from the job (srun(1))
+        yield '  --cpus-per-task="$SLURM_CPUS_PER_TASK" \\'
+    if request.container_image is not None:
+        if set(request.chdir) & {",", ":"}:
+            raise UsageError(
+                f"{request.chdir} cannot be mounted in a container: pyxis ends a name at a comma or a colon",
+                "submit from a folder whose path has neither",
+            )
+        mounts = ",".join([f"{request.chdir}:{request.chdir}", *request.container_mounts])
+        yield f"  {_option('container-image', request.container_image)} \\"
+        yield f"  {_option('container-mounts', mounts)} {_option('container-workdir', request.chdir)} \\"
+    # --cluster: the job inherits the variables of the shell that submits it, and these may look like another system's.
+    yield f"  {shlex.join(called(request.interpreter))} \\"
+    yield f"  {shlex.join(['run', '--cluster', 'slurm', *request.command])}"
+
+
+def _mark(request: Request) -> Iterator[str]:
+    if request.requeue:
+        yield "# ddplaunch leaves this file where the job made room; srun's exit code may be another than ours."
+        yield 'export DDPLAUNCH_REQUEUE_FILE="$PWD/.ddplaunch-requeue-$SLURM_JOB_ID"'
+        yield 'rm -f "$DDPLAUNCH_REQUEUE_FILE"'
+        yield ""
+
+
+def _tail(request: Request) -> Iterator[str]:
+    if not request.requeue:
+        return
+    most = request.requeue.most
+    yield "code=$?"
+    yield "preempted() {  # without a warning, as on sites that have not set preempt_send_user_signal"
+    yield '  [ $code -ne 0 ] && scontrol show job "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"'
+    yield "}"
+    yield 'if [ -e "$DDPLAUNCH_REQUEUE_FILE" ] || preempted; then'
+    yield '  rm -f "$DDPLAUNCH_REQUEUE_FILE"'
+    yield f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {most} ]; then'
+    yield f'    echo "ddplaunch: requeueing, $((${{SLURM_RESTART_COUNT:-0}} + 1)) of {most}"'
+    yield '    scontrol requeue "$SLURM_JOB_ID" && exit'
+    yield "  else"
+    yield f'    echo "ddplaunch: not requeued again: --requeue {most}"'
+    yield "  fi"
+    yield "fi"
+    yield "exit $code"
+
+
+def _option(name: str, value: str) -> str:
+    return f"--{name}={shlex.quote(value)}"

@@ -1,0 +1,1 @@
+"""What to run: found and checked without running any of it."""

@@ -1,0 +1,361 @@
+"""What a function target takes, read from its source or, in a rank, from the function itself.
+
+Holds the well-known parameter names and what a value may look like; turning arguments into values is left to
+``target/arguments.py``.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import inspect
+import os
+import pathlib
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+INJECTED = {
+    "rank": "rank",
+    "global_rank": "rank",
+    "local_rank": "local_rank",
+    "gpu": "local_rank",
+    "gpu_id": "local_rank",
+    "world_size": "world_size",
+    "local_world_size": "local_world_size",
+    "world_size_per_node": "local_world_size",
+    "node_rank": "node_rank",
+    "nnodes": "nnodes",
+    "device": "device",
+}
+"""Parameter names that ddplaunch fills in, and which fact each receives."""
+
+ValueKind = Literal["int", "float", "bool", "str", "path", "choice", "number", "union", "any"]
+Container = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True)
+class Value:
+    """What one parameter accepts on the command line.
+
+    Attributes:
+        kind: "union": the first of ``sides`` that fits. "any": it cannot be known here (from source), or has no form
+            on a command line (in a rank).
+        container: what the values of a repeated option are collected in; None for a single value.
+        length: how many values the container has, where that is fixed, as for ``tuple[int, int]``.
+        convert: in a rank only, makes the value from its text (a choice, a path).
+    """
+
+    kind: ValueKind
+    choices: tuple[str, ...] = ()
+    sides: tuple[Value, ...] = ()
+    container: Container | None = None
+    length: int | None = None
+    convert: Callable[[str], Any] | None = None
+
+
+GUESS = Value("union", sides=(Value("number"), Value("str")))
+"""For a parameter that says nothing of its type: a number where it looks like one."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter; ``shown`` is how the signature writes it ("lr: float = 0.1")."""
+
+    name: str
+    shown: str
+    value: Value
+    required: bool
+    stars: Literal["", "*", "**"] = ""
+
+    @property
+    def injected(self) -> bool:
+        return self.name in INJECTED and not self.stars
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A function's name as the user typed it and its parameters in order."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name.rpartition(':')[2]}({', '.join(parameter.shown for parameter in self.parameters)})"
+
+    @property
+    def typed(self) -> tuple[Parameter, ...]:
+        """The parameters that the command line fills, in order."""
+        return tuple(parameter for parameter in self.parameters if not parameter.injected)
+
+    @property
+    def reads_argv(self) -> bool:
+        """Whether the function is called with nothing and reads ``sys.argv``: it names no parameter.
+
+        One of just ``*args, **kwargs`` names none either: so look click's commands and careless decorators. Nor does
+        what a decorator calls with arguments of its own making.
+        """
+        return [parameter.stars for parameter in self.parameters] in ([], ["*", "**"])
+
+
+# ---------------------------------------------------------------------------------------------------- from source
+
+
+def from_source(name: str, function: ast.FunctionDef, module: ast.Module) -> Signature:
+    """Read the signature of ``function`` in ``module``; what a name there means is guessed from its spelling."""
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]
+    parameters = [_read(argument, default, module) for argument, default in zip(positional, defaults, strict=True)]
+    if arguments.vararg:
+        parameters.append(_starred(arguments.vararg, "*", module))
+    parameters += [
+        _read(argument, default, module)
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    ]
+    if arguments.kwarg:
+        parameters.append(_starred(arguments.kwarg, "**", module))
+    return Signature(name, tuple(parameters))
+
+
+def _read(argument: ast.arg, default: ast.expr | None, module: ast.Module) -> Parameter:
+    shown = argument.arg
+    if argument.annotation:
+        shown += f": {ast.unparse(argument.annotation)}"
+    if default is not None:
+        shown += f" = {ast.unparse(default)}" if argument.annotation else f"={ast.unparse(default)}"
+    if argument.annotation:
+        value = _annotated(argument.annotation, module)
+    else:
+        value = GUESS if default is None else _like_expression(default, module)
+    return Parameter(argument.arg, shown, value, required=default is None)
+
+
+def _starred(argument: ast.arg, stars: Literal["*", "**"], module: ast.Module) -> Parameter:
+    annotated = f": {ast.unparse(argument.annotation)}" if argument.annotation else ""
+    value = _annotated(argument.annotation, module) if argument.annotation else GUESS
+    return Parameter(argument.arg, f"{stars}{argument.arg}{annotated}", value, required=False, stars=stars)
+
+
+_SIMPLE: dict[str, Value] = {
+    "int": Value("int"),
+    "float": Value("float"),
+    "bool": Value("bool"),
+    "str": Value("str"),
+    "Path": Value("path", convert=pathlib.Path),
+    "PurePath": Value("path", convert=pathlib.PurePath),
+    "PathLike": Value("path", convert=pathlib.Path),
+    "Any": GUESS,
+    "object": GUESS,
+}
+
+_CONTAINERS: dict[str, Container] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "List": list,
+    "Tuple": tuple,
+    "Set": set,
+    "FrozenSet": frozenset,
+    "Sequence": list,
+    "Iterable": list,
+    "Collection": list,
+}
+
+
+def _annotated(node: ast.expr, module: ast.Module | None) -> Value:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        try:
+            return _annotated(ast.parse(node.value, mode="eval").body, module)
+        except SyntaxError:
+            return Value("any")
+    name = _last_name(node)
+    if name in _SIMPLE:
+        return _SIMPLE[name]
+    if name in _CONTAINERS:
+        return replace(GUESS, container=_CONTAINERS[name])
+    if isinstance(node, ast.Name):
+        members = _enum_members(node.id, module)
+        return Value("choice", choices=members) if members else Value("any")
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return _union([_annotated(side, module) for side in (node.left, node.right) if not _is_none(side)])
+    if isinstance(node, ast.Subscript):
+        inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        of = _last_name(node.value)
+        if of in ("Optional", "Annotated"):
+            return _annotated(inner[0], module)
+        if of == "Union":
+            return _union([_annotated(side, module) for side in inner if not _is_none(side)])
+        if of == "Literal" and all(isinstance(item, ast.Constant) for item in inner):
+            return Value("choice", choices=tuple(str(item.value) for item in inner if isinstance(item, ast.Constant)))
+        if of == "PathLike":
+            return _SIMPLE[of]
+        if of in _CONTAINERS:
+            kinds = [item for item in inner if not (isinstance(item, ast.Constant) and item.value is ...)]
+            values = [_annotated(item, module) for item in kinds]
+            return _container(_CONTAINERS[of], values, open_ended=len(kinds) < len(inner))
+    return Value("any")
+
+
+def _union(sides: list[Value]) -> Value:
+    """One value of several kinds, tried from the narrowest; a flag or a list among others has no form of its own."""
+    if len(sides) == 1:
+        return sides[0]
+    flat = [each for side in sides for each in (side.sides or (side,))]
+    if any(side.container for side in sides) or not all(each.kind in _NARROWEST_FIRST for each in flat):
+        return Value("any")
+    return Value("union", sides=tuple(sorted(flat, key=lambda each: _NARROWEST_FIRST.index(each.kind))))
+
+
+_NARROWEST_FIRST = ("choice", "int", "number", "float", "path", "str")
+
+
+def _container(container: Container, inner: list[Value], *, open_ended: bool) -> Value:
+    length = len(inner) if container is tuple and inner and not open_ended else None
+    if len(set(inner)) > 1 or any(each.container or each.kind == "any" for each in inner):
+        return Value("any")
+    return replace(inner[0] if inner else GUESS, container=container, length=length)
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _enum_members(name: str, module: ast.Module | None) -> tuple[str, ...]:
+    for node in module.body if module else ():
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            if not any(_last_name(base).endswith(("Enum", "Flag")) for base in node.bases):
+                return ()
+            return tuple(_assigned_names(node))
+    return ()
+
+
+def _assigned_names(node: ast.ClassDef) -> Iterator[str]:
+    for statement in node.body:
+        if isinstance(statement, ast.Assign):
+            for target in statement.targets:
+                if isinstance(target, ast.Name) and not target.id.startswith("_"):
+                    yield target.id
+
+
+def _like_expression(default: ast.expr, module: ast.Module) -> Value:
+    """What a parameter without an annotation accepts, by the source of its default."""
+    if isinstance(default, ast.UnaryOp):
+        default = default.operand
+    if isinstance(default, ast.Constant):
+        return _like(default.value)
+    if isinstance(default, (ast.List, ast.Tuple)):
+        return replace(GUESS, container=list if isinstance(default, ast.List) else tuple)
+    if isinstance(default, ast.Attribute) and isinstance(default.value, ast.Name):
+        members = _enum_members(default.value.id, module)
+        return Value("choice", choices=members) if members else Value("any")
+    return Value("any")
+
+
+# ------------------------------------------------------------------------------------------------- from a function
+
+
+def from_function(name: str, function: Callable[..., Any]) -> Signature:
+    """Read the signature of a live function, decorators that keep ``__wrapped__`` seen through.
+
+    Raises:
+        TypeError, ValueError: it is not callable, or has no signature that Python can tell.
+    """
+    if _fills_in_itself(function):
+        return Signature(name, ())
+    try:
+        hints = typing.get_type_hints(inspect.unwrap(function))
+    except Exception:  # one annotation that does not evaluate spoils all: they are then read as they are spelled
+        hints = {}
+    return Signature(
+        name, tuple(_look(each, hints.get(each.name)) for each in inspect.signature(function).parameters.values())
+    )
+
+
+def _fills_in_itself(function: Callable[..., Any]) -> bool:
+    """Whether a decorator finds the arguments elsewhere, as ``hydra.main`` does: it passes none on and needs none."""
+    wrapped = getattr(function, "__wrapped__", None)
+    if wrapped is None:
+        return False
+    own = inspect.signature(function, follow_wrapped=False).parameters
+    stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if any(each.kind in stars or each.default is each.empty for each in own.values()):
+        return False
+    return own.keys().isdisjoint(inspect.signature(wrapped).parameters)
+
+
+def _look(parameter: inspect.Parameter, hint: Any) -> Parameter:
+    has_default = parameter.default is not parameter.empty
+    if hint is None and parameter.annotation is not parameter.empty:
+        hint = parameter.annotation
+    if isinstance(hint, str):
+        value = _annotated(ast.Constant(hint), None)
+    elif hint is not None:
+        value = _live(hint)
+    else:
+        value = _like(parameter.default) if has_default else GUESS
+    stars: Literal["", "*", "**"] = ""
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        stars = "*"
+    elif parameter.kind is parameter.VAR_KEYWORD:
+        stars = "**"
+    return Parameter(parameter.name, str(parameter), value, not (has_default or stars), stars)
+
+
+def _live(annotation: Any) -> Value:
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _live(inner[0])
+    if origin in (typing.Union, types.UnionType):
+        return _union([_live(side) for side in inner if side is not type(None)])
+    if origin is Literal:
+        members = {str(item): item for item in inner}
+        return Value("choice", choices=tuple(members), convert=members.__getitem__)
+    if annotation is Any:
+        return GUESS
+    kind = origin or annotation
+    if not isinstance(kind, type):
+        return Value("any")
+    if kind in _LIVE_CONTAINERS:
+        return _container(
+            _LIVE_CONTAINERS[kind], [_live(item) for item in inner if item is not ...], open_ended=... in inner
+        )
+    if kind in (int, float, bool, str, object):
+        return _SIMPLE[kind.__name__]
+    if issubclass(kind, enum.Enum):
+        return Value("choice", choices=tuple(kind.__members__), convert=kind.__members__.__getitem__)
+    if issubclass(kind, pathlib.PurePath):
+        return Value("path", convert=kind)
+    return _SIMPLE["PathLike"] if kind is os.PathLike else Value("any")
+
+
+_LIVE_CONTAINERS: dict[type, Container] = {
+    list: list,
+    tuple: tuple,
+    set: set,
+    frozenset: frozenset,
+    Sequence: list,
+    Iterable: list,
+    Collection: list,
+}
+
+
+def _like(default: object) -> Value:
+    """What a parameter without an annotation accepts, by its default."""
+    if isinstance(default, enum.Enum):
+        return _live(type(default))
+    for kind in (bool, int, float, str):  # a bool is an int as well
+        if isinstance(default, kind):
+            return _SIMPLE[kind.__name__]
+    if isinstance(default, pathlib.PurePath):
+        return Value("path", convert=type(default))
+    if isinstance(default, (list, tuple)):
+        return replace(GUESS, container=type(default) if type(default) in (list, tuple) else list)
+    return GUESS if default is None else Value("any")

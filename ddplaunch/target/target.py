@@ -1,0 +1,266 @@
+"""What a job runs: a script, a module, a function or a program, found and checked without running any of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import UsageError
+from ddplaunch.target import source
+
+if TYPE_CHECKING:
+    from ddplaunch.target.signature import Signature
+
+
+class Kind(Enum):
+    """How a target is run."""
+
+    SCRIPT = "script"  # train.py, as `python train.py`
+    MODULE = "module"  # -m package.module, as `python -m package.module`
+    FUNCTION = "function"  # train.py:main or package.module:function, imported and called
+    PROGRAM = "program"  # --no-python ./prog, as the shell would
+
+
+@dataclass(frozen=True)
+class Target:
+    """One target with its arguments.
+
+    Attributes:
+        typed: the target as the user wrote it.
+        path: the script's path as typed; for a function in a file, that file's absolute path; a program's file.
+        module: the module to run or to import the function from.
+        function: its name, dotted where it is an attribute of an attribute.
+        first: the folder that Python puts in front of ``sys.path``.
+        source: the absolute path of the Python source, where it was found.
+        signature: a function's parameters; None where only running the module can tell.
+    """
+
+    kind: Kind
+    typed: str
+    args: tuple[str, ...] = ()
+    path: str | None = None
+    module: str | None = None
+    function: str | None = None
+    first: str | None = None
+    source: str | None = None
+    signature: Signature | None = None
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command that each rank's process stands for, as `ps` would show it."""
+        if self.kind is Kind.PROGRAM:
+            return (self.typed, *self.args)
+        flag = ("-m",) if self.kind is Kind.MODULE else ()
+        return ("python", *flag, self.typed, *self.args)
+
+    @property
+    def local_rank_option(self) -> str:
+        """What ``--pass-local-rank`` adds: torch's form since 2.0, or the older one where the source has only that."""
+        if self.source is None or self.first is None:
+            return "--local-rank"
+        texts = list(source.local_sources(self.source, self.first))
+        newer, older = (
+            any(f"{quote}{option}{quote}" in text for text in texts for quote in "'\"")
+            for option in ("--local-rank", "--local_rank")
+        )
+        return "--local_rank" if older and not newer else "--local-rank"
+
+    def names_option(self, option: str) -> bool:
+        """Whether the program itself has an option of this name ("--log-dir"), as far as its own file shows."""
+        if self.signature is not None and not self.signature.reads_argv:
+            return option.lstrip("-").replace("-", "_") in {parameter.name for parameter in self.signature.typed}
+        return option in self._options
+
+    @cached_property
+    def _options(self) -> frozenset[str]:
+        return source.option_names(source.parse(self.source)) if self.source else frozenset()
+
+
+_DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+_FUNCTION_IN_FILE = r"(?P<path>.+\.py):(?P<function>[^:/]*)"
+_FUNCTION_IN_MODULE = rf"(?P<module>{_DOTTED}):(?P<function>[^:/]*)"
+
+
+def find(typed: str, args: tuple[str, ...], *, as_module: bool, as_program: bool, cwd: str) -> Target:
+    """Say what ``typed`` means and check all that can be checked without running it.
+
+    Raises:
+        UsageError: there is no such file, module, program or function, or it is none that can be run.
+    """
+    if as_module and as_program:
+        raise UsageError("-m and --no-python contradict each other", "give one of them")
+    if not typed:
+        raise UsageError("the target is empty", "ddplaunch run train.py --nproc 4")
+    if as_program:
+        return _program(typed, args, cwd)
+    if as_module:
+        return _module(typed, args, cwd)
+    if ":" in typed and not os.path.exists(os.path.join(cwd, typed)):  # a file may have a colon in its name
+        if match := re.fullmatch(_FUNCTION_IN_FILE, typed):
+            return _function_in_file(typed, match["path"], match["function"], args, cwd)
+        if match := re.fullmatch(_FUNCTION_IN_MODULE, typed):
+            return _function_in_module(typed, match["module"], match["function"], args, cwd)
+    return _script(typed, args, cwd)
+
+
+def _script(typed: str, args: tuple[str, ...], cwd: str) -> Target:
+    path = _existing_file(typed, cwd)
+    source.parse(path, typed)
+    return Target(
+        Kind.SCRIPT,
+        typed,
+        args,
+        path=typed,
+        first=os.path.dirname(os.path.realpath(path)),
+        source=os.path.abspath(path),
+    )
+
+
+def _module(typed: str, args: tuple[str, ...], cwd: str) -> Target:
+    if ":" in typed:
+        raise UsageError(f"-m takes a module, and {typed} names a function", f"leave -m out: ddplaunch run {typed}")
+    origin = _module_source(typed, cwd, main=True)
+    return Target(Kind.MODULE, typed, args, module=typed, first=cwd, source=origin)
+
+
+def _program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
+    if os.sep in typed:
+        path = os.path.join(cwd, typed)
+        if os.path.isdir(path):
+            raise UsageError(f"{typed} is a directory, not a program")
+        if not os.path.exists(path):
+            folder, name = os.path.split(typed)
+            near = _near(name, _entries(os.path.join(cwd, folder)))
+            raise UsageError(f"no such program: {typed}", _did_you_mean(near and os.path.join(folder, near)))
+        if not os.access(path, os.X_OK):
+            raise UsageError(f"{typed} is not executable", f"chmod +x {typed}")
+        return Target(Kind.PROGRAM, typed, args, path=path)
+    import shutil
+
+    found = shutil.which(typed)
+    if found is None:
+        here = os.path.isfile(os.path.join(cwd, typed))
+        raise UsageError(f"no program named {typed} on PATH", _did_you_mean(f"./{typed}" if here else None))
+    return Target(Kind.PROGRAM, typed, args, path=found)
+
+
+def _function_in_file(typed: str, path: str, function: str, args: tuple[str, ...], cwd: str) -> Target:
+    from ddplaunch.target.function import find_function
+
+    file = os.path.abspath(_existing_file(path, cwd))
+    found = find_function(typed, path, function, source.parse(file, path))
+    folder, name = os.path.split(os.path.realpath(file))
+    return Target(
+        Kind.FUNCTION,
+        typed,
+        args,
+        path=file,
+        module=name[:-3],
+        function=function,
+        first=folder,
+        source=file,
+        signature=found,
+    )
+
+
+def _function_in_module(typed: str, module: str, function: str, args: tuple[str, ...], cwd: str) -> Target:
+    from ddplaunch.target.function import find_function
+
+    file = _module_source(module, cwd)
+    found = find_function(typed, module, function, source.parse(file)) if file else None
+    return Target(Kind.FUNCTION, typed, args, module=module, function=function, first=cwd, source=file, signature=found)
+
+
+# ------------------------------------------------------------------------------- what is there, and what is near it
+
+
+def _existing_file(typed: str, cwd: str) -> str:
+    path = os.path.join(cwd, typed)
+    if os.path.isdir(path):
+        inside = [name for name in ("__main__.py", "train.py", "main.py") if os.path.isfile(os.path.join(path, name))]
+        hint = f"ddplaunch run {os.path.join(typed, inside[0])}" if inside else "name the script in it"
+        raise UsageError(f"{typed} is a directory, not a script", hint)
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.islink(path):
+            raise UsageError(f"{typed} is a link to {os.readlink(path)}, which is not there") from None
+        raise UsageError(f"no such script: {typed}", _near_file(typed, cwd)) from None
+    except OSError as error:
+        raise UsageError(f"cannot read {typed}: {error.strerror}") from None
+    if not os.path.isfile(path):  # reading a pipe would empty it
+        raise UsageError(f"{typed} is no regular file", "name a script")
+    return path
+
+
+def _near_file(typed: str, cwd: str) -> str | None:
+    folder, name = os.path.split(typed)
+    if folder and not os.path.isdir(os.path.join(cwd, folder)):
+        return f"there is no directory {folder} either"
+    names = _entries(os.path.join(cwd, folder))
+    near = name + ".py" if name + ".py" in names else _near(name, [each for each in names if each.endswith(".py")])
+    if near:
+        return _did_you_mean(os.path.join(folder, near))
+    if re.fullmatch(_DOTTED, typed) and source.find_module(typed, cwd):
+        return f"it is a module: ddplaunch run -m {typed}"
+    return None
+
+
+def _module_source(name: str, cwd: str, *, main: bool = False) -> str | None:
+    """Find the source of module ``name`` (of its ``__main__`` where a package is to be run); None if it has none."""
+    if name.endswith(".py") and os.path.isfile(os.path.join(cwd, name)):
+        raise UsageError(f"-m takes a module, and {name} is a file", f"leave -m out: ddplaunch run {name}")
+    if not re.fullmatch(_DOTTED, name):
+        raise UsageError(f"{name} is not a module's name", "write it like package.module")
+    spec = source.find_module(name, cwd)
+    if spec is None:
+        raise UsageError(f"no module named {name} in {cwd} or on sys.path", _near_module(name, cwd))
+    if main and spec.submodule_search_locations is not None:
+        spec = source.find_module(name + ".__main__", cwd)
+        if spec is None:
+            raise UsageError(f"{name} is a package without a __main__ module", "name a module in it")
+    if spec.origin and spec.origin.endswith(".py"):
+        source.parse(spec.origin, os.path.relpath(spec.origin, cwd) if spec.origin.startswith(cwd) else spec.origin)
+        return spec.origin
+    return None
+
+
+def _near_module(name: str, cwd: str) -> str | None:
+    parent, dot, last = name.rpartition(".")
+    folders = [cwd]
+    if parent:
+        spec = source.find_module(parent, cwd)
+        if spec is None:
+            return f"there is no {parent} either"
+        folders = list(spec.submodule_search_locations or ())
+    names = set[str]()
+    for folder in folders:
+        for entry in _entries(folder):
+            if entry.endswith(".py") and entry != "__init__.py":
+                names.add(entry[:-3])
+            elif os.path.isfile(os.path.join(folder, entry, "__init__.py")):
+                names.add(entry)
+    near = _near(last, names)
+    return _did_you_mean(near and f"{parent}{dot}{near}")
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder or "."))
+    except OSError:
+        return []
+
+
+def _near(name: str, names: Iterable[str]) -> str | None:
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, sorted(names), 1, 0.6)), None)
+
+
+def _did_you_mean(name: str | None) -> str | None:
+    return f"did you mean {name}?" if name else None

@@ -1,0 +1,272 @@
+"""What people write of hosts, held against tables."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+
+import pytest
+
+from ddplaunch.errors import UsageError
+from ddplaunch.ssh.hosts import Host, choose, read_hostfile, read_hosts
+from tests.conftest import command, wait_until
+from tests.patience import patience
+
+A, B, C = Host("a", 4), Host("b", 4), Host("c")
+
+HOSTS = [
+    ("a", (Host("a"),)),
+    ("a:4,b:4", (A, B)),
+    (" a:4 , b:4 ", (A, B)),
+    ("a:4,c", (A, C)),
+    ("n[1-2]:8", (Host("n1", 8), Host("n2", 8))),
+    ("n[1,3]:8,a:4", (Host("n1", 8), Host("n3", 8), A)),
+    ("n[08-10]", (Host("n08"), Host("n09"), Host("n10"))),
+    ("r[1-2]n[1-2]:1", tuple(Host(f"r{r}n{n}", 1) for r in (1, 2) for n in (1, 2))),
+    ("10.0.0.[1-2]:2", (Host("10.0.0.1", 2), Host("10.0.0.2", 2))),
+    ("gpu-1.cluster_a.org:2", (Host("gpu-1.cluster_a.org", 2),)),
+    ("me@a:4,you@n[1-2]", (Host("a", 4, user="me"), Host("n1", user="you"), Host("n2", user="you"))),
+    ("[fd77::1]:4,[FD77:0::2]", (Host("fd77::1", 4), Host("fd77::2"))),
+    ("me@[fe80::1%eth0]:2", (Host("fe80::1%eth0", 2, user="me"),)),
+]
+
+BAD_HOSTS = [
+    ("", "names no host"),
+    ("  ", "names no host"),
+    ("a,,b", "without a name"),
+    ("a,", "without a name"),
+    (":4", "':4' is no host"),
+    ("b,a:0", "a has 0 slots and would run nothing"),
+    ("a:00", "0 slots"),
+    ("[fd77::1]:0", r"\[fd77::1\] has 0 slots"),
+    ("a:-1", "'-1' is no number of slots"),
+    ("a:", "'' is no number of slots"),
+    ("a:four", "'four' is no number of slots"),
+    ("a:4:4", "'a:4:4' is no host"),
+    ("a:99999", "more than 4096"),
+    ("a:²", "no number of slots"),
+    ("a,b,a", "a is named twice"),
+    ("n[1-3],n2", "n2 is named twice"),
+    ("n[1-3", "is no host"),
+    ("n[3-1]", "a range that rises"),
+    ("n[]", "a number should stand there"),
+    ("n[1-99999999]", "more than 65536 nodes"),
+    ("-oProxyCommand", "is no host's name"),
+    ("-[1-2]", "is no host's name"),
+    ("a b", "is no host"),
+    ("me@a,you@a", "a is named twice"),
+    ("@a", "'' is no user's name"),
+    ("-l@a", "'-l' is no user's name"),
+    ("a@b@c", "'a@b@c' is no host"),
+    ("me@", "'me@' is no host"),
+    ("fd77::1", "is no host"),
+    ("[fd77::1],[fd77:0::1]:4", "fd77::1 is named twice"),
+    ("[fd77::x]:4", r"\[fd77::x\] is no address of IPv6"),
+    ("[fd77::1]4", "is no host"),
+    ("hôte", "does not parse"),
+    ("a:1_0", "'1_0' is no number of slots"),
+    ("a:٣", "'٣' is no number of slots"),
+    (" a: 1", "'a: 1' is no host"),
+    ("a:10^12", r"'10\^12' is no number of slots"),
+    ("a:1000000000000", "1000000000000 slots are more than 4096"),
+    ("a:" + "9" * 5000, "'9{39}…' is no number of slots"),
+    ("a" * 64, "between its dots a name has 1 to 63 letters"),
+    ("a" * 63 + ".b..c", "between its dots a name has 1 to 63 letters"),
+    (".".join(["a" * 63] * 4), "253 in all"),
+    ("n[1-2]." + "b" * 64, "1 to 63 letters"),
+    ("," * 100_000, "without a name"),
+    ("a," * 30_000 + "b", "a is named twice"),
+    ("[" * 100_000, "is no host"),
+    ("a\nb", "is no host"),
+    ("a\x1b[31m", "is no host"),
+    ("me\n-oProxyCommand=x@a", "no user's name|is no host"),
+    ("$(id)@a", r"'\$\(id\)' is no user's name"),
+    ("[fe80::1%$(id)]", r"\[fe80::1%\$\(id\)\] is no address of IPv6"),
+    ("[fe80::1%-oProxyCommand=x]", "is no address of IPv6"),
+    ("a;b", "does not parse"),
+]
+
+FILES = [
+    ("a:4\nb:4\n", (A, B)),
+    ("a slots=4\nb slots=4", (A, B)),
+    ("# ours\n\n  a   slots=4  # the first\n\tb:4#\nc\n", (A, B, C)),
+    ("a:4\r\nb:4\r\n", (A, B)),
+    ("\ufeffa:4\n", (A,)),
+    ("n[1-2] slots=8\n", (Host("n1", 8), Host("n2", 8))),
+    ("a slots = 4\nb slots=4 max_slots=8\n", (A, B)),
+    ("a slots=4 max-slots=4\nb max_slots=4\nc\n", (A, B, C)),
+    ("a\na\nb\na\nb\na\nb\nb\n", (A, B)),
+    ("a\nb\na\n", (Host("a", 2), Host("b", 1))),
+    ("a\na\nb:4\n", (Host("a", 2), B)),
+    ("me@a\nme@a\n[fd77::1]\n[fd77::1]\n", (Host("a", 2, user="me"), Host("fd77::1", 2))),
+    ("a 4 all.q@a UNDEFINED\nb 4 all.q@b <NULL>\n", (A, B)),
+    ("a 3 all.q@a 0,0:0,2\na 1 gpu.q@a UNDEFINED\nb 4 all.q@b UNDEFINED\n", (A, B)),
+    (
+        "me@n1 slots=8\n[fd77::1] slots=2\n[fd77::2]:2",
+        (Host("n1", 8, user="me"), Host("fd77::1", 2), Host("fd77::2", 2)),
+    ),
+]
+
+BAD_FILES = [
+    ("", "hosts names no host"),
+    ("# a\n\n", "hosts names no host"),
+    ("a\nb slots\n", "hosts:2: 'slots' makes no sense"),
+    ("a\n\nb slots=\n", "hosts:3: '' is no number of slots"),
+    ("a slots=x\n", "hosts:1: 'x' is no number of slots"),
+    ("a slots=0\n", "hosts:1: a has 0 slots"),
+    ("a slots=2 slots=2\n", "hosts:1: 'slots=2' makes no sense"),
+    ("a slots=4 max_slots=2\n", "hosts:1: slots=4 is more than max_slots=2"),
+    ("a max_slots=2 max-slots=2\n", "hosts:1: 'max-slots=2' makes no sense"),
+    ("a cpus=4\n", "hosts:1: 'cpus=4' makes no sense"),
+    ("a 4 all.q@a UNDEFINED\na slots=4\n", "hosts:2: a is named twice, and before at .*hosts:1"),
+    ("a four all.q@a UNDEFINED\n", "hosts:1: 'four' makes no sense"),
+    ("a 4 all.q@a\n", "hosts:1: '4' makes no sense"),
+    ("a 4097 all.q@a UNDEFINED\n", "hosts:1: 4097 slots are more than 4096"),
+    ("a\n" * 4097, "hosts:1: 4097 slots are more than 4096"),
+    ("a slots=2\na slots=2\n", "hosts:2: a is named twice"),
+    ("a\na\nyou@a\n", "hosts:3: a is named twice"),
+    ("a:2 max_slots=2\n", "hosts:1: 'a:2 max_slots=2' says twice"),
+    ("a:2 slots=2\n", "hosts:1: 'a:2 slots=2' says twice"),
+    ("a 4\n", "hosts:1: '4' makes no sense"),
+    ("slots=4\n", "hosts:1: .*does not parse"),
+    ("a\n# b\na:2\n", "hosts:3: a is named twice, and before at .*hosts:1"),
+    ("a,b\n", "hosts:1: 'a,b' is no host"),
+    ("a" + " " * 500_000 + "b\n", "hosts:1: 'b' makes no sense"),
+    ("a\x00\n", "hosts:1: .*does not parse"),
+]
+
+
+@pytest.mark.parametrize(("text", "hosts"), HOSTS)
+def test_hosts(text, hosts):
+    assert read_hosts(text) == hosts
+
+
+@pytest.mark.parametrize(("text", "complaint"), BAD_HOSTS, ids=[text[:30] for text, _ in BAD_HOSTS])
+def test_hosts_that_make_no_sense(text, complaint):
+    with pytest.raises(UsageError, match=complaint) as caught:
+        read_hosts(text)
+    assert caught.value.message.startswith("--hosts")
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) <= 400
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(("text", "hosts"), FILES)
+def test_files(tmp_path, text, hosts):
+    file = tmp_path / "hosts"
+    file.write_bytes(text.encode())
+    assert read_hostfile(str(file)) == hosts
+
+
+@pytest.mark.parametrize(("text", "complaint"), BAD_FILES, ids=[text[:30] for text, _ in BAD_FILES])
+def test_files_that_make_no_sense(tmp_path, text, complaint):
+    file = tmp_path / "hosts"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=complaint) as caught:
+        read_hostfile(str(file))
+    assert caught.value.hint
+
+
+def test_files_without_end():
+    with pytest.raises(UsageError, match="/dev/zero: more than 16777216 bytes"):
+        read_hostfile("/dev/zero")
+
+
+@pytest.mark.parametrize("shell", ["%s --hostfile <(echo n1 slots=2) %s", "echo n1:2 | %s --hostfile /dev/stdin %s"])
+def test_what_stands_for_a_file(shell):
+    words = shlex.join(command("run", "--dry-run")), "--no-python /bin/true"
+    done = subprocess.run(["bash", "-c", shell % words], capture_output=True, text=True, timeout=patience(30))
+    assert done.returncode == 0, done.stderr
+    assert "n1" in done.stdout
+
+
+def test_ctrl_c_while_nobody_writes(start, tmp_path):
+    os.mkfifo(tmp_path / "hosts")
+    job = start("run", "--hostfile", "hosts", "--no-python", "/bin/true")
+
+    def opened():
+        try:
+            return os.open(tmp_path / "hosts", os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return None
+
+    writing: list[int] = []
+    wait_until(lambda: (fd := opened()) is not None and not writing.append(fd), "a reader")
+
+    def pressed():  # again: one that comes between opening and reading is heeded when the reading ends
+        job.signal(signal.SIGINT)
+        return job.process.poll() is not None
+
+    wait_until(pressed, "the end")
+    assert job.wait() == 130
+    os.close(writing[0])
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(UsageError, match="none: No such file"):
+        read_hostfile(str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="Is a directory"):
+        read_hostfile(str(tmp_path))
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="is no text"):
+        read_hostfile(str(tmp_path / "bytes"))
+
+
+def test_a_file_without_an_end():
+    with pytest.raises(UsageError, match="/dev/zero: more than 16777216 bytes"):
+        read_hostfile("/dev/zero")
+
+
+CHOSEN = [
+    (None, None, (A, B, C)),
+    ("b", None, (B,)),
+    ("b@a", None, (A, B)),
+    ("c:1,0", None, (Host("c", 2, (0, 1)),)),
+    ("a@b:2,0", None, (A, Host("b", 2, (0, 2)))),
+    (None, "a", (B, C)),
+    (None, "a@c", (B,)),
+    (None, "b:0", (A, Host("b", 3, (1, 2, 3)), C)),
+    (None, "b:0,1,2,3", (A, C)),
+]
+
+BAD_CHOICES = [
+    ("a", "b", "contradict each other"),
+    ("", None, "without a name"),
+    ("a@", None, "without a name"),
+    ("d", None, "d is not among the hosts"),
+    ("a:4", None, "a has no slot 4, but 0 to 3"),
+    ("a:x", None, "'x' is no slot of a"),
+    ("a:", None, "'' is no slot of a"),
+    ("a:1,1", None, "slot 1 of a is named twice"),
+    ("a@a:1", None, "a is named twice"),
+    (None, "a@b@c", "leaves no host"),
+    (None, "c:0", "how many slots has c"),
+]
+
+
+@pytest.mark.parametrize(("include", "exclude", "hosts"), CHOSEN)
+def test_choices(include, exclude, hosts):
+    assert choose((A, B, C), include, exclude) == hosts
+
+
+def test_choices_of_users_and_addresses():
+    hosts = (Host("a", 4, user="me"), Host("fd77::1", 4))
+    assert choose(hosts, "[fd77::1]:0,2", None) == (Host("fd77::1", 2, (0, 2)),)
+    assert choose(hosts, None, "[fd77::1]") == choose(hosts, "a", None) == hosts[:1]
+    with pytest.raises(UsageError, match="fd77::2 is not among the hosts"):
+        choose(hosts, "[fd77::2]", None)
+
+
+def test_an_address_of_ipv6_without_brackets():
+    with pytest.raises(UsageError) as caught:
+        read_hosts("fd77::1")
+    assert caught.value.hint == "an address of IPv6 stands in brackets: [fd00::1]:4"
+
+
+@pytest.mark.parametrize(("include", "exclude", "complaint"), BAD_CHOICES)
+def test_choices_that_make_no_sense(include, exclude, complaint):
+    with pytest.raises(UsageError, match=complaint) as caught:
+        choose((A, B, C), include, exclude)
+    assert caught.value.hint

@@ -1,0 +1,270 @@
+"""The manifest: compared with golden files, valid for Kubernetes' own schemas, and pods get of it what was meant.
+
+``python -m tests.submit.test_kubernetes`` writes the golden files anew, to be read in the diff.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml as pyyaml
+from ruamel.yaml import YAML
+
+from ddplaunch.errors import UsageError
+from ddplaunch.plan.calling import called
+from ddplaunch.submit.kubernetes import Mount, Request, longest_name, manifest, name_from, objects
+from ddplaunch.submit.yaml import plain
+from tests.submit.pods import expanded, pods
+from tests.submit.test_yaml import NASTY
+
+GOLDEN = Path(__file__).parent / "manifests"
+
+SMALLEST = Request(command=["train.py"], name="train", image="registry.example/wine:1")
+
+REQUESTS = {
+    "smallest": SMALLEST,
+    "two_nodes": replace(
+        SMALLEST,
+        command=["--max-restarts", "2", "train.py", "--", "--lr", "0.1", "--name", "it's: a #test", "$HOME", "$(HOME)"],
+        nodes=2,
+        gpus=8,
+        cpus=64,
+        memory="200Gi",
+        seconds=4 * 3600,
+    ),
+    "everything": replace(
+        SMALLEST,
+        command=[
+            "--nproc",
+            "4",
+            "--grace",
+            "90.5",
+            "-m",
+            "wine.train",
+            "--",
+            *(f"--option-{i}" for i in range(9)),
+            "a\nb",
+        ],
+        name="wine-16",
+        image="nvcr.io/nvidia/pytorch:25.01-py3",
+        nodes=16,
+        gpus=4,
+        grace=90.5,
+        namespace="vision",
+        labels={"team": "vision", "kueue.x-k8s.io/queue-name": "1e3"},
+        node_labels={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "on": "yes"},
+        variables={"NCCL_DEBUG": "INFO", "PRICE": "$(cat x) is 5$", "EMPTY": ""},
+        mounts=[Mount("sets", "/sets", read_only=True), Mount("/scratch", "/scratch dir")],
+    ),
+}
+
+NEWEST = int(kubernetes_validate.latest_version().split(".")[1])
+
+VERSIONS = [f"1.{minor}" for minor in range(29, NEWEST + 1)]
+"""The Kubernetes that the manifest says it is for."""
+
+EACH = pytest.mark.parametrize("name", REQUESTS)
+
+
+def read(text: str) -> list[dict[str, Any]]:
+    """Both readers' idea of it, which is one."""
+    old = list(pyyaml.safe_load_all(text))
+    assert old == list(YAML(typ="safe", pure=True).load_all(io.StringIO(text)))
+    return old
+
+
+def check(each: dict[str, Any], version: str = VERSIONS[-1]) -> None:
+    """Check against this very version's schema, which refuses fields that it does not know."""
+    assert kubernetes_validate.validate(each, version, strict=True) == version
+
+
+@EACH
+def test_golden(name):
+    assert manifest(REQUESTS[name]) == (GOLDEN / f"{name}.yaml").read_text()
+
+
+def test_no_golden_file_is_left_over():
+    assert {path.stem for path in GOLDEN.iterdir()} == set(REQUESTS)
+
+
+@EACH
+def test_it_is_read_as_it_is_meant(name):
+    request = REQUESTS[name]
+    assert read(manifest(request)) == [plain(each) for each in objects(request)]
+    assert max(len(line) for line in manifest(request).splitlines()) <= 140
+
+
+@EACH
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_schemas_of_kubernetes_take_it(name, version):
+    for each in read(manifest(REQUESTS[name])):
+        check(each, version)
+
+
+def test_the_first_of_them_is_named():
+    assert f"Kubernetes {VERSIONS[0]} or newer" in manifest(SMALLEST)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "backofLimitPerIndex"), 3),
+        (("spec", "template", "spec", "containers", 0, "resources", "limit"), {}),
+        (("spec", "template", "spec", "containers", 0, "env", 0, "value"), 2),
+        (("spec", "template", "spec", "containers", 0, "args"), "train.py"),
+        (("spec", "podFailurePolicy", "rules", 0, "onPodConditions", 0, "status"), True),
+        (("spec", "completions"), "2"),
+    ],
+)
+def test_the_schemas_would_tell(path, value):
+    (_, job) = read(manifest(REQUESTS["two_nodes"]))
+    check(job)
+    broken = copy.deepcopy(job)
+    place = broken
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises(kubernetes_validate.ValidationError):
+        check(broken)
+
+
+# ------------------------------------------------------------------------------------------------------------- pods
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 16])
+def test_the_pods_are_the_nodes(nodes):
+    job = pods(manifest(replace(SMALLEST, nodes=nodes)))
+    assert [pod.hostname for pod in job] == [f"train-{index}" for index in range(nodes)]
+    assert {pod.environ["MASTER_ADDR"] for pod in job} == {job[0].domain_name} == {"train-0.train"}
+    assert [pod.environ["JOB_COMPLETION_INDEX"] for pod in job] == [str(index) for index in range(nodes)]
+    assert {pod.environ["DDPLAUNCH_NNODES"] for pod in job} == {str(nodes)}
+
+
+def test_one_node_needs_no_name():
+    (pod,) = pods(manifest(SMALLEST))
+    assert (pod.domain_name, "MASTER_ADDR" in pod.environ) == (None, False)
+    assert [each["kind"] for each in read(manifest(SMALLEST))] == ["Job"]
+
+
+def test_what_the_container_gets():
+    """Every word and value as it was, though YAML and Kubernetes each have a mind of their own about some."""
+    words = [*NASTY, "$", "$$", "$$$", "$(HOME)", "$$(HOME)", "$(", "a$(b)c$d$$", "$(JOB_COMPLETION_INDEX)", "${HOME}"]
+    request = replace(SMALLEST, command=["train.py", "--", *words], variables={f"V{i}": w for i, w in enumerate(words)})
+    (pod,) = pods(manifest(request))
+    assert pod.words == [*called("python"), "run", "--cluster", "kubernetes", *request.command]
+    assert {name: pod.environ[name] for name in request.variables} == request.variables
+
+
+def test_the_expansion_of_kubernetes():
+    """The samples are those of its own test (third_party/forked/golang/expansion/expand_test.go)."""
+    variables = {"VAR_A": "A", "VAR_B": "B", "VAR_EMPTY": ""}
+    for text, meant in {
+        "$(VAR_A)-$(VAR_B)": "A-B",
+        "$$(VAR_B)_$(VAR_A)": "$(VAR_B)_A",
+        "$$$(VAR_A)": "$A",
+        "$$$$(VAR_A)": "$$(VAR_A)",
+        "f000-$$VAR_A": "f000-$VAR_A",
+        "foo$(VAR_EMPTY)bar": "foobar",
+        "$(VAR_C)": "$(VAR_C)",
+        "$VAR_A)": "$VAR_A)",
+        "$(VAR_A": "$(VAR_A",
+        "$": "$",
+        "": "",
+    }.items():
+        assert expanded(text, variables) == meant
+
+
+def test_a_checkpoint_takes_its_time_too():
+    (job,) = read(manifest(replace(SMALLEST, grace=5.5, preempt_grace=60.0)))
+    assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 76
+
+
+@pytest.mark.parametrize(("grace", "seconds"), [(30.0, 40), (0.0, 10), (2.5, 13), (600.0, 610)])
+def test_the_kubelet_waits_longer_than_the_ranks_may(grace, seconds):
+    (job,) = read(manifest(replace(SMALLEST, grace=grace)))
+    assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == seconds
+
+
+def verdict(job: dict[str, Any], code: int | None, *conditions: str) -> str:
+    """What becomes of a failed pod: the first rule that fits, or the count (pod_failure_policy.go)."""
+    for rule in job["spec"]["podFailurePolicy"]["rules"]:
+        wanted = rule.get("onExitCodes")
+        if wanted and code:
+            assert wanted["containerName"] == job["spec"]["template"]["spec"]["containers"][0]["name"]
+            if (code in wanted["values"]) == (wanted["operator"] == "In"):
+                return rule["action"]
+        patterns = {(each["type"], each["status"]) for each in rule.get("onPodConditions", [])}
+        if patterns & {(condition, "True") for condition in conditions}:
+            return rule["action"]
+    return "Count"
+
+
+@pytest.mark.parametrize(
+    ("code", "conditions", "action"),
+    [
+        (1, [], "FailJob"),
+        (2, [], "FailJob"),
+        (137, [], "FailJob"),  # memory, say
+        (69, [], "Ignore"),
+        (75, [], "Ignore"),
+        (143, [], "Ignore"),
+        (137, ["DisruptionTarget"], "Ignore"),  # the grace was too short
+        (1, ["DisruptionTarget"], "Ignore"),
+        (None, ["DisruptionTarget"], "Ignore"),  # the machine was lost
+        (None, [], "Count"),
+    ],
+)
+def test_who_is_started_again(code, conditions, action):
+    (job,) = read(manifest(SMALLEST))
+    assert verdict(job, code, *conditions) == action
+
+
+# ------------------------------------------------------------------------------------------------------------ names
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("train.py", "train"),
+        ("./deep/Train_Me.py", "train-me"),
+        ("train.py:main", "train-main"),
+        ("wine.train:main", "wine-train-main"),
+        ("wine.train", "wine-train"),
+        ("/usr/bin/echo", "echo"),
+        ("3d.py", "job-3d"),
+        ("a.pyx.python", "a-pyx-python"),
+        ("---", "job"),
+        ("été.py", "t"),
+        ("日本.py", "job"),
+        ("x" * 80, "x" * 61),
+        ("x" * 60 + "_y", "x" * 60),
+    ],
+)
+def test_names_from_targets(target, name):
+    assert name_from(target, nodes=2) == name
+
+
+@pytest.mark.parametrize("nodes", [1, 10, 11, 101, 1000])
+def test_the_last_pod_has_a_name_too(nodes):
+    name = name_from("y" * 99, nodes)
+    assert len(name) == longest_name(nodes)
+    last = pods(manifest(replace(SMALLEST, name=name, nodes=nodes)))[-1].hostname
+    assert len(last) == 63
+    assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", last)
+
+
+def test_bytes_that_are_no_text():
+    with pytest.raises(UsageError, match="cannot stand in a manifest"):
+        manifest(replace(SMALLEST, command=["train.py", "\udcff"]))
+
+
+if __name__ == "__main__":
+    for each, request in REQUESTS.items():
+        (GOLDEN / f"{each}.yaml").write_text(manifest(request))

@@ -1,0 +1,248 @@
+"""The batch script: compared with golden files, valid for bash, and what srun gets of it is what was meant.
+
+``python -m tests.submit.test_slurm`` writes the golden files anew, to be read in the diff.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.errors import UsageError
+from ddplaunch.plan.calling import called
+from ddplaunch.submit.queue import Job, parse
+from ddplaunch.submit.slurm import Request, Requeue, Setup, log_path, script
+from tests.conftest import write
+
+GOLDEN = Path(__file__).parent / "golden"
+
+SMALLEST = Request(
+    command=["train.py"],
+    interpreter="/opt/venv/bin/python",
+    chdir="/data/wine",
+    job_name="train.py",
+    output="slurm-%j.out",
+)
+
+REQUESTS = {
+    "smallest": SMALLEST,
+    "two_nodes": replace(
+        SMALLEST,
+        command=["--max-restarts", "2", "train.py", "--", "--lr", "0.1", "--name", "it's a test", "$HOME"],
+        nodes=2,
+        gpus_per_node="8",
+        cpus_per_task=64,
+        time="4:00:00",
+        partition="general",
+    ),
+    "everything": replace(
+        SMALLEST,
+        command=["--nproc", "4", "-m", "wine.train"],
+        chdir="/data/my wine",
+        job_name='a "job"',
+        output="logs/%A_%a.out",
+        nodes=16,
+        gpus_per_node="a100:8",
+        cpus_per_task=64,
+        mem="200G",
+        time="1-12",
+        partition="big,small",
+        account="vision",
+        qos="high",
+        constraint="[rack1|rack2]",
+        nodelist="gpu[01-16]",
+        array="0-7%2",
+        sbatch_args=["--exclusive", "--comment='back \\ slash # 2'"],
+        setup=[Setup("/data/my wine/env.sh", is_file=True), Setup("export A=1; module load cuda/12")],
+    ),
+    "requeue": replace(SMALLEST, nodes=2, requeue=Requeue(3, "USR2", 90, 30)),
+    "container": replace(
+        SMALLEST,
+        interpreter="python",
+        container_image="nvcr.io#nvidia/pytorch:25.01-py3",
+        container_mounts=["/data/sets:/sets:ro", "/scratch:/scratch"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_golden(name):
+    assert script(REQUESTS[name]) == (GOLDEN / f"{name}.sh").read_text()
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_bash_can_read_it(name):
+    subprocess.run(["bash", "-n", GOLDEN / f"{name}.sh"], check=True)
+
+
+def test_no_golden_file_is_left_over():
+    assert {path.stem for path in GOLDEN.iterdir()} == set(REQUESTS)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a script as the batch shell of two nodes does, with an srun that writes down its words; it exits with 7."""
+    srun = f"""
+        #!{sys.executable}
+        import json, os, sys
+        json.dump([sys.argv[1:], dict(os.environ)], open("srun.json", "w"))
+        sys.exit(7)
+        """
+    write(tmp_path, "bin/srun", srun).chmod(0o755)
+
+    def begin(request: Request):
+        environment = {
+            "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+            "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_CPUS_PER_TASK": "64",
+        }
+        done = subprocess.run(
+            ["bash"], input=script(request), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        record = tmp_path / "srun.json"
+        return (done, *(json.loads(record.read_text()) if record.exists() else (None, None)))
+
+    return begin
+
+
+@pytest.mark.parametrize("name", ["smallest", "two_nodes", "container"])
+def test_what_srun_gets(run, name):
+    request = REQUESTS[name]
+    done, words, _ = run(request)
+    assert done.returncode == 7, "its exit code is the job's"
+    begin = words.index(request.interpreter)
+    assert words[begin:] == [*called(request.interpreter), "run", "--cluster", "slurm", *request.command]
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(words[:begin])
+    assert ("--cpus-per-task=64" in words) == (request.cpus_per_task is not None)
+    assert ("--container-workdir=/data/wine" in words) == (name == "container")
+
+
+def test_setup_reaches_the_ranks(run, tmp_path):
+    file = write(tmp_path, "my env.sh", "export FROM_FILE=1\n")
+    done, _, variables = run(replace(SMALLEST, setup=[Setup(str(file), True), Setup("export FROM_LINE='2 3'")]))
+    assert done.returncode == 7
+    assert (variables["FROM_FILE"], variables["FROM_LINE"]) == ("1", "2 3")
+
+
+def test_a_setup_that_fails_ends_the_job(run):
+    done, words, _ = run(replace(SMALLEST, setup=[Setup("no_such_command_here"), Setup("echo on")]))
+    assert done.returncode == 127
+    assert "no_such_command_here" in done.stderr
+    assert (words, done.stdout) == (None, "")
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\rb"])
+def test_a_value_cannot_become_a_line(text):
+    with pytest.raises(UsageError, match="one line"):
+        script(replace(SMALLEST, job_name=text))
+
+
+def test_quoting_is_what_sbatch_reads():
+    """sbatch: quotes group, a backslash takes the next letter as it is (in quotes too), a bare # ends the line."""
+    for text in ("a b", "it's", 'say "x"', "back\\slash", "# no comment", "a#b", "tab\there", "$HOME", "`x`", "ä", ""):
+        line = next(line for line in script(replace(SMALLEST, job_name=text)).splitlines() if "job-name" in line)
+        lexer = shlex.shlex(line.removeprefix("#SBATCH "), posix=True, punctuation_chars=False)
+        lexer.whitespace_split = True
+        lexer.commenters = "#"
+        assert list(lexer) == [f"--job-name={text}"]
+
+
+@pytest.mark.parametrize(
+    ("output", "array", "path"),
+    [
+        ("slurm-%j.out", None, "/data/wine/slurm-12.out"),
+        ("logs/%x-%5j.txt", None, "/data/wine/logs/train.py-00012.txt"),
+        ("/logs/%A_%a.out", "0-3", "/logs/12_%a.out"),
+        ("%j-%N", "0-3", "/data/wine/%j-%N"),
+    ],
+)
+def test_log_path(output, array, path):
+    assert log_path(replace(SMALLEST, output=output, array=array), "12") == path
+
+
+RECORD = (
+    "JobId=7 JobName=x JobState=1 UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=1 Nice=0 Account=(null) "
+    "QOS=normal JobState={state} Reason={reason} Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 "
+    "ExitCode={code} RunTime=00:00:02 TimeLimit=UNLIMITED PreemptTime={preempted} Command=(null) WorkDir=/data/my wine "
+    "StdErr=/data/my wine/slurm-7.out StdIn=/dev/null StdOut=/data/my wine/slurm-7.out Power= \n"
+)
+"""What ``scontrol --oneliner show job 7`` of Slurm 22.05 prints, somewhat shortened."""
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "ended"),
+    [
+        ("PENDING", "0:0", None),
+        ("RUNNING", "0:0", None),
+        ("COMPLETING", "3:0", None),
+        ("REQUEUE_HOLD", "0:0", None),
+        ("COMPLETED", "0:0", 0),
+        ("FAILED", "3:0", 3),
+        ("FAILED", "0:9", 137),
+        ("FAILED", "0:0", 1),
+        ("CANCELLED", "0:15", 143),
+        ("TIMEOUT", "0:0", 143),
+        ("OUT_OF_MEMORY", "0:125", 137),
+        ("NODE_FAIL", "0:0", 69),
+        ("PREEMPTED", "0:15", 75),
+    ],
+)
+def test_what_slurm_says_of_a_job(state, code, ended):
+    job = parse(RECORD.format(state=state, reason="None", code=code, preempted="None"))
+    assert job == Job(state, "None", ended, "/data/my wine/slurm-7.out")
+    assert (f"(exit code {ended})" in job.words) == (ended is not None)
+
+
+@pytest.mark.parametrize(("code", "ended"), [("143:0", 75), ("7:0", 7)])
+def test_a_job_that_ends_by_itself_when_it_is_preempted(code, ended):
+    """To Slurm a script that failed."""
+    job = parse(RECORD.format(state="FAILED", reason="NonZeroExitCode", code=code, preempted="2026-01-31T12:00:00"))
+    assert job is not None
+    assert job.code == ended
+    assert ("make room" in job.words) == (ended == 75)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("Resources", "waits: Resources"),
+        ("QOSMaxCpuPerUserLimit", "waits: QOSMaxCpuPerUserLimit"),
+        ("PartitionNodeLimit", "waits and will not start as it is: PartitionNodeLimit (more nodes than a job may have"),
+        ("QOSMaxNodePerJobLimit", "waits and will not start as it is: QOSMaxNodePerJobLimit (beyond a limit for one"),
+        ("AssocMaxWallDurationPerJobLimit", "waits and will not start as it is: AssocMaxWallDurationPerJobLimit"),
+        ("JobHeldUser", "waits and will not start as it is: JobHeldUser (it is held until `scontrol release`)"),
+    ],
+)
+def test_a_job_that_can_never_start_is_said(reason, said):
+    job = parse(RECORD.format(state="PENDING", reason=reason, code="0:0", preempted="None"))
+    assert job is not None
+    assert job.words.startswith(said)
+
+
+def test_a_job_whose_log_could_not_be_opened():
+    job = parse(RECORD.format(state="FAILED", reason="RaisedSignal:53", code="0:53", preempted="None"))
+    assert job is not None
+    assert job.words == "failed: Slurm could not open its log /data/my wine/slurm-7.out on the node (exit code 2)"
+    assert job.code == 2
+
+
+def test_a_job_that_was_requeued():
+    job = parse(RECORD.format(state="RUNNING", reason="None", code="0:0", preempted="None").replace("arts=0", "arts=2"))
+    assert job is not None
+    assert job.words == "is running again (restart 2)"
+
+
+def test_no_record():
+    assert parse("slurm_load_jobs error: Unable to contact slurm controller\n") is None
+
+
+if __name__ == "__main__":
+    for each, request in REQUESTS.items():
+        (GOLDEN / f"{each}.sh").write_text(script(request))
