@@ -66,7 +66,7 @@ def harmless(text: str) -> str:
     return re.sub(_HARMFUL, lambda found: found[0].encode("unicode_escape").decode(), plain)
 
 
-def shown(text: str, most: int = 200) -> str:
-    """Make a value that is not ours fit for a line of ours: as :func:`harmless`, on one line, ``most`` characters."""
-    line = harmless(text[: 8 * most]).strip("\n").replace("\n", "\\n")  # no more of a huge one need be looked at
-    return line if len(line) <= most else line[: most - 1] + "…"
+def shown(text: str, limit: int = 200) -> str:
+    """Make a value that is not ours fit for a line of ours: as :func:`harmless`, on one line, ``limit`` characters."""
+    line = harmless(text[: 8 * limit]).strip("\n").replace("\n", "\\n")  # no more of a huge one need be looked at
+    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -10,38 +10,38 @@ import errno
 import os
 import stat
 
-MOST_HOSTS = 16 << 20
-"""Bytes of a file that names hosts, at most."""
+MAX_HOSTS = 16 << 20
+"""Bytes of a file that names hosts, at max_bytes."""
 
 
-def read_named(path: str, most: int) -> bytes:
+def read_named(path: str, max_bytes: int) -> bytes:
     """Return what a user has named on the command line: a file, or what stands for one (``/dev/stdin``, ``<(…)``).
 
     Raises:
-        OSError: it cannot be read, or has more than ``most`` bytes (EFBIG).
+        OSError: it cannot be read, or has more than ``max_bytes`` bytes (EFBIG).
     """
     with open(path, "rb") as file:
-        return _bounded(file.read(most + 1), most, path)
+        return _bounded(file.read(max_bytes + 1), max_bytes, path)
 
 
-def read_regular(path: str, most: int, *, links: bool = True) -> bytes:
+def read_regular(path: str, max_bytes: int, *, links: bool = True) -> bytes:
     """Return the bytes of a regular file.
 
     Args:
         links: whether ``path`` itself may be a symbolic link; not where a rank could have put it.
 
     Raises:
-        OSError: it cannot be read, is something else (EINVAL), or has more than ``most`` bytes (EFBIG).
+        OSError: it cannot be read, is something else (EINVAL), or has more than ``max_bytes`` bytes (EFBIG).
     """
-    return read_owned(path, most, links=links)[0]
+    return read_owned(path, max_bytes, links=links)[0]
 
 
-def read_owned(path: str, most: int, *, links: bool = True) -> tuple[bytes, int]:
+def read_owned(path: str, max_bytes: int, *, links: bool = True) -> tuple[bytes, int]:
     """Return the bytes of a regular file as ``read_regular`` does, and the user whose that file is."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW))
     with os.fdopen(fd, "rb") as file:
         owner = _check_regular(fd, path)
-        return _bounded(file.read(most + 1), most, path), owner
+        return _bounded(file.read(max_bytes + 1), max_bytes, path), owner
 
 
 def create(path: str, flags: int, mode: int = 0o644) -> int:
@@ -84,7 +84,7 @@ def _check_regular(fd: int, path: str) -> int:
     return found.st_uid
 
 
-def _bounded(data: bytes, most: int, path: str) -> bytes:
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"more than {most} bytes", path)
+def _bounded(data: bytes, max_bytes: int, path: str) -> bytes:
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"more than {max_bytes} bytes", path)
     return data

@@ -7,10 +7,10 @@ import signal
 import time
 from dataclasses import replace
 
-from ddplaunch.agent import evidence, limits
+from ddplaunch.agent import limits, post_mortem
 from ddplaunch.agent.folder import Temporary
 from ddplaunch.agent.rank_process import RankProcess
-from ddplaunch.control.failure import MOST_TOLD, Failure, within
+from ddplaunch.control.failure import MAX_TOLD, Failure, within
 from ddplaunch.control.messages import Broken, Drained
 from ddplaunch.errors import EXIT_OS
 from ddplaunch.output.streams import Output
@@ -46,7 +46,7 @@ class Attempt:
         self.released = False
         self.broken: Broken | None = None
         self._temporary = temporary
-        self._memory = evidence.Memory()
+        self._memory = post_mortem.Memory()
 
     def error_file(self, rank: int) -> str | None:
         """Where an exception of this rank is recorded."""
@@ -76,13 +76,13 @@ class Attempt:
 
     def judge(self, process: RankProcess, code: int) -> Failure | None:
         """Tell a failure from the end that we asked for; ``code`` is -N for signal N."""
-        recorded = evidence.read_error_file(self.error_file(process.rank.rank))
+        recorded = post_mortem.read_error_file(self.error_file(process.rank.rank))
         if process.signalled:
             if recorded.message is None:
                 self.stopped += 1
                 return None
             code = 1  # its exception came first, our signal only cut its end short
-        new = evidence.failure(process.rank, process.pid, self.number, code, recorded, self._memory)
+        new = post_mortem.failure(process.rank, process.pid, self.number, code, recorded, self._memory)
         self.failures.append(new)
         return new
 
@@ -95,7 +95,7 @@ class Attempt:
         before = f"; {self.started} of {many} ranks had been started here" if many > 1 else ""
         message = f"rank {number} could not be started: {limits.why_unborn(reason)}{before}"
         rank = plan.ranks[number]
-        new = evidence.failure(rank, 0, self.number, EXIT_OS, evidence.Recorded(message), self._memory)
+        new = post_mortem.failure(rank, 0, self.number, EXIT_OS, post_mortem.Recorded(message), self._memory)
         self.failures.append(new)
         return new
 
@@ -128,5 +128,5 @@ class Attempt:
 
     def account(self, output: Output, *, heeded: bool) -> Drained:
         """What is to be told of it in the end, failures with the last lines that each rank printed."""
-        failures = (replace(each, tail=evidence.last_lines(output.tail(each.rank))) for each in self.failures)
-        return Drained(self.number, tuple(within(failures, MOST_TOLD)), self.stopped, time.time(), self.broken, heeded)
+        failures = (replace(each, tail=post_mortem.last_lines(output.tail(each.rank))) for each in self.failures)
+        return Drained(self.number, tuple(within(failures, MAX_TOLD)), self.stopped, time.time(), self.broken, heeded)

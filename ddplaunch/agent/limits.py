@@ -69,8 +69,8 @@ def why_unborn(number: int | None) -> str:
 def _process_limit() -> str:
     for folder in _cgroups():
         try:
-            with open(f"{folder}/pids.max") as most, open(f"{folder}/pids.current") as current:
-                limit = most.read().strip()
+            with open(f"{folder}/pids.max") as limits, open(f"{folder}/pids.current") as current:
+                limit = limits.read().strip()
                 if limit != "max" and int(current.read()) >= int(limit) - 1:
                     return f"the limit of the cgroup is {limit} (pids.max)"
         except (OSError, ValueError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddplaunch.loop import Callback, Loop
-from ddplaunch.rank.channel import HEADER, MOST_DESCRIPTORS, pack
+from ddplaunch.rank.channel import HEADER, MAX_DESCRIPTORS, pack
 
 _SHORT = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
 """Somebody may give back what is short; of descriptors on their way the kernel counts all that a user has."""
@@ -127,7 +127,7 @@ class Mailbox:
         arriving = self._arriving
         try:
             if arriving.size is None:
-                data, fds, _, _ = socket.recv_fds(self._socket, HEADER.size - len(arriving.data), MOST_DESCRIPTORS)
+                data, fds, _, _ = socket.recv_fds(self._socket, HEADER.size - len(arriving.data), MAX_DESCRIPTORS)
                 arriving.fds += fds
             else:
                 data = self._socket.recv(arriving.size - len(arriving.data))

@@ -9,8 +9,8 @@ from ddplaunch.agent import job
 from ddplaunch.agent.attempt import Attempt
 from ddplaunch.agent.first_rank import FirstRank
 from ddplaunch.agent.journal import Journal
-from ddplaunch.agent.notice import Notice
 from ddplaunch.agent.policy import Policy
+from ddplaunch.agent.preemption_file import PreemptionFile
 from ddplaunch.control.port import Port
 from ddplaunch.output.streams import Output
 from ddplaunch.plan.layout import Rank
@@ -21,12 +21,14 @@ from ddplaunch.target.target import Kind
 class Outfit:
     """Makes it, of what this node has for all of its ranks."""
 
-    def __init__(self, output: Output, journal: Journal, policy: Policy, notice: Notice, port: Port | None) -> None:
+    def __init__(
+        self, output: Output, journal: Journal, policy: Policy, preemption_file: PreemptionFile, port: Port | None
+    ) -> None:
         """``port`` is that of the job's store, None on a node without rank 0 or without a store."""
         self._output = output
         self._journal = journal
         self._policy = policy
-        self._notice = notice
+        self._preemption_file = preemption_file
         self._port = port
 
     def make(
@@ -57,6 +59,6 @@ class Outfit:
             attempt.number,
             error_file=attempt.error_file(rank.rank),
             stdout=self._output.stdout,
-            variables=self._notice.variables(),
+            variables=self._preemption_file.variables(),
         )
         return described, fds

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ddplaunch.agent import evidence, job, limits
+from ddplaunch.agent import job, limits, post_mortem
 from ddplaunch.agent.folder import Temporary
 from ddplaunch.agent.journal import Journal
 from ddplaunch.agent.kin import Kin
-from ddplaunch.agent.nursery import Nursery
 from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.sidecar import Sidecar, way_in
+from ddplaunch.agent.zygote_client import ZygoteClient
 from ddplaunch.control.failure import describe_end
 from ddplaunch.loop import Loop, Timer
 from ddplaunch.output.streams import Output
@@ -45,7 +45,7 @@ class Sidecars:
         self._all = policy.sidecars
         self._shielded = job.shielded(policy.preempt_signal)
         self._environ: Mapping[str, str] = {}
-        self._nursery: Nursery | None = None
+        self._zygote: ZygoteClient | None = None
         self._temporary = Temporary("ddplaunch-sidecars")
         self._answers: set[str] = set()
         self.expected = self._stopping = self._hurried = self._lost = False
@@ -55,7 +55,7 @@ class Sidecars:
         """Start them, without waiting for any; ``kin`` tells what came of us."""
         self._environ, self._kin = environ, kin
         try:
-            self._nursery = Nursery(
+            self._zygote = ZygoteClient(
                 self._loop,
                 environment=environ,
                 modules=(),
@@ -69,9 +69,9 @@ class Sidecars:
             )
         except limits.CannotStart as error:
             return self._say(f"{', '.join(each.name for each in self._all)}: {error.message}; the job goes on")
-        kin.guard = self._nursery.pid
+        kin.guard = self._zygote.pid
         for number, sidecar in enumerate(self._all):
-            self._nursery.spawn(number, partial(self._prepare, number, sidecar))
+            self._zygote.spawn(number, partial(self._prepare, number, sidecar))
 
     def _prepare(self, number: int, sidecar: Sidecar) -> tuple[dict[str, Any], dict[str, int]]:
         printed = self._output.sidecar(
@@ -97,21 +97,21 @@ class Sidecars:
         for sidecar in self._all:
             if sidecar.announces:
                 self._output.show(sidecar.name, False)  # its farewell says nothing new
-        if self._nursery:
-            self._nursery.recall()
-            self._nursery.sweep(self._grace, patience=0)
-            self._timer = self._loop.after(self._grace + processes.KILL_PATIENCE + 1, self._nursery.kill)
+        if self._zygote:
+            self._zygote.recall()
+            self._zygote.sweep(self._grace, patience=0)
+            self._timer = self._loop.after(self._grace + processes.KILL_PATIENCE + 1, self._zygote.kill)
         elif self._lost:
             self._kill()
-        while self._nursery or not self._output.written:
+        while self._zygote or not self._output.written:
             self._loop.step()
 
     def hurry(self) -> bool:
         """Do without the grace; return whether there is anything left to hurry."""
-        if self._nursery is None or self._hurried:
+        if self._zygote is None or self._hurried:
             return False
         self._hurried = True
-        self._nursery.sweep(0)
+        self._zygote.sweep(0)
         return True
 
     # ------------------------------------------------------------------------------------------------ what we hear
@@ -121,8 +121,8 @@ class Sidecars:
             os.close(fd)
         match message["op"]:
             case "ready":
-                if self._nursery and any(each.announces for each in self._all):
-                    self._temporary.make(self._nursery.remove)  # TensorBoard leaves files behind when it is killed
+                if self._zygote and any(each.announces for each in self._all):
+                    self._temporary.make(self._zygote.remove)  # TensorBoard leaves files behind when it is killed
             case "spawned":
                 self._kin.lead(message["pid"])
                 self._event("sidecar_started", sidecar=self._all[message["rank"]].name, pid=message["pid"])
@@ -139,7 +139,7 @@ class Sidecars:
         self._event("sidecar_exited", sidecar=sidecar.name, code=code)
         self._output.catch_up(sidecar.name)
         if not (self._stopping or self.expected):
-            last = evidence.last_lines(self._output.tail(sidecar.name), 1) if code else ()
+            last = post_mortem.last_lines(self._output.tail(sidecar.name), 1) if code else ()
             words = "".join(f": {line.strip()}" for line in last)
             self._say(f"{sidecar.name} {describe_end(code)}, the job goes on{words}")
         elif self._stopping and code == -signal.SIGKILL and not self._hurried:
@@ -177,9 +177,9 @@ class Sidecars:
     def _over(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        assert self._nursery is not None
-        self._nursery.close()
-        self._nursery = self._kin.guard = None
+        assert self._zygote is not None
+        self._zygote.close()
+        self._zygote = self._kin.guard = None
         for sidecar in self._all:
             self._output.catch_up(sidecar.name)
             self._output.forget(sidecar.name)

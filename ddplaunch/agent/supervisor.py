@@ -21,20 +21,19 @@ from ddplaunch.agent.first_rank import FirstRank
 from ddplaunch.agent.folder import StoreFile, Temporary
 from ddplaunch.agent.journal import Journal
 from ddplaunch.agent.kin import Kin
-from ddplaunch.agent.laggards import Laggards
-from ddplaunch.agent.notice import Notice
-from ddplaunch.agent.nursery import LEFTOVER_GRACE, Nursery
 from ddplaunch.agent.outfit import Outfit
 from ddplaunch.agent.phase import NEXT, Phase
 from ddplaunch.agent.policy import Policy
+from ddplaunch.agent.preemption_file import PreemptionFile
 from ddplaunch.agent.rank_process import suspend
+from ddplaunch.agent.stragglers import Stragglers
+from ddplaunch.agent.zygote_client import LEFTOVER_GRACE, ZygoteClient
 from ddplaunch.control import messages, placement
-from ddplaunch.control.failure import Failure, describe_end
+from ddplaunch.control.failure import Failure, Outcome, describe_end
+from ddplaunch.control.join_status import describe
 from ddplaunch.control.link import make_link
 from ddplaunch.control.messages import Message
-from ddplaunch.control.outcome import Outcome
 from ddplaunch.control.port import Port
-from ddplaunch.control.roster import describe
 from ddplaunch.control.route import NameServer
 from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
@@ -88,13 +87,13 @@ class Supervisor:
             self.journal.open(plan.run_id, plan.node_rank)
         self._planned = self._plan
         self._temporary = Temporary(f"ddplaunch-{plan.run_id}")
-        self._notice = Notice(self._temporary)
+        self._preemption_file = PreemptionFile(self._temporary)
         self._kin = Kin(self._temporary)
-        self._outfit = Outfit(self._output, self.journal, policy, self._notice, self._port)
+        self._outfit = Outfit(self._output, self.journal, policy, self._preemption_file, self._port)
         self._name_server = NameServer(self._say) if rules.port is not None else None
         self._waiting = Waiting(self._loop, self._output, policy.quiet)
         self._phase = Phase.WAITING
-        self._nursery: Nursery | None = None
+        self._zygote: ZygoteClient | None = None
         self.sidecars: Sidecars | None = None
         self._warned = self._interrupted = False
         self._outcome: Outcome | None = None
@@ -106,7 +105,7 @@ class Supervisor:
         """Forget the previous attempt."""
         self._attempt = Attempt(number, self._temporary)
         self._first_rank = FirstRank(self._loop, self._first_rank_finished)
-        self._laggards = Laggards(self._loop, self._attempt, self._say, alone=self._plan.nnodes == 1)
+        self._stragglers = Stragglers(self._loop, self._attempt, self._say, alone=self._plan.nnodes == 1)
         self._timers = Timers(self._loop)
 
     # ------------------------------------------------------------------------------------------------ from outside
@@ -124,8 +123,8 @@ class Supervisor:
                     self._loop.step()
         finally:
             self._link.close()
-            if self._nursery:
-                self._nursery.close()
+            if self._zygote:
+                self._zygote.close()
             if self._port:
                 self._port.close()
             self._temporary.remove()
@@ -142,7 +141,7 @@ class Supervisor:
         match message:
             case messages.Joined():
                 self._join(message)
-            case messages.Roster():
+            case messages.JoinStatus():
                 self._waiting.tell(describe(message))
             case messages.Seeking(trouble=trouble):
                 self._waiting.tell(f"waiting for node 0: {trouble}")
@@ -181,9 +180,9 @@ class Supervisor:
             self._plan = placement.joined(self._planned, order, self._rules, self._environ, extra)
         self._output.number(self._plan.world_size)
         self.journal.write("plan.json", self._plan.to_json())
-        nursery = self._nursery or self._start_zygote()
-        self._enter(Phase.RUNNING if nursery.ready else Phase.LOADING)
-        self._spawn_ranks(nursery)
+        zygote = self._zygote or self._start_zygote()
+        self._enter(Phase.RUNNING if zygote.ready else Phase.LOADING)
+        self._spawn_ranks(zygote)
         if self._policy.sidecars and self.sidecars is None:
             from ddplaunch.agent.sidecars import Sidecars
 
@@ -211,8 +210,8 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------------------- starting
 
-    def _start_zygote(self) -> Nursery:
-        self._nursery = Nursery(
+    def _start_zygote(self) -> ZygoteClient:
+        self._zygote = ZygoteClient(
             self._loop,
             environment={**self._environ, **self._plan.shared},
             modules=self._policy.modules,
@@ -224,22 +223,22 @@ class Supervisor:
             hear=self._hear_zygote,
             lost=self._zygote_lost,
         )
-        return self._nursery
+        return self._zygote
 
     def _abandon_zygote(self) -> None:
         """End one that is still importing: no rank is there yet, and there may be no further attempt."""
-        assert self._nursery is not None
-        self._nursery.close()
-        self._nursery = None
+        assert self._zygote is not None
+        self._zygote.close()
+        self._zygote = None
         self._attempt.pending = 0
         self._swept([], [])
 
-    def _spawn_ranks(self, nursery: Nursery) -> None:
+    def _spawn_ranks(self, zygote: ZygoteClient) -> None:
         self._store_file.begin()
         self._attempt.pending = len(self._plan.local_ranks)
         for rank in self._plan.local_ranks:
             make = partial(self._outfit.make, self._plan, self._attempt, self._first_rank, rank)
-            nursery.spawn(rank.rank, make)
+            zygote.spawn(rank.rank, make)
 
     # ------------------------------------------------------------------------------------------------ what we hear
 
@@ -259,8 +258,8 @@ class Supervisor:
                 self._swept(message["found"], message["stuck"])
 
     def _ready(self, message: dict[str, Any]) -> None:
-        assert self._nursery is not None
-        self._temporary.make(self._nursery.remove)
+        assert self._zygote is not None
+        self._temporary.make(self._zygote.remove)
         self._event("ready", forks=message["forks"], unsafe=message["unsafe"], seconds=message["seconds"])
         if message["unsafe"]:
             self._say(f"ranks start one by one instead of being forked: {message['unsafe']}")
@@ -273,8 +272,8 @@ class Supervisor:
         self._event("started", rank=number, pid=pid, attempt=self._attempt.number)
         if number == 0:
             self._first_rank.watch()
-        if self._notice.given:
-            self._notice.give()  # before the first rank there was no folder yet
+        if self._preemption_file.given:
+            self._preemption_file.give()  # before the first rank there was no folder yet
         if self._phase in (Phase.STOPPING, Phase.SWEEPING):
             process.stop(signal.SIGTERM)
 
@@ -286,7 +285,7 @@ class Supervisor:
 
     def _recall(self) -> None:
         """Ranks that have no process yet get none."""
-        self._attempt.pending -= self._nursery.recall() if self._nursery else 0
+        self._attempt.pending -= self._zygote.recall() if self._zygote else 0
 
     def _failed(self, failure: Failure | None) -> None:
         if failure is not None and self._phase is Phase.RUNNING:
@@ -306,18 +305,18 @@ class Supervisor:
         code = os.waitstatus_to_exitcode(status)
         self._event("exited", rank=number, pid=pid, code=code, attempt=self._attempt.number)
         failure = None
-        if code == EXIT_PREEMPTED and self._notice.given:
-            self._notice.answered()
+        if code == EXIT_PREEMPTED and self._preemption_file.given:
+            self._preemption_file.answered()
         elif code != 0 and not process.finished:
             failure = self._attempt.judge(process, code)
         self._failed(failure)
 
     def _zygote_lost(self) -> None:
         """It was killed, by us if it was silent, and its ranks with it (their parent-death signal)."""
-        if self._nursery is None or self._phase is Phase.ENDED:
+        if self._zygote is None or self._phase is Phase.ENDED:
             return
-        silent, status, pid = self._nursery.killed, self._nursery.close(), self._nursery.pid
-        self._nursery = None
+        silent, status, pid = self._zygote.killed, self._zygote.close(), self._zygote.pid
+        self._zygote = None
         if self._phase in (Phase.WAITING, Phase.DRAINING):
             return  # the next attempt has one of its own, and says so if that one cannot live either
         how = describe_end(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
@@ -351,13 +350,13 @@ class Supervisor:
                     count = len(self._attempt.processes)
                     self._say(f"stopping {count} rank{'s' * (count != 1)}; Ctrl-C again ends them at once")
                 self._stop(number, self._rules.grace)
-            case Phase.SWEEPING if self._nursery:
-                self._nursery.sweep(0)
+            case Phase.SWEEPING if self._zygote:
+                self._zygote.sweep(0)
         self._link.tell(messages.Interrupted(number, again))
 
     def _make_room(self) -> None:
         """Nobody is stopped yet: that is for the ranks to do, or for the job when their time is over."""
-        trouble = self._notice.give()
+        trouble = self._preemption_file.give()
         if trouble and self._attempt.processes:
             self._say(f"the ranks cannot see that they must make room: {trouble}")
         self._event("preempt")
@@ -380,7 +379,7 @@ class Supervisor:
     def _check_ended(self) -> None:
         """Say when all ranks have done their work; let rank 0 go, and sweep, once no other node needs the store."""
         attempt = self._attempt
-        self._laggards.watch()
+        self._stragglers.watch()
         if self._phase not in (Phase.RUNNING, Phase.STOPPING) or not attempt.idle:
             return
         if self._phase is Phase.RUNNING and not attempt.failures and not attempt.finished:
@@ -401,10 +400,10 @@ class Supervisor:
         self._enter(Phase.SWEEPING)
         self._attempt.cut_short()
         self._recall()
-        assert self._nursery is not None
-        self._nursery.sweep(grace)
+        assert self._zygote is not None
+        self._zygote.sweep(grace)
         # A zygote that does not answer is itself stopped or stuck.
-        self._timers.after(grace + processes.KILL_PATIENCE + 1, self._nursery.kill)
+        self._timers.after(grace + processes.KILL_PATIENCE + 1, self._zygote.kill)
 
     def _swept(self, found: list[str], stuck: list[str]) -> None:
         if self._phase in (Phase.DRAINING, Phase.ENDED):
@@ -429,7 +428,7 @@ class Supervisor:
         if self._phase is not Phase.DRAINING:
             return
         self._timers.cancel()
-        account = self._attempt.account(self._output, heeded=self._notice.heeded)
+        account = self._attempt.account(self._output, heeded=self._preemption_file.heeded)
         self._output.close()
         if self._outcome is not None:
             return self._finish()

@@ -23,8 +23,8 @@ _COMMANDS = {
 """Each name is also that of its module, imported only when it is needed: start-up is part of the product."""
 
 
-MOST_IN_MESSAGE = 500
-MOST_IN_HINT = 4000  # it may be a command to copy
+MAX_IN_MESSAGE = 500
+MAX_IN_HINT = 4000  # it may be a command to copy
 _LONG_WORD = r"(\S{100})\S{100,}"
 """A word that nobody reads to its end."""
 
@@ -113,10 +113,10 @@ def main() -> None:
 def complain(message: str, hint: str | None) -> None:
     """Print what is wrong: a line, and at most two of what to do; what was typed may be of any length, or harmful."""
     colour = None if colour_wanted() else False
-    said = shown(re.sub(_LONG_WORD, r"\1…", message), MOST_IN_MESSAGE)
+    said = shown(re.sub(_LONG_WORD, r"\1…", message), MAX_IN_MESSAGE)
     click.echo(f"{click.style('Error:', fg='red', bold=True)} {said}", err=True, color=colour)
     for line in (hint or "").splitlines()[:2]:
-        click.echo(f"  {shown(line, MOST_IN_HINT)}", err=True)
+        click.echo(f"  {shown(line, MAX_IN_HINT)}", err=True)
 
 
 def _confess(error: Exception) -> None:

@@ -37,12 +37,12 @@ def _found(flags: dict[str, Any]) -> tuple[Rules, int] | None:
     try:
         if "surroundings" not in flags:  # it was refused before they were looked at
             flags["surroundings"] = look_around(flags)
-            flags["least"], flags["nnodes"] = flags["nnodes"]
-        most, node_rank = flags["nnodes"], flags["node_rank"]
-        if flags["surroundings"] is None or flags["control"] == "none" or most == 1 or not isinstance(node_rank, int):
+            flags["min_nodes"], flags["nnodes"] = flags["nnodes"]
+        nnodes, node_rank = flags["nnodes"], flags["node_rank"]
+        if flags["surroundings"] is None or flags["control"] == "none" or nnodes == 1 or not isinstance(node_rank, int):
             return None
         typed = flags["master_addr"], flags["master_port"], flags["init_method"]
-        address, port = locate(*typed, nnodes=most, here=None, environ=os.environ)
+        address, port = locate(*typed, nnodes=nnodes, here=None, environ=os.environ)
     except UsageError:
         return None
     if address.source == MISSING:
@@ -51,4 +51,4 @@ def _found(flags: dict[str, Any]) -> tuple[Rules, int] | None:
     control = flags["control_port"] or int(port.value) + 1
     if control > 65535:  # which is refused in its place
         return None
-    return Rules(**{**named, "most": most, "address": address.value, "port": control}), node_rank
+    return Rules(**{**named, "max_nodes": nnodes, "address": address.value, "port": control}), node_rank

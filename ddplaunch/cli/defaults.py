@@ -27,7 +27,7 @@ PROJECT = "pyproject.toml"
 NONE = "none"
 """What ``--config`` calls reading no file."""
 
-MOST = 1 << 20
+MAX_BYTES = 1 << 20
 """Bytes of a file; one that is larger was not written for us."""
 
 
@@ -147,12 +147,12 @@ def _load(path: str) -> _File:
     """
     try:
         link = os.lstat(path).st_uid
-        text, owner = read_owned(path, MOST)
+        text, owner = read_owned(path, MAX_BYTES)
     except OSError as error:
         if error.errno == errno.EINVAL:
             raise UsageError(f"{path} is not a regular file", "name a file in TOML") from None
         if error.errno == errno.EFBIG:
-            what = f"{path} has more than {MOST >> 20} MiB"
+            what = f"{path} has more than {MAX_BYTES >> 20} MiB"
             raise UsageError(what, "--config FILE names another, --config none reads none") from None
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     return _File(path, text, frozenset({link, owner}))

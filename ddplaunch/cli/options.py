@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ddplaunch.control.rules import LEAST_HEARTBEAT
+from ddplaunch.control.rules import MIN_HEARTBEAT
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.numbers import decimal, whole
 
@@ -61,14 +61,14 @@ def _number(
 
 def _nodes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
     """Read --nnodes: "4", or "2:4" for any number from 2 to 4."""
-    least, colon, most = text.partition(":")
-    first, last = whole(least), whole(most if colon else least)
+    lowest, colon, highest = text.partition(":")
+    first, last = whole(lowest), whole(highest if colon else lowest)
     if first is None or last is None:
         raise UsageError(f"--nnodes {text} is no number of nodes", "give one like 2, or a range like 2:4")
     if first > last:
-        raise UsageError(f"--nnodes {text}: {least} to {most} is no range", f"--nnodes {most}:{least}")
+        raise UsageError(f"--nnodes {text}: {lowest} to {highest} is no range", f"--nnodes {highest}:{lowest}")
     if first < 1 and colon:
-        raise UsageError(f"--nnodes {text}: a job has at least one node", f"--nnodes 1:{most}")
+        raise UsageError(f"--nnodes {text}: a job has at least one node", f"--nnodes 1:{highest}")
     return first, last
 
 
@@ -251,7 +251,7 @@ _OPTIONS = (
         default="15",
         show_default=True,
         callback=_number(
-            float, "heartbeat timeout", LEAST_HEARTBEAT, _WEEK, "give 2 s or more: less, and a busy node counts as lost"
+            float, "heartbeat timeout", MIN_HEARTBEAT, _WEEK, "give 2 s or more: less, and a busy node counts as lost"
         ),
         help="A node that is silent for so long is lost. Node 0's counts.",
     ),

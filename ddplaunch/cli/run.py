@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.policy import Policy
     from ddplaunch.agent.sidecar import Sidecar
     from ddplaunch.agent.supervisor import Supervisor
-    from ddplaunch.control.outcome import Outcome
+    from ddplaunch.control.failure import Outcome
     from ddplaunch.control.rules import Rules
     from ddplaunch.output.show import Shown
     from ddplaunch.plan.plan import Machine, Plan, Request
@@ -100,7 +100,7 @@ def _prepared(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> int 
     over = (over_ssh.describe(hosts, flags),) if hosts else ()
     surroundings = look_around(flags)
     _check_nodes(flags)
-    flags["least"], flags["nnodes"] = flags["nnodes"]
+    flags["min_nodes"], flags["nnodes"] = flags["nnodes"]
     flags["place"], flags["surroundings"] = place_of(surroundings), surroundings and surroundings.cluster
     flags["numbered"] = flags["node_rank"] != AUTO
     if not flags["numbered"]:
@@ -148,11 +148,11 @@ def _prepared(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> int 
 
 def _check_nodes(flags: dict[str, Any]) -> None:
     """Refuse what contradicts --nnodes."""
-    least, most = flags["nnodes"]
-    if flags["grow"] and least == most:
-        raise UsageError(f"--grow needs a range of nodes, and --nnodes is {most}", f"--nnodes {most}:{most + 1}")
-    if flags["control"] == "none" and least != most:
-        raise UsageError(f"--nnodes {least}:{most} needs nodes that hear of each other", "leave --control none out")
+    first, last = flags["nnodes"]
+    if flags["grow"] and first == last:
+        raise UsageError(f"--grow needs a range of nodes, and --nnodes is {last}", f"--nnodes {last}:{last + 1}")
+    if flags["control"] == "none" and first != last:
+        raise UsageError(f"--nnodes {first}:{last} needs nodes that hear of each other", "leave --control none out")
     if flags["control"] == "none" and flags["node_rank"] == AUTO:
         raise UsageError("--node-rank auto needs nodes that hear of each other", "leave --control none out")
 
@@ -365,13 +365,13 @@ def _rules(flags: dict[str, Any], plan: Plan) -> Rules:
 
     named = {name: flags[name] for name in Rules.__dataclass_fields__ if name in flags}
     if plan.nnodes == 1 or flags["control"] == "none":
-        return Rules(**{**named, "least": 1, "most": 1})
+        return Rules(**{**named, "min_nodes": 1, "max_nodes": 1})
     port = flags["control_port"] or plan.master_port + 1
     if port > 65535:
         raise UsageError(f"--master-port {plan.master_port} leaves no port for the control", "give a --control-port")
     if port == plan.master_port:
         raise UsageError(f"--control-port {port} is the master port too", "leave --control-port out, or give another")
-    return Rules(**named, most=plan.nnodes, address=plan.master_addr, port=port)
+    return Rules(**named, max_nodes=plan.nnodes, address=plan.master_addr, port=port)
 
 
 def _ready(

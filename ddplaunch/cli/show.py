@@ -49,14 +49,14 @@ def read(text: str, plan: Plan) -> Shown:
 def _check(number: int, local: bool, text: str, plan: Plan) -> None:
     """Refuse a rank that there is not, as far as this node knows."""
     if local:
-        most, whose = len(plan.local_ranks), "this node has local"
+        count, whose = len(plan.local_ranks), "this node has local"
     elif plan.nnodes == 1:
-        most, whose = plan.world_size, "the job has"
+        count, whose = plan.world_size, "the job has"
     else:
         return
-    if number >= most:
+    if number >= count:
         raise UsageError(
-            f"--show {text}: {whose} {ranks(0, most - 1)}", f"all, none, or ranks like {'local:' * local}0"
+            f"--show {text}: {whose} {ranks(0, count - 1)}", f"all, none, or ranks like {'local:' * local}0"
         )
 
 

@@ -359,7 +359,7 @@ def _shown(value: object) -> str:
     from ddplaunch.submit.slurm import Requeue, Setup
 
     if isinstance(value, Requeue):
-        return f"{value.most}, warned by {value.warning} {value.before_the_end} s before the end"
+        return f"{value.max_times}, warned by {value.warning} {value.before_the_end} s before the end"
     if isinstance(value, tuple):
         return ", ".join(each.text if isinstance(each, Setup) else str(each) for each in value)
     return str(value)

@@ -34,10 +34,10 @@ def find(environ: Mapping[str, str]) -> Finding | None:
         UsageError: a variable is missing, is no number, or contradicts another; the job is elastic.
     """
     if is_set(environ, NNODES):
-        least, colon, most = environ[NNODES].partition(":")
-        if colon and least != most:
+        lowest, colon, highest = environ[NNODES].partition(":")
+        if colon and lowest != highest:
             raise UsageError(f"{NNODES}={environ[NNODES]}: no pod of an elastic job is told its node rank", OFF)
-        nnodes, count_name = to_number(least, NNODES), NNODES
+        nnodes, count_name = to_number(lowest, NNODES), NNODES
         pod = PET_NODE_RANK if is_set(environ, PET_NODE_RANK) else POD
         address = PET_ADDRESS if is_set(environ, PET_ADDRESS) else ADDRESS
         port = PET_PORT if is_set(environ, PET_PORT) else PORT

@@ -10,7 +10,7 @@ from ddplaunch.errors import UsageError
 # SLURM_JOB_NODELIST=tux[1-2]rack[3-4],gpu[07-09],login
 # SLURM_STEP_TASKS_PER_NODE=2(x3),1
 
-MOST = 65536
+MAX_BYTES = 65536
 """More hosts than that is a slip, not a cluster (MAX_RANGE of Slurm's hostlist.c)."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -100,8 +100,8 @@ def expand_counts(text: str, source: str) -> tuple[int, ...]:
 
 
 def _check_count(count: int, text: str, source: str) -> None:
-    if count > MOST:
-        raise UsageError(f"{source}: {text} names more than {MOST} nodes", "is there a digit too many?")
+    if count > MAX_BYTES:
+        raise UsageError(f"{source}: {text} names more than {MAX_BYTES} nodes", "is there a digit too many?")
 
 
 def _refuse(text: str, position: int, source: str, expected: str) -> NoReturn:

@@ -17,7 +17,7 @@ RANK = "OMPI_COMM_WORLD_RANK"  # 3
 SIZE = "OMPI_COMM_WORLD_SIZE"  # 4
 LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"  # 1; not the rank modulo anything: processes may be dealt in any order
 LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"  # 2
-MOST_NODES = "OMPI_MCA_orte_num_nodes"  # 2, those given, used or not; version 4 only
+MAX_NODES = "OMPI_MCA_orte_num_nodes"  # 2, those given, used or not; version 4 only
 OWN_HOST = "PMIX_HOSTNAME"  # n1
 HOSTS = "OMPI_MCA_orte_node_regex"  # n[1:0-1],[2:10].77.0.12@0(3), of all daemons, mpirun's own first; not on its host
 DAEMON = "OMPI_MCA_orte_local_daemon_uri"  # 726007808.2;tcp://10.77.0.12:46173, where 2 is its index in that list
@@ -38,7 +38,7 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     namespace = environ.get(NAMESPACE) or None
     rank, size = number(environ, RANK), number(environ, SIZE)
     local_rank, local_size = number(environ, LOCAL_RANK), number(environ, LOCAL_SIZE)
-    most_nodes = number_if_set(environ, MOST_NODES)
+    most_nodes = number_if_set(environ, MAX_NODES)
     address = _first_host(environ, rank, size, local_rank, most_nodes) if local_size < size else None
     return started(
         "openmpi",

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 
 from ddplaunch.clusters.finding import Allocation, Finding, Place
 from ddplaunch.errors import UsageError
-from ddplaunch.files import MOST_HOSTS, read_regular
+from ddplaunch.files import MAX_HOSTS, read_regular
 from ddplaunch.plan.rendezvous import LOOPBACK
 
 OFF = "--cluster none starts without a look at such variables"
 
-MOST_DIGITS = 19
+MAX_DIGITS = 19
 """Of a number in 64 bits."""
 
 COUNTERS = ("auto", "gpu", "cpu")
@@ -45,7 +45,7 @@ def to_number(value: str, name: str) -> int:
     Raises:
         UsageError: it is none.
     """
-    if not (value.isascii() and value.isdecimal() and len(value) <= MOST_DIGITS):
+    if not (value.isascii() and value.isdecimal() and len(value) <= MAX_DIGITS):
         raise UsageError(f"{name}={value} is no number", OFF)
     return int(value)
 
@@ -112,7 +112,7 @@ def read_hosts(path: str) -> tuple[str, ...]:
         UsageError: it is no file of hosts.
     """
     try:
-        text = read_regular(path, MOST_HOSTS).decode(errors="replace")
+        text = read_regular(path, MAX_HOSTS).decode(errors="replace")
     except OSError as error:  # the file is often on the job's first host only
         if error.errno in (errno.EINVAL, errno.EFBIG):
             raise UsageError(f"{path} is not a file of hosts: {error.strerror}", OFF) from None

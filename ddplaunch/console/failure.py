@@ -8,7 +8,7 @@ import click
 
 from ddplaunch.control.failure import Failure, Verdict
 
-_MOST_OTHERS = 3
+_MAX_OTHERS = 3
 
 
 def render_verdict(verdict: Verdict, nnodes: int) -> str:
@@ -29,10 +29,10 @@ def render_verdict(verdict: Verdict, nnodes: int) -> str:
         lines += [f"  | {line}" for line in first.tail]
     if verdict.alike:
         lines.append(f"  {_ranks(verdict.alike)} failed in the same way")
-    for other in verdict.others[:_MOST_OTHERS]:
+    for other in verdict.others[:_MAX_OTHERS]:
         lines.append(f"  then rank {other.rank} {_briefly(other)}")
-    if len(verdict.others) > _MOST_OTHERS:
-        lines.append(f"  and {len(verdict.others) - _MOST_OTHERS} more ranks failed")
+    if len(verdict.others) > _MAX_OTHERS:
+        lines.append(f"  and {len(verdict.others) - _MAX_OTHERS} more ranks failed")
     if verdict.stopped:
         lines.append(f"  {verdict.stopped} other rank{'s were' if verdict.stopped > 1 else ' was'} stopped")
     return "\n".join(lines) + "\n"

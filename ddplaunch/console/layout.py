@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _OWN = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "DDPLAUNCH_DEVICE")
 """Variables that differ between ranks; the table shows what they are made of."""
 
-MOST_ROWS = 64
-MOST_COMMANDS = 8
+MAX_ROWS = 64
+MAX_COMMANDS = 8
 """What fits on a screen or two; where the plan is piped, or with ``--json``, nothing is left out."""
 
 
@@ -127,13 +127,13 @@ def _print_table(console: Console, plan: Plan, options: Sequence[str]) -> None:
     show(facts)
     console.print()
     ranks = grid("rank", "node", "local", "host", "device", "cpus")
-    for rank in plan.told[:MOST_ROWS]:
+    for rank in plan.told[:MAX_ROWS]:
         numbers = (str(rank.rank), *_where(plan, rank))
         here = rank.node_rank == plan.node_rank
         ranks.add_row(*numbers, Text(_host(rank.host)), rank.device, _cpus(rank.cpus), style="" if here else "dim")
     show(ranks)
-    if len(plan.told) > MOST_ROWS:
-        show(Text(f"… and {len(plan.told) - MOST_ROWS} more; piped, or with --json, all are printed", "dim"))
+    if len(plan.told) > MAX_ROWS:
+        show(Text(f"… and {len(plan.told) - MAX_ROWS} more; piped, or with --json, all are printed", "dim"))
     console.print()
     common, own = _variables(plan)
     console.print(Text("variables of every rank", "bold"))
@@ -144,8 +144,8 @@ def _print_table(console: Console, plan: Plan, options: Sequence[str]) -> None:
         notes.add_row(Text("note:", "yellow"), Text(note))
     console.print(notes)
     commands = list(_commands(plan, options))
-    for node_rank, command in commands[:MOST_COMMANDS]:
+    for node_rank, command in commands[:MAX_COMMANDS]:
         console.print(Text(f"\non node {node_rank}:", "bold"))
         console.print(Text(command), soft_wrap=True)  # one line, so that it can be copied
-    if len(commands) > MOST_COMMANDS:
-        console.print(Text(f"… and {len(commands) - MOST_COMMANDS} more; piped, all are printed", "dim"))
+    if len(commands) > MAX_COMMANDS:
+        console.print(Text(f"… and {len(commands) - MAX_COMMANDS} more; piped, all are printed", "dim"))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
-from ddplaunch.control.failure import MOST_TOLD, Failure, Verdict, judge, within
+from ddplaunch.control.failure import MAX_TOLD, Failure, Verdict, judge, within
 from ddplaunch.control.messages import Drained
 
 SETTLE = 1.0
 """Seconds that a rank which only lost a peer waits for the peer's own, truer, failure before all are stopped."""
 
-MOST_HEARD = 16 << 20
+MAX_HEARD = 16 << 20
 """Characters that failures may bring as they come, from all nodes together."""
 
 
@@ -69,12 +69,12 @@ class Attempt:
     def failed(self, failure: Failure) -> None:
         """A rank has failed; what it says is kept whole as long as all have not said too much."""
         self.heard += failure.length
-        self.failures += within([failure], failure.length if self.heard < MOST_HEARD else 0)
+        self.failures += within([failure], failure.length if self.heard < MAX_HEARD else 0)
 
     def drained(self, node: int, message: Drained) -> None:
         """A node has told all there is to tell, failures that it had told of with more words now."""
         self.gone(node)
-        told = [on_our_clock(each, message.clock) for each in within(message.failures, MOST_TOLD)]
+        told = [on_our_clock(each, message.clock) for each in within(message.failures, MAX_TOLD)]
         ranks = {each.rank for each in told}
         self.failures = [each for each in self.failures if each.rank not in ranks] + told
         self.stopped += message.stopped

@@ -13,10 +13,9 @@ from functools import lru_cache
 from operator import is_
 from typing import Any, TypeVar
 
-from ddplaunch.control.failure import MOST_LINE, MOST_TAIL, Failure, readable
+from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, Failure, Outcome, readable
 from ddplaunch.control.messages import Message
-from ddplaunch.control.outcome import Outcome
-from ddplaunch.control.rules import LEAST_HEARTBEAT
+from ddplaunch.control.rules import MIN_HEARTBEAT
 from ddplaunch.errors import shown
 
 MANY = 10_000_000
@@ -29,20 +28,20 @@ Rule = Callable[[Any], Any]
 """Returns the value as it may be used; raises ValueError where it cannot be."""
 
 
-def _number(least: float, most: float) -> Rule:
+def _number(lowest: float, highest: float) -> Rule:
     def check(value: float) -> float:
-        if not least <= value <= most:  # nor is NaN
+        if not lowest <= value <= highest:  # nor is NaN
             raise ValueError("a number out of range")
         return value
 
     return check
 
 
-def _letters(most: int, without: str = "") -> Rule:
+def _letters(limit: int, without: str = "") -> Rule:
     """A name, which nobody may have changed: it is compared, or is part of a path or of a variable."""
 
     def check(text: str) -> str:
-        if len(text) > most or not text.isprintable() or any(letter in text for letter in without):
+        if len(text) > limit or not text.isprintable() or any(letter in text for letter in without):
             raise ValueError("a name that is none")
         return text
 
@@ -57,7 +56,7 @@ def _run_id(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    return shown(" ".join(text.splitlines()), MOST_LINE)
+    return shown(" ".join(text.splitlines()), MAX_LINE)
 
 
 def _hint(text: str) -> str:
@@ -116,12 +115,12 @@ _NAME = _letters(255)
 BOUNDS: Mapping[str, Rule] = {
     # numbers
     **dict.fromkeys(("attempt", "rank", "local_rank", "node_rank", "stopped", "world_size"), _COUNT),
-    **dict.fromkeys(("joined", "least", "most", "ddplaunch"), _COUNT),
+    **dict.fromkeys(("joined", "min_nodes", "max_nodes", "ddplaunch"), _COUNT),
     **dict.fromkeys(("missing", "alike"), _each(_COUNT)),
     **dict.fromkeys(("moment", "clock"), _EPOCH),
     **dict.fromkeys(("grace", "wait", "window"), _SECONDS),
     "max_restarts": _number(0, 1 << 64),
-    "heartbeat_timeout": _number(LEAST_HEARTBEAT, WEEK),
+    "heartbeat_timeout": _number(MIN_HEARTBEAT, WEEK),
     "pid": _number(0, 1 << 31),
     "code": _number(0, 255),
     "exit_code": _number(1, 255),
@@ -139,7 +138,7 @@ BOUNDS: Mapping[str, Rule] = {
     "hint": _hint,
     "Failure.hint": _line,
     **dict.fromkeys(("Failure.message", "traceback", "text"), _text),
-    "tail": lambda lines: _each(_line)(lines[-MOST_TAIL:]),
+    "tail": lambda lines: _each(_line)(lines[-MAX_TAIL:]),
     "refused": _complaint,
     # what has fields of its own, or two values only
     **dict.fromkeys(("share", "versions", "failure", "verdict", "first", "outcome", "broken"), _inner),

@@ -12,15 +12,15 @@ from dataclasses import replace
 
 from ddplaunch.control import agreement, messages
 from ddplaunch.control.attempt import SETTLE, Attempt, Loss, on_our_clock
-from ddplaunch.control.failure import Failure, Verdict, signal_name
+from ddplaunch.control.failure import Failure, Outcome, Verdict, signal_name
+from ddplaunch.control.join_status import describe, free_number, join_status
 from ddplaunch.control.messages import Hello, Message
-from ddplaunch.control.outcome import Outcome
 from ddplaunch.control.restarts import Restarts
-from ddplaunch.control.roster import describe, free_number, named, roster
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seat, Stage, no_seat
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Timer
+from ddplaunch.words import named
 
 TOLD = 0.6
 """Seconds after a failure when people are told of it, if the report cannot be given by then."""
@@ -84,7 +84,7 @@ class Coordinator:
         """Give a node that asks for one a node rank: the one that it would like, or the lowest that is free."""
         if hello.numbered:
             return hello
-        number = free_number(self._seats, self._rules.most, wanted=hello.share.node_rank)
+        number = free_number(self._seats, self._rules.max_nodes, wanted=hello.share.node_rank)
         return replace(hello, share=replace(hello.share, node_rank=number))
 
     def refusal(self, hello: Hello) -> messages.Refused | None:
@@ -96,7 +96,7 @@ class Coordinator:
             refused = messages.Refused(
                 f"the job {over}, without this {hello.name if hello.numbered else hello.share.host}"
             )
-        refused = refused or no_seat(hello, self._seats, self._rules.most)
+        refused = refused or no_seat(hello, self._seats, self._rules.max_nodes)
         if refused and self._stage is Stage.JOINING:
             self._end(Outcome(EXIT_USAGE, refused=(refused.message, refused.hint)))
         return refused
@@ -131,9 +131,9 @@ class Coordinator:
 
     def _joined(self) -> None:
         """Start if all are there; an elastic job gives late nodes some time once it could start."""
-        if len(self._seats) == self._rules.most:
+        if len(self._seats) == self._rules.max_nodes:
             return self._start()
-        if len(self._seats) < self._rules.least:
+        if len(self._seats) < self._rules.min_nodes:
             self._window = None
         elif self._window is None:
             self._window = self._clock() + self._rules.join_window
@@ -142,8 +142,8 @@ class Coordinator:
             self._roster_due = True
             self._later(ROSTER_INTERVAL if len(self._seats) > 1 else 0, self._call_roster)
 
-    def _roster(self, window: float | None) -> messages.Roster:
-        return roster(self._seats, self._rules.least, self._rules.most, window, self._own.share.kind)
+    def _roster(self, window: float | None) -> messages.JoinStatus:
+        return join_status(self._seats, self._rules.min_nodes, self._rules.max_nodes, window, self._own.share.kind)
 
     def _call_roster(self) -> None:
         self._roster_due = False
@@ -156,7 +156,7 @@ class Coordinator:
             self._start()
 
     def _nobody_more(self) -> None:
-        if self._stage is Stage.JOINING and len(self._seats) < self._rules.least:
+        if self._stage is Stage.JOINING and len(self._seats) < self._rules.min_nodes:
             account = describe(self._roster(None))
             remark = f"{account}, for {self._rules.join_timeout:g} s (--join-timeout)"
             self._end(Outcome(EXIT_UNAVAILABLE, remark=remark))
@@ -194,7 +194,7 @@ class Coordinator:
         if isinstance(message, messages.Warned):
             return self._warned(seat, message.signal)
         if isinstance(message, messages.Unable):
-            where = f"{seat.name}: " if self._rules.most > 1 else ""
+            where = f"{seat.name}: " if self._rules.max_nodes > 1 else ""
             outcome = Outcome(EXIT_USAGE, refused=(where + message.message, message.hint))
             if seat.part is Part.IDLE and self._stage in (Stage.RUNNING, Stage.STOPPING):  # it has come late
                 del self._seats[number]
@@ -228,9 +228,9 @@ class Coordinator:
         verdict = self._attempt.verdict
         if self._stage is Stage.STOPPING and self._interrupted is None and verdict:
             first = verdict.first
-            host = f" (on {first.host})" if self._rules.most > 1 else ""
+            host = f" (on {first.host})" if self._rules.max_nodes > 1 else ""
             slow = named(seat.name for seat in self._seats.values() if seat.part is not Part.DRAINED)
-            where = f" on {slow}" if self._rules.most > 1 else ""
+            where = f" on {slow}" if self._rules.max_nodes > 1 else ""
             wait = f"waiting up to {self._rules.grace:g} s (--grace) for the other ranks{where}"
             traceback = (f"  {line}" for line in (first.traceback or "").splitlines())
             self._note("\n".join([first.headline + host, *traceback, wait]))
@@ -280,7 +280,7 @@ class Coordinator:
             return self._check_drained()  # it had done its work
         text = f"{seat.name} was lost: {why}"
         if self._stage is Stage.PAUSING:
-            if len(self._seats) < self._rules.least:
+            if len(self._seats) < self._rules.min_nodes:
                 return self._end(Outcome(EXIT_UNAVAILABLE, remark=text))
             self._changes += 1
             return self._note(text)
@@ -313,7 +313,7 @@ class Coordinator:
         """The job must make room. Ranks may save what they have; from now on none is stopped for another's failure."""
         if self._preempted is not None:
             return
-        self._preempted = signal_name(number) + (f" on {seat.name}" if self._rules.most > 1 else "")
+        self._preempted = signal_name(number) + (f" on {seat.name}" if self._rules.max_nodes > 1 else "")
         if self._stage in (Stage.JOINING, Stage.PAUSING):
             return self._end(Outcome(EXIT_PREEMPTED, remark=f"preempted by {self._preempted}: no rank was running"))
         seconds = f"{self._rules.preempt_grace:g} s (--preempt-grace)"
@@ -339,11 +339,11 @@ class Coordinator:
 
     def _await_drained(self, grace: float, waited: float = 0.0) -> None:
         """Give up what has not ended its ranks when they should all have; a node that beats may yet be broken."""
-        if waited < (most := grace + OVERDUE):  # in steps: of a time in which we were stopped ourselves one counts
-            step = min(5.0, most - waited)
+        if waited < (limit := grace + OVERDUE):  # in steps: of a time in which we were stopped ourselves one counts
+            step = min(5.0, limit - waited)
             return self._after(step, lambda: self._await_drained(grace, waited + step))
         for number in sorted(self._attempt.undrained - {0}):
-            why = f"it has not said in {most:g} s that its ranks have ended"
+            why = f"it has not said in {limit:g} s that its ranks have ended"
             if self._stage is Stage.STOPPING:
                 self._note(f"{self._seats[number].name} was lost: {why}")
             self.dropped(number)
@@ -391,23 +391,23 @@ class Coordinator:
         decision = self._restarts.after(self._clock() - self._attempt.began)
         if decision.wait is None:
             return self._end(Outcome(verdict.first.code, verdict, remark=decision.remark))
-        if len(self._seats) < self._rules.least:
-            left = f"{len(self._seats)} of at least {self._rules.least} nodes are left to start again"
+        if len(self._seats) < self._rules.min_nodes:
+            left = f"{len(self._seats)} of at least {self._rules.min_nodes} nodes are left to start again"
             return self._end(Outcome(verdict.first.code, verdict, remark=left))
-        host = f" (on {verdict.first.host})" if self._rules.most > 1 else ""
+        host = f" (on {verdict.first.host})" if self._rules.max_nodes > 1 else ""
         when = f" in {decision.wait:g} s" if decision.wait else ""
-        text = f"{verdict.first.headline}{host}\nrestart {self._restarts.used} of {self._restarts.most}{when}"
+        text = f"{verdict.first.headline}{host}\nrestart {self._restarts.used} of {self._restarts.max_restarts}{when}"
         self._tell_all(messages.Again(self._attempt.number + 1, decision.wait, text, verdict))
         self._pause(decision.wait)
 
     def _regroup(self, why: str) -> None:
         """Go on with the nodes that are there now."""
-        few = len(self._seats) < self._rules.least
+        few = len(self._seats) < self._rules.min_nodes
         if few or self._changes >= self._rules.max_membership_changes:
             if not few:
                 why += f"; all {self._rules.max_membership_changes} --max-membership-changes were used"
             elif self._rules.elastic:
-                why += f"; {len(self._seats)} of at least {self._rules.least} nodes are left"
+                why += f"; {len(self._seats)} of at least {self._rules.min_nodes} nodes are left"
             return self._end(Outcome(EXIT_UNAVAILABLE, remark=why))
         self._changes += 1
         names = named(self._seats[number].name for number in sorted(self._seats))

@@ -71,8 +71,8 @@ def _tell_others(rules: Rules, declined: Declined, listening: socket.socket | No
         told.append(connection)
         listener.dismiss(connection, refused)
 
-    listener = Listener(loop, listening, rules.token, rules.most, 1, meet)
-    _step(loop, PATIENCE, lambda: len(told) >= rules.most - 1)
+    listener = Listener(loop, listening, rules.token, rules.max_nodes, 1, meet)
+    _step(loop, PATIENCE, lambda: len(told) >= rules.max_nodes - 1)
     _step(loop, PARTING, lambda: not any(connection.open for connection in told))
     for connection in listener.close():
         connection.close()

@@ -10,16 +10,16 @@ from typing import Any
 
 from ddplaunch.errors import EXIT_SIGNAL, harmless
 
-MOST_TEXT = 64 << 10
+MAX_TEXT = 64 << 10
 """Characters of a message or traceback that are kept."""
 
-MOST_LINE = 1000
+MAX_LINE = 1000
 """Characters of a line that is told: a hint, or one of a rank's last words."""
 
-MOST_TAIL = 12
+MAX_TAIL = 12
 """Lines of a rank's last words."""
 
-MOST_TOLD = 1 << 20
+MAX_TOLD = 1 << 20
 """Characters of all failures of a node together, and of a report: with room to spare in one frame (``wire``)."""
 
 _SIGNALS = {
@@ -131,6 +131,23 @@ class Verdict:
         }
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """The launcher's exit code, and why if it is not the user's own doing.
+
+    Attributes:
+        refused: the launcher's own complaint about what was typed: (message, hint).
+        remark: one line more.
+        told: whether node 0 tells people of it, in the log that this node prints to as well.
+    """
+
+    code: int
+    verdict: Verdict | None = None
+    refused: tuple[str, str | None] | None = None
+    remark: str | None = None
+    told: bool = False
+
+
 def describe_end(code: int) -> str:
     """Put the end of a process into words; ``code`` as os.waitstatus_to_exitcode gives it, so -N for signal N."""
     if code >= 0:
@@ -151,17 +168,17 @@ def signal_name(number: int) -> str:
 def readable(text: str) -> str:
     """What a rank said, fit to be printed on any node: harmless, and the middle of a huge text left out."""
     text = harmless(text)
-    if len(text) <= MOST_TEXT:
+    if len(text) <= MAX_TEXT:
         return text
-    half = (MOST_TEXT - 100) // 2  # so that what comes out, with its remark, is not huge for the next node
+    half = (MAX_TEXT - 100) // 2  # so that what comes out, with its remark, is not huge for the next node
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
 
 
-def within(failures: Iterable[Failure], most: int) -> Iterator[Failure]:
-    """Give failures out whole while their texts have no more than ``most`` characters, then with one line each."""
+def within(failures: Iterable[Failure], limit: int) -> Iterator[Failure]:
+    """Give failures out whole while their texts have no more than ``limit`` characters, then with one line each."""
     for failure in failures:
-        most -= failure.length
-        if most < 0:
+        limit -= failure.length
+        if limit < 0:
             first = (failure.message or "").partition("\n")[0][:200]
             failure = replace(failure, message=first if failure.message else None, traceback=None, tail=())
         yield failure
@@ -173,5 +190,5 @@ def judge(failures: Sequence[Failure], stopped: int, world_size: int) -> Verdict
     first = ordered[0]
     first = min((each for each in ordered if each.likeness == first.likeness), key=lambda each: each.rank)
     alike = tuple(sorted(each.rank for each in ordered if each is not first and each.likeness == first.likeness))
-    others = tuple(within((each for each in ordered if each.likeness != first.likeness), MOST_TOLD))
+    others = tuple(within((each for each in ordered if each.likeness != first.likeness), MAX_TOLD))
     return Verdict(first, alike, others, stopped, world_size)

@@ -11,7 +11,7 @@ from ddplaunch.control.rules import Rules
 from ddplaunch.plan.share import Share
 from ddplaunch.target.target import Kind, Target
 
-MOST_HASHED = 64 << 20
+MAX_HASHED = 64 << 20
 """Bytes of a target that are compared; a program larger than this is compared by what comes first."""
 
 _NCCL = re.compile(r"nvidia_nccl_cu\d+-([\d.]+)\.dist-info")
@@ -48,7 +48,7 @@ def _fingerprint(target: Target) -> str | None:
 
     try:
         with open(path, "rb") as file:
-            return hashlib.sha256(file.read(MOST_HASHED)).hexdigest()[:12]
+            return hashlib.sha256(file.read(MAX_HASHED)).hexdigest()[:12]
     except OSError:
         return None
 

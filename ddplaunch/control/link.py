@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from ddplaunch.control.hub import Hub
 from ddplaunch.control.messages import FromNode, Hello, Message, Versions
+from ddplaunch.control.node_zero import NodeZero
 from ddplaunch.control.port import Port
 from ddplaunch.control.rules import Rules
 from ddplaunch.loop import Loop
@@ -46,7 +46,7 @@ def make_link(
     share = own_share(plan)
     if rules.port is None:
         alone = Hello(share, rules.nnodes, None, "", None, rules.max_restarts, Versions(""), ())
-        return Hub(loop, rules, alone, plan.run_id, hear)
+        return NodeZero(loop, rules, alone, plan.run_id, hear)
     from ddplaunch.control.hello import own_hello
 
     hello = replace(own_hello(share, plan.target, plan.gpus, rules), numbered=plan.numbered)
@@ -54,7 +54,7 @@ def make_link(
         from ddplaunch.control.member import Member
 
         return Member(loop, rules, hello, hear)
-    return Hub(loop, rules, hello, plan.run_id, hear, listening or listen(rules))
+    return NodeZero(loop, rules, hello, plan.run_id, hear, listening or listen(rules))
 
 
 def listen(rules: Rules) -> socket.socket:
@@ -64,7 +64,7 @@ def listen(rules: Rules) -> socket.socket:
         UsageError: it is taken.
     """
     assert rules.port is not None
-    port = Port(rules.address, rules.port, nnodes=rules.most, flag="--control-port")
+    port = Port(rules.address, rules.port, nnodes=rules.max_nodes, flag="--control-port")
     listening = port.listen()
     port.close()
     return listening

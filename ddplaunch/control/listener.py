@@ -10,16 +10,16 @@ from dataclasses import replace
 
 from ddplaunch.control import messages, proof
 from ddplaunch.control.messages import PROTOCOL, Declined, Hello, Message
-from ddplaunch.control.wire import MOST_BEFORE_JOINING, Connection
+from ddplaunch.control.wire import MAX_BEFORE_JOINING, Connection
 from ddplaunch.loop import Loop, Timer
 
 PATIENCE = 10.0
 """Seconds in which whoever connects must say hello."""
 
-MOST_UNKNOWN = 512
+MAX_UNKNOWN = 512
 """Connections beyond the job's own nodes that are none of its, yet or any more; the oldest goes when one more comes."""
 
-LEAST_UNKNOWN = 4
+MIN_UNKNOWN = 4
 """As many there may be however few descriptors we have, or no node could join."""
 
 PARTING = 1.0
@@ -56,7 +56,7 @@ class Listener:
         self._socket = listening
         self._token = token
         free = _many_descriptors() - RESERVED - RESERVED_PER_RANK * ranks - nodes
-        self._most_unknown = max(LEAST_UNKNOWN, min(MOST_UNKNOWN + nodes, free))
+        self._most_unknown = max(MIN_UNKNOWN, min(MAX_UNKNOWN + nodes, free))
         self._meet = meet
         self._unknown: dict[Connection, Timer] = {}
         self._leaving: dict[Connection, Timer] = {}
@@ -114,7 +114,7 @@ class Listener:
             (Hello, Declined),
             hear=lambda message: self._greeted(connection, message, nonce),
             lost=lambda why: self._turn_away(connection, "spoke something else" if "speaks" in why else "went away"),
-            most=MOST_BEFORE_JOINING,
+            max_bytes=MAX_BEFORE_JOINING,
         )
         self._unknown[connection] = self._loop.after(PATIENCE, lambda: self._turn_away(connection, "said nothing"))
         connection.send(messages.Welcome(PROTOCOL, nonce))

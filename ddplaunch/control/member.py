@@ -14,12 +14,11 @@ from functools import partial
 from typing import get_args
 
 from ddplaunch.control import messages, proof, route
-from ddplaunch.control.failure import signal_name
+from ddplaunch.control.failure import Outcome, signal_name
+from ddplaunch.control.heartbeat import Heartbeat
 from ddplaunch.control.messages import PROTOCOL, FromNode, FromNodeZero, Garbled, Hello, Message, Start, Stop
-from ddplaunch.control.outcome import Outcome
-from ddplaunch.control.pulse import Pulse
 from ddplaunch.control.rules import Rules
-from ddplaunch.control.wire import MOST_BEFORE_JOINING, Connection
+from ddplaunch.control.wire import MAX_BEFORE_JOINING, Connection
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError
 from ddplaunch.loop import Loop, Timer
 
@@ -78,7 +77,7 @@ class Member:
         self._uncalled: list[tuple[socket.AddressFamily, tuple[str, int]]] = []
         self._calls: list[socket.socket] = []
         self._connection: Connection | None = None
-        self._pulse: Pulse | None = None
+        self._heartbeat: Heartbeat | None = None
         self._attempt: int | None = None  # of ours, while something of it is left
         self._latest = -1
         self._has_started = False
@@ -127,8 +126,8 @@ class Member:
         """Part from node 0; ``closed`` once our last words have left."""
         self._bond = _Bond.OVER
         self._stop_calling()
-        if self._pulse is not None:
-            self._pulse.close()
+        if self._heartbeat is not None:
+            self._heartbeat.close()
         if self._connection is None or not self._connection.open:
             self.closed = True
             return
@@ -223,8 +222,8 @@ class Member:
                 self._call_next()
             return
         self._stop_calling()
-        accepted, most = (messages.Welcome,), MOST_BEFORE_JOINING
-        self._connection = Connection(self._loop, sock, accepted, self._welcomed, self._misled, most)
+        accepted, max_bytes = (messages.Welcome,), MAX_BEFORE_JOINING
+        self._connection = Connection(self._loop, sock, accepted, self._welcomed, self._misled, max_bytes)
         self._wait(GREET_PATIENCE, "something else than ddplaunch answers at {where}")
 
     def _unreached(self, code: int) -> str:
@@ -295,7 +294,7 @@ class Member:
         self._nonces = (message.nonce, ours)
         token = self._rules.token
         proven = proof.prove(token, proof.MEMBER, self._nonces) if token else None
-        connection.expect((messages.Joined, messages.Refused), MOST_BEFORE_JOINING)
+        connection.expect((messages.Joined, messages.Refused), MAX_BEFORE_JOINING)
         connection.hear = self._answered
         connection.send(replace(self._declined or self._hello, nonce=ours, proof=proven))
         self._wait(GREET_PATIENCE, "node 0 at {where} does not answer a hello")
@@ -305,7 +304,8 @@ class Member:
         if isinstance(message, messages.Refused):
             return self._over(Outcome(EXIT_USAGE, refused=(message.message, message.hint)))
         assert isinstance(message, messages.Joined)
-        if message.node_rank is not None and (self._hello.numbered or not 0 < message.node_rank < self._rules.most):
+        given = message.node_rank
+        if given is not None and (self._hello.numbered or not 0 < given < self._rules.max_nodes):
             raise Garbled("a node rank that cannot be ours")
         token = self._rules.token
         if token and not proof.proves(message.proof, token, proof.NODE_ZERO, self._nonces):
@@ -320,8 +320,8 @@ class Member:
         self._connection.expect(get_args(FromNodeZero))
         self._connection.hear = self._heard
         self._connection.lost = self._lost
-        self._pulse = Pulse(self._loop, message.heartbeat_timeout, self._beat, self._silent)
-        self._pulse.heard(0)
+        self._heartbeat = Heartbeat(self._loop, message.heartbeat_timeout, self._beat, self._silent)
+        self._heartbeat.heard(0)
         if self._unable is not None:
             return self._connection.send(self._unable)
         self._hear(message)
@@ -329,15 +329,15 @@ class Member:
     # ------------------------------------------------------------------------------------------------------- joined
 
     def _heard(self, message: Message) -> None:
-        assert self._pulse is not None
+        assert self._heartbeat is not None
         assert self._connection is not None
-        self._pulse.heard(0)
+        self._heartbeat.heard(0)
         match message:
             case messages.Beat():
                 return
-            case messages.Roster() if self._has_started:
+            case messages.JoinStatus() if self._has_started:
                 raise Garbled("who has joined, after the start")
-            case messages.Roster() | messages.Note() if self._rules.one_log:
+            case messages.JoinStatus() | messages.Note() if self._rules.one_log:
                 return
             case messages.Again() if self._rules.one_log:
                 message = replace(message, text="")
@@ -358,7 +358,11 @@ class Member:
         numbers = [each.node_rank for each in order.shares]
         if self._attempt is not None or order.attempt <= self._latest:
             raise Garbled("a start out of turn")
-        if numbers != sorted(set(numbers)) or len(numbers) > self._rules.most or self._hello.share not in order.shares:
+        if (
+            numbers != sorted(set(numbers))
+            or len(numbers) > self._rules.max_nodes
+            or self._hello.share not in order.shares
+        ):
             raise Garbled("a start without this node")
 
     def _beat(self) -> None:
@@ -373,9 +377,9 @@ class Member:
     def _lost(self, why: str) -> None:
         """Nobody coordinates us any more: look for node 0 again if nothing has begun, else end."""
         self._connection = None
-        if self._pulse is not None:
-            self._pulse.close()
-            self._pulse = None
+        if self._heartbeat is not None:
+            self._heartbeat.close()
+            self._heartbeat = None
         if self._bond is not _Bond.JOINED:
             return
         if not self._has_started:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ddplaunch.control.failure import Failure, Verdict
-from ddplaunch.control.outcome import Outcome
+from ddplaunch.control.failure import Failure, Outcome, Verdict
 from ddplaunch.plan.share import Share
 
 PROTOCOL = 4
@@ -190,24 +189,24 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Roster:
+class JoinStatus:
     """Who is there, while the job waits for nodes.
 
     Attributes:
-        missing: the node ranks waited for, at most MOST_NAMED of them.
+        missing: the node ranks waited for, at most MAX_NAMED of them.
         window: seconds until the job starts with those that are there; None where it cannot yet.
         kind: what they are called.
     """
 
     joined: int
-    least: int
-    most: int
+    min_nodes: int
+    max_nodes: int
     missing: tuple[int, ...]
     window: float | None = None
     kind: Literal["node", "task"] = "node"
 
 
-MOST_NAMED = 8
+MAX_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -290,5 +289,5 @@ class Beat:
 
 
 FromNode = Failed | Finished | Drained | Unable | Interrupted | Warned | Beat
-FromNodeZero = Roster | Start | Stop | Preempt | Release | Again | Note | End | Beat
+FromNodeZero = JoinStatus | Start | Stop | Preempt | Release | Again | Note | End | Beat
 Message = Hello | Declined | Welcome | Refused | Joined | Seeking | FromNode | FromNodeZero

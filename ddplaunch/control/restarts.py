@@ -7,7 +7,7 @@ from dataclasses import dataclass
 CRASH_LOOP = 3
 """Attempts in a row shorter than the minimal uptime after which there is no further one."""
 
-MOST_BACKOFF = 60.0
+MAX_BACKOFF = 60.0
 """Seconds beyond which the wait before a restart does not double any more."""
 
 
@@ -22,9 +22,9 @@ class Decision:
 class Restarts:
     """Counts what has been used up."""
 
-    def __init__(self, most: int, backoff: float, min_uptime: float) -> None:
-        """Times in seconds; ``most`` restarts in the life of the job."""
-        self.most = most
+    def __init__(self, max_restarts: int, backoff: float, min_uptime: float) -> None:
+        """Times in seconds; ``max_restarts`` restarts in the life of the job."""
+        self.max_restarts = max_restarts
         self.used = 0
         self._backoff = backoff
         self._min_uptime = min_uptime
@@ -33,12 +33,13 @@ class Restarts:
     def after(self, uptime: float) -> Decision:
         """Decide after an attempt that failed when its ranks had lived for ``uptime`` seconds."""
         self._quick = self._quick + 1 if uptime < self._min_uptime else 0
-        if self.used >= self.most:
-            return Decision(None, f"no restart is left: all {self.most} were used" if self.most else None)
+        if self.used >= self.max_restarts:
+            used = f"no restart is left: all {self.max_restarts} were used"
+            return Decision(None, used if self.max_restarts else None)
         if self._quick >= CRASH_LOOP:
             return Decision(
                 None, f"given up: {CRASH_LOOP} attempts in a row lasted less than {self._min_uptime:g} s (--min-uptime)"
             )
         self.used += 1
         doubled = self._backoff * 2 ** max(0, self._quick - 1)
-        return Decision(min(doubled, max(MOST_BACKOFF, self._backoff)))
+        return Decision(min(doubled, max(MAX_BACKOFF, self._backoff)))

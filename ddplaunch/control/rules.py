@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LEAST_HEARTBEAT = 2.0
+MIN_HEARTBEAT = 2.0
 """Seconds below which a busy machine would be taken for a dead one."""
 
 
@@ -13,7 +13,7 @@ class Rules:
     """Node 0's rules are the job's; times in seconds.
 
     Attributes:
-        least, most: how many nodes the job runs with; equal where it is not elastic.
+        min_nodes, max_nodes: how many nodes the job runs with; equal where it is not elastic.
         run_id: as typed; None where it was not.
         token: what peers must prove to know; None admits whoever has the same run id.
         address: node 0's, as typed. port: its control port; None where no other node is heard of.
@@ -28,8 +28,8 @@ class Rules:
         one_log: whether all nodes print into one log, where what concerns the job is said once, by node 0.
     """
 
-    least: int = 1
-    most: int = 1
+    min_nodes: int = 1
+    max_nodes: int = 1
     run_id: str | None = None
     token: str | None = None
     address: str = ""
@@ -51,9 +51,9 @@ class Rules:
 
     @property
     def elastic(self) -> bool:
-        return self.least < self.most
+        return self.min_nodes < self.max_nodes
 
     @property
     def nnodes(self) -> str:
         """As ``--nnodes`` has it: "4" or "2:4"."""
-        return f"{self.least}:{self.most}" if self.elastic else str(self.most)
+        return f"{self.min_nodes}:{self.max_nodes}" if self.elastic else str(self.max_nodes)

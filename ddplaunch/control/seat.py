@@ -72,13 +72,13 @@ class Seat:
             raise Garbled("more stopped ranks than it has")
 
 
-def no_seat(hello: Hello, seats: Mapping[int, Seat], most: int) -> Refused | None:
-    """Say why there is no seat of that number among ``most``; None where it is free."""
+def no_seat(hello: Hello, seats: Mapping[int, Seat], max_nodes: int) -> Refused | None:
+    """Say why there is no seat of that number among ``max_nodes``; None where it is free."""
     number = hello.share.node_rank
-    if number >= most and hello.numbered:
-        return Refused(f"node rank {number} is out of range: 0 to {most - 1}")
-    if number >= most:
-        return Refused(f"all {most} nodes of the job are there already")
+    if number >= max_nodes and hello.numbered:
+        return Refused(f"node rank {number} is out of range: 0 to {max_nodes - 1}")
+    if number >= max_nodes:
+        return Refused(f"all {max_nodes} nodes of the job are there already")
     if number in seats:
         return Refused(
             f"node rank {number} is taken twice: by {seats[number].host} and by {hello.share.host}",

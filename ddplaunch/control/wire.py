@@ -16,13 +16,13 @@ from ddplaunch.control.bounds import bounded
 from ddplaunch.control.messages import Garbled, Message
 from ddplaunch.loop import Loop
 
-MOST_BEFORE_JOINING = 64 << 10
+MAX_BEFORE_JOINING = 64 << 10
 """Bytes of a frame from a peer that is not known yet; "GET " read as a length is 1.2 thousand million."""
 
-MOST = 8 << 20
+MAX_BYTES = 8 << 20
 """Bytes of a frame from a node of the job: the shares of 10,000 nodes fit."""
 
-MOST_WAITING = 64 << 20
+MAX_WAITING = 64 << 20
 """Bytes that a peer may leave unread before it counts as lost."""
 
 _LENGTH = struct.Struct("!I")
@@ -64,7 +64,7 @@ class Connection:
         accepted: Iterable[type],
         hear: Callable[[Message], None],
         lost: Callable[[str], None],
-        most: int = MOST,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         """Read from and write to ``sock``, which is connected and becomes ours."""
         sock.setblocking(False)
@@ -78,7 +78,7 @@ class Connection:
         self._loop = loop
         self._socket = sock
         self._accepted = tuple(accepted)
-        self._most = most
+        self._max_bytes = max_bytes
         self.hear = hear
         self.lost = lost
         self._coming = bytearray()
@@ -90,9 +90,9 @@ class Connection:
     def open(self) -> bool:
         return self._socket.fileno() >= 0
 
-    def expect(self, accepted: Iterable[type], most: int = MOST) -> None:
+    def expect(self, accepted: Iterable[type], max_bytes: int = MAX_BYTES) -> None:
         """From now on accept other messages."""
-        self._accepted, self._most = tuple(accepted), most
+        self._accepted, self._max_bytes = tuple(accepted), max_bytes
 
     def send(self, message: Message) -> None:
         self.send_frame(encode(message))
@@ -102,7 +102,7 @@ class Connection:
         if not self.open or self._ending:
             return
         self._going += frame
-        if len(self._going) > MOST_WAITING:
+        if len(self._going) > MAX_WAITING:
             return self._lose("it reads nothing")
         self._writable()
 
@@ -135,7 +135,7 @@ class Connection:
         self._coming += data
         while len(self._coming) >= _LENGTH.size and self.open:
             (length,) = _LENGTH.unpack_from(self._coming)
-            if length > self._most:
+            if length > self._max_bytes:
                 return self._lose("it speaks something else")
             end = _LENGTH.size + length
             if len(self._coming) < end:

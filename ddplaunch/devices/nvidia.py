@@ -21,8 +21,8 @@ NVML_LIBRARY = "libnvidia-ml.so.1"
 WORD = 64
 """Bits in one word of NVML's masks of CPUs and NUMA nodes (unsigned long on the 64-bit systems that it supports)."""
 
-MOST_NODES = 1 << 10
-MOST_CPUS = 1 << 13
+MAX_NODES = 1 << 10
+MAX_CPUS = 1 << 13
 """What CONFIG_NODES_SHIFT and CONFIG_NR_CPUS of Linux allow at most on x86."""
 
 
@@ -164,13 +164,13 @@ def _affine_node(nvml: Any, handle: Any) -> int | None:
 
     Not nvmlDeviceGetNumaNodeId: that is the node that a GPU's own memory forms, on platforms where it forms one.
     """
-    words = _ask(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, MOST_NODES // WORD, nvml.NVML_AFFINITY_SCOPE_NODE)
+    words = _ask(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, MAX_NODES // WORD, nvml.NVML_AFFINITY_SCOPE_NODE)
     nodes = _bits(words or ())
     return nodes[0] if len(nodes) == 1 else None
 
 
 def _affine_cpus(nvml: Any, handle: Any) -> tuple[int, ...]:
-    return _bits(_ask(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, MOST_CPUS // WORD) or ())
+    return _bits(_ask(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, MAX_CPUS // WORD) or ())
 
 
 def _bits(words: Any) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ _CURSOR = re.compile(rb"(\r|\n|\x1b\[A)")
 _CUT = re.compile(rb"(\x1b\[?)?\Z")
 """The beginning of a cursor movement at the end of what was read so far."""
 
-_MOST_ROWS = 8
+_MAX_ROWS = 8
 """Rows of a stack of progress bars that may still be redrawn (tqdm nests by moving the cursor down and up again)."""
 
 
@@ -98,7 +98,7 @@ class Lines:
             elif token:
                 self._rows[self._row] += token
                 self.bar = self._rows[self._row]
-        while len(self._rows) > _MOST_ROWS:
+        while len(self._rows) > _MAX_ROWS:
             done += self._rows.pop(0) + b"\n"
             self._row = max(0, self._row - 1)
         if max(map(len, self._rows)) > LONGEST:

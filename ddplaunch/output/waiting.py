@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from ddplaunch.control.roster import clock
 from ddplaunch.loop import Loop, Timer
 from ddplaunch.output.streams import Output
+from ddplaunch.words import clock
 
 REPEAT = 30.0
 """Seconds after which a log gets the same line again."""

@@ -15,7 +15,7 @@ def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
     Args:
         options: the options typed here that say something else (not those about nodes, addresses and counts).
     """
-    nnodes = f"{plan.least}:{plan.nnodes}" if plan.least else str(plan.nnodes)
+    nnodes = f"{plan.min_nodes}:{plan.nnodes}" if plan.min_nodes else str(plan.nnodes)
     words = ["ddplaunch", "run", "--nnodes", nnodes, "--node-rank", str(node_rank) if plan.numbered else "auto"]
     words += ["--master-addr", plan.master_addr, "--master-port", str(plan.master_port)]
     words += ["--nproc", plan.counts, *options]

@@ -11,11 +11,11 @@ from ddplaunch.plan.numbers import whole
 Cpus = tuple[int, ...]
 """CPUs by number, ascending."""
 
-MOST_RANKS = 4096
+MAX_RANKS = 4096
 """Ranks that a node may have: far beyond any machine, so that nothing garbled can ask for a billion."""
 
-MOST_NODES = 65536
-MOST_RANKS_IN_ALL = 262144
+MAX_NODES = 65536
+MAX_RANKS_IN_ALL = 262144
 """What a job may have: beyond any cluster, and still planned in seconds."""
 
 
@@ -126,8 +126,8 @@ def _count(part: str, text: str) -> int:
         )
     if count < 1:
         raise UsageError(f"--nproc {text}: a node runs at least one process", "--nproc 1")
-    if count > MOST_RANKS:
-        raise UsageError(f"--nproc {text}: a node runs at most {MOST_RANKS:,} processes", f"--nproc {MOST_RANKS}")
+    if count > MAX_RANKS:
+        raise UsageError(f"--nproc {text}: a node runs at most {MAX_RANKS:,} processes", f"--nproc {MAX_RANKS}")
     return count
 
 

@@ -22,7 +22,7 @@ from ddplaunch.target.target import Kind, Target
 
 @dataclass(frozen=True)
 class Request:
-    """What was typed; None where a flag was not given. ``--nnodes 2:4`` is ``least`` 2 and ``nnodes`` 4.
+    """What was typed; None where a flag was not given. ``--nnodes 2:4`` is ``min_nodes`` 2 and ``nnodes`` 4.
 
     Attributes:
         place: set where this process is to be one rank of those that somebody else started; each is a node here.
@@ -32,7 +32,7 @@ class Request:
 
     nproc: str | None = None
     nnodes: int = 1
-    least: int | None = None
+    min_nodes: int | None = None
     node_rank: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
@@ -94,7 +94,7 @@ class Plan:
         node_rank: this machine's.
         master_port: of rank 0's store; 0 is chosen when the job starts.
         variables: what all ranks get beside the variables of their place (``environment`` has them all).
-        least: the fewest nodes that an elastic job runs with; it is planned for the most.
+        min_nodes: the fewest nodes that an elastic job runs with; it is planned for the most.
         gpus: the models of this machine's devices that ranks use.
         place: variables of this machine's rank that differ from what its number says, None where they are not set.
         missing: the options without which this node cannot start its share on its own.
@@ -117,7 +117,7 @@ class Plan:
     init_method: str | None
     facts: tuple[Fact, ...]
     notes: tuple[str, ...]
-    least: int | None = None
+    min_nodes: int | None = None
     gpus: tuple[str, ...] = ()
     place: Mapping[str, str | None] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
@@ -257,15 +257,15 @@ def make(
     nnodes = request.nnodes
     if nnodes < 1:
         raise UsageError(f"--nnodes {nnodes}: a job has at least one node", "leave it out for this machine alone")
-    if nnodes > layout.MOST_NODES:
-        raise UsageError(f"--nnodes {nnodes}: a job has at most {layout.MOST_NODES:,} nodes")
+    if nnodes > layout.MAX_NODES:
+        raise UsageError(f"--nnodes {nnodes}: a job has at most {layout.MAX_NODES:,} nodes")
     node_rank = request.sourced("node_rank", _node_rank(request, environ))
     here = int(node_rank.value)
     counts, counts_source = _counts(request, machine)
-    if (world_size := sum(counts)) > layout.MOST_RANKS_IN_ALL:
+    if (world_size := sum(counts)) > layout.MAX_RANKS_IN_ALL:
         raise UsageError(
             f"--nnodes {nnodes} and --nproc {layout.listed(counts)}: a job has at most"
-            f" {layout.MOST_RANKS_IN_ALL:,} ranks, not {world_size:,}"
+            f" {layout.MAX_RANKS_IN_ALL:,} ranks, not {world_size:,}"
         )
     if not request.numbered and len(set(counts)) > 1:
         raise UsageError(
@@ -311,8 +311,8 @@ def make(
     if place:
         facts[0] = Fact("this rank", f"{here} of {nnodes}", counts_source)
     elif nnodes > 1:
-        if request.least not in (None, nnodes):
-            facts.insert(0, Fact("nodes", f"{request.least} to {nnodes}, planned for {nnodes}", "--nnodes"))
+        if request.min_nodes not in (None, nnodes):
+            facts.insert(0, Fact("nodes", f"{request.min_nodes} to {nnodes}, planned for {nnodes}", "--nnodes"))
         order = Fact("node rank", "as the nodes join", "--node-rank auto")
         facts.append(Fact("node rank", *node_rank) if request.numbered else order)
     facts += [
@@ -342,7 +342,7 @@ def make(
         init_method=request.init_method,
         facts=tuple(facts),
         notes=tuple(noted),
-        least=request.least if request.least != nnodes else None,
+        min_nodes=request.min_nodes if request.min_nodes != nnodes else None,
         place=placed,
         gpus=tuple(dict.fromkeys(slot.name for slot in machine.slots)),
         missing=tuple(missing) if nnodes > 1 else (),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddplaunch.plan.layout import MOST_RANKS, Node, Rank
+from ddplaunch.plan.layout import MAX_RANKS, Node, Rank
 from ddplaunch.plan.plan import Plan
 
 JOINED = "joined"
@@ -28,7 +28,7 @@ class Share:
     kind: Literal["node", "task"] = "node"
 
     def __post_init__(self) -> None:
-        if self.node_rank < 0 or not 1 <= len(self.devices) <= MOST_RANKS:
+        if self.node_rank < 0 or not 1 <= len(self.devices) <= MAX_RANKS:
             raise ValueError(f"node rank {self.node_rank} with {len(self.devices)} ranks")
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 HEADER = struct.Struct("!I")
-MOST_DESCRIPTORS = 16
+MAX_DESCRIPTORS = 16
 
 
 def pack(message: dict[str, Any]) -> bytes:
@@ -34,7 +34,7 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
     Raises:
         EOFError: the other end has closed.
     """
-    header, fds, _, _ = socket.recv_fds(sock, HEADER.size, MOST_DESCRIPTORS)
+    header, fds, _, _ = socket.recv_fds(sock, HEADER.size, MAX_DESCRIPTORS)
     header += _exactly(sock, HEADER.size - len(header)) if header else b""
     if not header:
         raise EOFError

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXIT_UNFLUSHED = 120
 """The interpreter's own code where the output could not be flushed at the end (Python/pythonrun.c, Py_Exit)."""
 
-_MOST_TEXT = 1 << 19
+_MAX_TEXT = 1 << 19
 """Characters of a message or traceback that are recorded."""
 
 _OUR_FILES = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("ending.py", "worker.py", "zygote.py"))
@@ -147,7 +147,7 @@ def record(job: dict[str, Any], error: BaseException, text: str) -> None:
 
 def _bounded(text: str) -> str:
     """The launcher keeps less than this, and would not read a file without end."""
-    return text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT // 2] + "\n…\n" + text[-_MOST_TEXT // 2 :]
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT // 2] + "\n…\n" + text[-_MAX_TEXT // 2 :]
 
 
 def _json(value: Any) -> Iterator[str]:

@@ -30,7 +30,7 @@ CONNECT_TIMEOUT = 15
 LONGEST_COMPLAINT = 300
 """Letters of a line that a host, its login shell or ssh has said, where it goes into a message of ours."""
 
-_MOST_SAID = 30
+_MAX_SAID = 30
 """Lines that are kept; a banner may stand before the one that matters."""
 
 _REFUSED = re.compile(r"closed by|reset by|Connection refused|Broken pipe|MaxStartups|Not allowed at this time")
@@ -148,7 +148,7 @@ class Connection:
         self._mark = mark(settings["nonce"])
         self.began = math.inf
         self._verdict = ""
-        self._said = deque[bytes](maxlen=_MOST_SAID)
+        self._said = deque[bytes](maxlen=_MAX_SAID)
         self._stdin = -1
 
     def begin(self) -> None:

@@ -26,7 +26,7 @@ ANSWER_PATIENCE = 60.0
 WORRY_AFTER = 5.0
 """Seconds after which a host that has not answered is named."""
 
-MOST_PROBLEMS = 20
+MAX_PROBLEMS = 20
 """Lines that a host may have in the list of what is wrong."""
 
 LAST_WORDS = 5.0
@@ -181,7 +181,7 @@ class Fleet:
     def _problems_of(self, host: Connection) -> list[Problem]:
         if host.facts is None or host.over:
             return [Problem(host.name, host.trouble, unreached=not host.reached)]
-        found = [Problem(host.name, shown(text, LONGEST_COMPLAINT)) for text in host.facts.problems[:MOST_PROBLEMS]]
+        found = [Problem(host.name, shown(text, LONGEST_COMPLAINT)) for text in host.facts.problems[:MAX_PROBLEMS]]
         if not self._allow_mismatch:
             for name, what in _COMPARED.items():
                 known = [(getattr(each.facts.versions, name), each.name) for each in self._hosts if each.facts]

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from ddplaunch.clusters.nodelist import expand_hosts
 from ddplaunch.errors import UsageError, shown
-from ddplaunch.files import MOST_HOSTS, read_named
+from ddplaunch.files import MAX_HOSTS, read_named
 
 # --hosts a:4,n[01-04]:8,b,me@c,[fd00::1]:4
 #
@@ -24,7 +24,7 @@ from ddplaunch.files import MOST_HOSTS, read_named
 #
 # --include worker-1@worker-2:0,2
 
-MOST_SLOTS = 4096
+MAX_SLOTS = 4096
 """More ranks than that on one host is a slip."""
 
 _ENTRY = re.compile(
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]+")
 _CHOICE = re.compile(r"(?:\[([^\]]*)\]|([^\[:]*))(:?)(.*)")
 _BRACKETS = re.compile(r"(\[[^\[\]]*\])")
-_MOST_SLOTS = ("max_slots", "max-slots", "slots_max", "slots-max")
+_MAX_SLOTS = ("max_slots", "max-slots", "slots_max", "slots-max")
 _EXAMPLE = "a host a line: n1, n1:4, n1 slots=4 or n[01-04] slots=8; # begins a comment"
 
 
@@ -82,7 +82,7 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
         UsageError: it cannot be read, or a line of it makes no sense; names file and line.
     """
     try:
-        text = read_named(path, MOST_HOSTS).decode("utf-8-sig")
+        text = read_named(path, MAX_HOSTS).decode("utf-8-sig")
     except OSError as error:
         raise _error(f"--hostfile {path}: {error.strerror}", "is this the right folder?") from None
     except UnicodeDecodeError:
@@ -125,14 +125,14 @@ def _named_slots(words: list[str], host: str, source: str) -> int | None:
     found: dict[str, int] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        name = "max_slots" if name in _MOST_SLOTS else name
+        name = "max_slots" if name in _MAX_SLOTS else name
         if name not in ("slots", "max_slots") or not equals or name in found:
             raise _error(f"{source}: '{shown(word, 60)}' makes no sense", _EXAMPLE)
         found[name] = _slots(value, host, source, _EXAMPLE)
-    slots, most = found.get("slots"), found.get("max_slots")
-    if slots is not None and most is not None and slots > most:
-        raise _error(f"{source}: slots={slots} is more than max_slots={most}", "give max_slots or less")
-    return most if slots is None else slots
+    slots, max_slots = found.get("slots"), found.get("max_slots")
+    if slots is not None and max_slots is not None and slots > max_slots:
+        raise _error(f"{source}: slots={slots} is more than max_slots={max_slots}", "give max_slots or less")
+    return max_slots if slots is None else slots
 
 
 def _added_up(lines: list[_Line]) -> Iterator[tuple[str, Host]]:
@@ -207,8 +207,8 @@ def _slots(text: str, host: str, source: str, hint: str) -> int:
         raise _error(f"{source}: '{shown(text, 40)}' is no number of slots", hint)
     if int(text) == 0:
         raise _error(f"{source}: {host} has 0 slots and would run nothing", "leave it out")
-    if int(text) > MOST_SLOTS:
-        raise _error(f"{source}: {text} slots are more than {MOST_SLOTS}", "is there a digit too many?")
+    if int(text) > MAX_SLOTS:
+        raise _error(f"{source}: {text} slots are more than {MAX_SLOTS}", "is there a digit too many?")
     return int(text)
 
 
@@ -280,8 +280,8 @@ def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[i
         for word in listed.split(","):
             if not re.fullmatch(r"[0-9]{1,9}", word):
                 _refuse(option, text, f"'{shown(word, 40)}' is no slot of {name}")
-            if int(word) >= (host.slots or MOST_SLOTS):
-                _refuse(option, text, f"{name} has no slot {word}, but 0 to {(host.slots or MOST_SLOTS) - 1}")
+            if int(word) >= (host.slots or MAX_SLOTS):
+                _refuse(option, text, f"{name} has no slot {word}, but 0 to {(host.slots or MAX_SLOTS) - 1}")
             if int(word) in slots:
                 _refuse(option, text, f"slot {word} of {name} is named twice")
             slots.add(int(word))

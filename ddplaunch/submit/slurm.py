@@ -33,7 +33,7 @@ class Requeue:
         warning: the signal's name, without SIG. grace: seconds for a checkpoint. stopping: seconds to stop the ranks.
     """
 
-    most: int
+    max_times: int
     warning: str
     grace: float
     stopping: float
@@ -200,18 +200,18 @@ def _mark(request: Request) -> Iterator[str]:
 def _tail(request: Request) -> Iterator[str]:
     if not request.requeue:
         return
-    most = request.requeue.most
+    limit = request.requeue.max_times
     yield "code=$?"
     yield "preempted() {  # without a warning, as on sites that have not set preempt_send_user_signal"
     yield '  [ $code -ne 0 ] && scontrol show job "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"'
     yield "}"
     yield 'if [ -e "$DDPLAUNCH_REQUEUE_FILE" ] || preempted; then'
     yield '  rm -f "$DDPLAUNCH_REQUEUE_FILE"'
-    yield f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {most} ]; then'
-    yield f'    echo "ddplaunch: requeueing, $((${{SLURM_RESTART_COUNT:-0}} + 1)) of {most}"'
+    yield f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {limit} ]; then'
+    yield f'    echo "ddplaunch: requeueing, $((${{SLURM_RESTART_COUNT:-0}} + 1)) of {limit}"'
     yield '    scontrol requeue "$SLURM_JOB_ID" && exit'
     yield "  else"
-    yield f'    echo "ddplaunch: not requeued again: --requeue {most}"'
+    yield f'    echo "ddplaunch: not requeued again: --requeue {limit}"'
     yield "  fi"
     yield "fi"
     yield "exit $code"

@@ -187,7 +187,7 @@ def _one(value: Value, text: Any, live: bool) -> Any:
         case "bool":
             return click.BOOL.convert(text, None, None)
         case "number":
-            if not _NUMBER.fullmatch(text) or len(text) > _MOST_DIGITS:
+            if not _NUMBER.fullmatch(text) or len(text) > _MAX_DIGITS:
                 raise click.BadParameter(f"{text!r} is not a number")
             return float(text) if set(text) & set(".eE") else int(text)
         case "choice":
@@ -204,6 +204,6 @@ def _one(value: Value, text: Any, live: bool) -> Any:
     return value.convert(text) if value.convert else text
 
 
-_MOST_DIGITS = 1000
+_MAX_DIGITS = 1000
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 """What looks like a number where no type is said: not "nan", "inf" or "1_000"."""

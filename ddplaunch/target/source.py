@@ -26,7 +26,7 @@ def parse(path: str, shown: str | None = None) -> ast.Module:
     """
     shown = shown or path
     try:
-        source = read_regular(path, _MOST_SOURCE)
+        source = read_regular(path, _MAX_SOURCE)
     except OSError as error:
         raise UsageError(f"cannot read {shown}: {error.strerror}") from None
     if b"\0" in source:
@@ -108,11 +108,11 @@ def local_sources(path: str, first: str) -> Iterator[str]:
     todo, seen = [os.path.abspath(path)], set[str]()
     while todo:
         file = todo.pop()
-        if file in seen or len(seen) >= _MOST_FILES:
+        if file in seen or len(seen) >= _MAX_FILES:
             continue
         seen.add(file)
         try:
-            text = read_regular(file, _MOST_SOURCE).decode(errors="replace")
+            text = read_regular(file, _MAX_SOURCE).decode(errors="replace")
         except OSError:
             continue
         yield text
@@ -120,10 +120,10 @@ def local_sources(path: str, first: str) -> Iterator[str]:
             todo.extend(_files_of(name, first))
 
 
-_MOST_SOURCE = 64 << 20
+_MAX_SOURCE = 64 << 20
 """Bytes of a source file, at most: generated ones have some megabytes."""
 
-_MOST_FILES = 200
+_MAX_FILES = 200
 """Past this many files the answer will not change any more, and a launcher should be quick."""
 
 _COMMENT = r"#[^\n]*"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.nursery import LEFTOVER_GRACE
+from ddplaunch.agent.zygote_client import LEFTOVER_GRACE
 from ddplaunch.rank.processes import KILL_PATIENCE
 from tests.conftest import PROGRAMS, alive, clean_environment, command, processes_marked, wait_until, write
 from tests.control.test_joining import free_port

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import clean_environment, command, write
 
-MOST_TIMES = 8
+MAX_TIMES = 8
 """A dry run of two nodes with eight ranks each, in units of ``python -c pass``; it is about 5."""
 
 ROUNDS = 9
@@ -46,6 +46,6 @@ def dry_run(nodes: int) -> list[str]:
 @pytest.mark.slow
 def test_a_dry_run_is_quick(seconds):
     nothing, two_nodes, thousand = seconds([sys.executable, "-c", "pass"], dry_run(2), dry_run(1000))
-    assert two_nodes <= MOST_TIMES * nothing
+    assert two_nodes <= MAX_TIMES * nothing
     # A second on an idle machine of today, where an interpreter starts in 10 to 20 ms.
     assert thousand <= max(1.0, 50 * nothing), os.getloadavg()

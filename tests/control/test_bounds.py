@@ -16,9 +16,9 @@ import pytest
 from ddplaunch.console.failure import render_verdict
 from ddplaunch.control import messages
 from ddplaunch.control.bounds import BOUNDS, MANY, rule_of
-from ddplaunch.control.failure import MOST_TEXT, Verdict, readable
+from ddplaunch.control.failure import MAX_TEXT, Verdict, readable
+from ddplaunch.control.join_status import describe
 from ddplaunch.control.messages import Garbled
-from ddplaunch.control.roster import describe
 from ddplaunch.control.wire import decode, encode
 from ddplaunch.errors import harmless, shown
 from tests.control.test_coordinator import Job
@@ -54,7 +54,7 @@ REALS = [0.0, 0.5, 1.0, 15.0, 1e9, 1e308, -1.0, 604800.0, 604801.0]
 TEXTS = [
     "", "x", "n1", "2", "..", "../../etc", "a/b", "\0", "\x1b[31mred\x1b[0m", "\x1b]0;t\x07", "a\rb", "a\r\nb",
     "\x9b2J",
-    "\u202eevil", "one\ntwo\nddplaunch: three", "x" * 300, "y" * (MOST_TEXT + 9), "l\n" * 70_000, "é\u3000ж", "\u2028",
+    "\u202eevil", "one\ntwo\nddplaunch: three", "x" * 300, "y" * (MAX_TEXT + 9), "l\n" * 70_000, "é\u3000ж", "\u2028",
 ]  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def test_a_message_is_understood_or_none(kind):
         for leaf in leaves(message):
             if isinstance(leaf, str):
                 assert harmless(leaf) == leaf
-                assert len(leaf) <= MOST_TEXT
+                assert len(leaf) <= MAX_TEXT
             elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
                 assert math.isfinite(leaf)
                 assert 0 <= leaf <= 1e11
@@ -128,7 +128,7 @@ def test_a_message_is_understood_or_none(kind):
 
 def act_on(message: messages.Message) -> None:
     """What this machine does with it, as far as that is only words."""
-    if isinstance(message, messages.Roster):
+    if isinstance(message, messages.JoinStatus):
         assert harmless(describe(message)) == describe(message)
     verdict: Verdict | None = None
     if isinstance(message, messages.End):
@@ -146,7 +146,7 @@ def test_a_coordinator_hears_anything(seed):
     """It acts, or says that this cannot be; then the node is lost, as the hub has it. There is always an end."""
     maker = Maker(seed)
     for _ in range(100):
-        job = Job(least=2, grace=1.0, max_restarts=2)
+        job = Job(min_nodes=2, grace=1.0, max_restarts=2)
         job.join(1)
         for _ in range(20):
             kind = maker.random.choice(typing.get_args(messages.FromNode))
@@ -181,5 +181,5 @@ def test_harmless(text, plain):
 
 def test_shown_is_one_line():
     assert shown("a\nb") == "a\\nb"
-    assert shown("x" * 500, most=10) == "x" * 9 + "…"
-    assert readable("x" * (2 * MOST_TEXT)).count("\n") == 2
+    assert shown("x" * 500, limit=10) == "x" * 9 + "…"
+    assert readable("x" * (2 * MAX_TEXT)).count("\n") == 2

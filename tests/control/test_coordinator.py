@@ -32,7 +32,7 @@ class Job:
         self.now = 0.0
         self.timers: list[Timer] = []
         self.told: list[tuple[int, Message]] = []
-        self.rules = Rules(**{"most": rules.get("least", 1), **rules})  # type: ignore[arg-type]
+        self.rules = Rules(**{"max_nodes": rules.get("min_nodes", 1), **rules})  # type: ignore[arg-type]
         self.coordinator = Coordinator(
             self.rules,
             self.hello(0),
@@ -116,7 +116,7 @@ def test_one_node_starts_at_once_and_ends():
 
 
 def test_all_start_when_the_last_has_joined():
-    job = Job(least=3)
+    job = Job(min_nodes=3)
     job.join(2)
     assert not job.take(messages.Start)
     job.join(1)
@@ -126,15 +126,15 @@ def test_all_start_when_the_last_has_joined():
 
 
 def test_the_account_of_who_is_missing():
-    job = Job(least=4)
+    job = Job(min_nodes=4)
     job.join(1)
     job.wait(1)
-    roster = job.take(messages.Roster, 1)[-1]
+    roster = job.take(messages.JoinStatus, 1)[-1]
     assert (roster.joined, roster.missing) == (2, (2, 3))
 
 
 def test_nobody_comes():
-    job = Job(least=2, join_timeout=7.0)
+    job = Job(min_nodes=2, join_timeout=7.0)
     job.wait(8)
     outcome = job.outcome(0).outcome
     assert outcome.code == 69
@@ -142,7 +142,7 @@ def test_nobody_comes():
 
 
 def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
-    job = Job(least=3)
+    job = Job(min_nodes=3)
     job.join(1)
     job.coordinator.lost(1, "its connection closed")
     job.join(2)
@@ -166,7 +166,7 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
     ],
 )
 def test_disagreement_ends_the_job_for_all_who_are_there(changed, said):
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     refused = job.coordinator.refusal(job.hello(1, **changed))
     assert refused is not None
     assert said in refused.message
@@ -176,7 +176,7 @@ def test_disagreement_ends_the_job_for_all_who_are_there(changed, said):
 
 
 def test_mismatched_versions_can_be_allowed():
-    job = Job(least=2, allow_mismatch=True)
+    job = Job(min_nodes=2, allow_mismatch=True)
     hello = job.hello(1, versions=Versions("3.12", "2.4"))
     assert job.coordinator.refusal(hello) is None
     job.coordinator.join(hello)
@@ -187,7 +187,7 @@ def test_mismatched_versions_can_be_allowed():
 
 
 def test_gpus_of_different_models_are_said():
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.coordinator = Coordinator(
         job.rules,
         job.hello(0, gpus=("H100",)),
@@ -206,7 +206,7 @@ def test_gpus_of_different_models_are_said():
 
 
 def test_the_first_failure_stops_all_and_is_told_to_all():
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.join(1)
     failure = job.fail(1, 2)
     assert [stop.signal for stop in job.take(messages.Stop)] == [signal.SIGTERM] * 2
@@ -219,7 +219,7 @@ def test_the_first_failure_stops_all_and_is_told_to_all():
 
 
 def test_a_failure_is_told_at_once_when_ranks_take_their_time_to_stop():
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.join(1)
     job.fail(1, 2, message="ValueError: boom", traceback="Traceback …\n  here")
     job.wait(TOLD)
@@ -233,7 +233,7 @@ def test_a_failure_is_told_at_once_when_ranks_take_their_time_to_stop():
 
 
 def test_a_lost_connection_waits_for_the_reason_from_another_node():
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.join(1)
     victim = job.fail(0, 0, message="RuntimeError: Connection closed by peer")
     assert not job.take(messages.Stop)
@@ -247,7 +247,7 @@ def test_a_lost_connection_waits_for_the_reason_from_another_node():
 
 def test_moments_are_compared_on_one_clock():
     """The node whose clock is an hour behind did not fail first."""
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.join(1)
     behind = time.time() - 3600
     job.fail(0, 0, exit_code=4)
@@ -258,7 +258,7 @@ def test_moments_are_compared_on_one_clock():
 
 
 def test_a_restart_is_everybodys():
-    job = Job(least=2, max_restarts=1, min_uptime=0.0)
+    job = Job(min_nodes=2, max_restarts=1, min_uptime=0.0)
     job.join(1)
     job.take(messages.Start)
     job.drain(1, job.fail(1, 2))
@@ -277,7 +277,7 @@ def test_a_restart_is_everybodys():
 
 
 def test_a_lost_node_ends_a_job_of_fixed_size():
-    job = Job(least=2, max_restarts=5)
+    job = Job(min_nodes=2, max_restarts=5)
     job.join(1)
     job.coordinator.lost(1, "its connection closed")
     assert len(job.take(messages.Stop, 0)) == 1
@@ -289,7 +289,7 @@ def test_a_lost_node_ends_a_job_of_fixed_size():
 
 
 def test_a_failure_long_before_the_loss_is_the_headline():
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.join(1)
     failure = job.fail(0, 0, moment=time.time() - 20)
     job.coordinator.lost(1, "its connection closed")
@@ -306,7 +306,7 @@ def test_a_failure_long_before_the_loss_is_the_headline():
     ],
 )
 def test_a_failure_just_before_the_loss(number, fields, code):
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.join(1)
     failure = job.fail(number, number * 2, **fields)
     job.coordinator.lost(1, "its connection closed")
@@ -315,7 +315,7 @@ def test_a_failure_just_before_the_loss(number, fields, code):
 
 
 def test_all_are_released_once():
-    job = Job(least=3)
+    job = Job(min_nodes=3)
     job.join(1, 2)
     for number in (1, 2, 0):
         job.say(number, messages.Finished(0))
@@ -328,7 +328,7 @@ def test_all_are_released_once():
 
 def test_a_signal_on_every_node_at_once_is_no_impatience():
     """Slurm and Kubernetes send theirs to all: the grace is for saving."""
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.join(1)
     job.say(0, messages.Interrupted(signal.SIGTERM))
     job.say(1, messages.Interrupted(signal.SIGTERM))
@@ -338,7 +338,7 @@ def test_a_signal_on_every_node_at_once_is_no_impatience():
 
 
 def test_a_node_that_has_done_its_work_may_go():
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.join(1)
     job.say(1, messages.Finished(0))
     job.drain(1)
@@ -350,7 +350,7 @@ def test_a_node_that_has_done_its_work_may_go():
 
 
 def test_who_finishes_early_hears_whom_he_waits_for():
-    job = Job(least=3)
+    job = Job(min_nodes=3)
     job.join(1, 2)
     job.say(1, messages.Finished(0))
     job.drain(1)
@@ -362,7 +362,7 @@ def test_who_finishes_early_hears_whom_he_waits_for():
 
 
 def test_a_failure_after_some_have_finished_reaches_them():
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.join(1)
     job.say(1, messages.Finished(0))
     job.drain(1)
@@ -372,7 +372,7 @@ def test_a_failure_after_some_have_finished_reaches_them():
 
 @pytest.mark.parametrize("again", [False, True])
 def test_an_interrupt_anywhere_stops_all(again):
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.join(1)
     job.say(1, messages.Interrupted(signal.SIGINT))
     assert job.take(messages.Note, 0)[0].text == "Ctrl-C on node 1 (n1)"
@@ -385,14 +385,14 @@ def test_an_interrupt_anywhere_stops_all(again):
 
 
 def test_an_interrupt_ends_the_wait_for_nodes():
-    job = Job(least=3)
+    job = Job(min_nodes=3)
     job.join(1)
     job.say(1, messages.Interrupted(signal.SIGTERM))
     assert job.outcome(0).outcome.code == 143
 
 
 def test_an_elastic_job_waits_a_while_for_more():
-    job = Job(least=2, most=4, join_window=30.0)
+    job = Job(min_nodes=2, max_nodes=4, join_window=30.0)
     job.wait(100)
     job.join(3)
     job.wait(29)
@@ -402,13 +402,13 @@ def test_an_elastic_job_waits_a_while_for_more():
 
 
 def test_an_elastic_job_that_is_complete_does_not_wait():
-    job = Job(least=2, most=3)
+    job = Job(min_nodes=2, max_nodes=3)
     job.join(1, 2)
     assert len(job.take(messages.Start)) == 3
 
 
 def test_the_window_begins_anew_when_too_few_are_left():
-    job = Job(least=2, most=3, join_window=10.0)
+    job = Job(min_nodes=2, max_nodes=3, join_window=10.0)
     job.join(1)
     job.wait(5)
     job.coordinator.lost(1, "its connection closed")
@@ -421,7 +421,7 @@ def test_the_window_begins_anew_when_too_few_are_left():
 
 
 def test_an_elastic_job_goes_on_with_fewer_and_takes_in_who_comes():
-    job = Job(least=2, most=3, min_uptime=0.0, max_restarts=1)
+    job = Job(min_nodes=2, max_nodes=3, min_uptime=0.0, max_restarts=1)
     job.join(1, 2)
     job.take(messages.Start)
     job.coordinator.lost(1, "its connection closed")
@@ -440,7 +440,7 @@ def test_an_elastic_job_goes_on_with_fewer_and_takes_in_who_comes():
 
 
 def test_a_membership_change_is_no_restart():
-    job = Job(least=1, most=2, max_restarts=0, max_membership_changes=1)
+    job = Job(min_nodes=1, max_nodes=2, max_restarts=0, max_membership_changes=1)
     job.join(1)
     job.coordinator.lost(1, "its connection closed")
     job.drain(0)
@@ -454,7 +454,7 @@ def test_a_membership_change_is_no_restart():
 @pytest.mark.parametrize(("most", "code"), [(3, None), (2, 69)])
 def test_a_node_lost_in_the_wait_before_a_restart(most, code):
     """The restart comes when it was to come, once, with those who are left; a job of fixed size ends."""
-    job = Job(least=2, most=most, max_restarts=1, restart_backoff=5.0)
+    job = Job(min_nodes=2, max_nodes=most, max_restarts=1, restart_backoff=5.0)
     job.join(*range(1, most))
     job.take(messages.Start)
     job.drain(0, job.fail(0, 0))
@@ -472,7 +472,7 @@ def test_a_node_lost_in_the_wait_before_a_restart(most, code):
 
 
 def test_membership_changes_are_counted():
-    job = Job(least=1, most=3, max_membership_changes=1)
+    job = Job(min_nodes=1, max_nodes=3, max_membership_changes=1)
     job.join(1, 2)
     job.coordinator.lost(1, "its connection closed")
     job.drain(0)
@@ -486,7 +486,7 @@ def test_membership_changes_are_counted():
 
 
 def test_too_few_are_left():
-    job = Job(least=2, most=3)
+    job = Job(min_nodes=2, max_nodes=3)
     job.join(1, 2)
     job.coordinator.lost(1, "its connection closed")
     job.coordinator.lost(2, "its connection closed")
@@ -495,7 +495,7 @@ def test_too_few_are_left():
 
 
 def test_growing_stops_the_ranks_to_take_a_node_in():
-    job = Job(least=1, most=2, join_window=0.0, grow=True)
+    job = Job(min_nodes=1, max_nodes=2, join_window=0.0, grow=True)
     job.wait(0)
     job.join(1)
     assert [stop.signal for stop in job.take(messages.Stop, 0)] == [signal.SIGTERM]
@@ -505,7 +505,7 @@ def test_growing_stops_the_ranks_to_take_a_node_in():
 
 
 def test_a_stranger_to_a_running_job_does_it_no_harm():
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.join(1)
     assert job.coordinator.refusal(job.hello(1)) is not None
     assert job.coordinator.refusal(job.hello(1, max_restarts=9)) is not None
@@ -513,7 +513,7 @@ def test_a_stranger_to_a_running_job_does_it_no_harm():
 
 
 def test_nodes_without_a_rank_get_the_lowest_that_is_free():
-    job = Job(least=4, most=4)
+    job = Job(min_nodes=4, max_nodes=4)
     asking = [job.hello(1, share=Share(1, host, ("cpu",)), numbered=False) for host in ("a", "b", "c")]
     given = []
     for hello in asking:
@@ -527,7 +527,7 @@ def test_nodes_without_a_rank_get_the_lowest_that_is_free():
 
 
 def test_a_node_that_comes_again_gets_the_rank_that_it_had():
-    job = Job(least=2, most=4, join_window=60.0)
+    job = Job(min_nodes=2, max_nodes=4, join_window=60.0)
     job.join(1, 2)
     job.coordinator.lost(1, "its connection closed")
     had, new = (job.hello(wanted, numbered=False) for wanted in (3, 1))
@@ -538,7 +538,7 @@ def test_a_node_that_comes_again_gets_the_rank_that_it_had():
 
 
 def test_one_more_than_an_elastic_job_has_places_for():
-    job = Job(least=1, most=2)
+    job = Job(min_nodes=1, max_nodes=2)
     job.join(1)
     refused = job.coordinator.refusal(job.coordinator.numbered(job.hello(1, numbered=False)))
     assert refused.message == "all 2 nodes of the job are there already"
@@ -547,7 +547,7 @@ def test_one_more_than_an_elastic_job_has_places_for():
 
 def test_a_warning_reaches_all_nodes_once():
     """Slurm warns every node, and some sooner than others; what a scheduler says anywhere is meant for the job."""
-    job = Job(least=3)
+    job = Job(min_nodes=3)
     job.join(1, 2)
     job.say(1, messages.Warned(signal.SIGUSR2))
     assert len(job.take(messages.Preempt)) == 3
@@ -564,7 +564,7 @@ def test_a_warning_reaches_all_nodes_once():
 
 
 def test_after_a_warning_a_failure_stops_nobody_until_the_grace_is_over():
-    job = Job(least=2, max_restarts=3, preempt_grace=20)
+    job = Job(min_nodes=2, max_restarts=3, preempt_grace=20)
     job.join(1)
     job.say(0, messages.Warned(signal.SIGUSR2))
     failure = job.fail(1, 3)
@@ -590,7 +590,7 @@ def test_a_job_that_was_done_anyway_after_a_warning():
 
 @pytest.mark.parametrize("joined", [False, True], ids=["while joining", "between attempts"])
 def test_a_warning_while_nothing_runs(joined):
-    job = Job(least=2, max_restarts=1, restart_backoff=60)
+    job = Job(min_nodes=2, max_restarts=1, restart_backoff=60)
     if joined:
         job.join(1)
         failure = job.fail(1, 2)
@@ -611,7 +611,7 @@ def test_a_signal_after_a_warning_decides():
 
 
 def test_a_zygote_that_was_lost_after_a_failure_is_not_the_cause():
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.join(1)
     failure = job.fail(0, 0, message="ValueError: mine")
     job.drain(1, broken=messages.Broken("the zygote (pid 7) was ended by SIGKILL", time.time() + 5))
@@ -625,7 +625,7 @@ def test_a_zygote_that_was_lost_after_a_failure_is_not_the_cause():
 @pytest.mark.parametrize("message", ["RuntimeError: connection closed by peer", "OSError: a word that we do not know"])
 def test_a_zygote_that_was_lost_before_is(message):
     """An exception elsewhere, right after, may be a word for it."""
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.join(1)
     lost = time.time()
     failure = job.fail(0, 0, message=message, clock=lost + 0.5)
@@ -636,7 +636,7 @@ def test_a_zygote_that_was_lost_before_is(message):
 
 
 def test_a_node_that_never_says_that_its_ranks_have_ended_is_given_up():
-    job = Job(least=3, grace=7.0)
+    job = Job(min_nodes=3, grace=7.0)
     job.join(1, 2)
     dropped: list[int] = []
     job.coordinator.dropped = dropped.append
@@ -654,7 +654,7 @@ def test_a_node_that_never_says_that_its_ranks_have_ended_is_given_up():
 
 
 def test_one_that_never_says_so_after_all_have_done_their_work():
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.join(1)
     for number in (0, 1):
         job.say(number, messages.Finished(0))
@@ -666,7 +666,7 @@ def test_one_that_never_says_so_after_all_have_done_their_work():
 
 
 def test_a_node_that_ends_its_ranks_in_time_is_not_given_up_later():
-    job = Job(least=2, max_restarts=1)
+    job = Job(min_nodes=2, max_restarts=1)
     job.join(1)
     failure = job.fail(1, 2)
     job.drain(0)
@@ -678,7 +678,7 @@ def test_a_node_that_ends_its_ranks_in_time_is_not_given_up_later():
 
 
 def test_a_third_ctrl_c_waits_for_nobody():
-    job = Job(least=2)
+    job = Job(min_nodes=2)
     job.join(1)
     job.say(0, messages.Interrupted(signal.SIGINT))
     job.say(0, messages.Interrupted(signal.SIGINT, again=True))

@@ -192,7 +192,7 @@ def test_a_start_without_us(node_zero):
     ("op", "body"),
     [
         ("Start", {"attempt": 1}),
-        ("Roster", {"joined": 1, "least": 2, "most": 2, "missing": [1]}),
+        ("JoinStatus", {"joined": 1, "min_nodes": 2, "max_nodes": 2, "missing": [1]}),
         ("Joined", {"run_id": "x", "heartbeat_timeout": 2.0, "node_rank": 1}),
         ("Stop", {"attempt": 0, "signal": 19, "grace": 1.0}),
         ("Stop", {"attempt": 0, "signal": 15, "grace": 1e308}),

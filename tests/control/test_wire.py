@@ -8,9 +8,8 @@ import struct
 import pytest
 
 from ddplaunch.control import messages
-from ddplaunch.control.failure import Failure, judge
+from ddplaunch.control.failure import Failure, Outcome, judge
 from ddplaunch.control.messages import Beat, Drained, End, Failed, Interrupted, Start, Versions
-from ddplaunch.control.outcome import Outcome
 from ddplaunch.control.wire import Connection, Garbled, decode, encode, literal
 from ddplaunch.loop import Loop
 from ddplaunch.plan.share import Share

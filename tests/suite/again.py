@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-MOST_FLAKY = 5
+MAX_FLAKY = 5
 """More than these fail the run: that many accidents are none."""
 
-MOST_AGAIN = 10
+MAX_AGAIN = 10
 """Where more failed than these, something is broken, and running them again would only take time."""
 
 HELD = "held"
@@ -63,7 +63,7 @@ class Again:
         finally:
             held = [name for name, tries in self._tries.items() if tries.failed]
             self._rerunning = True
-            if finished and len(held) <= MOST_AGAIN:
+            if finished and len(held) <= MAX_AGAIN:
                 self._run_again(session, held)
             else:
                 for name in held:
@@ -94,7 +94,7 @@ class Again:
         finally:  # Ctrl-C too, which a second run may take too long for
             for name in untold:
                 self._tell(session, name)
-        if len(self._flaky) > MOST_FLAKY:
+        if len(self._flaky) > MAX_FLAKY:
             session.testsfailed += 1
 
     def _tell(self, session: pytest.Session, name: str) -> None:
@@ -113,8 +113,8 @@ class Again:
         for name in self._flaky:
             first, second = self._tries[name].seconds
             write(f"flaky: {name} (failed after {first:.1f} s, passed alone in {second:.1f} s)", yellow=True)
-        if len(self._flaky) > MOST_FLAKY:
-            write(f"{len(self._flaky)} flaky tests, and {MOST_FLAKY} are the most: the run has failed", red=True)
+        if len(self._flaky) > MAX_FLAKY:
+            write(f"{len(self._flaky)} flaky tests, and {MAX_FLAKY} are the most: the run has failed", red=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

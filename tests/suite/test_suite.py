@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import clean_environment, wait_until, write
 from tests.patience import patience
-from tests.suite.again import MOST_AGAIN, MOST_FLAKY
+from tests.suite.again import MAX_AGAIN, MAX_FLAKY
 from tests.suite.guardian import left
 
 PLUGINS = [word for name in ("again", "folder", "time_spent", "choice") for word in ("-p", f"tests.suite.{name}")]
@@ -99,16 +99,16 @@ def test_what_fails_twice_fails_the_run(checks, workers):
 
 
 def test_many_flaky_tests_fail_the_run(checks):
-    code, said = run(checks(FLAKY.format(flaky=MOST_FLAKY + 1, broken=0)))
+    code, said = run(checks(FLAKY.format(flaky=MAX_FLAKY + 1, broken=0)))
     assert code == 1
-    assert f"{MOST_FLAKY + 1} flaky tests, and {MOST_FLAKY} are the most: the run has failed" in said
+    assert f"{MAX_FLAKY + 1} flaky tests, and {MAX_FLAKY} are the most: the run has failed" in said
 
 
 @workers
 def test_where_everything_fails_nothing_is_run_again(checks, workers):
-    code, said = run(checks(FLAKY.format(flaky=0, broken=MOST_AGAIN + 1), *workers))
+    code, said = run(checks(FLAKY.format(flaky=0, broken=MAX_AGAIN + 1), *workers))
     assert code == 1
-    assert f"{MOST_AGAIN + 1} failed, 9 passed" in said
+    assert f"{MAX_AGAIN + 1} failed, 9 passed" in said
 
 
 def test_the_first_failure_is_told_at_once_to_whom_wants_that(checks):

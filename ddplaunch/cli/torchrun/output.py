@@ -49,10 +49,10 @@ def _show(redirected: Streams, teed: Streams, only: set[int]) -> str:
 
     if only:
         return "local:" + ",".join(f"{rank}{_SHOWN[shown(rank)]}" for rank in sorted(only))
-    most = {0: "none", _BOTH: "all"}.get(shown(None), f"all{_SHOWN[shown(None)]}")
+    common = {0: "none", _BOTH: "all"}.get(shown(None), f"all{_SHOWN[shown(None)]}")
     named = sorted(rank for rank in {*redirected, *teed} if rank is not None)
     different = [f"{rank}{_SHOWN[shown(rank)]}" for rank in named if shown(rank) != shown(None)]
-    return f"{most},local:{','.join(different)}" if different else most
+    return f"{common},local:{','.join(different)}" if different else common
 
 
 def _streams(asked: Asked, name: str) -> Streams:

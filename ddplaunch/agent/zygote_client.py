@@ -29,17 +29,17 @@ _LEAVE_PATIENCE = 6.0
 """Seconds that a zygote may take to end what is below it before it is killed (a little over KILL_PATIENCE)."""
 
 
-MOST_IN_FLIGHT = 8
+MAX_IN_FLIGHT = 8
 """Ranks that are asked for and not born yet: each has up to five descriptors on their way."""
 
-_MOST_TITLE = 4096
+_MAX_TITLE = 4096
 """Bytes of the ranks' command line for ``ps``; the kernel refuses a word of 128 KiB (MAX_ARG_STRLEN)."""
 
 Prepare = Callable[[], tuple[Mapping[str, Any], Mapping[str, int]]]
 """Describes a rank, and makes its descriptors by purpose ("stdin", "stdout", "stderr", "store", "hold")."""
 
 
-class Nursery:
+class ZygoteClient:
     """One zygote process, alive from construction to ``close``.
 
     Ranks are asked for a few at a time, once the zygote is ready: what one is given is made only then.
@@ -86,7 +86,7 @@ class Nursery:
             "unsafe": None,
         }
         theirs.set_inheritable(True)
-        room = "-" * min(len(title.encode(errors="replace")), _MOST_TITLE)
+        room = "-" * min(len(title.encode(errors="replace")), _MAX_TITLE)
         try:
             with limits.as_found():
                 # A session of its own: Ctrl-C in the terminal is for us to pass on.
@@ -158,7 +158,7 @@ class Nursery:
             return None
 
     def _ask(self) -> None:
-        while self.ready and self._queue and self._in_flight < MOST_IN_FLIGHT and self._mailbox.idle:
+        while self.ready and self._queue and self._in_flight < MAX_IN_FLIGHT and self._mailbox.idle:
             rank, prepare = self._queue.popleft()
             self._in_flight += 1
             try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddplaunch.agent.attempt import Attempt
-from ddplaunch.control.roster import named
 from ddplaunch.loop import Loop, Timer
+from ddplaunch.words import named
 
 QUIET = 30.0
 """Seconds without the end of a rank after which the others are named. Rank 0 may be writing the last checkpoint."""
 
 
-class Laggards:
+class Stragglers:
     """Those of one attempt, on this node."""
 
     def __init__(self, loop: Loop, attempt: Attempt, say: Callable[[str], None], *, alone: bool) -> None:

@@ -8,11 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, get_args
 
-from ddplaunch.control import messages, roster
+from ddplaunch.control import messages
 from ddplaunch.control.coordinator import Coordinator
 from ddplaunch.control.messages import Declined, FromNode, Hello, Message, Start
 from ddplaunch.control.rules import Rules
 from ddplaunch.loop import Loop
+from ddplaunch.words import named
 
 if TYPE_CHECKING:
     from ddplaunch.control.wire import Connection
@@ -21,7 +22,7 @@ PARTING = 1.0
 """Seconds in which the others must have read that the job is over."""
 
 
-class Hub:
+class NodeZero:
     """Coordinates the job from node 0; a job of one node needs no socket for it."""
 
     def __init__(
@@ -52,12 +53,12 @@ class Hub:
     def begin(self) -> None:
         """Wait for the others, or start at once where there are none."""
         if self._listening is not None:
+            from ddplaunch.control.heartbeat import Heartbeat
             from ddplaunch.control.listener import Listener
-            from ddplaunch.control.pulse import Pulse
 
-            token, most, ranks = self._rules.token, self._rules.most, len(self._share.devices)
-            self._listener = Listener(self._loop, self._listening, token, most, ranks, self._meet)
-            self._pulse = Pulse(self._loop, self._rules.heartbeat_timeout, self._beat, self._silent)
+            token, nodes, ranks = self._rules.token, self._rules.max_nodes, len(self._share.devices)
+            self._listener = Listener(self._loop, self._listening, token, nodes, ranks, self._meet)
+            self._heartbeat = Heartbeat(self._loop, self._rules.heartbeat_timeout, self._beat, self._silent)
         self._coordinator.open()
 
     def tell(self, message: FromNode) -> None:
@@ -70,7 +71,7 @@ class Hub:
             return
         self._closing = True
         self._count_strangers()
-        self._pulse.close()
+        self._heartbeat.close()
         self._leaving |= {*self._listener.close(), *self._peers.values()}
         self._peers.clear()
         for connection in list(self._leaving):
@@ -105,21 +106,21 @@ class Hub:
         connection.lost = partial(self._lost, number)
         given = None if hello.numbered else number
         connection.send(messages.Joined(self._run_id, self._rules.heartbeat_timeout, proof, given))
-        self._pulse.heard(number)
+        self._heartbeat.heard(number)
         self._coordinator.join(hello)
 
     def _heard(self, number: int, message: Message) -> None:
-        self._pulse.heard(number)
+        self._heartbeat.heard(number)
         self._coordinator.hear(number, message)  # type: ignore[arg-type]  # the connection accepts nothing else
 
     def _lost(self, number: int, why: str, silence: float = 0.0) -> None:
         del self._peers[number]
-        self._pulse.forget(number)
+        self._heartbeat.forget(number)
         self._coordinator.lost(number, why, silence)
 
     def _dropped(self, number: int) -> None:
         self._peers.pop(number).close()
-        self._pulse.forget(number)
+        self._heartbeat.forget(number)
 
     def _silent(self, number: int, seconds: float) -> None:
         self._peers[number].close()
@@ -160,7 +161,7 @@ class Hub:
         strangers = self._listener.strangers
         if strangers.total() > self._counted:
             self._counted = strangers.total()
-            reasons = roster.named(f"{count} {why}" for why, count in strangers.most_common())
+            reasons = named(f"{count} {why}" for why, count in strangers.most_common())
             plural = "s" if self._counted > 1 else ""
             text = f"{self._counted} connection{plural} to the control port did not belong to this job: {reasons}"
             self._hear(messages.Note(text))

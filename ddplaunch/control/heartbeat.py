@@ -17,7 +17,7 @@ LATE = 0.25
 """Seconds by which our own beat may be late before the rest counts as time that we did not have."""
 
 
-class Pulse:
+class Heartbeat:
     """The beats of one process with its peers, by number."""
 
     def __init__(

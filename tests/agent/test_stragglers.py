@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from ddplaunch.agent import laggards
+from ddplaunch.agent import stragglers
 from tests.conftest import wait_until, write
 from tests.control.test_joining import free_port
 from tests.impatient import impatient
@@ -16,7 +16,7 @@ from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow
 
-QUIET = "agent.laggards.QUIET"
+QUIET = "agent.stragglers.QUIET"
 
 ENDS_WHEN_TOLD = """
     import os
@@ -28,7 +28,7 @@ ENDS_WHEN_TOLD = """
 
 
 def test_those_that_still_run_are_named_once(start, tmp_path):
-    assert laggards.QUIET == 30
+    assert stragglers.QUIET == 30
     os.mkfifo(tmp_path / "end")
     script = write(tmp_path, "train.py", ENDS_WHEN_TOLD)
     job = start("run", *LIGHT, "--nproc", "4", script, executable=impatient(tmp_path, QUIET, patience(2)))

@@ -8,12 +8,12 @@ import signal
 import time
 from dataclasses import dataclass
 
-from ddplaunch.control.failure import MOST_LINE, MOST_TAIL, Failure, readable
+from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, Failure, readable
 from ddplaunch.errors import shown
 from ddplaunch.files import read_regular
 from ddplaunch.plan.layout import Rank
 
-MOST_RECORDED = 16 << 20
+MAX_RECORDED = 16 << 20
 """Bytes of an error file; a larger one, with a message of megabytes twice in it, counts as none."""
 
 
@@ -36,7 +36,7 @@ def read_error_file(path: str | None) -> Recorded:
     if path is None:
         return Recorded()
     try:
-        return _recorded(json.loads(read_regular(path, MOST_RECORDED, links=False))["message"])
+        return _recorded(json.loads(read_regular(path, MAX_RECORDED, links=False))["message"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # the last of deep nesting
         return Recorded()
 
@@ -58,7 +58,7 @@ def _recorded(content: object) -> Recorded:
 
 
 def _hint(text: object) -> str | None:
-    return "\n".join(shown(line, MOST_LINE) for line in text.splitlines()[:2]) if isinstance(text, str) else None
+    return "\n".join(shown(line, MAX_LINE) for line in text.splitlines()[:2]) if isinstance(text, str) else None
 
 
 def failure(rank: Rank, pid: int, attempt: int, code: int, recorded: Recorded, memory: Memory) -> Failure:
@@ -137,11 +137,11 @@ def _shared_memory() -> str:
     )
 
 
-def last_lines(tail: bytes, count: int = MOST_TAIL) -> tuple[str, ...]:
+def last_lines(tail: bytes, count: int = MAX_TAIL) -> tuple[str, ...]:
     """The last lines that a rank printed; of a progress bar, its last state."""
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in tail.decode(errors="replace").split("\n")]
     kept = [line for line in lines if line.strip() and not line.startswith(_OURS)][-count:]
-    return tuple(shown(line, MOST_LINE) for line in kept)
+    return tuple(shown(line, MAX_LINE) for line in kept)
 
 
 _OURS = (f'  File "{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}{os.sep}', "Extension modules:")

@@ -14,7 +14,7 @@ from ddplaunch.files import create
 VARIABLE = "DDPLAUNCH_PREEMPTED_FILE"
 
 
-class Notice:
+class PreemptionFile:
     """The notice to the ranks of one node.
 
     Attributes:

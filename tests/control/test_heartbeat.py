@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ddplaunch.control import pulse
-from ddplaunch.control.pulse import Pulse
+from ddplaunch.control import heartbeat
+from ddplaunch.control.heartbeat import Heartbeat
 from tests.conftest import write
 from tests.control.test_joining import Nodes
 
@@ -40,14 +40,14 @@ class Machines:
         self._timers: list[tuple[float, int, int, Timer]] = []
         self._order = itertools.count()
         self._waiting: dict[int, int] = {0: 0, 1: 0}
-        monkeypatch.setattr(pulse.time, "monotonic", lambda: self.now)
-        self.pulses = [self._make(0)]
+        monkeypatch.setattr(heartbeat.time, "monotonic", lambda: self.now)
+        self.heartbeats = [self._make(0)]
         self.go_on(self.now + 0.7)  # nobody joins when node 0's own beat is due
-        self.pulses.append(self._make(1))
+        self.heartbeats.append(self._make(1))
         for each in (0, 1):
-            self.pulses[each].heard(1 - each)
+            self.heartbeats[each].heard(1 - each)
 
-    def _make(self, own: int) -> Pulse:
+    def _make(self, own: int) -> Heartbeat:
         class Loop:
             def after(loop, seconds: float, callback: Callable[[], None]) -> Timer:
                 timer = Timer(self.now + seconds, callback)
@@ -56,16 +56,16 @@ class Machines:
 
         def beat() -> None:
             self._waiting[1 - own] += 1
-            if len(self.pulses) == 2:
+            if len(self.heartbeats) == 2:
                 self._read(1 - own)
 
-        return Pulse(Loop(), TIMEOUT, beat, lambda peer, silence: self.lost.append((peer, silence)))  # type: ignore[arg-type]
+        return Heartbeat(Loop(), TIMEOUT, beat, lambda peer, silence: self.lost.append((peer, silence)))  # type: ignore[arg-type]
 
     def _read(self, own: int) -> None:
         """Descriptors before timers, as the loop has it."""
         if own not in self.stopped and self._waiting[own]:
             self._waiting[own] = 0
-            self.pulses[own].heard(1 - own)
+            self.heartbeats[own].heard(1 - own)
 
     def go_on(self, until: float) -> None:
         """Let time pass; what is due on one that stands still waits."""
