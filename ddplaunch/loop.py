@@ -50,7 +50,6 @@ class Loop:
         self._order = itertools.count()
         self._signals: list[int] = []
         self._heed: Callback = lambda: None
-        self._previous: dict[int, object] = {}
 
     def watch(self, fd: int, callback: Callback, *, write: bool = False) -> None:
         """Call ``callback`` whenever ``fd`` is readable (or writable); a second call replaces the first."""
@@ -81,6 +80,10 @@ class Loop:
         heapq.heappush(self._timers, (timer.due, next(self._order), timer))
         return timer
 
+    def soon(self, callback: Callback) -> None:
+        """Call ``callback`` when this round is done: an answer that does not call back into its asker."""
+        self.after(0.0, callback)
+
     def catch(self, numbers: Iterable[int], callback: Callable[[int], None], *, anyway: Iterable[int] = ()) -> None:
         """Call ``callback`` with each of these signals.
 
@@ -97,7 +100,7 @@ class Loop:
 
         for number in {*numbers, *anyway}:
             if number in anyway or signal.getsignal(number) != signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, note)
+                signal.signal(number, note)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, anyway)
 
         def heed() -> None:

@@ -21,23 +21,18 @@ from ddplaunch.cli.surroundings import (
     surroundings_notes,
 )
 from ddplaunch.cli.target_command import ALIKE, NOTES, PASSED_ON, SETTINGS, TargetCommand, find_target
-from ddplaunch.errors import EXIT_PREEMPTED, UsageError
-from ddplaunch.files import create
+from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
     import socket
 
     from ddplaunch.agent.policy import Policy
     from ddplaunch.agent.sidecar import Sidecar
-    from ddplaunch.agent.supervisor import Supervisor
-    from ddplaunch.control.failure import Outcome
+    from ddplaunch.cli.launch import Job
     from ddplaunch.control.rules import Rules
     from ddplaunch.output.show import Shown
     from ddplaunch.plan.plan import Machine, Plan, Request
 
-
-BEHIND = 0.5
-"""Seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails."""
 
 QUIET = 5.0
 """Seconds that nodes which somebody starts all at once have to find each other before anything is told of it."""
@@ -79,10 +74,10 @@ def run(target: str, args: tuple[str, ...], **flags: Any) -> int:
         complain(error.message, error.hint)  # at once, for the others may take their time to hear of it
         declining.tell(error, flags)
         return error.exit_code
-    return ready if isinstance(ready, int) else _run(*ready)
+    return ready if isinstance(ready, int) else ready.run()
 
 
-def _prepared(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> int | tuple[Supervisor, Plan, Policy]:
+def _prepared(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> int | Job:
     """All that can be refused before anything starts; an exit code where nothing is to be started here."""
     from ddplaunch.plan.plan import Request, make
 
@@ -140,7 +135,13 @@ def _prepared(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> int 
         listening = listen(rules)
     flags["listening"] = listening
     _check_store_file(plan)
-    return _ready(plan, _policy(flags, plan, shown), rules, listening)
+    for note in plan.notes:
+        click.echo(f"ddplaunch: {note}", err=True)
+    if plan.nnodes > 1 and rules.port is None and not plan.place:
+        click.echo("ddplaunch: --control none: the nodes do not hear of each other's failures", err=True)
+    from ddplaunch.cli.launch import Job
+
+    return Job(plan, _policy(flags, plan, shown), rules, listening)
 
 
 # ---------------------------------------------------------------------------------------------------------- checks
@@ -372,60 +373,3 @@ def _rules(flags: dict[str, Any], plan: Plan) -> Rules:
     if port == plan.master_port:
         raise UsageError(f"--control-port {port} is the master port too", "leave --control-port out, or give another")
     return Rules(**named, max_nodes=plan.nnodes, address=plan.master_addr, port=port)
-
-
-def _ready(
-    plan: Plan, policy: Policy, rules: Rules, listening: socket.socket | None
-) -> tuple[Supervisor, Plan, Policy]:
-    from ddplaunch.agent.supervisor import Supervisor
-
-    for note in plan.notes:
-        click.echo(f"ddplaunch: {note}", err=True)
-    if plan.nnodes > 1 and rules.port is None and not plan.place:
-        click.echo("ddplaunch: --control none: the nodes do not hear of each other's failures", err=True)
-    return Supervisor(plan, policy, rules, os.environ, listening), plan, policy
-
-
-def _run(supervisor: Supervisor, plan: Plan, policy: Policy) -> int:
-    outcome = supervisor.run()
-    try:
-        _tell(outcome, plan, policy)
-    finally:  # they may take some seconds
-        if supervisor.sidecars:
-            supervisor.sidecars.end()
-    if supervisor.journal.path:
-        where = f" on {os.uname().nodename}" if plan.nnodes > 1 else ""
-        click.echo(f"ddplaunch: kept in {supervisor.journal.path}{where}", err=True)
-    return outcome.code
-
-
-def _tell(outcome: Outcome, plan: Plan, policy: Policy) -> None:
-    """Say how the job has ended: to people, and to the batch script that may start it again."""
-    if outcome.told:
-        time.sleep(BEHIND if outcome.code else 0)
-        return
-    if outcome.refused:
-        raise UsageError(*outcome.refused)
-    if outcome.verdict:
-        from ddplaunch.console.failure import render_verdict
-
-        text = render_verdict(outcome.verdict, plan.nnodes)
-        click.echo(text, err=True, nl=False, color=None if policy.colour else False)
-    if outcome.remark:
-        click.echo(f"ddplaunch: {outcome.remark}", err=True)
-    if outcome.code == EXIT_PREEMPTED and plan.node_rank == 0:
-        _ask_for_requeue()
-
-
-def _ask_for_requeue() -> None:
-    """Leave the mark that the batch script of ``ddplaunch submit --requeue`` looks for.
-
-    It does not go by srun's exit code, which is another one when a task is killed late.
-    """
-    path = os.environ.get("DDPLAUNCH_REQUEUE_FILE")
-    if not path:
-        return
-    try:
-        os.close(create(path, 0, 0o600))
-    except OSError as error:
-        click.echo(f"ddplaunch: the job will not be requeued: {path}: {error.strerror}", err=True)

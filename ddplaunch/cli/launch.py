@@ -1,0 +1,83 @@
+"""A job that is planned, run from here to its end: what watches it, how its end is told, the exit code."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+import click
+
+from ddplaunch.agent.policy import Policy
+from ddplaunch.agent.supervisor import Supervisor
+from ddplaunch.control.failure import Outcome
+from ddplaunch.control.rules import Rules
+from ddplaunch.errors import EXIT_PREEMPTED, UsageError
+from ddplaunch.files import create
+from ddplaunch.plan.plan import Plan
+
+BEHIND = 0.5
+"""Seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails."""
+
+
+class Job:
+    """This node's share, ready to run."""
+
+    def __init__(self, plan: Plan, policy: Policy, rules: Rules, listening: socket.socket | None) -> None:
+        """Bind the ports and open the log folder; ``listening`` is on the control port, if that was claimed before.
+
+        Raises:
+            UsageError: a port is taken, there is no such interface, or the folder cannot be made.
+        """
+        self._plan = plan
+        self._policy = policy
+        self._supervisor = Supervisor(plan, policy, rules, os.environ, listening)
+
+    def run(self) -> int:
+        """Run it to its end; return the exit code.
+
+        Raises:
+            UsageError: the nodes disagree on what was typed.
+        """
+        supervisor = self._supervisor
+        outcome = supervisor.run()
+        try:
+            self._tell(outcome)
+        finally:  # they may take some seconds
+            if supervisor.sidecars:
+                supervisor.sidecars.end()
+        if supervisor.journal.path:
+            where = f" on {os.uname().nodename}" if self._plan.nnodes > 1 else ""
+            click.echo(f"ddplaunch: kept in {supervisor.journal.path}{where}", err=True)
+        return outcome.code
+
+    def _tell(self, outcome: Outcome) -> None:
+        """Say how the job has ended: to people, and to the batch script that may start it again."""
+        if outcome.told:
+            time.sleep(BEHIND if outcome.code else 0)
+            return
+        if outcome.refused:
+            raise UsageError(*outcome.refused)
+        if outcome.verdict:
+            from ddplaunch.console.failure import render_verdict
+
+            text = render_verdict(outcome.verdict, self._plan.nnodes)
+            click.echo(text, err=True, nl=False, color=None if self._policy.colour else False)
+        if outcome.remark:
+            click.echo(f"ddplaunch: {outcome.remark}", err=True)
+        if outcome.code == EXIT_PREEMPTED and self._plan.node_rank == 0:
+            _ask_for_requeue()
+
+
+def _ask_for_requeue() -> None:
+    """Leave the mark that the batch script of ``ddplaunch submit --requeue`` looks for.
+
+    It does not go by srun's exit code, which is another one when a task is killed late.
+    """
+    path = os.environ.get("DDPLAUNCH_REQUEUE_FILE")
+    if not path:
+        return
+    try:
+        os.close(create(path, 0, 0o600))
+    except OSError as error:
+        click.echo(f"ddplaunch: the job will not be requeued: {path}: {error.strerror}", err=True)
