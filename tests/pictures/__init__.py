@@ -1,0 +1,1 @@
+"""``python -m tests.pictures``: the pictures of docs/ that show a terminal, taken of real runs."""
