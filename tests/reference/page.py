@@ -161,12 +161,18 @@ def all_caps(path: Path) -> list[str]:
 
 def _exit_codes() -> Iterator[str]:
     yield "## Exit codes\n"
-    yield "0 where all ranks returned 0, else the code of the first rank that failed ([failures](failures.md)), or:\n"
-    rows = [
-        (f"{code} + N" if name == "EXIT_SIGNAL" else str(code), f"`{name}`", text)
-        for name, code, text in records.error_codes()
-    ]
-    yield table(("code", "in `ddplaunch.errors`", "means"), rows)
+    yield (
+        "The exit code is that of the first rank that failed ([failures](failures.md)), or the launcher's own: "
+        "those have a name in\n`ddplaunch.errors`. All nodes of a job end with the same.\n"
+    )
+    ours = {number: (name, text) for name, number, text in records.error_codes()}
+    rows = []
+    for code in sorted({*ours, *records.EXITS}):
+        name, text = ours.get(code, ("", ""))
+        means, after = records.EXITS.get(code, (text, ""))
+        shown = f"{code} + N" if name == "EXIT_SIGNAL" else "1 to 125" if code == 1 else str(code)
+        rows.append((shown, means or text, after, name and f"`{name}`"))
+    yield table(("code", "means", "seen after", "name"), rows)
 
 
 def _files() -> Iterator[str]:

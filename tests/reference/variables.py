@@ -15,7 +15,7 @@ OF_DDPLAUNCH = {
     "DDPLAUNCH_DEVICE": "set for each rank: its device, like `cuda:1`, as `runtime.device()` gives it",
     "DDPLAUNCH_PREEMPTED_FILE": "set for each rank: a path; once there is a file, the job must make room",
     "DDPLAUNCH_TERMINAL": "set for each rank, to `1`, where the launcher writes to a terminal",
-    "_DDPLAUNCH_COMPLETE": "read: click's, for completion in a shell (README)",
+    "_DDPLAUNCH_COMPLETE": "read: click's, for [completion](start.md#completion) in a shell",
 }
 
 OF_RANKS = {
