@@ -1,7 +1,7 @@
 """What the site needs of pages that are written for GitHub too (mkdocs.yml names this file).
 
-README*.md, CONTRIBUTING.md and CHANGELOG.md stand above docs/, and become pages of the site; links to and from them are
-turned accordingly. Drawings are put into the page, so that their text can be selected and searched.
+README*.md, CONTRIBUTING.md and CHANGELOG.md stand above docs/ and become pages of the site, README.md its home page; links
+to and from them are turned accordingly. Drawings are put into the page, so that their text can be selected and searched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parent.parent
 
 ABOVE = {
-    "README.md": "readme.md",
+    "README.md": "index.md",
     "README.zh-CN.md": "readme.zh-CN.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
