@@ -1,7 +1,8 @@
 """What the site needs of pages that are written for GitHub too (mkdocs.yml names this file).
 
-README*.md, CONTRIBUTING.md and CHANGELOG.md stand above docs/ and become pages of the site, README.md its home page; links
-to and from them are turned accordingly. Drawings are put into the page, so that their text can be selected and searched.
+README*.md, CONTRIBUTING.md and CHANGELOG.md stand above docs/ and become pages of the site, README.md its home page;
+links to and from them are turned accordingly. Drawings are put into the page, so that their text can be selected and
+searched.
 """
 
 from __future__ import annotations
