@@ -65,9 +65,9 @@ def _tell_others(rules: Rules, declined: Declined, listening: socket.socket | No
         return  # somebody else listens there, who may be node 0
     loop = Loop()
     refused = Refused(declined.says, declined.hint)
-    told: list[Connection] = []
+    told: list[Connection[Message]] = []
 
-    def meet(connection: Connection, hello: Hello | Declined, proof: str | None) -> None:
+    def meet(connection: Connection[Message], hello: Hello | Declined, proof: str | None) -> None:
         told.append(connection)
         listener.dismiss(connection, refused)
 

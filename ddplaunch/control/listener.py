@@ -45,7 +45,7 @@ class Listener:
         token: str | None,
         nodes: int,
         ranks: int,
-        meet: Callable[[Connection, Hello | Declined, str | None], None],
+        meet: Callable[[Connection[Message], Hello | Declined, str | None], None],
     ) -> None:
         """``meet`` gets a connection, what it says first, and our own proof for it where there is a token.
 
@@ -58,14 +58,14 @@ class Listener:
         free = _many_descriptors() - RESERVED - RESERVED_PER_RANK * ranks - nodes
         self._most_unknown = max(MIN_UNKNOWN, min(MAX_UNKNOWN + nodes, free))
         self._meet = meet
-        self._unknown: dict[Connection, Timer] = {}
-        self._leaving: dict[Connection, Timer] = {}
+        self._unknown: dict[Connection[Message], Timer] = {}
+        self._leaving: dict[Connection[Message], Timer] = {}
         self.strangers: Counter[str] = Counter()
         """How many did not belong here, by the reason."""
         listening.setblocking(False)
         loop.watch(listening.fileno(), self._accept)
 
-    def close(self) -> list[Connection]:
+    def close(self) -> list[Connection[Message]]:
         """Stop; return who is yet to read why it must leave, and is the caller's now."""
         for connection in list(self._unknown):
             self._forget(connection)
@@ -78,7 +78,7 @@ class Listener:
             self._forget(connection)
         return leaving
 
-    def dismiss(self, connection: Connection, refused: messages.Refused) -> None:
+    def dismiss(self, connection: Connection[Message], refused: messages.Refused) -> None:
         """Say why this one must leave; it has a moment to read that, whether it closes or not."""
 
         def gone(why: str = "") -> None:
@@ -108,7 +108,7 @@ class Listener:
             else:
                 self._turn_away(next(iter(self._unknown)), "said nothing")
         nonce = proof.nonce()
-        connection = Connection(
+        connection: Connection[Message] = Connection(
             self._loop,
             sock,
             (Hello, Declined),
@@ -123,7 +123,7 @@ class Listener:
         if self._socket.fileno() >= 0:
             self._loop.watch(self._socket.fileno(), self._accept)
 
-    def _greeted(self, connection: Connection, message: Message, nonce: str) -> None:
+    def _greeted(self, connection: Connection[Message], message: Message, nonce: str) -> None:
         assert isinstance(message, Hello | Declined)
         self._forget(connection)
         if why := self._impostor(message, nonce):
@@ -140,12 +140,12 @@ class Listener:
             return TOKEN_MISSING
         return None if proof.proves(hello.proof, self._token, proof.MEMBER, (nonce, hello.nonce)) else TOKEN_WRONG
 
-    def _turn_away(self, connection: Connection, why: str) -> None:
+    def _turn_away(self, connection: Connection[Message], why: str) -> None:
         self.strangers[why] += 1
         self._forget(connection)
         connection.close()
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: Connection[Message]) -> None:
         timer = self._unknown.pop(connection, None) or self._leaving.pop(connection, None)
         if timer is not None:
             timer.cancel()

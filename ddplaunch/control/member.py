@@ -76,7 +76,7 @@ class Member:
         self._lookup: route.Lookup | None = None
         self._uncalled: list[tuple[socket.AddressFamily, tuple[str, int]]] = []
         self._calls: list[socket.socket] = []
-        self._connection: Connection | None = None
+        self._connection: Connection[Message] | None = None
         self._heartbeat: Heartbeat | None = None
         self._attempt: int | None = None  # of ours, while something of it is left
         self._latest = -1

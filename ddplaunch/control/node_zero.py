@@ -40,8 +40,8 @@ class NodeZero:
         self._run_id = run_id
         self._hear = hear
         self._listening = listening
-        self._peers: dict[int, Connection] = {}
-        self._leaving: set[Connection] = set()
+        self._peers: dict[int, Connection[Message]] = {}
+        self._leaving: set[Connection[Message]] = set()
         self._share = hello.share
         self._coordinator = Coordinator(rules, hello, run_id, self._tell, loop.after)
         self._coordinator.dropped = self._dropped
@@ -86,13 +86,13 @@ class NodeZero:
             connection.close()
         self.closed = True
 
-    def _left(self, connection: Connection, why: str) -> None:
+    def _left(self, connection: Connection[Message], why: str) -> None:
         self._leaving.discard(connection)
         self.closed = self._closing and not self._leaving
 
     # ------------------------------------------------------------------------------------------------------- others
 
-    def _meet(self, connection: Connection, hello: Hello | Declined, proof: str | None) -> None:
+    def _meet(self, connection: Connection[Message], hello: Hello | Declined, proof: str | None) -> None:
         if isinstance(hello, Declined):
             return self._listener.dismiss(connection, self._coordinator.declined(hello))
         hello = self._coordinator.numbered(hello)

@@ -1,4 +1,4 @@
-"""Messages on a TCP connection: four bytes of length, then one JSON object ``{"op": …, "body": {…}}``.
+"""Messages on a stream socket: four bytes of length, then one JSON object ``{"op": …, "body": {…}}``.
 
 JSON, so that what comes in is data and never code. Every frame is bounded, and every field is checked against the
 message's own annotations (by msgspec), then for its range and meaning (``bounds``), before anything acts on it.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
 
 import msgspec
 
 from ddplaunch.control.bounds import bounded
-from ddplaunch.control.messages import Garbled, Message
+from ddplaunch.control.messages import Garbled
 from ddplaunch.loop import Loop
 
 MAX_BEFORE_JOINING = 64 << 10
@@ -23,19 +24,22 @@ MAX_BYTES = 8 << 20
 """Bytes of a frame from a node of the job: the shares of 10,000 nodes fit."""
 
 MAX_WAITING = 64 << 20
-"""Bytes that a peer may leave unread before it counts as lost."""
+"""Bytes that a node may leave unread before it counts as lost."""
 
-_LENGTH = struct.Struct("!I")
+LENGTH = struct.Struct("!I")
 _CHUNK = 1 << 18
 
+M = TypeVar("M")
+"""The messages that a connection may carry, or one of them."""
 
-def encode(message: Message) -> bytes:
+
+def encode(message: object) -> bytes:
     """Return the frame of a message."""
     body = msgspec.json.encode({"op": type(message).__name__, "body": message})
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
-def decode(body: bytes, accepted: Iterable[type]) -> Message:
+def decode(body: bytes, accepted: Iterable[type[M]]) -> M:
     """Return the message that ``body`` holds.
 
     Raises:
@@ -45,13 +49,13 @@ def decode(body: bytes, accepted: Iterable[type]) -> Message:
     try:
         envelope = msgspec.json.decode(body)
         kind = kinds[envelope["op"]]
-        message: Message = bounded(msgspec.convert(envelope["body"], kind))
+        message: M = bounded(msgspec.convert(envelope["body"], kind))
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise Garbled(f"no message that is expected here ({type(error).__name__})") from None
     return message
 
 
-class Connection:
+class Connection(Generic[M]):
     """One peer. ``hear`` gets each message, ``lost`` once why there will be no more.
 
     Where ``hear`` raises Garbled, before it has acted, the peer counts as lost.
@@ -61,24 +65,31 @@ class Connection:
         self,
         loop: Loop,
         sock: socket.socket,
-        accepted: Iterable[type],
-        hear: Callable[[Message], None],
+        accepted: Iterable[type[M]],
+        hear: Callable[[M], None],
         lost: Callable[[str], None],
         max_bytes: int = MAX_BYTES,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
-        """Read from and write to ``sock``, which is connected and becomes ours."""
+        """Read from and write to ``sock``, which is connected and becomes ours.
+
+        Args:
+            max_bytes: of a frame that comes. max_waiting: of what the peer may leave unread.
+        """
         sock.setblocking(False)
         self.here = self.there = ""
         """Our address on this connection and the peer's, as literals; a socket that was reset has none any more."""
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.here, self.there = literal(sock.getsockname()), literal(sock.getpeername())
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self.here, self.there = literal(sock.getsockname()), literal(sock.getpeername())
         except OSError:
             pass  # reset already, as the first look at it will show
         self._loop = loop
         self._socket = sock
         self._accepted = tuple(accepted)
         self._max_bytes = max_bytes
+        self._max_waiting = max_waiting
         self.hear = hear
         self.lost = lost
         self._coming = bytearray()
@@ -90,11 +101,11 @@ class Connection:
     def open(self) -> bool:
         return self._socket.fileno() >= 0
 
-    def expect(self, accepted: Iterable[type], max_bytes: int = MAX_BYTES) -> None:
+    def expect(self, accepted: Iterable[type[M]], max_bytes: int = MAX_BYTES) -> None:
         """From now on accept other messages."""
         self._accepted, self._max_bytes = tuple(accepted), max_bytes
 
-    def send(self, message: Message) -> None:
+    def send(self, message: object) -> None:
         self.send_frame(encode(message))
 
     def send_frame(self, frame: bytes) -> None:
@@ -102,7 +113,7 @@ class Connection:
         if not self.open or self._ending:
             return
         self._going += frame
-        if len(self._going) > MAX_WAITING:
+        if len(self._going) > self._max_waiting:
             return self._lose("it reads nothing")
         self._writable()
 
@@ -133,14 +144,14 @@ class Connection:
         if not data:
             return self._lose("its connection closed")
         self._coming += data
-        while len(self._coming) >= _LENGTH.size and self.open:
-            (length,) = _LENGTH.unpack_from(self._coming)
+        while len(self._coming) >= LENGTH.size and self.open:
+            (length,) = LENGTH.unpack_from(self._coming)
             if length > self._max_bytes:
                 return self._lose("it speaks something else")
-            end = _LENGTH.size + length
+            end = LENGTH.size + length
             if len(self._coming) < end:
                 return
-            body = bytes(self._coming[_LENGTH.size : end])
+            body = bytes(self._coming[LENGTH.size : end])
             del self._coming[:end]
             try:
                 self.hear(decode(body, self._accepted))
