@@ -1,8 +1,9 @@
 """What each field of a message may hold, beyond its type: numbers in their ranges, harmless texts of bounded length.
 
-One place for all that comes from another machine, applied on arrival (``wire``): a node that joined, or what answers as
-node 0, may be broken or hostile. A text is mended; any other field that makes no sense makes the message none. What
-only the state of the job can tell is checked where that state is: ``seat`` and ``member``.
+One place for all that comes from another process, applied on arrival (``wire``): a node that joined, what answers as
+node 0, or the client of a running job (``job``) may be broken or hostile. A text is mended; any other field that makes
+no sense makes the message none. What only the state of the job can tell is checked where that state is: ``seat`` and
+``member``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from operator import is_
 from typing import Any, TypeVar
 
 from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, Failure, Outcome, readable
-from ddplaunch.control.messages import Message
 from ddplaunch.control.rules import MIN_HEARTBEAT
 from ddplaunch.errors import shown
 
@@ -133,6 +133,14 @@ BOUNDS: Mapping[str, Rule] = {
     **dict.fromkeys(("devices", "gpus"), lru_cache(16)(_each(_NAME))),  # alike on 10,000 nodes
     "target": _letters(8192),
     "run_id": _run_id,
+    # what is said at the door of a running job
+    "restarts": _COUNT,
+    **dict.fromkeys(("began", "since"), _EPOCH),
+    "Status.attempt": _number(-1, MANY),
+    "RankStatus.code": _number(-64, 255),
+    "Status.target": _line,
+    "ranks": _each(_inner),
+    **dict.fromkeys(("state", "now"), _as_it_is),
     # what people read
     **dict.fromkeys(("message", "remark", "how"), _line),
     "hint": _hint,
@@ -168,7 +176,7 @@ def rule_of(kind: type, name: str) -> Rule:
     return BOUNDS.get(f"{kind.__name__}.{name}") or BOUNDS[name]
 
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M")
 
 
 def bounded(message: M) -> M:

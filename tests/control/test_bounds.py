@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 import math
 import random
@@ -21,10 +22,14 @@ from ddplaunch.control.join_status import describe
 from ddplaunch.control.messages import Garbled
 from ddplaunch.control.wire import decode, encode
 from ddplaunch.errors import harmless, shown
+from ddplaunch.job.requests import Answer, Request
 from tests.control.test_coordinator import Job
 
 KINDS = [kind for kind in typing.get_args(messages.Message) if kind is not messages.Seeking]
-"""All that is ever sent."""
+"""All that nodes ever send."""
+
+AT_THE_DOOR = typing.get_args(Request | Answer)
+"""All that a running job is asked, and answers."""
 
 
 def classes(kind: type) -> Iterator[type]:
@@ -42,7 +47,12 @@ def _within(hint: Any) -> Iterator[type]:
 
 
 def test_every_field_has_a_rule_and_every_rule_a_field():
-    found = {(each, field.name) for kind in KINDS for each in classes(kind) for field in dataclasses.fields(each)}
+    found = {
+        (each, field.name)
+        for kind in [*KINDS, *AT_THE_DOOR]
+        for each in classes(kind)
+        for field in dataclasses.fields(each)
+    }
     for kind, name in found:
         assert rule_of(kind, name), f"{kind.__name__}.{name}"
     names = {name for _, name in found} | {f"{kind.__name__}.{name}" for kind, name in found}
@@ -86,6 +96,8 @@ class Maker:
             return pick(NUMBERS[: pick((6, 6, 6, len(NUMBERS)))])
         if hint is float:
             return pick(REALS[: pick((5, 5, 5, len(REALS)))])
+        if isinstance(hint, type) and issubclass(hint, enum.Enum):
+            return pick([each.value for each in hint])
         assert hint is str
         return pick(TEXTS[: pick((4, 4, 4, len(TEXTS)))])
 
@@ -104,7 +116,7 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*KINDS, *AT_THE_DOOR], ids=lambda kind: kind.__name__)
 def test_a_message_is_understood_or_none(kind):
     maker, understood = Maker(1), 0
     for _ in range(400):
@@ -121,7 +133,7 @@ def test_a_message_is_understood_or_none(kind):
                 assert len(leaf) <= MAX_TEXT
             elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
                 assert math.isfinite(leaf)
-                assert 0 <= leaf <= 1e11
+                assert -64 <= leaf <= 1e11
         act_on(message)
     assert understood > 3
 

@@ -1,0 +1,126 @@
+"""The door of a running job: a Unix socket on which a client of the same user asks it something.
+
+It waits in the launcher's own loop, so that nobody asking costs nothing. A connection is for one request and its
+answer; how many there are, how long each lasts and what it may hold are bounded, so that no client disturbs the job.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, get_args
+
+from ddplaunch.job.folder import listen, peer_uid, remove
+from ddplaunch.loop import Loop, Timer
+
+if TYPE_CHECKING:
+    from ddplaunch.control.wire import Connection
+    from ddplaunch.job.requests import Request
+    from ddplaunch.job.status import Status
+
+MAX_CLIENTS = 8
+"""Connections at a time; further ones wait in the kernel."""
+
+DEADLINE = 5.0
+"""Seconds from a connection to its end."""
+
+MAX_REQUEST = 4 << 10
+"""Bytes of a request."""
+
+MAX_ANSWER = 4 << 20
+"""Bytes of an answer: the status of 16,000 ranks fits."""
+
+FULL_PAUSE = 0.5
+"""Seconds without accepting where the system has no descriptor left."""
+
+
+class Job(Protocol):
+    """What a door serves."""
+
+    def status(self) -> Status:
+        """How this node's share stands."""
+
+    def stop(self, now: bool) -> None:
+        """End the job, as Ctrl-C does; ``now`` as a second one does."""
+
+
+class Door:
+    """Serves one job until it is closed."""
+
+    def __init__(self, loop: Loop, run_id: str, job: Job) -> None:
+        """``run_id`` is a part of the socket's name, for people."""
+        self._loop = loop
+        self._job = job
+        self._clients: dict[Connection[Request], Timer] = {}
+        self._socket: socket.socket | None = None
+        self.path: str | None = None
+        """None where there is no folder for it: the job runs without a door."""
+        if listening := listen(run_id):
+            self._socket, self.path = listening
+        self._accept_again()
+
+    def close(self) -> None:
+        """Remove it; who is being answered has what the kernel took of the answer."""
+        if self._socket is None or self.path is None:
+            return
+        remove(self.path)
+        self._loop.forget(self._socket.fileno())
+        self._socket.close()
+        self._socket = None
+        for client in list(self._clients):
+            self._part(client)
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        try:
+            sock, _ = self._socket.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left, or the client has gone already
+            self._loop.forget(self._socket.fileno())
+            self._loop.after(FULL_PAUSE, self._accept_again)
+            return
+        if peer_uid(sock) != os.geteuid():
+            sock.close()
+            return
+        from ddplaunch.control.wire import Connection
+        from ddplaunch.job.requests import Request
+
+        client: Connection[Request] = Connection(
+            self._loop,
+            sock,
+            get_args(Request),
+            hear=lambda request: self._answer(client, request),
+            lost=lambda why: self._part(client),
+            max_bytes=MAX_REQUEST,
+            max_waiting=MAX_ANSWER,
+        )
+        self._clients[client] = self._loop.after(DEADLINE, partial(self._part, client))
+        if len(self._clients) == MAX_CLIENTS:
+            self._loop.forget(self._socket.fileno())
+
+    def _accept_again(self) -> None:
+        if self._socket is not None and len(self._clients) < MAX_CLIENTS:
+            self._loop.watch(self._socket.fileno(), self._accept)
+
+    def _answer(self, client: Connection[Request], request: Request) -> None:
+        from ddplaunch.job.requests import Show, Stop, Stopping
+
+        client.expect(())
+        match request:
+            case Show():
+                client.send(self._job.status())
+            case Stop(now=now):
+                client.send(Stopping())
+                self._loop.soon(partial(self._stop, now))
+        client.finish()
+
+    def _stop(self, now: bool) -> None:
+        if self._socket is not None:
+            self._job.stop(now)
+
+    def _part(self, client: Connection[Request]) -> None:
+        self._clients.pop(client).cancel()
+        client.close()
+        self._accept_again()

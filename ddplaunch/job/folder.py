@@ -1,0 +1,123 @@
+"""The folder of a user's doors: where it is, that nobody else may enter it, and what killed launchers left in it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+
+MAX_PATH = 107
+"""Bytes of a socket's path (unix(7))."""
+
+MAX_NAME = 40
+"""Bytes of the run id in a socket's name."""
+
+_PEER = struct.Struct("iII")
+"""Of SO_PEERCRED: pid, uid, gid."""
+
+
+def candidates() -> list[str]:
+    """Where the folder may be, the best place first; a client, whose variables may be others, looks in all."""
+    user = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    parents = [each for each in (runtime, f"/run/user/{user}") if os.path.isabs(each)]
+    return [*dict.fromkeys(os.path.join(each, "ddplaunch") for each in parents), f"/tmp/ddplaunch-{user}"]
+
+
+def is_private(folder: str) -> bool:
+    """Whether only this user can enter it or put another in its place; a link is no folder."""
+    try:
+        found, parent = os.lstat(folder), os.stat(os.path.dirname(folder))
+    except OSError:
+        return False
+    user = os.geteuid()
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o077
+    safe = bool(parent.st_mode & stat.S_ISVTX) or (parent.st_uid == user and not parent.st_mode & 0o022)
+    return ours and safe
+
+
+def listen(run_id: str) -> tuple[socket.socket, str] | None:
+    """Listen on a socket of our own, and return its path; None where there is no place for one."""
+    name = f"{os.fsencode(run_id)[:MAX_NAME].decode(errors='ignore')}.{os.getpid()}"
+    for folder in candidates():
+        path = os.path.join(folder, name)
+        if len(os.fsencode(path)) > MAX_PATH:
+            continue
+        for _ in range(2):  # another launcher's last act may be to remove the folder that we have just made
+            try:
+                os.mkdir(folder, 0o700)
+            except OSError:
+                pass  # it is there, or cannot be made
+            if not is_private(folder):
+                break
+            remove_dead(folder)
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            try:
+                os.fchmod(sock.fileno(), 0o600)
+                sock.bind(path)
+                sock.listen()
+            except OSError as error:
+                sock.close()
+                if error.errno == errno.ENOENT:
+                    continue
+                break
+            return sock, path
+    return None
+
+
+def remove(path: str) -> None:
+    """Remove a socket, and its folder after the last one."""
+    try:
+        os.unlink(path)
+        os.rmdir(os.path.dirname(path))
+    except OSError:
+        pass  # others are there, or it has gone already
+
+
+def remove_dead(folder: str) -> None:
+    """Remove the sockets that launchers left which were killed: their process has gone, and nobody listens."""
+    for path in _sockets(folder):
+        pid = path.rpartition(".")[2]
+        if not os.path.exists(f"/proc/{pid}") and _refuses(path):  # it may live in another PID namespace
+            try:
+                os.unlink(path)
+            except OSError:
+                pass  # somebody else was quicker
+
+
+def doors() -> list[str]:
+    """The paths of all doors of this user on this machine."""
+    found: list[str] = []
+    for folder in filter(is_private, candidates()):
+        remove_dead(folder)
+        found += _sockets(folder)
+    return found
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user of the process at the other end, as it was when it connected or began to listen."""
+    uid: int = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1]
+    return uid
+
+
+def _sockets(folder: str) -> Iterator[str]:
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    for name in names:
+        pid = name.rpartition(".")[2]
+        if pid.isascii() and pid.isdecimal():
+            yield os.path.join(folder, name)
+
+
+def _refuses(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as sock:
+        try:
+            sock.connect(path)
+        except OSError as error:
+            return error.errno == errno.ECONNREFUSED
+    return False

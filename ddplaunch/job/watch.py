@@ -1,0 +1,44 @@
+"""The observer that keeps the status: it only notes the events, and folds them when somebody asks."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.output.events import Event
+from ddplaunch.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from ddplaunch.job.status import Status
+
+MAX_NEWS = 4096
+"""Events that are kept unfolded."""
+
+
+class Watch:
+    """What has happened to this node's share of a job."""
+
+    def __init__(self, plan: Plan) -> None:
+        """``plan`` is this node's, before it has joined the others."""
+        self._plan = plan
+        self._began = time.time()
+        self._status: Status | None = None
+        self._news: list[tuple[Event, float]] = []
+
+    def observe(self, event: Event) -> None:
+        """Take in what has happened."""
+        self._news.append((event, time.time()))
+        if len(self._news) > MAX_NEWS:
+            self.status()
+
+    def status(self) -> Status:
+        """The status by now."""
+        from ddplaunch.job.status import Status
+
+        status = self._status or Status.of(self._plan, os.getpid(), self._began)
+        for event, moment in self._news:
+            status = status.after(event, moment)
+        self._news.clear()
+        self._status = status
+        return status

@@ -1,0 +1,307 @@
+"""Asking a running job, as its own user, as another, and as somebody who means it no good."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.control.wire import encode
+from ddplaunch.job import client, folder
+from ddplaunch.job.client import Unanswered
+from ddplaunch.job.door import DEADLINE, MAX_CLIENTS, MAX_REQUEST
+from ddplaunch.job.requests import Show, Stop
+from ddplaunch.job.status import RankState, State
+from tests.conftest import alive, clean_environment, wait_until
+from tests.patience import patience
+
+ROOT = Path(__file__).parents[2]
+
+
+class Running:
+    """A process of host.py."""
+
+    def __init__(self, run_id: str, environ: dict[str, str]) -> None:
+        words = [sys.executable, "-m", "tests.job.host", run_id]
+        self.process = subprocess.Popen(words, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout
+        self.path, seconds, msgspec = self.process.stdout.readline().split("\t")
+        self.seconds, self.msgspec = float(seconds), msgspec.strip() == "1"
+
+    def show(self, state: State = State.RUNNING, attempt: int = 0):
+        """Its status, once it is that far."""
+        found = []
+
+        def reached() -> bool:
+            found[:] = [client.show(self.path)]
+            return (found[0].state, found[0].attempt) == (state, attempt)
+
+        wait_until(reached, f"{state} of attempt {attempt}")
+        return found[0]
+
+    def end(self) -> str:
+        """Wait for its end; how it was stopped."""
+        out, _ = self.process.communicate(timeout=patience(20))
+        return out.strip()
+
+
+@pytest.fixture
+def runtime(tmp_path_factory, monkeypatch) -> Path:
+    """A short path: those of sockets are."""
+    path = tmp_path_factory.mktemp("r")
+    path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
+    return path
+
+
+@pytest.fixture
+def run(runtime) -> Iterator[Callable[..., Running]]:
+    begun: list[Running] = []
+
+    def begin(run_id: str = "mine", **environ: str) -> Running:
+        begun.append(Running(run_id, clean_environment({"XDG_RUNTIME_DIR": str(runtime), **environ})))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.process.terminate()
+        each.process.communicate(timeout=patience(20))
+
+
+def call(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(patience(20))
+    sock.connect(path)
+    return sock
+
+
+def test_the_status_while_ranks_run_and_after_a_restart(run):
+    job = run()
+    status = job.show()
+    assert (status.run_id, status.target, status.pid) == ("mine", "sleep 600", job.process.pid)
+    assert (status.node_rank, status.world_size, status.restarts) == (0, 2, 0)
+    assert [rank.state for rank in status.ranks] == [RankState.RUNNING] * 2
+    assert all(alive(rank.pid) for rank in status.ranks)
+    assert abs(status.since - time.time()) < patience(20)
+    os.kill(status.ranks[1].pid, signal.SIGKILL)
+    again = job.show(attempt=1)
+    assert not {rank.pid for rank in status.ranks} & {rank.pid for rank in again.ranks}
+    assert all(alive(rank.pid) for rank in again.ranks)
+
+
+@pytest.mark.parametrize(("now", "how"), [(False, "with grace"), (True, "now")])
+def test_stop(run, now, how):
+    job = run()
+    ranks = job.show().ranks
+    client.stop(job.path, now=now)
+    assert job.end() == how
+    assert not any(alive(rank.pid) for rank in ranks)
+    assert not Path(job.path).exists()
+    with pytest.raises(Unanswered, match="no such file"):
+        client.show(job.path)
+
+
+def test_it_costs_next_to_nothing_until_somebody_asks(run):
+    job = run()
+    assert job.seconds < patience(0.005)
+    assert not job.msgspec
+
+
+def test_only_this_user_may_enter(run, runtime):
+    job = run()
+    assert stat.S_IMODE(os.stat(job.path).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(os.path.dirname(job.path)).st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
+@pytest.mark.parametrize("opened", [False, True], ids=["kept out by the folder", "kept out by its uid"])
+def test_another_user_is_refused(run, runtime, opened):
+    job = run()
+    if opened:
+        for each in [*runtime.parents, runtime, Path(job.path).parent, Path(job.path)]:
+            if each.stat().st_uid == 0 and str(each).startswith(str(runtime.parents[1])):
+                each.chmod(0o777)
+    text = (
+        "import os, socket, sys\nos.chdir('/')\ns = socket.socket(socket.AF_UNIX)\n"
+        f"os.setgid(65534); os.setuid(65534)\ns.connect({job.path!r})\n"
+        f"s.sendall({encode(Show())!r})\nsys.exit(7 if not s.recv(1) else 8)"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    if opened:
+        assert done.returncode == 7 or "BrokenPipeError" in done.stderr or "ConnectionReset" in done.stderr
+    else:
+        assert "PermissionError" in done.stderr
+    assert job.show().state is State.RUNNING
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\0\0\0\2{}",
+        struct.pack("!I", MAX_REQUEST + 1),
+        struct.pack("!I", 0xFFFFFFFF) + b"x" * 1000,
+        struct.pack("!I", 100) + b"[" * 100,
+        encode(Stop())[:-1] + b"\xff",
+        encode(Stop()).replace(b"false", b'"yes"').replace(struct.pack("!I", len(encode(Stop())) - 4), b"\0\0\0\x21"),
+        struct.pack("!I", 40) + b'{"op": "Started", "body": {"rank": 1}}  ',
+    ],
+)
+def test_garbage_is_dropped(run, sent):
+    job = run()
+    job.show()
+    with call(job.path) as sock:
+        sock.sendall(sent)
+        try:
+            assert sock.recv(1) == b""
+        except ConnectionResetError:
+            pass  # it was closed before all was read
+    assert job.show().state is State.RUNNING
+
+
+def test_a_connection_is_for_one_request(run):
+    job = run()
+    job.show()
+    with call(job.path) as sock:
+        sock.sendall(encode(Show()) + encode(Stop()))
+        try:
+            while sock.recv(1 << 16):
+                pass
+        except ConnectionResetError:
+            pass
+    assert job.show().state is State.RUNNING
+
+
+@pytest.mark.slow
+def test_those_who_say_nothing_keep_nobody_out_for_long(run):
+    job = run()
+    job.show()
+    silent = [call(job.path) for _ in range(MAX_CLIENTS)]
+    began = time.monotonic()
+    assert client.show(job.path, timeout=patience(30)).state is State.RUNNING
+    assert time.monotonic() - began > DEADLINE / 2
+    for each in silent:
+        assert each.recv(1) == b""
+        each.close()
+
+
+def test_one_who_reads_nothing_keeps_nobody_waiting(run):
+    job = run()
+    job.show()
+    with call(job.path) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        sock.sendall(encode(Show()))
+        assert job.show().state is State.RUNNING
+
+
+def test_one_job_beside_another(run):
+    first, second = run("a"), run("b")
+    assert {client.show(path).run_id for path in folder.doors()} == {"a", "b"}
+    client.stop(first.path)
+    assert first.end() == "with grace"
+    assert [client.show(path).run_id for path in folder.doors()] == ["b"]
+    assert second.show().state is State.RUNNING
+
+
+def test_a_killed_launcher_leaves_a_socket_that_the_next_one_removes(run):
+    job = run("a")
+    ranks = job.show().ranks
+    job.process.kill()
+    job.process.wait()
+    for rank in ranks:
+        os.kill(rank.pid, signal.SIGKILL)
+    assert Path(job.path).exists()
+    with pytest.raises(Unanswered, match="connection refused"):
+        client.show(job.path)
+    other = run("b")
+    assert os.listdir(os.path.dirname(other.path)) == [os.path.basename(other.path)]
+
+
+def test_a_client_removes_them_too(run):
+    job = run()
+    ranks = job.show().ranks
+    job.process.kill()
+    job.process.wait()
+    for rank in ranks:
+        os.kill(rank.pid, signal.SIGKILL)
+    assert folder.doors() == []
+    assert not Path(job.path).exists()
+
+
+def test_nothing_stays_of_the_last_one(run, runtime):
+    job = run()
+    client.stop(job.path)
+    job.end()
+    assert list(runtime.iterdir()) == []
+
+
+def test_a_launcher_that_is_stopped_is_not_waited_for(run):
+    job = run()
+    job.show()
+    os.kill(job.process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(Unanswered, match=r"does not answer within 0\.5 s"):
+            client.show(job.path, timeout=0.5)
+    finally:
+        os.kill(job.process.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("variables", [{"HOME": "/nonexistent"}, {"XDG_RUNTIME_DIR": "/nonexistent"}, {"TMPDIR": "/x"}])
+def test_without_a_home_or_a_runtime_folder(run, monkeypatch, variables):
+    job = run(**variables)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert job.path in folder.doors()
+    assert job.show().state is State.RUNNING
+
+
+@pytest.mark.parametrize("run_id", ["x" * 255, "日" * 100, "a b.c"])
+def test_long_and_odd_run_ids(run, run_id):
+    job = run(run_id)
+    assert job.path in folder.doors()
+    assert job.show().run_id == run_id
+
+
+def in_the_way(kind: str, path: Path) -> None:
+    elsewhere = path.parent / "elsewhere"
+    if kind == "link":
+        elsewhere.mkdir(mode=0o700)
+        path.symlink_to(elsewhere)
+    elif kind == "file":
+        path.write_text("")
+    elif kind == "open":
+        path.mkdir()
+        path.chmod(0o755)
+    else:
+        path.mkdir(mode=0o700)
+        os.chown(path, 65534, 65534)
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "open", "foreign"])
+def test_a_folder_that_is_not_ours_alone_is_left_alone(run, runtime, monkeypatch, kind):
+    if kind == "foreign" and os.geteuid() != 0:
+        pytest.skip("needs root to give a folder away")
+    in_the_way(kind, runtime / "ddplaunch")
+    job = run()
+    assert not job.path.startswith(str(runtime))
+    assert job.path in folder.doors()
+    assert not [path for path in runtime.rglob("*") if path.is_socket()]
+
+
+def test_no_folder_no_door(monkeypatch):
+    from ddplaunch.loop import Loop
+    from tests.job.host import Door
+
+    monkeypatch.setattr(folder, "candidates", lambda: ["/proc/ddplaunch"])
+    door = Door(Loop(), "x", None)  # type: ignore[arg-type]
+    assert door.path is None
+    door.close()
