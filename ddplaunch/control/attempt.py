@@ -43,7 +43,7 @@ class Attempt:
         broken: what happened first to a launcher's own processes.
         released: whether the nodes were told that all ranks have done their work.
         growing: whether it is stopped to take a node in.
-        telling: whether nodes that have finished are told whom they wait for.
+        finishing: whether some nodes have finished, and hear whom they wait for.
         heard: characters of all that was said about failures as they came.
     """
 
@@ -58,7 +58,7 @@ class Attempt:
     broken: Loss | None = None
     released: bool = False
     growing: bool = False
-    telling: bool = False
+    finishing: bool = False
     heard: int = 0
 
     def gone(self, node: int) -> None:

@@ -1,6 +1,6 @@
 """What the nodes of a job do next, decided in one place, on node 0; a job of one node is decided here too.
 
-Decisions only: messages come in, messages go out. ``hub`` brings them from and to other machines.
+Decisions only: messages come in, messages go out. ``node_zero`` brings them from and to other machines.
 """
 
 from __future__ import annotations
@@ -9,24 +9,26 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from ddplaunch.control import agreement, messages
 from ddplaunch.control.attempt import SETTLE, Attempt, Loss, on_our_clock
 from ddplaunch.control.failure import Failure, Outcome, Verdict, signal_name
-from ddplaunch.control.join_status import describe, free_number, join_status
+from ddplaunch.control.join_status import describe, join_status
 from ddplaunch.control.messages import Hello, Message
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.rules import Rules
-from ddplaunch.control.seat import Part, Seat, Stage, no_seat
+from ddplaunch.control.seat import Part, Seat, Seats
+from ddplaunch.control.stage import NEXT, Stage
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Timer
 from ddplaunch.words import named
 
-TOLD = 0.6
-"""Seconds after a failure when people are told of it, if the report cannot be given by then."""
+EARLY_REPORT = 0.6
+"""Seconds after a failure when people read of it, if its report cannot be given by then."""
 
-ROSTER_INTERVAL = 0.25
-"""Seconds between two accounts of who has joined: many come at once, and each wants to hear."""
+JOIN_STATUS_INTERVAL = 0.25
+"""Seconds between two messages on who has joined: many nodes join at once, and each gets every message."""
 
 EARLY = 1.0
 """Seconds after which a node that has finished says whom it waits for."""
@@ -59,7 +61,7 @@ class Coordinator:
         self._later = after
         self._clock = clock
         self._own = hello
-        self._seats: dict[int, Seat] = {}
+        self._seats = Seats(rules.max_nodes)
         self._stage = Stage.JOINING
         self._attempt = Attempt()
         self._changes = 0
@@ -67,28 +69,34 @@ class Coordinator:
         self._interrupted: int | None = None
         self._hurried = False  # whether it was again
         self._preempted: str | None = None  # by what: "SIGUSR2 on node 1"
-        self._heeded = False
+        self._made_room = False
         self._window: float | None = None
         self._timers: list[Timer] = []
-        self._roster_due = False
+        self._join_status_due = False
 
     # ---------------------------------------------------------------------------------------------------- joining
 
     def open(self) -> None:
         """Begin with node 0 itself."""
         self._after(self._rules.join_timeout, self._nobody_more)
-        self._seats[0] = Seat(0, self._own)
-        self._joined()
+        self._seats.add(self._own)
+        self._start_if_complete()
 
-    def numbered(self, hello: Hello) -> Hello:
-        """Give a node that asks for one a node rank: the one that it would like, or the lowest that is free."""
-        if hello.numbered:
-            return hello
-        number = free_number(self._seats, self._rules.max_nodes, wanted=hello.share.node_rank)
-        return replace(hello, share=replace(hello.share, node_rank=number))
+    def admit(self, hello: Hello) -> Hello | messages.Refused:
+        """Decide whether a node may ``join``; a refusal before the start ends the job.
 
-    def refusal(self, hello: Hello) -> messages.Refused | None:
-        """Say why this node cannot take part, None where it can; what disagrees before the start ends the job."""
+        Returns:
+            its hello, with a node rank where it asked for one, or why it cannot take part.
+        """
+        if not hello.numbered:
+            number = self._seats.free_rank(hello.share.node_rank)
+            hello = replace(hello, share=replace(hello.share, node_rank=number))
+        refused = self._refusal(hello)
+        if refused and self._stage is Stage.JOINING:
+            self._end(Outcome(EXIT_USAGE, refused=(refused.message, refused.hint)))
+        return refused or hello
+
+    def _refusal(self, hello: Hello) -> messages.Refused | None:
         refused = agreement.disagreement(self._own, hello, allow_mismatch=self._rules.allow_mismatch)
         open_to_all = self._rules.elastic or self._stage is Stage.JOINING
         if refused is None and (self._stage is Stage.ENDED or not open_to_all):
@@ -96,13 +104,10 @@ class Coordinator:
             refused = messages.Refused(
                 f"the job {over}, without this {hello.name if hello.numbered else hello.share.host}"
             )
-        refused = refused or no_seat(hello, self._seats, self._rules.max_nodes)
-        if refused and self._stage is Stage.JOINING:
-            self._end(Outcome(EXIT_USAGE, refused=(refused.message, refused.hint)))
-        return refused
+        return refused or self._seats.refusal(hello)
 
-    def declined(self, declined: messages.Declined) -> messages.Refused:
-        """A node has no seat and wants none: before the start the job ends for its reason. Returns what it is told."""
+    def decline(self, declined: messages.Declined) -> messages.Refused:
+        """Do without a node that cannot take part, or before the start end the job; return the answer to it."""
         if declined.run_id != self._own.run_id:
             return messages.Refused("this is another job", "give every node of a job the same --run-id")
         refused = messages.Refused(declined.says, declined.hint)
@@ -113,24 +118,23 @@ class Coordinator:
         return refused
 
     def join(self, hello: Hello) -> None:
-        """Take in a node that was not refused."""
-        number = hello.share.node_rank
-        self._seats[number] = Seat(number, hello)
+        """Take in a node that was admitted."""
+        self._seats.add(hello)
         for warning in agreement.warnings(self._own, hello):
             self._note(warning)
         if self._stage is Stage.JOINING:
-            self._joined()
-        elif self._rules.grow and self._stage is Stage.RUNNING and self._all(Part.RUNNING):
+            self._start_if_complete()
+        elif self._rules.grow and self._stage is Stage.RUNNING and self._seats.all_run():
             self._attempt.growing = True
             self._note(f"{hello.share.name} has come: stopping the ranks to take it in")
             self._stop(signal.SIGTERM)
-        elif self._stage is Stage.RUNNING and not self._all(Part.RUNNING):
+        elif self._stage is Stage.RUNNING and not self._seats.all_run():
             self._note(f"{hello.share.name} has come, and the job is about to end")
         else:
             self._note(f"{hello.share.name} has come; it is taken in when the ranks start next")
 
-    def _joined(self) -> None:
-        """Start if all are there; an elastic job gives late nodes some time once it could start."""
+    def _start_if_complete(self) -> None:
+        """Start when all nodes have joined; an elastic job that could start gives late nodes some time."""
         if len(self._seats) == self._rules.max_nodes:
             return self._start()
         if len(self._seats) < self._rules.min_nodes:
@@ -138,18 +142,18 @@ class Coordinator:
         elif self._window is None:
             self._window = self._clock() + self._rules.join_window
             self._later(self._rules.join_window, self._window_over)
-        if not self._roster_due:
-            self._roster_due = True
-            self._later(ROSTER_INTERVAL if len(self._seats) > 1 else 0, self._call_roster)
+        if not self._join_status_due:
+            self._join_status_due = True
+            self._later(JOIN_STATUS_INTERVAL if len(self._seats) > 1 else 0, self._tell_join_status)
 
-    def _roster(self, window: float | None) -> messages.JoinStatus:
+    def _join_status(self, window: float | None) -> messages.JoinStatus:
         return join_status(self._seats, self._rules.min_nodes, self._rules.max_nodes, window, self._own.share.kind)
 
-    def _call_roster(self) -> None:
-        self._roster_due = False
+    def _tell_join_status(self) -> None:
+        self._join_status_due = False
         if self._stage is Stage.JOINING:
             window = None if self._window is None else max(0.0, self._window - self._clock())
-            self._tell_all(self._roster(window))
+            self._tell_all(self._join_status(window))
 
     def _window_over(self) -> None:
         if self._stage is Stage.JOINING and self._window is not None and self._clock() >= self._window:
@@ -157,7 +161,7 @@ class Coordinator:
 
     def _nobody_more(self) -> None:
         if self._stage is Stage.JOINING and len(self._seats) < self._rules.min_nodes:
-            account = describe(self._roster(None))
+            account = describe(self._join_status(None))
             remark = f"{account}, for {self._rules.join_timeout:g} s (--join-timeout)"
             self._end(Outcome(EXIT_UNAVAILABLE, remark=remark))
         elif self._stage is Stage.JOINING:  # the window is open; should a node leave, the wait has an end again
@@ -166,17 +170,12 @@ class Coordinator:
     # --------------------------------------------------------------------------------------------------- an attempt
 
     def _start(self) -> None:
-        self._stage = Stage.RUNNING
+        self._enter(Stage.RUNNING)
         self._cancel()
-        shares = [self._seats[number].hello.share for number in sorted(self._seats)]
+        shares = self._seats.start()
         world_size = sum(len(share.devices) for share in shares)
         self._attempt = Attempt(self._attempt.number + 1, world_size, self._clock(), set(self._seats), set(self._seats))
-        first = 0
-        for _, seat in sorted(self._seats.items()):
-            count = len(seat.hello.share.devices)
-            seat.part, seat.told, seat.ranks = Part.RUNNING, "", range(first, first + count)
-            first += count
-        start = messages.Start(self._attempt.number, self._run_id, tuple(shares))
+        start = messages.Start(self._attempt.number, self._run_id, shares)
         for number in sorted(self._seats):  # node 0 first: it removes a store in a file before anybody can open it
             self._tell(number, start)
 
@@ -218,13 +217,13 @@ class Coordinator:
         if self._stage is not Stage.RUNNING or self._preempted:  # others may be writing a checkpoint
             return
         if not failure.is_consequence:
-            self._after(TOLD, self._tell_failure)
+            self._after(EARLY_REPORT, self._tell_failure)
             self._stop(signal.SIGTERM)
         elif len(self._attempt.failures) == 1:
             self._after(SETTLE, lambda: self._stop(signal.SIGTERM))
 
     def _tell_failure(self) -> None:
-        """Ranks take their time to stop: say by now why they were told to."""
+        """Ranks take their time to stop: say by now why they must."""
         verdict = self._attempt.verdict
         if self._stage is Stage.STOPPING and self._interrupted is None and verdict:
             first = verdict.first
@@ -237,30 +236,30 @@ class Coordinator:
 
     def _finished(self, seat: Seat) -> None:
         if seat.part is Part.RUNNING:
-            seat.part = Part.FINISHED
+            seat.enter(Part.FINISHED)
         self._attempt.working.discard(seat.number)
         if not self._attempt.working:
             self._release()
-        elif not self._attempt.telling:
-            self._attempt.telling = True
+        elif not self._attempt.finishing:
+            self._attempt.finishing = True
             self._after(EARLY, self._tell_early)
 
     def _tell_early(self) -> None:
-        """Tell those who have finished whom they wait for; all of them together, now and then."""
-        awaited = [seat.name for _, seat in sorted(self._seats.items()) if seat.part is Part.RUNNING]
+        """Tell the nodes that have finished which others they wait for; all of them together, now and then."""
+        awaited = [seat.name for seat in self._seats.in_order if seat.part is Part.RUNNING]
         if self._stage is not Stage.RUNNING or not awaited:
             return
         text = f"the ranks of this {self._own.share.kind} are done; waiting for {named(awaited)}"
         for number, seat in list(self._seats.items()):
-            if seat.part in (Part.FINISHED, Part.DRAINED) and seat.told != text:
-                seat.told = text
+            if seat.part in (Part.FINISHED, Part.DRAINED) and seat.awaited != text:
+                seat.awaited = text
                 self._tell(number, messages.Note(text))
         self._after(STILL_WAITING, self._tell_early)
 
     def _drained(self, seat: Seat, message: messages.Drained) -> None:
-        seat.part = Part.DRAINED
+        seat.enter(Part.DRAINED)
         self._attempt.drained(seat.number, message)
-        self._heeded = self._heeded or message.heeded
+        self._made_room = self._made_room or message.heeded
         if message.broken:
             at = f" (on {seat.host})" if len(self._seats) > 1 else ""
             self._attempt.broke(message, seat.host, at)
@@ -275,7 +274,7 @@ class Coordinator:
         self._attempt.gone(number)
         if self._stage is Stage.JOINING:
             self._note(f"{seat.name} has gone again: {why}")
-            return self._joined()
+            return self._start_if_complete()
         if seat.part is Part.DRAINED and not self._attempt.failures and self._stage is Stage.RUNNING:
             return self._check_drained()  # it had done its work
         text = f"{seat.name} was lost: {why}"
@@ -293,7 +292,7 @@ class Coordinator:
         self._check_drained()
 
     def _interrupt(self, number: int, message: messages.Interrupted) -> None:
-        # Slurm and Kubernetes signal every node at once: only a node's own second signal is impatience.
+        # Slurm and Kubernetes signal every node at once: only the second signal on one node means "now".
         first = self._interrupted is None
         if self._interrupted is None:
             self._interrupted = message.signal
@@ -328,12 +327,12 @@ class Coordinator:
 
     def _stop(self, number: int, grace: float | None = None) -> None:
         if self._stage is Stage.RUNNING:
-            self._stage = Stage.STOPPING
+            self._enter(Stage.STOPPING)
         elif self._stage is not Stage.STOPPING or grace is None:
             return
         order = messages.Stop(self._attempt.number, number, self._rules.grace if grace is None else grace)
         for node, seat in list(self._seats.items()):
-            if seat.part in (Part.RUNNING, Part.FINISHED):
+            if seat.has_ranks:
                 self._tell(node, order)
         self._await_drained(order.grace)
 
@@ -341,7 +340,7 @@ class Coordinator:
         """Give up what has not ended its ranks when they should all have; a node that beats may yet be broken."""
         if waited < (limit := grace + OVERDUE):  # in steps: of a time in which we were stopped ourselves one counts
             step = min(5.0, limit - waited)
-            return self._after(step, lambda: self._await_drained(grace, waited + step))
+            return self._after(step, partial(self._await_drained, grace, waited + step))
         for number in sorted(self._attempt.undrained - {0}):
             why = f"it has not said in {limit:g} s that its ranks have ended"
             if self._stage is Stage.STOPPING:
@@ -371,7 +370,7 @@ class Coordinator:
         whole = self._stage is Stage.RUNNING and attempt.whole
         if self._interrupted is not None:
             self._end(Outcome(EXIT_SIGNAL + self._interrupted))
-        elif self._preempted and not (whole and not self._heeded):
+        elif self._preempted and not (whole and not self._made_room):
             remark = f"preempted by {self._preempted}: the same command may be run again (exit code {EXIT_PREEMPTED})"
             self._end(Outcome(EXIT_PREEMPTED, verdict, remark=remark))
         elif attempt.broken and attempt.broken.came_before(verdict):
@@ -410,30 +409,29 @@ class Coordinator:
                 why += f"; {len(self._seats)} of at least {self._rules.min_nodes} nodes are left"
             return self._end(Outcome(EXIT_UNAVAILABLE, remark=why))
         self._changes += 1
-        names = named(self._seats[number].name for number in sorted(self._seats))
+        names = named(seat.name for seat in self._seats.in_order)
         self._note(f"going on with {len(self._seats)} nodes: {names}")
         self._pause(0)
 
     def _pause(self, seconds: float) -> None:
-        self._stage = Stage.PAUSING
-        for seat in self._seats.values():
-            seat.part = Part.IDLE
+        self._enter(Stage.PAUSING)
+        self._seats.rest()
         self._attempt = Attempt(self._attempt.number)
         self._after(seconds, self._start)
 
     def _end(self, outcome: Outcome) -> None:
-        self._stage = Stage.ENDED
+        self._enter(Stage.ENDED)
         self._cancel()
         self._tell_all(messages.End(outcome))
 
     # ------------------------------------------------------------------------------------------------------ helpers
 
-    def _all(self, part: Part) -> bool:
-        return all(seat.part in (part, Part.IDLE) for seat in self._seats.values())
+    def _enter(self, stage: Stage) -> None:
+        assert stage in NEXT[self._stage], f"{self._stage} to {stage}"
+        self._stage = stage
 
     def _tell_all(self, message: Message) -> None:
-        """Others first: telling node 0 the end may be the last thing that we do."""
-        for number in sorted(self._seats, reverse=True):
+        for number in list(self._seats):
             self._tell(number, message)
 
     def _note(self, text: str) -> None:

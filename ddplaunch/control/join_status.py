@@ -1,4 +1,4 @@
-"""Who is there and who is not, in words: the line that stands there while the job waits for its nodes."""
+"""Which nodes have joined, in words: the line that people see while the job waits for its nodes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,9 @@ from ddplaunch.control.messages import MAX_NAMED, JoinStatus
 def join_status(
     present: Collection[int], min_nodes: int, max_nodes: int, window: float | None, kind: Literal["node", "task"]
 ) -> JoinStatus:
-    """Count the nodes that are there; ``window`` and ``kind`` as in ``JoinStatus``."""
+    """Count the nodes that are ``present``; ``window`` and ``kind`` as in ``JoinStatus``."""
     missing = [number for number in range(max_nodes) if number not in present]
     return JoinStatus(len(present), min_nodes, max_nodes, tuple(missing[:MAX_NAMED]), window, kind)
-
-
-def free_number(present: Collection[int], max_nodes: int, *, wanted: int) -> int:
-    """The node rank for one who has none: ``wanted``, or the lowest that is free; ``max_nodes`` where none is."""
-    if wanted < max_nodes and wanted not in present:
-        return wanted
-    return next((number for number in range(max_nodes) if number not in present), max_nodes)
 
 
 def describe(status: JoinStatus) -> str:

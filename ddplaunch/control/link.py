@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from ddplaunch.control.messages import FromNode, Hello, Message, Versions
@@ -26,7 +27,7 @@ class Link(Protocol):
         """Join; from now on the node may hear something."""
 
     def tell(self, message: FromNode) -> None:
-        """Say something; answers may come before this returns."""
+        """Say something; what the job answers is heard later."""
 
     def close(self) -> None:
         """Part from the job, which is over."""
@@ -35,26 +36,31 @@ class Link(Protocol):
 def make_link(
     loop: Loop, plan: Plan, rules: Rules, hear: Callable[[Message], None], listening: socket.socket | None = None
 ) -> Link:
-    """Choose and prepare the link; ``hear`` is called with what the node is told.
+    """Choose and prepare the link.
 
     Args:
+        hear: called by the loop with each message to this node, never from within a call of the link.
         listening: on the control port, where it was claimed before (``claim``, ``listen``).
 
     Raises:
         UsageError: the control port is taken.
     """
     share = own_share(plan)
+
+    def post(message: Message) -> None:
+        loop.soon(partial(hear, message))
+
     if rules.port is None:
         alone = Hello(share, rules.nnodes, None, "", None, rules.max_restarts, Versions(""), ())
-        return NodeZero(loop, rules, alone, plan.run_id, hear)
+        return NodeZero(loop, rules, alone, plan.run_id, post)
     from ddplaunch.control.hello import own_hello
 
     hello = replace(own_hello(share, plan.target, plan.gpus, rules), numbered=plan.numbered)
     if plan.node_rank:
         from ddplaunch.control.member import Member
 
-        return Member(loop, rules, hello, hear)
-    return NodeZero(loop, rules, hello, plan.run_id, hear, listening or listen(rules))
+        return Member(loop, rules, hello, post)
+    return NodeZero(loop, rules, hello, plan.run_id, post, listening or listen(rules))
 
 
 def listen(rules: Rules) -> socket.socket:

@@ -51,6 +51,14 @@ class _Bond(Enum):
     OVER = "the job is over"
 
 
+_NEXT = {
+    _Bond.SEEKING: {_Bond.JOINED, _Bond.OVER},
+    _Bond.JOINED: {_Bond.SEEKING, _Bond.ORPHANED, _Bond.OVER},
+    _Bond.ORPHANED: {_Bond.OVER},
+    _Bond.OVER: {_Bond.OVER},
+}
+
+
 class Member:
     """One node of a job whose node 0 is elsewhere."""
 
@@ -70,7 +78,7 @@ class Member:
         self._hello = hello
         self._declined = declined
         self._hear = hear
-        self._bond = _Bond.SEEKING
+        self._current_bond = _Bond.SEEKING
         self._tries = 0
         self._trouble = f"nobody has answered at {self.where} yet"
         self._lookup: route.Lookup | None = None
@@ -86,6 +94,15 @@ class Member:
         self._unable: messages.Unable | None = None
         self._patience: Timer | None = None
         self.closed = False
+
+    @property
+    def _bond(self) -> _Bond:
+        return self._current_bond
+
+    @_bond.setter
+    def _bond(self, bond: _Bond) -> None:
+        assert bond in _NEXT[self._current_bond], f"{self._current_bond} to {bond}"
+        self._current_bond = bond
 
     @property
     def where(self) -> str:
@@ -301,6 +318,8 @@ class Member:
 
     def _answered(self, message: Message) -> None:
         assert self._connection is not None
+        if self._bond is not _Bond.SEEKING:
+            return
         if isinstance(message, messages.Refused):
             return self._over(Outcome(EXIT_USAGE, refused=(message.message, message.hint)))
         assert isinstance(message, messages.Joined)
@@ -331,6 +350,8 @@ class Member:
     def _heard(self, message: Message) -> None:
         assert self._heartbeat is not None
         assert self._connection is not None
+        if self._bond is _Bond.OVER:
+            return
         self._heartbeat.heard(0)
         match message:
             case messages.Beat():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 from ddplaunch.control import messages
 from ddplaunch.control.coordinator import Coordinator
-from ddplaunch.control.messages import Declined, FromNode, Hello, Message, Start
+from ddplaunch.control.messages import Declined, End, FromNode, Hello, Message, Refused, Start
 from ddplaunch.control.rules import Rules
 from ddplaunch.loop import Loop
 from ddplaunch.words import named
@@ -66,11 +66,10 @@ class NodeZero:
         self._coordinator.hear(0, message)
 
     def close(self) -> None:
-        """Part from the others: they have been told; ``closed`` once they have read it, or had the time to."""
+        """Part from the others: ``closed`` once they have read how the job ended, or had the time to."""
         if self._listening is None:
             return
         self._closing = True
-        self._count_strangers()
         self._heartbeat.close()
         self._leaving |= {*self._listener.close(), *self._peers.values()}
         self._peers.clear()
@@ -94,12 +93,11 @@ class NodeZero:
 
     def _meet(self, connection: Connection[Message], hello: Hello | Declined, proof: str | None) -> None:
         if isinstance(hello, Declined):
-            return self._listener.dismiss(connection, self._coordinator.declined(hello))
-        hello = self._coordinator.numbered(hello)
-        refused = self._coordinator.refusal(hello)
-        if refused is not None:
-            return self._listener.dismiss(connection, refused)
-        number = hello.share.node_rank
+            return self._listener.dismiss(connection, self._coordinator.decline(hello))
+        admitted = self._coordinator.admit(hello)
+        if isinstance(admitted, Refused):
+            return self._listener.dismiss(connection, admitted)
+        number = admitted.share.node_rank
         self._peers[number] = connection
         connection.expect(get_args(FromNode))
         connection.hear = partial(self._heard, number)
@@ -107,7 +105,7 @@ class NodeZero:
         given = None if hello.numbered else number
         connection.send(messages.Joined(self._run_id, self._rules.heartbeat_timeout, proof, given))
         self._heartbeat.heard(number)
-        self._coordinator.join(hello)
+        self._coordinator.join(admitted)
 
     def _heard(self, number: int, message: Message) -> None:
         self._heartbeat.heard(number)
@@ -135,8 +133,10 @@ class NodeZero:
             if number in self._peers:
                 self._peers[number].send_frame(self._encoded(message))
             return
+        if isinstance(message, Start | End):
+            self._note_strangers()
         if isinstance(message, Start):
-            message = self._placed(message)
+            message = self._with_route(message)
         self._hear(message)
 
     def _encoded(self, message: Message) -> bytes:
@@ -147,17 +147,18 @@ class NodeZero:
             self._frame = message, encode(message)
         return self._frame[1]
 
-    def _placed(self, start: Start) -> Start:
+    def _with_route(self, start: Start) -> Start:
         """Add what node 0's own ranks need: the address under which the others reached us."""
         if not self._peers:
             return start if self._listening is not None else replace(start, shares=())
         from ddplaunch.control.route import interface_of
 
-        self._count_strangers()
         address = self._peers[min(self._peers)].here
         return replace(start, address=address, interface=self._rules.interface or interface_of(address))
 
-    def _count_strangers(self) -> None:
+    def _note_strangers(self) -> None:
+        if self._listening is None:
+            return
         strangers = self._listener.strangers
         if strangers.total() > self._counted:
             self._counted = strangers.total()

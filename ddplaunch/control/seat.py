@@ -1,22 +1,13 @@
-"""Where the job stands, and each of its nodes in it, as the coordinator has them."""
+"""The nodes that have joined a job, and where each stands in the attempt, as the coordinator has them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
 from ddplaunch.control.messages import Drained, Failed, Finished, Garbled, Hello, Refused
-
-
-class Stage(Enum):
-    """Where the job stands."""
-
-    JOINING = "waiting for nodes"
-    RUNNING = "an attempt runs"
-    STOPPING = "an attempt is being stopped"
-    PAUSING = "waiting to start again"
-    ENDED = "all is over"
+from ddplaunch.plan.share import Share
 
 
 class Part(Enum):
@@ -28,29 +19,46 @@ class Part(Enum):
     DRAINED = "nothing of the attempt is left there"
 
 
+NEXT = {
+    Part.IDLE: {Part.RUNNING},
+    Part.RUNNING: {Part.FINISHED, Part.DRAINED},
+    Part.FINISHED: {Part.DRAINED},
+    Part.DRAINED: {Part.IDLE},
+}
+
+
 @dataclass
 class Seat:
     """A node that has joined.
 
     Attributes:
         ranks: those that it has in the attempt.
-        told: whom it was last told that it waits for.
+        awaited: the note that it got last, on whom it waits for.
     """
 
     number: int
     hello: Hello
     part: Part = Part.IDLE
     ranks: range = range(0)
-    told: str = ""
+    awaited: str = ""
 
     @property
     def name(self) -> str:
-        """How people are told of it: "node 1 (n1)"."""
+        """What people call it: "node 1 (n1)"."""
         return self.hello.share.name
 
     @property
     def host(self) -> str:
         return self.hello.share.host
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether something of the attempt is left there."""
+        return self.part in (Part.RUNNING, Part.FINISHED)
+
+    def enter(self, part: Part) -> None:
+        assert part in NEXT[self.part], f"{self.part} to {part}"
+        self.part = part
 
     def check(self, message: Failed | Finished | Drained, failed: Collection[int]) -> None:
         """Make sure that it may say this of its ranks now, when these of the job have ``failed`` already.
@@ -58,7 +66,7 @@ class Seat:
         Raises:
             Garbled: it may not.
         """
-        if self.part in (Part.IDLE, Part.DRAINED):
+        if not self.has_ranks:
             raise Garbled("word of ranks that it does not run")
         failures = () if isinstance(message, Finished) else message.failures
         ranks = [each.rank for each in failures]
@@ -72,16 +80,58 @@ class Seat:
             raise Garbled("more stopped ranks than it has")
 
 
-def no_seat(hello: Hello, seats: Mapping[int, Seat], max_nodes: int) -> Refused | None:
-    """Say why there is no seat of that number among ``max_nodes``; None where it is free."""
-    number = hello.share.node_rank
-    if number >= max_nodes and hello.numbered:
-        return Refused(f"node rank {number} is out of range: 0 to {max_nodes - 1}")
-    if number >= max_nodes:
-        return Refused(f"all {max_nodes} nodes of the job are there already")
-    if number in seats:
-        return Refused(
-            f"node rank {number} is taken twice: by {seats[number].host} and by {hello.share.host}",
-            "give every node a --node-rank of its own",
-        )
-    return None
+class Seats(dict[int, Seat]):
+    """The nodes that have joined, by node rank."""
+
+    def __init__(self, max_nodes: int) -> None:
+        """``max_nodes`` is how many may join."""
+        super().__init__()
+        self._max = max_nodes
+
+    @property
+    def in_order(self) -> list[Seat]:
+        return [self[number] for number in sorted(self)]
+
+    def add(self, hello: Hello) -> None:
+        """Seat a node."""
+        number = hello.share.node_rank
+        self[number] = Seat(number, hello)
+
+    def free_rank(self, preferred: int) -> int:
+        """A node rank that is free: ``preferred``, or the lowest; the number of nodes where none is."""
+        if preferred < self._max and preferred not in self:
+            return preferred
+        return next((number for number in range(self._max) if number not in self), self._max)
+
+    def refusal(self, hello: Hello) -> Refused | None:
+        """Why the node rank of this hello is no free one; None where it is."""
+        number = hello.share.node_rank
+        if number >= self._max and hello.numbered:
+            return Refused(f"node rank {number} is out of range: 0 to {self._max - 1}")
+        if number >= self._max:
+            return Refused(f"all {self._max} nodes of the job have joined already")
+        if number in self:
+            return Refused(
+                f"node rank {number} is given twice: to {self[number].host} and to {hello.share.host}",
+                "give every node a --node-rank of its own",
+            )
+        return None
+
+    def start(self) -> tuple[Share, ...]:
+        """Give all nodes their ranks in a new attempt; return their shares, in order."""
+        first = 0
+        for seat in self.in_order:
+            seat.enter(Part.RUNNING)
+            seat.awaited, seat.ranks = "", range(first, first + len(seat.hello.share.devices))
+            first = seat.ranks.stop
+        return tuple(seat.hello.share for seat in self.in_order)
+
+    def rest(self) -> None:
+        """Nothing of the attempt is left anywhere."""
+        for seat in self.values():
+            if seat.part is not Part.IDLE:
+                seat.enter(Part.IDLE)
+
+    def all_run(self) -> bool:
+        """Whether no node of the attempt has finished."""
+        return all(seat.part in (Part.RUNNING, Part.IDLE) for seat in self.values())

@@ -114,7 +114,9 @@ class Connection(Generic[M]):
             return
         self._going += frame
         if len(self._going) > self._max_waiting:
-            return self._lose("it reads nothing")
+            self._going.clear()
+            self._ending = True
+            return self._loop.soon(lambda: self._lose("it reads nothing"))  # not from within the owner's own call
         self._writable()
 
     def finish(self) -> None:

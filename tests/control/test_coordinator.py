@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.control import messages
 from ddplaunch.control.attempt import SETTLE
-from ddplaunch.control.coordinator import EARLY, OVERDUE, TOLD, Coordinator
+from ddplaunch.control.coordinator import EARLY, EARLY_REPORT, OVERDUE, Coordinator
 from ddplaunch.control.failure import Failure
 from ddplaunch.control.messages import Hello, Message, Versions
 from ddplaunch.control.rules import Rules
@@ -66,8 +66,17 @@ class Job:
 
     def join(self, *numbers: int) -> None:
         for number in numbers:
-            assert self.coordinator.refusal(self.hello(number)) is None
-            self.coordinator.join(self.hello(number))
+            self.coordinator.join(self.admit(self.hello(number)))
+
+    def admit(self, hello: Hello) -> Hello:
+        admitted = self.coordinator.admit(hello)
+        assert isinstance(admitted, Hello), admitted
+        return admitted
+
+    def refusal(self, hello: Hello) -> messages.Refused:
+        refused = self.coordinator.admit(hello)
+        assert isinstance(refused, messages.Refused)
+        return refused
 
     def say(self, number: int, message: messages.FromNode) -> None:
         self.coordinator.hear(number, message)
@@ -129,8 +138,8 @@ def test_the_account_of_who_is_missing():
     job = Job(min_nodes=4)
     job.join(1)
     job.wait(1)
-    roster = job.take(messages.JoinStatus, 1)[-1]
-    assert (roster.joined, roster.missing) == (2, (2, 3))
+    status = job.take(messages.JoinStatus, 1)[-1]
+    assert (status.joined, status.missing) == (2, (2, 3))
 
 
 def test_nobody_comes():
@@ -161,15 +170,13 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
         ({"versions": Versions("3.12", "2.13")}, "the Python version differs: node 0 (n0) has 3.11, node 1 (n1) has"),
         ({"versions": Versions("3.11", "2.4")}, "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has 2.4"),
         ({"versions": Versions("3.11", "2.13", "12.1")}, "the CUDA version of torch differs: node 0 (n0) has none"),
-        ({"share": Share(0, "n9", ("cpu",))}, "node rank 0 is taken twice: by n0 and by n9"),
+        ({"share": Share(0, "n9", ("cpu",))}, "node rank 0 is given twice: to n0 and to n9"),
         ({"share": Share(2, "n9", ("cpu",))}, "node rank 2 is out of range: 0 to 1"),
     ],
 )
 def test_disagreement_ends_the_job_for_all_who_are_there(changed, said):
     job = Job(min_nodes=2)
-    refused = job.coordinator.refusal(job.hello(1, **changed))
-    assert refused is not None
-    assert said in refused.message
+    assert said in job.refusal(job.hello(1, **changed)).message
     outcome = job.outcome(0).outcome
     assert outcome.code == 2
     assert said in outcome.refused[0]
@@ -178,8 +185,7 @@ def test_disagreement_ends_the_job_for_all_who_are_there(changed, said):
 def test_mismatched_versions_can_be_allowed():
     job = Job(min_nodes=2, allow_mismatch=True)
     hello = job.hello(1, versions=Versions("3.12", "2.4"))
-    assert job.coordinator.refusal(hello) is None
-    job.coordinator.join(hello)
+    job.coordinator.join(job.admit(hello))
     assert [note.text for note in job.take(messages.Note, 1)] == [
         "the Python version differs: node 0 (n0) has 3.11, node 1 (n1) has 3.12",
         "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has 2.4",
@@ -197,8 +203,7 @@ def test_gpus_of_different_models_are_said():
     )
     job.coordinator.open()
     hello = job.hello(1, gpus=("A100", "V100"))
-    assert job.coordinator.refusal(hello) is None
-    job.coordinator.join(hello)
+    job.coordinator.join(job.admit(hello))
     (note,) = job.take(messages.Note, 1)
     assert note.text == (
         "the GPU model differs: node 0 (n0) has H100, node 1 (n1) has A100 and V100: the slower ones set the pace"
@@ -222,7 +227,7 @@ def test_a_failure_is_told_at_once_when_ranks_take_their_time_to_stop():
     job = Job(min_nodes=2)
     job.join(1)
     job.fail(1, 2, message="ValueError: boom", traceback="Traceback …\n  here")
-    job.wait(TOLD)
+    job.wait(EARLY_REPORT)
     (note,) = job.take(messages.Note, 0)
     assert note.text.splitlines() == [
         "rank 2 failed with ValueError: boom (exit code 3) (on n1)",
@@ -507,8 +512,8 @@ def test_growing_stops_the_ranks_to_take_a_node_in():
 def test_a_stranger_to_a_running_job_does_it_no_harm():
     job = Job(min_nodes=2)
     job.join(1)
-    assert job.coordinator.refusal(job.hello(1)) is not None
-    assert job.coordinator.refusal(job.hello(1, max_restarts=9)) is not None
+    assert job.refusal(job.hello(1))
+    assert job.refusal(job.hello(1, max_restarts=9))
     assert not job.take(messages.End)
 
 
@@ -517,13 +522,11 @@ def test_nodes_without_a_rank_get_the_lowest_that_is_free():
     asking = [job.hello(1, share=Share(1, host, ("cpu",)), numbered=False) for host in ("a", "b", "c")]
     given = []
     for hello in asking:
-        numbered = job.coordinator.numbered(hello)
-        assert job.coordinator.refusal(numbered) is None
-        job.coordinator.join(numbered)
-        given.append((numbered.share.node_rank, numbered.share.host))
+        admitted = job.admit(hello)
+        job.coordinator.join(admitted)
+        given.append((admitted.share.node_rank, admitted.share.host))
     assert given == [(1, "a"), (2, "b"), (3, "c")]
-    late = job.coordinator.refusal(job.coordinator.numbered(asking[0]))
-    assert late.message == "the job is running already, without this a"
+    assert job.refusal(asking[0]).message == "the job is running already, without this a"
 
 
 def test_a_node_that_comes_again_gets_the_rank_that_it_had():
@@ -531,18 +534,17 @@ def test_a_node_that_comes_again_gets_the_rank_that_it_had():
     job.join(1, 2)
     job.coordinator.lost(1, "its connection closed")
     had, new = (job.hello(wanted, numbered=False) for wanted in (3, 1))
-    assert job.coordinator.numbered(had).share.node_rank == 3
-    assert job.coordinator.numbered(new).share.node_rank == 1
-    assert job.coordinator.numbered(job.hello(2, numbered=False)).share.node_rank == 1
-    assert job.coordinator.numbered(job.hello(2)).share.node_rank == 2, "a typed one stands"
+    assert job.admit(had).share.node_rank == 3
+    assert job.admit(new).share.node_rank == 1
+    assert job.admit(job.hello(2, numbered=False)).share.node_rank == 1
+    assert "node rank 2 is given twice" in job.refusal(job.hello(2)).message, "a typed one stands"
 
 
 def test_one_more_than_an_elastic_job_has_places_for():
     job = Job(min_nodes=1, max_nodes=2)
     job.join(1)
-    refused = job.coordinator.refusal(job.coordinator.numbered(job.hello(1, numbered=False)))
-    assert refused.message == "all 2 nodes of the job are there already"
-    assert job.coordinator.refusal(job.hello(2)).message == "node rank 2 is out of range: 0 to 1"
+    assert job.refusal(job.hello(1, numbered=False)).message == "all 2 nodes of the job have joined already"
+    assert job.refusal(job.hello(2)).message == "node rank 2 is out of range: 0 to 1"
 
 
 def test_a_warning_reaches_all_nodes_once():

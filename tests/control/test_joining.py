@@ -248,7 +248,7 @@ def test_a_node_rank_taken_twice(nodes):
     wait_until(lambda: "2/3 nodes joined" in launchers[0].stderr(), "the first two")
     launchers.append(job.start(1))
     assert [launcher.wait(20) for launcher in launchers] == [2, 2, 2]
-    assert all("node rank 1 is taken twice: by" in launcher.stderr() for launcher in launchers)
+    assert all("node rank 1 is given twice: to" in launcher.stderr() for launcher in launchers)
 
 
 def test_the_token_admits_and_never_travels(nodes):

@@ -116,7 +116,7 @@ def test_one_too_many_is_told_so(start, tmp_path):
         job.wait_for("world 2")
     third = start(*words, "train.py")
     assert third.wait() == 2
-    assert "all 2 nodes of the job are there already" in third.stderr()
+    assert "all 2 nodes of the job have joined already" in third.stderr()
     (tmp_path / "end").touch()
     assert [job.wait() for job in jobs] == [0, 0]
 

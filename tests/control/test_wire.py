@@ -119,6 +119,8 @@ def test_a_peer_that_reads_nothing_is_lost_in_the_end():
     frame = encode(messages.Note("x" * (1 << 20)))
     for _ in range(200):
         pair.connection.send_frame(frame)
+    assert not pair.lost, "not from within our own call"
+    pair.step_until(lambda: pair.lost)
     assert pair.lost == ["it reads nothing"]
 
 
