@@ -32,19 +32,19 @@ class Loss:
 
 
 @dataclass
-class Attempt:
-    """What is known of it.
+class JobAttempt:
+    """What has happened to it so far.
 
     Attributes:
         number: 0 is the first, -1 none yet.
         began: on the coordinator's clock.
         working: the nodes whose ranks have not done their work yet; undrained: those that have something left of it.
-        stopped: how many ranks ended because they were told to.
+        stopped: how many ranks ended because they were stopped.
         broken: what happened first to a launcher's own processes.
-        released: whether the nodes were told that all ranks have done their work.
+        released: whether the nodes know that all ranks have done their work.
         growing: whether it is stopped to take a node in.
         finishing: whether some nodes have finished, and hear whom they wait for.
-        heard: characters of all that was said about failures as they came.
+        heard: characters of the failures' texts, as they came.
     """
 
     number: int = -1
@@ -67,16 +67,16 @@ class Attempt:
         self.undrained.discard(node)
 
     def failed(self, failure: Failure) -> None:
-        """A rank has failed; what it says is kept whole as long as all have not said too much."""
+        """A rank has failed; its texts are kept whole until those of all ranks are too long."""
         self.heard += failure.length
         self.failures += within([failure], failure.length if self.heard < MAX_HEARD else 0)
 
     def drained(self, node: int, message: Drained) -> None:
-        """A node has told all there is to tell, failures that it had told of with more words now."""
+        """A node's last message of the attempt; it has the failures once more, with all their details."""
         self.gone(node)
-        told = [on_our_clock(each, message.clock) for each in within(message.failures, MAX_TOLD)]
-        ranks = {each.rank for each in told}
-        self.failures = [each for each in self.failures if each.rank not in ranks] + told
+        failures = [on_our_clock(each, message.clock) for each in within(message.failures, MAX_TOLD)]
+        ranks = {each.rank for each in failures}
+        self.failures = [each for each in self.failures if each.rank not in ranks] + failures
         self.stopped += message.stopped
 
     def broke(self, message: Drained, host: str, at: str) -> None:

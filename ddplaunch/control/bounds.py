@@ -24,11 +24,11 @@ MANY = 10_000_000
 WEEK = 7 * 86400.0
 """Seconds: the longest time that an option takes."""
 
-Rule = Callable[[Any], Any]
-"""Returns the value as it may be used; raises ValueError where it cannot be."""
+Check = Callable[[Any], Any]
+"""Returns the value as it may be used; raises ValueError if it makes no sense."""
 
 
-def _number(lowest: float, highest: float) -> Rule:
+def _number(lowest: float, highest: float) -> Check:
     def check(value: float) -> float:
         if not lowest <= value <= highest:  # nor is NaN
             raise ValueError("a number out of range")
@@ -37,12 +37,12 @@ def _number(lowest: float, highest: float) -> Rule:
     return check
 
 
-def _letters(limit: int, without: str = "") -> Rule:
-    """A name, which nobody may have changed: it is compared, or is part of a path or of a variable."""
+def _letters(limit: int, without: str = "") -> Check:
+    """A name, which must arrive unchanged: it is compared, or is part of a path or of a variable."""
 
     def check(text: str) -> str:
         if len(text) > limit or not text.isprintable() or any(letter in text for letter in without):
-            raise ValueError("a name that is none")
+            raise ValueError("an invalid name")
         return text
 
     return check
@@ -50,7 +50,7 @@ def _letters(limit: int, without: str = "") -> Rule:
 
 def _run_id(text: str) -> str:
     if text.startswith("."):
-        raise ValueError("a name that is none")
+        raise ValueError("an invalid name")
     checked: str = _letters(255, without="/")(text)
     return checked
 
@@ -67,20 +67,20 @@ def _text(text: str) -> str:
     return readable(text).rstrip("\n")
 
 
-def _each(rule: Rule) -> Rule:
-    def check(values: tuple[Any, ...]) -> tuple[Any, ...]:
-        checked = tuple([rule(value) for value in values])
+def _each(check: Check) -> Check:
+    def check_each(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        checked = tuple([check(value) for value in values])
         return values if all(map(is_, checked, values)) else checked
 
-    return check
+    return check_each
 
 
 def _inner(value: Any) -> Any:
     """Check the fields of one of our classes."""
     kind, changed = type(value), {}
-    for name, rule in _known.get(kind) or _rules(kind):
+    for name, check in _known.get(kind) or _checks(kind):
         old = getattr(value, name)
-        if old is not None and (new := rule(old)) is not old:
+        if old is not None and (new := check(old)) is not old:
             changed[name] = new
     together = _TOGETHER.get(kind)
     if together is not None and not together(value):
@@ -112,7 +112,7 @@ _EPOCH = _number(0, 1e11)
 _SECONDS = _number(0, WEEK)
 _NAME = _letters(255)
 
-BOUNDS: Mapping[str, Rule] = {
+BOUNDS: Mapping[str, Check] = {
     # numbers
     **dict.fromkeys(("attempt", "rank", "local_rank", "node_rank", "stopped", "world_size"), _COUNT),
     **dict.fromkeys(("joined", "min_nodes", "max_nodes", "ddplaunch"), _COUNT),
@@ -151,9 +151,9 @@ BOUNDS: Mapping[str, Rule] = {
     # what has fields of its own, or two values only
     **dict.fromkeys(("share", "versions", "failure", "verdict", "first", "outcome", "broken"), _inner),
     **dict.fromkeys(("shares", "failures", "others"), _each(_inner)),
-    **dict.fromkeys(("numbered", "again", "heeded", "told", "kind"), _as_it_is),
+    **dict.fromkeys(("numbered", "again", "preemption_seen", "told", "kind"), _as_it_is),
 }
-"""The rule of each field by its name, where one class has another by both names; None is always itself."""
+"""The check of each field by its name, where one class has another by both names; None is always itself."""
 
 _TOGETHER: Mapping[type, Callable[[Any], bool]] = {
     Failure: lambda it: (it.exit_code is None) is not (it.signal is None),
@@ -162,17 +162,17 @@ _TOGETHER: Mapping[type, Callable[[Any], bool]] = {
 """What the fields of a class must be together."""
 
 
-_known: dict[type, tuple[tuple[str, Rule], ...]] = {}
+_known: dict[type, tuple[tuple[str, Check], ...]] = {}
 
 
-def _rules(kind: type) -> tuple[tuple[str, Rule], ...]:
+def _checks(kind: type) -> tuple[tuple[str, Check], ...]:
     if kind not in _known:
-        _known[kind] = tuple((each.name, rule_of(kind, each.name)) for each in fields(kind))
+        _known[kind] = tuple((each.name, check_of(kind, each.name)) for each in fields(kind))
     return _known[kind]
 
 
-def rule_of(kind: type, name: str) -> Rule:
-    """The rule of a field; a KeyError where it has none."""
+def check_of(kind: type, name: str) -> Check:
+    """The check of a field; a KeyError where it has none."""
     return BOUNDS.get(f"{kind.__name__}.{name}") or BOUNDS[name]
 
 

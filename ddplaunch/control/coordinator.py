@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from ddplaunch.control import agreement, messages
-from ddplaunch.control.attempt import SETTLE, Attempt, Loss, on_our_clock
+from ddplaunch.control.attempt import SETTLE, JobAttempt, Loss, on_our_clock
 from ddplaunch.control.failure import Failure, Outcome, Verdict, signal_name
 from ddplaunch.control.join_status import describe, join_status
 from ddplaunch.control.messages import Hello, Message
@@ -63,13 +63,13 @@ class Coordinator:
         self._own = hello
         self._seats = Seats(rules.max_nodes)
         self._stage = Stage.JOINING
-        self._attempt = Attempt()
+        self._attempt = JobAttempt()
         self._changes = 0
         self._restarts = Restarts(rules.max_restarts, rules.restart_backoff, rules.min_uptime)
         self._interrupted: int | None = None
         self._hurried = False  # whether it was again
         self._preempted: str | None = None  # by what: "SIGUSR2 on node 1"
-        self._made_room = False
+        self._preemption_seen = False
         self._window: float | None = None
         self._timers: list[Timer] = []
         self._join_status_due = False
@@ -78,7 +78,7 @@ class Coordinator:
 
     def open(self) -> None:
         """Begin with node 0 itself."""
-        self._after(self._rules.join_timeout, self._nobody_more)
+        self._after(self._rules.join_timeout, self._join_timeout_over)
         self._seats.add(self._own)
         self._start_if_complete()
 
@@ -114,7 +114,7 @@ class Coordinator:
         if self._stage is Stage.JOINING:
             self._end(Outcome(EXIT_USAGE, refused=(refused.message, refused.hint)))
         elif self._stage is not Stage.ENDED:
-            self._note(f"{declined.says}; it takes no part")
+            self._note(f"{declined.says}; it does not take part")
         return refused
 
     def join(self, hello: Hello) -> None:
@@ -126,12 +126,12 @@ class Coordinator:
             self._start_if_complete()
         elif self._rules.grow and self._stage is Stage.RUNNING and self._seats.all_run():
             self._attempt.growing = True
-            self._note(f"{hello.share.name} has come: stopping the ranks to take it in")
+            self._note(f"{hello.share.name} has joined: stopping the ranks, to start again with it")
             self._stop(signal.SIGTERM)
         elif self._stage is Stage.RUNNING and not self._seats.all_run():
-            self._note(f"{hello.share.name} has come, and the job is about to end")
+            self._note(f"{hello.share.name} has joined, but the job is about to end")
         else:
-            self._note(f"{hello.share.name} has come; it is taken in when the ranks start next")
+            self._note(f"{hello.share.name} has joined; it takes part when the ranks start next")
 
     def _start_if_complete(self) -> None:
         """Start when all nodes have joined; an elastic job that could start gives late nodes some time."""
@@ -159,13 +159,13 @@ class Coordinator:
         if self._stage is Stage.JOINING and self._window is not None and self._clock() >= self._window:
             self._start()
 
-    def _nobody_more(self) -> None:
+    def _join_timeout_over(self) -> None:
         if self._stage is Stage.JOINING and len(self._seats) < self._rules.min_nodes:
             account = describe(self._join_status(None))
             remark = f"{account}, for {self._rules.join_timeout:g} s (--join-timeout)"
             self._end(Outcome(EXIT_UNAVAILABLE, remark=remark))
         elif self._stage is Stage.JOINING:  # the window is open; should a node leave, the wait has an end again
-            self._after(self._rules.join_timeout, self._nobody_more)
+            self._after(self._rules.join_timeout, self._join_timeout_over)
 
     # --------------------------------------------------------------------------------------------------- an attempt
 
@@ -174,7 +174,8 @@ class Coordinator:
         self._cancel()
         shares = self._seats.start()
         world_size = sum(len(share.devices) for share in shares)
-        self._attempt = Attempt(self._attempt.number + 1, world_size, self._clock(), set(self._seats), set(self._seats))
+        nodes = set(self._seats)
+        self._attempt = JobAttempt(self._attempt.number + 1, world_size, self._clock(), nodes, set(nodes))
         start = messages.Start(self._attempt.number, self._run_id, shares)
         for number in sorted(self._seats):  # node 0 first: it removes a store in a file before anybody can open it
             self._tell(number, start)
@@ -197,7 +198,7 @@ class Coordinator:
             outcome = Outcome(EXIT_USAGE, refused=(where + message.message, message.hint))
             if seat.part is Part.IDLE and self._stage in (Stage.RUNNING, Stage.STOPPING):  # it has come late
                 del self._seats[number]
-                self._note(f"{where}{message.message}; it takes no part")
+                self._note(f"{where}{message.message}; it does not take part")
                 return self._tell(number, messages.End(outcome))
             return self._end(outcome)
         if isinstance(message, messages.Beat) or message.attempt != self._attempt.number:
@@ -259,7 +260,7 @@ class Coordinator:
     def _drained(self, seat: Seat, message: messages.Drained) -> None:
         seat.enter(Part.DRAINED)
         self._attempt.drained(seat.number, message)
-        self._made_room = self._made_room or message.heeded
+        self._preemption_seen = self._preemption_seen or message.preemption_seen
         if message.broken:
             at = f" (on {seat.host})" if len(self._seats) > 1 else ""
             self._attempt.broke(message, seat.host, at)
@@ -273,7 +274,7 @@ class Coordinator:
         seat = self._seats.pop(number)
         self._attempt.gone(number)
         if self._stage is Stage.JOINING:
-            self._note(f"{seat.name} has gone again: {why}")
+            self._note(f"{seat.name} has left: {why}")
             return self._start_if_complete()
         if seat.part is Part.DRAINED and not self._attempt.failures and self._stage is Stage.RUNNING:
             return self._check_drained()  # it had done its work
@@ -370,7 +371,7 @@ class Coordinator:
         whole = self._stage is Stage.RUNNING and attempt.whole
         if self._interrupted is not None:
             self._end(Outcome(EXIT_SIGNAL + self._interrupted))
-        elif self._preempted and not (whole and not self._made_room):
+        elif self._preempted and not (whole and not self._preemption_seen):
             remark = f"preempted by {self._preempted}: the same command may be run again (exit code {EXIT_PREEMPTED})"
             self._end(Outcome(EXIT_PREEMPTED, verdict, remark=remark))
         elif attempt.broken and attempt.broken.came_before(verdict):
@@ -416,7 +417,7 @@ class Coordinator:
     def _pause(self, seconds: float) -> None:
         self._enter(Stage.PAUSING)
         self._seats.rest()
-        self._attempt = Attempt(self._attempt.number)
+        self._attempt = JobAttempt(self._attempt.number)
         self._after(seconds, self._start)
 
     def _end(self, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""A node that cannot take part and says so to the others, who would else wait for it: node 0 as well as any other."""
+"""A node that cannot take part tells the others, which would wait for it otherwise."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ddplaunch.loop import Loop
 from ddplaunch.plan.share import Share
 
 PATIENCE = 10.0
-"""Seconds in which the others must be found: whatever starts all nodes at once has some of them up before others."""
+"""Seconds in which the others must be reached: when all nodes start at once, some are up later."""
 
 PARTING = 1.0
-"""Seconds in which our last words must have been read."""
+"""Seconds in which our last message must have been read."""
 
 
 def decline(rules: Rules, node_rank: int, host: str, error: UsageError, listening: socket.socket | None = None) -> None:
-    """Tell the job why this node takes no part; returns when it knows, or the patience is over.
+    """Tell the job why this node takes no part; returns when it knows, or after PATIENCE.
 
     Args:
-        listening: on the control port already, where this is node 0 and came so far.
+        listening: on the control port already, if this is node 0 and got that far.
     """
     declined = Declined(node_rank, host, error.message, error.hint, rules.run_id)
     if node_rank:
@@ -62,18 +62,18 @@ def _tell_others(rules: Rules, declined: Declined, listening: socket.socket | No
     except UsageError:
         return
     if listening is None:
-        return  # somebody else listens there, who may be node 0
+        return  # another process listens there, which may be node 0
     loop = Loop()
     refused = Refused(declined.says, declined.hint)
-    told: list[Connection[Message]] = []
+    informed: list[Connection[Message]] = []
 
     def meet(connection: Connection[Message], hello: Hello | Declined, proof: str | None) -> None:
-        told.append(connection)
+        informed.append(connection)
         listener.dismiss(connection, refused)
 
     listener = Listener(loop, listening, rules.token, rules.max_nodes, 1, meet)
-    _step(loop, PATIENCE, lambda: len(told) >= rules.max_nodes - 1)
-    _step(loop, PARTING, lambda: not any(connection.open for connection in told))
+    _step(loop, PATIENCE, lambda: len(informed) >= rules.max_nodes - 1)
+    _step(loop, PARTING, lambda: not any(connection.open for connection in informed))
     for connection in listener.close():
         connection.close()
 

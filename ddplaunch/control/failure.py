@@ -14,10 +14,10 @@ MAX_TEXT = 64 << 10
 """Characters of a message or traceback that are kept."""
 
 MAX_LINE = 1000
-"""Characters of a line that is told: a hint, or one of a rank's last words."""
+"""Characters of a line: a hint, or one of the last that a rank printed."""
 
 MAX_TAIL = 12
-"""Lines of a rank's last words."""
+"""Lines that are kept of the last that a rank printed."""
 
 MAX_TOLD = 1 << 20
 """Characters of all failures of a node together, and of a report: with room to spare in one frame (``wire``)."""
@@ -102,8 +102,8 @@ class Failure:
     @property
     def likeness(self) -> tuple[object, ...]:
         """Equal for ranks that failed in the same way at the same place."""
-        place = [line for line in (self.traceback or "").splitlines() if line.lstrip().startswith("File ")]
-        return self.exit_code, self.signal, self.message, tuple(place)
+        frames = [line for line in (self.traceback or "").splitlines() if line.lstrip().startswith("File ")]
+        return self.exit_code, self.signal, self.message, tuple(frames)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as failure.json holds them."""

@@ -1,4 +1,4 @@
-"""Node 0's control port: who knocks there, and who of them belongs to the job."""
+"""Node 0's control port: accepts connections, and checks which of them belong to the job."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ddplaunch.control.wire import MAX_BEFORE_JOINING, Connection
 from ddplaunch.loop import Loop, Timer
 
 PATIENCE = 10.0
-"""Seconds in which whoever connects must say hello."""
+"""Seconds in which a new connection must say hello."""
 
 MAX_UNKNOWN = 512
-"""Connections beyond the job's own nodes that are none of its, yet or any more; the oldest goes when one more comes."""
+"""Connections besides the nodes that have joined; the oldest is closed when one more comes."""
 
 MIN_UNKNOWN = 4
-"""As many there may be however few descriptors we have, or no node could join."""
+"""So many are allowed however few descriptors we have, or no node could join."""
 
 PARTING = 1.0
-"""Seconds in which those that must leave must have read why."""
+"""Seconds in which a refused connection must have read why."""
 
 RESERVED = 64
 """Descriptors that the launcher itself may need: its files, sockets, pipes, those of the zygote and of sidecars."""
@@ -47,10 +47,10 @@ class Listener:
         ranks: int,
         meet: Callable[[Connection[Message], Hello | Declined, str | None], None],
     ) -> None:
-        """``meet`` gets a connection, what it says first, and our own proof for it where there is a token.
+        """``meet`` gets a connection, its first message, and our own proof for it if there is a token.
 
         Args:
-            nodes: how many the job has at most; ranks: how many this node starts, which find their descriptors free.
+            nodes: how many the job has at most. ranks: how many this node starts; their descriptors stay free.
         """
         self._loop = loop
         self._socket = listening
@@ -61,12 +61,12 @@ class Listener:
         self._unknown: dict[Connection[Message], Timer] = {}
         self._leaving: dict[Connection[Message], Timer] = {}
         self.strangers: Counter[str] = Counter()
-        """How many did not belong here, by the reason."""
+        """How many connections did not belong to the job, by reason."""
         listening.setblocking(False)
         loop.watch(listening.fileno(), self._accept)
 
     def close(self) -> list[Connection[Message]]:
-        """Stop; return who is yet to read why it must leave, and is the caller's now."""
+        """Stop; return the refused connections that have not read why yet, which the caller now owns."""
         for connection in list(self._unknown):
             self._forget(connection)
             connection.close()
@@ -79,7 +79,7 @@ class Listener:
         return leaving
 
     def dismiss(self, connection: Connection[Message], refused: messages.Refused) -> None:
-        """Say why this one must leave; it has a moment to read that, whether it closes or not."""
+        """Tell a connection why it is refused, and give it a moment to read that."""
 
         def gone(why: str = "") -> None:
             self._forget(connection)
@@ -128,7 +128,7 @@ class Listener:
         self._forget(connection)
         if why := self._impostor(message, nonce):
             self.strangers[why] += 1
-            refused = messages.Refused(f"node 0 does not let {message.name} in: {why}", _HINTS[why])
+            refused = messages.Refused(f"node 0 refuses {message.name}: {why}", _HINTS[why])
             return self.dismiss(connection, refused)
         ours = proof.prove(self._token, proof.NODE_ZERO, (nonce, message.nonce)) if self._token else None
         self._meet(connection, replace(message, proof=None), ours)
@@ -151,7 +151,7 @@ class Listener:
             timer.cancel()
 
 
-TOKEN_WRONG = "its token is another"
+TOKEN_WRONG = "its token differs"
 TOKEN_MISSING = "it has no token"
 NO_TOKEN = "it has a token, and node 0 has none"
 _HINTS = dict.fromkeys(

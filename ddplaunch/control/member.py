@@ -1,4 +1,4 @@
-"""The side of every node but node 0: finds node 0, says hello, passes on what is said, and notices when it is lost."""
+"""The side of every node but node 0: connects to node 0, joins, passes messages on, and notices when it is lost."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from ddplaunch.loop import Loop, Timer
 RETRY = (0.1, 0.2, 0.4, 0.7, 1.0)
 """Seconds between two tries, the last again and again."""
 
-QUIET = 0.3
-"""Seconds from the beginning in which it is nothing to tell of that node 0 is not up yet."""
+FIRST_REPORT = 0.3
+"""Seconds from the start after which people read that node 0 does not answer yet."""
 
 CONNECT_PATIENCE = 4.0
-"""Seconds until a try that nobody answers is given up for the next."""
+"""Seconds until a connection that gets no answer is given up."""
 
 NEXT_ADDRESS = 0.25
 """Seconds after which the next of node 0's addresses is tried beside the one before."""
@@ -38,10 +38,13 @@ GREET_PATIENCE = 5.0
 """Seconds in which node 0 must say its first words."""
 
 LAST_CALL = 3.0
-"""Seconds in which a node that cannot take part seeks node 0 to say so."""
+"""Seconds in which a node that cannot take part looks for node 0, to tell it."""
 
 PARTING = 0.5
-"""Seconds in which our last words must have left."""
+"""Seconds in which our last messages must have left."""
+
+NOT_NODE_ZERO = "{where} does not answer as node 0: another program listens there, or node 0 is overloaded"
+DROPPED = "{where} accepts the connection and closes it"
 
 
 class _Bond(Enum):
@@ -70,7 +73,7 @@ class Member:
         hear: Callable[[Message], None],
         declined: messages.Declined | None = None,
     ) -> None:
-        """``hear`` is the node in this process, ``declined`` what it says instead of its hello if it takes no part."""
+        """``hear`` gets the messages to this node, ``declined`` goes out instead of the hello if it takes no part."""
         assert rules.port is not None
         self._loop = loop
         self._rules = rules
@@ -80,10 +83,10 @@ class Member:
         self._hear = hear
         self._current_bond = _Bond.SEEKING
         self._tries = 0
-        self._trouble = f"nobody has answered at {self.where} yet"
+        self._trouble = f"{self.where} has not answered yet"
         self._lookup: route.Lookup | None = None
-        self._uncalled: list[tuple[socket.AddressFamily, tuple[str, int]]] = []
-        self._calls: list[socket.socket] = []
+        self._untried: list[tuple[socket.AddressFamily, tuple[str, int]]] = []
+        self._connecting: list[socket.socket] = []
         self._connection: Connection[Message] | None = None
         self._heartbeat: Heartbeat | None = None
         self._attempt: int | None = None  # of ours, while something of it is left
@@ -114,7 +117,7 @@ class Member:
         """Look for node 0, for as long as ``join_timeout``."""
         self._began_at = time.monotonic()
         self._deadline = self._loop.after(self._rules.join_timeout, self._give_up)
-        self._loop.after(QUIET, self._tell_trouble)
+        self._loop.after(FIRST_REPORT, self._tell_trouble)
         self._seek()
 
     def tell(self, message: FromNode) -> None:
@@ -130,10 +133,10 @@ class Member:
             name = signal_name(message.signal)
             return self._hear(messages.End(Outcome(EXIT_PREEMPTED, remark=f"preempted by {name}: no rank was running")))
         if isinstance(message, messages.Unable) and self._bond is _Bond.SEEKING:
-            self._unable = message  # the others should hear of it too, if node 0 is to be found
+            self._unable = message  # the others should know it too, if node 0 can be reached
             self._loop.after(LAST_CALL, self._end_unable)
-        # Nobody can keep us from leaving while we run nothing. But what an attempt ended as is node 0's to say: another
-        # signal may have come elsewhere before ours.
+        # While no rank runs here, we may leave at any time. But how an attempt ended is for node 0 to say: a signal may
+        # have come elsewhere before ours.
         hears_the_end = self._bond is _Bond.JOINED and isinstance(message, messages.Drained)
         wants_to_leave = self._interrupted is not None and not hears_the_end
         if self._attempt is None and (wants_to_leave or self._bond is _Bond.ORPHANED):
@@ -142,7 +145,7 @@ class Member:
     def close(self) -> None:
         """Part from node 0; ``closed`` once our last words have left."""
         self._bond = _Bond.OVER
-        self._stop_calling()
+        self._stop_connecting()
         if self._heartbeat is not None:
             self._heartbeat.close()
         if self._connection is None or not self._connection.open:
@@ -161,7 +164,7 @@ class Member:
     # ------------------------------------------------------------------------------------------------------ seeking
 
     def _seek(self) -> None:
-        """Resolve and call once more."""
+        """Resolve node 0's address and connect to it."""
         if self._bond is not _Bond.SEEKING:
             return
         self._lookup = route.Lookup(self._rules.address, self._port)
@@ -176,29 +179,29 @@ class Member:
             return
         if lookup.error is not None:
             if lookup.error.errno in (socket.EAI_AGAIN, socket.EAI_SYSTEM):
-                return self._again(f"no name server answers for {self._rules.address}")
+                return self._again(f"the name server does not answer for {self._rules.address}")
             if self._rules.address_comes_late:
                 return self._again(f"{self._rules.address} does not resolve yet")
             error = route.unresolvable(self._rules.address)
             return self._over(Outcome(EXIT_USAGE, refused=(error.message, error.hint)))
-        self._uncalled = lookup.found
-        self._wait(CONNECT_PATIENCE, "nobody answers at {where}: is a firewall between?")
-        self._call_next()
+        self._untried = lookup.addresses
+        self._wait(CONNECT_PATIENCE, "{where} does not answer: does a firewall block it?")
+        self._connect_next()
 
-    def _call_next(self) -> None:
-        """Call the next address, soon the one after it; the first connection that stands is taken (RFC 8305)."""
-        while self._uncalled and not self._call(*self._uncalled.pop(0)):
+    def _connect_next(self) -> None:
+        """Try the next address, soon the one after it; the first connection that is made is taken (RFC 8305)."""
+        while self._untried and not self._connect(*self._untried.pop(0)):
             pass
-        if self._uncalled:
-            self._loop.after(NEXT_ADDRESS, partial(self._call_another, self._calls[-1]))
-        elif not self._calls:
+        if self._untried:
+            self._loop.after(NEXT_ADDRESS, partial(self._connect_another, self._connecting[-1]))
+        elif not self._connecting:
             self._again(self._trouble)
 
-    def _call_another(self, last: socket.socket) -> None:
-        if last in self._calls:
-            self._call_next()
+    def _connect_another(self, last: socket.socket) -> None:
+        if last in self._connecting:
+            self._connect_next()
 
-    def _call(self, family: socket.AddressFamily, where: tuple[str, int]) -> bool:
+    def _connect(self, family: socket.AddressFamily, where: tuple[str, int]) -> bool:
         """Begin one connection; return whether there is hope."""
         try:
             sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -218,11 +221,11 @@ class Member:
             self._trouble = self._unreached(error.errno or 0)
             sock.close()
             return False
-        self._calls.append(sock)
-        self._loop.watch(sock.fileno(), partial(self._called, sock), write=True)
+        self._connecting.append(sock)
+        self._loop.watch(sock.fileno(), partial(self._connected, sock), write=True)
         return True
 
-    def _called(self, sock: socket.socket) -> None:
+    def _connected(self, sock: socket.socket) -> None:
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         try:
             if not code and sock.getsockname() == sock.getpeername():
@@ -231,17 +234,17 @@ class Member:
         except OSError as error:  # it has gone already
             code = error.errno or errno.ECONNRESET
         self._loop.forget(sock.fileno())
-        self._calls.remove(sock)
+        self._connecting.remove(sock)
         if code:
             sock.close()
             self._trouble = self._unreached(code)
-            if not self._calls:
-                self._call_next()
+            if not self._connecting:
+                self._connect_next()
             return
-        self._stop_calling()
+        self._stop_connecting()
         accepted, max_bytes = (messages.Welcome,), MAX_BEFORE_JOINING
         self._connection = Connection(self._loop, sock, accepted, self._welcomed, self._misled, max_bytes)
-        self._wait(GREET_PATIENCE, "something else than ddplaunch answers at {where}")
+        self._wait(GREET_PATIENCE, NOT_NODE_ZERO)
 
     def _unreached(self, code: int) -> str:
         return f"{self.where}: {os.strerror(code).lower()}"
@@ -251,26 +254,26 @@ class Member:
             self._patience.cancel()
         self._patience = self._loop.after(seconds, lambda: self._again(trouble.format(where=self.where)))
 
-    def _stop_calling(self) -> None:
-        for sock in self._calls:
+    def _stop_connecting(self) -> None:
+        for sock in self._connecting:
             self._loop.forget(sock.fileno())
             sock.close()
-        self._calls.clear()
-        self._uncalled.clear()
+        self._connecting.clear()
+        self._untried.clear()
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
 
     def _again(self, trouble: str) -> None:
         """Try again in a moment."""
-        self._stop_calling()
+        self._stop_connecting()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
         if self._bond is not _Bond.SEEKING:
             return
         self._trouble = trouble
-        if time.monotonic() - self._began_at > QUIET:
+        if time.monotonic() - self._began_at > FIRST_REPORT:
             self._tell_trouble()
         self._loop.after(RETRY[min(self._tries, len(RETRY) - 1)], self._seek)
         self._tries += 1
@@ -291,12 +294,7 @@ class Member:
     def _misled(self, why: str) -> None:
         closed = "closed" in why or "broke" in why
         self._connection = None
-        where = (
-            f"{self.where} takes the connection and drops it"
-            if closed
-            else f"something else than ddplaunch answers at {self.where}"
-        )
-        self._again(where)
+        self._again((DROPPED if closed else NOT_NODE_ZERO).format(where=self.where))
 
     def _welcomed(self, message: Message) -> None:
         assert isinstance(message, messages.Welcome)
@@ -328,9 +326,9 @@ class Member:
             raise Garbled("a node rank that cannot be ours")
         token = self._rules.token
         if token and not proof.proves(message.proof, token, proof.NODE_ZERO, self._nonces):
-            refused = f"whoever answers at {self.where} does not know the token"
+            refused = f"node 0 at {self.where} does not know the token"
             return self._over(Outcome(EXIT_USAGE, refused=(refused, "give every node the same --token")))
-        self._stop_calling()
+        self._stop_connecting()
         if message.node_rank is not None:  # should node 0 go before the start, we would like the same from the next
             self._hello = replace(self._hello, share=replace(self._hello.share, node_rank=message.node_rank))
         self._bond = _Bond.JOINED
@@ -357,7 +355,7 @@ class Member:
             case messages.Beat():
                 return
             case messages.JoinStatus() if self._has_started:
-                raise Garbled("who has joined, after the start")
+                raise Garbled("a join status after the start")
             case messages.JoinStatus() | messages.Note() if self._rules.one_log:
                 return
             case messages.Again() if self._rules.one_log:
@@ -375,7 +373,7 @@ class Member:
         self._hear(message)
 
     def _check_start(self, order: Start) -> None:
-        """Make sure that we can start as told: once an attempt, with our own share among those of all nodes."""
+        """Check that we can start so: once an attempt, with our own share among those of all nodes."""
         numbers = [each.node_rank for each in order.shares]
         if self._attempt is not None or order.attempt <= self._latest:
             raise Garbled("a start out of turn")
@@ -396,7 +394,7 @@ class Member:
         self._lost(f"nothing was heard of it for {seconds:.1f} s")
 
     def _lost(self, why: str) -> None:
-        """Nobody coordinates us any more: look for node 0 again if nothing has begun, else end."""
+        """Node 0 is lost: look for it again if nothing has started, else end."""
         self._connection = None
         if self._heartbeat is not None:
             self._heartbeat.close()
@@ -406,7 +404,7 @@ class Member:
         if not self._has_started:
             self._bond = _Bond.SEEKING
             self._deadline = self._loop.after(self._rules.join_timeout, self._give_up)
-            self._again(f"node 0 at {self.where} has gone again: {why}")
+            self._again(f"node 0 at {self.where} was lost: {why}")
             return
         self._bond = _Bond.ORPHANED
         self._why_lost = f"node 0 ({self._rules.address}) was lost: {why}"

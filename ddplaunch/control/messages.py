@@ -12,19 +12,19 @@ from typing import Literal
 from ddplaunch.control.failure import Failure, Outcome, Verdict
 from ddplaunch.plan.share import Share
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised whenever a message changes, so that launchers of different versions tell each other so."""
 
 
 class Garbled(Exception):
-    """What has come is no message that may come now."""
+    """A message that makes no sense, or must not come now."""
 
 
 @dataclass(frozen=True)
 class Versions:
-    """What must be alike for ranks to work together; None where it is not known, or there is none.
+    """What must be the same for ranks to work together; None if it is unknown or not installed.
 
-    ``torch`` and ``python`` as "2.13" and "3.11": a patch level more or less does no harm.
+    ``torch`` and ``python`` as "2.13" and "3.11": patch levels may differ.
     """
 
     python: str
@@ -41,10 +41,10 @@ class Hello:
     """A node that wants to take part: its share, and what must agree.
 
     Attributes:
-        target: as typed. fingerprint: of its file's content, None where there is no file to compare.
+        target: as typed. fingerprint: of its file's content, None if there is no file to compare.
         gpus: the models.
         nonce: for node 0 to prove itself with; proof: that this node knows the token (``proof`` has the form).
-        numbered: whether the share's node rank was typed; else it is only the one that this node would like.
+        numbered: whether the node rank of the share is known; else it is the one that this node prefers.
     """
 
     share: Share
@@ -61,7 +61,7 @@ class Hello:
 
     @property
     def name(self) -> str:
-        """How people are told of it: "node 1 (n1)"."""
+        """What people read: "node 1 (n1)"."""
         return self.share.name
 
 
@@ -79,7 +79,7 @@ class Declined:
 
     @property
     def name(self) -> str:
-        """How people are told of it: "node 1 (n1)"."""
+        """What people read: "node 1 (n1)"."""
         return f"node {self.node_rank} ({self.host})"
 
     @property
@@ -111,7 +111,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Broken:
-    """The launcher's own processes on a node came to an end that nobody asked for."""
+    """The launcher's own processes on a node ended unexpectedly."""
 
     how: str
     moment: float
@@ -123,9 +123,9 @@ class Drained:
 
     Attributes:
         failures: all of them, with the last lines that each rank printed.
-        stopped: how many ranks ended because they were told to.
+        stopped: how many ranks ended because they were stopped.
         broken: what happened to the launcher's own processes here, and when by its clock, if anything did.
-        heeded: whether a rank asked if the job must make room, and was told that it must.
+        preemption_seen: whether a rank asked if the job is preempted, and the answer was yes.
     """
 
     attempt: int
@@ -133,12 +133,12 @@ class Drained:
     stopped: int
     clock: float
     broken: Broken | None = None
-    heeded: bool = False
+    preemption_seen: bool = False
 
 
 @dataclass(frozen=True)
 class Unable:
-    """This node cannot start its ranks, for a reason that people can mend."""
+    """This node cannot start its ranks, for a reason that a user can fix."""
 
     message: str
     hint: str | None = None
@@ -146,7 +146,7 @@ class Unable:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """Somebody wants the job to end: a signal has come here, for the first time or ``again``."""
+    """A signal to end the job has come here, for the first time or ``again``."""
 
     signal: int
     again: bool = False
@@ -154,7 +154,7 @@ class Interrupted:
 
 @dataclass(frozen=True)
 class Warned:
-    """The scheduler has said here, by this signal, that it soon needs the machines back."""
+    """The scheduler's warning has come here, by this signal: it soon needs the machines back."""
 
     signal: int
 
@@ -164,7 +164,7 @@ class Warned:
 
 @dataclass(frozen=True)
 class Welcome:
-    """The first words on any connection to the control port."""
+    """The first message on any connection to the control port."""
 
     ddplaunch: int
     nonce: str
@@ -172,7 +172,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Refused:
-    """You cannot take part, and why; as an error has it."""
+    """You cannot take part, and why, as in an error."""
 
     message: str
     hint: str | None = None
@@ -180,7 +180,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Joined:
-    """You take part, from the next start on; ``node_rank`` is yours where you asked for one."""
+    """You take part, from the next start on; ``node_rank`` is yours if you asked for one."""
 
     run_id: str
     heartbeat_timeout: float
@@ -190,12 +190,12 @@ class Joined:
 
 @dataclass(frozen=True)
 class JoinStatus:
-    """Who is there, while the job waits for nodes.
+    """Which nodes have joined, while the job waits for more.
 
     Attributes:
-        missing: the node ranks waited for, at most MAX_NAMED of them.
-        window: seconds until the job starts with those that are there; None where it cannot yet.
-        kind: what they are called.
+        missing: the node ranks that have not joined, at most MAX_NAMED of them.
+        window: seconds until the job starts with those that have joined; None if they are too few.
+        kind: what people call them.
     """
 
     joined: int
@@ -215,8 +215,8 @@ class Start:
 
     Attributes:
         attempt: 0 is the first.
-        shares: of all nodes that take part, in the order of their ranks; none where a node knows its plan alone.
-        address: node 0's, as those who read this reach it. interface: the one that leads there.
+        shares: of all nodes that take part, in the order of their ranks; none if each node already has the whole plan.
+        address: node 0's, as the receiver reaches it. interface: the one that leads there.
     """
 
     attempt: int
@@ -237,21 +237,21 @@ class Stop:
 
 @dataclass(frozen=True)
 class Preempt:
-    """The job must make room: let your ranks know. They end by themselves, or are told to stop later."""
+    """The job is preempted: let your ranks know. They end by themselves, or are stopped later."""
 
     attempt: int
 
 
 @dataclass(frozen=True)
 class Release:
-    """All ranks everywhere have done their work, so rank 0 need not hold the store any longer."""
+    """All ranks of all nodes have done their work: rank 0 need not keep the store any longer."""
 
     attempt: int
 
 
 @dataclass(frozen=True)
 class Seeking:
-    """Said by a node to itself: node 0 is not reached yet, and why."""
+    """From a node to itself: node 0 is not reached yet, and why."""
 
     trouble: str
 
@@ -268,7 +268,7 @@ class Again:
 
 @dataclass(frozen=True)
 class Note:
-    """Something that people should know."""
+    """A line for people."""
 
     text: str
 

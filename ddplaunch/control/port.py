@@ -1,4 +1,4 @@
-"""A port of this node, of the job's store or of its control: bound before anyone is told of it."""
+"""A port of this node, for the job's store or its control: bound before any process learns its number."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Port:
 
 
 def claim(number: int) -> socket.socket | None:
-    """Listen on all interfaces; None where somebody listens there already. Of several callers one succeeds.
+    """Listen on all interfaces; None if another process listens there already. Of several callers one succeeds.
 
     Any number of sockets may be bound with SO_REUSEADDR; the kernel lets one of them listen.
     """
@@ -92,7 +92,7 @@ def _where(address: str) -> tuple[socket.AddressFamily, str]:
         return family, host
     if not any(_is_local(*each) for each in addresses):
         raise UsageError(
-            f"--master-addr {address} is no address of this machine, where rank 0 runs", "leave it out on one node"
+            f"--master-addr {address} is not an address of this machine, where rank 0 runs", "leave it out on one node"
         )
     return _everywhere()
 
@@ -116,7 +116,7 @@ def _has_ipv6() -> bool:
 
 def _taken(flag: str, number: int, error: OSError) -> UsageError:
     if error.errno == errno.EACCES:
-        return UsageError(f"{flag} {number} is for root only", f"{flag} 29500")
+        return UsageError(f"{flag} {number}: only root may use ports below 1024", f"{flag} 29500")
     if error.errno != errno.EADDRINUSE:
         return UsageError(f"{flag} {number} cannot be bound: {error.strerror}")
     holder = _holder(number)
@@ -128,7 +128,7 @@ def _taken(flag: str, number: int, error: OSError) -> UsageError:
 
 
 def _holder(number: int) -> str | None:
-    """Name the process that listens on the port; None where the kernel does not tell (another user's, say)."""
+    """Name the process that listens on the port; None if the kernel does not say (another user's, for example)."""
     try:
         import psutil
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CRASH_LOOP = 3
-"""Attempts in a row shorter than the minimal uptime after which there is no further one."""
+"""So many attempts in a row that are shorter than the minimal uptime are the last."""
 
 MAX_BACKOFF = 60.0
 """Seconds beyond which the wait before a restart does not double any more."""
@@ -38,7 +38,8 @@ class Restarts:
             return Decision(None, used if self.max_restarts else None)
         if self._quick >= CRASH_LOOP:
             return Decision(
-                None, f"given up: {CRASH_LOOP} attempts in a row lasted less than {self._min_uptime:g} s (--min-uptime)"
+                None,
+                f"giving up: {CRASH_LOOP} attempts in a row lasted less than {self._min_uptime:g} s (--min-uptime)",
             )
         self.used += 1
         doubled = self._backoff * 2 ** max(0, self._quick - 1)

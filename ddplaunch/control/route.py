@@ -15,7 +15,7 @@ RESOLVE_PATIENCE = 5.0
 """Seconds to wait for a name server before node 0 goes on without having checked its own name."""
 
 NAME_PATIENCE = 0.5
-"""Seconds that a name server may take for an answer before ranks are told not to wait long for it."""
+"""Seconds that a name server may take to answer; if it takes longer, ranks wait for it only shortly."""
 
 IMPATIENT = "timeout:1 attempts:1"
 """RES_OPTIONS (resolv.conf(5)) of ranks whose name server does not answer: 1 s a look-up, the least there is."""
@@ -40,7 +40,7 @@ def interfaces() -> Addresses:
 
 
 def interface_of(address: str) -> str | None:
-    """Name the interface that has ``address``; None where none has, or there is no address."""
+    """Name the interface that has ``address``; None if no interface has it, or there is no address."""
     wanted = _parsed(address) if address else None
     for name, addresses in interfaces().items():
         if wanted is not None and any(_parsed(each) == wanted for each in addresses):
@@ -49,13 +49,13 @@ def interface_of(address: str) -> str | None:
 
 
 def check_interface(interface: str) -> None:
-    """Make sure that this machine has it.
+    """Check that this machine has the interface.
 
     Raises:
-        UsageError: it has not.
+        UsageError: it does not.
     """
     if interface not in (found := interfaces()):
-        raise UsageError(f"--interface {interface}: this machine has none of that name", f"it has {_listed(found)}")
+        raise UsageError(f"--interface {interface}: this machine has no such interface", f"it has {_listed(found)}")
 
 
 def address_on(interface: str, family: socket.AddressFamily) -> str | None:
@@ -76,9 +76,9 @@ def _listed(found: Addresses) -> str:
 
 
 def check_is_ours(address: str, source: str = "--master-addr") -> None:
-    """Make sure that ``address`` is one of this machine, which is node 0.
+    """Check that ``address`` is one of this machine, which is node 0.
 
-    A name server that does not answer is not waited for: peers will find out.
+    If the name server does not answer, the check passes: the other nodes will find out.
 
     Raises:
         UsageError: it is not, or does not resolve.
@@ -109,7 +109,7 @@ def is_ours(address: str, source: str = "--master-addr") -> bool | None:
 
 
 def unresolvable(address: str, source: str = "--master-addr") -> UsageError:
-    """The error of a name that nobody knows."""
+    """The error of a name that does not resolve."""
     return UsageError(
         f"{source} {shown(address)} does not resolve on this machine", "give node 0's address, like 10.0.0.1"
     )
@@ -119,7 +119,7 @@ def resolve(address: str, port: int | None = None) -> Resolved:
     """Look up a name, for as long as that takes.
 
     Raises:
-        OSError: nobody knows it, or nobody answers; also where it cannot be a name at all, for which
+        OSError: it is unknown, or the name server does not answer; also where it cannot be a name at all, for which
             ``socket.getaddrinfo`` has two more exceptions: labels of over 63 letters (RFC 1035), and NUL.
     """
     try:
@@ -141,12 +141,12 @@ class Lookup:
 
     def __init__(self, address: str, port: int) -> None:
         self._read, write = os.pipe()
-        self.found: Resolved = []
+        self.addresses: Resolved = []
         self.error: OSError | None = None
 
         def look() -> None:
             try:
-                self.found = resolve(address, port)
+                self.addresses = resolve(address, port)
             except OSError as error:
                 self.error = error
             os.close(write)
@@ -169,7 +169,7 @@ class NameServer:
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        """``say`` tells people, once, where ranks will have to wait."""
+        """``say`` tells people, once, that ranks will have to wait."""
         self._say: Callable[[str], None] | None = say
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._ask, daemon=True)
@@ -185,12 +185,13 @@ class NameServer:
             pass  # an answer too
 
     def variables(self) -> dict[str, str]:
-        """What ranks get where nobody answers; known at once, or after NAME_PATIENCE at most."""
+        """What ranks get if the name server does not answer; known after NAME_PATIENCE at most."""
         self._thread.join(max(0.0, self._began + NAME_PATIENCE - time.monotonic()))
         if not self._thread.is_alive():
             return {}
         if self._say:
-            self._say("no name server answers, and torch asks for the name of every peer: ranks wait 1 s each, not 10")
+            waits = "ranks wait 1 s each, not 10"
+            self._say(f"the name server does not answer, and torch asks it about every peer: {waits}")
             self._say = None
         return {"RES_OPTIONS": IMPATIENT}
 

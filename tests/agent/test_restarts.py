@@ -48,7 +48,7 @@ def test_restarts_are_counted_and_end(launch):
 def test_a_crash_loop_is_broken(launch):
     done = launch("run", *LIGHT, "--nproc", "2", "--max-restarts", "1000", FAILS, "exit", "0")
     assert done.returncode == 7
-    assert f"given up: {CRASH_LOOP} attempts in a row lasted less than 5 s" in done.stderr
+    assert f"giving up: {CRASH_LOOP} attempts in a row lasted less than 5 s" in done.stderr
 
 
 def test_each_attempt_has_a_log_of_its_own(launch, tmp_path):

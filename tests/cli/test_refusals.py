@@ -165,11 +165,11 @@ limit = 3
         ),
         (
             "run --nnodes 2 --node-rank 1 --master-addr 127.0.0.1 --interface nosuch0 train.py",
-            ("--interface nosuch0: this machine has none of that name", "it has"),
+            ("--interface nosuch0: this machine has no such interface", "it has"),
         ),
         (
             "run --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --interface nosuch0 train.py",
-            ("--interface nosuch0: this machine has none of that name", "it has"),
+            ("--interface nosuch0: this machine has no such interface", "it has"),
         ),
         (
             "run --nnodes 2 --nproc 1 --node-rank 0 --master-addr a --control none train.py",
@@ -228,7 +228,7 @@ NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
         (f"submit --time {MANY} train.py", "--time 9"),
         (f"submit --scheduler kubernetes --container-image i --gpus-per-node {MANY} train.py", "is no number of GPUs"),
         (f"submit --scheduler kubernetes --container-image i --mem {MANY} train.py", "is no size of memory"),
-        ("run --interface nosuch0 train.py", "--interface nosuch0: this machine has none of that name"),
+        ("run --interface nosuch0 train.py", "--interface nosuch0: this machine has no such interface"),
         ("run --preload , train.py", "--preload ,: '' is not the name of a module"),
         ("run --preload train.py train.py", "--preload train.py: 'train.py' is not the name of a module"),
         ("run --preempt-forward none train.py", "--preempt-forward none is no signal to warn by"),

@@ -116,7 +116,7 @@ def test_a_name_server_that_does_not_answer(hosts):
     codes, out, err = hosts(dns="dead").run("10.77.0.10")
     assert codes == [0, 0], err
     assert all("10.77.0.10 eth0 None timeout:1 attempts:1\n" in text for text in out)
-    assert all("no name server answers" in text for text in err)
+    assert all("the name server does not answer" in text for text in err)
 
 
 def test_a_name_that_no_server_resolves_is_waited_for(hosts):

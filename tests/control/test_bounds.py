@@ -16,7 +16,7 @@ import pytest
 
 from ddplaunch.console.failure import render_verdict
 from ddplaunch.control import messages
-from ddplaunch.control.bounds import BOUNDS, MANY, rule_of
+from ddplaunch.control.bounds import BOUNDS, MANY, check_of
 from ddplaunch.control.failure import MAX_TEXT, Verdict, readable
 from ddplaunch.control.join_status import describe
 from ddplaunch.control.messages import Garbled
@@ -46,7 +46,7 @@ def _within(hint: Any) -> Iterator[type]:
         yield from _within(inner)
 
 
-def test_every_field_has_a_rule_and_every_rule_a_field():
+def test_every_field_has_a_check_and_every_check_a_field():
     found = {
         (each, field.name)
         for kind in [*KINDS, *AT_THE_DOOR]
@@ -54,7 +54,7 @@ def test_every_field_has_a_rule_and_every_rule_a_field():
         for field in dataclasses.fields(each)
     }
     for kind, name in found:
-        assert rule_of(kind, name), f"{kind.__name__}.{name}"
+        assert check_of(kind, name), f"{kind.__name__}.{name}"
     names = {name for _, name in found} | {f"{kind.__name__}.{name}" for kind, name in found}
     assert BOUNDS.keys() <= names
 
@@ -155,7 +155,7 @@ def act_on(message: messages.Message) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_coordinator_hears_anything(seed):
-    """It acts, or says that this cannot be; then the node is lost, as the hub has it. There is always an end."""
+    """It acts, or says that this cannot be; then the node is lost, as for node 0. There is always an end."""
     maker = Maker(seed)
     for _ in range(100):
         job = Job(min_nodes=2, grace=1.0, max_restarts=2)

@@ -435,7 +435,7 @@ def test_an_elastic_job_goes_on_with_fewer_and_takes_in_who_comes():
     job.wait(0)
     assert [share.node_rank for share in job.take(messages.Start)[0].shares] == [0, 2]
     job.join(1)
-    assert "it is taken in when the ranks start next" in job.take(messages.Note, 1)[-1].text
+    assert "it takes part when the ranks start next" in job.take(messages.Note, 1)[-1].text
     job.drain(2, job.fail(2, 2, attempt=1), attempt=1)
     job.drain(0, attempt=1)
     job.wait(0)

@@ -172,7 +172,7 @@ def test_a_run_id_stays_inside_the_log_folder(node_zero, tmp_path, run_id):
 def test_a_node_zero_that_cannot_be(node_zero, joined):
     false, launcher = node_zero()
     assert false.meet(**joined).ended()
-    wait_until(lambda: "something else than ddplaunch answers" in launcher.stderr(), "the account")
+    wait_until(lambda: "does not answer as node 0: another program listens there" in launcher.stderr(), "the account")
     launcher.signal(signal.SIGTERM)
     assert launcher.wait(20) == 143
     assert_clean(launcher.stderr())

@@ -183,7 +183,7 @@ def test_something_else_answers(nodes):
         launcher = job.start(1)
         caller, _ = server.accept()
         caller.send(b"SSH-2.0-OpenSSH_9.2\r\n")
-        wait_until(lambda: "something else than ddplaunch answers at 127.0.0.1:" in launcher.stderr(), "the account")
+        wait_until(lambda: "does not answer as node 0: another program" in launcher.stderr(), "the account")
     assert launcher.wait(20) == 69
 
 
@@ -265,7 +265,7 @@ def test_the_token_admits_and_never_travels(nodes):
 @pytest.mark.parametrize(
     ("ours", "theirs", "said"),
     [
-        ("right", "wrong", "its token is another"),
+        ("right", "wrong", "its token differs"),
         ("right", None, "it has no token"),
         (None, "some", "it has a token, and node 0 has none"),
     ],
@@ -438,6 +438,6 @@ def test_who_comes_late_and_is_unable_ends_nothing(nodes, tmp_path):
     first.wait_for("runs")
     second = job.start(1, "--log-dir", "/proc/nowhere", target="waits.py")
     assert second.wait() == 2
-    wait_until(lambda: "it takes no part" in first.stderr(), "the note")
+    wait_until(lambda: "it does not take part" in first.stderr(), "the note")
     (tmp_path / "gate").write_text("go on")
     assert first.wait() == 0, first.stderr()

@@ -105,7 +105,7 @@ def test_nodes_come_and_go(start, tmp_path):
     (tmp_path / "go").touch()
     assert [job.wait() for job in (first, third, fourth)] == [0, 0, 0], first.stderr()
     assert "node 1 (" in first.stderr()
-    assert "has come: stopping the ranks to take it in" in first.stderr()
+    assert "has joined: stopping the ranks, to start again with it" in first.stderr()
 
 
 def test_one_too_many_is_told_so(start, tmp_path):

@@ -178,7 +178,7 @@ def test_without_grow_a_node_waits_for_the_next_restart(
     nodes[0].wait_for("attempt 1 is held")
     hosts[1].boot()
     nodes[1] = start_on(hosts[1], *options, hold=hold)
-    nodes[0].wait_for("has come; it is taken in when the ranks start next")
+    nodes[0].wait_for("has joined; it takes part when the ranks start next")
     os.kill(nodes[0].rank(), signal.SIGKILL)
     assert [node.process.wait(patience(60)) for node in nodes] == [0, 0]
     attempts = check_trained(nodes[0].said(), tmp_path, undisturbed)

@@ -66,7 +66,7 @@ def _killed_while_joining(node: int) -> Callable[[Trial], None]:
     def fault(trial: Trial) -> None:
         trial.runs[node].signal(signal.SIGKILL)
         trial.ended(node)
-        trial.said(1 - node, "has gone again|waiting for node 0")
+        trial.said(1 - node, "has left|waiting for node 0")
         trial.mark()
         trial.runs[1 - node].signal(signal.SIGINT)
 
