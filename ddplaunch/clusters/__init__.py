@@ -1,7 +1,7 @@
-"""What the surroundings say of this process: one short file a system, and ``find`` over all of them.
+"""What the surroundings say about this process: one short file per system, and ``find`` over all of them.
 
 Variables in, facts out: no scheduler is asked and no MPI is loaded; three systems give a file of hosts, which is read.
-What is done with a finding, and which flags go before it, is for who asked.
+The caller decides what to do with a finding, and which options override it.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ _ALLOCATORS = ("slurm", "pbs", "lsf", "sge")
 
 
 def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
-    """Return what the first system that knows this process tells of it, None where none does.
+    """Return what the first system that knows this process says about it, None if no system does.
 
-    A batch system that tells only of a job's script is heard last: whoever set variables there meant more.
+    A batch system that only recognises a job's script comes last: variables set in that script say more.
 
     Args:
         only: the one system to ask, or "none".
 
     Raises:
-        UsageError: there is no such system or nothing of it here; a variable is no number or contradicts another;
-            torch's variables are set, and nobody says whether they count nodes or processes.
+        UsageError: ``only`` is unknown or does not run here; a variable is not a number or contradicts another;
+            torch's variables are set, and nothing says whether they count nodes or processes.
     """
     if only == NONE:
         return None
     if only is not None and only not in _SIGNS:
-        raise UsageError(f"--cluster {only} is none that is known", ", ".join((*NAMES, NONE)))
+        raise UsageError(f"unknown --cluster {only}; known: {', '.join((*NAMES, NONE))}")
     script: Finding | None = None
     for name in NAMES if only is None else (only,):
         if _shows(name, environ):
@@ -90,8 +90,8 @@ def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
         return _completed(script, environ)
     if only is not None:
         raise UsageError(
-            f"--cluster {only}: nothing here is of it; its sign is {' or '.join(_SIGNS[only])}",
-            "leave --cluster out to see what there is",
+            f"--cluster {only} does not match this process: it needs {' or '.join(_SIGNS[only])}",
+            "leave --cluster out to detect the system",
         )
     return None
 
@@ -101,10 +101,10 @@ def _shows(name: str, environ: Mapping[str, str]) -> bool:
 
 
 def _completed(finding: Finding, environ: Mapping[str, str]) -> Finding:
-    """Add what the batch system around it tells to what a launcher does not: where node 0 is, and a port of the job's.
+    """Add what the batch system knows and the launcher inside it does not: where node 0 is, and a port for the job.
 
-    MPI's launchers number processes and are silent about hosts; unless told otherwise they fill those of the
-    allocation in its order, so that rank 0 is on the first.
+    MPI's launchers number processes and say nothing about hosts; by default they fill those of the allocation in its
+    order, so that rank 0 is on the first.
     """
     from dataclasses import replace
 
@@ -119,7 +119,7 @@ def _completed(finding: Finding, environ: Mapping[str, str]) -> Finding:
                 finding = replace(finding, port=job_port(given.job))
             if finding.address is None and given.hosts:
                 first = given.hosts[0]
-                note = f"{first}, the first of {given.variable}, is taken for rank 0's: else --master-addr HOST"
+                note = f"rank 0 is expected on {first}, the first of {given.variable}; --master-addr says otherwise"
                 variables = (*finding.variables, given.variable)
                 finding = replace(finding, address=first, variables=variables, notes=(*finding.notes, note))
             break

@@ -28,10 +28,10 @@ PORT = "MASTER_PORT"  # 6105
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a process that Azure's mpirun has started, or of a node of a PyTorch job.
+    """Recognise a process that Azure's mpirun has started, or a node of a PyTorch job.
 
     Raises:
-        UsageError: a variable is missing, is no number, or contradicts another.
+        UsageError: a variable is missing, is not a number, or contradicts another.
     """
     if not is_set(environ, EXPERIMENT):
         return None

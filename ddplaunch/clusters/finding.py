@@ -1,4 +1,4 @@
-"""What a system's variables tell: the facts alone, without a decision; what to do about them is for who asked."""
+"""What a system's variables say: facts only; the caller decides what to do with them."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Finding:
     nnodes: int | None
     node_rank: int | None
     address: str | None = None
-    """Node 0's; None where the system does not tell."""
+    """Node 0's; None if the system does not say."""
     address_comes_late: bool = False
     """Whether the address is a name that comes with node 0's own start: not known yet, or still an earlier node 0's."""
     port: int | None = None
-    """The system's own, or derived from the job's id; the one behind it is as free. None where there is neither."""
+    """The system's own, or derived from the job's id; the next one is as free. None if there is neither."""
     run_id: str | None = None
     nproc: str | None = None
     """Processes a node as ``--nproc`` has it: "8", "auto"."""
     place: Place | None = None
     is_script: bool = False
-    """Whether it is a batch job's own script, of which the system tells nothing but where it runs."""
+    """Whether it is a batch job's own script: the system only says where it runs."""
     notes: tuple[str, ...] = ()
-    """What people should know of it."""
+    """What people should know about it."""
 
     def __post_init__(self) -> None:
         assert self.place or (self.nnodes is not None and self.node_rank is not None), self
@@ -53,7 +53,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a batch system has given a job; it says nothing of this process, which may be one script on the first host.
+    """What a batch system has given a job; it does not describe this process, which may be a script on the first host.
 
     ``job`` is the job's id; ``hosts`` in the system's order, each once, empty where they cannot be read here.
     """

@@ -19,10 +19,10 @@ LOCAL_RANK = "FLUX_TASK_LOCAL_ID"  # 1
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a task that Flux has started.
+    """Recognise a task that Flux has started.
 
     Raises:
-        UsageError: a variable is missing, is no number, or contradicts another.
+        UsageError: a variable is missing, is not a number, or contradicts another.
     """
     if not is_set(environ, RANK):
         return None

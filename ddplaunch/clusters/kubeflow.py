@@ -28,15 +28,15 @@ IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # 10.96.0.1, in every pod
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a pod of a job.
+    """Recognise a pod of a job.
 
     Raises:
-        UsageError: a variable is missing, is no number, or contradicts another; the job is elastic.
+        UsageError: a variable is missing, is not a number, or contradicts another; the job is elastic.
     """
     if is_set(environ, NNODES):
         lowest, colon, highest = environ[NNODES].partition(":")
         if colon and lowest != highest:
-            raise UsageError(f"{NNODES}={environ[NNODES]}: no pod of an elastic job is told its node rank", OFF)
+            raise UsageError(f"{NNODES}={environ[NNODES]}: the pods of an elastic job do not know their node rank", OFF)
         nnodes, count_name = to_number(lowest, NNODES), NNODES
         pod = PET_NODE_RANK if is_set(environ, PET_NODE_RANK) else POD
         address = PET_ADDRESS if is_set(environ, PET_ADDRESS) else ADDRESS

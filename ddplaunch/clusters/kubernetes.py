@@ -18,15 +18,15 @@ PORT = "MASTER_PORT"  # 29500
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a pod of an indexed Job; where its size is not told it is one of many jobs, as is usual without us.
+    """Recognise a pod of an indexed Job; where its size is not told it is one of many jobs, as is usual without us.
 
     Raises:
-        UsageError: a variable is missing, is no number, or contradicts another.
+        UsageError: a variable is missing, is not a number, or contradicts another.
     """
     if not is_set(environ, INDEX):
         return None
     if not is_set(environ, NNODES):
-        note = f"{INDEX}={environ[INDEX]} and no {NNODES}: this pod is taken for a job of its own"
+        note = f"{INDEX}={environ[INDEX]} without {NNODES}: this pod is treated as a job of its own"
         return Finding("kubernetes", (INDEX,), nnodes=1, node_rank=0, notes=(note,))
     nnodes, node_rank = number(environ, NNODES), number(environ, INDEX)
     check_below(node_rank, nnodes, INDEX, NNODES)

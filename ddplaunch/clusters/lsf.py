@@ -31,10 +31,10 @@ LOCAL_SIZE = "JSM_NAMESPACE_LOCAL_SIZE"  # 2
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a process that jsrun has started, or of a job's script.
+    """Recognise a process that jsrun has started, or a job's script.
 
     Raises:
-        UsageError: a variable is missing, is no number, or contradicts another.
+        UsageError: a variable is missing, is not a number, or contradicts another.
     """
     given = allocation(environ)
     if not is_set(environ, RANK):

@@ -23,10 +23,10 @@ SLURM_STEP_ID = "SLURM_STEP_ID"
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a process that mpiexec.hydra has started.
+    """Recognise a process that mpiexec.hydra has started.
 
     Raises:
-        UsageError: a variable is missing, is no number, or contradicts another.
+        UsageError: a variable is missing, is not a number, or contradicts another.
     """
     if not is_set(environ, RANK, LOCAL_RANK):
         return None

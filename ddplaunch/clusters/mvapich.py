@@ -15,10 +15,10 @@ VERSIONS = (
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a process that mpirun_rsh has started.
+    """Recognise a process that mpirun_rsh has started.
 
     Raises:
-        UsageError: a variable is missing, is no number, or contradicts another.
+        UsageError: a variable is missing, is not a number, or contradicts another.
     """
     for names in VERSIONS:
         rank, size, local_rank, local_size = names

@@ -67,7 +67,7 @@ def _expand_bracket(text: str, position: int, source: str, times: int) -> tuple[
             _refuse(text, position, source, "a number")
         first, last = found[1], found[2] or found[1]
         if int(last) < int(first):
-            _refuse(text, position, source, f"a range that rises, not {found[0]},")
+            _refuse(text, position, source, f"a range that rises, not {found[0]}")
         _check_count((len(numbers) + int(last) - int(first) + 1) * times, text, source)
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
         position = found.end()
@@ -108,6 +108,6 @@ def _refuse(text: str, position: int, source: str, expected: str) -> NoReturn:
     rest = text[position : position + 12]
     where = f"at {rest!r}, character {position + 1}" if rest else "at its end"
     raise UsageError(
-        f"{source}: {text!r} does not parse {where}: {expected} should stand there",
+        f"{source}: {text!r} cannot be read {where}: expected {expected}",
         "hosts like n[01-04],gpu7, counts like 4(x3),2; --cluster none reads no variables",
     )

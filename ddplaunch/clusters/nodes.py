@@ -18,10 +18,10 @@ NPROC = "NPROC_PER_NODE"  # 8, auto, gpu, cpu
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a node of several.
+    """Recognise a node of several.
 
     Raises:
-        UsageError: NODE_RANK is missing, a variable is no number, or contradicts another.
+        UsageError: NODE_RANK is missing, a variable is not a number, or contradicts another.
     """
     if not is_set(environ, NNODES, ADDRESS) or number(environ, NNODES) < 2:
         return None

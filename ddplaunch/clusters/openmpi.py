@@ -28,10 +28,10 @@ JSRUN_RANK = "JSM_NAMESPACE_RANK"
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a process that mpirun has started.
+    """Recognise a process that mpirun has started.
 
     Raises:
-        UsageError: a variable is missing, is no number, or contradicts another.
+        UsageError: a variable is missing, is not a number, or contradicts another.
     """
     if not is_set(environ, RANK) or is_set(environ, JSRUN_RANK):
         return None

@@ -20,10 +20,10 @@ LOCAL_RANK = "LOCAL_RANK"  # never
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a node of a job.
+    """Recognise a node of a job.
 
     Raises:
-        UsageError: a variable is no number, or contradicts another.
+        UsageError: a variable is not a number, or contradicts another.
     """
     if not is_set(environ, NPROC, NODE_RANK, NNODES, ADDRESS) or is_set(environ, LOCAL_RANK):
         return None

@@ -21,10 +21,10 @@ SLURM_STEP_ID = "SLURM_STEP_ID"
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a process that PALS has started.
+    """Recognise a process that PALS has started.
 
     Raises:
-        UsageError: a variable is missing, is no number, or contradicts another.
+        UsageError: a variable is missing, is not a number, or contradicts another.
     """
     if not is_set(environ, LOCAL_RANK) or is_set(environ, SLURM_STEP_ID):
         return None

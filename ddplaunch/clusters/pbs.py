@@ -18,17 +18,17 @@ TASK = "PBS_TASKNUM"  # 1 is the job's script
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a job's script, or of a process that pbsdsh has started.
+    """Recognise a job's script, or a process that pbsdsh has started.
 
     Raises:
-        UsageError: PBS_NODENUM is no number, or more than there are hosts.
+        UsageError: PBS_NODENUM is not a number, or more than there are hosts.
     """
     given = allocation(environ)
     if given is None:
         return None
     node_rank, task = number_if_set(environ, NODE_RANK), number_if_set(environ, TASK)
     if not given.hosts or node_rank is None or (node_rank == 0 and task in (None, 1)):
-        return batch_script("pbs", (JOB_ID, NODEFILE), given, "mpiexec with one process a host, or pbsdsh,")
+        return batch_script("pbs", (JOB_ID, NODEFILE), given, "mpiexec with one process per host, or pbsdsh")
     count = len(given.hosts)
     check_below(node_rank, count, NODE_RANK, f"hosts in {NODEFILE}")
     return Finding(

@@ -11,7 +11,7 @@ from ddplaunch.errors import UsageError
 from ddplaunch.files import MAX_HOSTS, read_regular
 from ddplaunch.plan.rendezvous import LOOPBACK
 
-OFF = "--cluster none starts without a look at such variables"
+OFF = "--cluster none ignores these variables"
 
 MAX_DIGITS = 19
 """Of a number in 64 bits."""
@@ -24,7 +24,7 @@ FIRST_PORT, PORT_PAIRS = 15000, 8000
 
 
 def is_set(environ: Mapping[str, str], *names: str) -> bool:
-    """Whether all of them have a value; an empty one is none, as in a shell's ``${NAME:-}``."""
+    """Whether all of them have a value; an empty one counts as unset, as in a shell's ``${NAME:-}``."""
     return all(environ.get(name) for name in names)
 
 
@@ -35,18 +35,18 @@ def text(environ: Mapping[str, str], name: str) -> str:
         UsageError: it is not.
     """
     if not is_set(environ, name):
-        raise UsageError(f"{name} is not set, and others that come with it are", OFF)
+        raise UsageError(f"{name} is not set, but other variables of the same system are", OFF)
     return environ[name]
 
 
 def to_number(value: str, name: str) -> int:
-    """Read a number of none or more.
+    """Read a number of 0 or more.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not one.
     """
     if not (value.isascii() and value.isdecimal() and len(value) <= MAX_DIGITS):
-        raise UsageError(f"{name}={value} is no number", OFF)
+        raise UsageError(f"{name}={value} is not a number", OFF)
     return int(value)
 
 
@@ -63,7 +63,7 @@ def number_if_set(environ: Mapping[str, str], name: str) -> int | None:
     """Return a variable's number, None where it is not set.
 
     Raises:
-        UsageError: it is no number.
+        UsageError: it is not a number.
     """
     return number(environ, name) if is_set(environ, name) else None
 
@@ -76,7 +76,7 @@ def agreed(environ: Mapping[str, str], *names: str) -> int:
     """
     present = [name for name in names if is_set(environ, name)]
     if not present:
-        raise UsageError(f"none of {', '.join(names)} is set, and others that come with them are", OFF)
+        raise UsageError(f"none of {', '.join(names)} is set, but other variables of the same system are", OFF)
     first, *others = present
     for other in others:
         if number(environ, first) != number(environ, other):
@@ -106,16 +106,16 @@ def job_port(job: int | str) -> int:
 
 
 def read_hosts(path: str) -> tuple[str, ...]:
-    """Return the first word of each line, each once; none where there is no such file on this host.
+    """Return the first word of each line, each once; nothing if there is no such file on this host.
 
     Raises:
-        UsageError: it is no file of hosts.
+        UsageError: it is not a file of hosts.
     """
     try:
         text = read_regular(path, MAX_HOSTS).decode(errors="replace")
     except OSError as error:  # the file is often on the job's first host only
         if error.errno in (errno.EINVAL, errno.EFBIG):
-            raise UsageError(f"{path} is not a file of hosts: {error.strerror}", OFF) from None
+            raise UsageError(f"{path} cannot be read as a file of hosts: {error.strerror}", OFF) from None
         return ()
     return tuple(dict.fromkeys(line.split()[0] for line in text.splitlines() if line.strip()))
 
@@ -135,9 +135,9 @@ def started(
     port: int | None = None,
     run_id: str | None = None,
 ) -> Finding:
-    """Tell of a process that a launcher has started: a node where it is alone on each node, else one rank of many.
+    """Recognise a process that a launcher has started: a node where it is alone on each node, else one rank of many.
 
-    Where the launcher tells neither its node nor how many there are, what follows for certain is filled in, no more.
+    If the launcher does not say which node it is or how many there are, only what follows for certain is filled in.
 
     Args:
         nnodes: how many nodes have a process. most_nodes: how many may have one.
@@ -175,13 +175,13 @@ def started(
 
 
 def batch_script(cluster: str, variables: Iterable[str], allocation: Allocation, starter: str) -> Finding:
-    """Tell of a job's own script: one process on one host, which is not node 0 of anything unless others are started.
+    """Recognise a job's own script: one process on one host; the other hosts run nothing yet.
 
     Args:
         starter: the command that starts one process on each of the hosts.
     """
     count = len(allocation.hosts)
-    note = f"this is the script of {cluster} job {allocation.job}, on one of its {count} hosts: {starter} starts all"
+    note = f"the script of {cluster} job {allocation.job} runs on one of its {count} hosts; to use all: {starter}"
     notes = (note,) if count > 1 else ()
     return Finding(cluster, tuple(variables), nnodes=1, node_rank=0, is_script=True, notes=notes)
 
@@ -199,7 +199,7 @@ def counts_nodes(
     run_id: str | None = None,
     comes_late: bool = False,
 ) -> Finding:
-    """Tell of a node where variables number nodes; these are their names.
+    """Recognise a node where variables number nodes; these are their names.
 
     Args:
         count: how many there are, where ``nnodes`` says it in another form than a number.
@@ -207,7 +207,7 @@ def counts_nodes(
         comes_late: whether the address is a name that comes with node 0's own start.
 
     Raises:
-        UsageError: a variable is missing, is no number, or contradicts another.
+        UsageError: a variable is missing, is not a number, or contradicts another.
     """
     count = number(environ, nnodes) if count is None else count
     index = number(environ, node_rank)

@@ -15,10 +15,10 @@ JOB = "TRAINING_JOB_NAME"  # pytorch-training-2024-05-01-12-00-00-000
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a host of a training job.
+    """Recognise a host of a training job.
 
     Raises:
-        UsageError: SM_HOSTS is no JSON list of names, or lacks this host.
+        UsageError: SM_HOSTS is not a JSON list of names, or lacks this host.
     """
     if not is_set(environ, HOSTS):
         return None
@@ -45,5 +45,5 @@ def _hosts(listed: str) -> list[str]:
     except ValueError:
         hosts = None
     if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) for host in hosts):
-        raise UsageError(f"{HOSTS}={listed} is no JSON list of hosts", OFF)
+        raise UsageError(f"{HOSTS}={listed} is not a JSON list of hosts", OFF)
     return hosts

@@ -15,9 +15,9 @@ HOSTFILE = "PE_HOSTFILE"  # /opt/sge/default/spool/n1/active_jobs/4711.1/pe_host
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a job's script."""
+    """Recognise a job's script."""
     given = allocation(environ)
-    return batch_script("sge", (JOB_ID, HOSTFILE), given, "mpirun with one process a host") if given else None
+    return batch_script("sge", (JOB_ID, HOSTFILE), given, "mpirun with one process per host") if given else None
 
 
 def allocation(environ: Mapping[str, str]) -> Allocation | None:

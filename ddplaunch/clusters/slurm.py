@@ -2,7 +2,7 @@
 
 Names and meanings are those of ``man srun``, "OUTPUT ENVIRONMENT VARIABLES". Only SLURM_STEP_* and the task's own three
 belong together. In a batch script PROCID, NODEID and LOCALID are 0 without any step, and NTASKS counts tasks that
-nobody has started; within a step JOB_NODELIST stays the whole job's, and NTASKS may (``srun --preserve-env``).
+were never started; within a step JOB_NODELIST stays the whole job's, and NTASKS may (``srun --preserve-env``).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ DISTRIBUTION = "SLURM_DISTRIBUTION"  # block, cyclic:block, plane=2, arbitrary
 PTY_PORT = "SLURM_PTY_PORT"  # 41293, from srun --pty
 
 SPECIAL_STEPS = 0xFFFFFFF0
-"""From here up steps are no steps (slurm.h): 4294967290 is the shell of ``salloc`` on a node, …291 the batch script."""
+"""Ids from here up mean something else (slurm.h): 4294967290 is salloc's shell on a node, …291 the batch script."""
 
 STEPS_A_JOB = 8
-"""So many steps of a job, and their likes in the thousand jobs around it, have each a port of its own."""
+"""Each of so many steps of a job, and of the thousand jobs around it, has a port of its own."""
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a task of a step, or of a process of a job that no step has started.
+    """Recognise a task of a step, or a process of a job that no step has started.
 
     Raises:
-        UsageError: a variable of the step is missing, is no number or no list, or contradicts another.
+        UsageError: a variable of the step is missing, is not a number or no list, or contradicts another.
     """
     if not is_set(environ, JOB_ID):
         return None
@@ -93,7 +93,7 @@ def _step(environ: Mapping[str, str]) -> Finding:
 
 
 def _check_ntasks(environ: Mapping[str, str], size: int) -> None:
-    """Refuse a SLURM_NTASKS that is neither the step's nor the job's: somebody set it and means something by it."""
+    """Refuse a SLURM_NTASKS that is neither the step's nor the job's: a user has set it for a reason."""
     if is_set(environ, NTASKS, TASKS_PER_NODE) and (ntasks := number(environ, NTASKS)) != size:
         tasks = sum(expand_counts(environ[TASKS_PER_NODE], TASKS_PER_NODE))
         if ntasks != tasks:
@@ -105,27 +105,28 @@ def _notes(environ: Mapping[str, str], finding: Finding) -> list[str]:
     if finding.place:
         each = environ[STEP_TASKS_PER_NODE]
         notes.append(
-            f"Slurm has started {each} tasks a node, and each is one rank; for one ddplaunch a node: "
+            f"Slurm started {each} tasks per node, and each is one rank; for one ddplaunch per node: "
             f"srun --nodes={finding.nnodes} --ntasks={finding.nnodes} --ntasks-per-node=1"
         )
         over_nodes = environ.get(DISTRIBUTION, "block").partition(":")[0].partition(",")[0]
         if over_nodes != "block" and finding.nnodes != 1:
-            notes.append(f"{DISTRIBUTION}={environ[DISTRIBUTION]}: a node's ranks do not follow one another")
+            notes.append(f"{DISTRIBUTION}={environ[DISTRIBUTION]}: the ranks of a node are not consecutive")
     elif is_set(environ, PTY_PORT) and finding.nnodes != 1:
-        notes.append(f"if this is a shell from srun --pty, it is alone of {finding.nnodes} nodes: --cluster none")
+        notes.append(f"if this is a shell from srun --pty, it has one of {finding.nnodes} nodes: use --cluster none")
     if environ.get(HET_SIZE, "0") not in ("0", "1"):
-        notes.append("the job is heterogeneous: a step counts within one component, over several it is not supported")
+        notes.append("the job is heterogeneous: a step over several components is not supported")
     return notes
 
 
 def _no_step(environ: Mapping[str, str]) -> Finding:
-    """Tell of the batch script, or of a shell in the allocation; whatever its PROCID says, it is rank 0 of nothing."""
+    """Recognise the batch script, or a shell in the allocation; its PROCID has no meaning."""
     given = allocation(environ)
     assert given
     count = len(given.hosts)
     starter = f"srun --nodes={count} --ntasks={count} --ntasks-per-node=1 ddplaunch run …"
     finding = batch_script("slurm", (JOB_ID,), given, starter)
     if not is_set(environ, HOST) and count:
-        note = f"this shell is not on a node of Slurm job {given.job} ({environ[JOB_NODELIST]}): {starter} starts there"
+        where = f"Slurm job {given.job} ({environ[JOB_NODELIST]})"
+        note = f"this shell is not on a node of {where}; to start there: {starter}"
         return replace(finding, notes=(note,))
     return finding

@@ -19,10 +19,10 @@ NNODES = "SUBMITIT_LOCAL_JOB_NUM_NODES"  # 1
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a task of the local executor.
+    """Recognise a task of the local executor.
 
     Raises:
-        UsageError: a variable is missing, is no number, or contradicts another.
+        UsageError: a variable is missing, is not a number, or contradicts another.
     """
     if environ.get(EXECUTOR) != "local":
         return None

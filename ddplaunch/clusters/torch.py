@@ -21,10 +21,10 @@ NNODES = "GROUP_WORLD_SIZE"  # 2
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a process that has all of torch's variables.
+    """Recognise a process that has all of torch's variables.
 
     Raises:
-        UsageError: one is no number, or contradicts another.
+        UsageError: one is not a number, or contradicts another.
     """
     needed = (RANK, WORLD_SIZE, LOCAL_RANK, ADDRESS, PORT)
     if not is_set(environ, *needed):

@@ -19,10 +19,10 @@ UNNAMED = "none"
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Tell of a process that torchrun has started.
+    """Recognise a process that torchrun has started.
 
     Raises:
-        UsageError: a variable is no number, or contradicts another.
+        UsageError: a variable is not a number, or contradicts another.
     """
     if not is_set(environ, RUN_ID) or not (finding := torch.find(environ)):
         return None

@@ -168,10 +168,10 @@ def _rows(hardware: Hardware, visible: Visible) -> list[Row]:
                 used_by=tuple(map(_process, gpu.processes)),
             )
         )
-        for place, mig in enumerate(gpu.mig):
+        for index, mig in enumerate(gpu.mig):
             rows.append(
                 Row(
-                    gpu=f"{gpu.index}:{place}",
+                    gpu=f"{gpu.index}:{index}",
                     torch=names.get((gpu, mig), HIDDEN),
                     name=mig.name,
                     memory=_memory(None, mig.memory_total),
@@ -315,5 +315,5 @@ def _fits(columns: list[Column], rows: list[Row], width: int) -> bool:
 
 
 def _short_mig_name(row: Row) -> str:
-    """Name a MIG instance where its UUID has no column; whoever wants to choose it needs at least the beginning."""
+    """Name a MIG instance if its UUID has no column; to choose it, one needs at least the beginning."""
     return f"{row.name.removeprefix('MIG ')}  {row.uuid[:UNIQUE_ENOUGH]}" if ":" in row.gpu else row.name

@@ -1,4 +1,4 @@
-"""The failure report: one block with the first cause; whoever fell with it is a count."""
+"""The failure report: one block names the rank that failed first; ranks that failed because of it are counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_OTHERS = 3
 
 
 def render_verdict(verdict: Verdict, nnodes: int) -> str:
-    """Return the report as lines of text with ANSI styles (click.echo takes them off where nobody wants them)."""
+    """Return the report as lines of text with ANSI styles (click.echo removes them where they are not wanted)."""
     first = verdict.first
     where = f" (on {first.host})" if nnodes > 1 and first.host else ""
     lines = [click.style(f"ddplaunch: {first.headline}{where}", fg="red", bold=True)]

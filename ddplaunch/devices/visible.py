@@ -74,7 +74,7 @@ class Visible:
     def devices(self) -> tuple[str, ...]:
         """torch's names of ``gpus``, one each: ("cuda:0", "cuda:1"), ("mps",)."""
         kinds = (TORCH_DEVICE_TYPE[device.gpu.vendor] for device in self.gpus)
-        return tuple(kind if kind == "mps" else f"{kind}:{place}" for place, kind in enumerate(kinds))
+        return tuple(kind if kind == "mps" else f"{kind}:{index}" for index, kind in enumerate(kinds))
 
 
 def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, str]) -> Visible:
@@ -97,7 +97,7 @@ def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, s
     chosen, notes = _choose(gpus, wanted)
     masks = [f"{name}={environ[name]}" for name in inherited.source.split(AND) if name in environ]
     if masks and any(device not in inherited.gpus for device in chosen):
-        notes.append(f"--gpus {wanted} reaches outside of {AND.join(masks)}; the flag wins.")
+        notes.append(f"--gpus {wanted} names GPUs outside of {AND.join(masks)}; --gpus wins.")
     return _select(vendor, chosen, notes, environ)
 
 
@@ -166,7 +166,7 @@ def _rocm(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
 
 
 def _numbered(devices: Sequence[VisibleGpu], entry: str, *, strip: bool = False) -> list[VisibleGpu]:
-    """Resolve a place in this list, or the prefix of one UUID of it; HIP takes no blanks beside it, ROCr does."""
+    """Resolve an index into this list, or the prefix of one UUID of it; ROCr allows blanks around it, HIP does not."""
     entry = entry.strip() if strip else entry
     if (index := whole(entry)) is not None and index >= 0:
         return list(devices[index : index + 1])
@@ -181,9 +181,9 @@ def _level_zero(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
     """
     notes = []
     if environ.get(ZE_HIERARCHY) == "COMPOSITE" and len({gpu.pci for gpu in gpus}) < len(gpus):
-        notes.append(f"{ZE_HIERARCHY}=COMPOSITE joins the tiles of a card to one device; they are counted apart here.")
+        notes.append(f"{ZE_HIERARCHY}=COMPOSITE makes the tiles of a card one device; here each tile counts.")
     if SYCL in environ:
-        notes.append(f"{SYCL}={environ[SYCL]} may hide more GPUs from torch; it is not read here.")
+        notes.append(f"{SYCL}={environ[SYCL]} may hide more GPUs from torch; ddplaunch does not read it.")
     mask = environ.get(ZE_MASK)
     if mask is None or mask in ("", "default"):
         return Visible(tuple(map(_one, gpus)), "sysfs", notes=tuple(notes))
@@ -228,7 +228,7 @@ def _walk(
             return shown, [] if meant else [f"{variable}={mask} ends before {entry!r}: {have}."]
         if any(device in shown for device in found):
             if doubled == "hides all":
-                return [], [f"{variable}={mask} names {entry.strip()} twice, for which CUDA hides every GPU."]
+                return [], [f"{variable}={mask} names {entry.strip()} twice, so CUDA hides every GPU."]
             if doubled == "ends the list":
                 return shown, [f"{variable}={mask} ends before the second {entry.strip()}."]
             continue
@@ -253,7 +253,7 @@ def _wanted_entry(gpus: Sequence[Gpu], wanted: str, entry: str) -> list[VisibleG
     if not entry:
         raise UsageError(
             f"--gpus {wanted}: an entry is empty" if wanted.strip() else "--gpus names no GPU",
-            f"give indices, GPU-… or MIG-… with commas between them; {NAMES_THEM}",
+            f"give indices, GPU-… or MIG-…, separated by commas; {NAMES_THEM}",
         )
     if (index := whole(entry)) is not None and index >= 0:
         found = next((_whole(gpu) for gpu in gpus if gpu.index == index), None)
@@ -262,11 +262,11 @@ def _wanted_entry(gpus: Sequence[Gpu], wanted: str, entry: str) -> list[VisibleG
         return found
     matches = _by_uuid(gpus, entry)
     if len(matches) > 1:
-        raise UsageError(f"--gpus {wanted}: {entry} begins {len(matches)} UUIDs", "give more of the UUID")
+        raise UsageError(f"--gpus {wanted}: {entry} matches {len(matches)} UUIDs", "give more of the UUID")
     if not matches:
         raise UsageError(
-            f"--gpus {wanted}: {entry} is no GPU of this machine",
-            f"give indices, GPU-… or MIG-… with commas between them; {NAMES_THEM}",
+            f"--gpus {wanted}: this machine has no GPU {entry}",
+            f"give indices, GPU-… or MIG-…, separated by commas; {NAMES_THEM}",
         )
     return matches[0]
 
@@ -283,7 +283,7 @@ def _select(vendor: Vendor, chosen: Sequence[VisibleGpu], notes: list[str], envi
         indices = [str(device.gpu.index) for device in chosen]
         if ROCR in environ:  # HIP's numbers would count within the inherited ones
             variables[ROCR] = ",".join(indices)
-            indices = [str(place) for place in range(len(indices))]
+            indices = [str(index) for index in range(len(indices))]
         variables[HIP] = ",".join(indices)
     elif vendor == "intel":
         ordered = sorted(chosen, key=lambda device: device.gpu.index)
@@ -340,7 +340,7 @@ def _as_cuda_shows(named: Sequence[VisibleGpu]) -> tuple[list[VisibleGpu], list[
         shown = [first_mig]
         rule = f"NVIDIA driver {driver} shows a process one MIG instance and nothing else"
     else:
-        shown = [device for place, device in enumerate(named) if not _shares_memory_slice(device, named[:place])]
+        shown = [device for index, device in enumerate(named) if not _shares_memory_slice(device, named[:index])]
         rule = "CUDA shows one compute instance of each GPU instance"
     if len(shown) == len(named):
         return shown, []

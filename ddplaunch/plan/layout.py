@@ -30,7 +30,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of the job; ``source`` says where its count comes from, "assumed" where nobody asked that machine.
+    """One machine of the job; ``source`` says where its count comes from, "assumed" if that machine was not asked.
 
     ``threads`` is OMP_NUM_THREADS of its ranks.
     """
@@ -56,7 +56,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank stands among the ranks that somebody else, like mpirun, has started; None is not known.
+    """Where one rank stands among the ranks that another launcher, like mpirun, has started; None is unknown.
 
     ``kept`` are variables of that launcher which stay as they are: torchrun's, which holds the store itself.
     """
@@ -72,21 +72,21 @@ class Place:
         return slots[self.local_rank % len(slots)]
 
     def variables(self, slots: Sequence[Slot]) -> dict[str, str | None]:
-        """The variables that tell of this, None where there is nothing to tell.
+        """The variables that say so; None for those that must not be set.
 
         A rank that sees only its own GPU (srun --gpus-per-task=1) has LOCAL_RANK 0: programs choose their device by it.
         """
         masked = len(slots) == 1 and slots[0].device != "cpu"
 
-        def told(value: int | None) -> str | None:
+        def written(value: int | None) -> str | None:
             return None if value is None else str(value)
 
         return {
             "LOCAL_RANK": "0" if masked else str(self.local_rank),
-            "LOCAL_WORLD_SIZE": told(self.local_world_size),
-            "GROUP_RANK": told(self.node_rank),
-            "GROUP_WORLD_SIZE": told(self.nnodes),
-            "NODE_RANK": told(self.node_rank),
+            "LOCAL_WORLD_SIZE": written(self.local_world_size),
+            "GROUP_RANK": written(self.node_rank),
+            "GROUP_WORLD_SIZE": written(self.nnodes),
+            "NODE_RANK": written(self.node_rank),
             **dict(self.kept),
         }
 
@@ -94,24 +94,24 @@ class Place:
 def parse_nproc(text: str, nnodes: int, *, gpus: int, physical_cpus: int) -> tuple[tuple[int, ...], str]:
     """Read ``--nproc``; return the count of every node and where it comes from, as a person would say it.
 
-    ``auto`` is the number of visible GPUs, or 1 where there is none; ``gpu`` and ``cpu`` count those. They say nothing
-    of other nodes, which are assumed to be like this one.
+    ``auto`` is the number of visible GPUs, or 1 where there is none; ``gpu`` and ``cpu`` count those. Other
+    nodes are assumed to be like this one.
 
     Raises:
-        UsageError: it is no count, or counts a different number of nodes.
+        UsageError: it is not a count, or counts a different number of nodes.
     """
     if text == "auto":
         return ((gpus or 1,) * nnodes), _counted(gpus, "GPU") if gpus else "no GPU found, so one process"
     if text == "gpu":
         if not gpus:
-            raise UsageError("--nproc gpu: this machine has no GPU that is visible", "--nproc cpu, or a number")
+            raise UsageError("--nproc gpu: this machine has no visible GPU", "--nproc cpu, or a number")
         return (gpus,) * nnodes, _counted(gpus, "GPU")
     if text == "cpu":
         return (physical_cpus,) * nnodes, _counted(physical_cpus, "physical core")
     counts = tuple(_count(part, text) for part in text.split(","))
     if len(counts) not in (1, nnodes):
         raise UsageError(
-            f"--nproc {text} counts {len(counts)} nodes, --nnodes is {nnodes}",
+            f"--nproc {text} has counts for {len(counts)} nodes, but --nnodes is {nnodes}",
             f"--nnodes {len(counts)}, or one count for every node: --nproc {counts[0]}",
         )
     return counts if len(counts) == nnodes else counts * nnodes, "--nproc"
@@ -121,8 +121,8 @@ def _count(part: str, text: str) -> int:
     count = whole(part)
     if count is None:
         raise UsageError(
-            f"--nproc {text}: {part!r} is no number of processes",
-            "give a number, one per node like 8,8,4, or auto, gpu or cpu",
+            f"--nproc {text}: expected a number, a list like 8,8,4, or auto, gpu, cpu",
+            "leave it out for one process per GPU",
         )
     if count < 1:
         raise UsageError(f"--nproc {text}: a node runs at least one process", "--nproc 1")
@@ -188,7 +188,7 @@ def _both(some: Collection[int], others: Collection[int]) -> Cpus:
 
 
 def threads_per_rank(local_world_size: int, allowed: int, bound: Sequence[Cpus] = ()) -> int:
-    """OMP_NUM_THREADS where nobody set it: the CPUs a rank may use, over the ranks that share them, at least 1."""
+    """OMP_NUM_THREADS if it is not set: the CPUs a rank may use, over the ranks that share them, at least 1."""
     if not bound:
         return max(1, allowed // local_world_size)
     return max(1, min(len(cpus) // list(bound).count(cpus) for cpus in bound))

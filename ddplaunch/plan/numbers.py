@@ -9,10 +9,10 @@ _DECIMAL = r"-?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})(e-?[0-9]{1,2})?"
 
 
 def whole(text: str) -> int | None:
-    """Read a whole number of at most 18 digits; None where it is none."""
+    """Read a whole number of at most 18 digits; None if it is not one."""
     return int(text) if re.fullmatch(_WHOLE, text) else None
 
 
 def decimal(text: str) -> float | None:
-    """Read a number like 2, 2.5 or 1e3; None where it is none."""
+    """Read a number like 2, 2.5 or 1e3; None if it is not one."""
     return float(text) if re.fullmatch(_DECIMAL, text, re.IGNORECASE) else None

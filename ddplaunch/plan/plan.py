@@ -361,7 +361,7 @@ def _node_rank(request: Request, environ: Mapping[str, str]) -> Sourced:
         source = "NODE_RANK"
         number = whole(typed)
         if number is None:
-            raise UsageError(f"NODE_RANK={typed} is no number", "unset it, or give --node-rank")
+            raise UsageError(f"NODE_RANK={typed} is not a number", "unset it, or give --node-rank")
         node_rank = number
     else:
         node_rank, source = 0, ASSUMED

@@ -12,14 +12,14 @@ from ddplaunch.plan.numbers import whole
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500
-"""torchrun's port, where several nodes must agree on one and nobody named it."""
+"""torchrun's port, if several nodes must agree on one and none was given."""
 
 PLACEHOLDER = "NODE0"
-"""What stands for node 0's address where nobody gave one."""
+"""What a dry run prints for node 0's address if none was given."""
 
 ASSUMED = "assumed"
 MISSING = "missing"
-"""Sources of what nobody said: good for a dry run, not for starting one node of several."""
+"""Sources of what was not given: enough for a dry run, not for starting one node of several."""
 
 _PORTS = range(1, 65536)
 _TCP = r"tcp://(?P<host>[^/:\[\]]+|\[[0-9a-fA-F:.]+\]):(?P<port>[0-9]{1,9})"
@@ -49,7 +49,7 @@ def locate(
         here: this machine's name, if it is node 0.
 
     Raises:
-        UsageError: there is no such address or port, or they contradict each other.
+        UsageError: an address or port is invalid, or they contradict each other.
     """
     if init_method and (method := re.fullmatch(_TCP, init_method)):
         method_address, method_port = method["host"].strip("[]"), method["port"]
@@ -80,7 +80,7 @@ def locate(
 def _checked_port(text: str, source: str) -> Sourced:
     if (port := whole(text)) not in _PORTS:
         example = f"tcp://host:{DEFAULT_PORT}" if source == "--init-method" else f"--master-port {DEFAULT_PORT}"
-        raise UsageError(f"{source}: {text} is no port: they go from 1 to 65535", example)
+        raise UsageError(f"{source} {text}: expected a port from 1 to 65535", example)
     return Sourced(str(port), source)
 
 
@@ -92,7 +92,7 @@ def _checked_address(text: str, source: str) -> Sourced:
         try:
             ipaddress.ip_address(text.partition("%")[0])
         except ValueError:
-            raise UsageError(f"{source} {text} is no host name or address", "--master-addr 10.0.0.1") from None
+            raise UsageError(f"{source} {text} is not a host name or address", "--master-addr 10.0.0.1") from None
     return Sourced(text, source)
 
 
@@ -105,7 +105,7 @@ def check_init_method(method: str | None) -> None:
     if method is None or method == "env://" or re.fullmatch(_TCP, method):
         return
     if not method.startswith("file://"):
-        raise UsageError(f"--init-method {method} is none that is known", "env://, tcp://host:port or file:///path")
+        raise UsageError(f"unknown --init-method {method}", "known: env://, tcp://host:port, file:///path")
     path = method.removeprefix("file://")
     folder = os.path.dirname(path)
     example = "--init-method file:///tmp/store"
@@ -114,7 +114,7 @@ def check_init_method(method: str | None) -> None:
     if os.path.isdir(path):
         raise UsageError(f"--init-method {method}: {path} is a directory", f"--init-method {method.rstrip('/')}/store")
     if not os.path.isdir(folder):
-        raise UsageError(f"--init-method {method}: there is no directory {folder}", f"make it, or {example}")
+        raise UsageError(f"--init-method {method}: directory {folder} does not exist", f"create it, or {example}")
     if not os.access(path if os.path.exists(path) else folder, os.W_OK):
         raise UsageError(f"--init-method {method}: {path} is not writable", example)
 
@@ -134,7 +134,7 @@ def backend(asked: str | None, init_method: str | None, device: str) -> str | No
         parts = asked.lower().split(",")
         devices = {part.partition(":")[0] for part in parts}
         if len(parts) > 1 and (len(devices) < len(parts) or not all(":" in part for part in parts)):
-            raise UsageError(f"--backend {asked} does not say which device has which", "--backend cpu:gloo,cuda:nccl")
+            raise UsageError(f"--backend {asked} needs a device for each backend", "--backend cpu:gloo,cuda:nccl")
         return asked.lower()
     return {"cuda": "nccl", "xpu": "xccl"}.get(device.partition(":")[0], "gloo")
 

@@ -10,7 +10,7 @@ from ddplaunch.plan.layout import MAX_RANKS, Node, Rank
 from ddplaunch.plan.plan import Plan
 
 JOINED = "joined"
-"""The source of a count that the node itself has told."""
+"""The source of a count that comes from the node itself."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Share:
 
     @property
     def name(self) -> str:
-        """How people are told of it: "node 1 (n1)"."""
+        """What people read: "node 1 (n1)"."""
         return f"{self.kind} {self.node_rank} ({self.host})"
 
 
@@ -50,9 +50,9 @@ def joined(
     """Return ``plan`` with what is now known of all nodes.
 
     Args:
-        shares: of all nodes that take part, in order; their places in this sequence are the node ranks of the attempt,
+        shares: of all nodes that take part, in order; their indices in this sequence are the node ranks of the attempt,
             which differ from the typed ones where an elastic job runs without some of its nodes.
-        node_rank: this node's place.
+        node_rank: this node's index.
         address: node 0's, as this node reaches it.
         variables: what this node's ranks get besides, unless the user has set it.
     """
@@ -82,12 +82,12 @@ def joined(
 
 
 def _place(place: Mapping[str, str | None], hosts: Sequence[str], rank: int) -> Mapping[str, str | None]:
-    """Fill in what the starter of all ranks has not told of this one: its node is its host, if the counts agree."""
+    """Fill in what the launcher of all ranks does not say about this one: its node is its host, if the counts agree."""
     if place.get("GROUP_RANK", "") is not None:
         return place
     names = list(dict.fromkeys(hosts))
-    found = {"LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])), "GROUP_WORLD_SIZE": str(len(names))}
-    if any(place[name] not in (None, value) for name, value in found.items()):
+    counted = {"LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])), "GROUP_WORLD_SIZE": str(len(names))}
+    if any(place[name] not in (None, value) for name, value in counted.items()):
         return place
     index = str(names.index(hosts[rank]))
-    return {**place, **found, "GROUP_RANK": index, "NODE_RANK": index}
+    return {**place, **counted, "GROUP_RANK": index, "NODE_RANK": index}

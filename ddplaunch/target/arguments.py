@@ -198,7 +198,7 @@ def _one(value: Value, text: Any, live: bool) -> Any:
                     return _one(side, text, live)
                 except click.BadParameter:
                     continue
-            raise click.BadParameter(f"{text!r} is none of {', '.join(side.kind for side in value.sides)}")
+            raise click.BadParameter(f"{text!r} is not one of {', '.join(side.kind for side in value.sides)}")
         case "any" if live:
             raise click.BadParameter("values of its type cannot be written on a command line")
     return value.convert(text) if value.convert else text

@@ -22,7 +22,7 @@ def find_function(typed: str, where: str, function: str, module: ast.Module) -> 
     names = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
     if not all(part.isidentifier() for part in function.split(".")):
         example = f"{where}:{names[0]}" if names else f"{where}:main"
-        raise UsageError(f"{function!r} is not a function's name", f"write it like {example}")
+        raise UsageError(f"{function!r} is not a function name", f"write it like {example}")
     name, _, attribute = function.partition(".")
     bindings = [node for node in _top_level(module) if name in _bound_names(node)]
     if not bindings:

@@ -61,29 +61,29 @@ def find_module(name: str, first: str) -> ModuleSpec | None:
     Only finders are asked: neither the module nor its parent packages run. What ``sys.modules`` holds is the
     launcher's own and is not looked at.
     """
-    places: Sequence[str | None] = (first, None)  # None is sys.path, and what is built into Python
+    folders: Sequence[str | None] = (first, None)  # None is sys.path, and what is built into Python
     spec: ModuleSpec | None = None
     parts = name.split(".")
     for depth in range(len(parts)):
         full = ".".join(parts[: depth + 1])
-        spec = next((found for place in places if (found := _ask_finders(full, place))), None)
+        spec = next((found for folder in folders if (found := _ask_finders(full, folder))), None)
         if spec is None:
-            folders = [os.path.join(place, parts[depth]) for place in (p for p in places if p is not None)]
-            spec = _namespace(full, folders if depth else [*folders, *(os.path.join(p, full) for p in sys.path)])
+            named = [os.path.join(folder, parts[depth]) for folder in folders if folder is not None]
+            spec = _namespace(full, named if depth else [*named, *(os.path.join(folder, full) for folder in sys.path)])
         if spec is None:
             return None
-        places = list(spec.submodule_search_locations or ())
+        folders = list(spec.submodule_search_locations or ())
     return spec
 
 
-def _ask_finders(name: str, place: str | None) -> ModuleSpec | None:
-    """Return the regular module or package ``name`` in the folder ``place``."""
+def _ask_finders(name: str, folder: str | None) -> ModuleSpec | None:
+    """Return the regular module or package ``name`` in ``folder``; None is ``sys.path``."""
     for finder in sys.meta_path:
         try:
-            spec = finder.find_spec(name, None if place is None else [place])
-        except Exception:  # a finder of somebody else's that cannot cope with our question
+            spec = finder.find_spec(name, None if folder is None else [folder])
+        except Exception:  # another package's finder that does not support this call
             continue
-        if spec is None or spec.origin is None or (place is not None and spec.origin in ("built-in", "frozen")):
+        if spec is None or spec.origin is None or (folder is not None and spec.origin in ("built-in", "frozen")):
             continue
         return spec
     return None

@@ -194,7 +194,7 @@ def _existing_file(typed: str, cwd: str) -> str:
     except OSError as error:
         raise UsageError(f"cannot read {typed}: {error.strerror}") from None
     if not os.path.isfile(path):  # reading a pipe would empty it
-        raise UsageError(f"{typed} is no regular file", "name a script")
+        raise UsageError(f"{typed} is not a regular file", "name a script")
     return path
 
 
@@ -216,7 +216,7 @@ def _module_source(name: str, cwd: str, *, main: bool = False) -> str | None:
     if name.endswith(".py") and os.path.isfile(os.path.join(cwd, name)):
         raise UsageError(f"-m takes a module, and {name} is a file", f"leave -m out: ddplaunch run {name}")
     if not re.fullmatch(_DOTTED, name):
-        raise UsageError(f"{name} is not a module's name", "write it like package.module")
+        raise UsageError(f"{name} is not a module name", "write it like package.module")
     spec = source.find_module(name, cwd)
     if spec is None:
         raise UsageError(f"no module named {name} in {cwd} or on sys.path", _near_module(name, cwd))

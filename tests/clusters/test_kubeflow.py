@@ -34,10 +34,10 @@ def test_any_other_pod() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"PET_NNODES": "1:3"}, "PET_NNODES=1:3: no pod of an elastic job"),
-        ({"PET_NNODES": "two"}, "PET_NNODES=two is no number"),
+        ({"PET_NNODES": "1:3"}, "PET_NNODES=1:3: the pods of an elastic job"),
+        ({"PET_NNODES": "two"}, "PET_NNODES=two is not a number"),
         ({"PET_NODE_RANK": "3"}, "PET_NODE_RANK=3 and PET_NNODES=3 contradict"),
-        ({"PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE=many is no number"),
+        ({"PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE=many is not a number"),
         ({"PET_MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
     ],
 )

@@ -45,7 +45,7 @@ def test_any_other_pod() -> None:
     ("changed", "said"),
     [
         ({"JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX=2 and DDPLAUNCH_NNODES=2 contradict"),
-        ({"DDPLAUNCH_NNODES": "x"}, "DDPLAUNCH_NNODES=x is no number"),
+        ({"DDPLAUNCH_NNODES": "x"}, "DDPLAUNCH_NNODES=x is not a number"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
     ],
 )

@@ -52,7 +52,7 @@ def test_a_script_is_no_node_of_the_job(job: dict[str, str]) -> None:
     finding = find(job)
     assert finding
     assert (finding.nnodes, finding.node_rank, finding.place) == (1, 0, None)
-    assert "one of its 2 hosts: jsrun" in finding.notes[0]
+    assert "one of its 2 hosts; to use all: jsrun" in finding.notes[0]
 
 
 def test_without_launch_nodes_every_host_counts(job: dict[str, str]) -> None:
@@ -69,7 +69,7 @@ def test_a_rankfile_that_is_not_there(job: dict[str, str]) -> None:
 
 
 def test_a_variable_that_is_no_number_is_named(job: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="JSM_NAMESPACE_RANK=x is no number"):
+    with pytest.raises(UsageError, match="JSM_NAMESPACE_RANK=x is not a number"):
         find({**job, **task(4, 6, 1), "JSM_NAMESPACE_RANK": "x"})
 
 

@@ -50,5 +50,5 @@ def test_the_pmix_of_a_slurm_step_is_its_daemons() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(TASK) - {"PMI_FD"}))
 def test_a_variable_that_is_no_number_is_named(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name}=1x is no number"):
+    with pytest.raises(UsageError, match=f"{name}=1x is not a number"):
         find({**TASK, name: "1x"})

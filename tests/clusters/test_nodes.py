@@ -46,8 +46,8 @@ def test_a_pytorchjob_says_how_many_nodes_there_are_itself() -> None:
     [
         ({"NODE_RANK": ""}, "NODE_RANK is not set"),
         ({"NODE_RANK": "2"}, "NODE_RANK=2 and NNODES=2 contradict"),
-        ({"NNODES": "two"}, "NNODES=two is no number"),
-        ({"NPROC_PER_NODE": "many"}, "NPROC_PER_NODE=many is no number"),
+        ({"NNODES": "two"}, "NNODES=two is not a number"),
+        ({"NPROC_PER_NODE": "many"}, "NPROC_PER_NODE=many is not a number"),
     ],
 )
 def test_what_cannot_be(changed: dict[str, str], said: str) -> None:

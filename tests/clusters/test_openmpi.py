@@ -123,7 +123,7 @@ def test_a_missing_variable_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK=x is no number"),
+        ({"OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK=x is not a number"),
         ({"OMPI_COMM_WORLD_RANK": "4"}, "openmpi's rank 4 and its size 4 contradict"),
         ({"OMPI_COMM_WORLD_LOCAL_RANK": "4"}, "local rank 4 and .* local size 4"),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, "local size 5 and .* size 4"),

@@ -29,7 +29,7 @@ def test_a_script_is_no_node_of_the_job(job: dict[str, str]) -> None:
     finding = find(job)
     assert finding
     assert (finding.nnodes, finding.node_rank, finding.address) == (1, 0, None)
-    assert "job 1234.server, on one of its 2 hosts" in finding.notes[0]
+    assert "job 1234.server runs on one of its 2 hosts" in finding.notes[0]
 
 
 def test_what_pbsdsh_started_is_a_node(job: dict[str, str]) -> None:
@@ -50,14 +50,14 @@ def test_a_list_that_is_not_on_this_host_tells_nothing(job: dict[str, str]) -> N
 def test_a_list_that_is_none(job: dict[str, str], tmp_path: Path, odd: str, why: str) -> None:
     """Reading a FIFO would wait for ever, and a device never end."""
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(UsageError, match=f"{odd} is not a file of hosts: {why}"):
+    with pytest.raises(UsageError, match=f"{odd} cannot be read as a file of hosts: {why}"):
         find({**job, "PBS_NODEFILE": str(tmp_path / odd)})
 
 
 def test_a_list_of_a_terabyte(job: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "huge").touch()
     os.truncate(tmp_path / "huge", 1 << 40)
-    with pytest.raises(UsageError, match="huge is not a file of hosts: more than 16777216 bytes"):
+    with pytest.raises(UsageError, match="huge cannot be read as a file of hosts: more than 16777216 bytes"):
         find({**job, "PBS_NODEFILE": str(tmp_path / "huge")})
 
 

@@ -31,7 +31,7 @@ def test_a_host_without_gpus() -> None:
 
 @pytest.mark.parametrize("listed", ["algo-1,algo-2", "[]", "{}", "[1, 2]", "["])
 def test_a_list_that_is_none(listed: str) -> None:
-    with pytest.raises(UsageError, match="is no JSON list of hosts"):
+    with pytest.raises(UsageError, match="is not a JSON list of hosts"):
         find({**HOST, "SM_HOSTS": listed})
 
 

@@ -193,10 +193,10 @@ def test_a_missing_variable_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_STEP_ID", *NEEDED[2:]])
 @pytest.mark.parametrize("value", ["two", "-1", "1.5", "٣", "9" * 5000])
 def test_a_variable_that_is_no_number_is_named(name: str, value: str) -> None:
-    with pytest.raises(UsageError, match=f"{name}={value} is no number"):
+    with pytest.raises(UsageError, match=f"{name}={value} is not a number"):
         find({**SLURM_TASK, name: value})
 
 
 def test_a_node_list_that_does_not_parse_is_named() -> None:
-    with pytest.raises(UsageError, match=r"SLURM_STEP_NODELIST: 'n\[1-' does not parse"):
+    with pytest.raises(UsageError, match=r"SLURM_STEP_NODELIST: 'n\[1-' cannot be read"):
         find({**SLURM_TASK, "SLURM_STEP_NODELIST": "n[1-"})

@@ -47,7 +47,7 @@ def test_the_rank_of_a_pytorchjob_is_no_process() -> None:
         ({"RANK": "4"}, "RANK=4 and WORLD_SIZE=4 contradict"),
         ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK=2 and LOCAL_WORLD_SIZE=2 contradict"),
         ({"LOCAL_WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE=8 and WORLD_SIZE=4 contradict"),
-        ({"MASTER_PORT": "auto"}, "MASTER_PORT=auto is no number"),
+        ({"MASTER_PORT": "auto"}, "MASTER_PORT=auto is not a number"),
     ],
 )
 def test_what_cannot_be(changed: dict[str, str], said: str) -> None:

@@ -273,7 +273,7 @@ def test_what_level_zero_may_do_otherwise_is_noted(environ: dict[str, str], word
 def test_tiles_joined_by_the_environment_are_noted() -> None:
     tiles = [Gpu("intel", tile, f"Intel GPU 0bd5 tile {tile}", pci="0000:29:00.0") for tile in (0, 1)]
     composite = {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}
-    assert "joins the tiles" in visible_gpus(machine(tiles), None, composite).notes[0]
+    assert "makes the tiles" in visible_gpus(machine(tiles), None, composite).notes[0]
     assert visible_gpus(machine(of("intel", 2)), None, composite).notes == ()
 
 
@@ -350,11 +350,11 @@ def test_gpus_flag_with_mig() -> None:
         ("9", "--gpus 9: this machine has 4 GPUs, 0 to 3", "`ddplaunch devices` lists them"),
         ("0,1,0", "--gpus 0,1,0: 0 is named twice", "name each GPU once"),
         ("0,GPU-8932f9", "--gpus 0,GPU-8932f9: GPU-8932f9 is named twice", "name each GPU once"),
-        ("GPU-8932", "--gpus GPU-8932: GPU-8932 begins 2 UUIDs", "give more of the UUID"),
-        ("GPU-ffff", "--gpus GPU-ffff: GPU-ffff is no GPU of this machine", "give indices, "),
-        ("0-3", "--gpus 0-3: 0-3 is no GPU of this machine", "give indices, "),
-        ("-1", "--gpus -1: -1 is no GPU of this machine", "give indices, "),
-        ("MIG-1", "--gpus MIG-1: MIG-1 is no GPU of this machine", "give indices, "),
+        ("GPU-8932", "--gpus GPU-8932: GPU-8932 matches 2 UUIDs", "give more of the UUID"),
+        ("GPU-ffff", "--gpus GPU-ffff: this machine has no GPU GPU-ffff", "give indices, "),
+        ("0-3", "--gpus 0-3: this machine has no GPU 0-3", "give indices, "),
+        ("-1", "--gpus -1: this machine has no GPU -1", "give indices, "),
+        ("MIG-1", "--gpus MIG-1: this machine has no GPU MIG-1", "give indices, "),
         ("0,,1", "--gpus 0,,1: an entry is empty", "give indices, "),
         ("", "--gpus names no GPU", "give indices, "),
     ],
@@ -388,7 +388,7 @@ def test_gpus_flag_beats_the_variable_and_says_so_where_it_reaches_further() -> 
     assert visible_gpus(machine(nvidia()), "1", environ).notes == ()
     visible = visible_gpus(machine(nvidia()), "1,3", environ)
     assert indices(visible) == [1, 3]
-    assert visible.notes == ("--gpus 1,3 reaches outside of CUDA_VISIBLE_DEVICES=0,1; the flag wins.",)
+    assert visible.notes == ("--gpus 1,3 names GPUs outside of CUDA_VISIBLE_DEVICES=0,1; --gpus wins.",)
 
 
 def test_gpus_flag_on_amd() -> None:
@@ -397,7 +397,7 @@ def test_gpus_flag_on_amd() -> None:
     assert visible.environ == {"ROCR_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "0,1"}
     assert indices(visible) == [3, 1]
     assert visible.notes == (
-        "--gpus 3,GPU-1 reaches outside of ROCR_VISIBLE_DEVICES=0,1 and HIP_VISIBLE_DEVICES=1; the flag wins.",
+        "--gpus 3,GPU-1 names GPUs outside of ROCR_VISIBLE_DEVICES=0,1 and HIP_VISIBLE_DEVICES=1; --gpus wins.",
     )
 
 

@@ -125,7 +125,7 @@ def test_a_script_on_two_nodes_and_its_steps(slurm, tmp_path):
     assert cluster.wait(job, timeout=200) == "COMPLETED", cluster.output(job)
     direct, _, rest = cluster.output(job).partition("direct 0\n")
     beside, _, overlapping = rest.partition("beside\n")
-    assert f"this is the script of slurm job {job}, on one of its 2 hosts: srun --nodes=2" in direct
+    assert f"the script of slurm job {job} runs on one of its 2 hosts; to use all: srun --nodes=2" in direct
     assert lines(direct) == ["sum 2 0 0 2 2 0 1", "sum 2 1 1 2 2 0 1"]
     assert lines(beside) == ["sum 2 0 0 2 2 0 1"] * 2 + ["sum 2 1 1 2 2 0 1"] * 2
     assert lines(overlapping) == ["sum 2 0 0 2 1 0 2"] * 2 + ["sum 2 1 0 2 1 1 2"] * 2

@@ -51,7 +51,7 @@ BAD_HOSTS = [
     ("n[1-3],n2", "n2 is named twice"),
     ("n[1-3", "is no host"),
     ("n[3-1]", "a range that rises"),
-    ("n[]", "a number should stand there"),
+    ("n[]", "expected a number"),
     ("n[1-99999999]", "more than 65536 nodes"),
     ("-oProxyCommand", "is no host's name"),
     ("-[1-2]", "is no host's name"),
@@ -65,7 +65,7 @@ BAD_HOSTS = [
     ("[fd77::1],[fd77:0::1]:4", "fd77::1 is named twice"),
     ("[fd77::x]:4", r"\[fd77::x\] is no address of IPv6"),
     ("[fd77::1]4", "is no host"),
-    ("hôte", "does not parse"),
+    ("hôte", "cannot be read"),
     ("a:1_0", "'1_0' is no number of slots"),
     ("a:٣", "'٣' is no number of slots"),
     (" a: 1", "'a: 1' is no host"),
@@ -85,7 +85,7 @@ BAD_HOSTS = [
     ("$(id)@a", r"'\$\(id\)' is no user's name"),
     ("[fe80::1%$(id)]", r"\[fe80::1%\$\(id\)\] is no address of IPv6"),
     ("[fe80::1%-oProxyCommand=x]", "is no address of IPv6"),
-    ("a;b", "does not parse"),
+    ("a;b", "cannot be read"),
 ]
 
 FILES = [
@@ -130,11 +130,11 @@ BAD_FILES = [
     ("a:2 max_slots=2\n", "hosts:1: 'a:2 max_slots=2' says twice"),
     ("a:2 slots=2\n", "hosts:1: 'a:2 slots=2' says twice"),
     ("a 4\n", "hosts:1: '4' makes no sense"),
-    ("slots=4\n", "hosts:1: .*does not parse"),
+    ("slots=4\n", "hosts:1: .*cannot be read"),
     ("a\n# b\na:2\n", "hosts:3: a is named twice, and before at .*hosts:1"),
     ("a,b\n", "hosts:1: 'a,b' is no host"),
     ("a" + " " * 500_000 + "b\n", "hosts:1: 'b' makes no sense"),
-    ("a\x00\n", "hosts:1: .*does not parse"),
+    ("a\x00\n", "hosts:1: .*cannot be read"),
 ]
 
 

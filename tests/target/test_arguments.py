@@ -218,7 +218,7 @@ def test_functions_that_people_have(source):
         ("x: list[int]", "--x 1 --x a", "f.py:main cannot take --x: 'a' is not a valid integer"),
         ("x: Mode", "--x fast", "f.py:main cannot take --x: 'fast' is not one of 'FAST', 'SLOW'"),
         ("x: Literal['a', 1]", "--x 2", "f.py:main cannot take --x: '2' is not one of 'a', '1'"),
-        ("x: Union[int, float]", "--x a", "f.py:main cannot take --x: 'a' is none of int, float"),
+        ("x: Union[int, float]", "--x a", "f.py:main cannot take --x: 'a' is not one of int, float"),
         ("x: int = 1", "--y 1", "f.py:main: no such option"),
         ("lr: float = 1", "--rl 1", "f.py:main: no such option"),
         ("rank: int", "--rank 1", "f.py:main: rank comes from ddplaunch, leave --rank out"),
