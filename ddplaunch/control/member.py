@@ -355,7 +355,7 @@ class Member:
             case messages.Beat():
                 return
             case messages.JoinStatus() if self._has_started:
-                raise Garbled("a join status after the start")
+                raise Garbled("who has joined, after the start")
             case messages.JoinStatus() | messages.Note() if self._rules.one_log:
                 return
             case messages.Again() if self._rules.one_log:
