@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
     from ddplaunch.clusters.finding import Finding
+    from ddplaunch.clusters.system import Allocator
 
 __all__ = ["NAMES", "NONE", "find"]
 
@@ -78,7 +79,7 @@ def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
     script: Finding | None = None
     for name in NAMES if only is None else (only,):
         if _shows(name, environ):
-            finding: Finding | None = import_module(f"ddplaunch.clusters.{name}").find(environ)
+            finding = _system(name).find(environ)
             if finding and not finding.is_script:
                 return _completed(finding, environ)
             script = script or finding
@@ -94,6 +95,10 @@ def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
             "leave --cluster out to detect the system",
         )
     return None
+
+
+def _system(name: str) -> Allocator:
+    return cast("Allocator", import_module(f"ddplaunch.clusters.{name}"))
 
 
 def _shows(name: str, environ: Mapping[str, str]) -> bool:
@@ -113,7 +118,7 @@ def _completed(finding: Finding, environ: Mapping[str, str]) -> Finding:
     if finding.nnodes == 1 and not finding.place:
         return finding
     for name in _ALLOCATORS:
-        given = import_module(f"ddplaunch.clusters.{name}").allocation(environ) if _shows(name, environ) else None
+        given = _system(name).allocation(environ) if _shows(name, environ) else None
         if given:
             if finding.port is None:
                 finding = replace(finding, port=job_port(given.job))

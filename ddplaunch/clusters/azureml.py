@@ -28,11 +28,7 @@ PORT = "MASTER_PORT"  # 6105
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a process that Azure's mpirun has started, or a node of a PyTorch job.
-
-    Raises:
-        UsageError: a variable is missing, is not a number, or contradicts another.
-    """
+    """Recognise a process that Azure's mpirun has started, or a node of a PyTorch job."""
     if not is_set(environ, EXPERIMENT):
         return None
     run_id = environ.get(RUN_ID) or None

@@ -19,11 +19,7 @@ LOCAL_RANK = "FLUX_TASK_LOCAL_ID"  # 1
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a task that Flux has started.
-
-    Raises:
-        UsageError: a variable is missing, is not a number, or contradicts another.
-    """
+    """Recognise a task that Flux has started."""
     if not is_set(environ, RANK):
         return None
     job = text(environ, JOB_ID)

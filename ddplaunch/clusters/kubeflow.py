@@ -28,11 +28,7 @@ IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # 10.96.0.1, in every pod
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a pod of a job.
-
-    Raises:
-        UsageError: a variable is missing, is not a number, or contradicts another; the job is elastic.
-    """
+    """Recognise a pod of a job."""
     if is_set(environ, NNODES):
         lowest, colon, highest = environ[NNODES].partition(":")
         if colon and lowest != highest:

@@ -18,11 +18,7 @@ PORT = "MASTER_PORT"  # 29500
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a pod of an indexed Job; where its size is not told it is one of many jobs, as is usual without us.
-
-    Raises:
-        UsageError: a variable is missing, is not a number, or contradicts another.
-    """
+    """Recognise a pod of an indexed Job; where its size is not told it is one of many jobs, as is usual without us."""
     if not is_set(environ, INDEX):
         return None
     if not is_set(environ, NNODES):

@@ -31,11 +31,7 @@ LOCAL_SIZE = "JSM_NAMESPACE_LOCAL_SIZE"  # 2
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a process that jsrun has started, or a job's script.
-
-    Raises:
-        UsageError: a variable is missing, is not a number, or contradicts another.
-    """
+    """Recognise a process that jsrun has started, or a job's script."""
     given = allocation(environ)
     if not is_set(environ, RANK):
         return batch_script("lsf", (JOB_ID, RANKFILE), given, "jsrun or blaunch") if given else None

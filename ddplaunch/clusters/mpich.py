@@ -23,11 +23,7 @@ SLURM_STEP_ID = "SLURM_STEP_ID"
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a process that mpiexec.hydra has started.
-
-    Raises:
-        UsageError: a variable is missing, is not a number, or contradicts another.
-    """
+    """Recognise a process that mpiexec.hydra has started."""
     if not is_set(environ, RANK, LOCAL_RANK):
         return None
     ranks = (RANK,) if is_set(environ, SLURM_STEP_ID) else (RANK, PMIX_RANK)

@@ -15,11 +15,7 @@ VERSIONS = (
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a process that mpirun_rsh has started.
-
-    Raises:
-        UsageError: a variable is missing, is not a number, or contradicts another.
-    """
+    """Recognise a process that mpirun_rsh has started."""
     for names in VERSIONS:
         rank, size, local_rank, local_size = names
         if is_set(environ, rank):

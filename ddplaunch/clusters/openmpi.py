@@ -28,11 +28,7 @@ JSRUN_RANK = "JSM_NAMESPACE_RANK"
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a process that mpirun has started.
-
-    Raises:
-        UsageError: a variable is missing, is not a number, or contradicts another.
-    """
+    """Recognise a process that mpirun has started."""
     if not is_set(environ, RANK) or is_set(environ, JSRUN_RANK):
         return None
     namespace = environ.get(NAMESPACE) or None

@@ -20,11 +20,7 @@ LOCAL_RANK = "LOCAL_RANK"  # never
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a node of a job.
-
-    Raises:
-        UsageError: a variable is not a number, or contradicts another.
-    """
+    """Recognise a node of a job."""
     if not is_set(environ, NPROC, NODE_RANK, NNODES, ADDRESS) or is_set(environ, LOCAL_RANK):
         return None
     return counts_nodes("pai", environ, NNODES, NODE_RANK, ADDRESS, PORT, nproc=NPROC, comes_late=True)

@@ -21,11 +21,7 @@ SLURM_STEP_ID = "SLURM_STEP_ID"
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a process that PALS has started.
-
-    Raises:
-        UsageError: a variable is missing, is not a number, or contradicts another.
-    """
+    """Recognise a process that PALS has started."""
     if not is_set(environ, LOCAL_RANK) or is_set(environ, SLURM_STEP_ID):
         return None
     application = environ.get(APPLICATION) or None

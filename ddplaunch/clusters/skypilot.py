@@ -15,11 +15,7 @@ TASK = "SKYPILOT_TASK_ID"  # sky-2024-05-01-12-00-00-000000_mycluster_task-name_
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a node of a task.
-
-    Raises:
-        UsageError: a variable is missing, is not a number, or contradicts another.
-    """
+    """Recognise a node of a task."""
     if not is_set(environ, IPS):
         return None
     addresses = environ[IPS].split()

@@ -40,11 +40,7 @@ STEPS_A_JOB = 8
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a task of a step, or a process of a job that no step has started.
-
-    Raises:
-        UsageError: a variable of the step is missing, is not a number or no list, or contradicts another.
-    """
+    """Recognise a task of a step, or a process of a job that no step has started."""
     if not is_set(environ, JOB_ID):
         return None
     if is_set(environ, STEP_ID) and number(environ, STEP_ID) < SPECIAL_STEPS:

@@ -19,11 +19,7 @@ NNODES = "SUBMITIT_LOCAL_JOB_NUM_NODES"  # 1
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a task of the local executor.
-
-    Raises:
-        UsageError: a variable is missing, is not a number, or contradicts another.
-    """
+    """Recognise a task of the local executor."""
     if environ.get(EXECUTOR) != "local":
         return None
     job = number(environ, JOB_ID)

@@ -21,11 +21,7 @@ NNODES = "GROUP_WORLD_SIZE"  # 2
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a process that has all of torch's variables.
-
-    Raises:
-        UsageError: one is not a number, or contradicts another.
-    """
+    """Recognise a process that has all of torch's variables."""
     needed = (RANK, WORLD_SIZE, LOCAL_RANK, ADDRESS, PORT)
     if not is_set(environ, *needed):
         return None

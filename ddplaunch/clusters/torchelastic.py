@@ -19,11 +19,7 @@ UNNAMED = "none"
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a process that torchrun has started.
-
-    Raises:
-        UsageError: a variable is not a number, or contradicts another.
-    """
+    """Recognise a process that torchrun has started."""
     if not is_set(environ, RUN_ID) or not (finding := torch.find(environ)):
         return None
     return replace(

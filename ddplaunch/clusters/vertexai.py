@@ -20,11 +20,7 @@ LOCAL_RANK = "LOCAL_RANK"  # never
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a machine of a job of several.
-
-    Raises:
-        UsageError: a variable is not a number, or contradicts another.
-    """
+    """Recognise a machine of a job of several."""
     if not is_set(environ, JOB, NODE_RANK, NNODES, ADDRESS) or is_set(environ, LOCAL_RANK):
         return None
     return counts_nodes("vertexai", environ, NNODES, NODE_RANK, ADDRESS, PORT, run_id=environ[JOB], comes_late=True)
