@@ -14,7 +14,7 @@ from functools import partial
 from ddplaunch.control import agreement, messages
 from ddplaunch.control.attempt import SETTLE, JobAttempt, Loss, on_our_clock
 from ddplaunch.control.failure import Failure, Outcome, Verdict, signal_name
-from ddplaunch.control.join_status import describe, join_status
+from ddplaunch.control.joining import Joining
 from ddplaunch.control.messages import Hello, Message
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.rules import Rules
@@ -26,9 +26,6 @@ from ddplaunch.words import named
 
 EARLY_REPORT = 0.6
 """Seconds after a failure when people read of it, if its report cannot be given by then."""
-
-JOIN_STATUS_INTERVAL = 0.25
-"""Seconds between two messages on who has joined: many nodes join at once, and each gets every message."""
 
 EARLY = 1.0
 """Seconds after which a node that has finished says whom it waits for."""
@@ -70,17 +67,17 @@ class Coordinator:
         self._hurried = False  # whether it was again
         self._preempted: str | None = None  # by what: "SIGUSR2 on node 1"
         self._preemption_seen = False
-        self._window: float | None = None
         self._timers: list[Timer] = []
-        self._join_status_due = False
+        self._joining = Joining(
+            rules, self._seats, hello.share.kind, after, clock, self._tell_all, self._start, self._give_up
+        )
 
     # ---------------------------------------------------------------------------------------------------- joining
 
     def open(self) -> None:
         """Begin with node 0 itself."""
-        self._after(self._rules.join_timeout, self._join_timeout_over)
         self._seats.add(self._own)
-        self._start_if_complete()
+        self._joining.begin()
 
     def admit(self, hello: Hello) -> Hello | messages.Refused:
         """Decide whether a node may ``join``; a refusal before the start ends the job.
@@ -123,7 +120,7 @@ class Coordinator:
         for warning in agreement.warnings(self._own, hello):
             self._note(warning)
         if self._stage is Stage.JOINING:
-            self._start_if_complete()
+            self._joining.check()
         elif self._rules.grow and self._stage is Stage.RUNNING and self._seats.all_run():
             self._attempt.growing = True
             self._note(f"{hello.share.name} has joined: stopping the ranks, to start again with it")
@@ -133,41 +130,10 @@ class Coordinator:
         else:
             self._note(f"{hello.share.name} has joined; it takes part when the ranks start next")
 
-    def _start_if_complete(self) -> None:
-        """Start when all nodes have joined; an elastic job that could start gives late nodes some time."""
-        if len(self._seats) == self._rules.max_nodes:
-            return self._start()
-        if len(self._seats) < self._rules.min_nodes:
-            self._window = None
-        elif self._window is None:
-            self._window = self._clock() + self._rules.join_window
-            self._later(self._rules.join_window, self._window_over)
-        if not self._join_status_due:
-            self._join_status_due = True
-            self._later(JOIN_STATUS_INTERVAL if len(self._seats) > 1 else 0, self._tell_join_status)
-
-    def _join_status(self, window: float | None) -> messages.JoinStatus:
-        return join_status(self._seats, self._rules.min_nodes, self._rules.max_nodes, window, self._own.share.kind)
-
-    def _tell_join_status(self) -> None:
-        self._join_status_due = False
-        if self._stage is Stage.JOINING:
-            window = None if self._window is None else max(0.0, self._window - self._clock())
-            self._tell_all(self._join_status(window))
-
-    def _window_over(self) -> None:
-        if self._stage is Stage.JOINING and self._window is not None and self._clock() >= self._window:
-            self._start()
-
-    def _join_timeout_over(self) -> None:
-        if self._stage is Stage.JOINING and len(self._seats) < self._rules.min_nodes:
-            account = describe(self._join_status(None))
-            remark = f"{account}, for {self._rules.join_timeout:g} s (--join-timeout)"
-            self._end(Outcome(EXIT_UNAVAILABLE, remark=remark))
-        elif self._stage is Stage.JOINING:  # the window is open; should a node leave, the wait has an end again
-            self._after(self._rules.join_timeout, self._join_timeout_over)
-
     # --------------------------------------------------------------------------------------------------- an attempt
+
+    def _give_up(self, why: str) -> None:
+        self._end(Outcome(EXIT_UNAVAILABLE, remark=why))
 
     def _start(self) -> None:
         self._enter(Stage.RUNNING)
@@ -275,13 +241,13 @@ class Coordinator:
         self._attempt.gone(number)
         if self._stage is Stage.JOINING:
             self._note(f"{seat.name} has left: {why}")
-            return self._start_if_complete()
+            return self._joining.check()
         if seat.part is Part.DRAINED and not self._attempt.failures and self._stage is Stage.RUNNING:
             return self._check_drained()  # it had done its work
         text = f"{seat.name} was lost: {why}"
         if self._stage is Stage.PAUSING:
             if len(self._seats) < self._rules.min_nodes:
-                return self._end(Outcome(EXIT_UNAVAILABLE, remark=text))
+                return self._give_up(text)
             self._changes += 1
             return self._note(text)
         if seat.part is Part.IDLE:
@@ -408,7 +374,7 @@ class Coordinator:
                 why += f"; all {self._rules.max_membership_changes} --max-membership-changes were used"
             elif self._rules.elastic:
                 why += f"; {len(self._seats)} of at least {self._rules.min_nodes} nodes are left"
-            return self._end(Outcome(EXIT_UNAVAILABLE, remark=why))
+            return self._give_up(why)
         self._changes += 1
         names = named(seat.name for seat in self._seats.in_order)
         self._note(f"going on with {len(self._seats)} nodes: {names}")
@@ -429,6 +395,8 @@ class Coordinator:
 
     def _enter(self, stage: Stage) -> None:
         assert stage in NEXT[self._stage], f"{self._stage} to {stage}"
+        if self._stage is Stage.JOINING:
+            self._joining.end()
         self._stage = stage
 
     def _tell_all(self, message: Message) -> None:

@@ -1,0 +1,77 @@
+"""The wait for the nodes of a job: how long, for how many, and what people read meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from ddplaunch.control.join_status import describe, join_status
+from ddplaunch.control.messages import JoinStatus
+from ddplaunch.control.rules import Rules
+from ddplaunch.control.seat import Seats
+from ddplaunch.loop import Timer
+
+STATUS_INTERVAL = 0.25
+"""Seconds between two messages on who has joined: many nodes join at once, and each gets every message."""
+
+
+class Joining:
+    """Waits until the job can start; an elastic job that could start gives late nodes some time."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        seats: Seats,
+        kind: Literal["node", "task"],
+        after: Callable[[float, Callable[[], None]], Timer],
+        clock: Callable[[], float],
+        tell: Callable[[JoinStatus], None],
+        start: Callable[[], None],
+        give_up: Callable[[str], None],
+    ) -> None:
+        """``after`` and ``clock`` are the loop's; ``tell`` sends to all nodes; ``give_up`` gets the reason."""
+        self._rules, self._seats, self._kind = rules, seats, kind
+        self._after, self._clock = after, clock
+        self._tell, self._start, self._give_up = tell, start, give_up
+        self._window: float | None = None
+        self._status_due = self._over = False
+
+    def begin(self) -> None:
+        self._after(self._rules.join_timeout, self._timeout)
+        self.check()
+
+    def check(self) -> None:
+        """Start if all nodes have joined; to be called whenever one has come or gone."""
+        if len(self._seats) == self._rules.max_nodes:
+            return self._start()
+        if len(self._seats) < self._rules.min_nodes:
+            self._window = None
+        elif self._window is None:
+            self._window = self._clock() + self._rules.join_window
+            self._after(self._rules.join_window, self._window_over)
+        if not self._status_due:
+            self._status_due = True
+            self._after(STATUS_INTERVAL if len(self._seats) > 1 else 0, self._tell_status)
+
+    def end(self) -> None:
+        """The wait is over, one way or the other."""
+        self._over = True
+
+    def _status(self, window: float | None) -> JoinStatus:
+        return join_status(self._seats, self._rules.min_nodes, self._rules.max_nodes, window, self._kind)
+
+    def _tell_status(self) -> None:
+        self._status_due = False
+        if not self._over:
+            self._tell(self._status(None if self._window is None else max(0.0, self._window - self._clock())))
+
+    def _window_over(self) -> None:
+        if not self._over and self._window is not None and self._clock() >= self._window:
+            self._start()
+
+    def _timeout(self) -> None:
+        if self._over:
+            return
+        if len(self._seats) < self._rules.min_nodes:
+            return self._give_up(f"{describe(self._status(None))}, for {self._rules.join_timeout:g} s (--join-timeout)")
+        self._after(self._rules.join_timeout, self._timeout)  # a node may leave before the window is over
