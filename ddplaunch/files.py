@@ -1,4 +1,4 @@
-"""Opening what others have named or may have made: never waiting, never more than is needed, no link where we own it.
+"""Opening files that others have named or may have made: no waiting, no more bytes than needed, no links in our place.
 
 A path may lead to a FIFO that nobody writes to, a link to /dev/zero, or a file of a terabyte. All that a user, a
 scheduler or a rank names is read, and all that is written where others may write is made, by these functions.
@@ -63,7 +63,7 @@ def create(path: str, flags: int, mode: int = 0o644) -> int:
 def make_private_folder(name: str) -> str | None:
     """Make a folder that only we may enter; None where there is no place for one.
 
-    The name ends in what nobody can guess, and what is there already is never taken.
+    The name ends in random digits, and an existing folder is never taken.
     """
     for parent in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm"):
         if parent:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """One process's place where the system has started all of them; a local size that nobody tells is None."""
+    """Where one process stands if the system has started all of them; None is a local size that it does not say."""
 
     rank: int
     world_size: int
@@ -22,7 +22,7 @@ class Finding:
     Without a ``place`` it is one node of the job and starts the node's processes; with one, the system has started
     every process already and this is one of them.
 
-    ``nnodes`` and ``node_rank`` are None only beside a place, where the system does not tell them: MPI's launchers
+    ``nnodes`` and ``node_rank`` are None only beside a place, where the system does not say them: MPI's launchers
     number processes, not nodes, and dividing a rank by a local size is wrong wherever nodes differ or take turns.
     """
 

@@ -1,4 +1,4 @@
-"""Open MPI 4 and 5: each process has its rank in OMPI_COMM_WORLD_*, and nobody tells it which node it is on.
+"""Open MPI 4 and 5: each process has its rank in OMPI_COMM_WORLD_*, and no variable says which node it is on.
 
 OMPI_COMM_WORLD_NODE_RANK is the rank *on* its node over all of the job's applications, and no index of nodes.
 Meanings are those of ``man mpirun``, "Environment Variables". Where rank 0 is follows, in version 4, from what its

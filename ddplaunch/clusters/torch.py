@@ -1,6 +1,6 @@
-"""torch's own variables, complete: somebody has started every process already, and this is one of them.
+"""torch's own variables, complete: another launcher has started every process, and this is one of them.
 
-RANK without LOCAL_RANK is no process's: in the pods of a PyTorchJob it is the pod's index.
+RANK without LOCAL_RANK does not count processes: in the pods of a PyTorchJob it is the pod's index.
 """
 
 from __future__ import annotations

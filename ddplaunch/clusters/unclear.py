@@ -1,4 +1,4 @@
-"""RANK and WORLD_SIZE that nobody here knows the meaning of: some systems count nodes by them, others processes.
+"""RANK and WORLD_SIZE without a known meaning: some systems count nodes with them, others processes.
 
 To guess would start every machine's job alone, or a rank too many on each. No system of its own, so ``--cluster`` does
 not name it.

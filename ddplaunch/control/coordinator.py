@@ -28,10 +28,10 @@ EARLY_REPORT = 0.6
 """Seconds after a failure when people read of it, if its report cannot be given by then."""
 
 EARLY = 1.0
-"""Seconds after which a node that has finished says whom it waits for."""
+"""Seconds after which a node that has finished says which nodes it waits for."""
 
 STILL_WAITING = 30.0
-"""Seconds after which it says so again, if it is somebody else by then."""
+"""Seconds after which it says so again, if it waits for others by then."""
 
 OVERDUE = 30.0
 """Seconds beyond the grace in which a node must have ended its ranks: twice what those that cannot be killed take."""

@@ -229,7 +229,7 @@ class Member:
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         try:
             if not code and sock.getsockname() == sock.getpeername():
-                # TCP's simultaneous open with ourselves: our own port was this one, so nobody listens there.
+                # TCP's simultaneous open with ourselves: our own port was this one, so no process listens there.
                 code = errno.ECONNREFUSED
         except OSError as error:  # it has gone already
             code = error.errno or errno.ECONNRESET

@@ -34,7 +34,7 @@ class Port:
         self._reserved = self._bind(number)
         self.number: int = self._reserved.getsockname()[1]
         if number:
-            self.listen().close()  # somebody else's reservation would let us bind, and not listen
+            self.listen().close()  # another process's reservation would let us bind, but not listen
 
     def listen(self) -> socket.socket:
         """Return a listening socket on the port, for one attempt's store."""

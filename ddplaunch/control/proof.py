@@ -1,6 +1,6 @@
 """That a peer knows the job's token, without the token ever being sent: HMAC-SHA256 over both sides' nonces.
 
-What it keeps out is whoever does not know the token; what is said afterwards is neither encrypted nor signed.
+It keeps out peers that do not know the token; later messages are neither encrypted nor signed.
 """
 
 from __future__ import annotations

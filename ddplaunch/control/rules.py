@@ -1,4 +1,4 @@
-"""What was typed about the job as a whole: who takes part, how long to wait, how often to start again."""
+"""The options about the job as a whole: which nodes take part, how long to wait, how often to restart."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Rules:
 
     Attributes:
         min_nodes, max_nodes: how many nodes the job runs with; equal where it is not elastic.
-        run_id: as typed; None where it was not.
-        token: what peers must prove to know; None admits whoever has the same run id.
-        address: node 0's, as typed. port: its control port; None where no other node is heard of.
+        run_id: as typed; None if it was not.
+        token: what peers must prove to know; None admits every peer with the same run id.
+        address: node 0's, as typed. port: its control port; None if the nodes are not connected.
         address_comes_late: whether it is a name that may not be known yet.
         interface: the network interface to use here; None is that of the route to node 0.
         heartbeat_timeout: silence after which a node counts as lost.
@@ -24,8 +24,8 @@ class Rules:
         grow: whether a node that comes later interrupts the attempt.
         grace: what ranks have between SIGTERM and SIGKILL.
         preempt_grace: what they have between the scheduler's warning and SIGTERM.
-        allow_mismatch: whether differing versions are only said.
-        one_log: whether all nodes print into one log, where what concerns the job is said once, by node 0.
+        allow_mismatch: whether differing versions only give a warning.
+        one_log: whether all nodes print into one log, in which node 0 alone writes what concerns the whole job.
     """
 
     min_nodes: int = 1

@@ -28,7 +28,7 @@ def read_numa(sysfs: Path, online: tuple[int, ...]) -> tuple[NumaNode, ...]:
 
 
 def read_beside(sysfs: Path, pci: str | None) -> tuple[int | None, tuple[int, ...]]:
-    """Return the NUMA node and the CPUs beside the device at this PCI address; None and () where nobody knows.
+    """Return the NUMA node and the CPUs beside the device at this PCI address; None and () if unknown.
 
     The kernel writes node -1 for "not known" (``Documentation/ABI/testing/sysfs-bus-pci``).
     """

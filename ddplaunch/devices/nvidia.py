@@ -52,7 +52,7 @@ def read_nvidia(sysfs: Path, dev: Path = Path("/dev"), *, processes: bool = Fals
         notes = [
             f"The NVIDIA driver could not be asked for its GPUs: {str(error).rstrip('.')}; {_remedy(nvml, error)}."
         ]
-        if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # else they are somebody else's: Slurm hides them so
+        if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # else they belong to another job: Slurm hides them so
             _check_device_files(dev, notes)
         return [], notes
     try:

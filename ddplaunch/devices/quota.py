@@ -12,7 +12,7 @@ from ddplaunch.devices.sysfs import read_text
 
 
 def read_quota(sysfs: Path, proc: Path = Path("/proc")) -> float | None:
-    """Return how many CPUs' time all processes of our control group may use together; None where nobody says.
+    """Return how many CPUs' time all processes of our control group may use together; None if there is no limit.
 
     The narrowest group counts, ours or one around it. In a container the outer ones are not seen.
     """

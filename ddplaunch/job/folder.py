@@ -1,4 +1,4 @@
-"""The folder of a user's doors: where it is, that nobody else may enter it, and what killed launchers left in it."""
+"""The folder of a user's doors: where it is, who may enter it, and what killed launchers have left there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def is_private(folder: str) -> bool:
 
 
 def listen(run_id: str) -> tuple[socket.socket, str] | None:
-    """Listen on a socket of our own, and return its path; None where there is no place for one."""
+    """Listen on a socket of our own, and return its path; None if there is no folder for it."""
     name = f"{os.fsencode(run_id)[:MAX_NAME].decode(errors='ignore')}.{os.getpid()}"
     for folder in candidates():
         path = os.path.join(folder, name)
@@ -78,14 +78,14 @@ def remove(path: str) -> None:
 
 
 def remove_dead(folder: str) -> None:
-    """Remove the sockets that launchers left which were killed: their process has gone, and nobody listens."""
+    """Remove the sockets of launchers that were killed: their process has gone, and no other listens there."""
     for path in _sockets(folder):
         pid = path.rpartition(".")[2]
         if not os.path.exists(f"/proc/{pid}") and _refuses(path):  # it may live in another PID namespace
             try:
                 os.unlink(path)
             except OSError:
-                pass  # somebody else was quicker
+                pass  # another process was quicker
 
 
 def doors() -> list[str]:

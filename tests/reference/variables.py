@@ -73,6 +73,7 @@ READ = {
     "PATH": "where programs are looked for",
     "TMPDIR": "where the folder of error files is made; else `/tmp`, else `/dev/shm`",
     "XDG_CONFIG_HOME": "where `ddplaunch.toml` is; else `~/.config`",
+    "XDG_RUNTIME_DIR": "where a running job has its socket, in `ddplaunch`; else `/tmp/ddplaunch-UID`",
     "HOME": "likewise",
     "PYTHONUNBUFFERED": "ranks flush each line",
     "NO_COLOR": "no colours",
