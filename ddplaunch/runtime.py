@@ -85,16 +85,16 @@ def progress(steps: Iterable[Step], what: str = "steps") -> Iterator[Step]:
         return
     live = os.environ.get("DDPLAUNCH_TERMINAL") == "1" or sys.stderr.isatty()
     total = len(steps) if hasattr(steps, "__len__") else None  # type: ignore[arg-type]
-    began = shown = time.monotonic()
+    began = printed = time.monotonic()
     width = done = 0
     try:
         for step in steps:
             yield step
             done += 1
             now = time.monotonic()
-            if now - shown < (0.5 if live else 60.0):
+            if now - printed < (0.5 if live else 60.0):
                 continue
-            shown, rate = now, done / (now - began)
+            printed, rate = now, done / (now - began)
             left = "" if total is None else f", {_time((total - done) / rate)} left"
             line = f"{what}: {done}{'' if total is None else f'/{total}'}, {rate:.3g}/s{left}"
             sys.stderr.write(f"\r{line:{width}}" if live else f"{line}\n")

@@ -125,13 +125,13 @@ def _cuda(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
     mask = environ.get(CUDA)
     if mask is None:
         everything = [device for gpu in gpus for device in _whole(gpu)]
-        shown, notes = _as_cuda_shows(everything)
-        return Visible(tuple(shown), "NVML", notes=(*notes, *_order_notes(gpus, environ)))
+        visible, notes = _as_cuda_shows(everything)
+        return Visible(tuple(visible), "NVML", notes=(*notes, *_order_notes(gpus, environ)))
     named, notes = _walk(CUDA, mask, _machine(gpus), lambda entry: _cuda_entry(gpus, entry), doubled="hides all")
-    shown, dropped = _as_cuda_shows(named)
+    visible, dropped = _as_cuda_shows(named)
     if any(map(INDEX.match, mask.split(","))):
         notes += _order_notes(gpus, environ)
-    return Visible(tuple(shown), CUDA, notes=(*notes, *dropped))
+    return Visible(tuple(visible), CUDA, notes=(*notes, *dropped))
 
 
 def _cuda_entry(gpus: Sequence[Gpu], entry: str) -> list[VisibleGpu]:
@@ -149,23 +149,25 @@ def _rocm(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
     Source: ROCm, "GPU isolation techniques"; on doubled entries ROCR-Runtime's ``amd_filter_device.h`` (ends the list)
     and clr's ``rocdevice.cpp`` (counts once). HIP itself ignores an empty variable of its own, torch counts none.
     """
-    shown = [_one(gpu) for gpu in gpus]
+    visible = [_one(gpu) for gpu in gpus]
     have = _machine(gpus)
     sources: list[str] = []
     notes: list[str] = []
     if ROCR in environ:
-        shown, notes = _walk(ROCR, environ[ROCR], have, partial(_numbered, shown, strip=True), doubled="ends the list")
-        have = f"{ROCR}={environ[ROCR]} leaves {_count(range(len(shown)))} to it"
+        visible, notes = _walk(
+            ROCR, environ[ROCR], have, partial(_rocm_entry, visible, strip=True), doubled="ends the list"
+        )
+        have = f"{ROCR}={environ[ROCR]} leaves {_count(range(len(visible)))} to it"
         sources.append(ROCR)
     inner = next((name for name in (HIP, CUDA) if name in environ), None)
     if inner:
-        shown, said = _walk(inner, environ[inner], have, partial(_numbered, shown), doubled="counts once")
+        visible, said = _walk(inner, environ[inner], have, partial(_rocm_entry, visible), doubled="counts once")
         sources.append(inner)
         notes += said
-    return Visible(tuple(shown), AND.join(sources) or "KFD", notes=tuple(notes))
+    return Visible(tuple(visible), AND.join(sources) or "KFD", notes=tuple(notes))
 
 
-def _numbered(devices: Sequence[VisibleGpu], entry: str, *, strip: bool = False) -> list[VisibleGpu]:
+def _rocm_entry(devices: Sequence[VisibleGpu], entry: str, *, strip: bool = False) -> list[VisibleGpu]:
     """Resolve an index into this list, or the prefix of one UUID of it; ROCr allows blanks around it, HIP does not."""
     entry = entry.strip() if strip else entry
     if (index := whole(entry)) is not None and index >= 0:
@@ -218,22 +220,22 @@ def _walk(
 
     Returns them and a note where the mask cannot have meant that; ``have`` says in words what could be named.
     """
-    shown: list[VisibleGpu] = []
+    visible: list[VisibleGpu] = []
     if mask in HIDES_ALL:
-        return shown, []
+        return visible, []
     for entry in mask.rstrip(", ").split(","):
         found = find(entry)
         if not found:
             meant = entry.strip() == "-1"
-            return shown, [] if meant else [f"{variable}={mask} ends before {entry!r}: {have}."]
-        if any(device in shown for device in found):
+            return visible, [] if meant else [f"{variable}={mask} ends before {entry!r}: {have}."]
+        if any(device in visible for device in found):
             if doubled == "hides all":
                 return [], [f"{variable}={mask} names {entry.strip()} twice, so CUDA hides every GPU."]
             if doubled == "ends the list":
-                return shown, [f"{variable}={mask} ends before the second {entry.strip()}."]
+                return visible, [f"{variable}={mask} ends before the second {entry.strip()}."]
             continue
-        shown += found
-    return shown, []
+        visible += found
+    return visible, []
 
 
 # What --gpus says.
@@ -337,14 +339,14 @@ def _as_cuda_shows(named: Sequence[VisibleGpu]) -> tuple[list[VisibleGpu], list[
     driver = first_mig.gpu.driver or "of unknown version"
     major = re.match(r"\d+", driver)
     if major is None or int(major[0]) < ALL_MIG_INSTANCES:
-        shown = [first_mig]
+        visible = [first_mig]
         rule = f"NVIDIA driver {driver} shows a process one MIG instance and nothing else"
     else:
-        shown = [device for index, device in enumerate(named) if not _shares_memory_slice(device, named[:index])]
+        visible = [device for index, device in enumerate(named) if not _shares_memory_slice(device, named[:index])]
         rule = "CUDA shows one compute instance of each GPU instance"
-    if len(shown) == len(named):
-        return shown, []
-    return shown, [f"{rule}, so {len(shown)} of {len(named)} are used; name others by MIG UUID to choose."]
+    if len(visible) == len(named):
+        return visible, []
+    return visible, [f"{rule}, so {len(visible)} of {len(named)} are used; name others by MIG UUID to choose."]
 
 
 def _shares_memory_slice(device: VisibleGpu, earlier: Iterable[VisibleGpu]) -> bool:

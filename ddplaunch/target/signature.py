@@ -62,10 +62,10 @@ GUESS = Value("union", sides=(Value("number"), Value("str")))
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter; ``shown`` is how the signature writes it ("lr: float = 0.1")."""
+    """One parameter; ``text`` is how the signature writes it ("lr: float = 0.1")."""
 
     name: str
-    shown: str
+    text: str
     value: Value
     required: bool
     stars: Literal["", "*", "**"] = ""
@@ -83,7 +83,7 @@ class Signature:
     parameters: tuple[Parameter, ...]
 
     def __str__(self) -> str:
-        return f"{self.name.rpartition(':')[2]}({', '.join(parameter.shown for parameter in self.parameters)})"
+        return f"{self.name.rpartition(':')[2]}({', '.join(parameter.text for parameter in self.parameters)})"
 
     @property
     def typed(self) -> tuple[Parameter, ...]:
@@ -121,16 +121,16 @@ def from_source(name: str, function: ast.FunctionDef, module: ast.Module) -> Sig
 
 
 def _read(argument: ast.arg, default: ast.expr | None, module: ast.Module) -> Parameter:
-    shown = argument.arg
+    text = argument.arg
     if argument.annotation:
-        shown += f": {ast.unparse(argument.annotation)}"
+        text += f": {ast.unparse(argument.annotation)}"
     if default is not None:
-        shown += f" = {ast.unparse(default)}" if argument.annotation else f"={ast.unparse(default)}"
+        text += f" = {ast.unparse(default)}" if argument.annotation else f"={ast.unparse(default)}"
     if argument.annotation:
         value = _annotated(argument.annotation, module)
     else:
         value = GUESS if default is None else _like_expression(default, module)
-    return Parameter(argument.arg, shown, value, required=default is None)
+    return Parameter(argument.arg, text, value, required=default is None)
 
 
 def _starred(argument: ast.arg, stars: Literal["*", "**"], module: ast.Module) -> Parameter:

@@ -18,27 +18,27 @@ from ddplaunch.errors import UsageError
 from ddplaunch.files import read_regular
 
 
-def parse(path: str, shown: str | None = None) -> ast.Module:
-    """Return the syntax tree of the file at ``path``, called ``shown`` in errors.
+def parse(path: str, name: str | None = None) -> ast.Module:
+    """Return the syntax tree of the file at ``path``, called ``name`` in errors.
 
     Raises:
         UsageError: it cannot be read, or is not Python; a syntax error is shown with its line.
     """
-    shown = shown or path
+    name = name or path
     try:
         source = read_regular(path, _MAX_SOURCE)
     except OSError as error:
-        raise UsageError(f"cannot read {shown}: {error.strerror}") from None
+        raise UsageError(f"cannot read {name}: {error.strerror}") from None
     if b"\0" in source:
-        raise UsageError(f"{shown} is not Python source: there is a null byte in it", _not_python(path, shown))
+        raise UsageError(f"{name} is not Python source: there is a null byte in it", _not_python(path, name))
     try:
         return _tree(source, path)
     except SyntaxError as error:
-        hint = _not_python(path, shown) or (error.text or "").strip()[:100] or None
-        where = f"{shown}, line {error.lineno}" if error.lineno else shown
+        hint = _not_python(path, name) or (error.text or "").strip()[:100] or None
+        where = f"{name}, line {error.lineno}" if error.lineno else name
         raise UsageError(f"syntax error in {where}: {error.msg}", hint) from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise UsageError(f"{shown} is not Python source: {error}") from None
+        raise UsageError(f"{name} is not Python source: {error}") from None
 
 
 @lru_cache(maxsize=1)
@@ -48,10 +48,10 @@ def _tree(source: bytes | str, path: str) -> ast.Module:
         return ast.parse(source, path)
 
 
-def _not_python(path: str, shown: str) -> str | None:
+def _not_python(path: str, name: str) -> str | None:
     if path.endswith(".py") or not os.access(path, os.X_OK):
         return None
-    program = shown if os.sep in shown else os.path.join(".", shown)
+    program = name if os.sep in name else os.path.join(".", name)
     return f"a program that is not Python: ddplaunch run --no-python {program}"
 
 
