@@ -8,8 +8,8 @@ import time
 from dataclasses import replace
 
 from ddplaunch.agent import limits, post_mortem
-from ddplaunch.agent.folder import Temporary
 from ddplaunch.agent.rank_process import RankProcess
+from ddplaunch.agent.temporary import Temporary
 from ddplaunch.control.failure import MAX_TOLD, Failure, within
 from ddplaunch.control.messages import Broken, Drained
 from ddplaunch.errors import EXIT_OS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from ddplaunch.agent.folder import Temporary
+from ddplaunch.agent.temporary import Temporary
 from ddplaunch.rank import processes
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from ddplaunch.agent import job
 from ddplaunch.agent.attempt import Attempt
 from ddplaunch.agent.first_rank import FirstRank
-from ddplaunch.agent.journal import Journal
 from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.preemption_file import PreemptionFile
 from ddplaunch.control.port import Port
+from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.streams import Output
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
@@ -22,11 +22,11 @@ class Outfit:
     """Makes it, of what this node has for all of its ranks."""
 
     def __init__(
-        self, output: Output, journal: Journal, policy: Policy, preemption_file: PreemptionFile, port: Port | None
+        self, output: Output, log: RunLog, policy: Policy, preemption_file: PreemptionFile, port: Port | None
     ) -> None:
         """``port`` is that of the job's store, None on a node without rank 0 or without a store."""
         self._output = output
-        self._journal = journal
+        self._log = log
         self._policy = policy
         self._preemption_file = preemption_file
         self._port = port
@@ -44,7 +44,7 @@ class Outfit:
             rank.rank,
             reads=alone or rank.rank == self._policy.stdin,
             shown=self._policy.show.streams(rank),
-            log=self._journal.rank_file(rank.rank, attempt.number),
+            log=self._log.rank_file(rank.rank, attempt.number),
         )
         if rank.rank == 0 and self._port and plan.target.kind is not Kind.PROGRAM:
             try:

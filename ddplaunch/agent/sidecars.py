@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from ddplaunch.agent import job, limits, post_mortem
-from ddplaunch.agent.folder import Temporary
-from ddplaunch.agent.journal import Journal
 from ddplaunch.agent.kin import Kin
 from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.sidecar import Sidecar, way_in
+from ddplaunch.agent.temporary import Temporary
 from ddplaunch.agent.zygote_client import ZygoteClient
 from ddplaunch.control.failure import describe_end
 from ddplaunch.loop import Loop, Timer
+from ddplaunch.output.events import Event, SidecarAnswers, SidecarExited, SidecarStarted
+from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.streams import Output
 from ddplaunch.rank import processes
 
@@ -35,12 +36,15 @@ class Sidecars:
         expected: whether the job has been told to stop, and they perhaps too, so that their end is no news.
     """
 
-    def __init__(self, loop: Loop, output: Output, journal: Journal, policy: Policy, grace: float) -> None:
+    def __init__(
+        self, loop: Loop, output: Output, log: RunLog, emit: Callable[[Event], None], policy: Policy, grace: float
+    ) -> None:
         """``grace`` is that of the ranks, in seconds."""
         self._loop = loop
         self._output = output
-        self._say, self._event = journal.say, journal.event
-        self._file = journal.file
+        self._say = output.note
+        self._emit = emit
+        self._log = log
         self._grace = min(GRACE, grace)
         self._all = policy.sidecars
         self._shielded = job.shielded(policy.preempt_signal)
@@ -77,7 +81,7 @@ class Sidecars:
         printed = self._output.sidecar(
             sidecar.name,
             shown=sidecar.announces is None,
-            log=self._file(f"sidecar-{sidecar.name}.log"),
+            log=self._log.file(f"sidecar-{sidecar.name}.log"),
             heard=partial(self._heard, sidecar),
         )
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -125,7 +129,7 @@ class Sidecars:
                     self._temporary.make(self._zygote.remove)  # TensorBoard leaves files behind when it is killed
             case "spawned":
                 self._kin.lead(message["pid"])
-                self._event("sidecar_started", sidecar=self._all[message["rank"]].name, pid=message["pid"])
+                self._emit(SidecarStarted(self._all[message["rank"]].name, message["pid"]))
             case "exited":
                 self._exited(self._all[message["rank"]], os.waitstatus_to_exitcode(message["status"]))
             case "unborn":
@@ -136,7 +140,7 @@ class Sidecars:
                 self._over()
 
     def _exited(self, sidecar: Sidecar, code: int) -> None:
-        self._event("sidecar_exited", sidecar=sidecar.name, code=code)
+        self._emit(SidecarExited(sidecar.name, code))
         self._output.catch_up(sidecar.name)
         if not (self._stopping or self.expected):
             last = post_mortem.last_lines(self._output.tail(sidecar.name), 1) if code else ()
@@ -159,7 +163,7 @@ class Sidecars:
         self._say(f"{title} at {url}")
         if way := way_in(url, self._environ, os.uname().nodename):
             self._say(way)
-        self._event("sidecar_answers", sidecar=sidecar.name, url=url)
+        self._emit(SidecarAnswers(sidecar.name, url))
 
     def _guard_lost(self) -> None:
         """It was killed, and they with it (their parent-death signal)."""

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.agent import job, limits
 from ddplaunch.agent.attempt import INTERRUPT_PATIENCE, Attempt
 from ddplaunch.agent.first_rank import FirstRank
-from ddplaunch.agent.folder import StoreFile, Temporary
-from ddplaunch.agent.journal import Journal
 from ddplaunch.agent.kin import Kin
 from ddplaunch.agent.outfit import Outfit
 from ddplaunch.agent.phase import NEXT, Phase
@@ -27,6 +25,7 @@ from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.preemption_file import PreemptionFile
 from ddplaunch.agent.rank_process import suspend
 from ddplaunch.agent.stragglers import Stragglers
+from ddplaunch.agent.temporary import StoreFile, Temporary
 from ddplaunch.agent.zygote_client import LEFTOVER_GRACE, ZygoteClient
 from ddplaunch.control import messages, placement
 from ddplaunch.control.failure import Failure, Outcome, describe_end
@@ -38,7 +37,8 @@ from ddplaunch.control.route import NameServer
 from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.loop import Loop, Timers
-from ddplaunch.output import terminal
+from ddplaunch.output import events, terminal
+from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.streams import DRAIN_PATIENCE, Output
 from ddplaunch.output.waiting import Waiting
 from ddplaunch.plan.plan import Plan
@@ -54,7 +54,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 class Supervisor:
     """Runs this node's share of a job, through all its attempts, to its end.
 
-    ``journal`` is what is told of it, ``sidecars`` what runs beside the ranks: to be ended when all is told.
+    ``sidecars`` is what runs beside the ranks: to be ended when all is told.
     """
 
     def __init__(
@@ -63,6 +63,10 @@ class Supervisor:
         policy: Policy,
         rules: Rules,
         environ: Mapping[str, str],
+        loop: Loop,
+        output: Output,
+        log: RunLog,
+        observers: Sequence[events.Observer],
         listening: socket.socket | None = None,
     ) -> None:
         """Bind the ports and open the log folder; ``listening`` is on the control port, if that was claimed before.
@@ -76,20 +80,20 @@ class Supervisor:
         self._port = Port(plan.master_addr, plan.master_port, nnodes=plan.nnodes) if plan.hosts_store else None
         self._plan = replace(plan, master_port=self._port.number) if self._port else plan
         self._environ = {name: value for name, value in environ.items() if name not in job.OURS_ALONE}
-        self._loop = Loop()
+        self._loop = loop
         self._link = make_link(self._loop, self._plan, rules, self.hear, listening)
-        self._output = Output(self._loop, colour=policy.colour, patience=policy.patience)
+        self._output = output
         self._output.drained = self._drained
-        self.journal = Journal(self._output, policy.log_dir, alone=rules.port is None)
-        self._say = self._output.note = self.journal.say
-        self._event = self.journal.event
+        self._log = log
+        self._observers = observers
+        self._say = output.note
         if plan.hosts_store or rules.port is None:
-            self.journal.open(plan.run_id, plan.node_rank)
+            log.open(plan.run_id, plan.node_rank)
         self._planned = self._plan
         self._temporary = Temporary(f"ddplaunch-{plan.run_id}")
         self._preemption_file = PreemptionFile(self._temporary)
         self._kin = Kin(self._temporary)
-        self._outfit = Outfit(self._output, self.journal, policy, self._preemption_file, self._port)
+        self._outfit = Outfit(self._output, log, policy, self._preemption_file, self._port)
         self._name_server = NameServer(self._say) if rules.port is not None else None
         self._waiting = Waiting(self._loop, self._output, policy.quiet)
         self._phase = Phase.WAITING
@@ -156,11 +160,10 @@ class Supervisor:
                 self._check_ended()
             case messages.Again():
                 self._say(message.text)
-                self._event("restart", attempt=message.attempt, wait=message.wait)
-                self.journal.write("failure.json", message.verdict.to_json())
+                self._emit(events.Restarting(message.attempt, message.wait, message.text, message.verdict))
             case messages.Note(text=text):
                 self._say(text)
-                self._event("note", text=text)
+                self._emit(events.Noted(text))
             case messages.End(outcome=outcome):
                 self._end(outcome)
 
@@ -168,7 +171,7 @@ class Supervisor:
         if joined.node_rank is not None:
             self._plan = self._planned = replace(self._planned, node_rank=joined.node_rank)
         try:
-            self.journal.open(joined.run_id, self._plan.node_rank)
+            self._log.open(joined.run_id, self._plan.node_rank)
         except UsageError as error:
             self._link.tell(messages.Unable(error.message, error.hint))
 
@@ -179,14 +182,14 @@ class Supervisor:
             extra = self._name_server.variables() if self._name_server else {}
             self._plan = placement.joined(self._planned, order, self._rules, self._environ, extra)
         self._output.number(self._plan.world_size)
-        self.journal.write("plan.json", self._plan.to_json())
+        self._emit(events.Planned(self._plan, order.attempt))
         zygote = self._zygote or self._start_zygote()
         self._enter(Phase.RUNNING if zygote.ready else Phase.LOADING)
         self._spawn_ranks(zygote)
         if self._policy.sidecars and self.sidecars is None:
             from ddplaunch.agent.sidecars import Sidecars
 
-            self.sidecars = Sidecars(self._loop, self._output, self.journal, self._policy, self._rules.grace)
+            self.sidecars = Sidecars(self._loop, self._output, self._log, self._emit, self._policy, self._rules.grace)
             self.sidecars.start(self._environ, self._kin)
 
     def _ordered_to_stop(self, order: messages.Stop) -> None:
@@ -260,7 +263,7 @@ class Supervisor:
     def _ready(self, message: dict[str, Any]) -> None:
         assert self._zygote is not None
         self._temporary.make(self._zygote.remove)
-        self._event("ready", forks=message["forks"], unsafe=message["unsafe"], seconds=message["seconds"])
+        self._emit(events.Ready(message["forks"], message["unsafe"], message["seconds"]))
         if message["unsafe"]:
             self._say(f"ranks start one by one instead of being forked: {message['unsafe']}")
         if self._phase is Phase.LOADING:
@@ -269,7 +272,7 @@ class Supervisor:
     def _spawned(self, number: int, pid: int, pidfd: int | None) -> None:
         process = self._attempt.spawned(self._plan.ranks[number], pid, pidfd)
         self._kin.lead(pid)
-        self._event("started", rank=number, pid=pid, attempt=self._attempt.number)
+        self._emit(events.Started(number, pid, self._attempt.number))
         if number == 0:
             self._first_rank.watch()
         if self._preemption_file.given:
@@ -280,7 +283,7 @@ class Supervisor:
     def _unborn(self, number: int, reason: int) -> None:
         """A rank's process cannot be made, and those after it could not either: that is a failure of the job."""
         self._recall()
-        self._event("failed_to_start", rank=number, errno=reason, attempt=self._attempt.number)
+        self._emit(events.FailedToStart(number, reason, self._attempt.number))
         self._failed(self._attempt.unborn(self._plan, number, reason))
 
     def _recall(self) -> None:
@@ -295,7 +298,7 @@ class Supervisor:
     def _first_rank_finished(self) -> None:
         if 0 in self._attempt.processes:
             self._attempt.processes[0].finished = True
-            self._event("finished", rank=0)
+            self._emit(events.Finished(0))
             self._check_ended()
 
     def _exited(self, number: int, pid: int, status: int) -> None:
@@ -303,7 +306,7 @@ class Supervisor:
         if process is None:
             return
         code = os.waitstatus_to_exitcode(status)
-        self._event("exited", rank=number, pid=pid, code=code, attempt=self._attempt.number)
+        self._emit(events.Exited(number, pid, code, self._attempt.number))
         failure = None
         if code == EXIT_PREEMPTED and self._preemption_file.given:
             self._preemption_file.answered()
@@ -333,7 +336,7 @@ class Supervisor:
             return
         if self._phase is Phase.ENDED:  # output that nobody reads, or a peer, is all that we wait for
             os._exit(self._outcome.code if self._outcome else EXIT_SIGNAL + number)
-        self._event("signal", number=number)
+        self._emit(events.Signalled(number))
         if number == self._policy.preempt_signal and (not self._warned or number not in STOPPING):
             self._warned = True
             return self._link.tell(messages.Warned(number))
@@ -359,7 +362,7 @@ class Supervisor:
         trouble = self._preemption_file.give()
         if trouble and self._attempt.processes:
             self._say(f"the ranks cannot see that they must make room: {trouble}")
-        self._event("preempt")
+        self._emit(events.Preempted())
         if self._policy.preempt_forward is not None:
             self._attempt.send_all(self._policy.preempt_forward)
 
@@ -414,7 +417,7 @@ class Supervisor:
             self._say(f"ended what the ranks left behind: {', '.join(found)}")
         if stuck:
             self._say(f"cannot be killed, so not waited for: {', '.join(stuck)}")
-        self._event("swept", found=found, stuck=stuck)
+        self._emit(events.Swept(tuple(found), tuple(stuck)))
         self._first_rank.release()
         attempt.stopped += len(attempt.processes)
         self._enter(Phase.DRAINING)
@@ -439,11 +442,12 @@ class Supervisor:
         assert self._outcome is not None
         self._waiting.over()
         self._output.close()
-        self._event("ended", code=self._outcome.code)
-        if self._outcome.verdict:
-            self.journal.write("failure.json", self._outcome.verdict.to_json())
-        self.journal.close()
+        self._emit(events.Ended(self._outcome.code, self._outcome.verdict))
         self._phase = Phase.ENDED
+
+    def _emit(self, event: events.Event) -> None:
+        for observer in self._observers:
+            observer.observe(event)
 
     def _enter(self, phase: Phase) -> None:
         assert phase in NEXT[self._phase], f"{self._phase} to {phase}"

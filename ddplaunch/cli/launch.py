@@ -14,6 +14,9 @@ from ddplaunch.control.failure import Outcome
 from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_PREEMPTED, UsageError
 from ddplaunch.files import create
+from ddplaunch.loop import Loop
+from ddplaunch.output.run_log import RunLog
+from ddplaunch.output.streams import Output
 from ddplaunch.plan.plan import Plan
 
 BEHIND = 0.5
@@ -31,7 +34,12 @@ class Job:
         """
         self._plan = plan
         self._policy = policy
-        self._supervisor = Supervisor(plan, policy, rules, os.environ, listening)
+        loop = Loop()
+        output = Output(loop, colour=policy.colour, patience=policy.patience)
+        self._log = RunLog(policy.log_dir, output.note, alone=rules.port is None)
+        self._supervisor = Supervisor(
+            plan, policy, rules, os.environ, loop, output, self._log, observers=[self._log], listening=listening
+        )
 
     def run(self) -> int:
         """Run it to its end; return the exit code.
@@ -46,9 +54,9 @@ class Job:
         finally:  # they may take some seconds
             if supervisor.sidecars:
                 supervisor.sidecars.end()
-        if supervisor.journal.path:
+        if self._log.path:
             where = f" on {os.uname().nodename}" if self._plan.nnodes > 1 else ""
-            click.echo(f"ddplaunch: kept in {supervisor.journal.path}{where}", err=True)
+            click.echo(f"ddplaunch: kept in {self._log.path}{where}", err=True)
         return outcome.code
 
     def _tell(self, outcome: Outcome) -> None:

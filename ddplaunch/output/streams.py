@@ -63,7 +63,6 @@ class Output:
         self._bar_shown = False
         self._status = b""
         self.drained: Callable[[], None] = lambda: None
-        self.note: Callable[[str], None] = lambda text: None
         self.stdout = Sink(loop, 1, patience)
         same = _same_file(1, 2)
         self.stderr = self.stdout if same else Sink(loop, 2, patience)
@@ -150,6 +149,10 @@ class Output:
     def say(self, text: str) -> None:
         """Print lines of the launcher's own on stderr, between whole lines of the ranks."""
         self._show(self.stderr, text.encode(errors="replace"))
+
+    def note(self, text: str) -> None:
+        """Tell people something; each line begins with our name."""
+        self.say("".join(f"ddplaunch: {line}\n" for line in text.splitlines()))
 
     def status(self, text: str) -> None:
         """Show a line of the launcher's own below all others on a terminal, instead of the last; "" is none."""

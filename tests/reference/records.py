@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import ddplaunch
 from ddplaunch.console.devices import devices_json
 from ddplaunch.control.failure import Failure, Verdict
 from ddplaunch.devices.visible import Visible, VisibleGpu
+from ddplaunch.output.events import Event, Planned
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
 from ddplaunch.plan.layout import Slot
 from ddplaunch.plan.plan import Machine, Plan, Request, make
@@ -168,15 +168,9 @@ def _paths(value: Any, path: str) -> Iterator[str]:
 
 
 def events() -> dict[str, list[str]]:
-    """Each event with its own fields, from the calls in the source that name one."""
-    found: dict[str, list[str]] = {}
-    for path in sorted((Path(ddplaunch.__file__).parent / "agent").glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            match node:
-                case ast.Call(func=ast.Attribute(attr="_event" | "event"), args=[ast.Constant(value=str(name))]):
-                    known = found.setdefault(name, [])
-                    known += [word.arg for word in node.keywords if word.arg and word.arg not in known]
-    return found
+    """Each event that events.jsonl has, with its own fields."""
+    kinds = [kind for kind in get_args(Event) if kind is not Planned]  # which is plan.json
+    return {kind.name: [each.name for each in fields(kind) if not each.metadata.get("apart")] for kind in kinds}
 
 
 def failure_fields() -> tuple[list[str], list[str]]:

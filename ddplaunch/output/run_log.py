@@ -1,0 +1,97 @@
+"""The run log, which ``--log-dir`` keeps: plan.json, events.jsonl, failure.json, and a file a rank and attempt."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+
+from ddplaunch.errors import UsageError
+from ddplaunch.files import create
+from ddplaunch.output.events import Ended, Event, Planned, Restarting, record
+
+
+class RunLog:
+    """The folder DIR/RUN_ID, or DIR/RUN_ID/node-N of several nodes, who may share a file system.
+
+    It keeps what happens once it is open. No failure to write ends the job: the end says what is missing.
+
+    Attributes:
+        path: the folder's; None until it is open, and where none is wanted.
+    """
+
+    def __init__(self, parent: str | None, note: Callable[[str], None], *, alone: bool) -> None:
+        """``parent`` is the folder of ``--log-dir``, ``note`` says something to people; ``alone``: on one node."""
+        self._parent = parent
+        self._note = note
+        self._alone = alone
+        self._began = time.monotonic()
+        self._events = -1
+        self._trouble: str | None = None
+        self.path: str | None = None
+
+    def open(self, run_id: str, node_rank: int) -> None:
+        """Make the folder, if one is wanted and not there yet; RUN_ID.2 and so on where RUN_ID is an earlier job's.
+
+        Raises:
+            UsageError: it cannot be made.
+        """
+        if self._parent is None or self.path is not None:
+            return
+        try:
+            path = _made(self._parent, run_id, [] if self._alone else [f"node-{node_rank}"])
+            self._events = create(os.path.join(path, "events.jsonl"), os.O_APPEND)
+        except OSError as error:
+            message = f"--log-dir {self._parent}: {error.strerror}"
+            raise UsageError(message, "name a folder that you may write to") from None
+        self.path = path
+
+    def file(self, name: str) -> str | None:
+        """The path of a file of this name in the folder."""
+        return os.path.join(self.path, name) if self.path else None
+
+    def rank_file(self, rank: int, attempt: int) -> str | None:
+        """The path of what ``rank`` prints in the given attempt."""
+        return self.file(f"rank-{rank}{f'.attempt-{attempt}' if attempt else ''}.log")
+
+    def observe(self, event: Event) -> None:
+        """Keep it."""
+        if self.path is None:
+            return
+        if isinstance(event, Planned):
+            self._write("plan.json", event.plan.to_json())
+        else:
+            self._append({"event": event.name, **record(event)})
+        if isinstance(event, Restarting | Ended) and event.verdict:
+            self._write("failure.json", event.verdict.to_json())
+        if isinstance(event, Ended) and self._trouble:
+            self._note(f"the log folder is incomplete: {self._trouble}")
+
+    def _append(self, fields: Mapping[str, object]) -> None:
+        line = {"time": time.time(), "elapsed": round(time.monotonic() - self._began, 6), **fields}
+        try:
+            os.write(self._events, json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            self._trouble = f"events.jsonl: {error.strerror}"
+
+    def _write(self, name: str, content: Mapping[str, object]) -> None:
+        try:
+            with open(create(os.path.join(self.path or "", name), os.O_TRUNC), "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=2)
+                file.write("\n")
+        except OSError as error:
+            self._trouble = f"{name}: {error.strerror}"
+
+
+def _made(parent: str, run_id: str, node: list[str]) -> str:
+    for count in itertools.count(1):
+        path = os.path.join(parent, run_id if count == 1 else f"{run_id}.{count}", *node)
+        try:
+            os.makedirs(path)
+            return path
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+    raise AssertionError
