@@ -13,7 +13,7 @@ from ddplaunch.agent.temporary import Temporary
 from ddplaunch.control.failure import MAX_TOLD, Failure, within
 from ddplaunch.control.messages import Broken, Drained
 from ddplaunch.errors import EXIT_OS
-from ddplaunch.output.streams import Output
+from ddplaunch.output.streams import Streams
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
 
@@ -126,7 +126,7 @@ class Attempt:
         self.processes.clear()
         self.pending = 0
 
-    def account(self, output: Output, *, heeded: bool) -> Drained:
+    def account(self, streams: Streams, *, heeded: bool) -> Drained:
         """What is to be told of it in the end, failures with the last lines that each rank printed."""
-        failures = (replace(each, tail=post_mortem.last_lines(output.tail(each.rank))) for each in self.failures)
+        failures = (replace(each, tail=post_mortem.last_lines(streams.tail(each.rank))) for each in self.failures)
         return Drained(self.number, tuple(within(failures, MAX_TOLD)), self.stopped, time.time(), self.broken, heeded)

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from ddplaunch.output.sink import Sink
+from ddplaunch.output.screen import Screen
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
 
@@ -30,21 +30,21 @@ def describe(
     attempt: int,
     *,
     error_file: str | None,
-    stdout: Sink,
+    screen: Screen,
     variables: Mapping[str, str],
 ) -> dict[str, Any]:
     """Describe one rank to ``rank/worker.py``, which reads these keys.
 
     Args:
         error_file: where its exception is to be recorded, for us and for torchelastic's ``@record``.
-        stdout: ours; in a terminal of any kind each line of a rank comes at once.
+        screen: in a terminal of any kind each line of a rank comes at once.
         variables: what it has beside those of the plan.
     """
     target = plan.target
     environment = {**plan.environment(rank, attempt), **variables}
     if error_file:
         environment["TORCHELASTIC_ERROR_FILE"] = error_file
-    if stdout.terminal:
+    if screen.terminal:
         environment["DDPLAUNCH_TERMINAL"] = "1"  # for ddplaunch.runtime.progress: our pipes are no terminal
     return {
         "rank": rank.rank,
@@ -68,6 +68,6 @@ def describe(
         "store": [plan.master_addr, plan.master_port],
         "env": environment,
         "error_file": error_file,
-        "line_buffered": stdout.by_lines,
+        "line_buffered": screen.by_lines,
         "title": title(plan),
     }

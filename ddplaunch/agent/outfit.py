@@ -12,7 +12,8 @@ from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.preemption_file import PreemptionFile
 from ddplaunch.control.port import Port
 from ddplaunch.output.run_log import RunLog
-from ddplaunch.output.streams import Output
+from ddplaunch.output.screen import Screen
+from ddplaunch.output.streams import Streams
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
 from ddplaunch.target.target import Kind
@@ -22,10 +23,17 @@ class Outfit:
     """Makes it, of what this node has for all of its ranks."""
 
     def __init__(
-        self, output: Output, log: RunLog, policy: Policy, preemption_file: PreemptionFile, port: Port | None
+        self,
+        screen: Screen,
+        streams: Streams,
+        log: RunLog,
+        policy: Policy,
+        preemption_file: PreemptionFile,
+        port: Port | None,
     ) -> None:
         """``port`` is that of the job's store, None on a node without rank 0 or without a store."""
-        self._output = output
+        self._screen = screen
+        self._streams = streams
         self._log = log
         self._policy = policy
         self._preemption_file = preemption_file
@@ -40,10 +48,10 @@ class Outfit:
             OSError: too many files are open.
         """
         alone = plan.world_size == 1
-        fds = self._output.streams(
+        fds = self._streams.rank(
             rank.rank,
             reads=alone or rank.rank == self._policy.stdin,
-            shown=self._policy.show.streams(rank),
+            show=self._policy.show.streams(rank),
             log=self._log.rank_file(rank.rank, attempt.number),
         )
         if rank.rank == 0 and self._port and plan.target.kind is not Kind.PROGRAM:
@@ -58,7 +66,7 @@ class Outfit:
             rank,
             attempt.number,
             error_file=attempt.error_file(rank.rank),
-            stdout=self._output.stdout,
+            screen=self._screen,
             variables=self._preemption_file.variables(),
         )
         return described, fds

@@ -22,7 +22,8 @@ from ddplaunch.control.failure import describe_end
 from ddplaunch.loop import Loop, Timer
 from ddplaunch.output.events import Event, SidecarAnswers, SidecarExited, SidecarStarted
 from ddplaunch.output.run_log import RunLog
-from ddplaunch.output.streams import Output
+from ddplaunch.output.screen import Screen
+from ddplaunch.output.streams import Streams
 from ddplaunch.rank import processes
 
 GRACE = 5.0
@@ -37,12 +38,20 @@ class Sidecars:
     """
 
     def __init__(
-        self, loop: Loop, output: Output, log: RunLog, emit: Callable[[Event], None], policy: Policy, grace: float
+        self,
+        loop: Loop,
+        screen: Screen,
+        streams: Streams,
+        log: RunLog,
+        emit: Callable[[Event], None],
+        policy: Policy,
+        grace: float,
     ) -> None:
         """``grace`` is that of the ranks, in seconds."""
         self._loop = loop
-        self._output = output
-        self._say = output.note
+        self._screen = screen
+        self._streams = streams
+        self._say = screen.note
         self._emit = emit
         self._log = log
         self._grace = min(GRACE, grace)
@@ -78,9 +87,9 @@ class Sidecars:
             self._zygote.spawn(number, partial(self._prepare, number, sidecar))
 
     def _prepare(self, number: int, sidecar: Sidecar) -> tuple[dict[str, Any], dict[str, int]]:
-        printed = self._output.sidecar(
+        printed = self._streams.sidecar(
             sidecar.name,
-            shown=sidecar.announces is None,
+            show=sidecar.announces is None,
             log=self._log.file(f"sidecar-{sidecar.name}.log"),
             heard=partial(self._heard, sidecar),
         )
@@ -100,14 +109,14 @@ class Sidecars:
         self._stopping = True
         for sidecar in self._all:
             if sidecar.announces:
-                self._output.show(sidecar.name, False)  # its farewell says nothing new
+                self._streams.show(sidecar.name, False)  # its farewell says nothing new
         if self._zygote:
             self._zygote.recall()
             self._zygote.sweep(self._grace, patience=0)
             self._timer = self._loop.after(self._grace + processes.KILL_PATIENCE + 1, self._zygote.kill)
         elif self._lost:
             self._kill()
-        while self._zygote or not self._output.written:
+        while self._zygote or not self._screen.written:
             self._loop.step()
 
     def hurry(self) -> bool:
@@ -141,9 +150,9 @@ class Sidecars:
 
     def _exited(self, sidecar: Sidecar, code: int) -> None:
         self._emit(SidecarExited(sidecar.name, code))
-        self._output.catch_up(sidecar.name)
+        self._streams.catch_up(sidecar.name)
         if not (self._stopping or self.expected):
-            last = post_mortem.last_lines(self._output.tail(sidecar.name), 1) if code else ()
+            last = post_mortem.last_lines(self._streams.tail(sidecar.name), 1) if code else ()
             words = "".join(f": {line.strip()}" for line in last)
             self._say(f"{sidecar.name} {describe_end(code)}, the job goes on{words}")
         elif self._stopping and code == -signal.SIGKILL and not self._hurried:
@@ -154,11 +163,11 @@ class Sidecars:
         if sidecar.announces is None or sidecar.name in self._answers or self._stopping:
             return
         title, pattern = sidecar.announces
-        found = pattern.search(self._output.tail(sidecar.name))
+        found = pattern.search(self._streams.tail(sidecar.name))
         if found is None:
             return
         self._answers.add(sidecar.name)
-        self._output.show(sidecar.name, True)
+        self._streams.show(sidecar.name, True)
         url = found["url"].decode()
         self._say(f"{title} at {url}")
         if way := way_in(url, self._environ, os.uname().nodename):
@@ -185,6 +194,6 @@ class Sidecars:
         self._zygote.close()
         self._zygote = self._kin.guard = None
         for sidecar in self._all:
-            self._output.catch_up(sidecar.name)
-            self._output.forget(sidecar.name)
+            self._streams.catch_up(sidecar.name)
+            self._streams.forget(sidecar.name)
         self._temporary.remove()

@@ -39,8 +39,8 @@ from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.loop import Loop, Timers
 from ddplaunch.output import events, terminal
 from ddplaunch.output.run_log import RunLog
-from ddplaunch.output.streams import DRAIN_PATIENCE, Output
-from ddplaunch.output.waiting import Waiting
+from ddplaunch.output.screen import Screen
+from ddplaunch.output.streams import DRAIN_PATIENCE, Streams
 from ddplaunch.plan.plan import Plan
 from ddplaunch.rank import processes
 
@@ -64,7 +64,7 @@ class Supervisor:
         rules: Rules,
         environ: Mapping[str, str],
         loop: Loop,
-        output: Output,
+        screen: Screen,
         log: RunLog,
         observers: Sequence[events.Observer],
         listening: socket.socket | None = None,
@@ -82,20 +82,19 @@ class Supervisor:
         self._environ = {name: value for name, value in environ.items() if name not in job.OURS_ALONE}
         self._loop = loop
         self._link = make_link(self._loop, self._plan, rules, self.hear, listening)
-        self._output = output
-        self._output.drained = self._drained
+        self._screen = screen
+        self._streams = Streams(loop, screen, self._drained)
         self._log = log
         self._observers = observers
-        self._say = output.note
+        self._say = screen.note
         if plan.hosts_store or rules.port is None:
             log.open(plan.run_id, plan.node_rank)
         self._planned = self._plan
         self._temporary = Temporary(f"ddplaunch-{plan.run_id}")
         self._preemption_file = PreemptionFile(self._temporary)
         self._kin = Kin(self._temporary)
-        self._outfit = Outfit(self._output, log, policy, self._preemption_file, self._port)
+        self._outfit = Outfit(screen, self._streams, log, policy, self._preemption_file, self._port)
         self._name_server = NameServer(self._say) if rules.port is not None else None
-        self._waiting = Waiting(self._loop, self._output, policy.quiet)
         self._phase = Phase.WAITING
         self._zygote: ZygoteClient | None = None
         self.sidecars: Sidecars | None = None
@@ -133,7 +132,7 @@ class Supervisor:
                 self._port.close()
             self._temporary.remove()
             self._store_file.remove()
-        while not (self._output.written and self._link.closed):
+        while not (self._screen.written and self._link.closed):
             self._loop.step()
         assert self._outcome is not None
         return self._outcome
@@ -146,9 +145,11 @@ class Supervisor:
             case messages.Joined():
                 self._join(message)
             case messages.JoinStatus():
-                self._waiting.tell(describe(message))
+                self._screen.footer(describe(message), of_job=True)
             case messages.Seeking(trouble=trouble):
-                self._waiting.tell(f"waiting for node 0: {trouble}")
+                self._screen.footer(f"waiting for node 0: {trouble}")
+            case messages.Alone():
+                self._screen.speaks = True
             case messages.Start():
                 self._start(message)
             case messages.Stop(attempt=attempt) if attempt == self._attempt.number:
@@ -159,10 +160,8 @@ class Supervisor:
                 self._attempt.released = True
                 self._check_ended()
             case messages.Again():
-                self._say(message.text)
                 self._emit(events.Restarting(message.attempt, message.wait, message.text, message.verdict))
             case messages.Note(text=text):
-                self._say(text)
                 self._emit(events.Noted(text))
             case messages.End(outcome=outcome):
                 self._end(outcome)
@@ -176,12 +175,10 @@ class Supervisor:
             self._link.tell(messages.Unable(error.message, error.hint))
 
     def _start(self, order: messages.Start) -> None:
-        self._waiting.over()
         self._begin(order.attempt)
         if order.shares:
             extra = self._name_server.variables() if self._name_server else {}
             self._plan = placement.joined(self._planned, order, self._rules, self._environ, extra)
-        self._output.number(self._plan.world_size)
         self._emit(events.Planned(self._plan, order.attempt))
         zygote = self._zygote or self._start_zygote()
         self._enter(Phase.RUNNING if zygote.ready else Phase.LOADING)
@@ -189,7 +186,9 @@ class Supervisor:
         if self._policy.sidecars and self.sidecars is None:
             from ddplaunch.agent.sidecars import Sidecars
 
-            self.sidecars = Sidecars(self._loop, self._output, self._log, self._emit, self._policy, self._rules.grace)
+            self.sidecars = Sidecars(
+                self._loop, self._screen, self._streams, self._log, self._emit, self._policy, self._rules.grace
+            )
             self.sidecars.start(self._environ, self._kin)
 
     def _ordered_to_stop(self, order: messages.Stop) -> None:
@@ -349,9 +348,10 @@ class Supervisor:
             case Phase.RUNNING | Phase.STOPPING if again:
                 self._sweep(0)
             case Phase.RUNNING | Phase.STOPPING:
-                if first and not (self._rules.one_log and self._plan.node_rank):
+                if first:
                     count = len(self._attempt.processes)
-                    self._say(f"stopping {count} rank{'s' * (count != 1)}; Ctrl-C again ends them at once")
+                    stopping = f"stopping {count} rank{'s' * (count != 1)}; Ctrl-C again ends them at once"
+                    self._screen.note(stopping, of_job=True)
                 self._stop(number, self._rules.grace)
             case Phase.SWEEPING if self._zygote:
                 self._zygote.sweep(0)
@@ -421,7 +421,7 @@ class Supervisor:
         self._first_rank.release()
         attempt.stopped += len(attempt.processes)
         self._enter(Phase.DRAINING)
-        if self._output.open:
+        if self._streams.open:
             self._timers.after(DRAIN_PATIENCE, self._drained)
         else:
             self._drained()
@@ -431,8 +431,8 @@ class Supervisor:
         if self._phase is not Phase.DRAINING:
             return
         self._timers.cancel()
-        account = self._attempt.account(self._output, heeded=self._preemption_file.heeded)
-        self._output.close()
+        account = self._attempt.account(self._streams, heeded=self._preemption_file.heeded)
+        self._streams.close()
         if self._outcome is not None:
             return self._finish()
         self._enter(Phase.WAITING)
@@ -440,8 +440,7 @@ class Supervisor:
 
     def _finish(self) -> None:
         assert self._outcome is not None
-        self._waiting.over()
-        self._output.close()
+        self._streams.close()
         self._emit(events.Ended(self._outcome.code, self._outcome.verdict))
         self._phase = Phase.ENDED
 

@@ -15,8 +15,9 @@ from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_PREEMPTED, UsageError
 from ddplaunch.files import create
 from ddplaunch.loop import Loop
+from ddplaunch.output.events import Observer
 from ddplaunch.output.run_log import RunLog
-from ddplaunch.output.streams import Output
+from ddplaunch.output.screen import choose
 from ddplaunch.plan.plan import Plan
 
 BEHIND = 0.5
@@ -35,10 +36,13 @@ class Job:
         self._plan = plan
         self._policy = policy
         loop = Loop()
-        output = Output(loop, colour=policy.colour, patience=policy.patience)
-        self._log = RunLog(policy.log_dir, output.note, alone=rules.port is None)
+        alone = rules.port is None
+        speaks = alone or not (rules.one_log and plan.node_rank)
+        self._screen = choose(loop, colour=policy.colour, patience=policy.patience, quiet=policy.quiet, speaks=speaks)
+        self._log = RunLog(policy.log_dir, self._screen.note, alone=alone)
+        observers: list[Observer] = [self._screen, self._log]
         self._supervisor = Supervisor(
-            plan, policy, rules, os.environ, loop, output, self._log, observers=[self._log], listening=listening
+            plan, policy, rules, os.environ, loop, self._screen, self._log, observers, listening=listening
         )
 
     def run(self) -> int:
@@ -61,7 +65,7 @@ class Job:
 
     def _tell(self, outcome: Outcome) -> None:
         """Say how the job has ended: to people, and to the batch script that may start it again."""
-        if outcome.told:
+        if not self._screen.speaks:
             time.sleep(BEHIND if outcome.code else 0)
             return
         if outcome.refused:

@@ -151,7 +151,7 @@ BOUNDS: Mapping[str, Check] = {
     # what has fields of its own, or two values only
     **dict.fromkeys(("share", "versions", "failure", "verdict", "first", "outcome", "broken"), _inner),
     **dict.fromkeys(("shares", "failures", "others"), _each(_inner)),
-    **dict.fromkeys(("numbered", "again", "preemption_seen", "told", "kind"), _as_it_is),
+    **dict.fromkeys(("numbered", "again", "preemption_seen", "kind"), _as_it_is),
 }
 """The check of each field by its name, where one class has another by both names; None is always itself."""
 

@@ -138,14 +138,12 @@ class Outcome:
     Attributes:
         refused: the launcher's own complaint about what was typed: (message, hint).
         remark: one line more.
-        told: whether node 0 tells people of it, in the log that this node prints to as well.
     """
 
     code: int
     verdict: Verdict | None = None
     refused: tuple[str, str | None] | None = None
     remark: str | None = None
-    told: bool = False
 
 
 def describe_end(code: int) -> str:

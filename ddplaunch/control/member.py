@@ -129,9 +129,8 @@ class Member:
         if self._connection is not None and self._bond is _Bond.JOINED:
             self._connection.send(message)
         if isinstance(message, messages.Warned) and self._bond is _Bond.SEEKING:
-            self._bond = _Bond.OVER
             name = signal_name(message.signal)
-            return self._hear(messages.End(Outcome(EXIT_PREEMPTED, remark=f"preempted by {name}: no rank was running")))
+            return self._over(Outcome(EXIT_PREEMPTED, remark=f"preempted by {name}: no rank was running"))
         if isinstance(message, messages.Unable) and self._bond is _Bond.SEEKING:
             self._unable = message  # the others should know it too, if node 0 can be reached
             self._loop.after(LAST_CALL, self._end_unable)
@@ -356,13 +355,8 @@ class Member:
                 return
             case messages.JoinStatus() if self._has_started:
                 raise Garbled("who has joined, after the start")
-            case messages.JoinStatus() | messages.Note() if self._rules.one_log:
-                return
-            case messages.Again() if self._rules.one_log:
-                message = replace(message, text="")
-            case messages.End(outcome=outcome):
+            case messages.End():
                 self._bond = _Bond.OVER
-                message = messages.End(replace(outcome, told=self._rules.one_log))
             case Start():
                 self._check_start(message)
                 self._has_started = True
@@ -410,6 +404,7 @@ class Member:
         self._why_lost = f"node 0 ({self._rules.address}) was lost: {why}"
         if self._attempt is None:
             return self._end_alone()
+        self._hear(messages.Alone())
         self._hear(messages.Note(f"{self._why_lost}; stopping the ranks here"))
         self._hear(Stop(self._attempt, signal.SIGTERM, self._rules.grace))
 
@@ -426,4 +421,5 @@ class Member:
     def _over(self, outcome: Outcome) -> None:
         if self._bond is not _Bond.OVER:
             self._bond = _Bond.OVER
+            self._hear(messages.Alone())
             self._hear(messages.End(outcome))

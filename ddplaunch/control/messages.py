@@ -257,6 +257,11 @@ class Seeking:
 
 
 @dataclass(frozen=True)
+class Alone:
+    """Said by a node to itself: node 0 does not speak for it any more, and what follows is its own."""
+
+
+@dataclass(frozen=True)
 class Again:
     """The attempt failed; the next follows after ``wait`` seconds. ``text`` says it to people."""
 
@@ -290,4 +295,4 @@ class Beat:
 
 FromNode = Failed | Finished | Drained | Unable | Interrupted | Warned | Beat
 FromNodeZero = JoinStatus | Start | Stop | Preempt | Release | Again | Note | End | Beat
-Message = Hello | Declined | Welcome | Refused | Joined | Seeking | FromNode | FromNodeZero
+Message = Hello | Declined | Welcome | Refused | Joined | Seeking | Alone | FromNode | FromNodeZero

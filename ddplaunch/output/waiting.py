@@ -1,11 +1,11 @@
-"""What a person sees while the job waits for its nodes: a line that counts in a terminal, a few in a log."""
+"""A wait as people see it: a line that counts the seconds in a terminal, a few lines in a log."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from ddplaunch.loop import Loop, Timer
-from ddplaunch.output.streams import Output
 from ddplaunch.words import clock
 
 REPEAT = 30.0
@@ -13,43 +13,35 @@ REPEAT = 30.0
 
 
 class Waiting:
-    """One wait, from the first thing told of it to ``over``."""
+    """One wait after the other, each from the first thing told of it until there is nothing to wait for."""
 
-    def __init__(self, loop: Loop, output: Output, quiet: float) -> None:
-        """``quiet``: seconds for which a wait is nothing to tell of."""
+    def __init__(self, loop: Loop, show: Callable[[str], None], quiet: float, *, counts: bool) -> None:
+        """``show`` gets each line, "" where there is none any more; ``quiet``: seconds of a wait without a line."""
         self._loop = loop
-        self._output = output
+        self._show = show
         self._quiet = quiet
+        self._every = 1.0 if counts else REPEAT
         self._text = ""
         self._began = 0.0
         self._timer: Timer | None = None
 
     def tell(self, text: str) -> None:
-        """Say whom or what we wait for, if it is something new."""
+        """Say whom or what we wait for, if it is something new; "" ends the wait."""
         if text == self._text:
             return
         if not self._text:
             self._began = time.monotonic()
         self._text = text
-        self._show()
+        self._tick()
 
-    def over(self) -> None:
-        self._text = ""
-        self._output.status("")
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _show(self) -> None:
+    def _tick(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         waited = time.monotonic() - self._began
-        if waited < self._quiet:
-            self._timer = self._loop.after(self._quiet - waited, self._show)
-            return
-        line = f"ddplaunch: {self._text} ({clock(waited)})"
-        if self._output.stderr.terminal:
-            self._output.status(line)
-            self._timer = self._loop.after(1 - waited % 1, self._show)
+        if not self._text:
+            self._show("")
+        elif waited < self._quiet:
+            self._timer = self._loop.after(self._quiet - waited, self._tick)
         else:
-            self._output.say(line + "\n")
-            self._timer = self._loop.after(REPEAT, self._show)
+            self._show(f"{self._text} ({clock(waited)})")
+            self._timer = self._loop.after(self._every - waited % 1, self._tick)

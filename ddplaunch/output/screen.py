@@ -1,0 +1,195 @@
+"""Where people read what ranks print, and what we say ourselves: one ``Screen`` draws all of it.
+
+It alone knows of terminals, colours and widths, and whether this node speaks where many print into one log.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+from ddplaunch.loop import Callback, Loop
+from ddplaunch.output.events import Ended, Event, Noted, Planned, Restarting
+from ddplaunch.output.sink import PATIENCE, Sink
+from ddplaunch.output.terminal import watched
+from ddplaunch.output.waiting import Waiting
+
+Source = int | str
+"""Whose output it is: a rank's number, or the name of a sidecar."""
+
+_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")
+"""ANSI colours of the prefixes, by rank; red is left to errors."""
+
+_FAINT = "2"
+"""That of a sidecar's."""
+
+_CLEAR = b"\r\x1b[K"
+
+
+class Screen(Protocol):
+    """Shows things to people; also an observer, of the notes in the events."""
+
+    speaks: bool
+    """Whether this node says what concerns the job: where all nodes print into one log, node 0 alone does."""
+
+    terminal: bool
+    """Whether a person looks at stdout; ``by_lines``: whether it is a terminal of any kind."""
+
+    by_lines: bool
+
+    @property
+    def full(self) -> bool:
+        """Whether people are so far behind that the ranks should wait."""
+
+    @property
+    def written(self) -> bool:
+        """Whether all that was shown has been written."""
+
+    def when_relieved(self, callback: Callback) -> None:
+        """Have ``callback`` called whenever there may be room again."""
+
+    def lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"") -> None:
+        """Show whole lines that came from descriptor ``number`` (1 or 2), and the progress bar that is drawn there."""
+
+    def note(self, text: str, *, of_job: bool = False) -> None:
+        """Say something ourselves, between whole lines of the ranks; ``of_job``: it concerns more than this node."""
+
+    def footer(self, text: str, *, of_job: bool = False) -> None:
+        """Show what we wait for, and for how long, until the ranks start or the job ends."""
+
+    def observe(self, event: Event) -> None:
+        """Take in what has happened."""
+
+
+def choose(loop: Loop, *, colour: bool, patience: float = PATIENCE, quiet: float, speaks: bool) -> Screen:
+    """Make the screen for where our stdout and stderr lead.
+
+    Args:
+        patience: seconds after which a reader that takes nothing loses what it misses.
+        quiet: seconds for which a wait is nothing to tell of.
+    """
+    if watched(1) or watched(2):
+        return Terminal(loop, patience, quiet, speaks=speaks, colour=colour)
+    return Plain(loop, patience, quiet, speaks=speaks)
+
+
+class Plain:
+    """Whole lines, each with its rank before it: for files, pipes and logs."""
+
+    def __init__(self, loop: Loop, patience: float, quiet: float, *, speaks: bool) -> None:
+        self.speaks = speaks
+        self._stdout = Sink(loop, 1, patience)
+        self._stderr = self._stdout if _same_file(1, 2) else Sink(loop, 2, patience)
+        self.terminal, self.by_lines = self._stdout.terminal, self._stdout.by_lines
+        self._width = 1
+        self._waiting = Waiting(loop, self._show_footer, quiet, counts=self._stderr.terminal)
+
+    @property
+    def full(self) -> bool:
+        return self._stdout.full or self._stderr.full
+
+    @property
+    def written(self) -> bool:
+        return self._stdout.idle and self._stderr.idle
+
+    def when_relieved(self, callback: Callback) -> None:
+        self._stdout.relieved = self._stderr.relieved = callback
+
+    def lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"") -> None:
+        """One replace for however many lines there are, so no Python runs per line."""
+        sink = self._stdout if number == 1 else self._stderr
+        if lines:
+            prefix = self._prefix(source, sink)
+            lines = prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+        self._show(sink, lines)
+
+    def note(self, text: str, *, of_job: bool = False) -> None:
+        if self.speaks or not of_job:
+            said = "".join(f"ddplaunch: {line}\n" for line in text.splitlines())
+            self._show(self._stderr, said.encode(errors="replace"))
+
+    def footer(self, text: str, *, of_job: bool = False) -> None:
+        self._waiting.tell(text if self.speaks or not of_job else "")
+
+    def observe(self, event: Event) -> None:
+        match event:
+            case Noted(text=text) | Restarting(text=text):
+                self.note(text, of_job=True)
+            case Planned(plan=plan):
+                self._width = len(str(plan.world_size - 1))
+                self.footer("")
+            case Ended():
+                self.footer("")
+
+    def _show_footer(self, text: str) -> None:
+        self.note(text)
+
+    def _show(self, sink: Sink, lines: bytes) -> None:
+        sink.write(lines)
+
+    def _marker(self, source: Source) -> str:
+        return f"[{source}]".ljust(self._width + 2)
+
+    def _prefix(self, source: Source, sink: Sink) -> bytes:
+        return self._marker(source).encode() + b" "
+
+
+class Terminal(Plain):
+    """As ``Plain``; below all lines stays the progress bar of the lowest rank that draws one, or the footer."""
+
+    def __init__(self, loop: Loop, patience: float, quiet: float, *, speaks: bool, colour: bool) -> None:
+        super().__init__(loop, patience, quiet, speaks=speaks)
+        self._colour = colour
+        self._bars: dict[tuple[bool, Source, int], bytes] = {}
+        self._below = b""
+        self._drawn = False
+
+    def lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"") -> None:
+        key = (isinstance(source, str), source, number)
+        if bar:
+            self._bars[key] = bar
+        else:
+            self._bars.pop(key, None)
+        super().lines(source, number, lines)
+
+    def _show_footer(self, text: str) -> None:
+        if not self._stderr.terminal:
+            return super()._show_footer(text)
+        self._below = f"ddplaunch: {text}".encode(errors="replace") if text else b""
+        self._show(self._stderr, b"")
+
+    def _show(self, sink: Sink, lines: bytes) -> None:
+        if not sink.terminal:
+            return sink.write(lines)
+        below = _fit(self._below, 0) if sink is self._stderr else b""
+        here = [key for key in self._bars if (self._stdout if key[2] == 1 else self._stderr) is sink]
+        if here:
+            lowest = min(here)
+            source = lowest[1]
+            bar = _fit(self._bars[lowest], len(self._marker(source)) + 1)
+            below = self._prefix(source, sink) + bar
+        if lines or below or self._drawn:
+            sink.write((_CLEAR if self._drawn else b"") + lines + below)
+        self._drawn = bool(below)
+
+    def _prefix(self, source: Source, sink: Sink) -> bytes:
+        if not (self._colour and sink.terminal):
+            return super()._prefix(source, sink)
+        colour = _COLOURS[source % len(_COLOURS)] if isinstance(source, int) else _FAINT
+        return f"\x1b[{colour}m{self._marker(source)}\x1b[0m ".encode()
+
+
+def _fit(row: bytes, used: int) -> bytes:
+    """Cut a row to the terminal's width: one that wraps cannot be drawn over."""
+    try:
+        columns = os.get_terminal_size(1 if os.isatty(1) else 2).columns or 80
+    except OSError:
+        columns = 80
+    return row.decode(errors="replace")[: max(1, columns - used - 1)].encode()
+
+
+def _same_file(one: int, two: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, two)
+    except OSError:
+        return False
