@@ -36,14 +36,16 @@ LAYERS = [
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 
 INSIDE_USER_PROCESSES = {
-    "rank.zygote": {"rank.channel", "rank.leftovers", "rank.processes", "rank.worker"},
-    "rank.worker": {"target.arguments", "rank.ending", "errors"},
-    "rank.ending": set(),
+    "rank.zygote": {"rank.channel", "rank.leftovers", "rank.messages", "rank.processes", "rank.worker"},
+    "rank.worker": {"target.arguments", "rank.ending", "rank.messages", "errors"},
+    "rank.ending": {"rank.messages"},
     "rank.leftovers": set(),
     "rank.processes": set(),
-    "rank.channel": set(),
+    "rank.channel": {"rank.messages"},
 }
-"""What runs in a rank or its zygote, and what of ours it may use: user code must not trip over anything else."""
+"""What runs in a rank or its zygote, and what of ours it may use: user code must not trip over anything else.
+``rank.messages`` are types, which nothing loads.
+"""
 
 THIRD_PARTY = {
     "target": {"click", "torch"},
@@ -121,6 +123,12 @@ def test_what_runs_in_user_processes_stands_alone(name):
     assert own(name) - {"", "rank", "target"} <= INSIDE_USER_PROCESSES[name]
     at_once = {each.partition(".")[0] for each, top in imports(name) if top} - {"ddplaunch"}
     assert at_once <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("name", sorted(INSIDE_USER_PROCESSES))
+def test_types_are_for_type_checking_alone(name):
+    loaded = [node for node in MODULES[name].body if not isinstance(node, ast.If)]
+    assert "rank.messages" not in "".join(map(ast.unparse, loaded))
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))

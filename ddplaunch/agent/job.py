@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ddplaunch.output.screen import Screen
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
+from ddplaunch.target.target import Kind
+
+if TYPE_CHECKING:
+    from ddplaunch.rank.messages import Facts, Job, Program, Python
 
 OURS_ALONE = frozenset({"DDPLAUNCH_TOKEN", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"})
 """Variables of the launcher that no rank gets."""
@@ -32,8 +36,8 @@ def describe(
     error_file: str | None,
     screen: Screen,
     variables: Mapping[str, str],
-) -> dict[str, Any]:
-    """Describe one rank to ``rank/worker.py``, which reads these keys.
+) -> Job:
+    """Describe one rank to the zygote and to ``rank/worker.py`` in it.
 
     Args:
         error_file: where its exception is to be recorded, for us and for torchelastic's ``@record``.
@@ -46,28 +50,46 @@ def describe(
         environment["TORCHELASTIC_ERROR_FILE"] = error_file
     if screen.terminal:
         environment["DDPLAUNCH_TERMINAL"] = "1"  # for ddplaunch.runtime.progress: our pipes are no terminal
-    return {
+    typed, path, args = target.typed, target.path or "", list(plan.arguments(rank))
+    cpus = list(rank.cpus) if rank.cpus else None
+    if target.kind is Kind.PROGRAM:
+        program: Program = {
+            "rank": rank.rank,
+            "kind": "program",
+            "typed": typed,
+            "path": path,
+            "args": args,
+            "env": environment,
+            "cpus": cpus,
+        }
+        return program
+    facts: Facts = {
         "rank": rank.rank,
-        "first_here": rank.local_rank == 0,
         "local_rank": int(environment["LOCAL_RANK"]),
         "node_rank": rank.node_rank,
         "nnodes": plan.nnodes,
         "world_size": plan.world_size,
         "local_world_size": plan.nodes[rank.node_rank].local_world_size,
         "device": environment["DDPLAUNCH_DEVICE"],
-        "cpus": list(rank.cpus) if rank.cpus else None,
+    }
+    python: Python = {
+        "rank": rank.rank,
         "kind": target.kind.value,
-        "typed": target.typed,
-        "path": target.path,
-        "module": target.module,
-        "function": target.function,
-        "first": target.first,
-        "args": list(plan.arguments(rank)),
+        "typed": typed,
+        "path": path,
+        "module": target.module or "",
+        "function": target.function or "",
+        "args": args,
+        "env": environment,
+        "cpus": cpus,
+        "first": target.first or "",
+        "facts": facts,
+        "first_here": rank.local_rank == 0,
         "backend": plan.backend,
         "init_method": plan.init_method,
-        "store": [plan.master_addr, plan.master_port],
-        "env": environment,
+        "store": (plan.master_addr, plan.master_port),
         "error_file": error_file,
         "line_buffered": screen.by_lines,
         "title": title(plan),
     }
+    return python

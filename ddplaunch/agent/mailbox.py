@@ -9,10 +9,13 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ddplaunch.loop import Callback, Loop
 from ddplaunch.rank.channel import HEADER, MAX_DESCRIPTORS, pack
+
+if TYPE_CHECKING:
+    from ddplaunch.rank.messages import Answer, Request
 
 _SHORT = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
 """Somebody may give back what is short; of descriptors on their way the kernel counts all that a user has."""
@@ -48,7 +51,7 @@ class Mailbox:
     """Sends and receives messages with descriptors; what the other end does not take at once waits here."""
 
     def __init__(
-        self, loop: Loop, sock: socket.socket, hear: Callable[[dict[str, Any], list[int]], None], gone: Callback
+        self, loop: Loop, sock: socket.socket, hear: Callable[[Answer, list[int]], None], gone: Callback
     ) -> None:
         """``hear`` is called with each message and its descriptors, ``gone`` once, when the other end has closed."""
         self._loop = loop
@@ -69,7 +72,7 @@ class Mailbox:
         return not self._letters
 
     def send(
-        self, message: dict[str, Any], fds: Sequence[int] = (), failed: Callable[[OSError], None] = lambda error: None
+        self, message: Request, fds: Sequence[int] = (), failed: Callable[[OSError], None] = lambda error: None
     ) -> None:
         """Send a message, in turn; ``fds`` become ours and are closed.
 

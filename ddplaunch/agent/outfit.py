@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent import job
 from ddplaunch.agent.attempt import Attempt
@@ -17,6 +17,9 @@ from ddplaunch.output.streams import Streams
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
 from ddplaunch.target.target import Kind
+
+if TYPE_CHECKING:
+    from ddplaunch.rank.messages import Job
 
 
 class Outfit:
@@ -39,9 +42,7 @@ class Outfit:
         self._preemption_file = preemption_file
         self._port = port
 
-    def make(
-        self, plan: Plan, attempt: Attempt, first_rank: FirstRank, rank: Rank
-    ) -> tuple[dict[str, Any], dict[str, int]]:
+    def make(self, plan: Plan, attempt: Attempt, first_rank: FirstRank, rank: Rank) -> tuple[Job, dict[str, int]]:
         """Return the job of a rank (``agent/job.py``) and its descriptors by purpose, which the caller closes.
 
         Raises:

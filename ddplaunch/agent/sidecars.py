@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent import job, limits, post_mortem
 from ddplaunch.agent.kin import Kin
@@ -25,6 +25,9 @@ from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Screen
 from ddplaunch.output.streams import Streams
 from ddplaunch.rank import processes
+
+if TYPE_CHECKING:
+    from ddplaunch.rank.messages import Program
 
 GRACE = 5.0
 """Seconds at most that they have between SIGTERM and SIGKILL."""
@@ -61,7 +64,7 @@ class Sidecars:
         self._zygote: ZygoteClient | None = None
         self._temporary = Temporary("ddplaunch-sidecars")
         self._answers: set[str] = set()
-        self.expected = self._stopping = self._hurried = self._lost = False
+        self.expected = self._stopping = self._hurried = self._is_lost = False
         self._timer: Timer | None = None
 
     def start(self, environ: Mapping[str, str], kin: Kin) -> None:
@@ -77,16 +80,14 @@ class Sidecars:
                 remove=(),
                 title="",
                 shielded=self._shielded,
-                hear=self._hear,
-                lost=self._guard_lost,
+                listener=self,
             )
         except limits.CannotStart as error:
             return self._say(f"{', '.join(each.name for each in self._all)}: {error.message}; the job goes on")
         kin.guard = self._zygote.pid
-        for number, sidecar in enumerate(self._all):
-            self._zygote.spawn(number, partial(self._prepare, number, sidecar))
+        self._zygote.spawn((number, partial(self._prepare, number, each)) for number, each in enumerate(self._all))
 
-    def _prepare(self, number: int, sidecar: Sidecar) -> tuple[dict[str, Any], dict[str, int]]:
+    def _prepare(self, number: int, sidecar: Sidecar) -> tuple[Program, dict[str, int]]:
         printed = self._streams.sidecar(
             sidecar.name,
             show=sidecar.announces is None,
@@ -97,9 +98,16 @@ class Sidecars:
         variables = {"PYTHONUNBUFFERED": "1", **sidecar.variables}  # what it prints goes to a pipe, and is to come now
         if sidecar.announces and self._temporary.path:
             variables["TMPDIR"] = self._temporary.path
-        program = {"kind": "program", "typed": sidecar.words[0], "path": sidecar.path, "args": list(sidecar.words[1:])}
-        described = {"rank": number, **program, "env": variables, "cpus": None}
-        return described, {"stdin": nothing, "stdout": printed, "stderr": os.dup(printed)}
+        program: Program = {
+            "rank": number,
+            "kind": "program",
+            "typed": sidecar.words[0],
+            "path": sidecar.path,
+            "args": list(sidecar.words[1:]),
+            "env": variables,
+            "cpus": None,
+        }
+        return program, {"stdin": nothing, "stdout": printed, "stderr": os.dup(printed)}
 
     def end(self) -> None:
         """The job has ended, and they are to do so too: SIGTERM for all that is below, SIGKILL after the grace.
@@ -114,7 +122,7 @@ class Sidecars:
             self._zygote.recall()
             self._zygote.sweep(self._grace, patience=0)
             self._timer = self._loop.after(self._grace + processes.KILL_PATIENCE + 1, self._zygote.kill)
-        elif self._lost:
+        elif self._is_lost:
             self._kill()
         while self._zygote or not self._screen.written:
             self._loop.step()
@@ -129,26 +137,29 @@ class Sidecars:
 
     # ------------------------------------------------------------------------------------------------ what we hear
 
-    def _hear(self, message: dict[str, Any], fds: list[int]) -> None:
-        for fd in fds:
-            os.close(fd)
-        match message["op"]:
-            case "ready":
-                if self._zygote and any(each.announces for each in self._all):
-                    self._temporary.make(self._zygote.remove)  # TensorBoard leaves files behind when it is killed
-            case "spawned":
-                self._kin.lead(message["pid"])
-                self._emit(SidecarStarted(self._all[message["rank"]].name, message["pid"]))
-            case "exited":
-                self._exited(self._all[message["rank"]], os.waitstatus_to_exitcode(message["status"]))
-            case "unborn":
-                self._say(f"{self._all[message['rank']].name} cannot be started: {limits.why_unborn(message['errno'])}")
-            case "swept":
-                if message["stuck"]:
-                    self._say(f"cannot be killed, so not waited for: {', '.join(message['stuck'])}")
-                self._over()
+    def ready(self, forks: bool, unsafe: str | None, seconds: float) -> None:
+        if self._zygote and any(each.announces for each in self._all):
+            self._temporary.make(self._zygote.remove)  # TensorBoard leaves files behind when it is killed
 
-    def _exited(self, sidecar: Sidecar, code: int) -> None:
+    def refused(self, message: str) -> None:
+        """Nothing was to be imported."""
+
+    def spawned(self, rank: int, pid: int, pidfd: int | None) -> None:
+        if pidfd is not None:
+            os.close(pidfd)
+        self._kin.lead(pid)
+        self._emit(SidecarStarted(self._all[rank].name, pid))
+
+    def unborn(self, rank: int, errno: int) -> None:
+        self._say(f"{self._all[rank].name} cannot be started: {limits.why_unborn(errno)}")
+
+    def swept(self, found: list[str], stuck: list[str]) -> None:
+        if stuck:
+            self._say(f"cannot be killed, so not waited for: {', '.join(stuck)}")
+        self._over()
+
+    def exited(self, rank: int, pid: int, code: int) -> None:
+        sidecar = self._all[rank]
         self._emit(SidecarExited(sidecar.name, code))
         self._streams.catch_up(sidecar.name)
         if not (self._stopping or self.expected):
@@ -174,9 +185,9 @@ class Sidecars:
             self._say(way)
         self._emit(SidecarAnswers(sidecar.name, url))
 
-    def _guard_lost(self) -> None:
+    def lost(self) -> None:
         """It was killed, and they with it (their parent-death signal)."""
-        self._lost = True
+        self._is_lost = True
         if not self._stopping:
             self._say(f"{', '.join(each.name for each in self._all)}: ended, their guard was killed; the job goes on")
         self._over()  # which waits for its end: what it leaves is below us only then
@@ -190,8 +201,8 @@ class Sidecars:
     def _over(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        assert self._zygote is not None
-        self._zygote.close()
+        if self._zygote:
+            self._zygote.close()
         self._zygote = self._kin.guard = None
         for sidecar in self._all:
             self._streams.catch_up(sidecar.name)

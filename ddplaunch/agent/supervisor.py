@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent import job, limits
 from ddplaunch.agent.attempt import INTERRUPT_PATIENCE, Attempt
@@ -222,8 +222,7 @@ class Supervisor:
             remove=[path for path in (self._temporary.path, self._store_file.path) if path],
             title=job.title(self._plan),
             shielded=job.shielded(self._policy.preempt_signal),
-            hear=self._hear_zygote,
-            lost=self._zygote_lost,
+            listener=self,
         )
         return self._zygote
 
@@ -238,37 +237,28 @@ class Supervisor:
     def _spawn_ranks(self, zygote: ZygoteClient) -> None:
         self._store_file.begin()
         self._attempt.pending = len(self._plan.local_ranks)
-        for rank in self._plan.local_ranks:
-            make = partial(self._outfit.make, self._plan, self._attempt, self._first_rank, rank)
-            zygote.spawn(rank.rank, make)
+        make = partial(self._outfit.make, self._plan, self._attempt, self._first_rank)
+        zygote.spawn((rank.rank, partial(make, rank)) for rank in self._plan.local_ranks)
 
     # ------------------------------------------------------------------------------------------------ what we hear
 
-    def _hear_zygote(self, message: dict[str, Any], fds: list[int]) -> None:
-        match message["op"]:
-            case "ready":
-                self._ready(message)
-            case "refused":
-                self._link.tell(messages.Unable(message["message"]))
-            case "spawned":
-                self._spawned(message["rank"], message["pid"], fds[0] if fds else None)
-            case "unborn":
-                self._unborn(message["rank"], message["errno"])
-            case "exited":
-                self._exited(message["rank"], message["pid"], message["status"])
-            case "swept" if self._phase is Phase.SWEEPING:  # impatience asks twice, and is answered twice
-                self._swept(message["found"], message["stuck"])
-
-    def _ready(self, message: dict[str, Any]) -> None:
+    def ready(self, forks: bool, unsafe: str | None, seconds: float) -> None:
         assert self._zygote is not None
         self._temporary.make(self._zygote.remove)
-        self._emit(events.Ready(message["forks"], message["unsafe"], message["seconds"]))
-        if message["unsafe"]:
-            self._say(f"ranks start one by one instead of being forked: {message['unsafe']}")
+        self._emit(events.Ready(forks, unsafe, seconds))
+        if unsafe:
+            self._say(f"ranks start one by one instead of being forked: {unsafe}")
         if self._phase is Phase.LOADING:
             self._enter(Phase.RUNNING)
 
-    def _spawned(self, number: int, pid: int, pidfd: int | None) -> None:
+    def refused(self, message: str) -> None:
+        self._link.tell(messages.Unable(message))
+
+    def swept(self, found: list[str], stuck: list[str]) -> None:
+        if self._phase is Phase.SWEEPING:  # impatience asks twice, and is answered twice
+            self._swept(found, stuck)
+
+    def spawned(self, number: int, pid: int, pidfd: int | None) -> None:
         process = self._attempt.spawned(self._plan.ranks[number], pid, pidfd)
         self._kin.lead(pid)
         self._emit(events.Started(number, pid, self._attempt.number))
@@ -279,7 +269,7 @@ class Supervisor:
         if self._phase in (Phase.STOPPING, Phase.SWEEPING):
             process.stop(signal.SIGTERM)
 
-    def _unborn(self, number: int, reason: int) -> None:
+    def unborn(self, number: int, reason: int) -> None:
         """A rank's process cannot be made, and those after it could not either: that is a failure of the job."""
         self._recall()
         self._emit(events.FailedToStart(number, reason, self._attempt.number))
@@ -300,11 +290,10 @@ class Supervisor:
             self._emit(events.Finished(0))
             self._check_ended()
 
-    def _exited(self, number: int, pid: int, status: int) -> None:
+    def exited(self, number: int, pid: int, code: int) -> None:
         process = self._attempt.ended(number, pid)
         if process is None:
             return
-        code = os.waitstatus_to_exitcode(status)
         self._emit(events.Exited(number, pid, code, self._attempt.number))
         failure = None
         if code == EXIT_PREEMPTED and self._preemption_file.given:
@@ -313,7 +302,7 @@ class Supervisor:
             failure = self._attempt.judge(process, code)
         self._failed(failure)
 
-    def _zygote_lost(self) -> None:
+    def lost(self) -> None:
         """It was killed, by us if it was silent, and its ranks with it (their parent-death signal)."""
         if self._zygote is None or self._phase is Phase.ENDED:
             return

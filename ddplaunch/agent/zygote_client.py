@@ -9,13 +9,16 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.agent import limits
 from ddplaunch.agent.mailbox import Mailbox
 from ddplaunch.loop import Loop
+
+if TYPE_CHECKING:
+    from ddplaunch.rank.messages import Answer, Config, Job
 
 _ZYGOTE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "zygote.py")
 
@@ -35,8 +38,33 @@ MAX_IN_FLIGHT = 8
 _MAX_TITLE = 4096
 """Bytes of the ranks' command line for ``ps``; the kernel refuses a word of 128 KiB (MAX_ARG_STRLEN)."""
 
-Prepare = Callable[[], tuple[Mapping[str, Any], Mapping[str, int]]]
+Prepare = Callable[[], "tuple[Job, Mapping[str, int]]"]
 """Describes a rank, and makes its descriptors by purpose ("stdin", "stdout", "stderr", "store", "hold")."""
+
+
+class Listener(Protocol):
+    """Hears what a zygote says, and when it has ended unasked. Never called back from within a call to its client."""
+
+    def ready(self, forks: bool, unsafe: str | None, seconds: float) -> None:
+        """It can start ranks; ``unsafe`` says why it does not fork them, ``seconds`` how long its imports took."""
+
+    def refused(self, message: str) -> None:
+        """What was to be imported cannot be."""
+
+    def spawned(self, rank: int, pid: int, pidfd: int | None) -> None:
+        """A rank has its process."""
+
+    def unborn(self, rank: int, errno: int) -> None:
+        """A rank cannot be given a process, or its descriptors."""
+
+    def exited(self, rank: int, pid: int, code: int) -> None:
+        """A rank's process has ended; ``code`` is -N for signal N."""
+
+    def swept(self, found: list[str], stuck: list[str]) -> None:
+        """Nothing is left below it: ``found`` was ended, ``stuck`` cannot be killed."""
+
+    def lost(self) -> None:
+        """It has ended."""
 
 
 class ZygoteClient:
@@ -56,8 +84,7 @@ class ZygoteClient:
         remove: Sequence[str],
         title: str,
         shielded: Sequence[int],
-        hear: Callable[[dict[str, Any], list[int]], None],
-        lost: Callable[[], None],
+        listener: Listener,
     ) -> None:
         """Start the zygote.
 
@@ -68,15 +95,15 @@ class ZygoteClient:
             remove: paths that it removes should we be killed.
             title: the longest command line that ``ps`` is to show for a rank.
             shielded: signals that are for us alone, though everything below gets them too; a rank may yet handle them.
-            hear: called with each message; lost: called when it has ended unasked.
 
         Raises:
             CannotStart: a limit on processes or memory.
         """
-        self._hear = hear
+        self._loop = loop
+        self._listener = listener
         self.ready = self.killed = False
         ours, theirs = socket.socketpair()
-        config = {
+        config: Config = {
             "supervisor": os.getpid(),
             "modules": list(modules),
             "asked": list(asked),
@@ -103,13 +130,13 @@ class ZygoteClient:
             raise limits.CannotStart(f"no process can be started: {limits.why_unborn(error.errno)}") from None
         finally:
             theirs.close()
-        self._mailbox = Mailbox(loop, ours, self._heard, lost)
+        self._mailbox = Mailbox(loop, ours, self._heard, listener.lost)
         self._queue: deque[tuple[int, Prepare]] = deque()
         self._in_flight = 0
 
-    def spawn(self, rank: int, prepare: Prepare) -> None:
-        """Ask for a rank when its turn has come; answered by "spawned", or "unborn" with a reason."""
-        self._queue.append((rank, prepare))
+    def spawn(self, ranks: Iterable[tuple[int, Prepare]]) -> None:
+        """Ask for each rank when its turn has come; answered by ``spawned`` or ``unborn``."""
+        self._queue.extend(ranks)
         self._ask()
 
     def recall(self) -> int:
@@ -125,7 +152,7 @@ class ZygoteClient:
         self._mailbox.send({"op": "remove", "path": path})
 
     def sweep(self, grace: float, *, patience: float = OWN_ACCORD) -> None:
-        """Ask for the end of all that is left below; answered by "swept".
+        """Ask for the end of all that is left below; answered by ``swept``.
 
         Args:
             grace: seconds between SIGTERM and SIGKILL. patience: seconds before SIGTERM, if there is any grace.
@@ -163,18 +190,29 @@ class ZygoteClient:
             self._in_flight += 1
             try:
                 job, fds = prepare()
-            except OSError as error:
-                self._unborn(rank, error)
-                continue
-            request = {"op": "spawn", "rank": rank, "job": dict(job), "fds": list(fds)}
-            self._mailbox.send(request, list(fds.values()), partial(self._unborn, rank))
+            except OSError as error:  # the next would fare no better
+                return self._unborn(rank, error)
+            failed = partial(self._unborn, rank)
+            self._mailbox.send({"op": "spawn", "rank": rank, "job": job, "fds": list(fds)}, list(fds.values()), failed)
 
     def _unborn(self, rank: int, error: OSError) -> None:
-        self._heard({"op": "unborn", "rank": rank, "errno": error.errno}, [])
+        self._loop.soon(partial(self._heard, {"op": "unborn", "rank": rank, "errno": error.errno or 0}, []))
 
-    def _heard(self, message: dict[str, Any], fds: list[int]) -> None:
-        self.ready = self.ready or message["op"] == "ready"
-        self._in_flight -= message["op"] in ("spawned", "unborn")
-        self._hear(message, fds)
+    def _heard(self, message: Answer, fds: list[int]) -> None:
+        if message["op"] == "ready":
+            self.ready = True
+            self._listener.ready(message["forks"], message["unsafe"], message["seconds"])
+        elif message["op"] == "refused":
+            self._listener.refused(message["message"])
+        elif message["op"] == "spawned":
+            self._in_flight -= 1
+            self._listener.spawned(message["rank"], message["pid"], fds[0] if fds else None)
+        elif message["op"] == "unborn":
+            self._in_flight -= 1
+            self._listener.unborn(message["rank"], message["errno"])
+        elif message["op"] == "exited":
+            self._listener.exited(message["rank"], message["pid"], os.waitstatus_to_exitcode(message["status"]))
+        elif message["op"] == "swept":
+            self._listener.swept(message["found"], message["stuck"])
         if not self._mailbox.closed:
             self._ask()

@@ -8,27 +8,31 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Sequence
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddplaunch.rank.messages import Answer, Request
 
 HEADER = struct.Struct("!I")
 MAX_DESCRIPTORS = 16
 
 
-def pack(message: dict[str, Any]) -> bytes:
+def pack(message: Request | Answer) -> bytes:
     """Return a message as it travels: its length, and JSON."""
     body = json.dumps(message).encode()
     return HEADER.pack(len(body)) + body
 
 
-def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+def send(sock: socket.socket, message: Answer, fds: Sequence[int] = ()) -> None:
     """Send one message; the receiver gets duplicates of ``fds``, in order."""
     data = pack(message)
     sent = socket.send_fds(sock, [data], list(fds)) if fds else 0
     sock.sendall(data[sent:])
 
 
-def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def receive(sock: socket.socket) -> tuple[Request, list[int]]:
     """Wait for one whole message and its descriptors, fewer than were sent where our limit of open files cut in.
 
     Raises:
@@ -38,7 +42,8 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
     header += _exactly(sock, HEADER.size - len(header)) if header else b""
     if not header:
         raise EOFError
-    return json.loads(_exactly(sock, HEADER.unpack(header)[0])), list(fds)
+    request: Request = json.loads(_exactly(sock, HEADER.unpack(header)[0]))
+    return request, list(fds)
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, NoReturn
 
+    from ddplaunch.rank.messages import Python
+
 EXIT_UNFLUSHED = 120
 """The interpreter's own code where the output could not be flushed at the end (Python/pythonrun.c, Py_Exit)."""
 
@@ -53,7 +55,7 @@ def status(code: int) -> int:
     return (code if -(1 << 63) <= code < 1 << 63 else -1) & 0xFF
 
 
-def report(job: dict[str, Any], error: BaseException) -> None:
+def report(job: Python, error: BaseException) -> None:
     """Show an uncaught exception as Python would, without our frames, and record it for the launcher's report."""
     _cut(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
@@ -119,7 +121,7 @@ def _as_printed(error: BaseException) -> str:
     return "".join(listener.heard)
 
 
-def record(job: dict[str, Any], error: BaseException, text: str) -> None:
+def record(job: Python, error: BaseException, text: str) -> None:
     """Write the error file unless ``@record`` has: torchelastic's format, {"message": {"message", "extraInfo"}}."""
     path = job["error_file"]
     if not path or os.path.lexists(path):
@@ -260,7 +262,7 @@ def _is_users(module: ModuleType) -> bool:
     )
 
 
-def _clear(names: dict[str, Any]) -> None:
+def _clear(names: dict[str, object]) -> None:
     """Set a module's globals to None, private names first (Objects/moduleobject.c, _PyModule_ClearDict)."""
     for private in (True, False):
         for name in list(names):

@@ -31,7 +31,7 @@ class Leftovers:
 
     def __init__(self) -> None:
         self._register = atexit.register
-        self._functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self._functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]] = []
         self._finalizers: list[Any] = []
 
     def __enter__(self) -> None:

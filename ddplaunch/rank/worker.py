@@ -12,7 +12,7 @@ bear any other name; it leaves no name of ours behind, being run or loaded from 
         life.complete()
     life.leave()
 
-A job is a dict (``agent/job.py`` writes it); here only its keys are read.
+A job is a dict that ``agent/job.py`` writes; ``rank/messages.py`` has its type.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, NoReturn
 
-    Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+    from ddplaunch.rank.messages import Python
+
+    Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]
 
 EXIT_USAGE = 2
 
@@ -59,7 +61,7 @@ class Life:
         program, positional, named: what to call, and with what, once ``begin`` has found it.
     """
 
-    def __init__(self, job: dict[str, Any], fds: dict[str, int], *, forked: bool) -> None:
+    def __init__(self, job: Python, fds: dict[str, int], *, forked: bool) -> None:
         """Remember what is to be done.
 
         Args:
@@ -81,7 +83,7 @@ class Life:
     def _nothing(self) -> None:
         self.program: Callable[..., Any] = type(None)
         self.positional: tuple[Any, ...] = ()
-        self.named: dict[str, Any] = {}
+        self.named: dict[str, object] = {}
 
     def begin(self) -> None:
         """Do all that comes before the user's code, and find that."""
@@ -213,7 +215,7 @@ def _replace_main() -> None:
         sys.modules["__mp_main__"] = main
 
 
-def _serve_store(job: dict[str, Any], listening: int) -> object:
+def _serve_store(job: Python, listening: int) -> object:
     """Open the job's store on the socket that the supervisor bound, so that no rank's first connect is refused.
 
     The user's own ``env://`` initialisation then finds this server in its process (TCPStore's ``multi_tenant``). Where
@@ -240,7 +242,7 @@ def _serve_store(job: dict[str, Any], listening: int) -> object:
 # ------------------------------------------------------------------------------------------------- finding the program
 
 
-def _find_script(job: dict[str, Any]) -> Call:
+def _find_script(job: Python) -> Call:
     import io
 
     path = os.path.join(os.getcwd(), job["path"])  # what __file__ of __main__ is since 3.9; argv[0] stays as typed
@@ -255,7 +257,7 @@ def _find_script(job: dict[str, Any]) -> Call:
     return exec, (compile(source, path, "exec", dont_inherit=True), namespace), {}
 
 
-def _find_module(job: dict[str, Any]) -> Call:
+def _find_module(job: Python) -> Call:
     sys.argv = ["-m", *job["args"]]
     sys.orig_argv[:] = [sys.executable, "-m", job["module"], *job["args"]]
     _put_first(job["first"])
@@ -264,7 +266,7 @@ def _find_module(job: dict[str, Any]) -> Call:
     return runpy._run_module_as_main, (job["module"],), {}  # type: ignore[attr-defined]
 
 
-def _find_function(job: dict[str, Any]) -> Call:
+def _find_function(job: Python) -> Call:
     sys.argv = [job["path"] or job["module"], *job["args"]]
     sys.orig_argv[:] = [sys.executable, job["typed"], *job["args"]]
     _put_first(job["first"])
@@ -277,7 +279,7 @@ def _put_first(folder: str) -> None:
         sys.path.insert(0, folder)
 
 
-def _import_function(job: dict[str, Any]) -> Callable[..., Any]:
+def _import_function(job: Python) -> Callable[..., Any]:
     found: Any = _import_module(job["module"], job["path"])
     for part in job["function"].split("."):
         try:
@@ -293,10 +295,10 @@ def _import_function(job: dict[str, Any]) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _import_module(name: str, path: str | None) -> ModuleType:
+def _import_module(name: str, path: str) -> ModuleType:
     """Import a module by its name or, where that is known, from its file, whatever else bears its name."""
     loaded = sys.modules.get(name)
-    if path is None:
+    if not path:
         __import__(name)
         return sys.modules[name]
     if loaded is not None and is_from(loaded, os.path.dirname(os.path.realpath(path))):
@@ -314,13 +316,12 @@ def _import_module(name: str, path: str | None) -> ModuleType:
     return module
 
 
-def _bind(job: dict[str, Any], function: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _bind(job: Python, function: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, object]]:
     """Return the arguments to call ``function`` with.
 
     That takes modules of ours and click, which are imported as if the user's own did not exist, and then forgotten
     where a file of theirs bears the name.
     """
-    facts = ("rank", "local_rank", "world_size", "local_world_size", "node_rank", "nnodes", "device")
     names = importable(job["first"])
     before, path = dict(sys.modules), list(sys.path)
     for name in before:
@@ -333,9 +334,7 @@ def _bind(job: dict[str, Any], function: Callable[..., Any]) -> tuple[tuple[Any,
         from ddplaunch.errors import LaunchError
         from ddplaunch.target import arguments
 
-        positional, named = arguments.bind(
-            job["typed"], function, tuple(job["args"]), {name: job[name] for name in facts}
-        )
+        positional, named = arguments.bind(job["typed"], function, tuple(job["args"]), job["facts"])
     except LaunchError as error:
         raise ending.Refused(error.message, error.hint) from None
     finally:
@@ -350,7 +349,7 @@ def _bind(job: dict[str, Any], function: Callable[..., Any]) -> tuple[tuple[Any,
 # --------------------------------------------------------------------------------------------- the process group
 
 
-def _initialise(job: dict[str, Any]) -> None:
+def _initialise(job: Python) -> None:
     """Initialise the process group before the target runs, where --backend or --init-method asked for it."""
     backend, method = job["backend"], job["init_method"]
     if backend is None:
@@ -367,13 +366,13 @@ def _initialise(job: dict[str, Any]) -> None:
                 f"--backend {name}: this torch ({torch.__version__}) has only {', '.join(known)}",
                 f"--backend {known[0]}",
             )
-    options: dict[str, Any] = {}
-    device = torch.device(job["device"])
+    options: dict[str, object] = {}
+    device = torch.device(job["facts"]["device"])
     if backend in ("nccl", "xccl") and device.type != "cpu":
         getattr(torch, device.type).set_device(device)
         options["device_id"] = device
     dist.init_process_group(
-        backend, init_method=method or "env://", rank=job["rank"], world_size=job["world_size"], **options
+        backend, init_method=method or "env://", rank=job["rank"], world_size=job["facts"]["world_size"], **options
     )
 
 
@@ -382,7 +381,7 @@ def _has(dist: Any, name: str) -> bool:
     return bool(asked(name)) if asked else bool(getattr(dist, f"is_{name}_available", lambda: True)())
 
 
-def _destroy(job: dict[str, Any]) -> None:
+def _destroy(job: Python) -> None:
     if job["backend"] is None:
         return
     import time
@@ -399,7 +398,7 @@ def _destroy(job: dict[str, Any]) -> None:
 # --------------------------------------------------------------------------------------------------- a fresh start
 
 
-def _receive() -> tuple[dict[str, Any], dict[str, int]]:
+def _receive() -> tuple[Python, dict[str, int]]:
     """Read job and descriptors, marshalled, from the descriptor that is our first argument."""
     import marshal
 

@@ -39,9 +39,10 @@ proctrack/linuxproc): the ranks would die with us, in the midst of their grace."
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
     from ddplaunch.rank import channel, leftovers, processes, worker
+    from ddplaunch.rank.messages import Answer, Config, Job, Python, Spawn
 else:
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -60,15 +61,15 @@ else:
 _HELPER_PATIENCE = 3.0
 """Seconds more that multiprocessing's own helpers have for their end."""
 
-_QUIET = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+_NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """What keeps libraries from starting threads as they are loaded (pyarrow's jemalloc, and pandas with it)."""
 
 
-def main() -> tuple[dict[str, Any], dict[str, int]]:
+def main() -> tuple[Python, dict[str, int]]:
     """Serve until the supervisor goes; return only in a fork, which is to be a rank, with its job and descriptors."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
-    config = json.loads(sys.argv[2])
+    config: Config = json.loads(sys.argv[2])
     for number in config["shielded"]:  # Slurm sends its warning to every process of a step (docs/preemption.md)
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, config["shielded"])
@@ -79,27 +80,27 @@ def main() -> tuple[dict[str, Any], dict[str, int]]:
     processes.adopt_orphans()
     began = time.monotonic()
     left = leftovers.Leftovers()
-    quiet = {name: value for name, value in _QUIET.items() if name not in os.environ}
-    os.environ.update(quiet)
+    unset = {name: value for name, value in _NO_THREADS.items() if name not in os.environ}
+    os.environ.update(unset)
     with left:
-        refused = _import(config)
-    for name in quiet:
+        refused, failed = _import(config)
+    for name in unset:
         del os.environ[name]
     if refused:
         left.remove()
         channel.send(control, {"op": "refused", "message": refused})
         os._exit(0)
-    unsafe = _why_unsafe(config)
+    unsafe = _why_unsafe(config, failed)
     if unsafe and config["modules"]:
         # Start over with an empty interpreter, which then execs every rank: same process, same socket.
-        fresh = {**config, "modules": [], "unsafe": unsafe}
+        fresh: Config = {**config, "modules": [], "unsafe": unsafe}
         control.set_inheritable(True)
         left.remove()
         os.execv(sys.executable, [sys.executable, __file__, sys.argv[1], json.dumps(fresh), *sys.argv[3:]])
     forks = bool(config["modules"])
-    ready = {"op": "ready", "forks": forks, "unsafe": config["unsafe"], "seconds": time.monotonic() - began}
+    seconds = time.monotonic() - began
     try:
-        channel.send(control, ready)
+        channel.send(control, {"op": "ready", "forks": forks, "unsafe": config["unsafe"], "seconds": seconds})
     except OSError:  # nobody is there to hear it
         os._exit(1)
     gc.freeze()
@@ -107,8 +108,8 @@ def main() -> tuple[dict[str, Any], dict[str, int]]:
     return Zygote(control, config, forks, left).serve()
 
 
-def _import(config: dict[str, Any]) -> str | None:
-    """Import what the ranks share; return what is wrong with ``--preload``, if anything is."""
+def _import(config: Config) -> tuple[str | None, str | None]:
+    """Import what the ranks share; return what is wrong with ``--preload``, and which module of ours is broken."""
     for name in config["modules"]:
         try:
             if name in config["asked"]:
@@ -117,22 +118,21 @@ def _import(config: dict[str, Any]) -> str | None:
         except BaseException as error:
             absent = isinstance(error, ModuleNotFoundError)
             if name in config["asked"]:
-                return f"--preload {name}: {'' if absent else f'{type(error).__name__}: '}{error}"
+                return f"--preload {name}: {'' if absent else f'{type(error).__name__}: '}{error}", None
             if not absent:
-                config["failed"] = name
-                return None
+                return None, name
         finally:
             if sys.path[0] == config["first"] and name in config["asked"]:
                 sys.path.pop(0)
-    return None
+    return None, None
 
 
-def _why_unsafe(config: dict[str, Any]) -> str | None:
+def _why_unsafe(config: Config, failed: str | None) -> str | None:
     """Say why ranks cannot be forked from what has been imported, if so."""
     if not config["modules"]:
         return None
-    if "failed" in config:
-        return f"importing {config['failed']} failed"
+    if failed:
+        return f"importing {failed} failed"
     shadow = _shadowed(config["first"])
     if shadow:
         return f"{os.path.join(config['first'], shadow)} bears the name of a module that is loaded already"
@@ -185,7 +185,7 @@ def _open_gpu() -> str | None:
 class Zygote:
     """Serves the supervisor's requests until its end of the socket closes."""
 
-    def __init__(self, control: socket.socket, config: dict[str, Any], forks: bool, left: leftovers.Leftovers) -> None:
+    def __init__(self, control: socket.socket, config: Config, forks: bool, left: leftovers.Leftovers) -> None:
         self.control = control
         self.config = config
         self.forks = forks
@@ -197,7 +197,7 @@ class Zygote:
         signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
         self.inherited = {number: signal.signal(number, _nothing) for number in (signal.SIGCHLD, *DEAF)}
 
-    def serve(self) -> tuple[dict[str, Any], dict[str, int]]:
+    def serve(self) -> tuple[Python, dict[str, int]]:
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
         poll.register(self.woken, select.POLLIN)
@@ -220,7 +220,7 @@ class Zygote:
                 elif request["op"] == "remove":
                     self.config["remove"].append(request["path"])
 
-    def tell(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
+    def tell(self, message: Answer, fds: list[int] | None = None) -> None:
         try:
             channel.send(self.control, message, fds or [])
         except OSError as error:
@@ -240,7 +240,7 @@ class Zygote:
             if pid in self.ranks:
                 self.tell({"op": "exited", "rank": self.ranks.pop(pid), "pid": pid, "status": status})
 
-    def spawn(self, request: dict[str, Any], fds: list[int]) -> tuple[dict[str, Any], dict[str, int]] | None:
+    def spawn(self, request: Spawn, fds: list[int]) -> tuple[Python, dict[str, int]] | None:
         """Fork a rank; returns None here, and in the fork, if it is to go on as the user's program, what it needs."""
         parent = os.getpid()
         pid: int | None = None
@@ -269,7 +269,7 @@ class Zygote:
             os.close(fd)
         return None
 
-    def become(self, job: dict[str, Any], fds: dict[str, int], parent: int) -> tuple[dict[str, Any], dict[str, int]]:
+    def become(self, job: Job, fds: dict[str, int], parent: int) -> tuple[Python, dict[str, int]]:
         """In the fork: leave nothing of the zygote but its modules."""
         try:
             signal.set_wakeup_fd(-1)
@@ -291,7 +291,7 @@ class Zygote:
                         os.close(fd)
             if job["cpus"]:
                 os.sched_setaffinity(0, job["cpus"])
-            if not self.forks or job["kind"] == "program":
+            if job["kind"] == "program" or not self.forks:
                 self.execute(job, fds)
             self.left.pass_over()
             os.environ.update(job["env"])
@@ -302,7 +302,7 @@ class Zygote:
             os._exit(1)
         return job, fds
 
-    def execute(self, job: dict[str, Any], fds: dict[str, int]) -> NoReturn:
+    def execute(self, job: Job, fds: dict[str, int]) -> NoReturn:
         """In the fork: become a fresh interpreter, or the program of ``--no-python``."""
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and exec would hand on
             signal.signal(number, signal.SIG_DFL)
@@ -316,7 +316,7 @@ class Zygote:
             import marshal
 
             handed = os.memfd_create("job", 0) if hasattr(os, "memfd_create") else _unlinked_file()
-            os.write(handed, marshal.dumps((job, fds)))
+            os.write(handed, marshal.dumps((job, fds)))  # type: ignore[arg-type]  # a TypedDict is a dict
             os.lseek(handed, 0, os.SEEK_SET)
             for fd in (handed, *fds.values()):
                 os.set_inheritable(fd, True)
