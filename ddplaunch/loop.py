@@ -8,6 +8,7 @@ import os
 import selectors
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from selectors import EVENT_READ, EVENT_WRITE
 from types import FrameType
@@ -49,7 +50,8 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._signals: list[int] = []
-        self._heed: Callback = lambda: None
+        self._posted: deque[Callback] = deque()
+        self._handle_signals: Callback = lambda: None
 
     def watch(self, fd: int, callback: Callback, *, write: bool = False) -> None:
         """Call ``callback`` whenever ``fd`` is readable (or writable); a second call replaces the first."""
@@ -82,7 +84,12 @@ class Loop:
 
     def soon(self, callback: Callback) -> None:
         """Call ``callback`` when this round is done: an answer that does not call back into its asker."""
-        self.after(0.0, callback)
+        self._posted.append(callback)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left of what was posted."""
+        return not self._posted
 
     def catch(self, numbers: Iterable[int], callback: Callable[[int], None], *, anyway: Iterable[int] = ()) -> None:
         """Call ``callback`` with each of these signals.
@@ -103,34 +110,36 @@ class Loop:
                 signal.signal(number, note)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, anyway)
 
-        def heed() -> None:
+        def handle() -> None:
             while self._signals:
                 callback(self._signals.pop(0))
 
-        self._heed = heed
+        self._handle_signals = handle
 
         def wake_up() -> None:
             os.read(woken, 4096)
-            heed()
+            handle()
 
         self.watch(woken, wake_up)
 
     def step(self) -> None:
-        """Wait for the next thing to happen and handle all that has happened by then; descriptors before timers.
+        """Wait for the next thing to happen, handle all that has happened by then: descriptors, timers, what is posted.
 
         A signal is next in any case: of descriptors there may be thousands.
         """
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
         timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
-        for key, mask in self._selector.select(timeout):
+        for key, mask in self._selector.select(0 if self._posted else timeout):
             for event in (EVENT_READ, EVENT_WRITE):
                 # An earlier callback of this round may have closed this descriptor, or given it another callback.
                 known = self._selector.get_map().get(key.fd)
                 if mask & event and known is not None and known.data.get(event) is key.data.get(event):
                     known.data[event]()
-                    self._heed()
+                    self._handle_signals()
         while self._timers and self._timers[0][0] <= time.monotonic():
             timer = heapq.heappop(self._timers)[2]
             if timer.callback is not None:
                 timer.callback()
+        while self._posted:
+            self._posted.popleft()()

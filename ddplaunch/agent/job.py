@@ -1,12 +1,19 @@
-"""What the zygote and the worker in it are told of one rank: the job, a dict of plain values that travels as JSON."""
+"""What a rank is given when its turn to be started has come: its streams, rank 0's ties, and its job in words."""
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddplaunch.agent.policy import Policy
+from ddplaunch.agent.preemption_file import PreemptionFile
+from ddplaunch.agent.ranks import Ranks
+from ddplaunch.agent.store import Store
+from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Screen
+from ddplaunch.output.streams import Streams
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
 from ddplaunch.target.target import Kind
@@ -28,68 +35,81 @@ def title(plan: Plan) -> str:
     return " ".join(plan.target.argv)
 
 
-def describe(
-    plan: Plan,
-    rank: Rank,
-    attempt: int,
-    *,
-    error_file: str | None,
-    screen: Screen,
-    variables: Mapping[str, str],
-) -> Job:
-    """Describe one rank to the zygote and to ``rank/worker.py`` in it.
+@dataclass(frozen=True)
+class Outfit:
+    """What this node has for all of its ranks, in every attempt."""
 
-    Args:
-        error_file: where its exception is to be recorded, for us and for torchelastic's ``@record``.
-        screen: in a terminal of any kind each line of a rank comes at once.
-        variables: what it has beside those of the plan.
-    """
-    target = plan.target
-    environment = {**plan.environment(rank, attempt), **variables}
-    if error_file:
-        environment["TORCHELASTIC_ERROR_FILE"] = error_file
-    if screen.terminal:
-        environment["DDPLAUNCH_TERMINAL"] = "1"  # for ddplaunch.runtime.progress: our pipes are no terminal
-    typed, path, args = target.typed, target.path or "", list(plan.arguments(rank))
-    cpus = list(rank.cpus) if rank.cpus else None
-    if target.kind is Kind.PROGRAM:
+    policy: Policy
+    screen: Screen
+    streams: Streams
+    log: RunLog
+    store: Store
+    preemption_file: PreemptionFile
+
+    def job(self, ranks: Ranks, rank: Rank) -> tuple[Job, dict[str, int]]:
+        """Return the job of a rank, and its descriptors by purpose, which the caller closes.
+
+        Raises:
+            OSError: too many files are open.
+        """
+        plan, port = ranks.plan, self.store.port
+        alone = plan.world_size == 1
+        fds = self.streams.rank(
+            rank.rank,
+            reads=alone or rank.rank == self.policy.stdin,
+            show=self.policy.show.streams(rank),
+            log=self.log.rank_file(rank.rank, ranks.number),
+        )
+        if rank.rank == 0 and port and plan.target.kind is not Kind.PROGRAM:
+            try:
+                fds |= ranks.first.descriptors(port, peers=not alone)
+            except OSError:
+                for fd in fds.values():
+                    os.close(fd)
+                raise
+        return self._described(ranks, rank), fds
+
+    def _described(self, ranks: Ranks, rank: Rank) -> Job:
+        plan, error_file = ranks.plan, ranks.error_file(rank.rank)
+        target = plan.target
+        environment = {**plan.environment(rank, ranks.number), **self.preemption_file.variables()}
+        if error_file:
+            environment["TORCHELASTIC_ERROR_FILE"] = error_file  # for torchelastic's ``@record`` too
+        if self.screen.terminal:
+            environment["DDPLAUNCH_TERMINAL"] = "1"  # for ddplaunch.runtime.progress: our pipes are no terminal
         program: Program = {
             "rank": rank.rank,
             "kind": "program",
-            "typed": typed,
-            "path": path,
-            "args": args,
+            "typed": target.typed,
+            "path": target.path or "",
+            "args": list(plan.arguments(rank)),
             "env": environment,
-            "cpus": cpus,
+            "cpus": list(rank.cpus) if rank.cpus else None,
         }
-        return program
-    facts: Facts = {
-        "rank": rank.rank,
-        "local_rank": int(environment["LOCAL_RANK"]),
-        "node_rank": rank.node_rank,
-        "nnodes": plan.nnodes,
-        "world_size": plan.world_size,
-        "local_world_size": plan.nodes[rank.node_rank].local_world_size,
-        "device": environment["DDPLAUNCH_DEVICE"],
-    }
-    python: Python = {
-        "rank": rank.rank,
-        "kind": target.kind.value,
-        "typed": typed,
-        "path": path,
-        "module": target.module or "",
-        "function": target.function or "",
-        "args": args,
-        "env": environment,
-        "cpus": cpus,
-        "first": target.first or "",
-        "facts": facts,
-        "first_here": rank.local_rank == 0,
-        "backend": plan.backend,
-        "init_method": plan.init_method,
-        "store": (plan.master_addr, plan.master_port),
-        "error_file": error_file,
-        "line_buffered": screen.by_lines,
-        "title": title(plan),
-    }
-    return python
+        if target.kind is Kind.PROGRAM:
+            return program
+        facts: Facts = {
+            "rank": rank.rank,
+            "local_rank": int(environment["LOCAL_RANK"]),
+            "node_rank": rank.node_rank,
+            "nnodes": plan.nnodes,
+            "world_size": plan.world_size,
+            "local_world_size": plan.nodes[rank.node_rank].local_world_size,
+            "device": environment["DDPLAUNCH_DEVICE"],
+        }
+        python: Python = {
+            **program,
+            "kind": target.kind.value,
+            "module": target.module or "",
+            "function": target.function or "",
+            "first": target.first or "",
+            "facts": facts,
+            "first_here": rank.local_rank == 0,
+            "backend": plan.backend,
+            "init_method": plan.init_method,
+            "store": (plan.master_addr, plan.master_port),
+            "error_file": error_file,
+            "line_buffered": self.screen.by_lines,
+            "title": title(plan),
+        }
+        return python

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent import job, limits, post_mortem
-from ddplaunch.agent.kin import Kin
-from ddplaunch.agent.policy import Policy
+from ddplaunch.agent.job import Outfit
 from ddplaunch.agent.sidecar import Sidecar, way_in
 from ddplaunch.agent.temporary import Temporary
+from ddplaunch.agent.tree import Tree
 from ddplaunch.agent.zygote_client import ZygoteClient
 from ddplaunch.control.failure import describe_end
 from ddplaunch.loop import Loop, Timer
 from ddplaunch.output.events import Event, SidecarAnswers, SidecarExited, SidecarStarted
-from ddplaunch.output.run_log import RunLog
-from ddplaunch.output.screen import Screen
-from ddplaunch.output.streams import Streams
 from ddplaunch.rank import processes
 
 if TYPE_CHECKING:
@@ -40,40 +37,28 @@ class Sidecars:
         expected: whether the job has been told to stop, and they perhaps too, so that their end is no news.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        screen: Screen,
-        streams: Streams,
-        log: RunLog,
-        emit: Callable[[Event], None],
-        policy: Policy,
-        grace: float,
-    ) -> None:
-        """``grace`` is that of the ranks, in seconds."""
+    def __init__(self, loop: Loop, outfit: Outfit, emit: Callable[[Event], None], tree: Tree, grace: float) -> None:
+        """``outfit`` and ``tree`` are those of the ranks, as is ``grace``, in seconds."""
         self._loop = loop
-        self._screen = screen
-        self._streams = streams
-        self._say = screen.note
+        self._streams, self._log = outfit.streams, outfit.log
+        self._screen, self._say = outfit.screen, outfit.screen.note
         self._emit = emit
-        self._log = log
+        self._tree = tree
         self._grace = min(GRACE, grace)
-        self._all = policy.sidecars
-        self._shielded = job.shielded(policy.preempt_signal)
-        self._environ: Mapping[str, str] = {}
+        self._all = outfit.policy.sidecars
+        self._shielded = job.shielded(outfit.policy.preempt_signal)
         self._zygote: ZygoteClient | None = None
         self._temporary = Temporary("ddplaunch-sidecars")
         self._answers: set[str] = set()
-        self.expected = self._stopping = self._hurried = self._is_lost = False
+        self.expected = self._stopping = self._hurried = self._was_lost = False
         self._timer: Timer | None = None
 
-    def start(self, environ: Mapping[str, str], kin: Kin) -> None:
-        """Start them, without waiting for any; ``kin`` tells what came of us."""
-        self._environ, self._kin = environ, kin
+    def start(self) -> None:
+        """Start them, without waiting for any."""
         try:
             self._zygote = ZygoteClient(
                 self._loop,
-                environment=environ,
+                environment=self._tree.environ,
                 modules=(),
                 asked=(),
                 first="",
@@ -84,7 +69,7 @@ class Sidecars:
             )
         except limits.CannotStart as error:
             return self._say(f"{', '.join(each.name for each in self._all)}: {error.message}; the job goes on")
-        kin.guard = self._zygote.pid
+        self._tree.guard = self._zygote.pid
         self._zygote.spawn((number, partial(self._prepare, number, each)) for number, each in enumerate(self._all))
 
     def _prepare(self, number: int, sidecar: Sidecar) -> tuple[Program, dict[str, int]]:
@@ -122,7 +107,7 @@ class Sidecars:
             self._zygote.recall()
             self._zygote.sweep(self._grace, patience=0)
             self._timer = self._loop.after(self._grace + processes.KILL_PATIENCE + 1, self._zygote.kill)
-        elif self._is_lost:
+        elif self._was_lost:
             self._kill()
         while self._zygote or not self._screen.written:
             self._loop.step()
@@ -147,7 +132,7 @@ class Sidecars:
     def spawned(self, rank: int, pid: int, pidfd: int | None) -> None:
         if pidfd is not None:
             os.close(pidfd)
-        self._kin.lead(pid)
+        self._tree.lead(pid)
         self._emit(SidecarStarted(self._all[rank].name, pid))
 
     def unborn(self, rank: int, errno: int) -> None:
@@ -181,13 +166,13 @@ class Sidecars:
         self._streams.show(sidecar.name, True)
         url = found["url"].decode()
         self._say(f"{title} at {url}")
-        if way := way_in(url, self._environ, os.uname().nodename):
+        if way := way_in(url, self._tree.environ, os.uname().nodename):
             self._say(way)
         self._emit(SidecarAnswers(sidecar.name, url))
 
     def lost(self) -> None:
         """It was killed, and they with it (their parent-death signal)."""
-        self._is_lost = True
+        self._was_lost = True
         if not self._stopping:
             self._say(f"{', '.join(each.name for each in self._all)}: ended, their guard was killed; the job goes on")
         self._over()  # which waits for its end: what it leaves is below us only then
@@ -196,14 +181,14 @@ class Sidecars:
 
     def _kill(self) -> None:
         """End what they left to us; nothing else of ours is left there."""
-        processes.kill_all_below(os.getpid(), spare=self._kin.spares)
+        self._tree.kill_ours()
 
     def _over(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._zygote:
             self._zygote.close()
-        self._zygote = self._kin.guard = None
+        self._zygote = self._tree.guard = None
         for sidecar in self._all:
             self._streams.catch_up(sidecar.name)
             self._streams.forget(sidecar.name)

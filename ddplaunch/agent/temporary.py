@@ -1,4 +1,4 @@
-"""What a run leaves on disk while it lasts: a folder for error files, and the file of a store."""
+"""The temporary folder of a run, for error files and what else ranks and launcher tell each other by files."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from ddplaunch.files import make_private_folder
 
 
 class Temporary:
-    """A private folder of this run, for error files and what else its ranks and we tell each other by files.
-
-    It is made when there is a zygote that can remove it: whatever kills us before that leaves nothing.
-    """
+    """A private folder, made once a zygote can remove it: whatever kills us before that leaves nothing."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -48,25 +45,3 @@ def _remove_folder(path: str, parent: int | None) -> None:
         pass
     finally:
         os.close(folder)
-
-
-class StoreFile:
-    """The file behind ``--init-method file://``, which torch makes and nobody removes."""
-
-    def __init__(self, init_method: str | None, *, fresh: bool) -> None:
-        """``fresh``: whether nobody else begins an attempt before us, so that each may have a new one."""
-        method = init_method or ""
-        self.path = method.removeprefix("file://") if method.startswith("file://") else None
-        self._fresh = fresh
-
-    def begin(self) -> None:
-        """An attempt begins: what an earlier one wrote would mislead it."""
-        if self._fresh:
-            self.remove()
-
-    def remove(self) -> None:
-        if self.path:
-            try:
-                os.unlink(self.path)
-            except OSError:
-                pass

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.first_rank import FirstRank
+from ddplaunch.agent.ranks import FirstRank
 from ddplaunch.control.port import Port
 from ddplaunch.loop import Loop
 from tests.conftest import clean_environment, command, wait_until, write

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from ddplaunch.agent import stragglers
+from ddplaunch.agent import ranks
 from tests.conftest import wait_until, write
 from tests.control.test_joining import free_port
 from tests.impatient import impatient
@@ -16,7 +16,7 @@ from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow
 
-QUIET = "agent.stragglers.QUIET"
+STRAGGLING = "agent.ranks.STRAGGLING"
 
 ENDS_WHEN_TOLD = """
     import os
@@ -28,10 +28,10 @@ ENDS_WHEN_TOLD = """
 
 
 def test_those_that_still_run_are_named_once(start, tmp_path):
-    assert stragglers.QUIET == 30
+    assert ranks.STRAGGLING == 30
     os.mkfifo(tmp_path / "end")
     script = write(tmp_path, "train.py", ENDS_WHEN_TOLD)
-    job = start("run", *LIGHT, "--nproc", "4", script, executable=impatient(tmp_path, QUIET, patience(2)))
+    job = start("run", *LIGHT, "--nproc", "4", script, executable=impatient(tmp_path, STRAGGLING, patience(2)))
     wait_until(job.stderr, "a word on the ranks that still run")
     pids = dict(line.split()[1:] for line in job.stdout().splitlines())
     assert job.stderr() == (
@@ -49,7 +49,7 @@ def test_with_several_nodes_its_host_is_named(start, tmp_path):
     os.mkfifo(tmp_path / "end")
     script = write(tmp_path, "train.py", ENDS_WHEN_TOLD)
     words = ("--nnodes", "2", *address, *LIGHT, "--nproc", "2")
-    sooner = impatient(tmp_path, QUIET, patience(2))
+    sooner = impatient(tmp_path, STRAGGLING, patience(2))
     nodes = [start("run", *words, "--node-rank", rank, script, executable=sooner) for rank in "01"]
     here = f"the other ranks on {socket.gethostname()} are done; waiting for rank"
 

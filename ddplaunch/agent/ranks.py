@@ -1,0 +1,280 @@
+"""The ranks that this node has in one attempt: their processes, what ties them together, and what becomes of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from ddplaunch.agent import limits, post_mortem
+from ddplaunch.agent.temporary import Temporary
+from ddplaunch.control.failure import MAX_TOLD, Failure, within
+from ddplaunch.control.messages import Broken, Drained
+from ddplaunch.control.port import Port
+from ddplaunch.errors import EXIT_OS
+from ddplaunch.loop import Callback, Loop, Timer, Timers
+from ddplaunch.output.streams import Streams
+from ddplaunch.plan.layout import Rank
+from ddplaunch.plan.plan import Plan
+from ddplaunch.words import named
+
+INTERRUPT_PATIENCE = 3.0
+"""Seconds after which ranks that Ctrl-C did not end are told by SIGTERM: a wait inside torch never sees SIGINT."""
+
+STRAGGLING = 30.0
+"""Seconds without the end of a rank after which the others are named. Rank 0 may be writing the last checkpoint."""
+
+
+class Phase(Enum):
+    """Where an attempt stands on this node."""
+
+    WAITING = "nothing runs here until the job says what comes next"
+    LOADING = "ranks are asked for, and the zygote is importing"
+    RUNNING = "ranks run"
+    STOPPING = "ranks have been told to stop"
+    SWEEPING = "what is left is being killed"
+    DRAINING = "the last output is coming in"
+    ENDED = "the job is over"
+
+
+NEXT = {
+    Phase.WAITING: {Phase.LOADING, Phase.RUNNING, Phase.ENDED},
+    Phase.LOADING: {Phase.RUNNING, Phase.DRAINING},
+    Phase.RUNNING: {Phase.STOPPING, Phase.SWEEPING, Phase.DRAINING},
+    Phase.STOPPING: {Phase.SWEEPING, Phase.DRAINING},
+    Phase.SWEEPING: {Phase.DRAINING},
+    Phase.DRAINING: {Phase.WAITING, Phase.ENDED},
+    Phase.ENDED: set(),
+}
+
+
+@dataclass
+class RankProcess:
+    """One rank's process; ``signalled``: it was told to end, ``finished``: it is rank 0, and only holds the store."""
+
+    rank: Rank
+    pid: int
+    pidfd: int | None
+    signalled: bool = False
+    finished: bool = False
+
+    def stop(self, number: int) -> None:
+        """Tell it to end; one that is stopped handles nothing."""
+        self.signalled = True
+        self.send(number)
+        self.send(signal.SIGCONT)
+
+    def send(self, number: int) -> None:
+        try:
+            if self.pidfd is not None:
+                signal.pidfd_send_signal(self.pidfd, number)
+            else:
+                os.kill(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+class FirstRank:
+    """Rank 0's ties: the socket that its store listens on, and the hold that keeps its process until it is released."""
+
+    def __init__(self, loop: Loop, finished: Callback) -> None:
+        """``finished`` is called once when its program has ended well."""
+        self._loop = loop
+        self._finished = finished
+        self._hold: socket.socket | None = None
+
+    def descriptors(self, port: Port, *, peers: bool) -> dict[str, int]:
+        """What its process is given; without ``peers`` nobody else needs the store."""
+        fds = {}
+        if peers:
+            self._hold, theirs = socket.socketpair()
+            fds["hold"] = theirs.detach()
+        try:
+            fds["store"] = port.listen().detach()
+        except BaseException:
+            for fd in fds.values():
+                os.close(fd)
+            raise
+        return fds
+
+    @property
+    def held(self) -> bool:
+        return self._hold is not None
+
+    def watch(self) -> None:
+        """Its process is there."""
+        if self._hold is not None:
+            self._loop.watch(self._hold.fileno(), self._heard)
+
+    def _heard(self) -> None:
+        """It says that it is done, or has gone."""
+        if self._hold is not None:
+            self._loop.forget(self._hold.fileno())
+            if self._hold.recv(16):
+                self._finished()
+
+    def release(self) -> None:
+        """Let its process end."""
+        if self._hold is not None:
+            self._loop.forget(self._hold.fileno())
+            self._hold.close()
+            self._hold = None
+
+
+class Ranks:
+    """All of them, from the order to start to the account of how they ended.
+
+    Attributes:
+        number: the attempt's: 0 is the first, -1 none yet. plan: that of the attempt.
+        timers: what is pointless once nothing of them is left. first: rank 0's ties.
+        processes: by rank, those that live. pending: how many are wanted and not there yet.
+        failures: those that nobody asked for. stopped: how many ended because they were told to.
+        sent: the signals that were to stop them.
+        finished: whether all ranks have done their work; released: whether those of the other nodes have, too.
+    """
+
+    def __init__(
+        self, number: int, plan: Plan, loop: Loop, folder: Temporary, note: Callable[[str], None], finished: Callback
+    ) -> None:
+        """``folder`` is for error files, ``note`` says something to people; ``finished``: rank 0's program is done."""
+        self.number = number
+        self.plan = plan
+        self.phase = Phase.WAITING
+        self.timers = Timers(loop)
+        self.first = FirstRank(loop, finished)
+        self.processes: dict[int, RankProcess] = {}
+        self.pending = 0
+        self.failures: list[Failure] = []
+        self.stopped = 0
+        self.sent: set[int] = set()
+        self.finished = self.released = False
+        self._started = 0
+        self._broken: Broken | None = None
+        self._memory = post_mortem.Memory()
+        self._loop = loop
+        self._folder = folder
+        self._note = note
+        self._patience: Timer | None = None
+
+    def enter(self, phase: Phase) -> None:
+        assert phase in NEXT[self.phase], f"{self.phase} to {phase}"
+        self.phase = phase
+
+    def error_file(self, rank: int) -> str | None:
+        """Where an exception of this rank is recorded."""
+        folder = self._folder.path
+        return os.path.join(folder, f"{rank}.{self.number}.json") if folder else None
+
+    @property
+    def idle(self) -> bool:
+        """Whether every rank has ended, or only holds the store."""
+        return not self.pending and all(process.finished for process in self.processes.values())
+
+    def spawned(self, number: int, pid: int, pidfd: int | None) -> RankProcess:
+        """A rank has its process."""
+        self.pending -= 1
+        self._started += 1
+        process = self.processes[number] = RankProcess(self.plan.ranks[number], pid, pidfd)
+        if number == 0:
+            self.first.watch()
+        return process
+
+    def ended(self, rank: int, pid: int) -> RankProcess | None:
+        """Forget the process of a rank; None where that is one of an attempt before, which could not be killed."""
+        if rank not in self.processes or self.processes[rank].pid != pid:
+            return None
+        process = self.processes.pop(rank)
+        if process.pidfd is not None:
+            os.close(process.pidfd)
+        return process
+
+    def judge(self, process: RankProcess, code: int) -> Failure | None:
+        """Tell a failure from the end that we asked for; ``code`` is -N for signal N."""
+        recorded = post_mortem.read_error_file(self.error_file(process.rank.rank))
+        if process.signalled:
+            if recorded.message is None:
+                self.stopped += 1
+                return None
+            code = 1  # its exception came first, our signal only cut its end short
+        return self._failed(process.rank, process.pid, code, recorded)
+
+    def unborn(self, number: int, reason: int) -> Failure | None:
+        """A rank got no process, or no descriptors, for the reason of this errno; None after the first such rank."""
+        self.pending -= 1
+        if any(not failure.pid for failure in self.failures):
+            return None
+        many = len(self.plan.local_ranks)
+        before = f"; {self._started} of {many} ranks had been started here" if many > 1 else ""
+        message = f"rank {number} could not be started: {limits.why_unborn(reason)}{before}"
+        return self._failed(self.plan.ranks[number], 0, EXIT_OS, post_mortem.Recorded(message))
+
+    def _failed(self, rank: Rank, pid: int, code: int, recorded: post_mortem.Recorded) -> Failure:
+        failure = post_mortem.failure(rank, pid, self.number, code, recorded, self._memory)
+        self.failures.append(failure)
+        return failure
+
+    def stop(self, number: int) -> None:
+        """Tell the leaders, never their groups: a DataLoader's workers must live while a checkpoint is written."""
+        self.sent.add(number)
+        if number != signal.SIGTERM:
+            self.timers.after(INTERRUPT_PATIENCE, lambda: self._stop_all(signal.SIGTERM))
+        self._stop_all(number)
+
+    def _stop_all(self, number: int) -> None:
+        for process in self.processes.values():
+            process.stop(number)
+
+    def send(self, number: int) -> None:
+        """Send a signal that is not meant to end anything."""
+        for process in self.processes.values():
+            process.send(number)
+
+    def suspend(self) -> None:
+        """Stop and continue them with us (Ctrl-Z): they are in sessions of their own."""
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for process in self.processes.values():
+                try:
+                    os.killpg(process.pid, number)
+                except (ProcessLookupError, PermissionError):
+                    process.send(number)
+            if number == signal.SIGSTOP:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    def cut_short(self) -> None:
+        """Whatever ends from now on was told to."""
+        for process in self.processes.values():
+            process.signalled = True
+
+    def cut_off(self, how: str | None) -> None:
+        """They ended with their zygote; those that had recorded an exception before have failed by themselves.
+
+        ``how`` the zygote ended, None where we have ended it.
+        """
+        self._broken = Broken(how, time.time()) if how else None
+        self.cut_short()
+        for process in self.processes.values():
+            self.judge(process, -signal.SIGKILL)
+        self.processes.clear()
+        self.pending = 0
+
+    def await_stragglers(self) -> None:
+        """A rank has ended: name those that still run a while later. Often one hangs, and nothing else says which."""
+        if self._patience is not None:
+            self._patience.cancel()
+        self._patience = self._loop.after(STRAGGLING, self._name_stragglers)
+
+    def _name_stragglers(self) -> None:
+        left = [each for each in self.processes.values() if not each.finished and not each.signalled]
+        if left and not self.pending and not self.failures:
+            names = named(f"rank {each.rank.rank} (pid {each.pid})" for each in left)
+            where = f" on {left[0].rank.host or 'this node'}" if self.plan.nnodes > 1 else ""
+            self._note(f"the other ranks{where} are done; waiting for {names}")
+
+    def account(self, streams: Streams, *, heeded: bool) -> Drained:
+        """What the job hears of it in the end, failures with the last lines that each rank printed."""
+        failures = (replace(each, tail=post_mortem.last_lines(streams.tail(each.rank))) for each in self.failures)
+        return Drained(self.number, tuple(within(failures, MAX_TOLD)), self.stopped, time.time(), self._broken, heeded)

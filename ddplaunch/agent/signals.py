@@ -1,0 +1,30 @@
+"""The signals that come to the launcher, and what they ask of the job: a warning, an end, impatience."""
+
+from __future__ import annotations
+
+import signal
+
+from ddplaunch.control.messages import Interrupted, Warned
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
+"""What we act on, if we did not inherit it as ignored."""
+
+
+class Signals:
+    """What has come so far; ``interrupted``: whether somebody wants the job to end."""
+
+    def __init__(self, warning: int | None) -> None:
+        """``warning`` is the scheduler's signal before a preemption, None where none is listened for."""
+        self._warning = warning
+        self._warned = False
+        self.interrupted = False
+
+    def take(self, number: int) -> Warned | Interrupted:
+        """Take in a signal; return what it means. One of ``STOPPING`` is a warning only the first time."""
+        if number == self._warning and (not self._warned or number not in STOPPING):
+            self._warned = True
+            return Warned(number)
+        # SIGTERM twice is no impatience: a preempted job of Slurm gets it when its grace begins and when that is over.
+        again = self.interrupted and number in (signal.SIGINT, signal.SIGQUIT)
+        self.interrupted = True
+        return Interrupted(number, again)

@@ -1,0 +1,142 @@
+"""How an attempt ends on this node: ranks end or are told to, what they leave is swept, the last output drained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ddplaunch.agent.job import Outfit
+from ddplaunch.agent.ranks import Phase, Ranks
+from ddplaunch.agent.tree import Tree
+from ddplaunch.agent.zygote_client import LEFTOVER_GRACE
+from ddplaunch.control.messages import Drained, Finished, FromNode, Interrupted, Stop
+from ddplaunch.output.events import Event, Swept
+from ddplaunch.output.streams import DRAIN_PATIENCE
+from ddplaunch.rank import processes
+
+RUNS = (Phase.RUNNING, Phase.STOPPING)
+
+
+class Teardown:
+    """That of one attempt, whatever ends it."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        tree: Tree,
+        outfit: Outfit,
+        grace: float,
+        emit: Callable[[Event], None],
+        tell: Callable[[FromNode], None],
+        done: Callable[[Drained], None],
+    ) -> None:
+        """``grace`` is that of ``--grace``; ``tell`` tells the job; ``done`` gets the account when nothing is left."""
+        self._ranks, self._tree = ranks, tree
+        self._screen, self._streams, self._preemption_file = outfit.screen, outfit.streams, outfit.preemption_file
+        self._grace = grace
+        self._emit, self._tell, self._done = emit, tell, done
+        self._interrupted = False
+
+    def go_on(self) -> None:
+        """A rank may have ended: say when all are done, let rank 0 go, and sweep once no other node needs the store."""
+        ranks = self._ranks
+        ranks.await_stragglers()
+        if ranks.phase not in RUNS or not ranks.idle:
+            return
+        well = ranks.phase is Phase.RUNNING and not ranks.failures
+        if well and not ranks.finished:
+            ranks.finished = True
+            self._tell(Finished(ranks.number))
+        if well and ranks.first.held and not ranks.released:
+            return
+        ranks.first.release()
+        if not ranks.processes:
+            self.sweep(min(LEFTOVER_GRACE, self._grace) if well else 0)
+
+    def interrupt(self, signalled: Interrupted, *, first: bool) -> None:
+        """Somebody wants the job to end, and this node begins with it at once."""
+        self._interrupted = True
+        if self._ranks.phase is Phase.SWEEPING:
+            self._tree.sweep(0)
+        elif self._ranks.phase in RUNS and signalled.again:
+            self.sweep(0)
+        elif self._ranks.phase in RUNS:
+            if first:
+                count = len(self._ranks.processes)
+                text = f"stopping {count} rank{'s' * (count != 1)}; Ctrl-C again ends them at once"
+                self._screen.note(text, of_job=True)
+            self._stop(signalled.signal, self._grace)
+
+    def order(self, stop: Stop) -> None:
+        """The job has ordered them to stop."""
+        if self._ranks.phase is Phase.LOADING:
+            self.abandon()
+        elif self._ranks.phase in RUNS and stop.grace == 0:
+            self.sweep(0)
+        elif self._ranks.phase in RUNS:
+            self._stop(stop.signal, stop.grace)
+
+    def _stop(self, number: int, grace: float) -> None:
+        ranks = self._ranks
+        if number in ranks.sent:
+            return
+        ranks.pending -= self._tree.recall()
+        if ranks.phase is Phase.RUNNING:
+            ranks.enter(Phase.STOPPING)
+            ranks.timers.after(grace, lambda: self.sweep(0))
+        ranks.stop(number)
+        self.go_on()
+
+    def sweep(self, grace: float) -> None:
+        """End all that is left, with so many seconds between SIGTERM and SIGKILL."""
+        ranks = self._ranks
+        if ranks.phase is Phase.SWEEPING:
+            return
+        ranks.enter(Phase.SWEEPING)
+        ranks.cut_short()
+        ranks.pending -= self._tree.recall()
+        self._tree.sweep(grace)
+        # A zygote that does not answer is itself stopped or stuck.
+        ranks.timers.after(grace + processes.KILL_PATIENCE + 1, self._tree.kill)
+
+    def abandon(self) -> None:
+        """End a zygote that is still importing: no rank is there yet, and there may be no further attempt."""
+        self._tree.close()
+        self._ranks.pending = 0
+        self._drain([], [])
+
+    def swept(self, found: list[str], stuck: list[str]) -> None:
+        """The zygote has nothing left below it; impatience asks twice, and is answered twice."""
+        if self._ranks.phase is Phase.SWEEPING:
+            self._drain(found, stuck)
+
+    def lost(self) -> None:
+        """The zygote was killed, by us if it was silent, and its ranks with it (their parent-death signal)."""
+        how = self._tree.close()
+        if self._ranks.phase in (Phase.LOADING, *RUNS, Phase.SWEEPING):  # else the next attempt has one of its own
+            stuck = self._tree.kill_ours()
+            self._ranks.cut_off(how)
+            self._drain([], stuck)
+
+    def _drain(self, found: list[str], stuck: list[str]) -> None:
+        ranks = self._ranks
+        ranks.timers.cancel()
+        if found and not (ranks.failures or ranks.stopped or self._interrupted):
+            self._screen.note(f"ended what the ranks left behind: {', '.join(found)}")
+        if stuck:
+            self._screen.note(f"cannot be killed, so not waited for: {', '.join(stuck)}")
+        self._emit(Swept(tuple(found), tuple(stuck)))
+        ranks.first.release()
+        ranks.stopped += len(ranks.processes)
+        ranks.enter(Phase.DRAINING)
+        if self._streams.open:
+            ranks.timers.after(DRAIN_PATIENCE, self.drained)
+        else:
+            self.drained()
+
+    def drained(self) -> None:
+        """All that the ranks ever printed has arrived."""
+        if self._ranks.phase is Phase.DRAINING:
+            self._ranks.timers.cancel()
+            account = self._ranks.account(self._streams, heeded=self._preemption_file.heeded)
+            self._streams.close()
+            self._done(account)

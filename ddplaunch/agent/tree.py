@@ -1,0 +1,112 @@
+"""The processes below us: the zygote that all ranks come of, and which of the others are ours.
+
+The shell that became us by ``exec`` may have left us children of its own. While a zygote lives, all that came of its
+ranks is below it. Where it is killed, that falls to us, among whatever strangers lose their parents, as we adopt
+orphans.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+
+from ddplaunch.agent import job
+from ddplaunch.agent.policy import Policy
+from ddplaunch.agent.temporary import Temporary
+from ddplaunch.agent.zygote_client import Listener, ZygoteClient
+from ddplaunch.control.failure import describe_end
+from ddplaunch.loop import Loop
+from ddplaunch.plan.plan import Plan
+from ddplaunch.rank import processes
+
+
+class Tree:
+    """Has one zygote at a time, and tells ours from strangers; without strangers at the start, all below us is ours.
+
+    Attributes:
+        environ: what everything below has. temporary: a folder, whose path is in the environment of the ranks.
+        zygote: None where there is none. guard: the process that all sidecars hang below, which looks after them.
+    """
+
+    def __init__(self, loop: Loop, policy: Policy, environ: Mapping[str, str], run_id: str) -> None:
+        """Look who is there already."""
+        self._loop = loop
+        self._policy = policy
+        self._strangers = frozenset(processes.children())
+        self._sessions: set[int] = set()
+        self.environ = {name: value for name, value in environ.items() if name not in job.OURS_ALONE}
+        self.temporary = Temporary(f"ddplaunch-{run_id}")
+        self.zygote: ZygoteClient | None = None
+        self.guard: int | None = None
+
+    def plant(self, plan: Plan, store_file: str | None, listener: Listener) -> ZygoteClient:
+        """Return the zygote, started if there is none; it removes ``store_file`` should we be killed.
+
+        Raises:
+            CannotStart: a limit on processes or memory.
+        """
+        self.zygote = self.zygote or ZygoteClient(
+            self._loop,
+            environment={**self.environ, **plan.shared},
+            modules=self._policy.modules,
+            asked=self._policy.asked,
+            first=plan.target.first or os.getcwd(),
+            remove=[path for path in (self.temporary.path, store_file) if path],
+            title=job.title(plan),
+            shielded=job.shielded(self._policy.preempt_signal),
+            listener=listener,
+        )
+        return self.zygote
+
+    def recall(self) -> int:
+        """Ask for no more ranks; return how many of those wanted will never be."""
+        return self.zygote.recall() if self.zygote else 0
+
+    def sweep(self, grace: float) -> None:
+        """Ask for the end of all that is left of the ranks, as ``ZygoteClient.sweep``."""
+        if self.zygote:
+            self.zygote.sweep(grace)
+
+    def kill(self) -> None:
+        """End the zygote at once, and its ranks with it."""
+        if self.zygote:
+            self.zygote.kill()
+
+    def close(self) -> str | None:
+        """Let the zygote leave, if there is one; say how it had ended already, None where we have ended it."""
+        if (zygote := self.zygote) is None:
+            return None
+        self.zygote = None
+        killed, status = zygote.killed, zygote.close()
+        how = describe_end(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
+        return None if killed else f"the zygote (pid {zygote.pid}) {how}, and its ranks with it"
+
+    def kill_ours(self) -> list[str]:
+        """End what a zygote left to us; return what cannot be killed."""
+        return processes.kill_all_below(os.getpid(), spare=self._spares)[0]
+
+    def lead(self, pid: int) -> None:
+        """This process of ours leads a session, which its children are in unless they leave it."""
+        self._sessions.add(pid)
+
+    def _spares(self, pid: int) -> bool:
+        """Whether a child of this process, born or adopted, did not come of the ranks; in doubt it did not."""
+        if pid == self.guard or not self._strangers:
+            return pid == self.guard
+        return pid in self._strangers or not (self._session(pid) in self._sessions or self._has_mark(pid))
+
+    def _session(self, pid: int) -> int:
+        try:
+            return os.getsid(pid)
+        except OSError:
+            return 0
+
+    def _has_mark(self, pid: int) -> bool:
+        if self.temporary.path is None:
+            return False
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                return os.fsencode(self.temporary.path) in file.read()
+        except OSError:
+            return False
