@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from selectors import EVENT_READ, EVENT_WRITE
 from types import FrameType
 
-Callback = Callable[[], None]
+Callback = Callable[[], object]
 
 
 class Timer:

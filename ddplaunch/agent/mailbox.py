@@ -140,7 +140,8 @@ class Mailbox:
             data = b""
         if not data:
             self._loop.forget(self._socket.fileno())
-            return self._gone()
+            self._gone()
+            return
         arriving.data += data
         if arriving.size is None and len(arriving.data) == HEADER.size:
             arriving.size = HEADER.unpack(arriving.data)[0]

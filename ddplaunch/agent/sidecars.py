@@ -57,15 +57,7 @@ class Sidecars:
         """Start them, without waiting for any."""
         try:
             self._zygote = ZygoteClient(
-                self._loop,
-                environment=self._tree.environ,
-                modules=(),
-                asked=(),
-                first="",
-                remove=(),
-                title="",
-                shielded=self._shielded,
-                listener=self,
+                self._loop, listener=self, environment=self._tree.environ, shielded=self._shielded
             )
         except limits.CannotStart as error:
             return self._say(f"{', '.join(each.name for each in self._all)}: {error.message}; the job goes on")

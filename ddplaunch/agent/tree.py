@@ -48,6 +48,7 @@ class Tree:
         """
         self.zygote = self.zygote or ZygoteClient(
             self._loop,
+            listener=listener,
             environment={**self.environ, **plan.shared},
             modules=self._policy.modules,
             asked=self._policy.asked,
@@ -55,7 +56,6 @@ class Tree:
             remove=[path for path in (self.temporary.path, store_file) if path],
             title=job.title(plan),
             shielded=job.shielded(self._policy.preempt_signal),
-            listener=listener,
         )
         return self.zygote
 

@@ -77,14 +77,14 @@ class ZygoteClient:
         self,
         loop: Loop,
         *,
-        environment: Mapping[str, str],
-        modules: Sequence[str],
-        asked: Sequence[str],
-        first: str,
-        remove: Sequence[str],
-        title: str,
-        shielded: Sequence[int],
         listener: Listener,
+        environment: Mapping[str, str],
+        modules: Sequence[str] = (),
+        asked: Sequence[str] = (),
+        first: str = "",
+        remove: Sequence[str] = (),
+        title: str = "",
+        shielded: Sequence[int] = (),
     ) -> None:
         """Start the zygote.
 

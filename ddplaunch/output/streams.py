@@ -120,7 +120,7 @@ class Streams:
     def catch_up(self, name: str) -> None:
         """Read what this sidecar, which has ended, had printed."""
         for stream in self._of(name):
-            while self._took(stream):
+            while self._read(stream):
                 pass
 
     def close(self) -> None:
@@ -140,10 +140,7 @@ class Streams:
     def _of(self, source: Source) -> list[_Stream]:
         return [stream for stream in self._streams.values() if stream.source == source]
 
-    def _read(self, stream: _Stream) -> None:
-        self._took(stream)
-
-    def _took(self, stream: _Stream) -> bool:
+    def _read(self, stream: _Stream) -> bool:
         """Read once; return whether there was something."""
         try:
             data = os.read(stream.fd, PIPE_SIZE)

@@ -9,12 +9,7 @@ from typing import Literal, TypedDict
 
 
 class Config(TypedDict):
-    """What a zygote is started with.
-
-    ``modules`` are imported before it forks (none: each rank is a fresh interpreter), of which the user has ``asked``
-    for some; ``first`` is the ranks' own folder; ``remove`` are paths to be removed should the supervisor be killed;
-    ``shielded`` are signals for the supervisor alone; ``unsafe`` says why it started over without ``modules``.
-    """
+    """What a zygote is started with, as ``ZygoteClient`` has it; ``unsafe``: why it starts over without modules."""
 
     supervisor: int
     modules: list[str]
@@ -26,7 +21,7 @@ class Config(TypedDict):
 
 
 class Program(TypedDict):
-    """A program that is executed; ``typed`` is its name as typed, ``path`` where it is."""
+    """A program that is executed: its name as typed, and where it is."""
 
     rank: int
     kind: Literal["program"]
@@ -50,11 +45,10 @@ class Facts(TypedDict):
 
 
 class Python(TypedDict):
-    """Python code of the user's; ``path``, ``module`` and ``function`` are "" where the kind has none.
+    """The user's Python code; of ``path``, ``module`` and ``function`` those that its kind has not are "".
 
-    ``first`` comes first in ``sys.path``; ``first_here`` is whether it is the first rank of its node; ``error_file``
-    is where its exception is recorded; ``line_buffered`` is whether each line comes at once; ``store`` is where the
-    job's store is; ``title`` is what ``ps`` shows.
+    ``first`` comes first in ``sys.path``; ``first_here`` is whether this is local rank 0; ``error_file`` is where an
+    exception is recorded; ``line_buffered`` is whether each line comes at once; ``title`` is what ``ps`` shows.
     """
 
     rank: int
@@ -81,25 +75,19 @@ Job = Program | Python
 
 
 class Spawn(TypedDict):
-    """Start a rank; ``fds`` are the purposes of the descriptors that come along."""
-
     op: Literal["spawn"]
     rank: int
     job: Job
-    fds: list[str]
+    fds: list[str]  # the purposes of the descriptors that come along
 
 
 class Sweep(TypedDict):
-    """End all that is left below: SIGTERM after ``patience`` seconds, SIGKILL ``grace`` seconds later."""
-
     op: Literal["sweep"]
     grace: float
     patience: float
 
 
 class Remove(TypedDict):
-    """Remember a path that is to be removed."""
-
     op: Literal["remove"]
     path: str
 
@@ -112,15 +100,11 @@ class Ready(TypedDict):
 
 
 class Refused(TypedDict):
-    """A module of ``--preload`` cannot be imported."""
-
     op: Literal["refused"]
     message: str
 
 
 class Spawned(TypedDict):
-    """A rank has its process; a pidfd comes along where there is one."""
-
     op: Literal["spawned"]
     rank: int
     pid: int
@@ -140,8 +124,6 @@ class Exited(TypedDict):
 
 
 class Swept(TypedDict):
-    """Nothing is left below: ``found`` was ended, ``stuck`` cannot be killed."""
-
     op: Literal["swept"]
     found: list[str]
     stuck: list[str]

@@ -46,17 +46,10 @@ if TYPE_CHECKING:
 else:
     from importlib.util import module_from_spec, spec_from_file_location
 
-    def _sibling(name):
-        """Load a file that stands beside this one without leaving its name in sys.modules."""
-        spec = spec_from_file_location(name, os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py"))
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    channel = _sibling("channel")
-    leftovers = _sibling("leftovers")
-    processes = _sibling("processes")
-    worker = _sibling("worker")
+    spec = spec_from_file_location("worker", os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py"))
+    worker = module_from_spec(spec)  # as ``worker.sibling`` loads the others, leaving no name in sys.modules
+    spec.loader.exec_module(worker)
+    channel, leftovers, processes = map(worker.sibling, ("channel", "leftovers", "processes"))
 
 _HELPER_PATIENCE = 3.0
 """Seconds more that multiprocessing's own helpers have for their end."""
