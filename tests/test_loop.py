@@ -35,3 +35,19 @@ def test_a_signal_is_heeded_before_the_other_descriptors():
                 os.close(fd)
     assert heard[1] == "signal"
     assert len(heard) == 21
+
+
+def test_what_is_posted_comes_when_its_asker_is_done():
+    """In order, in the same round, with what is posted meanwhile; and no round waits while something is posted."""
+    loop, heard = Loop(), []
+
+    def ask():
+        loop.soon(lambda: heard.append("answer"))
+        loop.soon(lambda: loop.soon(lambda: heard.append("and its own answer")))
+        heard.append("asked")
+
+    loop.soon(ask)
+    assert not loop.settled
+    loop.step()
+    assert heard == ["asked", "answer", "and its own answer"]
+    assert loop.settled

@@ -89,7 +89,7 @@ class Memory:
         """Say what the counters add to an end by signal ``number``, or to a message ``text`` about a killed child."""
         killed = number == signal.SIGKILL or "killed by signal: Killed" in text
         if killed and _oom_kills() > self._before:
-            return "the kernel's out-of-memory killer was at work meanwhile: probably out of memory"
+            return "the kernel's out-of-memory killer ran meanwhile: probably out of memory"
         if number == signal.SIGBUS or "Bus error" in text:
             return _shared_memory()
         return None
@@ -133,7 +133,7 @@ def _shared_memory() -> str:
     size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     return (
         f"/dev/shm, which DataLoader workers need, has {free >> 20} of {size >> 20} MiB free now: "
-        "enlarge it (docker run --shm-size=8g), or num_workers=0"
+        "make it larger (docker run --shm-size=8g), or use num_workers=0"
     )
 
 

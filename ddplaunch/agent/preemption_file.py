@@ -1,7 +1,7 @@
-"""The notice that the job must make room: how the ranks of this node learn of it, and whether they did.
+"""The preemption file: how the ranks of this node learn that the job must make room, and whether they did.
 
-The notice is a file that appears: any process can look for it, in any language, at the price of a system call, and
-nothing of a rank is interrupted. ``ddplaunch.runtime.preempted`` looks, and leaves a second file where it found it.
+It appears then: any process can look for it, in any language, at the price of a system call, and nothing of a rank is
+interrupted. ``ddplaunch.runtime.preempted`` looks, and leaves a second file where it found the first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ VARIABLE = "DDPLAUNCH_PREEMPTED_FILE"
 
 
 class PreemptionFile:
-    """The notice to the ranks of one node.
+    """That of one node.
 
     Attributes:
         given: whether the job must make room.

@@ -46,6 +46,7 @@ class Sidecars:
         self._tree = tree
         self._grace = min(GRACE, grace)
         self._all = outfit.policy.sidecars
+        self._names = ", ".join(each.name for each in self._all)
         self._shielded = job.shielded(outfit.policy.preempt_signal)
         self._zygote: ZygoteClient | None = None
         self._temporary = Temporary("ddplaunch-sidecars")
@@ -60,7 +61,7 @@ class Sidecars:
                 self._loop, listener=self, environment=self._tree.environ, shielded=self._shielded
             )
         except limits.CannotStart as error:
-            return self._say(f"{', '.join(each.name for each in self._all)}: {error.message}; the job goes on")
+            return self._say(f"{self._names}: {error.message}; the job goes on")
         self._tree.guard = self._zygote.pid
         self._zygote.spawn((number, partial(self._prepare, number, each)) for number, each in enumerate(self._all))
 
@@ -132,7 +133,7 @@ class Sidecars:
 
     def swept(self, found: list[str], stuck: list[str]) -> None:
         if stuck:
-            self._say(f"cannot be killed, so not waited for: {', '.join(stuck)}")
+            self._say(f"these processes cannot be killed, and nothing waits for them: {', '.join(stuck)}")
         self._over()
 
     def exited(self, rank: int, pid: int, code: int) -> None:
@@ -166,7 +167,7 @@ class Sidecars:
         """It was killed, and they with it (their parent-death signal)."""
         self._was_lost = True
         if not self._stopping:
-            self._say(f"{', '.join(each.name for each in self._all)}: ended, their guard was killed; the job goes on")
+            self._say(f"{self._names} ended because their guard process was killed; the job goes on")
         self._over()  # which waits for its end: what it leaves is below us only then
         if self._stopping:
             self._kill()

@@ -183,7 +183,7 @@ class Supervisor:
         """Nobody is stopped yet: that is for the ranks to do, or for the job when their time is over."""
         trouble = self._outfit.preemption_file.give()
         if trouble and self._ranks.processes:
-            self._screen.note(f"the ranks cannot see that they must make room: {trouble}")
+            self._screen.note(f"the ranks cannot learn of the preemption: {trouble}")
         self._emit(events.Preempted())
         if self._policy.preempt_forward is not None:
             self._ranks.send(self._policy.preempt_forward)

@@ -121,9 +121,9 @@ class Teardown:
         ranks = self._ranks
         ranks.timers.cancel()
         if found and not (ranks.failures or ranks.stopped or self._interrupted):
-            self._screen.note(f"ended what the ranks left behind: {', '.join(found)}")
+            self._screen.note(f"ended processes that the ranks left behind: {', '.join(found)}")
         if stuck:
-            self._screen.note(f"cannot be killed, so not waited for: {', '.join(stuck)}")
+            self._screen.note(f"these processes cannot be killed, and nothing waits for them: {', '.join(stuck)}")
         self._emit(Swept(tuple(found), tuple(stuck)))
         ranks.first.release()
         ranks.stopped += len(ranks.processes)

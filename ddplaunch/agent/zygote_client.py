@@ -43,28 +43,21 @@ Prepare = Callable[[], "tuple[Job, Mapping[str, int]]"]
 
 
 class Listener(Protocol):
-    """Hears what a zygote says, and when it has ended unasked. Never called back from within a call to its client."""
+    """Hears what a zygote says; it is never called back from within a call to its client.
 
-    def ready(self, forks: bool, unsafe: str | None, seconds: float) -> None:
-        """It can start ranks; ``unsafe`` says why it does not fork them, ``seconds`` how long its imports took."""
+    ``ready``: it can start ranks (``unsafe``: why it does not fork them; ``seconds``: how long its imports took).
+    ``refused``: what was to be imported cannot be. ``unborn``: a rank can be given no process, or no descriptors.
+    ``exited``: ``code`` is -N for signal N. ``swept``: nothing is left below it; ``found`` was ended, ``stuck`` cannot
+    be killed. ``lost``: it has ended unasked.
+    """
 
-    def refused(self, message: str) -> None:
-        """What was to be imported cannot be."""
-
-    def spawned(self, rank: int, pid: int, pidfd: int | None) -> None:
-        """A rank has its process."""
-
-    def unborn(self, rank: int, errno: int) -> None:
-        """A rank cannot be given a process, or its descriptors."""
-
-    def exited(self, rank: int, pid: int, code: int) -> None:
-        """A rank's process has ended; ``code`` is -N for signal N."""
-
-    def swept(self, found: list[str], stuck: list[str]) -> None:
-        """Nothing is left below it: ``found`` was ended, ``stuck`` cannot be killed."""
-
-    def lost(self) -> None:
-        """It has ended."""
+    def ready(self, forks: bool, unsafe: str | None, seconds: float) -> None: ...
+    def refused(self, message: str) -> None: ...
+    def spawned(self, rank: int, pid: int, pidfd: int | None) -> None: ...
+    def unborn(self, rank: int, errno: int) -> None: ...
+    def exited(self, rank: int, pid: int, code: int) -> None: ...
+    def swept(self, found: list[str], stuck: list[str]) -> None: ...
+    def lost(self) -> None: ...
 
 
 class ZygoteClient:

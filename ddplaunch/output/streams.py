@@ -102,7 +102,7 @@ class Streams:
         try:
             file = create(path, os.O_APPEND)
         except OSError as error:
-            return self._screen.note(f"no log of {name}: {error.strerror}")
+            return self._screen.note(f"{name} has no log file: {error.strerror}")
         if before := self._files.pop(source, None):
             os.close(before)
         self._files[source] = file

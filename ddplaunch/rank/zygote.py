@@ -19,7 +19,7 @@ import sys
 
 BASELINE = frozenset(sys.modules)  # what any interpreter has at its start
 if not getattr(sys.flags, "safe_path", False):
-    HERE = sys.path.pop(0)  # this file's folder, which no import of the user's may see
+    sys.path.pop(0)  # this file's folder, which no import of the user's may see
 
 import errno  # noqa: E402
 import gc  # noqa: E402
@@ -128,7 +128,7 @@ def _why_unsafe(config: Config, failed: str | None) -> str | None:
         return f"importing {failed} failed"
     shadow = _shadowed(config["first"])
     if shadow:
-        return f"{os.path.join(config['first'], shadow)} bears the name of a module that is loaded already"
+        return f"{os.path.join(config['first'], shadow)} has the name of a module that is imported already"
     probe = os.fork()  # OpenBLAS stops its threads before a fork and starts them again when it computes
     if probe == 0:
         os._exit(0)

@@ -204,7 +204,9 @@ def test_its_guard_killed(start, tmp_path, waits):
     pid = sidecar(job)
     job.wait_for("ready", 2)
     os.kill(parent(pid), signal.SIGKILL)
-    wait_until(lambda: f"{NAME}: ended, their guard was killed; the job goes on" in job.stderr(), "the line")
+    wait_until(
+        lambda: f"{NAME} ended because their guard process was killed; the job goes on" in job.stderr(), "the line"
+    )
     (tmp_path / "go").touch()
     assert job.wait() == 0
     job.assert_nothing_left()

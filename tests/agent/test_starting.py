@@ -329,8 +329,8 @@ def test_a_log_is_not_written_through_a_link(launch, tmp_path):
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == ["[0] again", "[1] again"]
     assert theirs.read_text() == "whole"
-    assert "no log of rank 0: Too many levels of symbolic links" in done.stderr
-    assert "no log of rank 1: No such device or address" in done.stderr
+    assert "rank 0 has no log file: Too many levels of symbolic links" in done.stderr
+    assert "rank 1 has no log file: No such device or address" in done.stderr
     assert "the log folder is incomplete: plan.json: Too many levels of symbolic links" in done.stderr
 
 

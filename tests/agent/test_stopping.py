@@ -262,7 +262,7 @@ def test_what_successful_ranks_leave_behind_is_ended_and_named(start):
     assert LEFTOVER_GRACE == 5  # at most, or as long as the ranks have
     job = start("run", *LIGHT, "--nproc", "2", "--grace", "0.5", SLEEPER, "children", "return")
     assert job.wait() == 0
-    assert "ended what the ranks left behind" in job.stderr()
+    assert "ended processes that the ranks left behind" in job.stderr()
     assert "sleep" in job.stderr()
     job.assert_nothing_left()
 
@@ -315,7 +315,7 @@ def test_a_rank_that_cannot_die_is_reported_and_not_waited_for(start):
         (group / "freezer.state").write_text("FROZEN")
         job.signal(signal.SIGTERM)
         assert job.wait() == 143
-        assert "cannot be killed, so not waited for" in job.stderr()
+        assert "these processes cannot be killed, and nothing waits for them" in job.stderr()
         assert f"pid {frozen}" in job.stderr()
         assert alive(frozen)
     finally:

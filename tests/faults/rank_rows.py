@@ -63,7 +63,7 @@ ROWS = [
     Row(
         "grandchild left behind by a job that ends well",
         _leave,
-        (WELL, Expect(0, "ended what the ranks left behind: .*sleep")),
+        (WELL, Expect(0, "ended processes that the ranks left behind: .*sleep")),
         mode="silent",
         survives=True,
     ),
