@@ -46,7 +46,7 @@ class Outfit:
     store: Store
     preemption_file: PreemptionFile
 
-    def job(self, ranks: Ranks, rank: Rank) -> tuple[Job, dict[str, int]]:
+    def prepare(self, ranks: Ranks, rank: Rank) -> tuple[Job, dict[str, int]]:
         """Return the job of a rank, and its descriptors by purpose, which the caller closes.
 
         Raises:

@@ -172,7 +172,7 @@ class Supervisor:
         ranks.enter(Phase.RUNNING if zygote.ready else Phase.LOADING)
         self._outfit.store.begin()
         ranks.pending = len(plan.local_ranks)
-        zygote.spawn((rank.rank, partial(self._outfit.job, ranks, rank)) for rank in plan.local_ranks)
+        zygote.spawn((rank.rank, partial(self._outfit.prepare, ranks, rank)) for rank in plan.local_ranks)
         if self._policy.sidecars and self.sidecars is None:
             from ddplaunch.agent.sidecars import Sidecars
 
