@@ -1,1 +1,1 @@
-"""What the ranks print, on its way to people and files."""
+"""What ranks print and what happens, on its way to people and files."""

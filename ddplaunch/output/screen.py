@@ -38,12 +38,10 @@ class Screen(Protocol):
     by_lines: bool
 
     @property
-    def full(self) -> bool:
-        """Whether people are so far behind that the ranks should wait."""
+    def full(self) -> bool: ...  # people are so far behind that the ranks should wait
 
     @property
-    def written(self) -> bool:
-        """Whether all that was shown has been written."""
+    def written(self) -> bool: ...  # all that was shown
 
     def when_relieved(self, callback: Callback) -> None:
         """Have ``callback`` called whenever there may be room again."""

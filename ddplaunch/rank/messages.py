@@ -20,16 +20,21 @@ class Config(TypedDict):
     unsafe: str | None
 
 
-class Program(TypedDict):
-    """A program that is executed: its name as typed, and where it is."""
+class _Rank(TypedDict):
+    """What every rank has: what was typed, and the path of its file, if it has one."""
 
     rank: int
-    kind: Literal["program"]
     typed: str
     path: str
     args: list[str]
     env: dict[str, str]
     cpus: list[int] | None
+
+
+class Program(_Rank):
+    """A program that is executed."""
+
+    kind: Literal["program"]
 
 
 class Facts(TypedDict):
@@ -44,22 +49,16 @@ class Facts(TypedDict):
     device: str
 
 
-class Python(TypedDict):
+class Python(_Rank):
     """The user's Python code; of ``path``, ``module`` and ``function`` those that its kind has not are "".
 
     ``first`` comes first in ``sys.path``; ``first_here`` is whether this is local rank 0; ``error_file`` is where an
     exception is recorded; ``line_buffered`` is whether each line comes at once; ``title`` is what ``ps`` shows.
     """
 
-    rank: int
     kind: Literal["script", "module", "function"]
-    typed: str
-    path: str
     module: str
     function: str
-    args: list[str]
-    env: dict[str, str]
-    cpus: list[int] | None
     first: str
     facts: Facts
     first_here: bool
