@@ -19,14 +19,14 @@ class PreemptionFile:
 
     Attributes:
         given: whether the job must make room.
-        heeded: whether a rank has found that out, or has ended as one that did.
+        seen: whether a rank has found that out, or has ended as one that did.
     """
 
     def __init__(self, folder: Temporary) -> None:
         """``folder`` is where it appears, and is removed at the end by whoever made it."""
         self._folder = folder
         self.given = False
-        self._heeded = False
+        self._seen = False
 
     @property
     def _path(self) -> str | None:
@@ -48,9 +48,9 @@ class PreemptionFile:
         return None
 
     @property
-    def heeded(self) -> bool:
-        return self._heeded or (self._path is not None and os.path.exists(f"{self._path}.seen"))
+    def seen(self) -> bool:
+        return self._seen or (self._path is not None and os.path.exists(f"{self._path}.seen"))
 
     def answered(self) -> None:
         """A rank has ended with the exit code of one that makes room."""
-        self._heeded = True
+        self._seen = True

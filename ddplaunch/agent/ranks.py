@@ -274,7 +274,7 @@ class Ranks:
             where = f" on {left[0].rank.host or 'this node'}" if self.plan.nnodes > 1 else ""
             self._note(f"the other ranks{where} are done; waiting for {names}")
 
-    def account(self, streams: Streams, *, heeded: bool) -> Drained:
+    def account(self, streams: Streams, *, seen: bool) -> Drained:
         """What the job hears of it in the end, failures with the last lines that each rank printed."""
         failures = (replace(each, tail=post_mortem.last_lines(streams.tail(each.rank))) for each in self.failures)
-        return Drained(self.number, tuple(within(failures, MAX_TOLD)), self.stopped, time.time(), self._broken, heeded)
+        return Drained(self.number, tuple(within(failures, MAX_TOLD)), self.stopped, time.time(), self._broken, seen)

@@ -72,7 +72,7 @@ class Supervisor:
         limits.allow_descriptors(len(plan.local_ranks), 4 if policy.log_dir else 3)
         store = Store(plan, fresh=plan.nnodes == 1 or rules.port is not None)
         self._plan = store.with_port(plan)
-        self._link = make_link(loop, self._plan, rules, self._post, listening)
+        self._link = make_link(loop, self._plan, rules, self._hear, listening)
         if plan.hosts_store or rules.port is None:
             log.open(plan.run_id, plan.node_rank)
         self._tree = Tree(loop, policy, environ, plan.run_id)
@@ -120,10 +120,6 @@ class Supervisor:
             observer.observe(event)
 
     # ------------------------------------------------------------------------------------- what comes from the job
-
-    def _post(self, message: Message) -> None:
-        """Never at once: what this node says may be answered before it has been said to the end."""
-        self._loop.soon(partial(self._hear, message))
 
     def _hear(self, message: Message) -> None:
         """Carry out what the job wants of this node."""
@@ -273,6 +269,12 @@ class Supervisor:
                 self.sidecars.expected = True
             self._teardown.interrupt(meaning, first=first)
         self._link.tell(meaning)
+
+    def stop(self, now: bool) -> None:
+        """End the job as Ctrl-C does; ``now``: as Ctrl-C does when it comes again."""
+        for _ in range(1 + now):
+            if self._ranks.phase is not Phase.ENDED:
+                self._signalled(signal.SIGINT)
 
     def _drained(self, account: messages.Drained) -> None:
         """Nothing of the attempt is left: the job decides what comes next."""

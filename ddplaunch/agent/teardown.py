@@ -61,7 +61,8 @@ class Teardown:
             self.sweep(0)
         elif self._ranks.phase in RUNS:
             if first:
-                count = len(self._ranks.processes)
+                self._ranks.pending -= self._tree.recall()
+                count = len(self._ranks.processes) + self._ranks.pending  # these are on their way
                 text = f"stopping {count} rank{'s' * (count != 1)}; Ctrl-C again ends them at once"
                 self._screen.note(text, of_job=True)
             self._stop(signalled.signal, self._grace)
@@ -137,6 +138,6 @@ class Teardown:
         """All that the ranks ever printed has arrived."""
         if self._ranks.phase is Phase.DRAINING:
             self._ranks.timers.cancel()
-            account = self._ranks.account(self._streams, heeded=self._preemption_file.heeded)
+            account = self._ranks.account(self._streams, seen=self._preemption_file.seen)
             self._streams.close()
             self._done(account)

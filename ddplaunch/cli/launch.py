@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,11 +15,16 @@ from ddplaunch.control.failure import Outcome
 from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_PREEMPTED, UsageError
 from ddplaunch.files import create
+from ddplaunch.job.door import Door
+from ddplaunch.job.watch import Watch
 from ddplaunch.loop import Loop
 from ddplaunch.output.events import Observer
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import choose
 from ddplaunch.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from ddplaunch.job.status import Status
 
 BEHIND = 0.5
 """Seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails."""
@@ -40,10 +46,12 @@ class Job:
         speaks = alone or not (rules.one_log and plan.node_rank)
         self._screen = choose(loop, colour=policy.colour, patience=policy.patience, quiet=policy.quiet, speaks=speaks)
         self._log = RunLog(policy.log_dir, self._screen.note, alone=alone)
-        observers: list[Observer] = [self._screen, self._log]
+        self._watch = Watch(plan)
+        observers: list[Observer] = [self._screen, self._log, self._watch]
         self._supervisor = Supervisor(
             plan, policy, rules, os.environ, loop, self._screen, self._log, observers, listening=listening
         )
+        self._door = Door(loop, plan.run_id, self)
 
     def run(self) -> int:
         """Run it to its end; return the exit code.
@@ -52,7 +60,10 @@ class Job:
             UsageError: the nodes disagree on what was typed.
         """
         supervisor = self._supervisor
-        outcome = supervisor.run()
+        try:
+            outcome = supervisor.run()
+        finally:
+            self._door.close()
         try:
             self._tell(outcome)
         finally:  # they may take some seconds
@@ -62,6 +73,14 @@ class Job:
             where = f" on {os.uname().nodename}" if self._plan.nnodes > 1 else ""
             click.echo(f"ddplaunch: kept in {self._log.path}{where}", err=True)
         return outcome.code
+
+    def status(self) -> Status:
+        """How this node's share stands, for the door."""
+        return self._watch.status()
+
+    def stop(self, now: bool) -> None:
+        """End it, for the door."""
+        self._supervisor.stop(now)
 
     def _tell(self, outcome: Outcome) -> None:
         """Say how the job has ended: to people, and to the batch script that may start it again."""
