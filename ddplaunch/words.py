@@ -1,4 +1,4 @@
-"""Small words: lists of names, times."""
+"""Small words: lists of names, near misses, times."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ def named(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
     return ", ".join(listed[:MAX_NAMED]) + more
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Find the known word that ``word`` may be a typing error of."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, sorted(known), 1, 0.6)), None)
 
 
 def clock(seconds: float) -> str:

@@ -22,6 +22,7 @@ import click
 
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_owned
+from ddplaunch.words import nearest
 
 PROJECT = "pyproject.toml"
 NONE = "none"
@@ -217,7 +218,5 @@ def _typed(value: object, option: click.Option, place: str) -> str | bool | tupl
 
 
 def _near(key: str, known: Mapping[str, click.Option]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(key.replace("_", "-"), known, 1, 0.5)
-    return f"did you mean {near[0]}?" if near else f"its keys: {', '.join(known)}"
+    near = nearest(key.replace("_", "-"), known)
+    return f"did you mean {near}?" if near else f"its keys: {', '.join(known)}"

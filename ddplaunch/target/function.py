@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ddplaunch.errors import UsageError
 from ddplaunch.target import signature
 from ddplaunch.target.signature import Signature
+from ddplaunch.words import nearest
 
 
 def find_function(typed: str, where: str, function: str, module: ast.Module) -> Signature | None:
@@ -44,11 +45,8 @@ def find_function(typed: str, where: str, function: str, module: ast.Module) -> 
 
 
 def _instead(where: str, function: str, names: list[str]) -> str | None:
-    import difflib
-
-    near = difflib.get_close_matches(function, names, 1, 0.5)
-    if near:
-        return f"did you mean {where}:{near[0]}?"
+    if near := nearest(function, names):
+        return f"did you mean {where}:{near}?"
     return f"its functions: {', '.join(names[:8])}{', …' if len(names) > 8 else ''}" if names else None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import UsageError
 from ddplaunch.target import source
+from ddplaunch.words import nearest
 
 if TYPE_CHECKING:
     from ddplaunch.target.signature import Signature
@@ -135,7 +135,7 @@ def _program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
             raise UsageError(f"{typed} is a directory, not a program")
         if not os.path.exists(path):
             folder, name = os.path.split(typed)
-            near = _near(name, _entries(os.path.join(cwd, folder)))
+            near = nearest(name, _entries(os.path.join(cwd, folder)))
             raise UsageError(f"no such program: {typed}", _did_you_mean(near and os.path.join(folder, near)))
         if not os.access(path, os.X_OK):
             raise UsageError(f"{typed} is not executable", f"chmod +x {typed}")
@@ -203,7 +203,7 @@ def _near_file(typed: str, cwd: str) -> str | None:
     if folder and not os.path.isdir(os.path.join(cwd, folder)):
         return f"there is no directory {folder} either"
     names = _entries(os.path.join(cwd, folder))
-    near = name + ".py" if name + ".py" in names else _near(name, [each for each in names if each.endswith(".py")])
+    near = name + ".py" if name + ".py" in names else nearest(name, [each for each in names if each.endswith(".py")])
     if near:
         return _did_you_mean(os.path.join(folder, near))
     if re.fullmatch(_DOTTED, typed) and source.find_module(typed, cwd):
@@ -245,7 +245,7 @@ def _near_module(name: str, cwd: str) -> str | None:
                 names.add(entry[:-3])
             elif os.path.isfile(os.path.join(folder, entry, "__init__.py")):
                 names.add(entry)
-    near = _near(last, names)
+    near = nearest(last, names)
     return _did_you_mean(near and f"{parent}{dot}{near}")
 
 
@@ -254,12 +254,6 @@ def _entries(folder: str) -> list[str]:
         return sorted(os.listdir(folder or "."))
     except OSError:
         return []
-
-
-def _near(name: str, names: Iterable[str]) -> str | None:
-    import difflib
-
-    return next(iter(difflib.get_close_matches(name, sorted(names), 1, 0.6)), None)
 
 
 def _did_you_mean(name: str | None) -> str | None:
