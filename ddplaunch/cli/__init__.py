@@ -14,6 +14,7 @@ import click
 from ddplaunch import __version__
 from ddplaunch.console import colour_wanted
 from ddplaunch.errors import EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_USAGE, LaunchError, UsageError, shown
+from ddplaunch.words import nearest
 
 _COMMANDS = {
     "run": "Start a training job on this machine, or this machine's share of one.",
@@ -25,8 +26,8 @@ _COMMANDS = {
 
 MAX_IN_MESSAGE = 500
 MAX_IN_HINT = 4000  # it may be a command to copy
-_LONG_WORD = r"(\S{100})\S{100,}"
-"""A word that nobody reads to its end."""
+_LONG_WORD = r"(\S{100})\S{99,}?(:?)(?!\S)"
+"""A word that nobody reads to its end, and a colon behind it."""
 
 COMPLETE = "_DDPLAUNCH_COMPLETE"
 """The variable by which a shell asks click for completions (README)."""
@@ -52,7 +53,7 @@ class _Commands(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            raise UsageError(f"{error.option_name} stands behind a command", _as_run(words)) from None
+            raise UsageError(f"{error.option_name} must follow a command", _as_run(words)) from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -63,14 +64,12 @@ class _Commands(click.Group):
 
 
 def _unknown(words: list[str]) -> UsageError:
-    import difflib
-
     word = words[0]
     if ".py" in word or ":" in word or os.path.exists(word):
         return UsageError(f"{word} is not a command of ddplaunch", _as_run(words))
-    near = difflib.get_close_matches(word, _COMMANDS, 1, 0.5)
-    known = f"its commands: {', '.join(_COMMANDS)}"
-    return UsageError(f"{word} is not a command of ddplaunch", f"did you mean {near[0]}?" if near else known)
+    near = nearest(word, _COMMANDS)
+    hint = f"did you mean {near}?" if near else f"commands: {', '.join(_COMMANDS)}"
+    return UsageError(f"{word} is not a command of ddplaunch", hint)
 
 
 def _as_run(words: list[str]) -> str:
@@ -99,6 +98,11 @@ def main() -> None:
     except LaunchError as error:
         complain(error.message, error.hint)
         code = error.exit_code
+    except click.NoSuchOption as error:
+        known = [each for param in error.ctx.command.params for each in param.opts] if error.ctx else []
+        near = nearest(error.option_name, known)
+        complain(f"no such option: {error.option_name}", f"did you mean {near}?" if near else _help_hint(error))
+        code = EXIT_USAGE
     except click.ClickException as error:
         complain(error.format_message().rstrip("."), _help_hint(error))
         code = EXIT_USAGE
@@ -113,7 +117,7 @@ def main() -> None:
 def complain(message: str, hint: str | None) -> None:
     """Print what is wrong: a line, and at most two of what to do; what was typed may be of any length, or harmful."""
     colour = None if colour_wanted() else False
-    said = shown(re.sub(_LONG_WORD, r"\1…", message), MAX_IN_MESSAGE)
+    said = shown(re.sub(_LONG_WORD, r"\1…\2", message), MAX_IN_MESSAGE)
     click.echo(f"{click.style('Error:', fg='red', bold=True)} {said}", err=True, color=colour)
     for line in (hint or "").splitlines()[:2]:
         click.echo(f"  {shown(line, MAX_IN_HINT)}", err=True)
@@ -137,12 +141,12 @@ def _confess(error: Exception) -> None:
     except OSError:
         last = traceback.extract_tb(error.__traceback__)[-1]
         kept = f"it came from {last.filename}, line {last.lineno}"
-    complain(f"a bug of ddplaunch: {said}", f"please report it; {kept}")
+    complain(f"bug in ddplaunch: {said}", f"please report it; {kept}")
 
 
 def _help_hint(error: click.ClickException) -> str | None:
     context = getattr(error, "ctx", None)
-    return f"{context.command_path} --help says more" if context is not None else None
+    return f"{context.command_path} --help shows more" if context is not None else None
 
 
 def _open_standard_streams() -> None:

@@ -3,52 +3,53 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import socket
 
+from ddplaunch.cli.options import Options
+from ddplaunch.cli.rules import read_rules
 from ddplaunch.cli.surroundings import look_around
 from ddplaunch.control.rules import Rules
 from ddplaunch.errors import UsageError
 
 
-def tell(error: UsageError, flags: dict[str, Any]) -> None:
+def tell(error: UsageError, options: Options, listening: socket.socket | None) -> None:
     """Let the other nodes end with this error too, where nobody sits at this one to type the command again.
 
     Over SSH the hosts' own connections do so, and a person who started each node will start this one once more.
-    """
-    found = _found(flags)
-    if found is None:
-        return
-    from ddplaunch.control.decline import decline
 
-    rules, node_rank = found
+    Args:
+        listening: on the control port, if this node came so far.
+    """
+    if options.dry_run or options.hosts or options.hostfile or os.isatty(0):  # as in a shell of srun --pty
+        return
     try:
-        decline(rules, node_rank, os.uname().nodename, error, flags.get("listening"))
+        node = _node(options)
+        if node:
+            from ddplaunch.control.decline import decline
+
+            decline(*node, os.uname().nodename, error, listening)
     except UsageError:
         pass  # the first error is the one to mend
 
 
-def _found(flags: dict[str, Any]) -> tuple[Rules, int] | None:
-    """The job as far as its surroundings describe it, and this node's rank; None where they do not."""
-    if flags["dry_run"] or flags["hosts"] or flags["hostfile"] or os.isatty(0):  # as in a shell of srun --pty
-        return None
+def _node(options: Options) -> tuple[Rules, int] | None:
+    """The job's rules as its surroundings describe it, and this node's rank; None where they do not.
+
+    Raises:
+        UsageError: they, or the options, make no sense.
+    """
     from ddplaunch.plan.rendezvous import MISSING, locate
 
-    flags = dict(flags)
-    try:
-        if "surroundings" not in flags:  # it was refused before they were looked at
-            flags["surroundings"] = look_around(flags)
-            flags["min_nodes"], flags["nnodes"] = flags["nnodes"]
-        nnodes, node_rank = flags["nnodes"], flags["node_rank"]
-        if flags["surroundings"] is None or flags["control"] == "none" or nnodes == 1 or not isinstance(node_rank, int):
-            return None
-        typed = flags["master_addr"], flags["master_port"], flags["init_method"]
-        address, port = locate(*typed, nnodes=nnodes, here=None, environ=os.environ)
-    except UsageError:
+    options, finding = look_around(options)
+    if finding is None or not isinstance(options.node_rank, int):
         return None
-    if address.source == MISSING:
-        return None
-    named = {name: flags[name] for name in Rules.__dataclass_fields__ if name in flags}
-    control = flags["control_port"] or int(port.value) + 1
-    if control > 65535:  # which is refused in its place
-        return None
-    return Rules(**{**named, "max_nodes": nnodes, "address": address.value, "port": control}), node_rank
+    address, port = locate(
+        options.master_addr,
+        options.master_port,
+        options.init_method,
+        nnodes=options.nnodes[1],
+        here=None,
+        environ=os.environ,
+    )
+    rules = read_rules(options, address.value, int(port.value), finding)
+    return None if rules.port is None or address.source == MISSING else (rules, options.node_rank)

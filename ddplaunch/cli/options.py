@@ -1,392 +1,341 @@
-"""The options of ``ddplaunch run``: their names, how each value is read, and the headings they stand under."""
+"""The options of ``ddplaunch run``: each declared once, with its type, spelling and help; and their values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from ddplaunch.control.rules import MIN_HEARTBEAT
-from ddplaunch.errors import UsageError
-from ddplaunch.plan.numbers import decimal, whole
+from ddplaunch.cli.values import (
+    INFINITE,
+    WEEK,
+    Paths,
+    as_typed,
+    commands,
+    integer,
+    name,
+    node_rank,
+    nodes,
+    number,
+    seconds,
+    signal_number,
+)
+from ddplaunch.control import MIN_HEARTBEAT
+
+if TYPE_CHECKING:
+    from typing import TypedDict
+
+    class Inferred(TypedDict, total=False):
+        """What hosts and surroundings can say where the user does not."""
+
+        cluster: str
+        nnodes: tuple[int, int]
+        node_rank: int | None
+        nproc: str | None
+        master_addr: str | None
+        master_port: int | None
+        run_id: str | None
+        control: str
+
 
 SECTIONS = {
-    "What the target is": ("--module", "--no-python", "--pass-local-rank"),
-    "What runs where": ("--nproc", "--gpus", "--oversubscribe", "--virtual-local-rank", "--bind"),
-    "Several nodes": (
-        "--cluster",
-        "--nnodes",
-        "--node-rank",
-        "--master-addr",
-        "--master-port",
-        "--interface",
-        "--run-id",
-        "--token",
-    ),
-    "Over SSH": ("--hosts", "--hostfile", "--include", "--exclude", "--env", "--remote-python"),
-    "Hearing of each other": (
-        "--control",
-        "--control-port",
-        "--join-timeout",
-        "--heartbeat-timeout",
-        "--allow-mismatch",
-    ),
-    "With more or fewer nodes": ("--join-window", "--max-membership-changes", "--grow"),
-    "Starting": ("--backend", "--init-method", "--start", "--preload", "--role"),
-    "Stopping and restarting": ("--grace", "--max-restarts", "--restart-backoff", "--min-uptime"),
-    "When the machines are wanted back": ("--preempt-signal", "--preempt-grace", "--preempt-forward"),
-    "Beside the ranks": ("--tensorboard", "--sidecar"),
-    "Output": ("--show", "--stdin", "--log-dir"),
-    "Looking first": ("--dry-run", "--json", "--help"),
+    heading: names.split()
+    for heading, names in {
+        "Target": "--module --no-python --pass-local-rank",
+        "Ranks and devices": "--nproc --gpus --oversubscribe --virtual-local-rank --bind",
+        "Several nodes": "--nnodes --node-rank --master-addr --master-port --interface --cluster --run-id --token",
+        "Several nodes by SSH": "--hosts --hostfile --include --exclude --env --remote-python",
+        "Connections between nodes": "--control --control-port --join-timeout --heartbeat-timeout --allow-mismatch",
+        "Elastic jobs (--nnodes 2:4)": "--join-window --max-membership-changes --grow",
+        "Starting ranks": "--backend --init-method --start --preload --role",
+        "Stopping and restarting": "--grace --max-restarts --restart-backoff --min-uptime",
+        "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
+        "Sidecar programs": "--tensorboard --sidecar",
+        "Output": "--show --stdin --log-dir",
+        "Dry run and help": "--dry-run --json --help --help-all",
+    }.items()
 }
-"""The headings of the help, and the options under each."""
+"""The headings of ``--help-all``, and the options under each."""
+
+# fmt: off
+COMMON = ("--module", "--nproc", "--gpus", "--nnodes", "--node-rank", "--master-addr", "--hosts", "--max-restarts",
+          "--log-dir", "--dry-run", "--help", "--help-all")
+# fmt: on
+"""The options that most people need."""
 
 
-def _number(
-    kind: type[int] | type[float], noun: str, lowest: float, highest: float, hint: str
-) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Read an option's value as a number from ``lowest`` to ``highest``; ``noun`` says what it counts."""
+class Source(Enum):
+    """Where the value of an option comes from."""
 
-    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
-        if text is None:
-            return None
-        number = whole(text) if kind is int else decimal(text)
-        if number is None or not lowest <= number <= highest:
-            raise UsageError(f"{param.opts[-1]} {text} is no {noun}", hint)
-        return number
-
-    return read
+    TYPED = "typed"
+    VARIABLE = "variable"
+    FILE = "file"
+    HOSTS = "hosts"
+    SURROUNDINGS = "surroundings"
+    DEFAULT = "default"
 
 
-def _nodes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
-    """Read --nnodes: "4", or "2:4" for any number from 2 to 4."""
-    lowest, colon, highest = text.partition(":")
-    first, last = whole(lowest), whole(highest if colon else lowest)
-    if first is None or last is None:
-        raise UsageError(f"--nnodes {text} is no number of nodes", "give one like 2, or a range like 2:4")
-    if first > last:
-        raise UsageError(f"--nnodes {text}: {lowest} to {highest} is no range", f"--nnodes {highest}:{lowest}")
-    if first < 1 and colon:
-        raise UsageError(f"--nnodes {text}: a job has at least one node", f"--nnodes 1:{highest}")
-    return first, last
+_BY_CLICK = {"COMMANDLINE": Source.TYPED, "ENVIRONMENT": Source.VARIABLE, "DEFAULT_MAP": Source.FILE}
 
 
-def _node_rank(ctx: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
-    return AUTO if text == AUTO else _whole(ctx, param, text)
+def _option(spelling: str, metavar: str | None, help: str, **how: Any) -> Any:
+    how.setdefault("show_default", "default" in how)
+    return click.Option([spelling], metavar=metavar, help=help, **how)
 
 
-def _name(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
-    """Read a name that becomes one of a folder too."""
-    import re
-
-    if text is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", text):
-        raise UsageError(f"{param.opts[-1]} {text} is no name", "use letters, digits, dots, dashes and underscores")
-    return text
+def _flag(*spellings: str, help: str) -> Any:
+    return click.Option(spellings, is_flag=True, help=help)
 
 
-AUTO = "auto"
-"""The node rank of whoever wants one from node 0."""
-
-WARNINGS = ("USR1", "USR2", "TERM", "HUP", "XCPU")
-"""The signals that schedulers warn by: Slurm's and LSF's choice is free, SGE has USR1 and USR2, pods get TERM."""
+def _seconds(spelling: str, default: str, help: str, read: Any = seconds) -> Any:
+    return _option(spelling, "SECONDS", help, default=default, callback=read)
 
 
-def _signal(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
-    """Read the name of a signal that can be a warning."""
-    import signal
-
-    if text is None or (text == "none" and param.name == "preempt_signal"):
-        return None
-    name = text.upper().removeprefix("SIG")
-    if name not in WARNINGS:
-        raise UsageError(f"{param.opts[-1]} {text} is no signal to warn by", f"one of {', '.join(WARNINGS)}")
-    return signal.Signals[f"SIG{name}"].value
-
-
-def _commands(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Look at command lines, which only node 0 then uses."""
-    if texts:
-        from ddplaunch.cli import sidecars
-
-        for text in texts:
-            sidecars.split(text)
-    return texts
-
-
-def as_typed(param: click.Option, value: Any) -> Iterator[str]:
-    """The words of an option that was typed, from the value that was read."""
-    for each in value if param.multiple else (value,):
-        yield param.opts[-1]
-        if not param.is_flag:
-            yield _spelled(param, each)
-
-
-def _spelled(param: click.Parameter, value: Any) -> str:
-    if param.callback is _signal:
-        import signal
-
-        return "none" if value is None else signal.Signals(value).name.removeprefix("SIG")
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-_INFINITE = float("inf")
-_WEEK = 7 * 24 * 3600.0
-_whole = _number(int, "whole number", -_INFINITE, _INFINITE, "give one like 2")
-_seconds = _number(float, "number of seconds", 0, _WEEK, "give 0 or more, like 2.5, up to a week")
-
-
-class Paths(click.Path):
-    """Words that may be anything here, and are completed as the names of files or folders."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value
-
-
-_OPTIONS = (
-    click.option("-m", "--module", is_flag=True, help="A module, run as `python -m` would."),
-    click.option("--no-python", is_flag=True, help="A program, not Python."),
-    click.option(
-        "--pass-local-rank",
-        is_flag=True,
-        help="Its first argument is --local-rank=N, or --local_rank=N where its source names only that.",
-    ),
-    click.option(
-        "--nproc",
-        metavar="N",
-        help="Processes on this node: a number, one for each node like 8,8,4, or auto, gpu or cpu.  "
-        "[default: auto, the visible GPUs, or 1]",
-    ),
-    click.option(
-        "--gpus",
-        metavar="LIST",
-        help="GPUs to use, in this order: indices as `ddplaunch devices` shows them, or UUIDs; none: the CPUs.",
-    ),
-    click.option("--oversubscribe", is_flag=True, help="Let ranks share GPUs."),
-    click.option(
-        "--virtual-local-rank",
-        is_flag=True,
-        help="Each rank has LOCAL_RANK 0 and sees its own GPU alone.",
-    ),
-    click.option("--bind", type=click.Choice(["numa"]), help="Pin each rank to the CPUs beside its GPU."),
-    click.option(
-        "--cluster",
-        metavar="NAME",
-        help="Whose variables say what is not typed here: slurm, openmpi, …, or none.  [default: whoever started us]",
-    ),
-    click.option(
-        "--nnodes",
-        metavar="N",
-        default="1",
-        show_default=True,
-        callback=_nodes,
-        help="Machines of the job; 2:4 for any number from 2 to 4, as they come and go.",
-    ),
-    click.option(
-        "--node-rank",
-        metavar="I",
-        callback=_node_rank,
-        help="Which of them this is, from 0. Rank 0 is on node 0. With auto that is the one whose address is "
-        "--master-addr, and the others are numbered as they join.",
-    ),
-    click.option("--master-addr", metavar="HOST", help="Node 0's address.  [default: 127.0.0.1 on one node]"),
-    click.option(
-        "--master-port",
-        metavar="PORT",
-        callback=_number(int, "port", 0, 65535, "ports go from 1 to 65535; 0 is any free one"),
-        help="Where rank 0's store listens.  [default: any free port on one node, 29500 on several]",
-    ),
-    click.option(
-        "--interface",
-        metavar="NAME",
-        help="The network interface to use, like ib0.  [default: that of the way to node 0]",
-    ),
-    click.option(
-        "--run-id",
-        metavar="NAME",
-        callback=_name,
-        help="Keep jobs apart: nodes join only where it is the same.",
-    ),
-    click.option(
-        "--token",
-        metavar="SECRET",
-        envvar="DDPLAUNCH_TOKEN",
-        help="What nodes must know to join; DDPLAUNCH_TOKEN keeps it out of `ps`.",
-    ),
-    click.option("--hosts", metavar="A:4,B:4", help="Start the job on these hosts, with so many ranks each."),
-    click.option("--hostfile", metavar="FILE", type=Paths(dir_okay=False), help="The same: n1 slots=4, a host a line."),
-    click.option("--include", metavar="A@B:0,2", help="Of these hosts only some, or some of their slots."),
-    click.option("--exclude", metavar="A@B:0,2", help="Of these hosts not some, or not some of their slots."),
-    click.option(
-        "--env",
-        metavar="NAME[=VALUE]",
-        multiple=True,
-        help="A variable for the hosts, beside LD_LIBRARY_PATH, PYTHONPATH, NCCL_* and the like; may be repeated.",
-    ),
-    click.option("--remote-python", metavar="PATH", help="Python on the hosts.  [default: the path of this one]"),
-    click.option(
-        "--control",
-        type=click.Choice(["tcp", "none"]),
-        default="tcp",
-        show_default=True,
-        help="How the nodes hear of each other; none: not at all, each starts its share on its own.",
-    ),
-    click.option(
-        "--control-port",
-        metavar="PORT",
-        callback=_number(int, "port", 1, 65535, "ports go from 1 to 65535"),
-        help="Where node 0 listens for the others.  [default: the master port + 1]",
-    ),
-    click.option(
-        "--join-timeout",
-        metavar="SECONDS",
-        default="600",
-        show_default=True,
-        callback=_seconds,
-        help="How long to wait for all nodes.",
-    ),
-    click.option(
-        "--heartbeat-timeout",
-        metavar="SECONDS",
-        default="15",
-        show_default=True,
-        callback=_number(
-            float, "heartbeat timeout", MIN_HEARTBEAT, _WEEK, "give 2 s or more: less, and a busy node counts as lost"
-        ),
-        help="A node that is silent for so long is lost. Node 0's counts.",
-    ),
-    click.option("--allow-mismatch", is_flag=True, help="Say where versions differ between nodes, and go on."),
-    click.option(
-        "--join-window",
-        metavar="SECONDS",
-        default="30",
-        show_default=True,
-        callback=_seconds,
-        help="With --nnodes 2:4: wait so long for the others once 2 are there.",
-    ),
-    click.option(
-        "--max-membership-changes",
-        metavar="N",
-        default="100",
-        show_default=True,
-        callback=_number(int, "number of changes", 0, _INFINITE, "give 0 or more"),
-        help="With --nnodes 2:4: go on with other nodes so many times.",
-    ),
-    click.option(
-        "--grow", is_flag=True, help="With --nnodes 2:4: take in a node that comes later at once, by a restart."
-    ),
-    click.option(
-        "--backend", metavar="NAME", help="Initialise the process group before the target runs: nccl, gloo, auto, …"
-    ),
-    click.option(
-        "--init-method", metavar="URL", help="How to: env://, tcp://host:port or file:///path.  [default: env://]"
-    ),
-    click.option(
-        "--start",
-        type=click.Choice(["auto", "zygote", "exec"]),
-        default="auto",
-        show_default=True,
-        help="Fork ranks from one process that has imported torch, or start each afresh.",
-    ),
-    click.option(
-        "--preload", metavar="A,B", help="Modules to import before forking, instead of those that seem to pay."
-    ),
-    click.option("--role", metavar="NAME", default="default", help="ROLE_NAME of the ranks here.  [default: default]"),
-    click.option(
-        "--grace",
-        metavar="SECONDS",
-        default="30",
-        show_default=True,
-        callback=_seconds,
-        help="What ranks have between SIGTERM and SIGKILL.",
-    ),
-    click.option(
-        "--max-restarts",
-        metavar="N",
-        default="0",
-        show_default=True,
-        callback=_number(int, "number of restarts", 0, _INFINITE, "give 0 or more"),
-        help="Start all ranks again after a failure, so many times.",
-    ),
-    click.option(
-        "--restart-backoff",
-        metavar="SECONDS",
-        default="0",
-        show_default=True,
-        callback=_seconds,
-        help="Wait before a restart, doubled while ranks keep dying early.",
-    ),
-    click.option(
-        "--min-uptime",
-        metavar="SECONDS",
-        default="5",
-        show_default=True,
-        callback=_seconds,
-        help="Three attempts in a row shorter than this are a crash loop, and the last.",
-    ),
-    click.option(
-        "--preempt-signal",
-        metavar="SIGNAL",
-        default="USR2",
-        show_default=True,
-        callback=_signal,
-        help="The scheduler's warning; ranks learn of it by ddplaunch.runtime.preempted(). none: it is no warning.",
-    ),
-    click.option(
-        "--preempt-grace",
-        metavar="SECONDS",
-        default="90",
-        show_default=True,
-        callback=_seconds,
-        help="What ranks have between the warning and SIGTERM.",
-    ),
-    click.option(
-        "--preempt-forward",
-        metavar="SIGNAL",
-        callback=_signal,
-        help="A signal for each rank when the warning comes, for programs that expect one.",
-    ),
-    click.option(
-        "--tensorboard",
-        metavar="DIR",
-        type=Paths(file_okay=False),
-        help="Run TensorBoard on DIR while the job lives, for this machine alone, and print its address.",
-    ),
-    click.option(
-        "--sidecar",
-        metavar="COMMAND",
-        multiple=True,
-        callback=_commands,
-        help="Run a program beside rank 0 while the job lives; may be repeated.",
-    ),
-    click.option(
-        "--show",
-        metavar="RANKS",
-        default="all",
-        show_default=True,
-        help="Whose output is shown: all, none, ranks like 0,3, or local:0 on every node; 0/err is its stderr alone.",
-    ),
-    click.option(
-        "--stdin",
-        metavar="RANK",
-        callback=_whole,
-        help="The rank that gets our terminal, for pdb. A single rank has it.",
-    ),
-    click.option(
-        "--log-dir",
-        metavar="DIR",
-        type=Paths(file_okay=False),
-        help="Keep a folder of this run in DIR: plan, events, what each rank printed, failure.",
-    ),
-    click.option("--dry-run", is_flag=True, help="Print the plan and start nothing."),
-    click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as one JSON object."),
-    click.argument("target", type=Paths()),
-    click.argument("args", nargs=-1, type=Paths()),
+_port = number(int, 1, 65535, "a port from 1 to 65535")
+_any_port = number(int, 0, 65535, "a port from 1 to 65535, or 0 for any free one")
+_count = number(int, 0, INFINITE, "a number from 0 up")
+_silence = number(
+    float, MIN_HEARTBEAT, WEEK, f"{MIN_HEARTBEAT:g} or more seconds: with fewer, a busy node counts as lost"
 )
 
 
-def options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command all of them; the help shows them in the order of their sections."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+@dataclass(frozen=True, eq=False, repr=False)
+class Options:
+    """The values of all options and arguments. What a field's default is, click reads its value by."""
+
+    module: bool = _flag("-m", "--module", help="TARGET is a module, as for `python -m`.")
+    no_python: bool = _flag("--no-python", help="TARGET is a program, not Python.")
+    pass_local_rank: bool = _flag(
+        "--pass-local-rank",
+        help="Add --local-rank=N as the first argument, or --local_rank=N where the script has only that.",
+    )
+    nproc: str | None = _option(
+        "--nproc",
+        "N",
+        "Ranks on each node: a number, a list like 8,8,4, or auto, gpu, cpu.  "
+        "[default: auto, the number of visible GPUs, or 1]",
+    )
+    gpus: str | None = _option(
+        "--gpus",
+        "LIST",
+        "Use these GPUs, in this order: indices from `ddplaunch devices`, or UUIDs. none uses CPUs.",
+    )
+    oversubscribe: bool = _flag("--oversubscribe", help="Let several ranks share a GPU.")
+    virtual_local_rank: bool = _flag(
+        "--virtual-local-rank", help="Give each rank LOCAL_RANK 0 and show it only its own GPU."
+    )
+    bind: str | None = _option("--bind", None, "Pin each rank to the CPUs beside its GPU.", type=click.Choice(["numa"]))
+    cluster: str | None = _option(
+        "--cluster",
+        "NAME",
+        "Read the nodes from the variables of this system: slurm, openmpi, …; none reads no variables.  "
+        "[default: the system that started this process]",
+    )
+    nnodes: tuple[int, int] = _option(
+        "--nnodes",
+        "N",
+        "Number of nodes. 2:4 is any number from 2 to 4, and it may change while the job runs.",
+        default="1",
+        callback=nodes,
+    )
+    node_rank: int | str | None = _option(
+        "--node-rank",
+        "I",
+        "Rank of this node, from 0. With auto, node 0 is the one at --master-addr and numbers the others as they join.",
+        callback=node_rank,
+    )
+    master_addr: str | None = _option("--master-addr", "HOST", "Address of node 0.  [default: 127.0.0.1 on one node]")
+    master_port: int | None = _option(
+        "--master-port",
+        "PORT",
+        "Port of torch's store, on node 0.  [default: 29500; on one node any free port]",
+        callback=_any_port,
+    )
+    interface: str | None = _option(
+        "--interface", "NAME", "Network interface to use, like ib0.  [default: the one to node 0]"
+    )
+    run_id: str | None = _option(
+        "--run-id", "NAME", "Name of the job: only nodes with the same name join.", callback=name
+    )
+    token: str | None = _option(
+        "--token",
+        "SECRET",
+        "Secret that a node needs to join; DDPLAUNCH_TOKEN keeps it out of `ps`.",
+        envvar="DDPLAUNCH_TOKEN",
+    )
+    hosts: str | None = _option(
+        "--hosts", "A:4,B:4", "Start the job on these hosts by SSH, with this many ranks on each."
+    )
+    hostfile: str | None = _option(
+        "--hostfile", "FILE", "Read the hosts from FILE, one per line: n1 slots=4", type=Paths(dir_okay=False)
+    )
+    include: str | None = _option("--include", "A@B:0,2", "Use only these hosts, or these slots of them.")
+    exclude: str | None = _option("--exclude", "A@B:0,2", "Leave out these hosts, or these slots of them.")
+    env: tuple[str, ...] = _option(
+        "--env",
+        "NAME[=VALUE]",
+        "Set a variable on the hosts, beside LD_LIBRARY_PATH, PYTHONPATH, NCCL_* and the like; may be repeated.",
+        multiple=True,
+    )
+    remote_python: str | None = _option(
+        "--remote-python", "PATH", "Python on the hosts.  [default: the path of this Python]"
+    )
+    control: str = _option(
+        "--control",
+        None,
+        "How the nodes stay in contact. With none, each node runs its share alone.",
+        type=click.Choice(["tcp", "none"]),
+        default="tcp",
+    )
+    control_port: int | None = _option(
+        "--control-port",
+        "PORT",
+        "Port where node 0 listens for the other nodes.  [default: master port + 1]",
+        callback=_port,
+    )
+    join_timeout: float = _seconds("--join-timeout", "600", "Wait this long for all nodes.")
+    heartbeat_timeout: float = _seconds(
+        "--heartbeat-timeout",
+        "15",
+        "A node that is silent for this long is lost. The value of node 0 counts.",
+        _silence,
+    )
+    allow_mismatch: bool = _flag("--allow-mismatch", help="Continue when versions differ between nodes, with a note.")
+    join_window: float = _seconds("--join-window", "30", "Once 2 nodes have joined, wait this long for more.")
+    max_membership_changes: int = _option(
+        "--max-membership-changes",
+        "N",
+        "Continue at most N times with nodes lost or added.",
+        default="100",
+        callback=_count,
+    )
+    grow: bool = _flag("--grow", help="Restart at once when another node joins.")
+    backend: str | None = _option(
+        "--backend", "NAME", "Initialise the process group before the target runs: nccl, gloo, auto, …"
+    )
+    init_method: str | None = _option(
+        "--init-method",
+        "URL",
+        "Where ranks find each other: env://, tcp://host:port or file:///path.  [default: env://]",
+    )
+    start: str = _option(
+        "--start",
+        None,
+        "zygote forks ranks from one process that has imported torch; exec starts a new Python for each.",
+        type=click.Choice(["auto", "zygote", "exec"]),
+        default="auto",
+    )
+    preload: str | None = _option(
+        "--preload", "A,B", "Import these modules before forking.  [default: torch and what the target needs]"
+    )
+    role: str = _option("--role", "NAME", "ROLE_NAME of the ranks.", default="default")
+    grace: float = _seconds("--grace", "30", "Time for ranks to stop, between SIGTERM and SIGKILL.")
+    max_restarts: int = _option(
+        "--max-restarts", "N", "Restart all ranks after a failure, at most N times.", default="0", callback=_count
+    )
+    restart_backoff: float = _seconds(
+        "--restart-backoff", "0", "Wait this long before a restart; twice as long after each early failure."
+    )
+    min_uptime: float = _seconds(
+        "--min-uptime", "5", "Give up after three attempts in a row that lasted less than this."
+    )
+    preempt_signal: int | None = _option(
+        "--preempt-signal",
+        "SIGNAL",
+        "Signal by which the scheduler warns, or none. Ranks ask ddplaunch.runtime.preempted().",
+        default="USR2",
+        callback=signal_number,
+    )
+    preempt_grace: float = _seconds(
+        "--preempt-grace", "90", "Time for ranks to save their work, between the warning and SIGTERM."
+    )
+    preempt_forward: int | None = _option(
+        "--preempt-forward", "SIGNAL", "Send each rank this signal when the warning comes.", callback=signal_number
+    )
+    tensorboard: str | None = _option(
+        "--tensorboard",
+        "DIR",
+        "Run TensorBoard on DIR while the job runs, for this machine only, and print its address.",
+        type=Paths(file_okay=False),
+    )
+    sidecar: tuple[str, ...] = _option(
+        "--sidecar",
+        "COMMAND",
+        "Run a program beside rank 0 while the job runs; may be repeated.",
+        multiple=True,
+        callback=commands,
+    )
+    show: str = _option(
+        "--show",
+        "RANKS",
+        "Show the output of these ranks: all, none, 0,3, or local:0 on every node. 0/err is only its stderr.",
+        default="all",
+    )
+    stdin: int | None = _option(
+        "--stdin",
+        "RANK",
+        "Connect the terminal to this rank, for pdb. A single rank always has it.",
+        callback=integer,
+    )
+    log_dir: str | None = _option(
+        "--log-dir",
+        "DIR",
+        "Write a log folder into DIR: plan, events, the output of each rank, failures.",
+        type=Paths(file_okay=False),
+    )
+    dry_run: bool = _flag("--dry-run", help="Print the plan and start nothing.")
+    as_json: bool = _flag("--json", "as_json", help="With --dry-run: print the plan as JSON.")
+    target: str = cast(str, click.Argument(["target"], type=Paths()))
+    args: tuple[str, ...] = cast("tuple[str, ...]", click.Argument(["args"], nargs=-1, type=Paths()))
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+    def is_set(self, name: str) -> bool:
+        """Whether the user has set it, by an option or a variable."""
+        return self.sources[name] in (Source.TYPED, Source.VARIABLE)
+
+    @property
+    def inferred(self) -> tuple[str, ...]:
+        """The options that have their values from the surroundings."""
+        return tuple(name for name, source in self.sources.items() if source is Source.SURROUNDINGS)
+
+    def given(self, source: Source, values: Inferred) -> Options:
+        """Return a copy with these values, which come from ``source``."""
+        return replace(self, **values, sources={**self.sources, **dict.fromkeys(values, source)})
+
+    def filled(self, source: Source, values: Inferred) -> Options:
+        """Return a copy with those of these values that the user has not set; None is no value."""
+        new: Any = {name: value for name, value in values.items() if value is not None and not self.is_set(name)}
+        return self.given(source, new)
+
+    def words(self, without: Collection[str]) -> Iterator[str]:
+        """The options that the user has set, as they are typed, but for those in ``without``."""
+        for param in PARAMS:
+            name = param.name or ""
+            if isinstance(param, click.Option) and self.is_set(name) and name not in without:
+                yield from as_typed(param, getattr(self, name))
+
+
+PARAMS: list[click.Parameter] = [each.default for each in fields(Options) if isinstance(each.default, click.Parameter)]
+"""What click reads."""
+
+
+def read(context: click.Context, from_variables: frozenset[str]) -> Options:
+    """Read the options from click's context.
+
+    Args:
+        from_variables: the spellings of options that click takes for typed, and a variable has set.
+    """
+    sources = {param.name or "": source_of(context, param.name or "") for param in PARAMS}
+    for param in PARAMS:
+        if from_variables & {*param.opts}:
+            sources[param.name or ""] = Source.VARIABLE
+    return Options(**context.params, sources=sources)
+
+
+def source_of(context: click.Context, name: str) -> Source:
+    """Where click has the value of an option from."""
+    source = context.get_parameter_source(name)
+    return _BY_CLICK.get(source.name, Source.DEFAULT) if source else Source.DEFAULT

@@ -34,7 +34,7 @@ def read(text: str, plan: Plan) -> Shown:
         known = who in ("all", "none") or (number is not None and number >= 0)
         if not known or stream not in _STREAMS or bool(slash) != bool(stream):
             raise UsageError(
-                f"--show {text} is no list of ranks", "all, none, ranks like 0,3, or local:0; 0/err is its stderr"
+                f"--show {text}: expected all, none, ranks like 0,3, or local:0", "0/err is only the stderr of rank 0"
             )
         if who == "none":
             rules.append(Rule(None, streams=frozenset()))

@@ -22,9 +22,9 @@ def split(text: str) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"--sidecar {text}: {str(error).lower()}", "quotes come in pairs") from None
+        raise UsageError(f"--sidecar {text}: {str(error).lower()}", "quotes must come in pairs") from None
     if not words or not words[0]:
-        raise UsageError(f"--sidecar {text!r} names no program", "--sidecar 'PROGRAM ARGUMENTS'")
+        raise UsageError(f"--sidecar {text!r}: expected a program", "--sidecar 'PROGRAM ARGUMENTS'")
     return words
 
 
@@ -43,8 +43,8 @@ def read(logdir: str | None, commands: Sequence[str], *, remote: bool = False) -
         path = shutil.which(words[0])
         if path is None and not remote:
             raise UsageError(
-                f"--sidecar {text}: there is no program {words[0]}",
-                "name one on PATH, or ./NAME; what a shell is to read: --sidecar \"sh -c '…'\"",
+                f"--sidecar {text}: program {words[0]} not found",
+                "name one on PATH, or ./NAME; for a shell: --sidecar \"sh -c '…'\"",
             )
         found.append(Sidecar(_name(words[0], found), tuple(words), path or words[0]))
     return tuple(found)
@@ -57,11 +57,11 @@ def check_tensorboard(logdir: str, *, remote: bool = False) -> None:
         UsageError: it is not installed, or the folder is none.
     """
     if not logdir:
-        raise UsageError("--tensorboard '' names no folder", "--tensorboard runs")
+        raise UsageError("--tensorboard '': expected a folder", "--tensorboard runs")
     if remote:
         return
     if os.path.isfile(os.path.expanduser(logdir)):
-        raise UsageError(f"--tensorboard {logdir} is a file, not a folder", "name the folder that it is in")
+        raise UsageError(f"--tensorboard {logdir} is a file, not a folder", "name its folder")
     spec = find_spec("tensorboard")
     if spec is None or spec.origin is None:  # a folder of that name is no package
         raise UsageError(

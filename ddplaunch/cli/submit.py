@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddplaunch.cli.placement import DRY_RUN, ELSEWHERE, FEW, HELP, JSON, Placed, place
+from ddplaunch.cli.command_line import DRY_RUN, ELSEWHERE, FEW, HELP, JSON, CommandLine, split
 from ddplaunch.cli.run import run
 from ddplaunch.cli.submit_options import (
     INSTEAD,
@@ -30,13 +30,12 @@ from ddplaunch.cli.submit_options import (
 )
 from ddplaunch.cli.surroundings import check_token
 from ddplaunch.cli.target_command import (
-    ALIKE,
-    NOTES,
     SETTINGS,
     TargetCommand,
     current_directory,
     find_target,
     program_names,
+    remarks,
     spellings,
 )
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
@@ -63,10 +62,10 @@ class _SubmitCommand(TargetCommand):
     def spellings(self, ctx: click.Context) -> dict[str, bool]:
         return {**spellings(run.params), **super().spellings(ctx)}
 
-    def place(self, ctx: click.Context, words: list[str], **how: Any) -> Placed:
+    def split(self, ctx: click.Context, words: list[str], **how: Any) -> CommandLine:
         own = self.spellings(ctx)
         try:
-            placed = place(
+            placed = split(
                 words,
                 own,
                 program_names(),
@@ -92,7 +91,7 @@ class _SubmitCommand(TargetCommand):
         ctx.meta["placed"] = placed
         return placed
 
-    def _read_defaults(self, ctx: click.Context, placed: Placed) -> None:
+    def _read_defaults(self, ctx: click.Context, placed: CommandLine) -> None:
         from ddplaunch.cli.defaults import read
 
         options = [param for param in self.params if isinstance(param, click.Option) and param.opts[-1] in NAMES]
@@ -110,13 +109,13 @@ def _of_submit(error: UsageError) -> UsageError:
     return UsageError(error.message, hint)
 
 
-def _scheduler(ctx: click.Context, placed: Placed) -> str:
+def _scheduler(ctx: click.Context, placed: CommandLine) -> str:
     """Which one it is, before click has read the words; what is none is for click to refuse."""
     found = _value_of("--scheduler", placed) or str((ctx.default_map or {}).get("scheduler", "slurm"))
     return found if found in SYSTEMS else "slurm"
 
 
-def _value_of(option: str, placed: Placed) -> str | None:
+def _value_of(option: str, placed: CommandLine) -> str | None:
     """The value of an option that is needed before click has read the words; the last one counts, as for click."""
     found = None
     for index, word in enumerate(placed.ours):
@@ -136,7 +135,7 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
     """Submit a training job to Slurm, or write one for Kubernetes.
 
     Writes a batch script that starts `ddplaunch run` once on each node, and hands it to sbatch; or a manifest whose
-    pods do, for kubectl. TARGET, its ARGS and the options from "What the target is" on are those of `ddplaunch run`.
+    pods do, for kubectl. TARGET, its ARGS and the options from "Target" on are those of `ddplaunch run`.
 
     Defaults stand in [tool.ddplaunch.submit] of pyproject.toml and [submit] of ~/.config/ddplaunch.toml.
     """
@@ -151,7 +150,8 @@ def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
         )
     if flags["container_image"] is None:  # else the target may well be in the image only
         try:
-            find_target(target, args, flags)
+            about = ("module", "no_python", "pass_local_rank", "start", "preload")
+            find_target(target, args, **{name: flags[name] for name in about})
         except UsageError as error:
             raise _of_submit(error) from None
         if flags["tensorboard"] is not None:
@@ -256,7 +256,7 @@ def _requeue(flags: dict[str, Any]) -> Requeue | None:
     return requeue
 
 
-def _words_of_run(placed: Placed) -> tuple[str, ...]:
+def _words_of_run(placed: CommandLine) -> tuple[str, ...]:
     """The words behind ``ddplaunch run`` on the nodes: as typed, without what is for the scheduler."""
     takes = spellings(click.get_current_context().command.params)
     words: list[str] = []
@@ -366,10 +366,10 @@ def _shown(value: object) -> str:
 
 
 def _notes(flags: dict[str, Any]) -> Iterator[str]:
-    meta = click.get_current_context().meta
-    yield from meta.get(NOTES, ())
-    if ALIKE in meta:
-        yield meta[ALIKE].removeprefix("note: ")
+    said = remarks()
+    yield from said.torchrun
+    if said.alike:
+        yield said.alike
     yield from _unheard()
     if flags["cpus_per_task"] is None and not any(
         "cpus-per" in arg or "exclusive" in arg for arg in flags["sbatch_args"]

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ddplaunch.cli.options import SECTIONS as OF_RUN
-from ddplaunch.cli.options import Paths
+from ddplaunch.cli.values import Paths
 from ddplaunch.errors import UsageError
 
 _OWN = (

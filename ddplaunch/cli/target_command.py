@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ddplaunch.cli.placement import FEW, HELP, Placed, goes_on, passed_on, place
+from ddplaunch.cli.command_line import FEW, HELP, HELP_ALL, CommandLine, goes_on, name_of, passed_on, split
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,21 +28,37 @@ SETTINGS = {
 TORCHRUN_SIGNS = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 """How the variables begin that stand for torchrun's options."""
 
-NOTES = "ddplaunch.torchrun"
-"""Where the context keeps what people should know of torchrun's options."""
 
-ALIKE = "ddplaunch.alike"
-"""Where it keeps the note on options that went to the program and are spelled like ours."""
+class Remarks(NamedTuple):
+    """What reading the command line has shown beside the values; kept as the context's object.
 
-PASSED_ON = "ddplaunch.passed_on"
-"""Where it keeps how to pass on a ``--dry-run`` that stood behind the target."""
+    Attributes:
+        torchrun: what people should know of torchrun's options.
+        alike: a note on options that went to the program and are spelled like ours.
+        passed_on: how to pass on a ``--dry-run`` that stood behind the target.
+        from_variables: the options that torchrun's variables have set.
+    """
+
+    torchrun: tuple[str, ...] = ()
+    alike: str | None = None
+    passed_on: str | None = None
+    from_variables: frozenset[str] = frozenset()
+
+
+def remarks() -> Remarks:
+    """Return the remarks on the command line that is being run."""
+    return click.get_current_context().find_object(Remarks) or Remarks()
 
 
 class TargetCommand(click.Command):
     """Knows which words are its own: click alone would take every option up to the first positional word."""
 
     sections: Mapping[str, Sequence[str]]
-    """The headings of the help, and the options under each."""
+    """The headings of ``--help-all``, and the options under each."""
+    common: Sequence[str] = ()
+    """The options that most people need, which ``--help`` shows."""
+    examples: Sequence[tuple[str, str]] = ()
+    """What each command line of ``--help`` is for, and the line."""
     starts_here = True
     """Whether the job starts in our own surroundings, so that variables count."""
     refused: Mapping[str, str] = {}
@@ -52,9 +68,9 @@ class TargetCommand(click.Command):
     few: Collection[str] = FEW
     """What is ours right behind the target too."""
 
-    def place(self, ctx: click.Context, words: list[str], **how: Any) -> Placed:
+    def split(self, ctx: click.Context, words: list[str], **how: Any) -> CommandLine:
         """Split the words typed; a subclass may know more options, or read them in another way."""
-        return place(words, self.spellings(ctx), program_names(), few=self.few, **how)
+        return split(words, self.spellings(ctx), program_names(), few=self.few, **how)
 
     def spellings(self, ctx: click.Context) -> dict[str, bool]:
         """Every spelling of every option of ours, and whether it takes a value."""
@@ -72,34 +88,75 @@ class TargetCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # shell completion looks at half a line
             return super().parse_args(ctx, args)
-        how = {}
+        how: dict[str, Any] = {}
+        notes: tuple[str, ...] = ()
+        unsaid = frozenset[str]()
         if translation := self.translated(ctx, args):
-            args, ctx.meta[NOTES] = translation.words, translation.notes
-            how = {"ends_at_target": translation.of_torchrun, "unsaid": translation.unsaid}
-        placed = self.place(ctx, args, **how)
-        if placed.target is None and not HELP & set(placed.ours):
+            args, notes, unsaid = translation.words, translation.notes, translation.unsaid
+            how = {"ends_at_target": translation.of_torchrun, "unsaid": unsaid}
+        line = self.split(ctx, args, **how)
+        if line.target is None and not HELP & set(line.ours):
             takes = self.spellings(ctx)
-            values = [pair for pair in zip(placed.ours, placed.ours[1:], strict=False) if takes.get(pair[0])]
+            values = [pair for pair in zip(line.ours, line.ours[1:], strict=False) if takes.get(pair[0])]
             taken = f"; {values[-1][1]} was taken for the value of {values[-1][0]}" if values else ""
-            raise UsageError(
-                f"there is no target{taken}", f"name a script or a function: ddplaunch {self.name} train.py"
-            )
-        if placed.alike:
-            *first, last = placed.alike
+            hint = f"name a script or a function: ddplaunch {self.name} train.py"
+            raise UsageError(f"the target is missing{taken}", hint)
+        alike = passed = None
+        if line.alike:
+            *first, last = line.alike
             named = f"{', '.join(first)} and {last} go" if first else f"{last} goes"
-            ctx.meta[ALIKE] = f"note: {named} to {placed.target}; ddplaunch's own options stand before it"
-        if command := passed_on(placed):
-            ctx.meta[PASSED_ON] = f"--dry-run was read as ddplaunch's; to pass it on: {command}"
-        target = [] if placed.target is None else [placed.target]
-        return super().parse_args(ctx, [*placed.ours, "--", *target, *placed.program])
+            alike = f"{named} to {line.target}; options of ddplaunch come before it"
+        if command := passed_on(line):
+            passed = f"--dry-run was read as ddplaunch's; to pass it on: {command}"
+        ctx.obj = Remarks(notes, alike, passed, unsaid - set(map(name_of, line.behind)))
+        target = [] if line.target is None else [line.target]
+        return super().parse_args(ctx, [*line.ours, "--", *target, *line.program])
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), _HELP_ALL]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Show the options that most people need; all of them where the command does not say which those are."""
+        if not self.common:
+            return self.format_sections(ctx, formatter, self.sections)
+        with formatter.section("Examples"):
+            for what, line in self.examples:
+                formatter.write(f"  # {what}\n  {line}\n")
+        self.format_sections(ctx, formatter, {"Options": self.common})
+
+    def format_sections(
+        self, ctx: click.Context, formatter: click.HelpFormatter, sections: Mapping[str, Sequence[str]]
+    ) -> None:
+        """Show options under headings."""
         records = {max(param.opts, key=len): param.get_help_record(ctx) for param in self.get_params(ctx)}
-        for heading, names in self.sections.items():
-            shown = [record for name in names if (record := records[name])]
-            if shown:
+        for heading, names in sections.items():
+            lines = [record for name in names if (record := records[name])]
+            if lines:
                 with formatter.section(heading):
-                    formatter.write_dl(shown)
+                    formatter.write_dl(lines)
+
+
+def _print_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Print what ``--help-all`` shows, and end."""
+    command = ctx.command
+    if not value or ctx.resilient_parsing or not isinstance(command, TargetCommand):
+        return
+    formatter = ctx.make_formatter()
+    command.format_usage(ctx, formatter)
+    command.format_help_text(ctx, formatter)
+    command.format_sections(ctx, formatter, command.sections)
+    click.echo(formatter.getvalue().rstrip())
+    ctx.exit()
+
+
+_HELP_ALL = click.Option(
+    [HELP_ALL],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_all,
+    help="Show all options and exit.",
+)
 
 
 def spellings(params: Sequence[click.Parameter]) -> dict[str, bool]:
@@ -112,25 +169,25 @@ def spellings(params: Sequence[click.Parameter]) -> dict[str, bool]:
     }
 
 
-def program_names() -> Callable[[Placed, str], bool]:
+def program_names() -> Callable[[CommandLine, str], bool]:
     """Whether the target's own file names an option; the file is read when the first one is asked for."""
     found: list[Target | None] = []
 
-    def names(placed: Placed, option: str) -> bool:
+    def names(line: CommandLine, option: str) -> bool:
         if not found:
-            found.append(_found(placed))
+            found.append(_found(line))
         return found[0] is not None and found[0].names_option(option)
 
     return names
 
 
-def _found(placed: Placed) -> Target | None:
+def _found(line: CommandLine) -> Target | None:
     from ddplaunch.target.target import find
 
-    markers = set(placed.ours)
+    markers = set(line.ours)
     as_module, as_program = bool(markers & {"-m", "--module"}), "--no-python" in markers
     try:
-        return find(placed.target or "", (), as_module=as_module, as_program=as_program, cwd=current_directory())
+        return find(line.target or "", (), as_module=as_module, as_program=as_program, cwd=current_directory())
     except UsageError:  # said later, in its place
         return None
 
@@ -142,7 +199,16 @@ def current_directory() -> str:
         raise UsageError("the current directory is not there any more", "cd to one that is") from None
 
 
-def find_target(typed: str, args: tuple[str, ...], flags: Mapping[str, Any]) -> Target:
+def find_target(
+    typed: str,
+    args: tuple[str, ...],
+    *,
+    module: bool,
+    no_python: bool,
+    pass_local_rank: bool,
+    start: str,
+    preload: str | None,
+) -> Target:
     """Find the target and check it against its arguments and the options, without running any of it.
 
     Raises:
@@ -150,28 +216,25 @@ def find_target(typed: str, args: tuple[str, ...], flags: Mapping[str, Any]) -> 
     """
     from ddplaunch.target.target import Kind, find
 
-    found = find(typed, args, as_module=flags["module"], as_program=flags["no_python"], cwd=current_directory())
-    if found.signature is not None:
+    target = find(typed, args, as_module=module, as_program=no_python, cwd=current_directory())
+    if target.signature is not None:
         from ddplaunch.target.arguments import check
 
         try:
-            check(found.signature, found.args)
+            check(target.signature, target.args)
         except UsageError as error:
-            alike = click.get_current_context().meta.get(ALIKE, "").removeprefix("note: ")
-            raise UsageError(error.message, "\n".join(filter(None, (error.hint, alike)))) from None
-    reads = found.signature is None or found.signature.reads_argv
-    if flags["pass_local_rank"] and not reads:
+            raise UsageError(error.message, "\n".join(filter(None, (error.hint, remarks().alike)))) from None
+    if pass_local_rank and target.signature is not None and not target.signature.reads_argv:
         raise UsageError(
-            f"--pass-local-rank is for programs that read their arguments, and {typed} is called with its parameters",
+            f"--pass-local-rank does not work with {typed}, which is called with its parameters",
             "a parameter named local_rank gets it",
         )
-    for name in flags["preload"].split(",") if flags["preload"] else ():
+    for name in preload.split(",") if preload else ():
         if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
-            raise UsageError(
-                f"--preload {flags['preload']}: {name!r} is not the name of a module", "--preload torch,numpy"
-            )
-    if flags["start"] == "exec" and flags["preload"]:
-        raise UsageError("--preload and --start exec contradict each other", "leave one of them out")
-    if found.kind is Kind.PROGRAM and (flags["start"] == "zygote" or flags["preload"]):
-        raise UsageError("--no-python runs a program, and only Python can be forked", "leave --start and --preload out")
-    return found
+            raise UsageError(f"--preload {preload}: {name!r} is not the name of a module", "--preload torch,numpy")
+    if start == "exec" and preload:
+        raise UsageError("--preload does not work with --start exec", "leave one of them out")
+    if target.kind is Kind.PROGRAM and (start == "zygote" or preload):
+        option = "--preload" if preload else "--start zygote"
+        raise UsageError(f"{option} does not work with --no-python: only Python can be forked", f"leave {option} out")
+    return target

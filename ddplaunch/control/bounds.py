@@ -14,8 +14,8 @@ from functools import lru_cache
 from operator import is_
 from typing import Any, TypeVar
 
+from ddplaunch.control import MIN_HEARTBEAT
 from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, Failure, Outcome, readable
-from ddplaunch.control.rules import MIN_HEARTBEAT
 from ddplaunch.errors import shown
 
 MANY = 10_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,8 @@ from typing import Protocol
 
 from ddplaunch.control.messages import FromNode, Hello, Message, Versions
 from ddplaunch.control.node_zero import NodeZero
-from ddplaunch.control.port import Port
+from ddplaunch.control.port import Port, claim
+from ddplaunch.control.route import is_ours
 from ddplaunch.control.rules import Rules
 from ddplaunch.loop import Loop
 from ddplaunch.plan.plan import Plan
@@ -74,3 +76,26 @@ def listen(rules: Rules) -> socket.socket:
     listening = port.listen()
     port.close()
     return listening
+
+
+def listen_on_node_zero(plan: Plan, rules: Rules) -> socket.socket | None:
+    """Listen on the control port if this is node 0, as the first thing that the job does.
+
+    Where the nodes have no ranks yet, node 0 is the first on the machine that has its address.
+
+    Returns:
+        None on any other node, and where nodes do not hear of each other.
+
+    Raises:
+        UsageError: the master port or the control port is taken.
+    """
+    if rules.port is None:
+        return None
+    if not plan.numbered:
+        ours = rules.address == os.uname().nodename or is_ours(rules.address)
+        return claim(rules.port) if ours else None
+    if plan.node_rank:
+        return None
+    if plan.hosts_store:  # where both are taken, the master port is the one to name
+        Port(plan.master_addr, plan.master_port, nnodes=plan.nnodes).close()
+    return listen(rules)

@@ -21,12 +21,12 @@ from ddplaunch.target.target import Kind, Target
 
 
 @dataclass(frozen=True)
-class Request:
-    """What was typed; None where a flag was not given. ``--nnodes 2:4`` is ``min_nodes`` 2 and ``nnodes`` 4.
+class JobSpec:
+    """What the options say of a job; None where they do not. ``--nnodes 2:4`` is ``min_nodes`` 2 and ``nnodes`` 4.
 
     Attributes:
         place: set where this process is to be one rank of those that somebody else started; each is a node here.
-        surroundings: the system whose variables filled in what nobody typed: the fields in ``found``.
+        sources: where the values of some fields come from that look typed: the system whose variables say them.
         numbered: whether the node rank is this node's; else the nodes get theirs as they join.
     """
 
@@ -43,16 +43,15 @@ class Request:
     bind: str | None = None
     max_restarts: int = 0
     place: layout.Place | None = None
-    surroundings: str | None = None
-    found: frozenset[str] = frozenset()
+    sources: Mapping[str, str] = field(default_factory=dict)
     numbered: bool = True
     role: str = ROLE
     pass_local_rank: bool = False
     virtual_local_rank: bool = False
 
     def sourced(self, name: str, sourced: Sourced) -> Sourced:
-        """Correct the source of a value that looks typed, and was found."""
-        return Sourced(sourced.value, self.surroundings or "") if name in self.found else sourced
+        """Correct the source of a value that looks typed."""
+        return Sourced(sourced.value, self.sources.get(name, sourced.source))
 
 
 @dataclass(frozen=True)
@@ -237,7 +236,7 @@ class Plan:
 
 
 def make(
-    request: Request,
+    spec: JobSpec,
     target: Target,
     machine: Machine,
     environ: Mapping[str, str],
@@ -254,51 +253,50 @@ def make(
     Raises:
         UsageError: the flags contradict each other, or the machine.
     """
-    nnodes = request.nnodes
+    nnodes = spec.nnodes
     if nnodes < 1:
         raise UsageError(f"--nnodes {nnodes}: a job has at least one node", "leave it out for this machine alone")
     if nnodes > layout.MAX_NODES:
         raise UsageError(f"--nnodes {nnodes}: a job has at most {layout.MAX_NODES:,} nodes")
-    node_rank = request.sourced("node_rank", _node_rank(request, environ))
+    node_rank = spec.sourced("node_rank", _node_rank(spec, environ))
     here = int(node_rank.value)
-    counts, counts_source = _counts(request, machine)
+    counts, counts_source = _counts(spec, machine)
     if (world_size := sum(counts)) > layout.MAX_RANKS_IN_ALL:
         raise UsageError(
             f"--nnodes {nnodes} and --nproc {layout.listed(counts)}: a job has at most"
             f" {layout.MAX_RANKS_IN_ALL:,} ranks, not {world_size:,}"
         )
-    if not request.numbered and len(set(counts)) > 1:
+    if not spec.numbered and len(set(counts)) > 1:
         raise UsageError(
-            f"--nproc {request.nproc} counts by node rank, and --node-rank auto gives none beforehand",
+            f"--nproc {spec.nproc} counts by node rank, and --node-rank auto gives none beforehand",
             f"give each node its own: --nproc {counts[0]}",
         )
-    if "nproc" in request.found:
-        counts_source = request.surroundings or ""
+    counts_source = spec.sources.get("nproc", counts_source)
     slots = machine.slots or (Slot("cpu"),)
-    place = request.place
-    if place and request.virtual_local_rank:
+    place = spec.place
+    if place and spec.virtual_local_rank:
         raise UsageError("--virtual-local-rank: whoever has started this rank gives it its GPU", "leave it out")
     placed = place.variables(slots) if place else {}
     if place:
         slots = (place.slot(slots),)
-    backend = rendezvous.backend(request.backend, request.init_method, slots[0].device)
+    backend = rendezvous.backend(spec.backend, spec.init_method, slots[0].device)
     if backend and target.kind is Kind.PROGRAM:
         raise UsageError(
             "--backend and --init-method need a Python target, and --no-python runs a program", "leave them out"
         )
-    noted = [*notes, *_device_notes(request, backend, counts[here], len(machine.slots))]
-    rendezvous.check_init_method(request.init_method)
+    noted = [*notes, *_device_notes(spec, backend, counts[here], len(machine.slots))]
+    rendezvous.check_init_method(spec.init_method)
     address, port = rendezvous.locate(
-        request.master_addr,
-        request.master_port,
-        request.init_method,
+        spec.master_addr,
+        spec.master_port,
+        spec.init_method,
         nnodes=nnodes,
         here=machine.host if here == 0 else None,
         environ=environ,
     )
-    address, port = request.sourced("master_addr", address), request.sourced("master_port", port)
+    address, port = spec.sourced("master_addr", address), spec.sourced("master_port", port)
     bound: dict[int, tuple[Cpus, ...]] = {}
-    if request.bind == "numa":
+    if spec.bind == "numa":
         bound = {count: layout.numa_binding(slots, count, machine.numa, machine.allowed_cpus) for count in set(counts)}
     # Ranks that somebody else started, and did not bind, share the machine's CPUs.
     sharing = place.local_world_size or 1 if place and not machine.bound else 1
@@ -311,10 +309,10 @@ def make(
     if place:
         facts[0] = Fact("this rank", f"{here} of {nnodes}", counts_source)
     elif nnodes > 1:
-        if request.min_nodes not in (None, nnodes):
-            facts.insert(0, Fact("nodes", f"{request.min_nodes} to {nnodes}, planned for {nnodes}", "--nnodes"))
+        if spec.min_nodes not in (None, nnodes):
+            facts.insert(0, Fact("nodes", f"{spec.min_nodes} to {nnodes}, planned for {nnodes}", "--nnodes"))
         order = Fact("node rank", "as the nodes join", "--node-rank auto")
-        facts.append(Fact("node rank", *node_rank) if request.numbered else order)
+        facts.append(Fact("node rank", *node_rank) if spec.numbered else order)
     facts += [
         Fact("master address", *address),
         Fact("master port", *(port if port.value != "0" else Sourced("any free port", "one node"))),
@@ -322,7 +320,7 @@ def make(
     ]
     sources = {"--node-rank": node_rank, "--master-addr": address, "--master-port": port}
     missing = [flag for flag, sourced in sources.items() if sourced.source in (ASSUMED, MISSING)]
-    if counts_source not in ("--nproc", "--gpus", request.surroundings):
+    if "nproc" not in spec.sources and counts_source not in ("--nproc", "--gpus"):
         missing.append("--nproc as a number")
     return Plan(
         run_id=run_id,
@@ -335,28 +333,28 @@ def make(
         variables={
             **machine.variables,
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-            **({} if request.role == ROLE else {"ROLE_NAME": request.role}),
+            **({} if spec.role == ROLE else {"ROLE_NAME": spec.role}),
         },
-        max_restarts=request.max_restarts,
+        max_restarts=spec.max_restarts,
         backend=backend,
-        init_method=request.init_method,
+        init_method=spec.init_method,
         facts=tuple(facts),
         notes=tuple(noted),
-        min_nodes=request.min_nodes if request.min_nodes != nnodes else None,
+        min_nodes=spec.min_nodes if spec.min_nodes != nnodes else None,
         place=placed,
         gpus=tuple(dict.fromkeys(slot.name for slot in machine.slots)),
         missing=tuple(missing) if nnodes > 1 else (),
-        numbered=request.numbered or nnodes == 1,
-        virtual=request.virtual_local_rank,
-        masks=machine.masks if request.virtual_local_rank else (),
-        local_rank_option=target.local_rank_option if request.pass_local_rank else None,
+        numbered=spec.numbered or nnodes == 1,
+        virtual=spec.virtual_local_rank,
+        masks=machine.masks if spec.virtual_local_rank else (),
+        local_rank_option=target.local_rank_option if spec.pass_local_rank else None,
     )
 
 
-def _node_rank(request: Request, environ: Mapping[str, str]) -> Sourced:
-    nnodes, typed = request.nnodes, environ.get("NODE_RANK")
-    if request.node_rank is not None:
-        node_rank, source = request.node_rank, "--node-rank"
+def _node_rank(spec: JobSpec, environ: Mapping[str, str]) -> Sourced:
+    nnodes, typed = spec.nnodes, environ.get("NODE_RANK")
+    if spec.node_rank is not None:
+        node_rank, source = spec.node_rank, "--node-rank"
     elif nnodes > 1 and typed is not None:
         source = "NODE_RANK"
         number = whole(typed)
@@ -372,32 +370,32 @@ def _node_rank(request: Request, environ: Mapping[str, str]) -> Sourced:
     return Sourced(str(node_rank), source)
 
 
-def _counts(request: Request, machine: Machine) -> tuple[tuple[int, ...], str]:
-    text = request.nproc
-    if text is None and request.gpus is not None:
-        return (len(machine.slots) or 1,) * request.nnodes, "--gpus"
+def _counts(spec: JobSpec, machine: Machine) -> tuple[tuple[int, ...], str]:
+    text = spec.nproc
+    if text is None and spec.gpus is not None:
+        return (len(machine.slots) or 1,) * spec.nnodes, "--gpus"
     return layout.parse_nproc(
         "auto" if text is None else text,
-        request.nnodes,
+        spec.nnodes,
         gpus=len(machine.slots),
         physical_cpus=machine.physical_cpus,
     )
 
 
-def _device_notes(request: Request, backend: str | None, ranks: int, gpus: int) -> list[str]:
+def _device_notes(spec: JobSpec, backend: str | None, ranks: int, gpus: int) -> list[str]:
     """Compare this node's ranks with its GPUs: what people should know, or why it cannot be."""
     nccl = rendezvous.is_nccl(backend)
     if nccl and not gpus:
         raise UsageError(
-            f"--backend {request.backend} needs GPUs, and this machine has none that is visible", "--backend gloo"
+            f"--backend {spec.backend} needs GPUs, and this machine has none that is visible", "--backend gloo"
         )
     if ranks <= gpus or not gpus:
         return []
-    if request.oversubscribe:
+    if spec.oversubscribe:
         return [f"{ranks} ranks share {gpus} GPUs (--oversubscribe): LOCAL_RANK exceeds the last device"]
-    if request.gpus is not None:
+    if spec.gpus is not None:
         raise UsageError(
-            f"--nproc {request.nproc} and --gpus {request.gpus} contradict each other: {ranks} ranks, {gpus} GPUs",
+            f"--nproc {spec.nproc} and --gpus {spec.gpus} contradict each other: {ranks} ranks, {gpus} GPUs",
             f"--nproc {gpus}, or --oversubscribe to share them",
         )
     if nccl:

@@ -119,6 +119,23 @@ def check_init_method(method: str | None) -> None:
         raise UsageError(f"--init-method {method}: {path} is not writable", example)
 
 
+def check_store_file(method: str | None, run_id: str) -> None:
+    """Try to write where ``--init-method file://`` says: root may write anywhere, as far as permissions go.
+
+    Raises:
+        UsageError: the system refuses.
+    """
+    if method is None or not method.startswith("file://"):
+        return
+    probe = os.path.join(os.path.dirname(method.removeprefix("file://")), f".{run_id}.{os.getpid()}")
+    try:
+        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        os.unlink(probe)
+    except OSError as error:
+        message = f"--init-method {method} cannot be written: {error.strerror}"
+        raise UsageError(message, "--init-method file:///tmp/store") from None
+
+
 def backend(asked: str | None, init_method: str | None, device: str) -> str | None:
     """Name the backend of the process group that ddplaunch initialises; None where it is left to the program.
 

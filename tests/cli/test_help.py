@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import sys
 import pytest
 
 from ddplaunch import __version__
-from ddplaunch.cli.options import SECTIONS
+from ddplaunch.cli.options import COMMON, SECTIONS
 from ddplaunch.cli.run import run
 from ddplaunch.cli.submit import submit
 from ddplaunch.cli.submit_options import INSTEAD
@@ -49,16 +51,46 @@ def test_installed_command_is_the_module():
 @pytest.mark.parametrize("columns", ["60", "80", "200"])
 @pytest.mark.parametrize(("command", "sections"), [(run, SECTIONS), (submit, OF_SUBMIT)])
 def test_every_option_stands_under_a_heading(answer, command, sections, columns):
-    done = answer(command.name, "--help", env={"COLUMNS": columns})
+    done = answer(command.name, "--help-all", env={"COLUMNS": columns})
     assert done.returncode == 0
     headings = re.findall(r"^(\w.*):$", done.stdout, re.MULTILINE)
+    options = done.stdout.partition(f"\n{headings[0]}:\n")[2]
     assert headings == [heading for heading, names in sections.items() if names]
     for param in command.params:
         if param.name not in ("target", "args"):
-            assert len(re.findall(rf"^  (?:-\w, )?{param.opts[-1]}(?![\w-])", done.stdout, re.MULTILINE)) == 1, (
-                param.name
-            )
+            assert len(re.findall(rf"^  (?:-\w, )?{param.opts[-1]}(?![\w-])", options, re.MULTILINE)) == 1, param.name
     assert max(map(len, done.stdout.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "200"])
+def test_help_shows_what_most_people_need(answer, columns):
+    lines = answer("run", "--help", env={"COLUMNS": columns}).stdout.splitlines()
+    options = lines[lines.index("Options:") :]
+    shown = [match[1] for line in options if (match := re.match(r"  (?:-\w, )?(--[\w-]+)", line))]
+    assert shown == [*COMMON]
+    assert len(lines) <= (70 if columns == "60" else 60)
+    assert max(map(len, lines)) <= max(min(int(columns), 110), 80)
+
+
+def test_examples_of_the_help_are_right(answer, tmp_path):
+    write(tmp_path, "train.py", "def main(lr: float): print('--lr')\n")
+    examples = run.examples
+    assert len(examples) == 5
+    text = answer("run", "--help").stdout
+    for what, line in examples:
+        assert f"  # {what}\n  {line}\n" in text
+        words = [word for word in shlex.split(line)[1:] if word != "--dry-run"]
+        done = answer(words[0], "--dry-run", *words[1:])
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["--help", "--help-all"])
+def test_help_behind_a_target_is_the_targets(answer, tmp_path, name):
+    write(tmp_path, "train.py", "")
+    done = answer("run", "--dry-run", "--json", "train.py", name)
+    assert json.loads(done.stdout)["ranks"][0]["argv"][-1] == name
+    before = answer("run", "--nproc", "2", name, "train.py")
+    assert before.stdout.startswith("Usage: ddplaunch run ")
 
 
 def test_submit_has_the_options_of_run():
@@ -101,6 +133,7 @@ def test_completion_is_offered(shell, tmp_path):
     [
         ("ddplaunch ", ["plain,run", "plain,submit", "plain,devices"]),
         ("ddplaunch run --np", ["plain,--nproc"]),
+        ("ddplaunch run --help", ["plain,--help", "plain,--help-all"]),
         ("ddplaunch run --nproc 4 --dr", ["plain,--dry-run"]),
         ("ddplaunch run --start ex", ["plain,exec"]),
         ("ddplaunch run tr", ["file,tr"]),

@@ -56,13 +56,13 @@ limit = 3
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("run", ("there is no target", "ddplaunch run train.py")),
-        ("run --nproc train.py", ("there is no target; train.py was taken for the value of --nproc",)),
-        ("run --nproc train.py --dry-run", ("there is no target; train.py was taken for the value of --nproc",)),
-        ("run --nproc=2 --dry-run", ("there is no target", "name a script")),
+        ("run", ("the target is missing", "ddplaunch run train.py")),
+        ("run --nproc train.py", ("the target is missing; train.py was taken for the value of --nproc",)),
+        ("run --nproc train.py --dry-run", ("the target is missing; train.py was taken for the value of --nproc",)),
+        ("run --nproc=2 --dry-run", ("the target is missing", "name a script")),
         ("submit train.py x --token s", ("ddplaunch's:   set DDPLAUNCH_TOKEN", "the program's: ddplaunch submit")),
         ("submit --mem=3 train.py 'ddplaunch run' --mem 4", ("submit --mem=3 --mem 4 train.py 'ddplaunch run'",)),
-        ("run --hosts a,b --master-port 65535 train.py", ("--master-port 65535 leaves no port for the control",)),
+        ("run --hosts a,b --master-port 65535 train.py", ("--master-port 65535 leaves no control port behind it",)),
         ("run --nproc 0 train.py", ("--nproc 0: a node runs at least one process", "--nproc 1")),
         ("run --nproc -1 train.py", ("--nproc -1: a node runs at least one process", "--nproc 1")),
         (
@@ -77,23 +77,26 @@ limit = 3
         ),
         ("run --nnodes 2 --node-rank 2 train.py", ("--node-rank 2 is out of range: 2 nodes are numbered 0 to 1",)),
         ("run --nnodes 2 --node-rank -1 train.py", ("--node-rank -1 is out of range", "--node-rank 0")),
-        ("run --node-rank x train.py", ("--node-rank x is no whole number",)),
+        ("run --node-rank x train.py", ("--node-rank x: expected a whole number",)),
         ("run --nnodes 0 train.py", ("--nnodes 0: a job has at least one node",)),
-        ("run --nnodes two train.py", ("--nnodes two is no number of nodes", "a range like 2:4")),
+        ("run --nnodes two train.py", ("--nnodes two: expected a number like 2, or a range like 2:4",)),
         ("run --nnodes 2 --master-port 0 train.py", ("--master-port 0: several nodes must agree", "29500")),
-        ("run --master-port 70000 train.py", ("--master-port 70000 is no port", "1 to 65535")),
-        ("run --master-port -1 train.py", ("--master-port -1 is no port", "1 to 65535")),
-        ("run --master-port http train.py", ("--master-port http is no port", "1 to 65535")),
+        ("run --master-port 70000 train.py", ("--master-port 70000: expected a port from 1 to 65535",)),
+        ("run --master-port -1 train.py", ("--master-port -1: expected a port from 1 to 65535",)),
+        ("run --master-port http train.py", ("--master-port http: expected a port from 1 to 65535",)),
         ("run --master-addr 'a b' train.py", ("--master-addr a b is not a host name or address", "10.0.0.1")),
         ("run --sidecar '' train.py", ("--sidecar has an empty value",)),
-        ('run --sidecar "sh -c \'x" train.py', ("--sidecar sh -c 'x: no closing quotation", "quotes come in pairs")),
-        ("run --sidecar 'nosuch -x' train.py", ("--sidecar nosuch -x: there is no program nosuch", "sh -c '…'")),
-        ("run --sidecar ./file train.py", ("there is no program ./file", "name one on PATH")),
+        (
+            'run --sidecar "sh -c \'x" train.py',
+            ("--sidecar sh -c 'x: no closing quotation", "quotes must come in pairs"),
+        ),
+        ("run --sidecar 'nosuch -x' train.py", ("--sidecar nosuch -x: program nosuch not found", "sh -c '…'")),
+        ("run --sidecar ./file train.py", ("program ./file not found", "name one on PATH")),
         ("run --nnodes 2 --node-rank 1 --sidecar '' train.py", ("--sidecar has an empty value",)),
-        ("run --sidecar nosuch --dry-run train.py", ("there is no program nosuch",)),
+        ("run --sidecar nosuch --dry-run train.py", ("program nosuch not found",)),
         ("submit --sidecar '' train.py", ("--sidecar has an empty value",)),
         ("run --tensorboard '' train.py", ("--tensorboard has an empty value",)),
-        ("run --tensorboard file train.py", ("--tensorboard file is a file, not a folder", "name the folder")),
+        ("run --tensorboard file train.py", ("--tensorboard file is a file, not a folder", "name its folder")),
         ("submit --tensorboard file train.py", ("--tensorboard file is a file, not a folder",)),
         ("run trian.py", ("no such script: trian.py", "did you mean train.py?")),
         ("run folder", ("folder is a directory, not a script", "name the script")),
@@ -108,7 +111,7 @@ limit = 3
         ("run -m pkg.mdo", ("no module named pkg.mdo", "did you mean pkg.mod?")),
         ("run --no-python ./file", ("./file is not executable", "chmod +x ./file")),
         ("run --token '' train.py", ("--token has an empty value",)),
-        ("run --token ' ' train.py", ("--token is empty: it would keep nobody out", "give a secret")),
+        ("run --token ' ' train.py", ("--token is empty, so it would protect nothing", "give a secret")),
         ("run --gpus 0 train.py", ("--gpus 0: no GPU was found on this machine",)),
         ("run --backend nccl train.py", ("--backend nccl needs GPUs, and this machine has none", "--backend gloo")),
         ("run --backend gloo --no-python /bin/true", ("need a Python target", "leave them out")),
@@ -117,22 +120,22 @@ limit = 3
         ("run --init-method tcp://a:0 train.py", ("--init-method 0: expected a port",)),
         ("run --init-method tcp://a:1 --master-port 2 train.py", ("contradict each other", "the address once")),
         ("run --master-addr no.such.host.invalid train.py", ("--master-addr no.such.host.invalid",)),
-        ("run --json train.py", ("--json is the form of a dry run", "--dry-run")),
+        ("run --json train.py", ("--json works only with --dry-run", "--dry-run")),
         ("run --nproc 2 --show 9 train.py", ("--show 9: the job has ranks 0 to 1", "all, none")),
-        ("run --show x train.py", ("--show x is no list of ranks", "0,3")),
+        ("run --show x train.py", ("--show x: expected all, none, ranks like 0,3", "stderr of rank 0")),
         ("run --stdin 9 train.py", ("--stdin 9: this node has rank 0 only", "--stdin 0")),
-        ("run --grace -1 train.py", ("--grace -1 is no number of seconds", "0 or more")),
-        ("run --grace nan train.py", ("--grace nan is no number of seconds", "0 or more")),
-        ("run --max-restarts x train.py", ("--max-restarts x is no number of restarts",)),
+        ("run --grace -1 train.py", ("--grace -1: expected seconds from 0 up to a week, like 2.5",)),
+        ("run --grace nan train.py", ("--grace nan: expected seconds from 0 up to a week, like 2.5",)),
+        ("run --max-restarts x train.py", ("--max-restarts x: expected a number from 0 up",)),
         ("run --start fork train.py", ("'fork' is not one of 'auto', 'zygote', 'exec'",)),
-        ("run --start exec --preload json train.py", ("--preload and --start exec contradict", "one of them out")),
+        ("run --start exec --preload json train.py", ("--preload does not work with --start exec", "one of them out")),
         ("run --preload json --no-python /bin/true", ("only Python can be forked",)),
         ("run --preload no_such_module train.py", ("--preload no_such_module: No module named 'no_such_module'",)),
         ("run --log-dir /proc/x train.py", ("--log-dir /proc/x:", "that you may write to")),
         ("run --log-dir file/x train.py", ("--log-dir file/x: Not a directory",)),
         ("run --nnodes 2 train.py", ("--node-rank is missing: which of the 2 nodes is this?", "1 on the other")),
         ("run --nnodes 2 --node-rank 1 train.py", ("--master-addr is missing: where is node 0", "hostname -I")),
-        ("run --nnodes 2 --node-rank 0 train.py", ("--master-addr is missing: where do the others of 2 nodes reach",)),
+        ("run --nnodes 2 --node-rank 0 train.py", ("--master-addr is missing: where do the other nodes reach",)),
         (
             "run --nnodes 2 --node-rank 0 --master-addr 192.0.2.7 train.py",
             ("--master-addr 192.0.2.7 is not an address of this machine, which is node 0: it has", "--node-rank"),
@@ -149,25 +152,25 @@ limit = 3
             (f"run {nodes} --master-addr {'a' * 64}.b train.py", (f"--master-addr {'a' * 64}.b does not resolve",))
             for nodes in ("--nnodes 2 --node-rank 0", "--nnodes 2 --node-rank 1", "--nnodes 2 --node-rank auto", "")
         ),
-        (f"run --local-addr {'a' * 64} --nnodes 2 train.py", ("is no address of this machine",)),
-        ("run --nnodes 4:2 train.py", ("--nnodes 4:2: 4 to 2 is no range", "--nnodes 2:4")),
+        (f"run --local-addr {'a' * 64} --nnodes 2 train.py", ("is not an address of this machine",)),
+        ("run --nnodes 4:2 train.py", ("--nnodes 4:2: 4 is more than 2", "--nnodes 2:4")),
         ("run --nnodes 0:4 train.py", ("--nnodes 0:4: a job has at least one node", "--nnodes 1:4")),
-        ("run --nnodes 2:x train.py", ("--nnodes 2:x is no number of nodes", "a range like 2:4")),
-        ("run --nnodes 2 --grow train.py", ("--grow needs a range of nodes, and --nnodes is 2", "--nnodes 2:3")),
-        ("run --grow train.py", ("--grow needs a range of nodes, and --nnodes is 1", "--nnodes 1:2")),
-        ("run --nnodes 2:4 --control none train.py", ("--nnodes 2:4 needs nodes that hear of each other",)),
-        ("run --heartbeat-timeout 0 train.py", ("--heartbeat-timeout 0 is no heartbeat timeout", "2 s or more")),
-        ("run --heartbeat-timeout 1.9 train.py", ("--heartbeat-timeout 1.9 is no heartbeat timeout",)),
-        ("run --join-timeout -1 train.py", ("--join-timeout -1 is no number of seconds",)),
-        ("run --control-port 0 train.py", ("--control-port 0 is no port",)),
-        ("run --run-id a/b train.py", ("--run-id a/b is no name",)),
+        ("run --nnodes 2:x train.py", ("--nnodes 2:x: expected a number like 2, or a range like 2:4",)),
+        ("run --nnodes 2 --grow train.py", ("--grow does not work with --nnodes 2", "--nnodes 2:3")),
+        ("run --grow train.py", ("--grow does not work with --nnodes 1", "--nnodes 1:2")),
+        ("run --nnodes 2:4 --control none train.py", ("--nnodes 2:4 does not work with --control none",)),
+        ("run --heartbeat-timeout 0 train.py", ("--heartbeat-timeout 0: expected 2 or more seconds",)),
+        ("run --heartbeat-timeout 1.9 train.py", ("--heartbeat-timeout 1.9: expected 2 or more seconds",)),
+        ("run --join-timeout -1 train.py", ("--join-timeout -1: expected seconds",)),
+        ("run --control-port 0 train.py", ("--control-port 0: expected a port from 1 to 65535",)),
+        ("run --run-id a/b train.py", ("--run-id a/b: expected letters, digits, dots, dashes and underscores",)),
         (
             "run --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 65535 train.py",
-            ("--master-port 65535 leaves no port", "--control-port"),
+            ("--master-port 65535 leaves no control port", "--control-port"),
         ),
         (
             "run --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 29500 --control-port 29500 train.py",
-            ("--control-port 29500 is the master port too",),
+            ("--control-port 29500 is the master port",),
         ),
         (
             "run --nnodes 2 --node-rank 1 --master-addr 127.0.0.1 --interface nosuch0 train.py",
@@ -179,14 +182,14 @@ limit = 3
         ),
         (
             "run --nnodes 2 --nproc 1 --node-rank 0 --master-addr a --control none train.py",
-            ("2 nodes with --control none needs --master-port",),
+            ("--control none on 2 nodes needs --master-port",),
         ),
         ("run --nprco 4 train.py", ("no such option: --nprco", "did you mean --nproc?")),
         (
             "run train.py --epochs 1 --dry-run",
             ("run --dry-run train.py --epochs 1", "train.py -- --epochs 1 --dry-run"),
         ),
-        ("run --nproc 1 train.py --nproc 2", ("--nproc is 1 before train.py and 2 behind it",)),
+        ("run --nproc 1 train.py --nproc 2", ("--nproc is 1 before train.py and 2 after it",)),
         ("run fn.py:main", ("fn.py:main needs --save_every, --total_epochs and --batch_size", "main(rank: int, w")),
         ("run fn.py:main --save_every x", ("cannot take --save_every: 'x' is not a valid integer", "main(rank: int,")),
         ("run fn.py:main --savevery 1", ("no such option", "main(rank: int,")),
@@ -195,7 +198,7 @@ limit = 3
         ("train.py --nproc 4", ("train.py is not a command", "ddplaunch run train.py --nproc 4")),
         ("rnu train.py", ("rnu is not a command", "did you mean run?")),
         ("frobnicate", ("frobnicate is not a command", "run, submit, devices")),
-        ("--nproc 4 train.py", ("--nproc stands behind a command", "ddplaunch run --nproc 4 train.py")),
+        ("--nproc 4 train.py", ("--nproc must follow a command", "ddplaunch run --nproc 4 train.py")),
     ],
 )
 def test_refused(refused, line, said):
@@ -214,18 +217,18 @@ NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
     ("line", "said"),
     [
         *((f"run --nproc '{text}' train.py", "expected a number, a list like 8,8,4") for text in NO_NUMBERS),
-        *((f"run --nnodes '{text}' train.py", "is no number of nodes") for text in NO_NUMBERS),
-        *((f"run --nnodes 2 --node-rank '{text}' train.py", "is no whole number") for text in NO_NUMBERS),
-        *((f"run --master-port '{text}' train.py", "is no port") for text in NO_NUMBERS),
-        *((f"run --max-restarts '{text}' train.py", "is no number of restarts") for text in NO_NUMBERS),
-        *((f"run --grace '{text}' train.py", "is no number of seconds") for text in ("1_0", "٣", "+1", "nan", MANY)),
-        *((f"run --show '{text}' train.py", "is no list of ranks") for text in ("1_0", "٣", "+1", MANY)),
-        *((f"run --nproc-per-node 1 -r '{text}:1' train.py", "names no streams") for text in ("٣", MANY)),
+        *((f"run --nnodes '{text}' train.py", ": expected a number like 2") for text in NO_NUMBERS),
+        *((f"run --nnodes 2 --node-rank '{text}' train.py", ": expected a whole number") for text in NO_NUMBERS),
+        *((f"run --master-port '{text}' train.py", ": expected a port") for text in NO_NUMBERS),
+        *((f"run --max-restarts '{text}' train.py", ": expected a number from 0 up") for text in NO_NUMBERS),
+        *((f"run --grace '{text}' train.py", ": expected seconds") for text in ("1_0", "٣", "+1", "nan", MANY)),
+        *((f"run --show '{text}' train.py", ": expected all, none, ranks") for text in ("1_0", "٣", "+1", MANY)),
+        *((f"run --nproc-per-node 1 -r '{text}:1' train.py", ": expected numbers of streams") for text in ("٣", MANY)),
         (f"run --init-method tcp://a:{MANY} train.py", "unknown --init-method"),
         ("run --nproc 4097 train.py", "a node runs at most 4,096 processes"),
         ("run --nproc 1000000000000 train.py", "a node runs at most 4,096 processes"),
         ("run --nnodes 1000000000 --node-rank 0 train.py", "a job has at most 65,536 nodes"),
-        ("run --nnodes 1:1000000000000000000000 train.py", "is no number of nodes"),
+        ("run --nnodes 1:1000000000000000000000 train.py", ": expected a number like 2"),
         ("run --nnodes 4096 --nproc 100000 train.py", "a node runs at most 4,096 processes"),
         ("run --nnodes 65536 --nproc 8 train.py", "a job has at most 262,144 ranks, not 524,288"),
         *((f"run --{name} '' train.py", f"--{name} has an empty value") for name in ("log-dir", "role", "preload")),
@@ -237,7 +240,7 @@ NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
         ("run --interface nosuch0 train.py", "--interface nosuch0: this machine has no such interface"),
         ("run --preload , train.py", "--preload ,: '' is not the name of a module"),
         ("run --preload train.py train.py", "--preload train.py: 'train.py' is not the name of a module"),
-        ("run --preempt-forward none train.py", "--preempt-forward none is no signal to warn by"),
+        ("run --preempt-forward none train.py", "--preempt-forward none: expected one of USR1"),
         ("run --backend gloo,gloo train.py", "--backend gloo,gloo needs a device for each backend"),
         ("run --backend cpu:gloo,cpu:gloo train.py", "needs a device for each backend"),
         ("run two.py:main --layers 1 --layers 2 --layers 3", "cannot take --layers: it has 2 values, and 3 are given"),
@@ -258,7 +261,7 @@ def test_values_are_shown_without_what_they_would_do(refused):
     assert error.splitlines()[0] == r"Error: no such script: a\x1b[2J\nddplaunch: kept in /\r\u202e.py"
     assert (
         refused(f"run --role x {'y' * 10_000}.py").splitlines()[0]
-        == f"Error: cannot read {'y' * 100}… File name too long"
+        == f"Error: cannot read {'y' * 100}…: File name too long"
     )
 
 
@@ -290,7 +293,7 @@ def test_a_bug_of_ours_says_so_and_where_the_details_are(tmp_path, folder):
     )
     assert (done.returncode, done.stdout) == (70, "")
     first, second = done.stderr.splitlines()
-    assert first == r"Error: a bug of ddplaunch: ValueError: of ours\n\x1b[2J\udcff"
+    assert first == r"Error: bug in ddplaunch: ValueError: of ours\n\x1b[2J\udcff"
     found = re.fullmatch(r"  please report it; the details are in (\S+)", second)
     assert found is not None, second
     details = Path(found[1]).read_text()

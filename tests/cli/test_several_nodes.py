@@ -72,7 +72,7 @@ def test_restarts_of_one_node_alone_are_refused(answer, tmp_path):
         "--nproc", "1", "--max-restarts", "3", "--control", "none", "train.py",
     )  # fmt: skip
     assert done.returncode == 2
-    assert "--max-restarts 3 with --control none: each node would restart alone" in done.stderr
+    assert "--max-restarts 3 does not work with --control none: each node would restart alone" in done.stderr
     assert "started" not in done.stdout
 
 

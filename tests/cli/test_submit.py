@@ -139,7 +139,7 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", ("there is no target", "ddplaunch submit train.py")),
+        ("", ("the target is missing", "ddplaunch submit train.py")),
         ("--nodes 2 train.py --time 3", ("--time could be", "submit --nodes 2 --time 3 train.py", "-- --time 3")),
         ("--nproc 2 train.py --grace 3", ("--grace could be", "submit --nproc 2 --grace 3 train.py", "-- --grace 3")),
         ("train.py --lr 1 --nodes 2", ("--nodes could be", "ddplaunch submit --nodes 2 train.py --lr 1")),
@@ -156,7 +156,7 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("-m train.py", ("-m takes a module", "ddplaunch submit train.py")),
         ("fn.py:main", ("fn.py:main needs --lr", "its signature")),
         ("fn.py:main --lr x", ("cannot take --lr: 'x'",)),
-        ("--start exec --preload json train.py", ("--preload and --start exec contradict",)),
+        ("--start exec --preload json train.py", ("--preload does not work with --start exec",)),
         ("--nodes 0 train.py", ("--nodes 0 is no number of nodes",)),
         ("--time 4h train.py", ("--time 4h is no time", "like 4:00:00")),
         ("--time 1:2:3:4 train.py", ("--time 1:2:3:4 is no time",)),
@@ -244,7 +244,7 @@ def test_setup_files_and_commands(dry, tmp_path):
 def test_a_secret_that_is_not_set_is_no_token(answer, cluster, line):
     done = answer(*line.split(), env={**cluster.environ, "DDPLAUNCH_TOKEN": ""})
     assert (done.returncode, done.stdout) == (2, "")
-    assert "DDPLAUNCH_TOKEN is empty: it would keep nobody out" in done.stderr
+    assert "DDPLAUNCH_TOKEN is empty, so it would protect nothing" in done.stderr
     assert not (cluster.folder / "script").exists()
 
 

@@ -139,7 +139,7 @@ def test_where_it_runs_and_with_what(spec):
     [
         ("--scheduler kubernetes train.py", ("--container-image is missing", "REGISTRY/NAME:TAG")),
         ("--scheduler k8s train.py", ("'k8s' is not one of 'slurm', 'kubernetes'",)),
-        (f"{ASKED}", ("there is no target", "ddplaunch submit train.py")),
+        (f"{ASKED}", ("the target is missing", "ddplaunch submit train.py")),
         (f"{ASKED} --nodes 0 train.py", ("--nodes 0 is no number of nodes",)),
         (f"{ASKED} --time 4h train.py", ("--time 4h is no time",)),
         (f"{ASKED} --partition x train.py", ("--partition is not for a job of Kubernetes", "--constraint KEY=VALUE")),

@@ -118,8 +118,8 @@ def test_more_processes_in_each_of_many_are_refused(answer, tmp_path):
     done = answer("run", "--nproc", "4", "train.py", env={**SLURM_TASKS, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "Error: this is rank 0 of 4 already (slurm), and --nproc 4 would start more in each",
-        "  leave --nproc out, or --cluster none; or start one launcher a node:",
+        "Error: --nproc 4 does not work here: slurm has started 4 ranks already, and this is rank 0",
+        "  leave --nproc out, or --cluster none; or start one launcher on each node:",
         "  srun --nodes=2 --ntasks=2 --ntasks-per-node=1 ddplaunch run --nproc 4 …",
     ]
     other = answer("run", "--nproc", "4", "train.py", env=SLURM_TASKS)

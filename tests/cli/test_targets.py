@@ -299,7 +299,7 @@ def test_a_programs_own_option_is_never_swallowed(launch, tmp_path, how):
     write(tmp_path, "train.py", PARSERS[how]).open("a").write("print(token)\n")
     done = launch("run", *LIGHT, "--nproc", "2", "train.py", "--token", "secret")
     assert said(done) == ["secret", "secret"]
-    note = "ddplaunch: note: --token goes to train.py; ddplaunch's own options stand before it\n"
+    note = "ddplaunch: note: --token goes to train.py; options of ddplaunch come before it\n"
     assert done.stderr == (note if how == "nothing" else "")
 
 
@@ -326,7 +326,7 @@ def test_a_parameter_named_like_one_of_ours(answer, tmp_path):
         [
             "Error: train.py:main: no such option '--backend'",
             "  its signature: main(rank, nproc: int = 3, log_dir=None)",
-            "  --backend goes to train.py:main; ddplaunch's own options stand before it",
+            "  --backend goes to train.py:main; options of ddplaunch come before it",
         ],
     )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.run import QUIET
+from ddplaunch.cli.policy import QUIET
 from ddplaunch.control.messages import PROTOCOL
 from tests.conftest import Job, clean_environment, command, wait_until, write
 from tests.impatient import impatient

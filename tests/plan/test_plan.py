@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import command_for
 from ddplaunch.plan.layout import Slot
-from ddplaunch.plan.plan import Fact, Machine, Plan, Request, make
+from ddplaunch.plan.plan import Fact, JobSpec, Machine, Plan, make
 from ddplaunch.target.target import Kind, Target
 
 SCRIPT = Target(Kind.SCRIPT, "train.py", ("--lr", "1"), path="train.py", first="/x", source="/x/train.py")
@@ -27,7 +27,7 @@ GPUS = replace(
 def plan(
     machine: Machine = CPU, environ: dict[str, str] | None = None, target: Target = SCRIPT, **typed: object
 ) -> Plan:
-    return make(Request(**typed), target, machine, environ or {}, "id")  # type: ignore[arg-type]
+    return make(JobSpec(**typed), target, machine, environ or {}, "id")  # type: ignore[arg-type]
 
 
 def fact(plan: Plan, name: str) -> Fact:

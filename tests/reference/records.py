@@ -15,7 +15,7 @@ from ddplaunch.devices.visible import Visible, VisibleGpu
 from ddplaunch.output.events import Event, Planned
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
 from ddplaunch.plan.layout import Slot
-from ddplaunch.plan.plan import Machine, Plan, Request, make
+from ddplaunch.plan.plan import JobSpec, Machine, Plan, make
 from ddplaunch.target.target import Kind, Target
 
 PLAN = {
@@ -133,7 +133,7 @@ FAILURE = {
 def _plan() -> dict[str, Any]:
     machine = Machine(host="n0", allowed_cpus=(0,), physical_cpus=1, slots=(Slot("cpu"),), slots_source="")
     target = Target(Kind.SCRIPT, "train.py", (), path="train.py")
-    plan: Plan = make(Request(nproc="1"), target, machine, {}, "id")
+    plan: Plan = make(JobSpec(nproc="1"), target, machine, {}, "id")
     return plan.to_json()
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from ddplaunch.cli.placement import end_of_ours, hyphened, is_option, name_of
+from ddplaunch.cli.command_line import end_of_ours, hyphened, is_option, name_of
 from ddplaunch.cli.torchrun import nodes, output
 from ddplaunch.cli.torchrun.asked import Asked, Said, Word
 from ddplaunch.errors import UsageError

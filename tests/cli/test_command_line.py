@@ -6,7 +6,8 @@ import shlex
 
 import pytest
 
-from ddplaunch.cli.placement import FEW, Placed, passed_on, place
+from ddplaunch.cli import command_line
+from ddplaunch.cli.command_line import FEW, CommandLine, passed_on
 from ddplaunch.errors import UsageError
 
 OPTIONS = {
@@ -26,11 +27,11 @@ OPTIONS = {
 }
 
 
-def split(line: str, named: frozenset[str] = frozenset(), **how) -> Placed:
-    return place(shlex.split(line), OPTIONS, lambda placed, option: option in named, **how)
+def split(line: str, named: frozenset[str] = frozenset(), **how) -> CommandLine:
+    return command_line.split(shlex.split(line), OPTIONS, lambda line, option: option in named, **how)
 
 
-def spellings(line: str, named: frozenset[str] = frozenset()) -> tuple[str, list[Placed]]:
+def spellings(line: str, named: frozenset[str] = frozenset()) -> tuple[str, list[CommandLine]]:
     """Return the message of a refusal, and how its suggestions are read: as ours, then as the program's."""
     with pytest.raises(UsageError) as refusal:
         split(line, named)
@@ -151,9 +152,9 @@ def test_one_that_the_program_names_itself_is_never_swallowed(line, named):
 
 
 def test_further_on_it_is_the_programs_if_that_names_it():
-    placed = split("train.py --lr 1 --dry-run --log-dir x", frozenset({"--dry-run", "--log-dir"}))
-    assert placed[:3] == ((), "train.py", ("--lr", "1", "--dry-run", "--log-dir", "x"))
-    assert placed.alike == ()
+    found = split("train.py --lr 1 --dry-run --log-dir x", frozenset({"--dry-run", "--log-dir"}))
+    assert found[:3] == ((), "train.py", ("--lr", "1", "--dry-run", "--log-dir", "x"))
+    assert found.alike == ()
 
 
 @pytest.mark.parametrize(
@@ -180,8 +181,8 @@ def test_a_value_is_no_option_that_a_program_could_know():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--nproc 3 train.py --nproc 2", "--nproc is 3 before train.py and 2 behind it"),
-        ("--nproc=3 --gpus 1 train.py --dry-run --nproc=2 x", "--nproc is 3 before train.py and 2 behind it"),
+        ("--nproc 3 train.py --nproc 2", "--nproc is 3 before train.py and 2 after it"),
+        ("--nproc=3 --gpus 1 train.py --dry-run --nproc=2 x", "--nproc is 3 before train.py and 2 after it"),
     ],
 )
 def test_two_values(line, message):
@@ -216,7 +217,7 @@ def test_without_its_value_it_can_only_be_the_programs(line, message, program):
         ("--node_rank 1 train.py", "no such option: --node_rank", "did you mean --node-rank?"),
         ("-n 4 train.py", "no such option: -n", "did you mean --nproc?"),
         ("-mpkg.mod", "no such option: -mpkg.mod", "did you mean -m pkg.mod?"),
-        ("-odd.py", "no such option: -odd.py", "stands behind --"),
+        ("-odd.py", "no such option: -odd.py", "-- stands before a target"),
         ("--nproc", "--nproc needs a value", "--help"),
         (
             "--nproc --dry-run train.py",
@@ -267,10 +268,10 @@ SUBMIT = {**OPTIONS, "--nodes": True, "--time": True}
 """More options, as ``submit`` has them: two few that may stand behind, the others guarded."""
 
 
-def split_submit(line: str, named: frozenset[str] = frozenset()) -> Placed:
+def split_submit(line: str, named: frozenset[str] = frozenset()) -> CommandLine:
     few = FEW - {"--dry-run", "--json"} | {"--nodes"}
     guarded = SUBMIT.keys() - {"--help", "-h"}
-    return place(shlex.split(line), SUBMIT, lambda placed, option: option in named, few=few, guarded=guarded)
+    return command_line.split(shlex.split(line), SUBMIT, lambda line, option: option in named, few=few, guarded=guarded)
 
 
 @pytest.mark.parametrize(
@@ -313,13 +314,13 @@ def test_no_words_are_lost_or_invented():
         lines = [(*line, word) for line in lines for word in words]
         for line in lines:
             try:
-                placed = place(line, OPTIONS)
+                found = command_line.split(line, OPTIONS)
             except UsageError as error:
                 for suggestion in (error.hint or "").splitlines():
                     if suggestion.startswith(("ddplaunch's:", "the program's:")):
                         split(suggestion.partition(":")[2].split(None, 2)[2])
             else:
-                kept = [*placed.ours, *([placed.target] if placed.target is not None else []), *placed.program]
+                kept = [*found.ours, *([found.target] if found.target is not None else []), *found.program]
                 dashes = [*line]
                 for word in kept:
                     dashes.remove(word)

@@ -10,11 +10,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ddplaunch.errors import UsageError
+from ddplaunch.words import nearest
 
 MARKERS = frozenset({"-m", "--module", "--no-python"})
 """They say what kind of target follows, so they stand before it in any case and mean nothing of ours behind it."""
 
-HELP = frozenset({"-h", "--help"})
+HELP_ALL = "--help-all"
+HELP = frozenset({"-h", "--help", HELP_ALL})
 
 DRY_RUN = "--dry-run"
 JSON = "--json"
@@ -42,8 +44,8 @@ ELSEWHERE = {
 """What other launchers call it."""
 
 
-class Placed(NamedTuple):
-    """The three parts.
+class CommandLine(NamedTuple):
+    """Its three parts.
 
     Attributes:
         ours: our options, those behind the target last.
@@ -60,10 +62,10 @@ class Placed(NamedTuple):
     alike: tuple[str, ...] = ()
 
 
-def place(
+def split(
     words: Sequence[str],
     options: Mapping[str, bool],
-    names: Callable[[Placed, str], bool] = lambda placed, name: False,
+    names: Callable[[CommandLine, str], bool] = lambda line, name: False,
     *,
     few: Collection[str] = FEW,
     guarded: Collection[str] = (),
@@ -71,7 +73,7 @@ def place(
     unsaid: Collection[str] = (),
     instead: Mapping[str, str] = {},
     elsewhere: Mapping[str, str] = ELSEWHERE,
-) -> Placed:
+) -> CommandLine:
     """Split ``words``.
 
     Args:
@@ -95,13 +97,13 @@ def place(
     elif rest and is_option(rest[0]):
         raise _unknown(rest[0], options, elsewhere)
     if not rest:
-        return Placed(ours, None, ())
+        return CommandLine(ours, None, ())
     target = rest.pop(0)
     if verbatim:
-        return Placed(ours, target, tuple(rest))
+        return CommandLine(ours, target, tuple(rest))
 
     options = {name: takes for name, takes in options.items() if name not in MARKERS}
-    alone = Placed(ours, target, ())
+    alone = CommandLine(ours, target, ())
     if ends_at_target or "--no-python" in ours:
         few = guarded = ()
     meant = {name: options[name] for name in {*few, *guarded} & options.keys()}
@@ -115,8 +117,8 @@ def place(
         if names(alone, name):
             raise _refusal(f"{name} could be ddplaunch's or an argument of {target}", alone, rest, meant, instead)
         if name not in unsaid and (before := _values(ours, options).get(name, value)) != value:
-            raise UsageError(f"{name} is {before} before {target} and {value} behind it", "leave one of them out")
-    alone = Placed(ours + behind, target, (), behind)
+            raise UsageError(f"{name} is {before} before {target} and {value} after it", "leave one of them out")
+    alone = CommandLine(ours + behind, target, (), behind)
     if program[:1] == ["--"]:
         return alone._replace(program=tuple(program[1:]))
     alike = [name for name in _among(program, options) if not names(alone, name)]
@@ -126,7 +128,7 @@ def place(
 
 
 def _right_behind(
-    alone: Placed,
+    alone: CommandLine,
     rest: Sequence[str],
     few: Collection[str],
     meant: Mapping[str, bool],
@@ -144,16 +146,16 @@ def _right_behind(
     return tuple(rest[:end]), list(rest[end:])
 
 
-def passed_on(placed: Placed) -> str | None:
+def passed_on(line: CommandLine) -> str | None:
     """The command that gives the program the ``--dry-run`` that was read as ours behind its name, if one was."""
-    if DRY_RUN not in placed.behind:
+    if DRY_RUN not in line.behind:
         return None
-    looks = [word for word in placed.behind if word in (DRY_RUN, JSON)]
-    before = placed.ours[: len(placed.ours) - len(placed.behind)]
+    looks = [word for word in line.behind if word in (DRY_RUN, JSON)]
+    before = line.ours[: len(line.ours) - len(line.behind)]
     if DRY_RUN not in before:
         before = tuple(word for word in before if word != JSON)  # which means nothing without it
-    ours = [*before, *(word for word in placed.behind if word not in looks)]
-    return _spelled(Placed(tuple(ours), placed.target, (*looks, *placed.program)), FEW)
+    ours = [*before, *(word for word in line.behind if word not in looks)]
+    return _spelled(CommandLine(tuple(ours), line.target, (*looks, *line.program)), FEW)
 
 
 def _values(words: Sequence[str], options: Mapping[str, bool]) -> dict[str, str]:
@@ -186,7 +188,7 @@ def end_of_ours(words: Sequence[str], options: Mapping[str, bool], start: int = 
         if options[name] and "=" not in words[start]:
             start += 1
             if start == len(words):
-                raise UsageError(f"{name} needs a value", "ddplaunch run --help says which")
+                raise UsageError(f"{name} needs a value", "ddplaunch run --help-all shows which")
             if words[start].startswith("--") or words[start] in MARKERS | HELP:
                 raise UsageError(
                     f"{name} needs a value, and {words[start]} looks like an option",
@@ -221,12 +223,12 @@ def _among(program: Sequence[str], options: Collection[str]) -> list[str]:
 
 
 def _refusal(
-    message: str, alone: Placed, rest: Sequence[str], meant: Mapping[str, bool], instead: Mapping[str, str]
+    message: str, alone: CommandLine, rest: Sequence[str], meant: Mapping[str, bool], instead: Mapping[str, str]
 ) -> UsageError:
     """Say what is unclear with both spellings to choose from, or with one where the other would make no sense.
 
     Args:
-        alone: what is clear. rest: the words behind it. meant: the options in question. instead: as for ``place``.
+        alone: what is clear. rest: the words behind it. meant: the options in question. instead: as for ``split``.
     """
     theirs = f"the program's: {_spelled(alone._replace(program=tuple(rest)), meant)}"
     try:
@@ -236,7 +238,7 @@ def _refusal(
     if senseless := next((name for name in map(name_of, found) if name in instead), None):
         return UsageError(message, f"ddplaunch's:   {instead[senseless]}\n{theirs}")
     found = tuple(name_of(word) if meant.get(name_of(word)) is False else word for word in found)  # --dry-run=1
-    ours = f"ddplaunch's:   {_spelled(Placed(alone.ours + found, alone.target, left), meant)}"
+    ours = f"ddplaunch's:   {_spelled(CommandLine(alone.ours + found, alone.target, left), meant)}"
     return UsageError(message, f"{ours}\n{theirs}")
 
 
@@ -254,12 +256,12 @@ def _gather(words: Sequence[str], options: Mapping[str, bool]) -> tuple[tuple[st
     return tuple(found), (*left, *words[start if left else start + 1 :])
 
 
-def _spelled(placed: Placed, meant: Collection[str]) -> str:
-    """Write a command line that ``place`` reads as ``placed``."""
+def _spelled(line: CommandLine, meant: Collection[str]) -> str:
+    """Write a command line that ``split`` reads as ``line``."""
     import shlex
 
-    target, program = placed.target or "", placed.program
-    words = [word for word in placed.ours if word not in MARKERS] + [word for word in placed.ours if word in MARKERS]
+    target, program = line.target or "", line.program
+    words = [word for word in line.ours if word not in MARKERS] + [word for word in line.ours if word in MARKERS]
     if target.startswith("-"):
         words += ["--", target]
     elif program[:1] == ("--",) or _among(program, meant):
@@ -270,15 +272,14 @@ def _spelled(placed: Placed, meant: Collection[str]) -> str:
 
 
 def _unknown(word: str, options: Mapping[str, bool], elsewhere: Mapping[str, str]) -> UsageError:
-    import difflib
-
     name = name_of(word)
     dashed = hyphened(name)
     near = dashed if dashed in options else elsewhere.get(dashed)
-    near = near or next(iter(difflib.get_close_matches(name, options, 1, 0.6)), None)
+    near = near or nearest(dashed, options)
     if name.startswith("-m") and len(name) > 2:
         near = f"-m {name[2:]}"
-    hint = f"did you mean {near}?" if near else "ddplaunch run --help lists them; a target like that stands behind --"
+    instead = "ddplaunch run --help-all shows all options; -- stands before a target that begins with a dash"
+    hint = f"did you mean {near}?" if near else instead
     return UsageError(f"no such option: {name}", hint)
 
 

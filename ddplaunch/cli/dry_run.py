@@ -1,0 +1,50 @@
+"""``ddplaunch run --dry-run``: the plan is printed, with the command for each other node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from ddplaunch.cli import over_ssh
+from ddplaunch.cli.policy import read_sidecars
+
+if TYPE_CHECKING:
+    from ddplaunch.cli.options import Options
+    from ddplaunch.plan.plan import Plan
+
+_SPELLED_OUT = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}
+"""What each node's command has in any case."""
+
+_OF_THIS_NODE = {"stdin", "dry_run", "as_json", "token", *over_ssh.OWN_OPTIONS}
+
+
+def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: bool) -> None:
+    """Print the plan.
+
+    Args:
+        passed_on: how to pass ``--dry-run`` on to the target, if it may have been meant so.
+        remote: whether the job would run on other machines.
+
+    Raises:
+        UsageError: a sidecar program cannot be run.
+    """
+    notes = list(plan.notes)
+    if plan.node_rank == 0:
+        notes += [f"beside rank 0: {each.command}" for each in read_sidecars(options, remote=remote)]
+    if plan.nnodes > 1 and not plan.place:
+        notes.append(f"nodes other than {plan.node_rank} are unknown and assumed to be like this one")
+        if options.token:
+            notes.append("the token is not printed: set DDPLAUNCH_TOKEN on every node")
+    plan = replace(plan, notes=tuple(notes))
+    if options.as_json:
+        import json
+
+        click.echo(json.dumps(plan.to_json()))
+    else:
+        from ddplaunch.console.layout import print_layout
+
+        print_layout(plan, list(options.words(without=_SPELLED_OUT | _OF_THIS_NODE)))
+    if passed_on:
+        click.echo(passed_on, err=options.as_json)

@@ -1,0 +1,102 @@
+"""From the options to the plan: what hosts or surroundings say, what this machine has, and what follows."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddplaunch.cli import over_ssh
+from ddplaunch.cli.options import Options
+from ddplaunch.cli.rules import check_nodes
+from ddplaunch.cli.surroundings import look_around, started_rank, surroundings_notes
+from ddplaunch.cli.values import AUTO
+from ddplaunch.devices.machine import read_machine
+from ddplaunch.plan.plan import JobSpec, Plan, make
+
+if TYPE_CHECKING:
+    from ddplaunch.clusters.finding import Finding
+    from ddplaunch.ssh.hosts import Host
+    from ddplaunch.target.target import Target
+
+
+class Planned(NamedTuple):
+    """A plan and what it was made from.
+
+    Attributes:
+        options: as hosts or surroundings have completed them.
+        finding: what was used of what the surroundings say.
+        plan_as: plans again, as this node rank, where node 0 is to give each node its own.
+    """
+
+    plan: Plan
+    options: Options
+    finding: Finding | None
+    plan_as: Callable[[int], Plan]
+
+
+def make_plan(options: Options, target: Target, hosts: tuple[Host, ...], notes: Iterable[str]) -> Planned:
+    """Plan the job.
+
+    Args:
+        hosts: those that would run it, in a dry run; none where this machine does.
+        notes: what else people should know.
+
+    Raises:
+        UsageError: the options contradict each other, the surroundings, or this machine.
+    """
+    said = list(notes)
+    if hosts:
+        options, note = over_ssh.planned(hosts, options)
+        said.insert(0, note)
+    options, finding = look_around(options)
+    check_nodes(options)
+    if finding:
+        said[:0] = surroundings_notes(finding)
+    machine, of_machine = read_machine(
+        os.environ,
+        gpus=options.gpus,
+        nproc=options.nproc,
+        backend=options.backend,
+        masked=options.virtual_local_rank,
+        runs_here=not hosts,
+    )
+    said += of_machine
+    run_id = options.run_id or new_run_id()
+
+    def plan_as(node_rank: int) -> Plan:
+        return make(_spec(options, finding, node_rank), target, machine, os.environ, run_id, said)
+
+    return Planned(plan_as(0), options, finding, plan_as)
+
+
+def _spec(options: Options, finding: Finding | None, unless_numbered: int) -> JobSpec:
+    """Return what the plan needs; ``unless_numbered`` is the node rank until node 0 gives one."""
+    lowest, highest = options.nnodes
+    numbered = options.node_rank != AUTO
+    return JobSpec(
+        nproc=options.nproc,
+        nnodes=highest,
+        min_nodes=lowest,
+        node_rank=options.node_rank if isinstance(options.node_rank, int) else None if numbered else unless_numbered,
+        master_addr=options.master_addr,
+        master_port=options.master_port,
+        backend=options.backend,
+        init_method=options.init_method,
+        gpus=options.gpus,
+        oversubscribe=options.oversubscribe,
+        bind=options.bind,
+        max_restarts=options.max_restarts,
+        place=started_rank(finding),
+        sources=dict.fromkeys(options.inferred, finding.cluster) if finding else {},
+        numbered=numbered,
+        role=options.role,
+        pass_local_rank=options.pass_local_rank,
+        virtual_local_rank=options.virtual_local_rank,
+    )
+
+
+def new_run_id() -> str:
+    """Name a job that the user has not named."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"

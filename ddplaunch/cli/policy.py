@@ -1,0 +1,82 @@
+"""The policy of this node alone, from the options: how its ranks start, what is shown, what runs beside them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from ddplaunch.cli import over_ssh, show
+from ddplaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.policy import Policy
+    from ddplaunch.agent.sidecar import Sidecar
+    from ddplaunch.cli.options import Options
+    from ddplaunch.plan.plan import Plan
+
+QUIET = 5.0
+"""Seconds that nodes which somebody starts all at once have to find each other before we say that we wait."""
+
+
+def check_ranks(options: Options, plan: Plan) -> None:
+    """Check the ranks that ``--show`` and ``--stdin`` name.
+
+    Raises:
+        UsageError: there is no such rank, as far as this node knows.
+    """
+    show.read(options.show, plan)
+    here = [rank.rank for rank in plan.local_ranks]
+    if options.stdin is not None and plan.nnodes == 1 and options.stdin not in here:
+        ranks = show.ranks(here[0], here[-1])
+        raise UsageError(f"--stdin {options.stdin}: this node has {ranks}", f"--stdin {here[0]}")
+
+
+def read_policy(options: Options, plan: Plan, *, many_start: bool) -> Policy:
+    """Return the policy; ``many_start`` is whether a system starts all nodes at once.
+
+    Raises:
+        UsageError: a sidecar program cannot be run.
+    """
+    from ddplaunch.agent.policy import Policy
+    from ddplaunch.console import colour_wanted
+    from ddplaunch.output.sink import PATIENCE
+
+    named = tuple(options.preload.split(",")) if options.preload else ()
+    by_ssh = over_ssh.STARTED in os.environ
+    return Policy(
+        modules=named or _preloads(options, plan),
+        asked=named,
+        show=show.read(options.show, plan),
+        stdin=options.stdin,
+        log_dir=options.log_dir,
+        patience=over_ssh.PATIENCE if by_ssh else PATIENCE,
+        quiet=QUIET if by_ssh or many_start else 0.0,
+        preempt_signal=options.preempt_signal,
+        preempt_forward=options.preempt_forward,
+        colour=colour_wanted(),
+        sidecars=read_sidecars(options) if plan.node_rank == 0 else (),
+    )
+
+
+def _preloads(options: Options, plan: Plan) -> tuple[str, ...]:
+    """What the zygote imports. Nothing where each rank is a new interpreter: then there is no zygote."""
+    alone = len(plan.local_ranks) == 1 and not options.max_restarts
+    if options.start == "exec" or (options.start == "auto" and (alone or sys.platform != "linux")):
+        return ()
+    from ddplaunch.target.preload import preloads
+
+    return preloads(plan.target)
+
+
+def read_sidecars(options: Options, *, remote: bool = False) -> tuple[Sidecar, ...]:
+    """Return what runs beside rank 0; ``remote``: on another machine.
+
+    Raises:
+        UsageError: a program cannot be run.
+    """
+    if not options.sidecar and options.tensorboard is None:
+        return ()
+    from ddplaunch.cli import sidecars
+
+    return sidecars.read(options.tensorboard, options.sidecar, remote=remote)

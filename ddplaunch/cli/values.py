@@ -1,0 +1,114 @@
+"""How the value of an option is read from its text, and written again as it would be typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from ddplaunch.errors import UsageError
+from ddplaunch.plan.numbers import decimal, whole
+
+AUTO = "auto"
+"""The node rank of a node that node 0 is to number."""
+
+WARNINGS = ("USR1", "USR2", "TERM", "HUP", "XCPU")
+"""The signals that schedulers warn by: Slurm's and LSF's choice is free, SGE has USR1 and USR2, pods get TERM."""
+
+INFINITE = float("inf")
+WEEK = 7 * 24 * 3600.0
+
+
+class Paths(click.Path):
+    """Words that may be anything here, and are completed as the names of files or folders."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value
+
+
+def number(
+    kind: type[int] | type[float], lowest: float, highest: float, expected: str
+) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Read an option's value as a number from ``lowest`` to ``highest``, which ``expected`` describes."""
+
+    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
+        if text is None:
+            return None
+        value = whole(text) if kind is int else decimal(text)
+        if value is None or not lowest <= value <= highest:
+            raise UsageError(f"{param.opts[-1]} {text}: expected {expected}")
+        return value
+
+    return read
+
+
+integer = number(int, -INFINITE, INFINITE, "a whole number")
+seconds = number(float, 0, WEEK, "seconds from 0 up to a week, like 2.5")
+
+
+def nodes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
+    """Read --nnodes: "4", or "2:4" for any number from 2 to 4."""
+    lowest, colon, highest = text.partition(":")
+    first, last = whole(lowest), whole(highest if colon else lowest)
+    if first is None or last is None:
+        raise UsageError(f"--nnodes {text}: expected a number like 2, or a range like 2:4")
+    if first > last:
+        raise UsageError(f"--nnodes {text}: {first} is more than {last}", f"--nnodes {last}:{first}")
+    if first < 1 and colon:
+        raise UsageError(f"--nnodes {text}: a job has at least one node", f"--nnodes 1:{highest}")
+    return first, last
+
+
+def node_rank(ctx: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
+    """Read --node-rank: a number, or "auto"."""
+    return AUTO if text == AUTO else integer(ctx, param, text)
+
+
+def name(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    """Read a name that becomes one of a folder too."""
+    import re
+
+    if text is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", text):
+        raise UsageError(f"{param.opts[-1]} {text}: expected letters, digits, dots, dashes and underscores")
+    return text
+
+
+def signal_number(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+    """Read the name of a signal that can be a warning."""
+    import signal
+
+    if text is None or (text == "none" and param.name == "preempt_signal"):
+        return None
+    name = text.upper().removeprefix("SIG")
+    if name not in WARNINGS:
+        raise UsageError(f"{param.opts[-1]} {text}: expected one of {', '.join(WARNINGS)}")
+    return signal.Signals[f"SIG{name}"].value
+
+
+def commands(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Check command lines, which only node 0 then uses."""
+    if texts:
+        from ddplaunch.cli import sidecars
+
+        for text in texts:
+            sidecars.split(text)
+    return texts
+
+
+def as_typed(param: click.Option, value: Any) -> Iterator[str]:
+    """The words of an option that was typed, from the value that was read."""
+    for each in value if param.multiple else (value,):
+        yield param.opts[-1]
+        if not param.is_flag:
+            yield _spelled(param, each)
+
+
+def _spelled(param: click.Parameter, value: Any) -> str:
+    if param.callback is signal_number:
+        import signal
+
+        return "none" if value is None else signal.Signals(value).name.removeprefix("SIG")
+    if param.callback is nodes:
+        return ":".join(map(str, dict.fromkeys(value)))
+    return f"{value:g}" if isinstance(value, float) else str(value)
