@@ -17,7 +17,8 @@ import pytest
 
 from ddplaunch.cli.run import run
 from ddplaunch.cli.target_command import spellings
-from ddplaunch.cli.torchrun.dialect import FLAGS, VALUES, translate
+from ddplaunch.cli.torchrun.dialect import translate
+from ddplaunch.cli.torchrun.options import FLAGS, VALUES
 from ddplaunch.errors import UsageError
 from tests.conftest import clean_environment, write
 from tests.fake_nvml import fake_nvml as fake_nvml
@@ -193,18 +194,18 @@ def test_what_goes_before_what(line, environ, read, monkeypatch):
     [
         ("--rdzv-endpint x train.py", {}, "did you mean torchrun's --rdzv-endpoint?"),
         ("--nproc-per-node 2 --nproc 3 train.py", {}, "--nproc-per-node and --nproc contradict each other"),
-        ("--standalone --nnodes 2 train.py", {}, "--standalone and --nnodes 2 contradict each other"),
+        ("--standalone --nnodes 2 train.py", {}, "--standalone does not work with --nnodes 2"),
         ("--nnodes 2 --rdzv-backend c10d train.py", {}, "--rdzv-backend c10d on 2 nodes needs --rdzv-endpoint"),
-        ("--rdzv-endpoint :29500 train.py", {}, "--rdzv-endpoint :29500 is no HOST:PORT"),
-        ("--rdzv-conf join_timeout train.py", {}, "--rdzv-conf join_timeout is no list of settings"),
-        ("--redirects 4 train.py", {}, "--redirects 4 names no streams"),
-        ("-t 0:1,x train.py", {}, "-t 0:1,x names no streams"),
-        ("--local_ranks_filter a train.py", {}, "--local_ranks_filter a is no list of ranks"),
-        ("--local-addr 192.0.2.9 train.py", {}, "--local-addr 192.0.2.9 is no address of this machine"),
+        ("--rdzv-endpoint :29500 train.py", {}, "--rdzv-endpoint :29500: expected HOST:PORT"),
+        ("--rdzv-conf join_timeout train.py", {}, "--rdzv-conf join_timeout: expected KEY=VALUE"),
+        ("--redirects 4 train.py", {}, "--redirects 4: expected numbers of streams"),
+        ("-t 0:1,x train.py", {}, "-t 0:1,x: expected numbers of streams"),
+        ("--local_ranks_filter a train.py", {}, "--local_ranks_filter a: expected a list of ranks"),
+        ("--local-addr 192.0.2.9 train.py", {}, "--local-addr 192.0.2.9 is not an address of this machine"),
         ("--tee", {}, "--tee needs a value"),
         ("--rdzv-id --standalone train.py", {}, "--rdzv-id needs a value"),
-        ("train.py", {"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes is neither 0 nor 1"),
-        ("train.py", {"PET_LOCAL_RANKS_FILTER": "a"}, "PET_LOCAL_RANKS_FILTER a is no list of ranks"),
+        ("train.py", {"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes: expected 0 or 1"),
+        ("train.py", {"PET_LOCAL_RANKS_FILTER": "a"}, "PET_LOCAL_RANKS_FILTER a: expected a list of ranks"),
     ],
 )
 def test_what_makes_no_sense(line, environ, message, answer, tmp_path):
@@ -226,7 +227,7 @@ def test_what_makes_no_sense(line, environ, message, answer, tmp_path):
 def test_what_changes_nothing_is_told_of(line, note, answer, tmp_path):
     write(tmp_path, "train.py", "")
     done = answer("run", "--dry-run", *shlex.split(line))
-    assert f"note: without effect here: {note} (docs/torchrun.md)\n" in done.stdout, done.stderr
+    assert f"note: no effect in ddplaunch: {note} (docs/torchrun.md)\n" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,7 @@ def test_completion_for_a_shell(shell, answer):
     done = answer("run", "--print-completion", shell)
     known = shell != "tcsh"
     assert (done.returncode, "_DDPLAUNCH_COMPLETE" in done.stdout) == (0 if known else 2, known)
-    assert ("known are bash, zsh and fish" in done.stderr) is not known
+    assert ("known: bash, zsh, fish" in done.stderr) is not known
 
 
 def test_nobody_loads_it_who_does_not_use_it(tmp_path):

@@ -73,7 +73,7 @@ def test_they_train_together(start, tmp_path):
     assert [line.partition(" node")[0] for line in said] == [f"[{rank}] rank {rank} of 3" for rank in range(3)]
     assert all(line.endswith("sum 6") for line in said)
     for job in jobs:
-        assert "read as torchrun's options: PET_NNODES, PET_NPROC_PER_NODE, PET_RDZV_BACKEND" in job.stderr()
+        assert "read as options of torchrun: PET_NNODES, PET_NPROC_PER_NODE, PET_RDZV_BACKEND" in job.stderr()
 
 
 WAITS = """

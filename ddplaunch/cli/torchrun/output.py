@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from ddplaunch.cli.torchrun.asked import Asked, Word
+from ddplaunch.cli.torchrun.options import OurOption, TorchrunOptions
 from ddplaunch.errors import UsageError
 
 _BOTH = 3
@@ -23,24 +23,24 @@ Streams = dict[int | None, int]
 """Of each local rank some streams; None stands for all others."""
 
 
-def words(asked: Asked) -> Iterator[Word]:
-    """Say it with our options.
+def translated(torchrun: TorchrunOptions) -> Iterator[OurOption]:
+    """Translate it.
 
     Raises:
         UsageError: an option names no streams, or no ranks.
     """
-    redirected, teed = _streams(asked, "--redirects"), _streams(asked, "--tee")
-    only = _filter(asked)
+    redirected, teed = _streams(torchrun, "--redirects"), _streams(torchrun, "--tee")
+    only = _filter(torchrun)
     used = [name for name, streams in (("--redirects", redirected), ("--tee", teed)) if any(streams.values())]
-    yield from asked.plainly("--log-dir", "--log-dir")
-    if used and "--log-dir" not in asked:
+    yield from torchrun.renamed("--log-dir", "--log-dir")
+    if used and "--log-dir" not in torchrun:
         import tempfile
 
         name = f"ddplaunch-logs-{os.getuid()}-{os.urandom(8).hex()}"  # which nobody else can make first
-        yield "--log-dir", os.path.join(tempfile.gettempdir(), name), asked.source(used[0])
+        yield "--log-dir", os.path.join(tempfile.gettempdir(), name), torchrun.source(used[0])
     shown = _show(redirected, teed, only)
     if shown != "all":
-        yield "--show", shown, asked.source("--local-ranks-filter" if only else used[0])
+        yield "--show", shown, torchrun.source("--local-ranks-filter" if only else used[0])
 
 
 def _show(redirected: Streams, teed: Streams, only: set[int]) -> str:
@@ -55,22 +55,22 @@ def _show(redirected: Streams, teed: Streams, only: set[int]) -> str:
     return f"{common},local:{','.join(different)}" if different else common
 
 
-def _streams(asked: Asked, name: str) -> Streams:
+def _streams(torchrun: TorchrunOptions, name: str) -> Streams:
     """Read "3", or "0:1,1:2"."""
-    text = asked.value(name, "0")
+    text = torchrun.value(name, "0")
     if re.fullmatch(r"[0-3]", text):
         return {None: int(text)}
     if not re.fullmatch(rf"{_RANK}:[0-3](,{_RANK}:[0-3])*", text):
         raise UsageError(
-            f"{asked.source(name)} {text} names no streams",
+            f"{torchrun.source(name)} {text}: expected numbers of streams",
             f"{name} 1 is stdout, 2 stderr, 3 both; 0:1,1:2 is stdout of local rank 0 and stderr of 1",
         )
     pairs = (part.partition(":") for part in text.split(","))
     return {None: 0, **{int(rank): int(streams) for rank, _, streams in pairs}}
 
 
-def _filter(asked: Asked) -> set[int]:
-    text = asked.value("--local-ranks-filter")
+def _filter(torchrun: TorchrunOptions) -> set[int]:
+    text = torchrun.value("--local-ranks-filter")
     if text and not re.fullmatch(rf"{_RANK}(,{_RANK})*", text):
-        raise UsageError(f"{asked.source('--local-ranks-filter')} {text} is no list of ranks", "give one like 0,1")
+        raise UsageError(f"{torchrun.source('--local-ranks-filter')} {text}: expected a list of ranks like 0,1")
     return {int(rank) for rank in text.split(",") if rank}

@@ -1,0 +1,158 @@
+"""torchrun's options: their names, and the values that were typed or stand in PET_* variables.
+
+The names are those of torch/distributed/run.py, get_args_parser, in torch 2.4 to 2.14.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ddplaunch.cli.command_line import end_of_ours, hyphened, is_option, name_of
+from ddplaunch.errors import UsageError
+from ddplaunch.plan.numbers import whole
+from ddplaunch.words import nearest
+
+# fmt: off
+FLAGS = frozenset({"--standalone", "--module", "--no-python", "--run-path", "--virtual-local-rank", "--use-env"})
+VALUES = frozenset({
+    "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--max-restarts",
+    "--monitor-interval", "--start-method", "--event-log-handler", "--role", "--log-dir", "--redirects", "--tee",
+    "--local-ranks-filter", "--duplicate-stdout-filters", "--duplicate-stderr-filters", "--node-rank", "--master-addr",
+    "--master-port", "--local-addr", "--log-line-prefix-template", "--logs-specs", "--numa-binding",
+    "--print-completion", "--signals-to-handle", "--shutdown-timeout",
+})
+# fmt: on
+"""All that there are, with dashes; torchrun takes each with underscores too."""
+
+_SHORT = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
+_WITHOUT_VARIABLE = {"--logs-specs", "--numa-binding", "--print-completion", "--use-env"}
+
+_VARIABLE = "PET_{}"  # PET_LOG_DIR is --log-dir where that is not typed: torch/distributed/argparse_util.py
+_SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+
+_INSIDE = ("DDPLAUNCH_DEVICE", "TORCHELASTIC_RUN_ID")
+"""A rank has these; the variables were meant for the launcher that has started it."""
+
+_KUBEFLOW = {"--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--rdzv-id"}
+"""What ``clusters/kubeflow.py`` reads, which knows more names for the node's rank and address than torchrun does."""
+
+_RENDEZVOUS = {"--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf"}
+_OF_NODES = {"--nnodes", "--node-rank", "--standalone", *_RENDEZVOUS}
+
+OurOption = tuple[str, str, str]
+"""One of our options, its value ("" for a flag), and what it comes from."""
+
+
+class Given(NamedTuple):
+    """A value, and the option as typed or the variable that it comes from."""
+
+    value: str
+    source: str
+
+
+class TorchrunOptions:
+    """All that have a value; those without effect are collected in ``idle``."""
+
+    def __init__(self, given: Mapping[str, Given]) -> None:
+        self._given = {name: each for name, each in given.items() if each.value}
+        self.idle: list[Given] = []
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._given
+
+    def value(self, name: str, default: str = "") -> str:
+        return self._given[name].value if name in self._given else default
+
+    def source(self, name: str) -> str:
+        return self._given[name].source
+
+    def renamed(self, name: str, ours: str, values: Mapping[str, str] = {}) -> Iterator[OurOption]:
+        """The option under our name; ``values`` are those with another name here, "" for what is our default."""
+        value = self.value(name)
+        if value := values.get(value, value):
+            yield ours, value, self.source(name)
+
+    def ignore(self, *names: str, default: str = "") -> None:
+        """Accept options that have no effect here; nobody need know of those with the default value."""
+        self.idle += [self._given[name] for name in names if self.value(name, default) != default]
+
+    @property
+    def max_nodes(self) -> int:
+        """The maximum number of nodes; 1 where ``--nnodes`` makes no sense."""
+        return whole(self.value("--nnodes", "1").rpartition(":")[2]) or 1
+
+
+def split(
+    words: Sequence[str], options: Mapping[str, bool], skipped: set[str]
+) -> tuple[dict[str, Given], list[str], list[str]]:
+    """Separate torchrun's options, those that are ours alone, and what follows."""
+    theirs = {**dict.fromkeys(FLAGS, False), **dict.fromkeys(VALUES, True)}
+    typed: dict[str, Given] = {}
+    ours: list[str] = []
+    rest = list(words)
+    while rest:
+        if short := re.fullmatch(r"(-[rt])(\d.*)", rest[0]):
+            rest[:1] = short.groups()
+        word = name_of(rest[0])
+        name = _SHORT.get(word) or (word if word in options else _whole(word, theirs))
+        if word in skipped or (name not in theirs and word not in options):
+            break
+        takes = theirs[name] if name in theirs else options[word]
+        end = end_of_ours(rest[: 1 + takes], {word: takes})
+        if name not in theirs:
+            ours += rest[:end]
+        elif "=" in rest[0] and word.startswith("--"):
+            typed[name] = Given(rest[0].partition("=")[2], word)
+        else:
+            typed[name] = Given(rest[1] if takes else "1", word)
+        del rest[:end]
+    if rest and is_option(rest[0]) and rest[0] not in skipped:
+        _check_near_miss(name_of(rest[0]), theirs, options)
+    return typed, ours, rest
+
+
+def _whole(typed: str, theirs: Collection[str]) -> str:
+    """The option of torchrun that was typed in full, or as a prefix of one option only, which argparse allows."""
+    if not typed.startswith("--") or hyphened(typed) in theirs:
+        return hyphened(typed)
+    meant = [name for name in theirs if name.startswith(hyphened(typed))]
+    return meant[0] if len(meant) == 1 else hyphened(typed)
+
+
+def _check_near_miss(name: str, theirs: Collection[str], options: Collection[str]) -> None:
+    near = nearest(hyphened(name), {*options, *theirs})
+    if near in theirs and near not in options:
+        raise UsageError(f"no such option: {name}", f"did you mean torchrun's {near}?")
+
+
+def variables(environ: Mapping[str, str], typed: Mapping[str, Given], our_names: set[str]) -> dict[str, Given]:
+    """Return the options that PET_* set and nobody typed; ``our_names`` are options of ours that somebody typed."""
+    if any(environ.get(name) for name in _INSIDE):
+        return {}
+    found = {
+        name: Given(value, variable)
+        for name in sorted((FLAGS | VALUES) - _WITHOUT_VARIABLE - typed.keys())
+        if (value := environ.get(variable := _VARIABLE.format(name[2:].replace("-", "_").upper())))
+    }
+    if seconds := environ.get(_SHUTDOWN):
+        found.setdefault("--shutdown-timeout", Given(seconds, _SHUTDOWN))
+    for name in FLAGS & found.keys():
+        value, variable = found[name]
+        if value not in ("0", "1"):
+            raise UsageError(f"{variable}={value}: expected 0 or 1", f"unset {variable}")
+        if value == "0":
+            del found[name]
+    left = _KUBEFLOW | _OF_NODES if our_names & {"--hosts", "--hostfile"} or "--standalone" in typed else set[str]()
+    if not left and _is_a_pod(found, typed):
+        left = _KUBEFLOW
+    return {name: each for name, each in found.items() if name not in left}
+
+
+def _is_a_pod(found: Mapping[str, Given], typed: Mapping[str, Given]) -> bool:
+    """Whether the variables may be Kubeflow's, of a job of many pods: then they are left to the surroundings."""
+    nnodes = found["--nnodes"].value if "--nnodes" in found else "1"
+    backend = found["--rdzv-backend"].value if "--rdzv-backend" in found else "static"
+    elsewhere = _OF_NODES & typed.keys() or {"--rdzv-endpoint", "--standalone"} & found.keys()
+    return nnodes not in ("1", "1:1") and ":" not in nnodes and backend == "static" and not elsewhere
