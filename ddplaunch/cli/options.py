@@ -81,17 +81,17 @@ class Source(Enum):
 _BY_CLICK = {"COMMANDLINE": Source.TYPED, "ENVIRONMENT": Source.VARIABLE, "DEFAULT_MAP": Source.FILE}
 
 
-def _option(spelling: str, metavar: str | None, help: str, **how: Any) -> Any:
-    how.setdefault("show_default", "default" in how)
-    return click.Option([spelling], metavar=metavar, help=help, **how)
+def _option(spelling: str, help: str, **how: Any) -> Any:
+    name, _, metavar = spelling.partition(" ")
+    return click.Option([name], metavar=metavar or None, help=help, show_default="default" in how, **how)
 
 
-def _flag(*spellings: str, help: str) -> Any:
-    return click.Option(spellings, is_flag=True, help=help)
+def _flag(spellings: str, help: str) -> Any:
+    return click.Option(spellings.split(), is_flag=True, help=help)
 
 
-def _seconds(spelling: str, default: str, help: str, read: Any = seconds) -> Any:
-    return _option(spelling, "SECONDS", help, default=default, callback=read)
+def _seconds(name: str, default: str, help: str, read: Any = seconds) -> Any:
+    return _option(f"{name} SECONDS", help, default=default, callback=read)
 
 
 _port = number(int, 1, 65535, "a port from 1 to 65535")
@@ -106,93 +106,78 @@ _silence = number(
 class Options:
     """The values of all options and arguments. What a field's default is, click reads its value by."""
 
-    module: bool = _flag("-m", "--module", help="TARGET is a module, as for `python -m`.")
-    no_python: bool = _flag("--no-python", help="TARGET is a program, not Python.")
+    module: bool = _flag("-m --module", "TARGET is a module, as for `python -m`.")
+    no_python: bool = _flag("--no-python", "TARGET is a program, not Python.")
     pass_local_rank: bool = _flag(
         "--pass-local-rank",
-        help="Add --local-rank=N as the first argument, or --local_rank=N where the script has only that.",
+        "Add --local-rank=N as the first argument, or --local_rank=N where the script has only that.",
     )
     nproc: str | None = _option(
-        "--nproc",
-        "N",
+        "--nproc N",
         "Ranks on each node: a number, a list like 8,8,4, or auto, gpu, cpu.  "
         "[default: auto, the number of visible GPUs, or 1]",
     )
     gpus: str | None = _option(
-        "--gpus",
-        "LIST",
-        "Use these GPUs, in this order: indices from `ddplaunch devices`, or UUIDs. none uses CPUs.",
+        "--gpus LIST", "Use these GPUs, in this order: indices from `ddplaunch devices`, or UUIDs. none uses CPUs."
     )
-    oversubscribe: bool = _flag("--oversubscribe", help="Let several ranks share a GPU.")
+    oversubscribe: bool = _flag("--oversubscribe", "Let several ranks share a GPU.")
     virtual_local_rank: bool = _flag(
-        "--virtual-local-rank", help="Give each rank LOCAL_RANK 0 and show it only its own GPU."
+        "--virtual-local-rank", "Give each rank LOCAL_RANK 0 and show it only its own GPU."
     )
-    bind: str | None = _option("--bind", None, "Pin each rank to the CPUs beside its GPU.", type=click.Choice(["numa"]))
+    bind: str | None = _option("--bind", "Pin each rank to the CPUs beside its GPU.", type=click.Choice(["numa"]))
     cluster: str | None = _option(
-        "--cluster",
-        "NAME",
+        "--cluster NAME",
         "Read the nodes from the variables of this system: slurm, openmpi, …; none reads no variables.  "
         "[default: the system that started this process]",
     )
     nnodes: tuple[int, int] = _option(
-        "--nnodes",
-        "N",
+        "--nnodes N",
         "Number of nodes. 2:4 is any number from 2 to 4, and it may change while the job runs.",
         default="1",
         callback=nodes,
     )
     node_rank: int | str | None = _option(
-        "--node-rank",
-        "I",
+        "--node-rank I",
         "Rank of this node, from 0. With auto, node 0 is the one at --master-addr and numbers the others as they join.",
         callback=node_rank,
     )
-    master_addr: str | None = _option("--master-addr", "HOST", "Address of node 0.  [default: 127.0.0.1 on one node]")
+    master_addr: str | None = _option("--master-addr HOST", "Address of node 0.  [default: 127.0.0.1 on one node]")
     master_port: int | None = _option(
-        "--master-port",
-        "PORT",
+        "--master-port PORT",
         "Port of torch's store, on node 0.  [default: 29500; on one node any free port]",
         callback=_any_port,
     )
     interface: str | None = _option(
-        "--interface", "NAME", "Network interface to use, like ib0.  [default: the one to node 0]"
+        "--interface NAME", "Network interface to use, like ib0.  [default: the one to node 0]"
     )
-    run_id: str | None = _option(
-        "--run-id", "NAME", "Name of the job: only nodes with the same name join.", callback=name
-    )
+    run_id: str | None = _option("--run-id NAME", "Name of the job: only nodes with the same name join.", callback=name)
     token: str | None = _option(
-        "--token",
-        "SECRET",
+        "--token SECRET",
         "Secret that a node needs to join; DDPLAUNCH_TOKEN keeps it out of `ps`.",
         envvar="DDPLAUNCH_TOKEN",
     )
-    hosts: str | None = _option(
-        "--hosts", "A:4,B:4", "Start the job on these hosts by SSH, with this many ranks on each."
-    )
+    hosts: str | None = _option("--hosts A:4,B:4", "Start the job on these hosts by SSH, with this many ranks on each.")
     hostfile: str | None = _option(
-        "--hostfile", "FILE", "Read the hosts from FILE, one per line: n1 slots=4", type=Paths(dir_okay=False)
+        "--hostfile FILE", "Read the hosts from FILE, one per line: n1 slots=4", type=Paths(dir_okay=False)
     )
-    include: str | None = _option("--include", "A@B:0,2", "Use only these hosts, or these slots of them.")
-    exclude: str | None = _option("--exclude", "A@B:0,2", "Leave out these hosts, or these slots of them.")
+    include: str | None = _option("--include A@B:0,2", "Use only these hosts, or these slots of them.")
+    exclude: str | None = _option("--exclude A@B:0,2", "Leave out these hosts, or these slots of them.")
     env: tuple[str, ...] = _option(
-        "--env",
-        "NAME[=VALUE]",
+        "--env NAME[=VALUE]",
         "Set a variable on the hosts, beside LD_LIBRARY_PATH, PYTHONPATH, NCCL_* and the like; may be repeated.",
         multiple=True,
     )
     remote_python: str | None = _option(
-        "--remote-python", "PATH", "Python on the hosts.  [default: the path of this Python]"
+        "--remote-python PATH", "Python on the hosts.  [default: the path of this Python]"
     )
     control: str = _option(
         "--control",
-        None,
         "How the nodes stay in contact. With none, each node runs its share alone.",
         type=click.Choice(["tcp", "none"]),
         default="tcp",
     )
     control_port: int | None = _option(
-        "--control-port",
-        "PORT",
+        "--control-port PORT",
         "Port where node 0 listens for the other nodes.  [default: master port + 1]",
         callback=_port,
     )
@@ -203,38 +188,34 @@ class Options:
         "A node that is silent for this long is lost. The value of node 0 counts.",
         _silence,
     )
-    allow_mismatch: bool = _flag("--allow-mismatch", help="Continue when versions differ between nodes, with a note.")
+    allow_mismatch: bool = _flag("--allow-mismatch", "Continue when versions differ between nodes, with a note.")
     join_window: float = _seconds("--join-window", "30", "Once 2 nodes have joined, wait this long for more.")
     max_membership_changes: int = _option(
-        "--max-membership-changes",
-        "N",
+        "--max-membership-changes N",
         "Continue at most N times with nodes lost or added.",
         default="100",
         callback=_count,
     )
-    grow: bool = _flag("--grow", help="Restart at once when another node joins.")
+    grow: bool = _flag("--grow", "Restart at once when another node joins.")
     backend: str | None = _option(
-        "--backend", "NAME", "Initialise the process group before the target runs: nccl, gloo, auto, …"
+        "--backend NAME", "Initialise the process group before the target runs: nccl, gloo, auto, …"
     )
     init_method: str | None = _option(
-        "--init-method",
-        "URL",
-        "Where ranks find each other: env://, tcp://host:port or file:///path.  [default: env://]",
+        "--init-method URL", "Where ranks find each other: env://, tcp://host:port or file:///path.  [default: env://]"
     )
     start: str = _option(
         "--start",
-        None,
         "zygote forks ranks from one process that has imported torch; exec starts a new Python for each.",
         type=click.Choice(["auto", "zygote", "exec"]),
         default="auto",
     )
     preload: str | None = _option(
-        "--preload", "A,B", "Import these modules before forking.  [default: torch and what the target needs]"
+        "--preload A,B", "Import these modules before forking.  [default: torch and what the target needs]"
     )
-    role: str = _option("--role", "NAME", "ROLE_NAME of the ranks.", default="default")
+    role: str = _option("--role NAME", "ROLE_NAME of the ranks.", default="default")
     grace: float = _seconds("--grace", "30", "Time for ranks to stop, between SIGTERM and SIGKILL.")
     max_restarts: int = _option(
-        "--max-restarts", "N", "Restart all ranks after a failure, at most N times.", default="0", callback=_count
+        "--max-restarts N", "Restart all ranks after a failure, at most N times.", default="0", callback=_count
     )
     restart_backoff: float = _seconds(
         "--restart-backoff", "0", "Wait this long before a restart; twice as long after each early failure."
@@ -243,8 +224,7 @@ class Options:
         "--min-uptime", "5", "Give up after three attempts in a row that lasted less than this."
     )
     preempt_signal: int | None = _option(
-        "--preempt-signal",
-        "SIGNAL",
+        "--preempt-signal SIGNAL",
         "Signal by which the scheduler warns, or none. Ranks ask ddplaunch.runtime.preempted().",
         default="USR2",
         callback=signal_number,
@@ -253,41 +233,34 @@ class Options:
         "--preempt-grace", "90", "Time for ranks to save their work, between the warning and SIGTERM."
     )
     preempt_forward: int | None = _option(
-        "--preempt-forward", "SIGNAL", "Send each rank this signal when the warning comes.", callback=signal_number
+        "--preempt-forward SIGNAL", "Send each rank this signal when the warning comes.", callback=signal_number
     )
     tensorboard: str | None = _option(
-        "--tensorboard",
-        "DIR",
+        "--tensorboard DIR",
         "Run TensorBoard on DIR while the job runs, for this machine only, and print its address.",
         type=Paths(file_okay=False),
     )
     sidecar: tuple[str, ...] = _option(
-        "--sidecar",
-        "COMMAND",
+        "--sidecar COMMAND",
         "Run a program beside rank 0 while the job runs; may be repeated.",
         multiple=True,
         callback=commands,
     )
     show: str = _option(
-        "--show",
-        "RANKS",
+        "--show RANKS",
         "Show the output of these ranks: all, none, 0,3, or local:0 on every node. 0/err is only its stderr.",
         default="all",
     )
     stdin: int | None = _option(
-        "--stdin",
-        "RANK",
-        "Connect the terminal to this rank, for pdb. A single rank always has it.",
-        callback=integer,
+        "--stdin RANK", "Connect the terminal to this rank, for pdb. A single rank always has it.", callback=integer
     )
     log_dir: str | None = _option(
-        "--log-dir",
-        "DIR",
+        "--log-dir DIR",
         "Write a log folder into DIR: plan, events, the output of each rank, failures.",
         type=Paths(file_okay=False),
     )
-    dry_run: bool = _flag("--dry-run", help="Print the plan and start nothing.")
-    as_json: bool = _flag("--json", "as_json", help="With --dry-run: print the plan as JSON.")
+    dry_run: bool = _flag("--dry-run", "Print the plan and start nothing.")
+    as_json: bool = _flag("--json as_json", "With --dry-run: print the plan as JSON.")
     target: str = cast(str, click.Argument(["target"], type=Paths()))
     args: tuple[str, ...] = cast("tuple[str, ...]", click.Argument(["args"], nargs=-1, type=Paths()))
     sources: Mapping[str, Source] = field(default_factory=dict)

@@ -124,7 +124,7 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
     code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])
     if fleet.problems:
         bad = len({problem.host for problem in fleet.problems})
-        click.echo(f"ddplaunch: {bad} of {len(hosts)} hosts cannot take part; nothing was started", err=True)
+        click.echo(f"ddplaunch: {bad} of {len(hosts)} hosts cannot take part, and nothing was started", err=True)
         width = max(len(problem.host) for problem in fleet.problems)
         for problem in fleet.problems:
             click.echo(f"  {problem.host.ljust(width)}  {problem.text}", err=True)

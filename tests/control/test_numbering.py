@@ -134,7 +134,7 @@ def test_nobody_is_node_0_where_the_address_is_elsewhere(start, tmp_path):
     [
         (
             "--control none --nproc 1 --master-addr n0 --master-port 4000",
-            "--node-rank auto needs nodes that hear",
+            "--node-rank auto does not work with --control none",
         ),
         ("--nproc 2,1 --master-addr 127.0.0.1", "--nproc 2,1 counts by node rank, and --node-rank auto gives none"),
         ("", "--master-addr is missing"),
