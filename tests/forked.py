@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-MODULES = ("cli.run", "cli.submit", "cli.devices", "console.layout", "plan.plan", "submit.slurm")
+MODULES = ("cli.run", "cli.planning", "cli.submit", "cli.devices", "console.layout", "plan.plan", "submit.slurm")
 """Imported before the first request; the others when a command asks for them, as ever."""
 
 

@@ -1,7 +1,7 @@
-"""Whose option is it? Splits a command line into our options, the target, and the program's own arguments.
+"""Splits a command line into options of ddplaunch, the target, and the program's own arguments.
 
-Ours stand before the target. Behind it only those few are ours that say where ranks run, and only right behind it; all
-else is the program's, unchanged. What would be silently wrong is refused, showing both spellings.
+Our options come before the target. After it only a few are ours, those that say where ranks run, and only directly
+after it; all else is the program's, unchanged. What could be either is refused, and the error shows both spellings.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ddplaunch.errors import UsageError
 from ddplaunch.words import nearest
 
 MARKERS = frozenset({"-m", "--module", "--no-python"})
-"""They say what kind of target follows, so they stand before it in any case and mean nothing of ours behind it."""
+"""They say what kind of target follows, so they always come before it; after it they are the program's."""
 
 HELP_ALL = "--help-all"
 HELP = frozenset({"-h", "--help", HELP_ALL})

@@ -51,7 +51,7 @@ def remarks() -> Remarks:
 
 
 class TargetCommand(click.Command):
-    """Knows which words are its own: click alone would take every option up to the first positional word."""
+    """Knows which words are its own: click alone would take all options before the first other word."""
 
     sections: Mapping[str, Sequence[str]]
     """The headings of ``--help-all``, and the options under each."""
@@ -77,7 +77,7 @@ class TargetCommand(click.Command):
         return spellings(self.get_params(ctx))
 
     def translated(self, ctx: click.Context, words: list[str]) -> Translation | None:
-        """The words typed, with torchrun's options as ours. Most people use none, and need not load what knows them."""
+        """The words typed, with torchrun's options as ours; None if there are none: then nothing of it is imported."""
         environ = os.environ if self.starts_here else {}
         if not (goes_on(words, self.spellings(ctx)) or any(name.startswith(TORCHRUN_SIGNS) for name in environ)):
             return None
