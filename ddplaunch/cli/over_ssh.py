@@ -80,8 +80,9 @@ def read(options: Options) -> tuple[Host, ...]:
 def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str) -> int:
     """Run the job on the hosts; return its exit code."""
     from ddplaunch.plan.rendezvous import DEFAULT_PORT
-    from ddplaunch.ssh.client import Connection, command, look_up
+    from ddplaunch.ssh.client import Session, command, look_up
     from ddplaunch.ssh.fleet import Fleet, make_room
+    from ddplaunch.ssh.remote import HostJob
 
     make_room(len(hosts))
     environ = carried(options.env, os.environ)
@@ -97,7 +98,7 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
     heartbeat, warning = options.heartbeat_timeout, options.preempt_signal
     fleet = Fleet(heartbeat, options.grace, allow_mismatch=options.allow_mismatch, warning=warning)
 
-    def connect(node: int, host: Host) -> Callable[..., Connection]:
+    def connect(node: int, host: Host) -> Callable[..., Session]:
         words = [
             *_node_words(node, len(hosts), address, options.master_port),
             *_rank_words(host, options),
@@ -105,21 +106,23 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
             run_id,
             *options.words(without=_NOT_REPEATED | (_OF_NODE_0 if node else set())),
         ]
-        settings = {
-            "nonce": nonce,
-            "environ": {**environ, "DDPLAUNCH_TOKEN": token, STARTED: "1"},
-            "cwd": os.getcwd(),
-            "target": {"typed": target.typed, "module": options.module, "no_python": options.no_python},
-            "log_dir": options.log_dir,
-            "address": address,
-            "ports": [port, control] if node == 0 and len(hosts) > 1 else [],
-            "words": ["run", *words, "--", target.typed, *target.args],
-            "warning": warning,
-            "heartbeat": heartbeat,
-            "grace": options.grace,
-        }
+        job = HostJob(
+            nonce=nonce,
+            environ={**environ, "DDPLAUNCH_TOKEN": token, STARTED: "1"},
+            cwd=os.getcwd(),
+            target=target.typed,
+            module=options.module,
+            no_python=options.no_python,
+            log_dir=options.log_dir,
+            address=address,
+            ports=(port, control) if node == 0 and len(hosts) > 1 else (),
+            words=("run", *words, "--", target.typed, *target.args),
+            warning=warning,
+            heartbeat=heartbeat,
+            grace=options.grace,
+        )
         reach = command(host.destination, ways[node], python, environ, heartbeat)
-        return lambda loop: Connection(loop, host.name, ways[node].first, reach, settings)
+        return lambda loop: Session(loop, host.name, ways[node].first, reach, job)
 
     code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])
     if fleet.problems:

@@ -1,4 +1,4 @@
-"""The command for each of the other nodes, as the dry run prints it."""
+"""The commands that start ddplaunch on other machines: typed by people, or run by SSH, Slurm and Kubernetes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,33 @@ from collections.abc import Iterable
 from ddplaunch.plan.plan import Plan
 from ddplaunch.target.target import Kind
 
+_CWD_LAST = "import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd())"
+"""The current folder goes to the end of the path, whoever put it there. No quotation marks: scripts stay readable.
 
-def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
-    """Write the command that starts the share of ``node_rank``, with every value that must agree spelled out.
+``python -m`` searches that folder first: a ``ddplaunch.py`` there would run instead of ours, and a job that trains
+nothing would end with 0. ``-P`` is new in Python 3.11, PYTHONSAFEPATH would reach the ranks, and neither helps where
+PYTHONPATH names the folder.
+"""
+
+LAUNCHER = "from ddplaunch.cli import main; main()"
+REMOTE = "from ddplaunch.ssh.remote import main; sys.exit(main())"
+
+
+def python_command(python: str, statement: str = LAUNCHER) -> list[str]:
+    """The words that start ddplaunch with an interpreter, in any current folder; the words for ddplaunch follow them.
 
     Args:
-        options: the options typed here that say something else (not those about nodes, addresses and counts).
+        python: the interpreter, Python 3.10 or newer.
+        statement: which of our programs to run.
+    """
+    return [python, "-c", f"{_CWD_LAST}; {statement}"]
+
+
+def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
+    """The command that a person types to start the share of ``node_rank``; it spells out what all nodes must agree on.
+
+    Args:
+        options: the other options typed here (not those about nodes, addresses and counts).
     """
     nnodes = f"{plan.min_nodes}:{plan.nnodes}" if plan.min_nodes else str(plan.nnodes)
     words = ["ddplaunch", "run", "--nnodes", nnodes, "--node-rank", str(node_rank) if plan.numbered else "auto"]

@@ -1,1 +1,1 @@
-"""Reaching many machines over SSH: which hosts, one connection, all of them, and what runs at the far end."""
+"""Reaching many machines over SSH: which hosts, a session for each, all of them, and what runs on a host."""

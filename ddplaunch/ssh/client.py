@@ -1,8 +1,7 @@
-"""One host reached with the OpenSSH client, which brings the user's configuration, keys and known hosts along."""
+"""One host, reached with the OpenSSH client: the user's configuration, keys and known hosts apply."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -15,76 +14,75 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.errors import UsageError, shown
 from ddplaunch.loop import Loop
 from ddplaunch.output.lines import Lines
-from ddplaunch.plan.calling import FAR_END, called
-from ddplaunch.ssh.far_end import HELLO, Facts, mark
+from ddplaunch.plan.command import REMOTE, python_command
+from ddplaunch.ssh.remote import HELLO, Facts, HostJob, mark
 
 CONNECT_TIMEOUT = 15
-"""Seconds for a connection where the user's configuration has none: TCP alone takes two minutes."""
+"""Seconds to connect, unless the user's configuration has a limit: TCP's own is two minutes."""
 
 LONGEST_COMPLAINT = 300
-"""Letters of a line that a host, its login shell or ssh has said, where it goes into a message of ours."""
+"""Characters of a line from a host, its login shell or ssh that a message of ours quotes."""
 
 _MAX_SAID = 30
-"""Lines that are kept; a banner may stand before the one that matters."""
+"""Lines that are kept; a banner may come before the one that matters."""
 
 _REFUSED = re.compile(r"closed by|reset by|Connection refused|Broken pipe|MaxStartups|Not allowed at this time")
 _FINAL = re.compile(r"ermission denied|verification failed|open failed|authentication failures|timed out|not resolve")
 _HOLLOW = re.compile(
     r"UNKNOWN port|stdio forwarding failed|^(kex|ssh)_exchange_identification|^Warning: Permanently added"
 )
-"""What ssh says where another try may help (sshd's MaxStartups, a restart); where none does; and what is no reason, or
-the consequence of one that a jump host has given."""
+"""What ssh prints when another try may help (sshd's MaxStartups, a restart), when none does, and when the line explains
+nothing: it only follows from what a jump host has said."""
 
 _NEEDED_TO_START = ("LD_LIBRARY_PATH", "PYTHONPATH")
-"""Variables without which the interpreter there may not start or not find ddplaunch."""
+"""Without these variables the interpreter there may not start, or not find ddplaunch."""
 
 _OVERRIDDEN = {
     "BatchMode": "yes",
-    "RequestTTY": "no",  # stdin would be a terminal
+    "RequestTTY": "no",  # a terminal would change what we write to stdin
     "RemoteCommand": "none",
     "ControlMaster": "no",
-    "PermitLocalCommand": "no",  # it prints where we listen
-    "ClearAllForwardings": "yes",  # a second connection could not have the same, and may end of that
+    "PermitLocalCommand": "no",  # its output would mix with the host's
+    "ClearAllForwardings": "yes",  # a second connection cannot forward the same ports, and may fail
     "ForwardX11": "no",
     "Tunnel": "no",
     "LogLevel": "INFO",  # ssh's own default, at which it says why it ends
 }
-"""Settings with which a user's configuration, made for a shell, would break a job."""
+"""Settings of a user's configuration that suit a shell and would break a job."""
 
 _OVERRIDDEN_WHERE_KNOWN = {"SessionType": "default", "StdinNull": "no", "ForkAfterAuthentication": "no"}
-"""More of them, since OpenSSH 8.7; an older client would take them for mistakes."""
+"""More of them, new in OpenSSH 8.7; an older client would refuse them."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """What ssh makes of a host's name."""
+    """How ssh reaches a host, by its configuration."""
 
     address: str
     first: str
-    """The machine that is connected to: the host itself, or a jump host."""
+    """The machine that we connect to: the host itself, or a jump host."""
 
     options: tuple[str, ...]
-    """Those that our connections need beside or against the user's configuration."""
+    """Options of ssh that overrule the user's configuration."""
 
 
 def look_up(name: str) -> Way:
-    """Ask the ssh client what its configuration says of a host; nothing is connected to.
+    """Ask the ssh client what its configuration says about a host; nothing connects.
 
     Raises:
-        UsageError: there is no client, or its configuration makes no sense.
+        UsageError: there is no client, or it refuses its configuration.
     """
     if shutil.which("ssh") is None:
-        raise UsageError("--hosts needs ssh, and there is none on PATH", "install the OpenSSH client")
+        raise UsageError("--hosts needs ssh, which is not on PATH", "install the OpenSSH client")
     asked = subprocess.run(["ssh", "-G", "--", name], capture_output=True, text=True, check=False, errors="replace")
     if asked.returncode:
         said = shown(asked.stderr, 400) or "ssh -G failed"
-        raise UsageError(f"{name}: {said}", f"ssh -G {name} should succeed")
+        raise UsageError(f"{name}: {said}", f"mend your ssh configuration until this succeeds: ssh -G {name}")
     found = dict(line.partition(" ")[::2] for line in asked.stdout.splitlines())
     address = found.get("hostname", name)
     jump, proxy = (found.get(key, "none") for key in ("proxyjump", "proxycommand"))
@@ -97,14 +95,14 @@ def look_up(name: str) -> Way:
 
 
 def command(name: str, way: Way, python: str, environ: Mapping[str, str], heartbeat: float) -> list[str]:
-    """The command that starts our far end on a host.
+    """The command that starts ``ssh.remote`` on a host.
 
-    ``exec``, so that it is sshd's own child. ssh ends by itself where the host is silent for the heartbeat timeout. A
-    master of connections that runs is used, for it may be the only way in (one-time passwords); ours become none
-    (ControlPersist), or they would stay when the job ends.
+    It uses ``exec``, so that the process is sshd's own child. ssh ends when the host is silent for the heartbeat
+    timeout. It uses a master connection that runs already, for that may be the only way in (one-time passwords), and
+    never becomes one (ControlPersist), for that would outlive the job.
 
     Raises:
-        UsageError: a shell there could not read it.
+        UsageError: a word has a line break, which a shell there could not read.
     """
     alive = [f"-oServerAliveInterval={max(1, round(heartbeat / 3))}", "-oServerAliveCountMax=3"]
     variables = ["PYTHONSAFEPATH=1"]
@@ -112,52 +110,57 @@ def command(name: str, way: Way, python: str, environ: Mapping[str, str], heartb
         if variable in environ:
             folders = [os.path.abspath(each) if each else each for each in environ[variable].split(os.pathsep)]
             variables.append(f"{variable}={os.pathsep.join(folders)}")
-    words = ["env", *variables, *called(python, FAR_END)]
+    words = ["env", *variables, *python_command(python, REMOTE)]
     for word in words:
         if "\n" in word:
-            what = f"'{shown(word, 200)}' has a line break, which not every login shell can read"
-            raise UsageError(what, "choose another folder, or another value")
+            what = f"'{shown(word, 200)}' has a line break, and some login shells cannot read that"
+            raise UsageError(what, "use a folder or a value without a line break")
     return ["ssh", *way.options, *alive, "--", name, f"exec {shlex.join(words)}"]
 
 
 @dataclass
 class Stream:
-    """One of the outputs of an ssh."""
+    """stdout (1) or stderr (2) of an ssh."""
 
     number: int
     fd: int
     lines: Lines = field(default_factory=Lines)
 
 
-class Connection:
-    """An ssh that runs after ``begin``. ``spoke`` when its far end is there, ``answered`` when the host has looked,
-    ``printed`` for each line that is not ours."""
+class Session:
+    """One ssh, which runs after ``begin``, and the host that it reaches.
 
-    def __init__(self, loop: Loop, name: str, way: str, words: list[str], settings: dict[str, Any]) -> None:
-        """``way``: the machine that lets us in. words: the command line. settings: what the far end is told."""
+    Attributes:
+        name: the host's. way: the machine that lets us in.
+        spoke: called when ``ssh.remote`` runs there. answered: when its facts are here.
+        printed: called for each line of output that is not ours.
+    """
+
+    def __init__(self, loop: Loop, name: str, way: str, words: list[str], job: HostJob) -> None:
+        """``words``: the command line of the ssh. job: what the host is to run."""
         self.name, self.way = name, way
         self.facts: Facts | None = None
         self.code: int | None = None
         self.begun = self.over = self.there = False
         self.heard = 0.0  # the last time that something came, on the clock of time.monotonic
-        self.spoke: Callable[[Connection], None] = lambda _: None
+        self.spoke: Callable[[Session], None] = lambda _: None
         self.answered: Callable[[], None] = lambda: None
-        self.printed: Callable[[Connection, int, bytes], None] = lambda *_: None
+        self.printed: Callable[[Session, int, bytes], None] = lambda *_: None
         self._loop = loop
-        self._words, self._settings = words, settings
-        self._mark = mark(settings["nonce"])
+        self._words, self._job = words, job
+        self._mark = mark(job.nonce)
         self.began = math.inf
         self._verdict = ""
         self._said = deque[bytes](maxlen=_MAX_SAID)
         self._stdin = -1
 
     def begin(self) -> None:
-        """Start the ssh, also anew after one that is over."""
+        """Start the ssh; again, after one that is over."""
         self.begun, self.over = True, False
         self.began = time.monotonic()
         self._said.clear()
         self._waiting = bytearray()
-        # A session of its own: Ctrl-C is for us alone, who pass it on.
+        # A session of its own: Ctrl-C is for us alone, and we pass it on.
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(self._words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         assert self._process.stdin
@@ -168,24 +171,24 @@ class Connection:
         for fd in (self._stdin, *(stream.fd for stream in self._streams)):
             os.set_blocking(fd, False)
         self.read_on()
-        # Where a start file of the login shell puts another in its place ("exec zsh"), that one reads commands here.
+        # A start file of the login shell may put another shell in its place ("exec zsh"): that one reads commands here.
         self._write(self._words[-1].encode(errors="surrogateescape") + b"\n")
 
     @property
     def reached(self) -> bool:
-        """Whether its host was, now that it is over; ssh(1) has an exit status of its own for everything else."""
+        """Whether it had reached its host, now that it is over; else ssh ends with 255 (ssh(1))."""
         return self.there or self._process.returncode not in (255, -signal.SIGKILL)
 
     @property
     def refused(self) -> bool:
-        """Whether it is over because somebody refused the connection or closed it before the far end has spoken."""
+        """Whether it is over because somebody refused or closed the connection before ``ssh.remote`` ran."""
         said = "\n".join(self._complaints())
         before = self.over and not self.reached and not self._verdict
         return before and bool(_REFUSED.search(said)) and not _FINAL.search(said)
 
     @property
     def complaint(self) -> str:
-        """The last thing it has said that is no consequence of another; "" for nothing."""
+        """The last line that explains why it ended; "" if there is none."""
         said = self._complaints()
         telling = [text for text in said if not _HOLLOW.search(text)]
         return self._verdict or (telling or said or [""])[-1]
@@ -196,30 +199,30 @@ class Connection:
 
     @property
     def trouble(self) -> str:
-        """Why it has ended before the host had looked, as far as it has said."""
+        """Why it ended before the host has answered, in words for people."""
         code = self._process.returncode
         if self._verdict:
             return self._verdict
         if any(re.search("No module named '?ddplaunch", text) for text in self._complaints()):
-            return "ddplaunch is not installed there, for the same Python (--remote-python names another)"
+            return "ddplaunch is not installed for this Python there (--remote-python names another)"
         if code in (126, 127):  # of env(1), or of a shell
             return f"{self.complaint} (--remote-python names another Python)"
         if not self.there and (code == 0 or (code != 255 and not self.complaint)):
             ended = f"the login shell ended before ddplaunch began (exit code {code})"
-            return f"{ended}: is there an exit in its start files?"
-        return self.complaint or "ssh ended without a word"
+            return f"{ended}: does one of its start files call exit?"
+        return self.complaint or "ssh ended without a message"
 
     def rest(self) -> None:
-        """Be as before ``begin``, after an ssh that is over."""
+        """Get ready for another ``begin``, after an ssh that is over."""
         self.begun = self.over = False
 
     def give_up(self, why: str) -> None:
-        """End the ssh, for a reason of ours."""
+        """End the ssh; ``why`` is what ``trouble`` then says."""
         self._verdict = self._verdict or why
         self.kill()
 
     def send(self, data: bytes) -> None:
-        """Send bytes to the far end, when it takes them; they are lost where there is none yet."""
+        """Send bytes to ``ssh.remote`` when it takes them; they are lost if it does not run yet."""
         if self.there:
             self._write(data)
 
@@ -231,7 +234,7 @@ class Connection:
             done = os.write(self._stdin, self._waiting)
         except BlockingIOError:
             done = 0
-        except OSError:  # it has ended, which is noticed elsewhere
+        except OSError:  # it has ended: check() finds out
             done = len(self._waiting)
         del self._waiting[:done]
         if self._waiting:
@@ -240,7 +243,7 @@ class Connection:
             self._loop.forget(self._stdin)
 
     def pause(self) -> None:
-        """Read no further, so that the host has to wait, and its ranks in the end."""
+        """Stop reading, so that the host, and in the end its ranks, must wait."""
         for stream in self._streams:
             self._loop.forget(stream.fd)
 
@@ -249,7 +252,7 @@ class Connection:
             self._loop.watch(stream.fd, partial(self._readable, stream))
 
     def hang_up(self) -> None:
-        """Let the host see the end of what we say, after which it ends everything."""
+        """Close its stdin, at which the host ends everything."""
         self.over = self.over or not self.begun
         if self._stdin >= 0:
             self._loop.forget(self._stdin)
@@ -263,13 +266,13 @@ class Connection:
             self._process.kill()
 
     def check(self) -> bool:
-        """Whether the ssh has ended just now; then all that it has said has been given out."""
+        """Whether the ssh has ended since the last look; then all its output has been passed on."""
         if self.over or not self.begun or self._process.poll() is None:
             return False
         for stream in list(self._streams):
             while stream in self._streams and self._read(stream):
                 pass
-            self._close(stream)  # a master of connections (ControlPersist) may keep it open
+            self._close(stream)  # a master connection (ControlPersist) may keep it open
         self.hang_up()
         self.over = True
         return True
@@ -312,24 +315,24 @@ class Connection:
                 self._hear(stream.number, ours)
 
     def _hear_hello(self, version: bytes) -> None:
-        """Tell the far end everything, if it is ours."""
+        """Send the job, if the version there is ours."""
         self.there = True
         there = shown(version.decode(errors="replace"), 20)
         if there != __version__:
             self.give_up(f"ddplaunch {there} there, {__version__} here")
             return
-        self._write(json.dumps(self._settings).encode() + b"\n")
+        self._write(self._job.line())
         self.spoke(self)
 
     def _hear(self, number: int, ours: bytes) -> None:
-        """Take what the far end says: on stdout what it has found, on stderr the exit code of its launcher."""
+        """Take what ``ssh.remote`` says: its facts on stdout, the exit code of its launcher on stderr."""
         try:
             if number == 1:
                 self.facts = Facts.read(ours)
             else:
                 self.code = int(ours) & 255
         except ValueError:
-            self.give_up("what ddplaunch says there makes no sense")
+            self.give_up("ddplaunch cannot read the answer of this host")
         else:
             if number == 1:
                 self.answered()

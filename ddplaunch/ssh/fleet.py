@@ -1,4 +1,4 @@
-"""The hosts of a job over SSH: all of them ready, or the job does not start; then one output and one exit code."""
+"""All hosts of a job over SSH: the job starts when all are ready, and has one output and one exit code."""
 
 from __future__ import annotations
 
@@ -16,45 +16,48 @@ from functools import partial
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, shown
 from ddplaunch.loop import Loop
 from ddplaunch.output.sink import Sink
-from ddplaunch.ssh.client import LONGEST_COMPLAINT, Connection
-from ddplaunch.ssh.far_end import BEAT, GO, KILL_AFTER, SIGNALS
+from ddplaunch.ssh.client import LONGEST_COMPLAINT, Session
+from ddplaunch.ssh.remote import BEAT, GO, KILL_AFTER, SIGNALS
 from ddplaunch.ssh.turns import PAUSE, Turns
 
 ANSWER_PATIENCE = 60.0
-"""Seconds that a host has for its answer, the connection included."""
+"""Seconds that a host has to connect and answer."""
 
 WORRY_AFTER = 5.0
-"""Seconds after which a host that has not answered is named."""
+"""Seconds after which the hosts that have not answered are named."""
 
 MAX_PROBLEMS = 20
-"""Lines that a host may have in the list of what is wrong."""
+"""Lines for one host in the list of problems."""
 
 LAST_WORDS = 5.0
-"""Seconds from the end of the first host to an order for those that go on, which control has not reached."""
+"""Seconds between the end of the first host and SIGTERM for those that still run."""
 
 _OTHER_FILES = 40
-"""Descriptors of ours beside those of the hosts: the event loop, outputs, an ssh that is being started."""
+"""Descriptors beside those of the hosts: the event loop, outputs, an ssh that starts."""
 
 _COMPARED = {"python": "Python", "torch": "torch", "cuda": "torch's CUDA", "nccl": "NCCL"}
 _LETTERS = {number: letter for letter, number in SIGNALS.items()}
 
 
 def make_room(hosts: int) -> None:
-    """Let us have three pipes for each host open.
+    """Raise the limit on open files to three pipes for each host.
 
     Raises:
-        UsageError: the limit of this login is lower.
+        UsageError: the hard limit is lower.
     """
     needed = 3 * hosts + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
-        raise UsageError(f"{hosts} hosts need {needed} open files, and the limit is {hard}", "ulimit -n shows it")
+        raise UsageError(
+            f"{hosts} hosts need {needed} open files, and at most {hard} are allowed (ulimit -Hn)",
+            "start fewer hosts, or ask for a higher limit",
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-class Phase(Enum):
+class Stage(Enum):
     """What the hosts are doing."""
 
     CHECKING = "checking"
@@ -62,9 +65,16 @@ class Phase(Enum):
     ENDING = "ending"
 
 
+_NEXT = {
+    Stage.CHECKING: {Stage.RUNNING, Stage.ENDING},
+    Stage.RUNNING: {Stage.ENDING},
+    Stage.ENDING: {Stage.ENDING},
+}
+
+
 @dataclass(frozen=True)
 class Problem:
-    """What keeps a host from taking part."""
+    """Why a host cannot take part."""
 
     host: str
     text: str
@@ -72,18 +82,18 @@ class Problem:
 
 
 class Fleet:
-    """``hosts`` in the order of their node ranks; times in seconds."""
+    """The hosts of one job, in the order of their node ranks; times in seconds."""
 
     def __init__(self, heartbeat: float, grace: float, *, allow_mismatch: bool, warning: int | None) -> None:
-        """``warning``: the signal that asks the job to make room, None for none."""
+        """``warning``: the preemption signal; None for none."""
         self._heartbeat, self._grace, self._allow_mismatch = heartbeat, grace, allow_mismatch
         self._warning = warning
         self.loop = Loop()
         self.problems: list[Problem] = []
-        self._hosts: list[Connection] = []
+        self._hosts: list[Session] = []
         self._turns = Turns(())
-        self._late: list[Connection] = []
-        self._phase = Phase.CHECKING
+        self._late: list[Session] = []
+        self._stage = Stage.CHECKING
         self._first: int | None = None
         self._asked: int | None = None
         self._sinks = {1: Sink(self.loop, 1), 2: Sink(self.loop, 2)}
@@ -91,9 +101,9 @@ class Fleet:
             sink.relieved = self._read_on
         self._paused = False
         self._said: Counter[bytes] = Counter()
-        self._said_by: dict[Connection, Counter[bytes]] = {}
+        self._said_by: dict[Session, Counter[bytes]] = {}
 
-    def run(self, begin: Sequence[Callable[[Loop], Connection]]) -> int:
+    def run(self, begin: Sequence[Callable[[Loop], Session]]) -> int:
         """Connect to all hosts, run the job, and return its exit code when no host is left; see ``problems``."""
         caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCHLD)
         self.loop.catch(caught, self._signalled, anyway=() if self._warning is None else (self._warning,))
@@ -114,7 +124,11 @@ class Fleet:
         assert self._first is not None
         return self._first
 
-    def _live(self) -> list[Connection]:
+    def _enter(self, stage: Stage) -> None:
+        assert stage in _NEXT[self._stage], (self._stage, stage)
+        self._stage = stage
+
+    def _live(self) -> list[Session]:
         return [host for host in self._hosts if not host.over]
 
     def _beat(self) -> None:
@@ -125,16 +139,16 @@ class Fleet:
     # ---------------------------------------------------------------------------------------------------- before
 
     def _connect(self) -> None:
-        """Connect to those whose turn it is."""
+        """Connect to the hosts whose turn it is."""
         for node in self._turns.take():
             self._hosts[node].begin()
 
-    def _spoke(self, host: Connection) -> None:
+    def _spoke(self, host: Session) -> None:
         self._turns.done(self._hosts.index(host))
         self._connect()
 
-    def _again(self, host: Connection) -> bool:
-        """Whether a host that is over before it has answered is tried again, since somebody on the way refused."""
+    def _again(self, host: Session) -> bool:
+        """Try a host again if it, or a machine on the way, refused the connection; return whether we do."""
         node = self._hosts.index(host)
         if not host.refused:
             self._turns.done(node)
@@ -146,13 +160,13 @@ class Fleet:
         return True
 
     def _retry(self, node: int) -> None:
-        if self._phase is Phase.CHECKING:
+        if self._stage is Stage.CHECKING:
             self._turns.back(node)
             self._connect()
 
     def _worry(self) -> None:
-        """Name the hosts that are late with their answer, and give those up that are so for too long."""
-        if self._phase is not Phase.CHECKING:
+        """Name the hosts whose answer is late, and give up those that are too late."""
+        if self._stage is not Stage.CHECKING:
             return
         self.loop.after(WORRY_AFTER, self._worry)
         now = time.monotonic()
@@ -166,19 +180,19 @@ class Fleet:
         self._late = late
 
     def _check_answers(self) -> None:
-        """Begin, or give up, when all hosts have answered or have ended."""
-        if self._phase is not Phase.CHECKING or any(host.facts is None and not host.over for host in self._hosts):
+        """When all hosts have answered or ended: start the job, or end it."""
+        if self._stage is not Stage.CHECKING or any(host.facts is None and not host.over for host in self._hosts):
             return
         self.problems = [problem for host in self._hosts for problem in self._problems_of(host)]
         if self.problems:
             unreached = any(problem.unreached for problem in self.problems)
             self._end(EXIT_UNAVAILABLE if unreached else EXIT_USAGE)
             return
-        self._phase = Phase.RUNNING
+        self._enter(Stage.RUNNING)
         for host in self._hosts:
             host.send(GO)
 
-    def _problems_of(self, host: Connection) -> list[Problem]:
+    def _problems_of(self, host: Session) -> list[Problem]:
         if host.facts is None or host.over:
             return [Problem(host.name, host.trouble, unreached=not host.reached)]
         found = [Problem(host.name, shown(text, LONGEST_COMPLAINT)) for text in host.facts.problems[:MAX_PROBLEMS]]
@@ -191,15 +205,15 @@ class Fleet:
                     text = f"{what} is {own or 'missing'} there, {' on '.join(first)}"
                     found.append(Problem(host.name, shown(text, LONGEST_COMPLAINT)))
                 if name == "torch" and own is None:
-                    break  # nor can it have what belongs to torch
+                    break  # what comes with torch is missing too
         return found
 
     # ---------------------------------------------------------------------------------------------------- meanwhile
 
-    def _printed(self, host: Connection, number: int, line: bytes) -> None:
-        """Pass on what ranks print, and what launchers say once: a report comes from all of them."""
-        if self._phase is Phase.CHECKING or self.problems:
-            return  # a greeting, or what the problems tell
+    def _printed(self, host: Session, number: int, line: bytes) -> None:
+        """Pass on what ranks print; a line that several launchers print, a report say, only once."""
+        if self._stage is Stage.CHECKING or self.problems:
+            return  # a greeting, or what the problems say
         if number == 2 and not line.startswith(b"[") and len(self._hosts) > 1:
             said = self._said_by.setdefault(host, Counter())
             said[line] += 1
@@ -225,12 +239,12 @@ class Fleet:
         if number == signal.SIGCHLD:
             self._look_for_ends()
         elif number == signal.SIGTSTP:
-            self._say("a job over SSH cannot be suspended: its hosts would take us for lost")
-        elif not self._live():  # output that nobody reads is all that we wait for
+            self._say("a job over SSH cannot be suspended: its hosts would end it")
+        elif not self._live():  # all that is left is output that nobody reads
             os._exit(self._first if self._first is not None else EXIT_SIGNAL + number)
         else:
             self._asked = EXIT_PREEMPTED if number == self._warning else EXIT_SIGNAL + number
-            if self._phase is Phase.CHECKING:
+            if self._stage is Stage.CHECKING:
                 self._end(self._asked)
             for host in self._live():
                 host.send(_LETTERS[signal.Signals(number)])
@@ -241,7 +255,7 @@ class Fleet:
         for host in self._hosts:
             if not host.check():
                 continue
-            if self._phase is Phase.CHECKING:
+            if self._stage is Stage.CHECKING:
                 if not self._again(host):
                     self._connect()
                     self._check_answers()
@@ -251,19 +265,19 @@ class Fleet:
                 self._first = host.code
                 self._let_others_end(host)
 
-    def _lost(self, host: Connection) -> None:
+    def _lost(self, host: Session) -> None:
         if self._first is None:
             self._first = self._asked or EXIT_UNAVAILABLE
-            self._say(f"{host.name} was lost: {host.complaint or 'ssh ended without a word'}")
+            self._say(f"{host.name} was lost: {host.complaint or 'ssh ended without a message'}")
             self._let_others_end(host)
 
-    def _let_others_end(self, first: Connection) -> None:
-        """All have ended well, or do so now by way of control; what they have printed may take its time to get here."""
+    def _let_others_end(self, first: Session) -> None:
+        """The others end by themselves: by control, or because all is done. Their last output may take some time."""
         control = math.inf if first.code == 0 else self._heartbeat + self._grace
         self.loop.after(LAST_WORDS, partial(self._stop_others, first, time.monotonic() + control))
 
-    def _stop_others(self, first: Connection, patient: float) -> None:
-        """Do so unless they are still heard, or wait for us, before the time when the patience ends."""
+    def _stop_others(self, first: Session, patient: float) -> None:
+        """Stop the hosts that still run, but until ``patient`` none that still prints or waits for us."""
         if not self._live():
             return
         now = time.monotonic()
@@ -277,8 +291,8 @@ class Fleet:
         self.loop.after(self._grace + KILL_AFTER, lambda: self._end(self._first or 0))
 
     def _end(self, code: int) -> None:
-        """Hang up everywhere."""
-        self._phase = Phase.ENDING
+        """Close all sessions; ``code`` is the exit code if no host has given one."""
+        self._enter(Stage.ENDING)
         self._turns.clear()
         self._first = code if self._first is None else self._first
         for host in self._live():
@@ -290,5 +304,5 @@ class Fleet:
             host.kill()
 
 
-def _advice(host: Connection) -> str:
-    return "" if host.there else f"; does `ssh {host.name} true` end at once, and without a question?"
+def _advice(host: Session) -> str:
+    return "" if host.there else f"; does `ssh {host.name} true` end at once and ask nothing?"

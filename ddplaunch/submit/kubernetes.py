@@ -15,7 +15,7 @@ from typing import Any
 
 from ddplaunch.clusters.kubernetes import ADDRESS, INDEX, NNODES, PORT
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE
-from ddplaunch.plan.calling import called
+from ddplaunch.plan.command import python_command
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 from ddplaunch.submit import yaml
 from ddplaunch.submit.yaml import Noted
@@ -198,7 +198,7 @@ def _container(request: Request) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": _CONTAINER,
         "image": request.image,
-        "command": [*called("python"), "run", "--cluster", "kubernetes"],
+        "command": [*python_command("python"), "run", "--cluster", "kubernetes"],
         "args": [_unexpanded(word) for word in request.command],
         "env": Noted(f"Kubernetes adds {INDEX}, the node rank.", _variables(request)),
     }

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.calling import called
+from ddplaunch.plan.command import python_command
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _step(request: Request) -> Iterator[str]:
         yield f"  {_option('container-image', request.container_image)} \\"
         yield f"  {_option('container-mounts', mounts)} {_option('container-workdir', request.chdir)} \\"
     # --cluster: the job inherits the variables of the shell that submits it, and these may look like another system's.
-    yield f"  {shlex.join(called(request.interpreter))} \\"
+    yield f"  {shlex.join(python_command(request.interpreter))} \\"
     yield f"  {shlex.join(['run', '--cluster', 'slurm', *request.command])}"
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import EXIT_PREEMPTED, LaunchError
-from ddplaunch.plan.calling import called
+from ddplaunch.plan.command import python_command
 from ddplaunch.rank.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Task:
         Raises:
             LaunchError: the job failed; the log has the report.
         """
-        words = [*called(sys.executable), "run", "--nproc", str(self.nproc)]
+        words = [*python_command(sys.executable), "run", "--nproc", str(self.nproc)]
         words += ["--preempt-signal", _warning(), "--preempt-grace", f"{self.grace:g}"]
         words += [*self.options, self.target, *(("--", *self.args) if self.args else ())]
         # It must not outlive us: whoever cancels a job of submitit's kills us alone.

@@ -114,7 +114,7 @@ def test_no_ssh_here(answer, tmp_path):
     write(tmp_path, "train.py", "")
     done = answer("run", "--hosts", "a", "train.py", env={"PATH": str(tmp_path)})
     assert (done.returncode, done.stdout) == (2, "")
-    assert "needs ssh, and there is none on PATH" in done.stderr
+    assert "needs ssh, which is not on PATH" in done.stderr
 
 
 def test_dry_run(answer, tmp_path):

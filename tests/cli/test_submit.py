@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.plan.calling import called
+from ddplaunch.plan.command import python_command
 from tests.conftest import clean_environment, command, wait_until, write
 from tests.patience import patience
 
@@ -94,7 +94,7 @@ def dry(submit):
 def last_words(script: str) -> list[str]:
     """What stands behind ``ddplaunch run`` in it."""
     *_, interpreter, words = script.splitlines()
-    assert shlex.split(interpreter.rstrip("\\")) == called(sys.executable)
+    assert shlex.split(interpreter.rstrip("\\")) == python_command(sys.executable)
     assert words.startswith("  run --cluster slurm ")
     return shlex.split(words)[3:]
 

@@ -6,11 +6,15 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 
 import ddplaunch
-from ddplaunch.plan.calling import FAR_END, called
+from ddplaunch.plan.command import REMOTE, python_command
+from ddplaunch.ssh.remote import HostJob
 from tests.conftest import clean_environment, command, write
 
 PLAYS = f"""\
@@ -47,7 +51,7 @@ def play(launch, tmp_path):
     return run
 
 
-NONE = "what ddplaunch says there makes no sense"
+NONE = "ddplaunch cannot read the answer of this host"
 
 SAID = [
     ("facts('{}'); time.sleep(600)", 2, NONE),
@@ -64,7 +68,7 @@ SAID = [
     ("sys.stderr.write('line one\\n\\n'); sys.exit(255)", 69, "line one"),
     ("sys.stderr.write('x' * 10_000_000); sys.exit(255)", 69, "x" * 299 + "…"),
     ("sys.stdout.write('y' * 1000); sys.exit(255)", 69, "y" * 299 + "…"),
-    ("sys.exit(255)", 69, "ssh ended without a word"),
+    ("sys.exit(255)", 69, "ssh ended without a message"),
 ]
 
 
@@ -134,14 +138,39 @@ def test_hosts_for_which_there_are_too_few_open_files(play, tmp_path, limit):
         assert "8 of 8 hosts cannot take part" in done.stderr
     else:
         assert done.returncode == 2
-        assert done.stderr == "Error: 8 hosts need 64 open files, and the limit is 60\n  ulimit -n shows it\n"
+        assert done.stderr == (
+            "Error: 8 hosts need 64 open files, and at most 60 are allowed (ulimit -Hn)\n"
+            "  start fewer hosts, or ask for a higher limit\n"
+        )
         assert not (tmp_path / "typed").exists()
 
 
 def test_a_bug_of_ours_on_a_host_is_one_line() -> None:
-    done = subprocess.run(
-        called(sys.executable, FAR_END), input="{nonsense\n", env=clean_environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 70
-    assert done.stderr.startswith("a bug of ddplaunch there: JSONDecodeError: ")
-    assert len(done.stderr.splitlines()) == 1
+    words, environ = python_command(sys.executable, REMOTE), clean_environment()
+    for line, said in (
+        ("{nonsense", "JSONDecodeError: "),
+        ("{}", "ValidationError: Object missing required field `nonce`"),
+        ('{"nonce": 1}', "ValidationError: Expected `str`, got `int` - at `$.nonce`"),
+    ):
+        done = subprocess.run(words, input=f"{line}\n", env=environ, capture_output=True, text=True)
+        assert done.returncode == 70
+        assert done.stderr.startswith(f"a bug in ddplaunch on this host: {said}")
+        assert len(done.stderr.splitlines()) == 1
+
+
+JOB = HostJob(
+    nonce="n", environ={"A": "caf\udce9"}, cwd="/caf\udce9", target="train.py", module=False, no_python=False,
+    log_dir=None, address="n0", ports=(29500, 29501), words=("run", "--", "train.py", "\udcff"), warning=12,
+    heartbeat=15.0, grace=0.0,
+)  # fmt: skip
+
+
+def test_a_job_arrives_as_it_was_sent() -> None:
+    """Bytes that are not UTF-8 included."""
+    assert HostJob.read(JOB.line()) == JOB
+
+
+@pytest.mark.parametrize("wrong", [{"ports": (70000,)}, {"heartbeat": 0.0}, {"grace": -1.0}])
+def test_a_job_has_values_that_make_sense(wrong: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        HostJob.read(replace(JOB, **wrong).line())

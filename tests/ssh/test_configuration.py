@@ -80,7 +80,7 @@ def test_a_master_of_the_user_s_is_used_and_stays(multiplexed, tmp_path, how):
     run = Job(multiplexed, tmp_path, "--hosts", "n1:1", *QUICK, "train.py")
     run.wait_for("up")
     if how == "ssh killed":
-        for pid in here.find("ssh.far_end"):
+        for pid in here.find("ssh.remote"):
             os.kill(pid, signal.SIGKILL)
     elif how != "ends":
         run.process.send_signal(signal.Signals[how])

@@ -113,11 +113,11 @@ def test_a_host_that_can_keep_no_log(sshd, tmp_path):
     assert run.wait() == 2
     assert run.stderr().splitlines() == [
         "ddplaunch: 1 of 2 hosts cannot take part, and nothing was started",
-        f"  n2  --log-dir logs/ours: {tmp_path}/logs cannot be written to",
+        f"  n2  --log-dir logs/ours: cannot write to {tmp_path}/logs",
     ]
     again = Job(servers, tmp_path, "--hosts", "n1", "--log-dir", "file/logs", "train.py")
     assert again.wait() == 2
-    assert f"  n1  --log-dir file/logs: {tmp_path}/file is no folder\n" in again.stderr()
+    assert f"  n1  --log-dir file/logs: {tmp_path}/file is not a folder\n" in again.stderr()
 
 
 FORGES = """

@@ -210,7 +210,7 @@ def test_our_own_death_ends_the_job_everywhere(running):
     run.assert_nothing_left()
 
 
-@pytest.mark.parametrize("what", ["^ssh .*n2|^/usr/bin/ssh .*n2", "ssh.far_end", LAUNCHER, "zygote"])
+@pytest.mark.parametrize("what", ["^ssh .*n2|^/usr/bin/ssh .*n2", "ssh.remote", LAUNCHER, "zygote"])
 def test_what_is_killed_on_the_way_takes_the_job_along(running, tmp_path, what):
     run = running("n1:1,n2:1", "--env", f"TMPDIR={tmp_path}")
     assert list(tmp_path.glob("ddplaunch-*"))
@@ -279,7 +279,7 @@ def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
             f"n4  {tmp_path}/there/here: No such file or directory",
             "n5  torch is 1.0 there, 2.* on n0",
             "n6  torch is missing there, 2.* on n0",
-            "n7  ddplaunch is not installed there, for the same Python .--remote-python names another.",
+            "n7  ddplaunch is not installed for this Python there .--remote-python names another.",
             f"n8  .*{sys.executable}.*No such file or directory .--remote-python names another Python.",
             f"n9  ddplaunch 0.0.1 there, {ddplaunch.__version__} here",
         ],

@@ -18,7 +18,7 @@ import yaml as pyyaml
 from ruamel.yaml import YAML
 
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.calling import called
+from ddplaunch.plan.command import python_command
 from ddplaunch.submit.kubernetes import Mount, Request, longest_name, manifest, name_from, objects
 from ddplaunch.submit.yaml import plain
 from tests.submit.pods import expanded, pods
@@ -158,7 +158,7 @@ def test_what_the_container_gets():
     words = [*NASTY, "$", "$$", "$$$", "$(HOME)", "$$(HOME)", "$(", "a$(b)c$d$$", "$(JOB_COMPLETION_INDEX)", "${HOME}"]
     request = replace(SMALLEST, command=["train.py", "--", *words], variables={f"V{i}": w for i, w in enumerate(words)})
     (pod,) = pods(manifest(request))
-    assert pod.words == [*called("python"), "run", "--cluster", "kubernetes", *request.command]
+    assert pod.words == [*python_command("python"), "run", "--cluster", "kubernetes", *request.command]
     assert {name: pod.environ[name] for name in request.variables} == request.variables
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.calling import called
+from ddplaunch.plan.command import python_command
 from ddplaunch.submit.queue import Job, parse
 from ddplaunch.submit.slurm import Request, Requeue, Setup, log_path, script
 from tests.conftest import write
@@ -118,7 +118,7 @@ def test_what_srun_gets(run, name):
     done, words, _ = run(request)
     assert done.returncode == 7, "its exit code is the job's"
     begin = words.index(request.interpreter)
-    assert words[begin:] == [*called(request.interpreter), "run", "--cluster", "slurm", *request.command]
+    assert words[begin:] == [*python_command(request.interpreter), "run", "--cluster", "slurm", *request.command]
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(words[:begin])
     assert ("--cpus-per-task=64" in words) == (request.cpus_per_task is not None)
     assert ("--container-workdir=/data/wine" in words) == (name == "container")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.plan.calling import called
+from ddplaunch.plan.command import python_command
 from ddplaunch.submit.slurm import script
 from tests.conftest import clean_environment, command, write
 from tests.patience import patience
@@ -53,7 +53,7 @@ def test_a_ddplaunch_of_the_jobs_folder_is_not_run(folder: Path, path: str) -> N
     for name in ("json.py", "select.py") if path in (".", ":/elsewhere", "link") else ():
         (folder / name).unlink()  # they would be in the way of Python itself
     variables = {"PYTHONPATH": path} if path else {}
-    said = run(folder, [*called(sys.executable), "run", "train.py"], **variables)
+    said = run(folder, [*python_command(sys.executable), "run", "train.py"], **variables)
     assert said == f"trained 0 {path or None}\n", "and the rank has its variable as it was"
 
 

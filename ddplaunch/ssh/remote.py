@@ -1,0 +1,297 @@
+"""What ssh starts on each host: it checks that the job can run there, then starts the launcher and guards it.
+
+It says that it is there, then reads its stdin: one line of JSON, a ``HostJob``, and after that single bytes. When stdin
+ends, or nothing has come for the heartbeat timeout, it stops the launcher, whose ranks have the grace. Nothing else
+would: without a terminal sshd kills nothing when a connection closes, and it does not notice a silent network
+(ClientAliveInterval of sshd_config(5) is 0 by default).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import msgspec
+
+from ddplaunch import __version__
+from ddplaunch.control.hello import own_versions
+from ddplaunch.control.messages import Versions
+from ddplaunch.control.route import resolve
+from ddplaunch.errors import EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, harmless
+from ddplaunch.loop import Loop
+from ddplaunch.plan.command import python_command
+from ddplaunch.rank import processes
+from ddplaunch.target.target import find
+
+_MARK = b"\x1eddplaunch "
+
+HELLO = _MARK + b"here "
+"""Begins our first line. Nothing is sent to us before it: a login shell might read that instead."""
+
+
+def mark(nonce: str) -> bytes:
+    """What begins our lines among those of ranks; without the job's nonce a rank cannot forge one."""
+    return _MARK + nonce.encode() + b" "
+
+
+_Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+@dataclass(frozen=True)
+class HostJob:
+    """What one host checks and runs; times in seconds.
+
+    Attributes:
+        nonce: a secret of this job, see ``mark``.
+        environ: variables for the launcher, beside those of the login.
+        target: as typed. module, no_python: how to read it.
+        address: node 0's, which must resolve here; "" where the job has one node.
+        ports: must be free here.
+        words: the launcher's, from ``run`` on.
+        warning: the number of the preemption signal; None for none.
+    """
+
+    nonce: str
+    environ: Mapping[str, str]
+    cwd: str
+    target: str
+    module: bool
+    no_python: bool
+    log_dir: str | None
+    address: str
+    ports: tuple[_Port, ...]
+    words: tuple[str, ...]
+    warning: int | None
+    heartbeat: Annotated[float, msgspec.Meta(gt=0)]
+    grace: Annotated[float, msgspec.Meta(ge=0)]
+
+    def line(self) -> bytes:
+        """Write it as one line of JSON; bytes of a path that are not UTF-8 stay what they are."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def read(cls, line: bytes) -> HostJob:
+        """Read what ``line`` has written.
+
+        Raises:
+            ValueError: it is not JSON.
+            msgspec.ValidationError: a field is missing, or has the wrong type or range.
+        """
+        return msgspec.convert(json.loads(line), cls)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a host says of itself before the job starts."""
+
+    problems: tuple[str, ...]
+    versions: Versions
+
+    @classmethod
+    def read(cls, text: bytes) -> Facts:
+        """Read what a host has written.
+
+        Raises:
+            ValueError: it is not JSON, or a field is missing or has the wrong type.
+        """
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ValueError(type(error).__name__) from None
+
+
+GO, BEAT = b"G", b"."
+SIGNALS = {
+    b"I": signal.SIGINT,
+    b"T": signal.SIGTERM,
+    b"H": signal.SIGHUP,
+    b"Q": signal.SIGQUIT,
+    b"1": signal.SIGUSR1,
+    b"2": signal.SIGUSR2,
+    b"X": signal.SIGXCPU,
+}
+"""The bytes that follow the line: start; a heartbeat; and signals for the launcher."""
+
+PATIENCE = 120.0
+"""Seconds to wait for the line, and then for GO, which comes when all hosts have answered."""
+
+KILL_AFTER = 5.0
+"""Seconds beyond the grace that the launcher has to end itself."""
+
+ZYGOTE_PATIENCE = 1.0
+"""Seconds that the zygote of a killed launcher has to end its ranks and remove their files."""
+
+LOST = EXIT_UNAVAILABLE
+
+
+def main() -> int:
+    """Serve one job; return the launcher's exit code."""
+    try:
+        return _serve()
+    except Exception as error:  # the machine that started us shows this line
+        os.write(2, f"a bug in ddplaunch on this host: {type(error).__name__}: {error}\n".encode(errors="replace"))
+        return EXIT_SOFTWARE
+
+
+def _serve() -> int:
+    processes.die_with_parent(signal.SIGTERM)
+    # On a line of its own, whatever a login shell has printed before, a progress bar say.
+    os.write(1, b"\n" + HELLO + __version__.encode() + b"\n")
+    line = _read_line()
+    while line is not None and not line.startswith(b"{"):  # our command, for a shell in place of the login shell
+        line = _read_line()
+    if line is None:
+        return LOST
+    job = HostJob.read(line)
+    os.environ.pop("PYTHONSAFEPATH", None)  # ours, so that Python took no module from the home folder
+    os.environ.update(job.environ)
+    facts = Facts(tuple(map(harmless, _problems(job))), own_versions(torch=not job.no_python))
+    os.write(1, mark(job.nonce) + msgspec.json.encode(facts) + b"\n")
+    if _read(PATIENCE) != GO:
+        return LOST if not facts.problems else EXIT_USAGE
+    return Guard(job).run()
+
+
+def _read(seconds: float, size: int = 1) -> bytes:
+    """Read up to ``size`` bytes that are not heartbeats; b"" at the end, or after this many seconds of silence."""
+    data = BEAT
+    while data == BEAT:
+        data = os.read(0, size) if select.select([0], [], [], seconds)[0] else b""
+    return data
+
+
+def _read_line() -> bytes | None:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        data = os.read(0, 1) if select.select([0], [], [], PATIENCE)[0] else b""
+        if not data:
+            return None
+        line += data
+    return bytes(line)
+
+
+def _problems(job: HostJob) -> Iterator[str]:
+    """What keeps the job from running here."""
+    try:
+        os.chdir(job.cwd)
+    except OSError as error:
+        yield f"{job.cwd}: {error.strerror}"
+    else:
+        if job.log_dir is not None:
+            yield from _unwritable(job.log_dir)
+        try:
+            find(job.target, (), as_module=job.module, as_program=job.no_python, cwd=job.cwd)
+        except UsageError as error:
+            yield error.message
+    if job.address:
+        try:
+            resolve(job.address)
+        except OSError:
+            yield f"--master-addr {job.address} does not resolve on this host"
+    for port in job.ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", port))
+            except OSError as error:
+                yield f"port {port}: {error.strerror}"
+
+
+def _unwritable(log_dir: str) -> Iterator[str]:
+    """Why no folder can be made for the logs of this host's ranks."""
+    there = os.path.abspath(log_dir)
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        yield f"--log-dir {log_dir}: {there} is not a folder"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield f"--log-dir {log_dir}: cannot write to {there}"
+
+
+class Guard:
+    """Runs one launcher, and stops it when the machine that wanted it is gone."""
+
+    def __init__(self, job: HostJob) -> None:
+        self._job = job
+        self._loop = Loop()
+        self._alone = self._killed = False
+
+    def run(self) -> int:
+        """Run the launcher to its end, send its exit code, and return it."""
+        processes.adopt_orphans()
+        caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+        self._loop.catch(caught, self._signalled)
+        us = os.getpid()
+
+        def begin() -> None:
+            processes.die_with_parent(signal.SIGTERM)
+            if os.getppid() != us:
+                os._exit(LOST)
+            if self._job.warning is not None:  # until the launcher listens
+                signal.pthread_sigmask(signal.SIG_BLOCK, [self._job.warning])
+
+        self._launcher = subprocess.Popen(
+            [*python_command(sys.executable), *self._job.words],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=begin,
+        )
+        self._silence = self._loop.after(self._job.heartbeat, self._lost)
+        self._loop.watch(0, self._hear)
+        while self._launcher.poll() is None and not self._killed:
+            self._loop.step()
+        code = self._launcher.returncode
+        self._clear()
+        code = LOST if code is None else EXIT_SIGNAL - code if code < 0 else code
+        if not self._alone:
+            os.write(2, mark(self._job.nonce) + str(code).encode() + b"\n")
+        return code
+
+    def _clear(self) -> None:
+        """Leave no process. What a killed launcher leaves, files too, its zygote removes within a moment."""
+        self._loop.forget(0)
+        if self._launcher.returncode is None:
+            self._launcher.kill()
+        over = time.monotonic() + ZYGOTE_PATIENCE
+        self._loop.after(ZYGOTE_PATIENCE, lambda: None)
+        while processes.descendants(os.getpid()) and time.monotonic() < over:
+            self._loop.step()
+        processes.kill_all_below(os.getpid())
+
+    def _hear(self) -> None:
+        data = os.read(0, 4096)
+        if not data:
+            self._lost()
+            return
+        self._silence.cancel()
+        self._silence = self._loop.after(self._job.heartbeat, self._lost)
+        for byte in data:
+            number = SIGNALS.get(bytes([byte]))
+            if number is not None:
+                processes.send(self._launcher.pid, number)
+
+    def _signalled(self, number: int) -> None:
+        if number != signal.SIGCHLD:
+            self._lost()
+
+    def _lost(self) -> None:
+        """The machine that started us is gone: stop the launcher."""
+        if self._alone:
+            return
+        self._alone = True
+        self._loop.forget(0)
+        self._silence.cancel()
+        processes.send(self._launcher.pid, signal.SIGTERM)
+        self._loop.after(self._job.grace + KILL_AFTER, self._kill)
+
+    def _kill(self) -> None:
+        self._killed = True
