@@ -1,11 +1,11 @@
-"""Defaults that a project or a user has written down: ``[tool.ddplaunch.submit]`` and ``~/.config/ddplaunch.toml``.
+"""Defaults of ``submit`` and ``manifest`` in files, each command's in the table of its name.
 
-The project's are in the pyproject.toml nearest above the current folder, the user's in ``[submit]`` of
-``ddplaunch.toml`` in XDG_CONFIG_HOME (XDG Base Directory Specification). Keys are the names of the options without
-their dashes.
+A project's are in ``[tool.ddplaunch.submit]`` of the nearest pyproject.toml, in the current folder or above; a user's
+in ``[submit]`` of ``ddplaunch.toml`` in XDG_CONFIG_HOME (XDG Base Directory Specification). Keys are the names of the
+options without dashes.
 
-What these files say runs as the user (``setup``), so only the user's own and root's are read, as git does with its
-``safe.directory`` (CVE-2022-24765), and none that is far above. ``--config FILE`` reads one whoever it belongs to.
+What these files say runs as the user (``setup``). So we read only files of the user and of root, as git does with its
+``safe.directory`` (CVE-2022-24765), and none far above. ``--config FILE`` reads a file of any owner.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import errno
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import click
@@ -26,46 +27,68 @@ from ddplaunch.words import nearest
 
 PROJECT = "pyproject.toml"
 NONE = "none"
-"""What ``--config`` calls reading no file."""
+"""The value of ``--config`` that reads no file."""
+
+ONLY_TYPED = ("--config", "--dry-run")
+"""Options that have no default in a file."""
+
+TABLES = ("submit", "manifest")
+"""The commands that have a table."""
 
 MAX_BYTES = 1 << 20
-"""Bytes of a file; one that is larger was not written for us."""
+"""Bytes of a file; a larger one was not written for us."""
 
 
 @dataclass(frozen=True)
 class Default:
-    """A value that stands in a file: as the option's own reader takes it, and where it stands."""
+    """A value in a file, as the option's own reader takes it."""
 
     value: str | bool | tuple[str, ...]
     file: str
 
 
+@dataclass(frozen=True)
+class Defaults:
+    """What the files say.
+
+    Attributes:
+        values: by click's names of the options.
+        notes: one for each file that was not read because of its owner.
+        tables: ours that are there, whichever command they are for, and a file of each.
+    """
+
+    values: Mapping[str, Default]
+    notes: tuple[str, ...] = ()
+    tables: Mapping[str, str] = field(default_factory=dict)
+
+
 def read(
     command: str, options: Sequence[click.Option], cwd: str, environ: Mapping[str, str], named: str | None = None
-) -> tuple[dict[str, Default], list[str]]:
-    """Read the defaults of a command's options; the project's go before the user's.
+) -> Defaults:
+    """Read the defaults of a command's options; the project's overrule the user's.
 
     Args:
         named: the project's file, or "none": no file is read.
 
-    Returns:
-        them, by click's names for the options, and a note for each file that is not read because of its owner.
-
     Raises:
-        UsageError: a file is no TOML, is too large, has a key that is not known, or a value of the wrong type; the file
-            that is named cannot be read.
+        UsageError: a file is not TOML, is too large, has an unknown key or a value of the wrong type; or the file that
+            is named cannot be read.
     """
-    found: dict[str, Default] = {}
-    notes: list[str] = []
     if named == NONE:
-        return found, notes
+        return Defaults({})
+    notes: list[str] = []
+    values: dict[str, Default] = {}
+    tables: dict[str, str] = {}
     files = [
         _project(cwd, environ, notes) if named is None else _load(os.path.join(cwd, named)),
         _users(environ, notes),
     ]
+    known = {option.opts[-1].removeprefix("--"): option for option in options if option.opts[-1] not in ONLY_TYPED}
     for file in filter(None, files):
-        found = {**_of_file(file, command, options), **found}
-    return found, notes
+        found = _tables(file)
+        tables = {**dict.fromkeys(found, file.path), **tables}
+        values = {**dict(_values(file, command, found.get(command, {}), known)), **values}
+    return Defaults(values, tuple(notes), tables)
 
 
 @dataclass(frozen=True)
@@ -73,11 +96,11 @@ class _File:
     path: str
     text: bytes
     owners: frozenset[int]
-    """Whose it is, and whose the link that leads to it."""
+    """Who owns it, and the link that leads to it."""
 
     @property
     def stranger(self) -> int | None:
-        """Who of them is neither the user nor root."""
+        """An owner who is neither the user nor root."""
         return next(iter(self.owners - {os.geteuid(), 0}), None)
 
     @property
@@ -85,9 +108,13 @@ class _File:
         """The tables that lead to ours."""
         return ("tool", "ddplaunch") if os.path.basename(self.path) == PROJECT else ()
 
+    def heading(self, command: str) -> str:
+        """The heading of a command's table."""
+        return f"[{'.'.join((*self.tables, command))}]"
+
 
 def _project(cwd: str, environ: Mapping[str, str], notes: list[str]) -> _File | None:
-    """The nearest file that is ours to read, no higher than the home folder, a repository, or this file system."""
+    """The nearest file that we may read, no higher than the home folder, a repository, or this file system."""
     home = os.path.realpath(environ["HOME"]) if environ.get("HOME") else None
     device = _device(cwd)
     folder = cwd
@@ -101,7 +128,7 @@ def _project(cwd: str, environ: Mapping[str, str], notes: list[str]) -> _File | 
 
 
 def _device(folder: str) -> int | None:
-    """The file system that a folder is on; None where we may not look."""
+    """The file system of a folder; None where we may not look."""
     try:
         return os.stat(folder).st_dev
     except OSError:
@@ -114,7 +141,7 @@ def _users(environ: Mapping[str, str], notes: list[str]) -> _File | None:
 
 
 def _read_own(path: str, notes: list[str]) -> _File | None:
-    """Read a file if it is there, and is the user's or root's; a note tells of one that is not, and speaks of us."""
+    """Read a file if it exists and is the user's or root's; a note names another owner's file that mentions us."""
     if not os.path.isfile(path):
         return None
     try:
@@ -127,7 +154,7 @@ def _read_own(path: str, notes: list[str]) -> _File | None:
         return file
     if b"ddplaunch" in file.text:
         whose = f"it belongs to {_name(file.stranger)}, not to you"
-        notes.append(f"{path} is not read: {whose}; --config {shlex.quote(path)} reads it")
+        notes.append(f"{path} was not read: {whose}; to read it: --config {shlex.quote(path)}")
     return None
 
 
@@ -141,17 +168,17 @@ def _name(uid: int) -> str:
 
 
 def _load(path: str) -> _File:
-    """Read a file, which may be anybody's.
+    """Read a file of any owner.
 
     Raises:
-        UsageError: it cannot be read, is not a regular file, or too large.
+        UsageError: it cannot be read, is not a regular file, or is too large.
     """
     try:
         link = os.lstat(path).st_uid
         text, owner = read_owned(path, MAX_BYTES)
     except OSError as error:
         if error.errno == errno.EINVAL:
-            raise UsageError(f"{path} is not a regular file", "name a file in TOML") from None
+            raise UsageError(f"{path} is not a regular file", "--config needs a file in TOML") from None
         if error.errno == errno.EFBIG:
             what = f"{path} has more than {MAX_BYTES >> 20} MiB"
             raise UsageError(what, "--config FILE names another, --config none reads none") from None
@@ -159,29 +186,31 @@ def _load(path: str) -> _File:
     return _File(path, text, frozenset({link, owner}))
 
 
-def _of_file(read: _File, command: str, options: Sequence[click.Option]) -> dict[str, Default]:
-    file, path = read.path, read.tables
-    table: Any = _parse(read)
-    for name in path:
-        table = table.get(name, {})
+def _tables(file: _File) -> dict[str, dict[str, Any]]:
+    """The tables of ours in a file, by their commands."""
+    tables: Any = _parse(file)
+    for name in file.tables:
+        tables = tables.get(name, {})
+        if not isinstance(tables, dict):
+            raise UsageError(f"{file.path}: {'.'.join(file.tables)} is not a table")
+    for name, table in tables.items():
+        if name not in TABLES:
+            known = " and ".join(map(file.heading, TABLES))
+            raise UsageError(f"{file.path}: unknown table {file.heading(name)}", f"ddplaunch reads {known}")
         if not isinstance(table, dict):
-            raise UsageError(f"{file}: {'.'.join(path)} is no table")
-    for name in table:
-        if name != command:
-            heading = ".".join((*path, name))
-            raise UsageError(f"{file}: nothing is known of [{heading}]", f"there is [{'.'.join((*path, command))}]")
-    table = table.get(command, {})
-    heading = f"[{'.'.join((*path, command))}]"
-    if not isinstance(table, dict):
-        raise UsageError(f"{file}: {heading} is no table")
-    known = {option.opts[-1].removeprefix("--"): option for option in options}
-    found: dict[str, Default] = {}
+            raise UsageError(f"{file.path}: {file.heading(name)} is not a table")
+    return dict(tables)
+
+
+def _values(
+    file: _File, command: str, table: Mapping[str, Any], known: Mapping[str, click.Option]
+) -> Iterator[tuple[str, Default]]:
+    heading = file.heading(command)
     for key, value in table.items():
         if key not in known:
-            raise UsageError(f"{file}: {heading} has no key {key}", _near(key, known))
+            raise UsageError(f"{file.path}: unknown key {key} in {heading}", _hint(key, command, file, known))
         option = known[key]
-        found[option.name or ""] = Default(_typed(value, option, f"{file}: {heading} {key}"), file)
-    return found
+        yield option.name or "", Default(_typed(value, option, f"{file.path}: {heading} {key}"), file.path)
 
 
 def _parse(file: _File) -> dict[str, Any]:
@@ -192,9 +221,9 @@ def _parse(file: _File) -> dict[str, Any]:
     try:
         table: dict[str, Any] = tomllib.loads(file.text.decode())
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{file.path} is no TOML: {error}") from None
+        raise UsageError(f"{file.path} is not TOML: {error}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"{file.path} is no TOML: it is not UTF-8") from None
+        raise UsageError(f"{file.path} is not TOML: it is not UTF-8") from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in brackets
         raise UsageError(f"{file.path} cannot be read: {error}", "--config none reads no file") from None
     return table
@@ -205,18 +234,22 @@ def _typed(value: object, option: click.Option, place: str) -> str | bool | tupl
     if option.is_flag:
         if isinstance(value, bool):
             return value
-        raise UsageError(f"{place} = {value!r}: true or false is wanted")
+        raise UsageError(f"{place} = {value!r}: expected true or false")
     if option.multiple:
         if isinstance(value, str):
             return (value,)
         if isinstance(value, list) and all(isinstance(each, str) for each in value):
             return tuple(value)
-        raise UsageError(f"{place} = {value!r}: a list of strings is wanted", f'{option.opts[-1][2:]} = ["…", "…"]')
+        raise UsageError(f"{place} = {value!r}: expected a list of strings", f'{option.opts[-1][2:]} = ["…", "…"]')
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return str(value)
-    raise UsageError(f"{place} = {value!r}: a string or a whole number is wanted")
+    raise UsageError(f"{place} = {value!r}: expected a string or a whole number")
 
 
-def _near(key: str, known: Mapping[str, click.Option]) -> str:
+def _hint(key: str, command: str, file: _File, known: Mapping[str, click.Option]) -> str:
+    for other in TABLES:
+        theirs = import_module(f"ddplaunch.cli.{other}_options").HEADINGS
+        if other != command and any(f"--{key}" in option.opts for options in theirs.values() for option in options):
+            return f"it belongs in {file.heading(other)}, the defaults of ddplaunch {other}"
     near = nearest(key.replace("_", "-"), known)
-    return f"did you mean {near}?" if near else f"its keys: {', '.join(known)}"
+    return f"did you mean {near}?" if near else f"known: {', '.join(known)}"

@@ -1,300 +1,228 @@
-"""``ddplaunch submit``: from what was typed and written down as defaults to a batch script, and from that to a job.
-
-For Kubernetes it ends with the manifest, which is printed.
-"""
+"""``ddplaunch submit``: from what was typed, and defaults in files, to a batch script and a job of Slurm."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddplaunch.cli.command_line import DRY_RUN, ELSEWHERE, FEW, HELP, JSON, CommandLine, split
-from ddplaunch.cli.run import run
-from ddplaunch.cli.submit_options import (
-    INSTEAD,
-    NAMES,
-    OF_SBATCH,
-    OF_TORCHRUN,
-    REFUSED,
-    REPLACED,
-    SECTIONS,
-    SYSTEMS,
-    options,
+from ddplaunch.cli.batch_command import (
+    BatchCommand,
+    explain,
+    from_files,
+    given,
+    headings,
+    notes,
+    params,
+    renamed,
+    say,
     seconds,
+    sources,
+    words_of_run,
 )
+from ddplaunch.cli.command_line import end_of_ours
+from ddplaunch.cli.options import Source, source_of
+from ddplaunch.cli.submit_options import COMMON, HEADINGS, REFUSED
 from ddplaunch.cli.surroundings import check_token
-from ddplaunch.cli.target_command import (
-    SETTINGS,
-    TargetCommand,
-    current_directory,
-    find_target,
-    program_names,
-    remarks,
-    spellings,
-)
+from ddplaunch.cli.target_command import SETTINGS, current_directory, find_target, spellings
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
 
 if TYPE_CHECKING:
     from ddplaunch.submit.queue import JobId
-    from ddplaunch.submit.slurm import Request, Requeue, Setup
+    from ddplaunch.submit.slurm import BatchJob, Requeue, Setup
 
 
-class _SubmitCommand(TargetCommand):
-    """Takes the options of ``run`` as ``run`` does, wherever its own stand.
+class _SubmitCommand(BatchCommand):
+    """``submit``; what was its way to Kubernetes leads to ``manifest``."""
 
-    A value that neither a flag nor a file gives is the scheduler's to choose. What is typed must be for this scheduler;
-    what a file says for another is not heard. Nothing that could have been meant for us is handed to the program by
-    guess: what is submitted is paid for.
-    """
+    own = HEADINGS
+    refused = REFUSED
+    elsewhere = dict.fromkeys(("--namespace", "--label"), "ddplaunch manifest")
+    sections = headings(HEADINGS, REFUSED)
+    common = COMMON
+    examples = (
+        ("2 nodes with 8 GPUs each", "ddplaunch submit --nodes 2 --gpus-per-node 8 --time 4:00:00 train.py --lr 0.1"),
+        ("print the script; submit nothing", "ddplaunch submit --dry-run --nodes 2 train.py"),
+        ("show the log as it grows", "ddplaunch submit --follow --partition a100 train.py"),
+        ("4 jobs, with SLURM_ARRAY_TASK_ID 0 to 3", "ddplaunch submit --array 0-3 train.py"),
+        ("go on after a preemption or the time limit", "ddplaunch submit --requeue 3 --time 1-00 train.py"),
+    )
 
-    sections = SECTIONS
-    starts_here = False
-    refused = OF_TORCHRUN
-    skipped = OF_SBATCH.keys()
-    few = FEW - {DRY_RUN, JSON} | {"--nodes", "--gpus-per-node"}
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        words = None if extra.get("resilient_parsing") else _words_of_manifest(args)
+        if words is None:
+            return super().make_context(info_name, args, parent, **extra)
+        from ddplaunch.cli.manifest import manifest
 
-    def spellings(self, ctx: click.Context) -> dict[str, bool]:
-        return {**spellings(run.params), **super().spellings(ctx)}
-
-    def split(self, ctx: click.Context, words: list[str], **how: Any) -> CommandLine:
-        own = self.spellings(ctx)
-        try:
-            placed = split(
-                words,
-                own,
-                program_names(),
-                few=self.few,
-                guarded=own.keys() - HELP,
-                instead={name: hint.format(system="the scheduler") for name, hint in INSTEAD.items()},
-                elsewhere={**ELSEWHERE, **OF_SBATCH},
-                **how,
+        say("submit is for Slurm; for Kubernetes use ddplaunch manifest")
+        context = manifest.make_context(manifest.name, words, parent, **extra)
+        tables = given(context).defaults.tables
+        if "submit" in tables and "manifest" not in tables:
+            raise UsageError(
+                f"{tables['submit']}: its table submit is for Slurm, and there is no table manifest",
+                "move the defaults for Kubernetes to a table manifest, or add --config none",
             )
-        except UsageError as error:
-            raise _of_submit(error) from None
-        self._read_defaults(ctx, placed)
-        scheduler = _scheduler(ctx, placed)
-        refused = REFUSED[scheduler]
-        for word in placed.ours:
-            if (name := word.partition("=")[0]) in refused:
-                raise UsageError(f"{name} is not for a job of {SYSTEMS[scheduler]}", refused[name])
-        if ctx.default_map:
-            spelled = {param.name: param.opts[-1] for param in self.params}
-            unheard = {name: spelled[name] for name in ctx.default_map if spelled[name] in refused}
-            ctx.default_map = {name: value for name, value in ctx.default_map.items() if name not in unheard}
-            ctx.meta["unheard"] = unheard
-        ctx.meta["placed"] = placed
-        return placed
-
-    def _read_defaults(self, ctx: click.Context, placed: CommandLine) -> None:
-        from ddplaunch.cli.defaults import read
-
-        options = [param for param in self.params if isinstance(param, click.Option) and param.opts[-1] in NAMES]
-        own = [option for option in options if option.opts[-1] != "--config"]
-        defaults, ctx.meta["unread"] = read(
-            "submit", own, current_directory(), os.environ, _value_of("--config", placed)
-        )
-        ctx.meta["defaults"] = defaults
-        ctx.default_map = {name: default.value for name, default in defaults.items()}
+        return context
 
 
-def _of_submit(error: UsageError) -> UsageError:
-    """Hints of what we share with ``run`` name that command."""
-    hint = error.hint and re.sub(r"(?m)^(.*?)ddplaunch run\b", r"\1ddplaunch submit", error.hint)  # once a line
-    return UsageError(error.message, hint)
+def _words_of_manifest(words: list[str]) -> list[str] | None:
+    """The words without ``--scheduler kubernetes``; None if they do not say so before the target."""
+    if not any("kubernetes" in word for word in words):  # most people need not load the other command
+        return None
+    from ddplaunch.cli.manifest import manifest
+
+    try:
+        end = end_of_ours(words, {**spellings(submit.params), **spellings(manifest.params)})
+    except UsageError:  # said later, in its place
+        return None
+    for former in (["--scheduler=kubernetes"], ["--scheduler", "kubernetes"]):
+        for index in range(end):
+            if words[index : index + len(former)] == former:
+                return words[:index] + words[index + len(former) :]
+    return None
 
 
-def _scheduler(ctx: click.Context, placed: CommandLine) -> str:
-    """Which one it is, before click has read the words; what is none is for click to refuse."""
-    found = _value_of("--scheduler", placed) or str((ctx.default_map or {}).get("scheduler", "slurm"))
-    return found if found in SYSTEMS else "slurm"
+@click.command(
+    cls=_SubmitCommand,
+    options_metavar="[OPTIONS]",
+    context_settings=SETTINGS,
+    params=params(HEADINGS, REFUSED),
+)
+@click.pass_context
+def submit(ctx: click.Context, /, target: str, args: tuple[str, ...], **_: object) -> int:
+    """Submit a training job to Slurm.
 
+    Writes a batch script that runs `ddplaunch run` on each node, and hands it to sbatch. The options of
+    `ddplaunch run` travel with the job.
 
-def _value_of(option: str, placed: CommandLine) -> str | None:
-    """The value of an option that is needed before click has read the words; the last one counts, as for click."""
-    found = None
-    for index, word in enumerate(placed.ours):
-        name, equals, value = word.partition("=")
-        if name == option:
-            found = value if equals else placed.ours[index + 1]
-    return found
-
-
-_OF_RUN = [param for param in run.params if param.opts[-1] not in {"--dry-run", *REPLACED, *INSTEAD}]
-
-
-@click.command(cls=_SubmitCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=_OF_RUN)
-@options
-@click.option("--dry-run", is_flag=True, help="Print the script, and where each value comes from; submit nothing.")
-def submit(target: str, args: tuple[str, ...], **flags: Any) -> int:
-    """Submit a training job to Slurm, or write one for Kubernetes.
-
-    Writes a batch script that starts `ddplaunch run` once on each node, and hands it to sbatch; or a manifest whose
-    pods do, for kubectl. TARGET, its ARGS and the options from "Target" on are those of `ddplaunch run`.
-
-    Defaults stand in [tool.ddplaunch.submit] of pyproject.toml and [submit] of ~/.config/ddplaunch.toml.
+    Defaults: [tool.ddplaunch.submit] in pyproject.toml, [submit] in ~/.config/ddplaunch.toml.
     """
-    if flags["scheduler"] == "kubernetes":
-        return _print_manifest(target, flags)
     from ddplaunch.submit import queue, slurm
 
-    if flags["array"] and flags["follow"]:
-        raise UsageError(
-            f"--follow shows one log, and --array {flags['array']} makes a job for each index",
-            "--no-follow submits it",
-        )
-    if flags["container_image"] is None:  # else the target may well be in the image only
+    follow: bool = ctx.params["follow"]
+    tensorboard: str | None = ctx.params["tensorboard"]
+    job = _job(ctx, target)
+    if job.array and follow:
+        raise UsageError(f"--follow does not work with --array {job.array}: each job has its own log", "leave one out")
+    if job.container_image is None:  # else the target may be in the image only
         try:
             about = ("module", "no_python", "pass_local_rank", "start", "preload")
-            find_target(target, args, **{name: flags[name] for name in about})
+            find_target(target, args, **{name: ctx.params[name] for name in about})
         except UsageError as error:
-            raise _of_submit(error) from None
-        if flags["tensorboard"] is not None:
+            raise renamed(ctx.command, error) from None
+        if tensorboard is not None:
             from ddplaunch.cli.sidecars import check_tensorboard
 
-            check_tensorboard(flags["tensorboard"])
+            check_tensorboard(tensorboard)
     check_token(None)
-    request = _request(target, args, flags)
-    script = slurm.script(request)
-    if flags["dry_run"]:
+    script = slurm.script(job)
+    if ctx.params["dry_run"]:
         click.echo(os.fsencode(script), nl=False)  # as sbatch would get it: of text, click drops escape sequences
-        _explain(_sources_in_slurm(request), _notes(flags))
+        explain(_sources(ctx, job), (*notes(ctx), *_advice(job)))
         return 0
-    for note in (*_notes(flags), *_from_files(vars(request))):
-        _say(note)
+    for note in (*notes(ctx), *_advice(job), *from_files(ctx, vars(job))):
+        say(note)
     queue.check_is_here(os.environ)
-    if flags["container_image"] and not queue.has_containers():
-        _say("srun has no --container-image here: if the nodes have no pyxis either, the job will fail")
-    _prepare_log(request)
-    job = queue.submit(script, os.environ)
-    log = slurm.log_path(request, job.number)
-    lines = [f"job {job.number}: {target} on {request.nodes} node{'s' * (request.nodes > 1)}", f"log: {log}"]
-    cancel = f"cancel: scancel {' '.join(job.words)}"
-    if not flags["follow"]:
+    if job.container_image and not queue.has_containers():
+        say("srun has no --container-image here: the job fails, unless the nodes have pyxis")
+    _prepare_log(job)
+    number = queue.submit(script, os.environ)
+    log = slurm.log_path(job, number.number)
+    lines = [f"job {number.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {log}"]
+    cancel = f"cancel: scancel {' '.join(number.words)}"
+    if not follow:
         import shlex
 
-        follow = [] if request.array else [f"follow: tail -n +1 -F {shlex.quote(log)}"]
-        click.echo(os.fsencode("\n".join([*lines, *follow, cancel])))
+        tail = [] if job.array else [f"follow: tail -n +1 -F {shlex.quote(log)}"]
+        click.echo(os.fsencode("\n".join([*lines, *tail, cancel])))
         return 0
     for line in (*lines, cancel):
-        _say(line)
-    return _follow(job, log)
+        say(line)
+    return _follow(number, log)
 
 
-def _print_manifest(target: str, flags: dict[str, Any]) -> int:
-    """Print the job for Kubernetes; on stderr only what does not come from the words typed, all of it in a dry run."""
-    from ddplaunch.cli import in_kubernetes
-    from ddplaunch.submit import kubernetes
-
-    words = _words_of_run(click.get_current_context().meta["placed"])
-    request = in_kubernetes.request(target, words, flags)
-    click.echo(kubernetes.manifest(request).encode(), nl=False)  # kubectl reads UTF-8, whatever the terminal does
-    if flags["dry_run"]:
-        ours = {"scheduler": "default", "job-name": "the target", "nodes": "default"}
-        _explain(_sources({**flags, "job_name": request.name}, ours), _unheard())
-        return 0
-    for note in (*_unheard(), *_from_files(flags)):
-        _say(note)
-    return 0
+# ---------------------------------------------------------------------------------------------------------- the job
 
 
-# ------------------------------------------------------------------------------------------------- what is asked for
+def _job(ctx: click.Context, target: str) -> BatchJob:
+    """Read the options into a job.
 
+    Raises:
+        UsageError: they do not fit together, or a file of --setup is missing.
+    """
+    from ddplaunch.submit.slurm import BatchJob
 
-def _request(target: str, args: tuple[str, ...], flags: dict[str, Any]) -> Request:
-    from ddplaunch.submit.slurm import Request
-
-    named = {name: flags[name] for name in Request.__dataclass_fields__ if name in flags}
-    context = click.get_current_context()
-    named |= {
-        "job_name": flags["job_name"] or os.path.basename(target),
-        "output": flags["output"] or ("slurm-%A_%a.out" if flags["array"] else "slurm-%j.out"),
-        "setup": tuple(_setups(flags["setup"])),
-        "requeue": _requeue(flags),
-    }
-    return Request(
-        command=_words_of_run(context.meta["placed"]),
-        interpreter="python" if flags["container_image"] else sys.executable,
-        chdir=current_directory(),
-        **named,
+    given = ctx.params
+    same = {name: given[name] for name in BatchJob.__dataclass_fields__ if name in given}
+    return BatchJob(
+        **same
+        | {
+            "command": words_of_run(ctx),
+            "interpreter": "python" if given["container_image"] else sys.executable,
+            "chdir": current_directory(),
+            "job_name": given["job_name"] or os.path.basename(target),
+            "output": given["output"] or ("slurm-%A_%a.out" if given["array"] else "slurm-%j.out"),
+            "setup": tuple(_setups(ctx, given["setup"])),
+            "requeue": _requeue(ctx, given["requeue"]) if given["requeue"] else None,
+        }
     )
 
 
-def _requeue(flags: dict[str, Any]) -> Requeue | None:
+def _requeue(ctx: click.Context, max_times: int) -> Requeue:
     """What --requeue means in seconds and signals."""
     from ddplaunch.submit.slurm import Requeue
 
-    if not flags["requeue"]:
-        return None
-    warning = flags["preempt_signal"]
+    warning: int | None = ctx.params["preempt_signal"]
+    time: str | None = ctx.params["time"]
+    name = "none" if warning is None else signal.Signals(warning).name.removeprefix("SIG")
     if warning is None or warning in (signal.SIGTERM, signal.SIGHUP):
-        name = "none" if warning is None else signal.Signals(warning).name.removeprefix("SIG")
         raise UsageError(
-            f"--requeue {flags['requeue']} needs a warning of its own, and --preempt-signal is {name}",
+            f"--requeue {max_times} does not work with --preempt-signal {name}",
             "leave --preempt-signal out: scancel sends SIGTERM too, and a cancelled job must not come back",
         )
-    for words in flags["sbatch_args"]:
+    for words in ctx.params["sbatch_args"]:
         if words.startswith(("--signal", "--no-requeue")):
             raise UsageError(
-                f"--sbatch-arg {words}: --requeue {flags['requeue']} says that itself",
+                f"--sbatch-arg {words} does not work with --requeue {max_times}",
                 "--preempt-grace says how long before the end the warning comes",
             )
-    name = signal.Signals(warning).name.removeprefix("SIG")
-    requeue = Requeue(flags["requeue"], name, flags["preempt_grace"], flags["grace"])
-    limit = seconds(flags["time"] or "UNLIMITED")
+    requeue = Requeue(max_times, name, ctx.params["preempt_grace"], ctx.params["grace"])
+    limit = seconds(time or "UNLIMITED")
     if limit is not None and limit <= requeue.before_the_end:
         raise UsageError(
-            f"--time {flags['time']} is {limit} s, and the warning comes {requeue.before_the_end} s before its end"
+            f"--time {time} is {limit} s, and the warning comes {requeue.before_the_end} s before its end"
             f" (--preempt-grace {requeue.grace:g} and --grace {requeue.stopping:g})",
-            "give it more time, or shorten --preempt-grace",
+            "give it more time, or a shorter --preempt-grace",
         )
     return requeue
 
 
-def _words_of_run(placed: CommandLine) -> tuple[str, ...]:
-    """The words behind ``ddplaunch run`` on the nodes: as typed, without what is for the scheduler."""
-    takes = spellings(click.get_current_context().command.params)
-    words: list[str] = []
-    typed = iter(placed.ours)
-    for word in typed:
-        name, equals, _ = word.partition("=")
-        value = [next(typed)] if takes[name] and not equals else []
-        if name not in NAMES | {"--dry-run"}:
-            words += [word, *value]
-    assert placed.target is not None
-    if placed.target.startswith("-"):
-        return (*words, "--", placed.target, *placed.program)
-    return (*words, placed.target, *(("--", *placed.program) if placed.program else ()))
-
-
-def _setups(texts: tuple[str, ...]) -> Iterator[Setup]:
-    """Tell files from commands. What stands in a file is looked for beside that file."""
+def _setups(ctx: click.Context, texts: Sequence[str]) -> Iterator[Setup]:
+    """Tell files from commands. A file that a file of defaults names is looked for beside that one."""
     from ddplaunch.submit.slurm import Setup
 
-    context = click.get_current_context()
-    source = context.get_parameter_source("setup")
-    from_file = source is not None and source.name == "DEFAULT_MAP"
-    folder = os.path.dirname(context.meta["defaults"]["setup"].file) if from_file else current_directory()
+    folder = current_directory()
+    if source_of(ctx, "setup") is Source.FILE:
+        folder = os.path.dirname(given(ctx).defaults.values["setup"].file)
     for text in texts:
         path = os.path.join(folder, os.path.expanduser(text))
         if os.path.isfile(path):
             yield Setup(path, is_file=True)
         elif len(text.split()) == 1 and (text.endswith(".sh") or "/" in text):
-            raise UsageError(
-                f"--setup {text}: there is no such file in {folder}", "a command is written with its words"
-            )
+            raise UsageError(f"--setup {text}: no such file in {folder}", "a command has more than one word")
         elif text.strip():
             yield Setup(text)
 
 
-def _prepare_log(request: Request) -> None:
-    """Make the log's folder, which Slurm does not, and try to write there: else a job fails without a word."""
-    path = os.path.join(request.chdir, request.output)
+def _prepare_log(job: BatchJob) -> None:
+    """Make the log's folder, which Slurm does not do, and try to write there: else the job fails without a message."""
+    path = os.path.join(job.chdir, job.output)
     where = folder = os.path.dirname(path)
     if "%" in folder:
         return
@@ -308,99 +236,36 @@ def _prepare_log(request: Request) -> None:
             os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             os.unlink(probe)
     except OSError as error:
-        message = f"the log cannot be written: {where}: {error.strerror}"
+        message = f"cannot write the log: {where}: {error.strerror}"
         raise UsageError(message, "--output DIR/slurm-%j.out names another folder") from None
 
 
-def _explain(sources: Iterator[str], notes: Iterator[str]) -> None:
-    for line in (*sources, *(f"note: {note}" for note in notes)):
-        click.echo(line, err=True)
-
-
-def _sources_in_slurm(request: Request) -> Iterator[str]:
-    """Each value of the script with the place it comes from."""
+def _sources(ctx: click.Context, job: BatchJob) -> Iterator[str]:
+    """Each value of the script with its source."""
     from ddplaunch.submit.queue import OVERRIDES
 
-    yield from _sources(vars(request), {"job-name": "the target", "output": "default", "nodes": "default"}, OVERRIDES)
-    yield f"chdir: {request.chdir} (the current directory)"
-    yield f"interpreter: {request.interpreter} ({'of the image' if request.container_image else 'this one'})"
+    otherwise = {"job-name": "the target", "output": "default", "nodes": "default"}
+    yield from sources(ctx, vars(job), otherwise, OVERRIDES)
+    yield f"chdir: {job.chdir} (the current directory)"
+    yield f"interpreter: {job.interpreter} ({'of the image' if job.container_image else 'this one'})"
 
 
-def _sources(values: Mapping[str, Any], ours: Mapping[str, str], overrides: Mapping[str, str] = {}) -> Iterator[str]:
-    """Each value with the place it comes from, ``ours`` if nobody gave it; ``overrides`` are variables of sbatch."""
-    context = click.get_current_context()
-    for param in context.command.params:
-        option = param.opts[-1].removeprefix("--")
-        source = context.get_parameter_source(param.name or "")
-        if param.opts[-1] not in NAMES - {"--follow"} or source is None or param.name not in values:
-            continue
-        value = values[param.name]
-        if source.name == "DEFAULT_MAP":
-            yield f"{option}: {_shown(value)} ({context.meta['defaults'][param.name].file})"
-        elif source.name == "COMMANDLINE":
-            yield f"{option}: {_shown(value)} ({param.opts[-1]})"
-        elif option in ours:
-            yield f"{option}: {_shown(value)} ({ours[option]})"
-        elif variable := os.environ.get(overrides.get(option, "")):
-            yield f"{option}: {variable} ({overrides[option]}, which sbatch reads)"
-
-
-def _from_files(values: Mapping[str, Any]) -> Iterator[str]:
-    """What files have decided: who submits has not typed it, and may not have written it either."""
-    context = click.get_current_context()
-    for name, default in context.meta["defaults"].items():
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "DEFAULT_MAP" and name in values:
-            option = next(param.opts[-1] for param in context.command.params if param.name == name)
-            yield f"{option.removeprefix('--')}: {_shown(values[name])} ({default.file})"
-
-
-def _shown(value: object) -> str:
-    from ddplaunch.submit.slurm import Requeue, Setup
-
-    if isinstance(value, Requeue):
-        return f"{value.max_times}, warned by {value.warning} {value.before_the_end} s before the end"
-    if isinstance(value, tuple):
-        return ", ".join(each.text if isinstance(each, Setup) else str(each) for each in value)
-    return str(value)
-
-
-def _notes(flags: dict[str, Any]) -> Iterator[str]:
-    said = remarks()
-    yield from said.torchrun
-    if said.alike:
-        yield said.alike
-    yield from _unheard()
-    if flags["cpus_per_task"] is None and not any(
-        "cpus-per" in arg or "exclusive" in arg for arg in flags["sbatch_args"]
-    ):
+def _advice(job: BatchJob) -> Iterator[str]:
+    if job.cpus_per_task is None and not any("cpus-per" in arg or "exclusive" in arg for arg in job.sbatch_args):
         yield "without --cpus-per-task all ranks of a node share one CPU, unless the site's Slurm gives more"
-    if flags["container_image"]:
-        yield "the target is looked for in the image, not here"
-
-
-def _unheard() -> Iterator[str]:
-    """What is not heard, of files and of what they say."""
-    context = click.get_current_context()
-    yield from context.meta["unread"]
-    system = SYSTEMS[context.params["scheduler"]]
-    for name, option in context.meta.get("unheard", {}).items():
-        yield f"{option} is not for a job of {system}, and not heard ({context.meta['defaults'][name].file})"
+    if job.container_image:
+        yield "the target was not checked: it is in the image"
 
 
 # -------------------------------------------------------------------------------------------------------- following
 
 
-def _say(line: str) -> None:
-    click.echo(f"ddplaunch: {line}", err=True)
-
-
 def _follow(job: JobId, log: str) -> int:
-    """Follow the job to its end, or leave it; Ctrl-C asks."""
+    """Follow the job to its end; Ctrl-C asks whether to stop following."""
     from ddplaunch.submit.follow import Follower
     from ddplaunch.submit.queue import cancel
 
-    follower = Follower(job, sys.stdout.buffer, _say)
+    follower = Follower(job, sys.stdout.buffer, say)
     while True:
         try:
             return follower.run()
@@ -413,12 +278,12 @@ def _follow(job: JobId, log: str) -> int:
         if answer == "c":
             cancel(job)
         elif answer == "d":
-            _say(f"job {job.number} goes on without us; its log: {log}")
+            say(f"job {job.number} keeps running; its log: {log}")
             return code
 
 
 def _ask(job: JobId) -> str:
-    """What to do with the job: "c" is to cancel it, "d" to detach, anything else to follow on."""
+    """Ask what to do with the job: "c" is to cancel it, "d" to detach, anything else to follow on."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return "d"
     question = f"\nddplaunch: job {job.number}: [c]ancel it, [d]etach and let it run, or [f]ollow on? "

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-from ddplaunch.submit.queue import Job, JobId, look
+from ddplaunch.submit.queue import JobId, JobRecord, look
 
 LOG_EVERY = 0.5
 ASK_EVERY = 1.0
@@ -62,7 +62,7 @@ class Follower:
             self._copy()
             time.sleep(LOG_EVERY)
 
-    def _tell(self, seen: Job | None) -> None:
+    def _tell(self, seen: JobRecord | None) -> None:
         now = time.monotonic()
         number = self.job.number
         if seen is None:

@@ -1,8 +1,9 @@
-"""The manifest of a Kubernetes job: a pure function of a request, short enough to read before ``kubectl`` gets it.
+"""The manifest of a job for Kubernetes: a pure function, short enough to read before ``kubectl`` gets it.
 
-An indexed Job, whose pods are the nodes, and the headless Service that gives each a name; no operator is needed. In a
-pod ``ddplaunch run`` finds its place by the variables that ``clusters/kubernetes`` reads. The fields are those of
-kubernetes.io/docs/reference/kubernetes-api; what is said of the Job controller is from its source, pkg/controller/job.
+It is an indexed Job, whose pods are the nodes, and the headless Service that gives each a name; it needs no operator.
+In a pod ``ddplaunch run`` learns its node rank from the variables that ``clusters/kubernetes`` reads. The fields are
+those of kubernetes.io/docs/reference/kubernetes-api; what we say about the Job controller is from its source,
+pkg/controller/job.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from ddplaunch.submit import yaml
 from ddplaunch.submit.yaml import Noted
 
 OWN_VARIABLES = (INDEX, NNODES, ADDRESS, PORT)
-"""What tells a pod its place; all but the index, which Kubernetes adds, are set here."""
+"""The variables that tell a pod its node rank and node 0; Kubernetes sets the index, we set the others."""
 
 LABEL = 63
-"""Letters in a DNS label, which the name of every pod has to be (RFC 1035)."""
+"""Characters in a DNS label (RFC 1035); the name of every pod is one."""
 
 NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
-"""The names of a Service; those of a Job may begin with a digit too."""
+"""The names that a Service may have; a Job's may also begin with a digit."""
 
 AFTERWARDS = 10
-"""Seconds behind the grace in which a launcher ends what is left, and says why."""
+"""Seconds after the grace in which a launcher ends what is left and prints its report."""
 
 AGAIN = (EXIT_UNAVAILABLE, EXIT_PREEMPTED, EXIT_SIGNAL + 15)
-"""The exit codes of launchers that ended because a pod was taken away, theirs or another's."""
+"""The exit codes of launchers that ended because a pod, theirs or another's, was taken away."""
 
 _CONTAINER = "ddplaunch"
 _JOB_NAME = "batch.kubernetes.io/job-name"
@@ -41,26 +42,29 @@ _JOB_NAME = "batch.kubernetes.io/job-name"
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder in the container: of the machine, by its absolute path, or a PersistentVolumeClaim, by its name."""
+    """A folder in the container. ``source`` is an absolute path on the node, or the name of a PersistentVolumeClaim."""
 
     source: str
     path: str
     read_only: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.source}:{self.path}{':ro' * self.read_only}"
+
 
 @dataclass(frozen=True)
-class Request:
-    """What a job asks of Kubernetes and what it runs; None where nothing is to be asked.
+class PodJob:
+    """What a job asks Kubernetes for, and what it runs; None asks for nothing.
 
     Attributes:
-        command: the words behind ``ddplaunch run``: its options, the target and the target's arguments.
-        name: of the Job and its Service, and the beginning of the pods'; as ``check`` of them wants it.
-        gpus, cpus, memory: what each pod has for itself; memory as Kubernetes has it ("200Gi").
-        seconds: the limit of the whole job, from its submission.
-        grace: what ranks have between SIGTERM and SIGKILL, in seconds.
-        preempt_grace: what they have before that for a checkpoint, where SIGTERM is the launcher's warning.
-        node_labels: labels that the machines must have.
-        variables: for the container, beside ``OWN_VARIABLES``.
+        command: the words after ``ddplaunch run``: its options, the target and the target's arguments.
+        name: of the Job and its Service, and the beginning of the pods' names; matches ``NAME``.
+        gpus, cpus, memory: of each pod; memory as Kubernetes writes it ("200Gi").
+        seconds: the time limit of the whole job, from its submission.
+        grace: seconds that ranks have between SIGTERM and SIGKILL.
+        preempt_grace: seconds that they have before that for a checkpoint, if SIGTERM is the preemption signal.
+        node_labels: labels that the nodes must have.
+        variables: of the container, beside ``OWN_VARIABLES``.
     """
 
     command: Sequence[str]
@@ -81,12 +85,12 @@ class Request:
 
 
 def longest_name(nodes: int) -> int:
-    """How long the name of a job may be: its last pod's is NAME-INDEX."""
+    """Characters that the name of a job may have: its last pod is NAME-INDEX."""
     return LABEL - len(f"-{nodes - 1}")
 
 
 def name_from(text: str, nodes: int) -> str:
-    """Make a name of a job that is like ``text``: a target, or a name that is none."""
+    """Make a valid name for a job out of a target, or of a name that is not valid."""
     last = re.sub(r"\.py(?=:|$)", "", text.rpartition("/")[2].lower())
     name = re.sub(r"[^a-z0-9]+", "-", last).strip("-")
     if not NAME.match(name):
@@ -94,53 +98,53 @@ def name_from(text: str, nodes: int) -> str:
     return name[: longest_name(nodes)].rstrip("-")
 
 
-def manifest(request: Request) -> str:
+def manifest(job: PodJob) -> str:
     """Write the job as YAML for ``kubectl apply``.
 
     Raises:
         UsageError: a string cannot stand in YAML.
     """
-    head = "# Written by ddplaunch submit, for Kubernetes 1.29 or newer. To submit it: kubectl apply -f THIS_FILE\n"
-    return head + "---\n".join(yaml.document(each) for each in objects(request))
+    head = "# Written by ddplaunch manifest, for Kubernetes 1.29 or newer. To submit it: kubectl apply -f THIS_FILE\n"
+    return head + "---\n".join(yaml.document(each) for each in objects(job))
 
 
-def objects(request: Request) -> Iterator[dict[str, Any]]:
-    """The Service, which a job of one node does not need, and the Job; with comments."""
+def objects(job: PodJob) -> Iterator[dict[str, Any]]:
+    """The Service, unless the job has one node, and the Job; with comments."""
     metadata = {
-        "name": request.name,
-        **({"namespace": request.namespace} if request.namespace else {}),
-        "labels": _labels(request),
+        "name": job.name,
+        **({"namespace": job.namespace} if job.namespace else {}),
+        "labels": _labels(job),
     }
-    if request.nodes > 1:
-        yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": _service(request)}
-    yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": _job(request)}
+    if job.nodes > 1:
+        yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": _service(job)}
+    yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": _job(job)}
 
 
-def _labels(request: Request) -> dict[str, str]:
-    return {"app.kubernetes.io/managed-by": "ddplaunch", **request.labels}
+def _labels(job: PodJob) -> dict[str, str]:
+    return {"app.kubernetes.io/managed-by": "ddplaunch", **job.labels}
 
 
-def _service(request: Request) -> dict[str, Any]:
+def _service(job: PodJob) -> dict[str, Any]:
     return {
-        "clusterIP": Noted(f"Headless: it only gives the pods names. Node 0 is {_node_zero(request)}.", "None"),
+        "clusterIP": Noted(f"Headless: it only gives the pods names. Node 0 is {_node_zero(job)}.", "None"),
         "publishNotReadyAddresses": Noted("The nodes look for node 0 before it is ready.", True),
-        "selector": {_JOB_NAME: request.name},
+        "selector": {_JOB_NAME: job.name},
     }
 
 
-def _node_zero(request: Request) -> str:
-    """The Job's hostname for its first pod, in the domain that the Service makes."""
-    return f"{request.name}-0.{request.name}"
+def _node_zero(job: PodJob) -> str:
+    """The name of the Job's first pod, in the domain of the Service."""
+    return f"{job.name}-0.{job.name}"
 
 
-def _job(request: Request) -> dict[str, Any]:
+def _job(job: PodJob) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "completionMode": Noted("A pod is a node: one ddplaunch, which starts the ranks there.", "Indexed"),
-        "completions": request.nodes,
-        "parallelism": request.nodes,
+        "completions": job.nodes,
+        "parallelism": job.nodes,
     }
-    if request.seconds is not None:
-        spec["activeDeadlineSeconds"] = Noted("From now on: time in which pods wait counts too.", request.seconds)
+    if job.seconds is not None:
+        spec["activeDeadlineSeconds"] = Noted("From now on: time in which pods wait counts too.", job.seconds)
     return {
         **spec,
         "podFailurePolicy": Noted(
@@ -152,14 +156,15 @@ def _job(request: Request) -> dict[str, Any]:
         # for pods without an exit code, say those that a machine refused: one that is given up has to end the others.
         "backoffLimitPerIndex": Noted("A pod that could not even begin is tried again, three times.", 3),
         "maxFailedIndexes": 0,
-        "template": {"metadata": {"labels": _labels(request)}, "spec": _pod(request)},
+        "template": {"metadata": {"labels": _labels(job)}, "spec": _pod(job)},
     }
 
 
 def _rules() -> list[Any]:
-    """The first that fits a failed pod decides. A pod taken away may well have an exit code, so its condition is first.
+    """The first rule that fits a failed pod decides.
 
-    The condition is that of preemption, eviction and lost machines alike; other pods have only our exit code.
+    A pod that was taken away may have an exit code too, so its condition comes first. It is the same for preemption,
+    eviction and lost machines.
     """
     codes = {"containerName": _CONTAINER, "values": list(AGAIN)}
     return [
@@ -173,34 +178,34 @@ def _rules() -> list[Any]:
     ]
 
 
-def _pod(request: Request) -> dict[str, Any]:
+def _pod(job: PodJob) -> dict[str, Any]:
     spec: dict[str, Any] = {"restartPolicy": "Never"}
-    if request.nodes > 1:
-        spec["subdomain"] = request.name
-    checkpoint = f"Ranks have {request.preempt_grace:g} s for a checkpoint. " if request.preempt_grace else ""
+    if job.nodes > 1:
+        spec["subdomain"] = job.name
+    checkpoint = f"Ranks have {job.preempt_grace:g} s for a checkpoint. " if job.preempt_grace else ""
     spec["terminationGracePeriodSeconds"] = Noted(
-        f"{checkpoint}The grace of ranks is {request.grace:g} s; the rest is for ending what they leave.",
-        math.ceil(request.preempt_grace + request.grace) + AFTERWARDS,
+        f"{checkpoint}The grace of ranks is {job.grace:g} s; the rest is for ending what they leave.",
+        math.ceil(job.preempt_grace + job.grace) + AFTERWARDS,
     )
-    if request.node_labels:
-        spec["nodeSelector"] = dict(request.node_labels)
-    return {**spec, "containers": [_container(request)], "volumes": list(_volumes(request))}
+    if job.node_labels:
+        spec["nodeSelector"] = dict(job.node_labels)
+    return {**spec, "containers": [_container(job)], "volumes": list(_volumes(job))}
 
 
-def _container(request: Request) -> dict[str, Any]:
+def _container(job: PodJob) -> dict[str, Any]:
     limits: dict[str, Any] = {}
-    if request.cpus is not None:
-        limits["cpu"] = request.cpus
-    if request.memory is not None:
-        limits["memory"] = request.memory
-    if request.gpus:
-        limits["nvidia.com/gpu"] = request.gpus
+    if job.cpus is not None:
+        limits["cpu"] = job.cpus
+    if job.memory is not None:
+        limits["memory"] = job.memory
+    if job.gpus:
+        limits["nvidia.com/gpu"] = job.gpus
     container: dict[str, Any] = {
         "name": _CONTAINER,
-        "image": request.image,
+        "image": job.image,
         "command": [*python_command("python"), "run", "--cluster", "kubernetes"],
-        "args": [_unexpanded(word) for word in request.command],
-        "env": Noted(f"Kubernetes adds {INDEX}, the node rank.", _variables(request)),
+        "args": [_unexpanded(word) for word in job.command],
+        "env": Noted(f"Kubernetes adds {INDEX}, the node rank.", _variables(job)),
     }
     if limits:
         container["resources"] = Noted("As much is requested, where nothing else is.", {"limits": limits})
@@ -213,35 +218,35 @@ def _container(request: Request) -> dict[str, Any]:
             {"name": "shm", "mountPath": "/dev/shm"},
             *(
                 {"name": name, "mountPath": mount.path, **({"readOnly": True} if mount.read_only else {})}
-                for name, mount in _named(request)
+                for name, mount in _named(job)
             ),
         ],
     }
 
 
-def _variables(request: Request) -> list[dict[str, str]]:
-    place = {NNODES: str(request.nodes)}
-    if request.nodes > 1:
-        place |= {ADDRESS: _node_zero(request), PORT: str(DEFAULT_PORT)}
-    return [{"name": name, "value": _unexpanded(value)} for name, value in {**request.variables, **place}.items()]
+def _variables(job: PodJob) -> list[dict[str, str]]:
+    place = {NNODES: str(job.nodes)}
+    if job.nodes > 1:
+        place |= {ADDRESS: _node_zero(job), PORT: str(DEFAULT_PORT)}
+    return [{"name": name, "value": _unexpanded(value)} for name, value in {**job.variables, **place}.items()]
 
 
 def _unexpanded(text: str) -> str:
-    """Write a word so that Kubernetes reads it as it is: ``$(NAME)`` would be a variable, and ``$$`` is one ``$``."""
+    """Write a word so that Kubernetes leaves it alone: it would replace ``$(NAME)``, and reads ``$$`` as ``$``."""
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
 
-def _volumes(request: Request) -> Iterator[Any]:
+def _volumes(job: PodJob) -> Iterator[Any]:
     yield Noted(
         "DataLoader workers hand their batches over there, and a container has 64 MB. It counts as memory.",
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     )
-    for name, mount in _named(request):
+    for name, mount in _named(job):
         if mount.source.startswith("/"):
             yield {"name": name, "hostPath": {"path": mount.source}}
         else:
             yield {"name": name, "persistentVolumeClaim": {"claimName": mount.source}}
 
 
-def _named(request: Request) -> Iterator[tuple[str, Mount]]:
-    return ((f"mount-{number}", mount) for number, mount in enumerate(request.mounts, 1))
+def _named(job: PodJob) -> Iterator[tuple[str, Mount]]:
+    return ((f"mount-{number}", mount) for number, mount in enumerate(job.mounts, 1))

@@ -68,7 +68,7 @@ _NEVER = {
     "JobHeldUser": "it is held until `scontrol release`",
     "JobHeldAdmin": "an administrator holds it",
 }
-"""Reasons that time does not mend, in words (Slurm's page "Job Reason Codes"), beside ``_PER_JOB``."""
+"""Reasons that time does not mend, in words (Slurm's page "JobRecord Reason Codes"), beside ``_PER_JOB``."""
 
 _PER_JOB = re.compile(r"(Assoc|QOS)Max\w+PerJob(Limit)?|QOSMin\w+")
 """Limits of an account or a QOS that one job alone is beyond, like QOSMaxNodePerJobLimit."""
@@ -88,7 +88,7 @@ class JobId:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobRecord:
     """What Slurm says of a job.
 
     Attributes:
@@ -207,7 +207,7 @@ def _environment(script: str, environ: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def look(job: JobId) -> Job | None:
+def look(job: JobId) -> JobRecord | None:
     """Ask scontrol for a job; None where it does not answer.
 
     Raises:
@@ -225,7 +225,7 @@ def look(job: JobId) -> Job | None:
     return None if done.returncode else parse(done.stdout)
 
 
-def parse(record: str) -> Job | None:
+def parse(record: str) -> JobRecord | None:
     """Read what ``scontrol --oneliner show job`` prints; None where it is no such record.
 
     ``JobId=7 JobName=x UserId=… JobState=FAILED Reason=None … Restarts=0 … ExitCode=3:0 … PreemptTime=None …
@@ -249,7 +249,7 @@ def parse(record: str) -> Job | None:
             code = own or (EXIT_SIGNAL + signal if signal else int(name == "FAILED"))
     restarts = re.search(r" Requeue=\d Restarts=(\d+)", record)
     log = re.search(r" StdOut=(.*?)(?: \w+=|$)", record, re.MULTILINE)
-    return Job(name, state[2], code, log[1] if log else None, int(restarts[1]) if restarts else 0)
+    return JobRecord(name, state[2], code, log[1] if log else None, int(restarts[1]) if restarts else 0)
 
 
 def cancel(job: JobId) -> None:

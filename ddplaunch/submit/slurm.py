@@ -1,7 +1,7 @@
-"""The batch script of a Slurm job: a pure function of a request, short enough to read before it is submitted.
+"""The batch script of a Slurm job: a pure function, short enough to read before it is submitted.
 
-One task a node is asked for, and that task is ``ddplaunch run``, which finds its place among the nodes by the variables
-of its step. The meaning of every ``#SBATCH`` line is sbatch(1)'s. Programs of Slurm are called in ``queue``, not here.
+It asks for one task a node. That task is ``ddplaunch run``, which learns its node rank from the variables of its step.
+sbatch(1) says what each ``#SBATCH`` line means. ``queue`` calls the programs of Slurm.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from ddplaunch.plan.command import python_command
 
 @dataclass(frozen=True)
 class Setup:
-    """One ``--setup``: a file that the job's shell reads, or a command that it runs."""
+    """One ``--setup``: a file that the job's shell sources, or a command that it runs."""
 
     text: str
     is_file: bool = False
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True)
 class Requeue:
-    """``--requeue``: how often, and the warning that leaves time for a checkpoint.
+    """``--requeue``: how often, and a warning early enough for a checkpoint.
 
     Attributes:
         warning: the signal's name, without SIG. grace: seconds for a checkpoint. stopping: seconds to stop the ranks.
@@ -43,23 +46,26 @@ class Requeue:
         """Seconds between the warning and the end."""
         return math.ceil(self.grace + self.stopping)
 
+    def __str__(self) -> str:
+        return f"{self.max_times}, warned by {self.warning} {self.before_the_end} s before the end"
+
 
 @dataclass(frozen=True)
-class Request:
-    """What a job asks of Slurm and what it runs; None where Slurm's own default is to hold.
+class BatchJob:
+    """What a job asks Slurm for, and what it runs; None leaves it to Slurm's default.
 
     Attributes:
-        command: the words behind ``ddplaunch run``: its options, the target and the target's arguments.
+        command: the words after ``ddplaunch run``: its options, the target and the target's arguments.
         interpreter: the Python that runs ddplaunch on the nodes.
-        chdir: the absolute folder that the job runs in; it must be there on the nodes too.
+        chdir: the absolute folder that the job runs in, on the nodes too.
         output: the log, with sbatch's patterns (%j), relative to ``chdir``.
         gpus_per_node: a number, or a type and a number ("a100:8").
         time: the limit, in one of sbatch's forms.
         array: indices like 0-3 or 1,5%2; every one is a job of ``nodes`` nodes.
-        sbatch_args: further options of sbatch, each as it would be typed there.
+        sbatch_args: further options of sbatch, as typed there.
         container_image: srun's option of the pyxis plugin (github.com/NVIDIA/pyxis).
         container_mounts: SRC:DST pairs beside ``chdir``, which is always mounted.
-        requeue: how often the job may go on after it had to make room; None, and Slurm's own rules hold.
+        requeue: None leaves preempted jobs to Slurm's own rules.
     """
 
     command: Sequence[str]
@@ -103,43 +109,43 @@ LINES = (
     "output",
     "chdir",
 )
-"""The options of sbatch that a request has a field for, in the order of their lines."""
+"""The options of sbatch that have a field of their own, in the order of their lines."""
 
 
-def script(request: Request) -> str:
+def script(job: BatchJob) -> str:
     """Write the job as a script for sbatch.
 
     Raises:
         UsageError: a value cannot stand in an ``#SBATCH`` line.
     """
-    return "\n".join([*_head(request), "", *_setup(request), *_mark(request), *_step(request), *_tail(request)]) + "\n"
+    return "\n".join([*_head(job), "", *_setup(job), *_mark(job), *_step(job), *_tail(job)]) + "\n"
 
 
-def log_path(request: Request, number: str) -> str:
-    """Where the log of job ``number`` will be, as far as that is known now: %N, or %a of an array, stay as they are."""
-    known = {"A": number, "x": request.job_name} | ({} if request.array else {"j": number})
+def log_path(job: BatchJob, number: str) -> str:
+    """Where the log of job ``number`` will be; what is not known yet stays as it is: %N, and %a of an array."""
+    known = {"A": number, "x": job.job_name} | ({} if job.array else {"j": number})
 
     def fill(pattern: re.Match[str]) -> str:
         return known[pattern[2]].rjust(int(pattern[1] or 0), "0") if pattern[2] in known else pattern[0]
 
-    return os.path.join(request.chdir, re.sub(r"%(\d?)([Ajx])", fill, request.output))
+    return os.path.join(job.chdir, re.sub(r"%(\d?)([Ajx])", fill, job.output))
 
 
-def _head(request: Request) -> Iterator[str]:
+def _head(job: BatchJob) -> Iterator[str]:
     yield "#!/bin/bash"
     yield "# Written by ddplaunch submit. To submit it again: sbatch THIS_FILE"
     for name in LINES:
-        value = getattr(request, name.replace("-", "_"))
+        value = getattr(job, name.replace("-", "_"))
         if value is not None:
             yield f"#SBATCH --{name}={_word(str(value))}"
-    for words in request.sbatch_args:
+    for words in job.sbatch_args:
         yield f"#SBATCH {' '.join(map(_word, shlex.split(words)))}"
     yield "# One task a node: ddplaunch, which starts the ranks of its node."
     yield "#SBATCH --ntasks-per-node=1"
     yield "# A job that Slurm starts again (preempted, or its node was lost) goes on in the same log."
     yield "#SBATCH --open-mode=append"
-    if request.requeue:
-        again = request.requeue
+    if job.requeue:
+        again = job.requeue
         yield f"# The warning comes before a preemption or the time limit: {again.grace:g} s for a checkpoint, then"
         yield f"# {again.stopping:g} s for ranks to stop. Slurm may send it up to a minute early."
         yield f"#SBATCH --signal={again.warning}@{again.before_the_end}"
@@ -159,48 +165,48 @@ def _word(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _setup(request: Request) -> Iterator[str]:
-    if not request.setup:
+def _setup(job: BatchJob) -> Iterator[str]:
+    if not job.setup:
         return
     yield "# On the first node; srun hands the variables on to all. A set-up that fails ends the job."
-    for each in request.setup:
+    for each in job.setup:
         yield f"{f'source {shlex.quote(each.text)}' if each.is_file else each.text.rstrip('; ')} || exit"
     yield ""
 
 
-def _step(request: Request) -> Iterator[str]:
+def _step(job: BatchJob) -> Iterator[str]:
     yield "# All three counts, so that no variable changes them: one launcher on each node. They end together with one"
     yield "# exit code, which becomes the job's; srun is not to kill one because another has ended."
     counts = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
     yield f"srun {counts} --kill-on-bad-exit=0 \\"
-    if request.cpus_per_task is not None:  # since Slurm 22.05 srun does not take it from the job (srun(1))
+    if job.cpus_per_task is not None:  # since Slurm 22.05 srun does not take it from the job (srun(1))
         yield '  --cpus-per-task="$SLURM_CPUS_PER_TASK" \\'
-    if request.container_image is not None:
-        if set(request.chdir) & {",", ":"}:
+    if job.container_image is not None:
+        if set(job.chdir) & {",", ":"}:
             raise UsageError(
-                f"{request.chdir} cannot be mounted in a container: pyxis ends a name at a comma or a colon",
+                f"{job.chdir} cannot be mounted in a container: pyxis ends a name at a comma or a colon",
                 "submit from a folder whose path has neither",
             )
-        mounts = ",".join([f"{request.chdir}:{request.chdir}", *request.container_mounts])
-        yield f"  {_option('container-image', request.container_image)} \\"
-        yield f"  {_option('container-mounts', mounts)} {_option('container-workdir', request.chdir)} \\"
+        mounts = ",".join([f"{job.chdir}:{job.chdir}", *job.container_mounts])
+        yield f"  {_option('container-image', job.container_image)} \\"
+        yield f"  {_option('container-mounts', mounts)} {_option('container-workdir', job.chdir)} \\"
     # --cluster: the job inherits the variables of the shell that submits it, and these may look like another system's.
-    yield f"  {shlex.join(python_command(request.interpreter))} \\"
-    yield f"  {shlex.join(['run', '--cluster', 'slurm', *request.command])}"
+    yield f"  {shlex.join(python_command(job.interpreter))} \\"
+    yield f"  {shlex.join(['run', '--cluster', 'slurm', *job.command])}"
 
 
-def _mark(request: Request) -> Iterator[str]:
-    if request.requeue:
+def _mark(job: BatchJob) -> Iterator[str]:
+    if job.requeue:
         yield "# ddplaunch leaves this file where the job made room; srun's exit code may be another than ours."
         yield 'export DDPLAUNCH_REQUEUE_FILE="$PWD/.ddplaunch-requeue-$SLURM_JOB_ID"'
         yield 'rm -f "$DDPLAUNCH_REQUEUE_FILE"'
         yield ""
 
 
-def _tail(request: Request) -> Iterator[str]:
-    if not request.requeue:
+def _tail(job: BatchJob) -> Iterator[str]:
+    if not job.requeue:
         return
-    limit = request.requeue.max_times
+    limit = job.requeue.max_times
     yield "code=$?"
     yield "preempted() {  # without a warning, as on sites that have not set preempt_send_user_signal"
     yield '  [ $code -ne 0 ] && scontrol show job "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"'

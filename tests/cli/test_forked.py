@@ -30,7 +30,7 @@ LINES = [
     "run --dry-run --nproc gpu train.py",
     "submit --dry-run --nodes 2 --gpus-per-node 4 train.py -- --lr 1",
     "submit --nodes two train.py",
-    "submit --scheduler kubernetes --nodes 2 --container-image wine:1 train.py",
+    "manifest --nodes 2 --container-image wine:1 train.py",
 ]
 
 

@@ -13,9 +13,8 @@ import click
 import ddplaunch
 from ddplaunch import runtime
 from ddplaunch.cli import cli
+from ddplaunch.cli.batch_command import BatchCommand
 from ddplaunch.cli.options import SECTIONS
-from ddplaunch.cli.submit_options import REFUSED, REPLACED, SYSTEMS
-from ddplaunch.cli.submit_options import SECTIONS as OF_SUBMIT
 from ddplaunch.submit.queue import OVERRIDES
 from tests.reference import records, variables
 
@@ -27,6 +26,9 @@ HEAD = """# Reference
 This page is written from the source of ddplaunch by `python -m tests.reference`; a test fails where it is not up to
 date.
 """
+
+
+OF_SCHEDULERS = {"submit": "[Slurm](slurm.md)", "manifest": "[Kubernetes](kubernetes.md)"}
 
 
 def page() -> str:
@@ -46,22 +48,21 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _commands() -> Iterator[str]:
     context = click.Context(cli)
     found = {name: command for name in cli.list_commands(context) if (command := cli.get_command(context, name))}
-    shared = {option for names in SECTIONS.values() for option in names}
     for name, command in found.items():
         yield f"## ddplaunch {name}\n"
         yield inspect.cleandoc(command.help or "").partition("\n")[0] + "\n"
-        options = {each.opts[-1]: each for each in command.params if isinstance(each, click.Option)}
+        options = {each.opts[-1]: each for each in command.params if isinstance(each, click.Option) and not each.hidden}
         if name == "run":
             yield "`ddplaunch run [OPTIONS] TARGET [ARGS]`: [what a target is](targets.md).\n"
             yield from _sections(name, SECTIONS, options)
-        elif name == "submit":
-            own = {heading: names for heading, names in OF_SUBMIT.items() if not shared & {*names} - {*REPLACED}}
-            yield "`ddplaunch submit [OPTIONS] TARGET [ARGS]`, for [Slurm](slurm.md) or [Kubernetes](kubernetes.md).\n"
-            yield from _sections(name, own, options)
-            yield "The options of `ddplaunch run` are handed on to the job, but for these; instead:\n"
-            refused = dict.fromkeys(option for options in REFUSED.values() for option in options)
-            rows = [(f"`{each}`", *(_code(REFUSED[system].get(each, "")) for system in SYSTEMS)) for each in refused]
-            yield table(("option", *(f"in {name}" for name in SYSTEMS.values())), rows)
+        elif isinstance(command, BatchCommand):
+            yield f"`ddplaunch {name} [OPTIONS] TARGET [ARGS]`: {OF_SCHEDULERS[name]}.\n"
+            yield from _sections(name, {heading: command.sections[heading] for heading in command.own}, options)
+            yield "The options of `ddplaunch run` travel with the job, except these; use instead:\n"
+            hints: dict[str, list[str]] = {}
+            for option, hint in command.refused.items():
+                hints.setdefault(hint, []).append(f"`{option}`")
+            yield table(("option", "instead"), [(", ".join(names), _code(hint)) for hint, names in hints.items()])
         else:
             yield table(("option", "is"), [_row(each) for each in options.values()])
     yield "`--help` tells the same of each command, `ddplaunch --version` the version.\n"

@@ -52,8 +52,9 @@ def test_every_option_has_its_place():
         command = cli.get_command(context, name)
         assert command is not None
         part = text.partition(f"\n## ddplaunch {name}\n")[2].partition("\n## ")[0]
-        if name == "submit":  # which takes those of run too
+        if name in ("submit", "manifest"):  # which take those of run too
             part += text.partition("\n## ddplaunch run\n")[2].partition("\n## ")[0]
         for param in command.params:
-            for word in (*param.opts, *param.secondary_opts) if isinstance(param, click.Option) else ():
+            shown = isinstance(param, click.Option) and not param.hidden
+            for word in (*param.opts, *param.secondary_opts) if shown else ():
                 assert re.search(rf"^\| `([^`]* )?{word}[ ,`]", part, re.MULTILINE), f"{name} {word}"

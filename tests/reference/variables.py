@@ -8,7 +8,7 @@ from __future__ import annotations
 
 OF_DDPLAUNCH = {
     "DDPLAUNCH_TOKEN": "read: `--token`, kept out of `ps`; no rank has it",
-    "DDPLAUNCH_NNODES": "read in a pod of an indexed Job, where `submit --scheduler kubernetes` sets it: `--nnodes`",
+    "DDPLAUNCH_NNODES": "read in a pod of an indexed Job, where `ddplaunch manifest` sets it: `--nnodes`",
     "DDPLAUNCH_OVER_SSH": "set for launchers that `--hosts` starts: the others come at the same time; no rank has it",
     "DDPLAUNCH_REQUEUE_FILE": "read, where `submit --requeue` sets it: the mark to leave when the job made room; "
     "no rank has it",

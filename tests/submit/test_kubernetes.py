@@ -19,16 +19,16 @@ from ruamel.yaml import YAML
 
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command
-from ddplaunch.submit.kubernetes import Mount, Request, longest_name, manifest, name_from, objects
+from ddplaunch.submit.kubernetes import Mount, PodJob, longest_name, manifest, name_from, objects
 from ddplaunch.submit.yaml import plain
 from tests.submit.pods import expanded, pods
 from tests.submit.test_yaml import NASTY
 
 GOLDEN = Path(__file__).parent / "manifests"
 
-SMALLEST = Request(command=["train.py"], name="train", image="registry.example/wine:1")
+SMALLEST = PodJob(command=["train.py"], name="train", image="registry.example/wine:1")
 
-REQUESTS = {
+JOBS = {
     "smallest": SMALLEST,
     "two_nodes": replace(
         SMALLEST,
@@ -70,7 +70,7 @@ NEWEST = int(kubernetes_validate.latest_version().split(".")[1])
 VERSIONS = [f"1.{minor}" for minor in range(29, NEWEST + 1)]
 """The Kubernetes that the manifest says it is for."""
 
-EACH = pytest.mark.parametrize("name", REQUESTS)
+EACH = pytest.mark.parametrize("name", JOBS)
 
 
 def read(text: str) -> list[dict[str, Any]]:
@@ -87,24 +87,24 @@ def check(each: dict[str, Any], version: str = VERSIONS[-1]) -> None:
 
 @EACH
 def test_golden(name):
-    assert manifest(REQUESTS[name]) == (GOLDEN / f"{name}.yaml").read_text()
+    assert manifest(JOBS[name]) == (GOLDEN / f"{name}.yaml").read_text()
 
 
 def test_no_golden_file_is_left_over():
-    assert {path.stem for path in GOLDEN.iterdir()} == set(REQUESTS)
+    assert {path.stem for path in GOLDEN.iterdir()} == set(JOBS)
 
 
 @EACH
 def test_it_is_read_as_it_is_meant(name):
-    request = REQUESTS[name]
-    assert read(manifest(request)) == [plain(each) for each in objects(request)]
-    assert max(len(line) for line in manifest(request).splitlines()) <= 140
+    job = JOBS[name]
+    assert read(manifest(job)) == [plain(each) for each in objects(job)]
+    assert max(len(line) for line in manifest(job).splitlines()) <= 140
 
 
 @EACH
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_schemas_of_kubernetes_take_it(name, version):
-    for each in read(manifest(REQUESTS[name])):
+    for each in read(manifest(JOBS[name])):
         check(each, version)
 
 
@@ -124,7 +124,7 @@ def test_the_first_of_them_is_named():
     ],
 )
 def test_the_schemas_would_tell(path, value):
-    (_, job) = read(manifest(REQUESTS["two_nodes"]))
+    (_, job) = read(manifest(JOBS["two_nodes"]))
     check(job)
     broken = copy.deepcopy(job)
     place = broken
@@ -156,10 +156,10 @@ def test_one_node_needs_no_name():
 def test_what_the_container_gets():
     """Every word and value as it was, though YAML and Kubernetes each have a mind of their own about some."""
     words = [*NASTY, "$", "$$", "$$$", "$(HOME)", "$$(HOME)", "$(", "a$(b)c$d$$", "$(JOB_COMPLETION_INDEX)", "${HOME}"]
-    request = replace(SMALLEST, command=["train.py", "--", *words], variables={f"V{i}": w for i, w in enumerate(words)})
-    (pod,) = pods(manifest(request))
-    assert pod.words == [*python_command("python"), "run", "--cluster", "kubernetes", *request.command]
-    assert {name: pod.environ[name] for name in request.variables} == request.variables
+    job = replace(SMALLEST, command=["train.py", "--", *words], variables={f"V{i}": w for i, w in enumerate(words)})
+    (pod,) = pods(manifest(job))
+    assert pod.words == [*python_command("python"), "run", "--cluster", "kubernetes", *job.command]
+    assert {name: pod.environ[name] for name in job.variables} == job.variables
 
 
 def test_the_expansion_of_kubernetes():
@@ -266,5 +266,5 @@ def test_bytes_that_are_no_text():
 
 
 if __name__ == "__main__":
-    for each, request in REQUESTS.items():
-        (GOLDEN / f"{each}.yaml").write_text(manifest(request))
+    for each, job in JOBS.items():
+        (GOLDEN / f"{each}.yaml").write_text(manifest(job))

@@ -31,16 +31,16 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def job(answer: Launch, tmp_path: Path) -> Callable[..., list[Pod]]:
-    """The pods of ``ddplaunch submit --scheduler kubernetes WORDS``, with an image that has our Python."""
+    """The pods of ``ddplaunch manifest WORDS``, with an image that has our Python."""
     write(tmp_path, "train.py", REDUCES)
-    words = ("--scheduler", "kubernetes", "--container-image", "registry.example/wine:1", "--env", "PRICE=$(cat x) $5")
+    words = ("--container-image", "registry.example/wine:1", "--env", "PRICE=$(cat x) $5")
 
-    def submit(*options: str) -> list[Pod]:
-        done = answer("submit", *words, *options, "train.py")
+    def print_it(*options: str) -> list[Pod]:
+        done = answer("manifest", *words, *options, "train.py")
         assert done.returncode == 0, done.stderr
         return pods(done.stdout)
 
-    return submit
+    return print_it
 
 
 def environ_of(pod: Pod) -> dict[str, str]:

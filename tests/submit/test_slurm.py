@@ -17,13 +17,13 @@ import pytest
 
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command
-from ddplaunch.submit.queue import Job, parse
-from ddplaunch.submit.slurm import Request, Requeue, Setup, log_path, script
+from ddplaunch.submit.queue import JobRecord, parse
+from ddplaunch.submit.slurm import BatchJob, Requeue, Setup, log_path, script
 from tests.conftest import write
 
 GOLDEN = Path(__file__).parent / "golden"
 
-SMALLEST = Request(
+SMALLEST = BatchJob(
     command=["train.py"],
     interpreter="/opt/venv/bin/python",
     chdir="/data/wine",
@@ -31,7 +31,7 @@ SMALLEST = Request(
     output="slurm-%j.out",
 )
 
-REQUESTS = {
+JOBS = {
     "smallest": SMALLEST,
     "two_nodes": replace(
         SMALLEST,
@@ -72,18 +72,18 @@ REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("name", JOBS)
 def test_golden(name):
-    assert script(REQUESTS[name]) == (GOLDEN / f"{name}.sh").read_text()
+    assert script(JOBS[name]) == (GOLDEN / f"{name}.sh").read_text()
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("name", JOBS)
 def test_bash_can_read_it(name):
     subprocess.run(["bash", "-n", GOLDEN / f"{name}.sh"], check=True)
 
 
 def test_no_golden_file_is_left_over():
-    assert {path.stem for path in GOLDEN.iterdir()} == set(REQUESTS)
+    assert {path.stem for path in GOLDEN.iterdir()} == set(JOBS)
 
 
 @pytest.fixture
@@ -97,14 +97,14 @@ def run(tmp_path):
         """
     write(tmp_path, "bin/srun", srun).chmod(0o755)
 
-    def begin(request: Request):
+    def begin(job: BatchJob):
         environment = {
             "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
             "SLURM_JOB_NUM_NODES": "2",
             "SLURM_CPUS_PER_TASK": "64",
         }
         done = subprocess.run(
-            ["bash"], input=script(request), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+            ["bash"], input=script(job), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
         record = tmp_path / "srun.json"
         return (done, *(json.loads(record.read_text()) if record.exists() else (None, None)))
@@ -114,13 +114,13 @@ def run(tmp_path):
 
 @pytest.mark.parametrize("name", ["smallest", "two_nodes", "container"])
 def test_what_srun_gets(run, name):
-    request = REQUESTS[name]
-    done, words, _ = run(request)
+    job = JOBS[name]
+    done, words, _ = run(job)
     assert done.returncode == 7, "its exit code is the job's"
-    begin = words.index(request.interpreter)
-    assert words[begin:] == [*python_command(request.interpreter), "run", "--cluster", "slurm", *request.command]
+    begin = words.index(job.interpreter)
+    assert words[begin:] == [*python_command(job.interpreter), "run", "--cluster", "slurm", *job.command]
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(words[:begin])
-    assert ("--cpus-per-task=64" in words) == (request.cpus_per_task is not None)
+    assert ("--cpus-per-task=64" in words) == (job.cpus_per_task is not None)
     assert ("--container-workdir=/data/wine" in words) == (name == "container")
 
 
@@ -196,7 +196,7 @@ RECORD = (
 )
 def test_what_slurm_says_of_a_job(state, code, ended):
     job = parse(RECORD.format(state=state, reason="None", code=code, preempted="None"))
-    assert job == Job(state, "None", ended, "/data/my wine/slurm-7.out")
+    assert job == JobRecord(state, "None", ended, "/data/my wine/slurm-7.out")
     assert (f"(exit code {ended})" in job.words) == (ended is not None)
 
 
@@ -244,5 +244,5 @@ def test_no_record():
 
 
 if __name__ == "__main__":
-    for each, request in REQUESTS.items():
-        (GOLDEN / f"{each}.sh").write_text(script(request))
+    for each, job in JOBS.items():
+        (GOLDEN / f"{each}.sh").write_text(script(job))

@@ -1,0 +1,320 @@
+"""Commands that write a job for a scheduler: ``submit`` and ``manifest``.
+
+Their own options are for the scheduler; the options of ``run`` are for the job and travel with it. A value comes from
+the command line, else from a file (``defaults``), else the scheduler chooses.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from ddplaunch.cli.command_line import DRY_RUN, ELSEWHERE, FEW, HELP, JSON, CommandLine, name_of, split
+from ddplaunch.cli.defaults import ONLY_TYPED, Defaults, read
+from ddplaunch.cli.options import PARAMS, SECTIONS, Source, source_of
+from ddplaunch.cli.target_command import TargetCommand, current_directory, program_names, remarks, spellings
+from ddplaunch.cli.values import Paths
+from ddplaunch.errors import UsageError
+
+REFUSED = {
+    **dict.fromkeys(("--nnodes", "--standalone"), "--nodes N says how many"),
+    "--node-rank": "leave it out: the scheduler numbers the nodes",
+    **dict.fromkeys(
+        ("--master-addr", "--rdzv-backend", "--rdzv-endpoint", "--local-addr"),
+        "leave it out: node 0 is the first of the nodes that the scheduler gives",
+    ),
+    **dict.fromkeys(
+        ("--join-window", "--max-membership-changes", "--grow"),
+        "leave it out: the job has the nodes that the scheduler gives it",
+    ),
+    **dict.fromkeys(
+        ("--hosts", "--hostfile", "--include", "--exclude", "--env", "--remote-python"),
+        "leave it out: the scheduler starts the nodes, not SSH",
+    ),
+    "--cluster": "leave it out: the scheduler is known",
+    "--stdin": "leave it out: a batch job has no terminal",
+}
+"""Options of ``run`` and of torchrun that such a job cannot have, and what to type instead."""
+
+OF_SBATCH = {
+    "-A": "--account", "-a": "--array", "-C": "--constraint", "-c": "--cpus-per-task", "-J": "--job-name",
+    "-N": "--nodes", "--num-nodes": "--nodes", "-o": "--output", "-p": "--partition", "-q": "--qos", "-t": "--time",
+    "-w": "--nodelist", "-x": "--exclude", "-n": "--nproc", "--ntasks": "--nproc", "--ntasks-per-node": "--nproc",
+}  # fmt: skip
+"""What sbatch and other programs call an option of ours."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the command has read: its command line, and the defaults for what that does not say."""
+
+    line: CommandLine
+    defaults: Defaults
+
+
+_GIVEN = "ddplaunch.given"
+"""Where click's context keeps it."""
+
+
+class BatchCommand(TargetCommand):
+    """Takes the options of ``run`` as ``run`` does, before, between and behind its own.
+
+    It never guesses that a word is the program's if it could be ours: what goes to a scheduler is paid for.
+    """
+
+    own: Mapping[str, Sequence[click.Option]]
+    """The options for the scheduler, under their headings in the help."""
+    elsewhere: Mapping[str, str] = {}
+    """Options that this command has not, and what has them."""
+    starts_here = False
+    refused = REFUSED
+    skipped = OF_SBATCH.keys()
+    few = FEW - {DRY_RUN, JSON} | {"--nodes", "--gpus-per-node"}
+
+    def spellings(self, ctx: click.Context) -> dict[str, bool]:
+        return {**spellings(PARAMS), **super().spellings(ctx)}
+
+    def split(self, ctx: click.Context, words: list[str], **how: Any) -> CommandLine:
+        known = self.spellings(ctx)
+        try:
+            line = split(
+                words,
+                known,
+                program_names(),
+                few=self.few,
+                guarded=known.keys() - HELP,
+                instead=self.refused,
+                elsewhere={
+                    **ELSEWHERE,
+                    **self.elsewhere,
+                    **{of: name for of, name in OF_SBATCH.items() if name in known},
+                },
+                **how,
+            )
+        except UsageError as error:
+            raise renamed(self, error) from None
+        for name in map(name_of, line.ours):
+            if name in self.refused:
+                raise UsageError(f"{name} does not work with ddplaunch {self.name}", self.refused[name])
+        named = _value_of("--config", line)
+        defaults = read(self.name or "", options_of(self.own), current_directory(), os.environ, named)
+        ctx.meta[_GIVEN] = Given(line, defaults)
+        ctx.default_map = {name: default.value for name, default in defaults.values.items()}
+        return line
+
+
+def renamed(command: click.Command, error: UsageError) -> UsageError:
+    """The error of what we share with ``run``, with this command in its hint."""
+    hint = error.hint and re.sub(r"(?m)^(.*?)ddplaunch run\b", rf"\1ddplaunch {command.name}", error.hint)
+    return UsageError(error.message, hint)
+
+
+def _value_of(option: str, line: CommandLine) -> str | None:
+    """The value of an option, before click reads the words; the last one counts, as for click."""
+    found = None
+    for index, word in enumerate(line.ours):
+        name, equals, value = word.partition("=")
+        if name == option:
+            found = value if equals else line.ours[index + 1]
+    return found
+
+
+def given(ctx: click.Context) -> Given:
+    """What the command has read."""
+    found = ctx.meta[_GIVEN]
+    assert isinstance(found, Given)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------- options
+
+
+def options_of(own: Mapping[str, Sequence[click.Option]]) -> list[click.Option]:
+    """The options under all headings."""
+    return [option for options in own.values() for option in options]
+
+
+def params(own: Mapping[str, Sequence[click.Option]], refused: Mapping[str, str]) -> list[click.Parameter]:
+    """The parameters of a command: its own, then those of ``run`` that travel with the job."""
+    options = options_of(own)
+    taken = {*refused, *(option.opts[-1] for option in options)}
+    return [*options, *(param for param in PARAMS if param.opts[-1] not in taken)]
+
+
+def headings(own: Mapping[str, Sequence[click.Option]], refused: Mapping[str, str]) -> dict[str, Sequence[str]]:
+    """The headings of its help, likewise."""
+    taken = {*refused, *(option.opts[-1] for option in options_of(own))}
+    ours = {heading: [option.opts[0] for option in options] for heading, options in own.items()}
+    theirs = {heading: [name for name in names if name not in taken] for heading, names in SECTIONS.items()}
+    return {heading: [*ours.get(heading, ()), *theirs.get(heading, ())] for heading in dict.fromkeys([*ours, *theirs])}
+
+
+Reader = Callable[[click.Context, click.Parameter, Any], Any]
+
+
+def like(pattern: str, expected: str, kind: Callable[[str], object] = str) -> Reader:
+    """Read a value of this pattern; ``expected`` says in an error what it should be."""
+
+    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> object:
+        if text is None:
+            return None
+        if not re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII):
+            raise wrong(ctx, param, text, f"expected {expected}")
+        return kind(text)
+
+    return read
+
+
+def wrong(ctx: click.Context, param: click.Parameter, text: str, what: str, hint: str | None = None) -> UsageError:
+    """The error of a value, with the file that it comes from."""
+    file = _file(ctx, param)
+    return UsageError(f"{param.opts[-1]} {text}: {what}{f' ({file})' if file else ''}", hint)
+
+
+def seconds(time: str) -> int | None:
+    """What a value of --time is in seconds; None for no limit, which 0 is too (sbatch(1))."""
+    if not time[0].isdigit():
+        return None
+    days, dash, rest = time.rpartition("-")
+    numbers = [int(part) for part in rest.split(":")]
+    if dash or len(numbers) == 3:  # [days-]hours[:minutes[:seconds]]
+        hours, minutes, secs = [*numbers, 0, 0][:3]
+    else:  # minutes[:seconds]
+        hours, minutes, secs = [0, *numbers, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs or None
+
+
+_TIME = r"\d{1,9}(:\d\d?){0,2}|\d{1,9}-\d\d?(:\d\d?){0,2}|UNLIMITED|INFINITE"
+"""The forms of sbatch's --time: 90, 90:00, 4:00:00, 1-12, 1-12:30, 1-12:30:00."""
+
+
+def option(
+    names: str, metavar: str, help: str, callback: Reader | None = None, *, multiple: bool = False, path: bool = False
+) -> click.Option:
+    """An option with a value; ``names`` are its own and, after a space, the one that Python has for it."""
+    kind = Paths(dir_okay=False) if path else None
+    help += "; may be repeated." if multiple else ""
+    return click.Option(names.split(), metavar=metavar, help=help, callback=callback, multiple=multiple, type=kind)
+
+
+CONFIG = option(
+    "--config", "FILE", "Read defaults from this file, not the nearest pyproject.toml; none reads no file.", path=True
+)
+NODES = click.Option(
+    ["--nodes"],
+    metavar="N",
+    default="1",
+    show_default=True,
+    callback=like(r"[1-9]\d{0,5}", "a number of nodes, 1 or more", int),
+    help="Number of nodes.",
+)
+CPUS = option(
+    "--cpus-per-task",
+    "N",
+    "CPUs on each node, for all its ranks.",
+    like(r"[1-9]\d{0,8}", "a number of CPUs for all ranks of a node, like 64", int),
+)
+TIME = option(
+    "--time",
+    "TIME",
+    "Time limit: minutes, 4:00:00, or 1-12 for a day and a half.",
+    like(_TIME, "minutes, hours:minutes:seconds or days-hours, like 4:00:00"),
+)
+MEMORY = like(r"\d{1,15}[KMGT]?B?", "a size like 200G, or 0 for all memory of the node")
+JOB_NAME = option("--job-name", "NAME", "Name of the job.  [default: from the target]")
+
+
+# ---------------------------------------------------------------------------------------------------------- the job
+
+
+def words_of_run(ctx: click.Context) -> tuple[str, ...]:
+    """The words for ``ddplaunch run`` on the nodes: as typed, without those for the scheduler."""
+    command, line = ctx.command, given(ctx).line
+    assert isinstance(command, BatchCommand)
+    assert line.target is not None
+    takes, own = spellings(command.params), spellings(options_of(command.own))
+    words: list[str] = []
+    typed = iter(line.ours)
+    for word in typed:
+        name, equals, _ = word.partition("=")
+        value = [next(typed)] if takes[name] and not equals else []
+        if name not in own:
+            words += [word, *value]
+    if line.target.startswith("-"):
+        return (*words, "--", line.target, *line.program)
+    return (*words, line.target, *(("--", *line.program) if line.program else ()))
+
+
+def notes(ctx: click.Context) -> Iterator[str]:
+    """What people should know of the words typed, and of files that were not read."""
+    said = remarks()
+    yield from said.torchrun
+    if said.alike:
+        yield said.alike
+    yield from given(ctx).defaults.notes
+
+
+def sources(
+    ctx: click.Context,
+    values: Mapping[str, object],
+    otherwise: Mapping[str, str],
+    overrides: Mapping[str, str] = {},
+) -> Iterator[str]:
+    """Each value with its source, a line each.
+
+    Args:
+        values: by click's names of the options.
+        otherwise: the source of a value that nobody gave, by the option's name without dashes.
+        overrides: the variables that sbatch reads, likewise.
+    """
+    for option, param in _of_job(ctx, values):
+        value = _spelled(values[param.name or ""])
+        if file := _file(ctx, param):
+            yield f"{option}: {value} ({file})"
+        elif source_of(ctx, param.name or "") is Source.TYPED:
+            yield f"{option}: {value} (--{option})"
+        elif option in otherwise:
+            yield f"{option}: {value} ({otherwise[option]})"
+        elif variable := os.environ.get(overrides.get(option, "")):
+            yield f"{option}: {variable} ({overrides[option]}, which sbatch reads)"
+
+
+def from_files(ctx: click.Context, values: Mapping[str, object]) -> Iterator[str]:
+    """What files have decided: the user has not typed it, and may not have written it."""
+    for option, param in _of_job(ctx, values):
+        if file := _file(ctx, param):
+            yield f"{option}: {_spelled(values[param.name or ''])} ({file})"
+
+
+def _of_job(ctx: click.Context, values: Mapping[str, object]) -> Iterator[tuple[str, click.Option]]:
+    """The options that become a part of the job, by their names without dashes."""
+    assert isinstance(ctx.command, BatchCommand)
+    for option in options_of(ctx.command.own):
+        if option.name in values and option.opts[-1] not in ONLY_TYPED:
+            yield option.opts[-1].removeprefix("--"), option
+
+
+def _file(ctx: click.Context, param: click.Parameter) -> str | None:
+    """The file that a value comes from, if it does."""
+    name = param.name or ""
+    return given(ctx).defaults.values[name].file if source_of(ctx, name) is Source.FILE else None
+
+
+def _spelled(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def say(line: str) -> None:
+    """Tell people something, on stderr."""
+    click.echo(f"ddplaunch: {line}", err=True)
+
+
+def explain(sources: Iterable[str], notes: Iterable[str]) -> None:
+    """Print what a dry run says about the job, on stderr."""
+    for line in (*sources, *(f"note: {note}" for note in notes)):
+        click.echo(line, err=True)

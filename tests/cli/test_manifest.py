@@ -1,0 +1,306 @@
+"""``ddplaunch manifest``: what it prints, what it refuses, which defaults it reads; and its former name."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+import yaml
+
+from tests.conftest import write
+
+ASKED = "--container-image img:1"
+
+
+@pytest.fixture
+def call(answer, tmp_path):
+    """Run ``ddplaunch WORDS`` where no target is, no Slurm and no kubectl."""
+    (tmp_path / "empty").mkdir()
+
+    def run(line: str, env: dict[str, str] | None = None):
+        variables = {"PATH": str(tmp_path / "empty"), "XDG_CONFIG_HOME": str(tmp_path / "config"), **(env or {})}
+        return answer(*shlex.split(line), env=variables)
+
+    return run
+
+
+@pytest.fixture
+def manifest(call):
+    """Run ``ddplaunch manifest WORDS`` there."""
+    return lambda line, **options: call(f"manifest {line}", **options)
+
+
+@pytest.fixture
+def spec(manifest):
+    """The Job's spec, its pods' and their container's of a command line."""
+
+    def read(line: str, **options):
+        done = manifest(f"{ASKED} {line}", **options)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        job = list(yaml.safe_load_all(done.stdout))[-1]
+        pod = job["spec"]["template"]["spec"]
+        return job, pod, pod["containers"][0]
+
+    return read
+
+
+def test_only_the_manifest_is_printed_and_a_dry_run_tells_more(manifest):
+    done = manifest(f"{ASKED} --nodes 2 train.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [each["kind"] for each in yaml.safe_load_all(done.stdout)] == ["Service", "Job"]
+    dry = manifest(f"{ASKED} --dry-run --nodes 2 train.py")
+    assert dry.stdout == done.stdout
+    assert dry.stderr.splitlines() == [
+        "nodes: 2 (--nodes)",
+        "job-name: train (the target)",
+        "container-image: img:1 (--container-image)",
+    ]
+
+
+def test_it_is_utf8_wherever_it_is_printed(manifest):
+    done = manifest(f"{ASKED} train.py -- '→ ü'", env={"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"})
+    assert '"→ ü"' in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("train.py --lr 0.1", "train.py -- --lr 0.1"),
+        ("--max-restarts 2 train.py --nodes 2 -- --lr 0.1", "--max-restarts 2 train.py -- --lr 0.1"),
+        ("--env A=1 --nproc 4 --label a=b --namespace n train.py", "--nproc 4 train.py"),
+        ("--env=A=1 --dry-run train.py --nproc 4 a", "--nproc 4 train.py -- a"),
+        ("-m --nodes 2 --grace 5 wine.train", "-m --grace 5 wine.train"),
+        ("--no-python /bin/echo -n x", "--no-python /bin/echo -- -n x"),
+        ("--time 3 train.py -- --time 3 --env x", "train.py -- --time 3 --env x"),
+        ("--log-dir /logs --master-port 4000 train.py", "--log-dir /logs --master-port 4000 train.py"),
+    ],
+)
+def test_which_words_are_for_run(manifest, line, words):
+    done = manifest(f"{ASKED} {line}")
+    job = list(yaml.safe_load_all(done.stdout))[-1]
+    assert job["spec"]["template"]["spec"]["containers"][0]["args"] == shlex.split(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400), ("90:30", 5430), ("4:00:00", 14400), ("1-12", 129600), ("1-12:30", 131400),
+        ("1-12:30:15", 131415), ("unlimited", None), ("INFINITE", None), ("0", None), ("0-0", None),
+    ],
+)  # fmt: skip
+def test_times_are_seconds(spec, text, seconds):
+    job, _, _ = spec(f"--time {text} train.py")
+    assert job["spec"].get("activeDeadlineSeconds") == seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        ("", None),
+        ("--gpus-per-node 8", {"nvidia.com/gpu": 8}),
+        ("--gpus-per-node 0 --mem 0", None),
+        ("--cpus-per-task 64 --mem 200G", {"cpu": 64, "memory": "200Gi"}),
+        ("--mem 500", {"memory": "500Mi"}),
+        ("--mem 500kb", {"memory": "500Ki"}),
+        ("--mem 2TB", {"memory": "2Ti"}),
+    ],
+)
+def test_resources(spec, options, limits):
+    _, _, container = spec(f"{options} train.py")
+    assert container.get("resources") == (limits and {"limits": limits})
+
+
+def test_where_it_runs_and_with_what(spec):
+    line = (
+        "--namespace vision --label team=wine --label a/b= --constraint a.b/c=d,e=f --grace 60 --job-name my-job "
+        "--env A=1=2 --env HERE --env EMPTY= --container-mounts claim:/sets:ro,/d:/d --container-mounts x:/y:rw t.py"
+    )
+    job, pod, container = spec(line, env={"HERE": "of this shell"})
+    assert (job["metadata"]["name"], job["metadata"]["namespace"]) == ("my-job", "vision")
+    labels = {"app.kubernetes.io/managed-by": "ddplaunch", "team": "wine", "a/b": ""}
+    assert job["metadata"]["labels"] == job["spec"]["template"]["metadata"]["labels"] == labels
+    assert pod["nodeSelector"] == {"a.b/c": "d", "e": "f"}
+    assert pod["terminationGracePeriodSeconds"] == 70
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    assert variables == {"A": "1=2", "HERE": "of this shell", "EMPTY": "", "DDPLAUNCH_NNODES": "1"}
+    assert container["volumeMounts"][1:] == [
+        {"name": "mount-1", "mountPath": "/sets", "readOnly": True},
+        {"name": "mount-2", "mountPath": "/d"},
+        {"name": "mount-3", "mountPath": "/y"},
+    ]
+    assert pod["volumes"][1:] == [
+        {"name": "mount-1", "persistentVolumeClaim": {"claimName": "claim"}},
+        {"name": "mount-2", "hostPath": {"path": "/d"}},
+        {"name": "mount-3", "persistentVolumeClaim": {"claimName": "x"}},
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("train.py", ("--container-image is missing", "REGISTRY/NAME:TAG")),
+        (f"{ASKED}", ("the target is missing", "ddplaunch manifest train.py")),
+        (f"{ASKED} --nodes 0 train.py", ("--nodes 0: expected a number of nodes",)),
+        (f"{ASKED} --time 4h train.py", ("--time 4h: expected minutes",)),
+        (f"{ASKED} --nnodes 2 train.py", ("--nnodes does not work with ddplaunch manifest", "--nodes N")),
+        (f"{ASKED} --node-rank 0 train.py", ("--node-rank does not work with", "the scheduler numbers the nodes")),
+        (f"{ASKED} --token x train.py", ("--token does not work with", "--env DDPLAUNCH_TOKEN=SECRET")),
+        (f"{ASKED} --hosts a,b train.py", ("--hosts does not work with", "the scheduler starts the nodes, not SSH")),
+        (f"{ASKED} --exclude n07 train.py", ("--exclude does not work with",)),
+        (f"{ASKED} --json --dry-run train.py", ("--json does not work with", "the output is YAML")),
+        (f"{ASKED} --partition x train.py", ("no such option: --partition",)),
+        (f"{ASKED} -N 2 train.py", ("no such option: -N", "did you mean --nodes?")),
+        (f"{ASKED} --job-name My_Job train.py", ("My_Job: expected small", "at most 61", "--job-name my-job")),
+        (f"{ASKED} --job-name 3d train.py", ("3d: expected small letters", "a letter first", "--job-name job-3d")),
+        (f"{ASKED} --job-name a- train.py", ("a-: expected small letters", "--job-name a")),
+        (f"{ASKED} --job-name '' train.py", ("--job-name has an empty value",)),
+        (f"{ASKED} --nodes 101 --job-name {'a' * 60} train.py", ("at most 59\n", f"--job-name {'a' * 59}\n")),
+        (f"{ASKED} --namespace a.b train.py", ("--namespace a.b: expected small letters, digits and dashes",)),
+        (f"{ASKED} --label team train.py", ("--label team: expected KEY=VALUE, like team=vision",)),
+        (f"{ASKED} --label 'a=b c' train.py", ("--label a=b c: expected KEY=VALUE",)),
+        (f"{ASKED} --constraint a100 train.py", ("--constraint a100: expected KEY=VALUE, like nvidia.com/gpu.prod",)),
+        (f"{ASKED} --gpus-per-node a100:8 train.py", ("Kubernetes counts GPUs", "--gpus-per-node 8 --constraint")),
+        (f"{ASKED} --gpus-per-node x train.py", ("--gpus-per-node x: expected a number of GPUs, like 8",)),
+        ("--container-image a#b train.py", ("--container-image a#b: expected an image like nvcr.io",)),
+        (f"{ASKED} --env DDPLAUNCH_TOKEN= train.py", ("--env DDPLAUNCH_TOKEN is empty",)),
+        (f"{ASKED} --env =x train.py", ("--env =x: expected NAME=VALUE",)),
+        (f"{ASKED} --env 'A B=x' train.py", ("--env A B=x: expected NAME=VALUE",)),
+        (f"{ASKED} --env NOT_SET_HERE train.py", ("--env NOT_SET_HERE: NOT_SET_HERE is not set here", "HERE=VALUE")),
+        (f"{ASKED} --env MASTER_ADDR=x train.py", ("ddplaunch sets MASTER_ADDR in each pod", "leave it out")),
+        (f"{ASKED} --container-mounts /data train.py", ("--container-mounts /data: expected SRC:DST, like my-claim",)),
+        (f"{ASKED} --container-mounts a:b train.py", ("--container-mounts a:b: expected SRC:DST",)),
+        (f"{ASKED} --container-mounts a:/b:z train.py", ("a:/b:z: expected SRC:DST",)),
+        (f"{ASKED} --container-mounts a:/b:ro:c train.py", ("a:/b:ro:c: expected SRC:DST",)),
+        (f"{ASKED} --container-mounts ./a:/b train.py", ("./a is neither an absolute path on the nodes nor", "pvc")),
+        (f"{ASKED} --container-mounts a:/b,c:/b train.py", ("c:/b: a is mounted at /b already", "another DST")),
+        (f"{ASKED} --container-mounts a:/dev/shm train.py", ("ddplaunch mounts memory at /dev/shm already",)),
+        (f"{ASKED} train.py --lr 1 --namespace x", ("--namespace could be", "-- --lr 1 --namespace x")),
+    ],
+)
+def test_refused(manifest, line, said):
+    done = manifest(line)
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    for part in said:
+        assert part in done.stderr
+    assert len(done.stderr.splitlines()) <= 3
+
+
+def test_bytes_that_are_no_text(manifest):
+    done = manifest(f"{ASKED} train.py -- \udcff")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot stand in a manifest" in done.stderr
+
+
+# --------------------------------------------------------------------------------------------------------- defaults
+
+
+PROJECT = """
+[tool.ddplaunch.manifest]
+container-image = "img:1"
+env = ["NCCL_DEBUG=INFO"]
+label = "team=wine"
+nodes = 2
+
+[tool.ddplaunch.submit]
+partition = "general"
+nodes = 7
+"""
+
+
+def test_defaults_of_a_project_and_of_a_user(manifest, tmp_path):
+    project = write(tmp_path, "pyproject.toml", PROJECT)
+    user = write(tmp_path, "config/ddplaunch.toml", '[manifest]\nnamespace = "me"\nnodes = 3\n')
+    done = manifest("train.py")
+    assert done.returncode == 0
+    job = list(yaml.safe_load_all(done.stdout))[-1]
+    assert (job["metadata"]["namespace"], job["metadata"]["labels"]["team"]) == ("me", "wine")
+    assert job["spec"]["completions"] == 2
+    assert {"name": "NCCL_DEBUG", "value": "INFO"} in job["spec"]["template"]["spec"]["containers"][0]["env"]
+    said = [
+        f"nodes: 2 ({project})",
+        f"namespace: me ({user})",
+        f"label: team=wine ({project})",
+        f"container-image: img:1 ({project})",
+        f"env: NCCL_DEBUG=INFO ({project})",
+    ]
+    assert done.stderr.splitlines() == [f"ddplaunch: {line}" for line in said]
+    dry = manifest("--dry-run --nodes 4 train.py")
+    assert dry.stderr.splitlines() == ["nodes: 4 (--nodes)", said[1], "job-name: train (the target)", *said[2:]]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("job-name = 'A B'\n", "--job-name A B: expected small letters, digits and dashes"),
+        ("constraint = 'big'\n", "--constraint big: expected KEY=VALUE, like nvidia.com"),
+        ("env = ['?']\n", "--env ?: expected NAME=VALUE"),
+        ("container-image = ' '\n", "--container-image  : expected an image"),
+        ("partition = 'a'\n", "unknown key partition in [manifest]\n  it belongs in [submit]"),
+        ("dry-run = true\n", "unknown key dry-run in [manifest]"),
+    ],
+)
+def test_a_file_that_makes_no_sense(manifest, tmp_path, text, said):
+    image = "" if "container-image" in text else "container-image = 'img:1'\n"
+    file = write(tmp_path, "config/ddplaunch.toml", f"[manifest]\n{text}{image}")
+    done = manifest("train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert str(file) in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------- the former name
+
+
+@pytest.mark.parametrize("nodes", ["", "--nodes 2"])
+@pytest.mark.parametrize("former", ["--scheduler kubernetes", "--scheduler=kubernetes"])
+def test_the_former_name_says_the_new_one(call, manifest, former, nodes):
+    done = call(f"submit {nodes} {former} --namespace n {ASKED} train.py --lr 0.1")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "ddplaunch: submit is for Slurm; for Kubernetes use ddplaunch manifest\n"
+    assert done.stdout == manifest(f"{nodes} --namespace n {ASKED} train.py --lr 0.1").stdout
+
+
+def test_the_former_name_is_the_programs_behind_its_target(call, tmp_path):
+    write(tmp_path, "train.py", "")
+    done = call("submit --dry-run train.py -- --scheduler kubernetes")
+    assert done.stdout.endswith("train.py -- --scheduler kubernetes\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "file", "said"),
+    [
+        (
+            "--scheduler kubernetes",
+            "[submit]\nnodes = 2\n",
+            "its table submit is for Slurm, and there is no table manifest\n  move the defaults for Kubernetes",
+        ),
+        (
+            "",
+            "[submit]\nscheduler = 'kubernetes'\n",
+            "--scheduler kubernetes: submit is for Slurm (FILE)\n  ddplaunch man",
+        ),
+        ("", "[submit]\nnamespace = 'me'\n", "unknown key namespace in [submit]\n  it belongs in [manifest]"),
+        ("--scheduler k8s", "", "--scheduler k8s: submit is for Slurm\n"),
+        ("--namespace me", "", "no such option: --namespace\n  did you mean ddplaunch manifest?"),
+    ],
+)
+def test_what_submit_says_of_kubernetes(call, tmp_path, line, file, said):
+    path = write(tmp_path, "config/ddplaunch.toml", file)
+    done = call(f"submit {line} train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said.replace("FILE", str(path)) in done.stderr
+
+
+def test_the_former_name_reads_the_new_table(call, tmp_path):
+    write(tmp_path, "pyproject.toml", PROJECT)
+    done = call("submit --scheduler kubernetes train.py")
+    assert list(yaml.safe_load_all(done.stdout))[-1]["spec"]["completions"] == 2
+
+
+def test_a_scheduler_of_slurm_may_still_be_typed(call, tmp_path):
+    write(tmp_path, "train.py", "")
+    assert "#SBATCH --nodes=1\n" in call("submit --scheduler slurm --dry-run train.py").stdout
