@@ -1,1 +1,1 @@
-"""Where ``submit`` and ``ssh`` were; kept for ``submitit.Task``, which programs import and pickled jobs name."""
+"""The former place of ``submitit.Task``, which programs import and pickled jobs name."""

@@ -1,4 +1,4 @@
-"""``Task`` under its former name, for programs that import it here and for jobs that were pickled with it."""
+"""``Task`` under its former name, for programs that import it and jobs that were pickled with it."""
 
 from __future__ import annotations
 

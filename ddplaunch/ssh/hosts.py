@@ -25,7 +25,7 @@ from ddplaunch.files import MAX_HOSTS, read_named
 # --include worker-1@worker-2:0,2
 
 MAX_SLOTS = 4096
-"""More ranks than that on one host is a slip."""
+"""More ranks than this on one host are a typing error."""
 
 _ENTRY = re.compile(
     r"(?:(?P<user>[^\s:,@\[\]]*)@)?"
@@ -37,7 +37,7 @@ _SCOPE = re.compile(r"[A-Za-z0-9_.-]+")
 _CHOICE = re.compile(r"(?:\[([^\]]*)\]|([^\[:]*))(:?)(.*)")
 _BRACKETS = re.compile(r"(\[[^\[\]]*\])")
 _MAX_SLOTS = ("max_slots", "max-slots", "slots_max", "slots-max")
-_EXAMPLE = "a host a line: n1, n1:4, n1 slots=4 or n[01-04] slots=8; # begins a comment"
+_EXAMPLE = "write one host a line: n1, n1:4, n1 slots=4 or n[01-04] slots=8; # begins a comment"
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,20 @@ class Host:
     """A machine of the job."""
 
     name: str
-    """A name or an address, or what the user's ssh configuration makes one of; of IPv6 without brackets."""
+    """A name, an address (IPv6 without brackets), or an alias in the user's ssh configuration."""
 
     slots: int | None = None
-    """How many ranks it gets; None where the host itself knows better."""
+    """Number of ranks; None leaves it to the host."""
 
     gpus: tuple[int, ...] | None = None
-    """Which of its slots, where ``--include`` or ``--exclude`` has chosen some."""
+    """The slots that ``--include`` or ``--exclude`` has chosen; None for all."""
 
     user: str | None = None
-    """Who logs in, where it is not for the ssh configuration to say."""
+    """Who logs in; None leaves it to the ssh configuration."""
 
     @property
     def destination(self) -> str:
-        """What ssh is told."""
+        """The host as ssh gets it."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
@@ -66,11 +66,11 @@ def read_hosts(text: str) -> tuple[Host, ...]:
     """Read the value of ``--hosts``.
 
     Raises:
-        UsageError: it makes no sense; says where.
+        UsageError: it does not parse; says where.
     """
     hint = "--hosts n1:4,n2:4, or --hosts n[1-4]:8"
     if not text.strip():
-        raise _error("--hosts names no host", hint)
+        raise _error("--hosts is empty", hint)
     source = f"--hosts {shown(text, 100)}"
     return _without_doubles((source, host) for part in _parts(text) for host in _entry(part.strip(), source, hint))
 
@@ -79,23 +79,23 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
     """Read a file of hosts.
 
     Raises:
-        UsageError: it cannot be read, or a line of it makes no sense; names file and line.
+        UsageError: it cannot be read, or a line does not parse; names file and line.
     """
     try:
         text = read_named(path, MAX_HOSTS).decode("utf-8-sig")
     except OSError as error:
-        raise _error(f"--hostfile {path}: {error.strerror}", "is this the right folder?") from None
+        raise _error(f"--hostfile {path}: {error.strerror}", "a relative path starts at the current folder") from None
     except UnicodeDecodeError:
-        raise _error(f"--hostfile {path} is no text", _EXAMPLE) from None
+        raise _error(f"--hostfile {path} is not a text file", _EXAMPLE) from None
     hosts = _without_doubles(_added_up(list(_lines(text, path))))
     if not hosts:
-        raise _error(f"--hostfile {path} names no host", _EXAMPLE)
+        raise _error(f"--hostfile {path} has no hosts", _EXAMPLE)
     return hosts
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A host in a line of a file; one that ``adds`` slots to others of that host, and may have no number itself."""
+    """A host in a line of a file. One that ``adds`` adds its slots to those of other lines for that host."""
 
     source: str
     host: Host
@@ -109,34 +109,34 @@ def _lines(text: str, path: str) -> Iterator[_Line]:
         if not words:
             continue
         name, *rest = words
-        if len(rest) == 3 and rest[0].isdigit() and "=" not in f"{rest[1]}{rest[2]}":  # queue, range of processors
+        if len(rest) == 3 and rest[0].isdigit() and "=" not in f"{rest[1]}{rest[2]}":  # of SGE
             slots: int | None = _slots(rest[0], name, source, _EXAMPLE)
             adds = True
         else:
             slots, adds = _named_slots(rest, name, source), not rest and ":" not in name.rpartition("]")[2]
         for host in _entry(name, source, _EXAMPLE):
             if slots is not None and host.slots is not None:
-                raise _error(f"{source}: '{shown(line, 100)}' says twice how many slots", _EXAMPLE)
+                raise _error(f"{source}: '{shown(line, 100)}' has two numbers of slots", _EXAMPLE)
             yield _Line(source, replace(host, slots=host.slots if slots is None else slots), adds)
 
 
 def _named_slots(words: list[str], host: str, source: str) -> int | None:
-    """Read ``slots=4 max_slots=8``, of which the second limits the first, or is it where it is alone."""
+    """Read ``slots=4 max_slots=8``; the second limits the first, or counts if it is alone."""
     found: dict[str, int] = {}
     for word in words:
         name, equals, value = word.partition("=")
         name = "max_slots" if name in _MAX_SLOTS else name
         if name not in ("slots", "max_slots") or not equals or name in found:
-            raise _error(f"{source}: '{shown(word, 60)}' makes no sense", _EXAMPLE)
+            raise _error(f"{source}: cannot read '{shown(word, 60)}'", _EXAMPLE)
         found[name] = _slots(value, host, source, _EXAMPLE)
     slots, max_slots = found.get("slots"), found.get("max_slots")
     if slots is not None and max_slots is not None and slots > max_slots:
-        raise _error(f"{source}: slots={slots} is more than max_slots={max_slots}", "give max_slots or less")
+        raise _error(f"{source}: slots={slots} is more than max_slots={max_slots}", "use max_slots or less")
     return max_slots if slots is None else slots
 
 
 def _added_up(lines: list[_Line]) -> Iterator[tuple[str, Host]]:
-    """Give one host for all lines that add slots to it; names alone count 1 each where one comes again."""
+    """One host for all lines that add slots to it; a name alone counts 1 if a name is repeated."""
     times = Counter((line.host.destination, line.host.slots is None) for line in lines if line.adds)
     counts = any(number > 1 for (_, alone), number in times.items() if alone)
     slots = Counter[str]()
@@ -168,13 +168,13 @@ def _entry(text: str, source: str, hint: str) -> Iterator[Host]:
     found = _ENTRY.fullmatch(text)
     if not found:
         if text.count(":") > 1:
-            hint = "an address of IPv6 stands in brackets: [fd00::1]:4"
-        what = f"'{shown(text, 60)}' is no host" if text else "there is a host without a name"
+            hint = "write an IPv6 address in brackets: [fd00::1]:4"
+        what = f"'{shown(text, 60)}' is not a host" if text else "a host has no name"
         raise _error(f"{source}: {what}", hint)
     slots = None if found["slots"] is None else _slots(found["slots"], text.rpartition(":")[0], source, hint)
     user = found["user"]
     if user is not None and not _NAME.fullmatch(user):
-        raise _error(f"{source}: '{shown(user, 60)}' is no user's name", f"{hint}, or me@n1")
+        raise _error(f"{source}: '{shown(user, 60)}' is not a user name", f"{hint}, or me@n1")
     if found["address"] is not None:
         yield Host(_address(found["address"], source), slots, user=user)
         return
@@ -184,10 +184,10 @@ def _entry(text: str, source: str, hint: str) -> Iterator[Host]:
         raise _error(error.message, hint) from None
     for name in names:
         if not _NAME.fullmatch(name):  # ssh would take -oProxyCommand=… for an option
-            raise _error(f"{source}: '{shown(name, 60)}' is no host's name", hint)
+            raise _error(f"{source}: '{shown(name, 60)}' is not a host name", hint)
         if len(name) > 253 or not all(0 < len(label) < 64 for label in name.removesuffix(".").split(".")):
-            what = "between its dots a name has 1 to 63 letters, and 253 in all"
-            raise _error(f"{source}: '{shown(name, 60)}' is no host's name: {what}", hint)
+            what = "a name has at most 253 characters, and 1 to 63 between dots"
+            raise _error(f"{source}: '{shown(name, 60)}' is not a host name: {what}", hint)
         yield Host(name, slots, user=user)
 
 
@@ -197,18 +197,18 @@ def _address(text: str, source: str) -> str:
     except ValueError:
         address = None
     if address is None or (address.scope_id and not _SCOPE.fullmatch(address.scope_id)):  # shells may read it (%h)
-        what = f"{source}: [{shown(text, 60)}] is no address of IPv6"
+        what = f"{source}: [{shown(text, 60)}] is not an IPv6 address"
         raise _error(what, "[fd00::1]:4; a range is n[1-4]:4")
     return str(address)
 
 
 def _slots(text: str, host: str, source: str, hint: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise _error(f"{source}: '{shown(text, 40)}' is no number of slots", hint)
+        raise _error(f"{source}: '{shown(text, 40)}' is not a number of slots", hint)
     if int(text) == 0:
-        raise _error(f"{source}: {host} has 0 slots and would run nothing", "leave it out")
+        raise _error(f"{source}: {host} has 0 slots", "leave it out, or give it 1 or more")
     if int(text) > MAX_SLOTS:
-        raise _error(f"{source}: {text} slots are more than {MAX_SLOTS}", "is there a digit too many?")
+        raise _error(f"{source}: {text} slots are more than {MAX_SLOTS}", f"use {MAX_SLOTS} or less")
     return int(text)
 
 
@@ -218,7 +218,7 @@ def _without_doubles(hosts: Iterable[tuple[str, Host]]) -> tuple[Host, ...]:
     for source, host in hosts:
         if host.name in first:
             before = f", and before at {first[host.name]}" if first[host.name] != source else ""
-            raise _error(f"{source}: {host.name} is named twice{before}", "name each host once, with all of its slots")
+            raise _error(f"{source}: {host.name} is named twice{before}", "name each host once, with all its slots")
         first[host.name] = source
         kept.append(host)
     return tuple(kept)
@@ -228,16 +228,16 @@ def _without_doubles(hosts: Iterable[tuple[str, Host]]) -> tuple[Host, ...]:
 
 
 def choose(hosts: tuple[Host, ...], include: str | None, exclude: str | None) -> tuple[Host, ...]:
-    """Keep those that ``--include`` names, or those that ``--exclude`` does not; in the order of ``hosts``.
+    """Keep the hosts that ``--include`` names, or those that ``--exclude`` does not name, in their order.
 
     The grammar is DeepSpeed's (parse_resource_filter of its launcher/runner.py): ``NODE[:SLOT,…]@NODE…``, where a node
-    without slots is all of it.
+    without slots means all of it.
 
     Raises:
-        UsageError: both are given, one does not parse, or it names what is not among ``hosts``; or nothing is left.
+        UsageError: both are given, one does not parse or names an unknown host or slot, or no host is left.
     """
     if include is not None and exclude is not None:
-        raise _error(f"--include {include} and --exclude {exclude} contradict each other", "leave one of them out")
+        raise _error(f"--include {include} does not work with --exclude {exclude}", "leave one of them out")
     option, text = ("--include", include) if include is not None else ("--exclude", exclude)
     if text is None:
         return hosts
@@ -256,7 +256,7 @@ def choose(hosts: tuple[Host, ...], include: str | None, exclude: str | None) ->
         elif slots:
             kept.append(replace(host, slots=len(slots), gpus=slots))
     if not kept:
-        raise _error(f"{option} {text} leaves no host", "leave one in")
+        raise _error(f"{option} {text} leaves no host", "leave at least one")
     return tuple(kept)
 
 
@@ -268,7 +268,7 @@ def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[i
         name, colon, listed = (found[1] or found[2], found[3], found[4]) if found else (part, "", "")
         host = hosts.get(name)
         if not name:
-            _refuse(option, text, "there is a node without a name")
+            _refuse(option, text, "a node has no name")
         if host is None:
             _refuse(option, text, f"{shown(name, 60)} is not among the hosts")
         if name in named:
@@ -279,20 +279,20 @@ def _filter(text: str, option: str, hosts: dict[str, Host]) -> dict[str, tuple[i
         slots: set[int] = set()
         for word in listed.split(","):
             if not re.fullmatch(r"[0-9]{1,9}", word):
-                _refuse(option, text, f"'{shown(word, 40)}' is no slot of {name}")
+                _refuse(option, text, f"'{shown(word, 40)}' is not a slot of {name}")
             if int(word) >= (host.slots or MAX_SLOTS):
-                _refuse(option, text, f"{name} has no slot {word}, but 0 to {(host.slots or MAX_SLOTS) - 1}")
+                _refuse(option, text, f"{name} has no slot {word}, only 0 to {(host.slots or MAX_SLOTS) - 1}")
             if int(word) in slots:
                 _refuse(option, text, f"slot {word} of {name} is named twice")
             slots.add(int(word))
         if host.slots is None and option == "--exclude":
-            raise _error(f"{option} {text}: how many slots has {name}?", f"name it {name}:8 among the hosts")
+            raise _error(f"{option} {text}: the number of slots of {name} is not known", f"--hosts {name}:8 gives it")
         named[name] = tuple(sorted(slots))
     return named
 
 
 def _refuse(option: str, text: str, what: str) -> NoReturn:
-    raise _error(f"{option} {shown(text, 100)}: {what}", f"{option} n1@n2:0,2 is n1, and slots 0 and 2 of n2")
+    raise _error(f"{option} {shown(text, 100)}: {what}", f"{option} n1@n2:0,2 means n1, and slots 0 and 2 of n2")
 
 
 def _error(what: str, hint: str | None) -> UsageError:

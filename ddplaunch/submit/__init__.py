@@ -1,1 +1,1 @@
-"""Handing a job to a scheduler: what it is told, and how its jobs are followed."""
+"""Handing a job to a scheduler: batch scripts, manifests, and following a job."""

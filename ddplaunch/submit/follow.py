@@ -1,8 +1,8 @@
-"""A submitted job followed to its end: its log as it grows, its state as Slurm has it.
+"""A submitted job followed to its end: its log as it grows, and its state.
 
-The log is opened anew for each look: over NFS only that is sure to show what another machine has written (close-to-open
-consistency, nfs(5)). Slurm's controller serves the whole cluster, so it is asked at most once a second, and less
-often the longer nothing changes.
+We open the log again for each look: over NFS only that is sure to show what another machine has written (close-to-open
+consistency, nfs(5)). Slurm's controller serves the whole cluster, so we ask it at most once a second, and less often
+while nothing changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOG_EVERY = 0.5
 ASK_EVERY = 1.0
 ASK_AT_LEAST_EVERY = 5.0
 REMIND_EVERY = 60.0
-"""Seconds between looks at the log, between questions to Slurm at first and at last, and between words on a wait."""
+"""Seconds between looks at the log, between questions to Slurm (least and most), and between reminders of a wait."""
 
 
 class Follower:
@@ -25,7 +25,7 @@ class Follower:
 
     Args:
         out: where the log goes, byte for byte.
-        say: what tells people of a change, one line each.
+        say: prints a line for each change.
     """
 
     def __init__(self, job: JobId, out: BinaryIO, say: Callable[[str], None]) -> None:
@@ -39,7 +39,7 @@ class Follower:
         self._answered_at = time.monotonic()
 
     def run(self) -> int:
-        """Return the job's exit code when it has ended.
+        """Follow the job to its end; return its exit code.
 
         Raises:
             LaunchError: Slurm has forgotten the job.
@@ -67,9 +67,7 @@ class Follower:
         number = self.job.number
         if seen is None:
             if now - self._answered_at >= REMIND_EVERY:
-                self.say(
-                    f"scontrol has not answered for {now - self._answered_at:.0f} s; job {number} is not disturbed"
-                )
+                self.say(f"scontrol has not answered for {now - self._answered_at:.0f} s; job {number} is not affected")
                 self._answered_at = now
             return
         self._answered_at = now
@@ -79,7 +77,7 @@ class Follower:
         self.say(f"job {number} {seen.words}")
 
     def _copy(self) -> None:
-        """Write what the log has gained."""
+        """Write what is new in the log."""
         if self.log is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Slurm's own programs: a script is submitted, a job is looked at and cancelled. What they say is read here alone."""
+"""Slurm's own programs: submit a script, look at a job, cancel it. Only this module reads what they print."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ OVERRIDES = {
     "qos": "SBATCH_QOS",
     "time": "SBATCH_TIMELIMIT",
 }
-"""The variables that sbatch takes over the lines of a script (sbatch(1), INPUT ENVIRONMENT VARIABLES)."""
+"""The variables that overrule the lines of a script (sbatch(1), INPUT ENVIRONMENT VARIABLES)."""
 
 _KEPT_OF_AN_OUTER_JOB = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
 
 _FINAL: dict[str, tuple[str, int | None]] = {
-    "COMPLETED": ("is done", None),
+    "COMPLETED": ("completed", None),
     "FAILED": ("failed", None),
     "CANCELLED": ("was cancelled", EXIT_SIGNAL + 15),
     "DEADLINE": ("passed its deadline", EXIT_SIGNAL + 15),
@@ -44,34 +44,34 @@ _FINAL: dict[str, tuple[str, int | None]] = {
     "OUT_OF_MEMORY": ("used more memory than it had", EXIT_SIGNAL + 9),
     "BOOT_FAIL": ("got a node that did not boot", EXIT_UNAVAILABLE),
     "NODE_FAIL": ("lost a node", EXIT_UNAVAILABLE),
-    "PREEMPTED": ("had to make room for another", EXIT_PREEMPTED),
+    "PREEMPTED": ("was preempted", EXIT_PREEMPTED),
 }
-"""The states in which a job stays (squeue(1), JOB STATE CODES): the words for each, and its exit code to us.
+"""The final states of a job (squeue(1), JOB STATE CODES): words for each, and our exit code.
 
-None is the batch script's own. A job that Slurm ended has none that would mean something: SIGTERM is what it got.
+None is the batch script's own exit code. Where Slurm ended the job that says nothing, and SIGTERM is what it got.
 """
 
 
 _NO_LOG = "NO_LOG"
 _LOG_SIGNAL = 53
-"""The state of ours, and the signal that scontrol tells, of a job whose log slurmd could not open."""
+"""Our state of a job whose log slurmd could not open, and the signal that scontrol shows for it."""
 
 _NEVER = {
-    "PartitionNodeLimit": "more nodes than a job may have in the partition, or than are up",
-    "PartitionTimeLimit": "more time than the partition allows",
-    "BadConstraints": "no nodes are as it wants them",
-    "DependencyNeverSatisfied": "the job that it waits for has not ended as it should",
+    "PartitionNodeLimit": "the job asks for more nodes than the partition allows or has up",
+    "PartitionTimeLimit": "the job asks for more time than the partition allows",
+    "BadConstraints": "no node has what the job asks for",
+    "DependencyNeverSatisfied": "the job that it waits for did not end as required",
     "InvalidAccount": "the account is not valid",
     "InvalidQOS": "the QOS is not valid",
     "AccountNotAllowed": "the account may not use the partition",
-    "QOSNotAllowed": "the QOS may not be used there",
-    "JobHeldUser": "it is held until `scontrol release`",
+    "QOSNotAllowed": "the partition does not allow the QOS",
+    "JobHeldUser": "you hold it: scontrol release JOB",
     "JobHeldAdmin": "an administrator holds it",
 }
-"""Reasons that time does not mend, in words (Slurm's page "JobRecord Reason Codes"), beside ``_PER_JOB``."""
+"""Reasons that waiting does not change, in words (Slurm's page "Job Reason Codes"), beside ``_PER_JOB``."""
 
 _PER_JOB = re.compile(r"(Assoc|QOS)Max\w+PerJob(Limit)?|QOSMin\w+")
-"""Limits of an account or a QOS that one job alone is beyond, like QOSMaxNodePerJobLimit."""
+"""Limits of an account or a QOS that this job alone exceeds, like QOSMaxNodePerJobLimit."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class JobId:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """How a program of Slurm is told of it."""
+        """The job as the programs of Slurm name it."""
         return ("-M", self.cluster, self.number) if self.cluster else (self.number,)
 
 
@@ -93,10 +93,10 @@ class JobRecord:
 
     Attributes:
         state: like PENDING, RUNNING, COMPLETED.
-        reason: why it waits, like Priority or Resources; "None" where it does not.
-        code: how it ended, as an exit code; None while it has not.
-        log: the file that its output goes to.
-        restarts: how often Slurm has put it back into the queue.
+        reason: why it waits, like Priority or Resources; else "None".
+        code: our exit code; None while it runs or waits.
+        log: the file of its output.
+        restarts: how often Slurm has requeued it.
     """
 
     state: str
@@ -107,12 +107,12 @@ class JobRecord:
 
     @property
     def words(self) -> str:
-        """What to say of it: "job 7 …"."""
+        """What to say about it, after "job 7"."""
         if self.state == "PENDING":
-            waits = "was requeued, and waits" if self.restarts else "waits"
-            never = _NEVER.get(self.reason) or ("beyond a limit for one job" if _PER_JOB.fullmatch(self.reason) else "")
+            waits = "was requeued and waits" if self.restarts else "waits"
+            never = _NEVER.get(self.reason) or ("more than one job may have" if _PER_JOB.fullmatch(self.reason) else "")
             if never:
-                return f"{waits} and will not start as it is: {self.reason} ({never})"
+                return f"{waits}, and will never start: {self.reason} ({never})"
             return waits if self.reason == "None" else f"{waits}: {self.reason}"
         if self.state == _NO_LOG:
             return f"failed: Slurm could not open its log {self.log or ''} on the node (exit code {self.code})"
@@ -123,20 +123,20 @@ class JobRecord:
 
 
 def check_is_here(environ: Mapping[str, str]) -> None:
-    """Refuse to go on without sbatch.
+    """Check that this machine has sbatch.
 
     Raises:
         UsageError: it is not on PATH.
     """
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         raise UsageError(
-            "there is no sbatch on PATH: Slurm's commands are not on this machine",
-            "submit from a login node of the cluster; --dry-run shows the script anywhere",
+            "sbatch is not on PATH: this machine has no commands of Slurm",
+            "submit from a login node; --dry-run shows the script on any machine",
         )
 
 
 def has_containers() -> bool:
-    """Whether srun here has the options of pyxis; its help lists what plugins add. True where it does not say."""
+    """Whether srun here has the options of pyxis; its help lists them. True if it does not answer."""
     try:
         done = _call("srun", "--help")
     except (OSError, subprocess.TimeoutExpired):
@@ -147,7 +147,7 @@ def has_containers() -> bool:
 def submit(script: str, environ: Mapping[str, str]) -> JobId:
     """Hand a script to sbatch and return the job's number.
 
-    What sbatch says on stderr goes to ours as it is.
+    The stderr of sbatch goes to ours.
 
     Raises:
         UsageError: sbatch refuses.
@@ -163,17 +163,17 @@ def submit(script: str, environ: Mapping[str, str]) -> JobId:
     if said:
         os.write(2, done.stderr)
     if done.returncode:
-        raise UsageError(f"sbatch did not take the job (exit code {done.returncode})", _advice(said))
-    # Of stdout the last line is the answer: a site's own checks may print there too. sbatch(1): "job id;cluster name".
+        raise UsageError(f"sbatch refused the job (exit code {done.returncode})", _advice(said))
+    # The last line of stdout is the answer: a site's own checks may print there too. sbatch(1): "job id;cluster name".
     number, _, cluster = done.stdout.decode(errors="replace").strip().rpartition("\n")[2].partition(";")
     if not number.isdecimal():
         raise LaunchError(
-            f"sbatch took the job, but its answer is no job id: {number!r}", "squeue --me lists your jobs"
+            f"sbatch took the job, but its answer is not a job id: {number!r}", "squeue --me lists your jobs"
         )
     return JobId(number, cluster or None)
 
 
-_ADVICE = (  # the first whose words are in what sbatch said; a wrong account is one for a partition, to Slurm
+_ADVICE = (  # the first that fits; for a wrong account Slurm names the partition too
     ("account", "sacctmgr show associations user=$USER lists the accounts"),
     ("qos", "sacctmgr show qos format=name lists them"),
     ("partition", "sinfo -s lists the partitions"),
@@ -187,14 +187,14 @@ _ADVICE = (  # the first whose words are in what sbatch said; a wrong account is
 
 def _advice(said: str) -> str:
     found = next(advice for words, advice in _ADVICE if words in said.lower())
-    return f"its reason stands above; {found}"
+    return f"sbatch says why above; {found}"
 
 
 def _environment(script: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what would change the job behind the script's back.
+    """Leave out the variables that would change the job.
 
-    These are the variables that sbatch takes over the script's own lines, and those of a job in whose shell we are:
-    they would reach the new one (SLURM_CPUS_PER_TASK of an interactive session, say).
+    Some overrule the lines of the script. Others belong to a job whose shell we run in (SLURM_CPUS_PER_TASK of an
+    interactive session, say) and would reach the new one.
     """
     kept = dict(environ)
     for option, variable in OVERRIDES.items():
@@ -208,10 +208,10 @@ def _environment(script: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def look(job: JobId) -> JobRecord | None:
-    """Ask scontrol for a job; None where it does not answer.
+    """Ask scontrol about a job; None if it does not answer.
 
     Raises:
-        LaunchError: Slurm does not know the job any more (after MinJobAge of slurm.conf, 300 s by default).
+        LaunchError: Slurm has forgotten the job (after MinJobAge of slurm.conf, 300 s by default).
     """
     try:
         done = _call("scontrol", "--oneliner", *_cluster(job), "show", "job", job.number)
@@ -219,18 +219,18 @@ def look(job: JobId) -> JobRecord | None:
         return None
     if "Invalid job id" in done.stderr:
         raise LaunchError(
-            f"Slurm does not know job {job.number} any more, so how it ended is not known",
-            f"sacct -j {job.number} tells, where the site keeps accounts",
+            f"Slurm has forgotten job {job.number}: how it ended is not known",
+            f"sacct -j {job.number} shows it, if the site keeps accounts",
         )
     return None if done.returncode else parse(done.stdout)
 
 
 def parse(record: str) -> JobRecord | None:
-    """Read what ``scontrol --oneliner show job`` prints; None where it is no such record.
+    """Read what ``scontrol --oneliner show job`` prints; None if it is something else.
 
     ``JobId=7 JobName=x UserId=… JobState=FAILED Reason=None … Restarts=0 … ExitCode=3:0 … PreemptTime=None …
     StdOut=/a/slurm-7.out Power=`` where ExitCode is the batch script's own, and the signal that ended it. PreemptTime
-    is None again once a preempted job is requeued.
+    is None again after a requeue.
     """
     state = re.search(r" JobState=(\S+) Reason=(\S+)", record)
     if state is None:
@@ -241,7 +241,7 @@ def parse(record: str) -> JobRecord | None:
         told = re.search(r" ExitCode=(\d+):(\d+)", record)
         own, signal = (int(told[1]), int(told[2])) if told else (0, 0)
         if name == "FAILED" and own == EXIT_SIGNAL + 15 and re.search(r" PreemptTime=\d", record):
-            name = "PREEMPTED"  # it ended by itself within its grace: to Slurm just a script that failed
+            name = "PREEMPTED"  # it ended within its grace, so Slurm sees only a script that failed
         code = _FINAL[name][1]
         if name == "FAILED" and (own, signal) == (0, _LOG_SIGNAL):
             name, code = _NO_LOG, EXIT_USAGE
@@ -253,10 +253,10 @@ def parse(record: str) -> JobRecord | None:
 
 
 def cancel(job: JobId) -> None:
-    """Have Slurm end a job; what scancel says goes to our stderr.
+    """Cancel a job; what scancel prints goes to our stderr.
 
     Raises:
-        LaunchError: scancel refuses.
+        LaunchError: scancel failed.
     """
     done = subprocess.run(["scancel", *job.words], stdin=subprocess.DEVNULL, check=False)
     if done.returncode:

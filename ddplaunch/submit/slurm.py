@@ -159,7 +159,7 @@ def _word(text: str) -> str:
     (``_get_argument`` in Slurm's src/sbatch/opt.c).
     """
     if "\n" in text or "\r" in text or "\0" in text:
-        raise UsageError(f"{text!r} cannot stand in one line of a batch script", "leave the line break out")
+        raise UsageError(f"{text!r} does not fit in one line of a batch script", "leave the line break out")
     if re.fullmatch(r"[\w@%+=:,./\[\]*~^&|()!<>-]+", text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -184,8 +184,8 @@ def _step(job: BatchJob) -> Iterator[str]:
     if job.container_image is not None:
         if set(job.chdir) & {",", ":"}:
             raise UsageError(
-                f"{job.chdir} cannot be mounted in a container: pyxis ends a name at a comma or a colon",
-                "submit from a folder whose path has neither",
+                f"{job.chdir} cannot be mounted in a container: for pyxis a comma or a colon ends a path",
+                "submit from a folder without these in its path",
             )
         mounts = ",".join([f"{job.chdir}:{job.chdir}", *job.container_mounts])
         yield f"  {_option('container-image', job.container_image)} \\"

@@ -1,4 +1,4 @@
-"""A job for those who submit with submitit: one task a node, each a launcher with its ranks.
+"""A job for submitit: one task a node, each a launcher with its ranks.
 
     import submitit
     from ddplaunch.submit.submitit import Task
@@ -7,8 +7,8 @@
     executor.update_parameters(nodes=2, tasks_per_node=1, gpus_per_node=8, timeout_min=240)
     job = executor.submit(Task("train.py", nproc=8, args=["--lr", "0.1"]))
 
-When the job must make room, or its time is up, submitit requeues it by its own rules once the ranks have made a
-checkpoint; the program goes on from that.
+When the job is preempted or its time is up, the ranks make a checkpoint. Then submitit requeues the job by its own
+rules, and the program goes on from the checkpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
 REQUEUE_PATIENCE = 60.0
-"""Seconds that a task other than the first waits, when its ranks have made room, for the end that a requeue brings."""
+"""Seconds that a task waits after a preemption for the requeue to end it; the first task does not wait."""
 
 
 @dataclass
@@ -40,9 +40,9 @@ class Task:
     Attributes:
         target: as for ``ddplaunch run``: a script, ``train.py:main``, ``package.module:function``.
         nproc: ranks on each node; "auto" is a rank for each GPU.
-        args: the target's own.
-        options: further ones of ``ddplaunch run``.
-        grace: seconds for a checkpoint; 30 more are for the end of the ranks, so keep it well below the executor's
+        args: the target's arguments.
+        options: other options of ``ddplaunch run``.
+        grace: seconds for a checkpoint. Stopping the ranks takes up to 30 more, so keep it well below the executor's
             ``slurm_signal_delay_s`` (90 by default).
     """
 
@@ -54,33 +54,33 @@ class Task:
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __call__(self) -> None:
-        """Run this node's share to its end.
+        """Run this node's ranks to their end.
 
         Raises:
-            LaunchError: the job failed; the log has the report.
+            LaunchError: the job failed; the report is in the log.
         """
         words = [*python_command(sys.executable), "run", "--nproc", str(self.nproc)]
         words += ["--preempt-signal", _warning(), "--preempt-grace", f"{self.grace:g}"]
         words += [*self.options, self.target, *(("--", *self.args) if self.args else ())]
-        # It must not outlive us: whoever cancels a job of submitit's kills us alone.
+        # It must not outlive us: to cancel a job submitit kills only us.
         self._process = subprocess.Popen(words, preexec_fn=lambda: die_with_parent(signal.SIGTERM))
         code = self._end()
-        if code == EXIT_PREEMPTED:  # submitit's signal may yet come here; a result would say that the job is over
+        if code == EXIT_PREEMPTED:  # submitit's signal may still come; a result would mean that the job is over
             time.sleep(REQUEUE_PATIENCE)
         if code:
             raise LaunchError(f"ddplaunch run {self.target} ended with exit code {code}", "its report is in the log")
 
     def checkpoint(self) -> DelayedSubmission:
-        """Have the ranks make room, and say how to go on; called on the first node, in submitit's signal handler."""
+        """Preempt the ranks, and say how to go on; runs on the first node, in submitit's signal handler."""
         from submitit.helpers import DelayedSubmission
 
         if self._process is not None:
-            self._process.send_signal(getattr(signal, f"SIG{_warning()}"))  # not every site's Slurm signals children
+            self._process.send_signal(getattr(signal, f"SIG{_warning()}"))  # on some sites Slurm signals only us
             self._end()
         return DelayedSubmission(replace(self))
 
     def _end(self) -> int:
-        """Wait for the launcher; return its exit code. In Popen.wait() a signal handler would wait for its lock."""
+        """Wait for the launcher; return its exit code. Inside Popen.wait() a signal handler could not call it again."""
         assert self._process is not None
         if self._process.returncode is None:
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
@@ -88,5 +88,5 @@ class Task:
 
 
 def _warning() -> str:
-    """The signal by which submitit has the scheduler warn (submitit/core/job_environment.py)."""
+    """The warning signal that submitit asks the scheduler for (submitit/core/job_environment.py)."""
     return os.environ.get("SUBMITIT_PREEMPT_SIGNAL", "USR2")

@@ -1,6 +1,7 @@
-"""YAML that people read: two spaces a level, comments above, and no string that a reader takes for something else.
+"""YAML that people read: two spaces a level, comments above.
 
-For readers of YAML 1.1 and 1.2 alike: what either would take for a number, a truth value, a date or nothing is quoted.
+Programs that read YAML 1.1 or 1.2 get the same: a string that either takes for a number, a truth value, a date or null
+is quoted.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any
 from ddplaunch.errors import UsageError
 
 WIDTH = 110
-"""Columns up to which a list of scalars stands in one line."""
+"""Columns for a list of scalars in one line."""
 
 _PLAIN = re.compile(r"-{0,2}[A-Za-z/][\w./+=@-]*(:[\w./+=@-]+)*", re.ASCII)
-"""Strings that need no quotes. All others have them; not all would need them."""
+"""Strings that get no quotes. All others do, though some would not need them."""
 
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
-"""What YAML 1.1 reads as something else, whatever the case (yaml.org/type/bool.html)."""
+"""Words that YAML 1.1 reads as something else, in any case (yaml.org/type/bool.html)."""
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 
@@ -36,13 +37,13 @@ def document(mapping: Mapping[str, Any]) -> str:
     """Write mappings, sequences, strings, numbers and truth values as one document.
 
     Raises:
-        UsageError: a string holds what no YAML can.
+        UsageError: a string has a character that YAML cannot hold.
     """
     return "\n".join(_mapping(mapping, "")) + "\n"
 
 
 def plain(value: Any) -> Any:
-    """Return the same without comments."""
+    """The same without comments."""
     if isinstance(value, Noted):
         return plain(value.value)
     if isinstance(value, Mapping):
@@ -113,6 +114,6 @@ def _letter(letter: str) -> str:
     if letter.isprintable():
         return letter
     code = ord(letter)
-    if code == 0 or 0xD800 <= code < 0xE000:  # bytes of a command line that are no UTF-8 come as surrogates
-        raise UsageError(f"{letter!r} cannot stand in a manifest", "give text in UTF-8")
+    if code == 0 or 0xD800 <= code < 0xE000:  # surrogates: bytes of a command line that are not UTF-8
+        raise UsageError(f"a manifest cannot hold {letter!r}", "use text in UTF-8")
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

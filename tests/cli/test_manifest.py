@@ -192,7 +192,7 @@ def test_refused(manifest, line, said):
 def test_bytes_that_are_no_text(manifest):
     done = manifest(f"{ASKED} train.py -- \udcff")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "cannot stand in a manifest" in done.stderr
+    assert "a manifest cannot hold" in done.stderr
 
 
 # --------------------------------------------------------------------------------------------------------- defaults

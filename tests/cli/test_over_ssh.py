@@ -21,36 +21,36 @@ FILES = {
 
 ONE_OF_BOTH = "leave one of them out"
 WITHOUT = "leave it out"
-A_LINE = "a host a line: n1, n1:4, n1 slots=4"
-FILTER = "n1@n2:0,2 is n1, and slots 0 and 2 of n2"
+A_LINE = "write one host a line: n1, n1:4, n1 slots=4"
+FILTER = "n1@n2:0,2 means n1, and slots 0 and 2 of n2"
 
 REFUSED = [
     ("--hosts ''", "--hosts has an empty value", "leave it out"),
     ("--hosts b:2,a,a", "--hosts b:2,a,a: a is named twice", "name each host once"),
-    ("--hosts b:2,a:0", "--hosts b:2,a:0: a has 0 slots and would run nothing", WITHOUT),
-    ("--hosts a,,b", "--hosts a,,b: there is a host without a name", "--hosts n1:4,n2:4"),
-    ("--hosts a:x", "--hosts a:x: 'x' is no number of slots", "--hosts n1:4,n2:4"),
-    ("--hosts n[1-", "--hosts n[1-: 'n[1-' is no host", "--hosts n[1-4]:8"),
+    ("--hosts b:2,a:0", "--hosts b:2,a:0: a has 0 slots", WITHOUT),
+    ("--hosts a,,b", "--hosts a,,b: a host has no name", "--hosts n1:4,n2:4"),
+    ("--hosts a:x", "--hosts a:x: 'x' is not a number of slots", "--hosts n1:4,n2:4"),
+    ("--hosts n[1-", "--hosts n[1-: 'n[1-' is not a host", "--hosts n[1-4]:8"),
     ("--hosts n[3-1]", "'n[3-1]' cannot be read at '3-1]', character 3", "n[1-4]"),
-    ("--hosts fd00::1", "--hosts fd00::1: 'fd00::1' is no host", "[fd00::1]:4"),
-    ("--hosts @a", "--hosts @a: '' is no user's name", "me@n1"),
-    ("--hostfile none", "--hostfile none: No such file", "is this the right folder?"),
+    ("--hosts fd00::1", "--hosts fd00::1: 'fd00::1' is not a host", "[fd00::1]:4"),
+    ("--hosts @a", "--hosts @a: '' is not a user name", "me@n1"),
+    ("--hostfile none", "--hostfile none: No such file", "a relative path starts at the current folder"),
     ("--hostfile train.py", "train.py:1: ", A_LINE),
     ("--hostfile doubled", "doubled:3: a is named twice, and before at doubled:1", "name each host once"),
-    ("--hostfile zero", "zero:2: b has 0 slots and would run nothing", WITHOUT),
-    ("--hostfile wrong", "wrong:2: 'cpus=4' makes no sense", A_LINE),
-    ("--hostfile empty", "--hostfile empty names no host", A_LINE),
+    ("--hostfile zero", "zero:2: b has 0 slots", WITHOUT),
+    ("--hostfile wrong", "wrong:2: cannot read 'cpus=4'", A_LINE),
+    ("--hostfile empty", "--hostfile empty has no hosts", A_LINE),
     ("--hostfile list", "list:2: 'n[1-x]' cannot be read at '-x]', character 4", "n[01-04]"),
     ("--hosts a --hostfile b", "--hosts a and --hostfile b contradict each other", ONE_OF_BOTH),
     ("--include a", "--include works only with --hosts", "--hosts n1:4,n2:4"),
     ("--exclude a", "--exclude works only with --hosts", "--hosts n1:4,n2:4"),
     ("--env A=1", "--env works only with --hosts", "--hosts n1:4,n2:4"),
     ("--remote-python x", "--remote-python works only with --hosts", "--hosts n1:4,n2:4"),
-    ("--hosts a,b --include a --exclude b", "--include a and --exclude b contradict each other", ONE_OF_BOTH),
+    ("--hosts a,b --include a --exclude b", "--include a does not work with --exclude b", ONE_OF_BOTH),
     ("--hosts a,b --include c", "--include c: c is not among the hosts", FILTER),
-    ("--hosts a:2 --exclude a:2", "--exclude a:2: a has no slot 2, but 0 to 1", FILTER),
-    ("--hosts a --exclude a:0", "--exclude a:0: how many slots has a?", "a:8"),
-    ("--hosts a,b --exclude a@b", "--exclude a@b leaves no host", "leave one in"),
+    ("--hosts a:2 --exclude a:2", "--exclude a:2: a has no slot 2, only 0 to 1", FILTER),
+    ("--hosts a --exclude a:0", "--exclude a:0: the number of slots of a is not known", "a:8"),
+    ("--hosts a,b --exclude a@b", "--exclude a@b leaves no host", "leave at least one"),
     ("--hosts a,b --nnodes 2", "--nnodes does not work with --hosts", WITHOUT),
     ("--hosts a,b --node-rank 0", "--node-rank does not work with --hosts", WITHOUT),
     ("--hosts a,b --control none", "--control none does not work with --hosts", WITHOUT),

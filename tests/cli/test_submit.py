@@ -187,7 +187,7 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--sbatch-arg='-p x' train.py", ("ddplaunch has --partition itself",)),
         ("--sbatch-arg=--ntasks-per-node=4 train.py", ("ddplaunch sets --ntasks-per-node itself", "--nproc")),
         ("--setup evn.sh train.py", ("--setup evn.sh: no such file in ",)),
-        ("--job-name 'a\nb' train.py", ("cannot stand in one line",)),
+        ("--job-name 'a\nb' train.py", ("does not fit in one line",)),
         ("--output train.py/%j.out train.py", ("cannot write the log: ", "train.py: ", "another folder")),
         ("--output /proc/%j.out train.py", ("cannot write the log: /proc", "another folder")),
         ("--output folder train.py", ("cannot write the log: ", "folder: Is a directory")),
@@ -463,7 +463,7 @@ def test_without_slurm(submit, tmp_path):
     (tmp_path / "empty").mkdir()
     done = submit("train.py", env={"PATH": str(tmp_path / "empty")})
     assert done.returncode == 2
-    assert "there is no sbatch on PATH" in done.stderr
+    assert "sbatch is not on PATH" in done.stderr
     assert "--dry-run" in done.stderr
 
 
@@ -479,14 +479,14 @@ def test_sbatch_refuses(submit, refusal, hint):
     done = submit("--partition x --follow train.py", env={"REFUSAL": refusal})
     assert done.returncode == 2
     lines = done.stderr.splitlines()[-3:]
-    assert lines[:2] == [refusal, "Error: sbatch did not take the job (exit code 1)"]
+    assert lines[:2] == [refusal, "Error: sbatch refused the job (exit code 1)"]
     assert hint in lines[2]
 
 
 def test_an_answer_that_is_no_job_id(submit):
     done = submit("train.py", env={"ANSWER": "see you"})
     assert done.returncode == 1
-    assert "its answer is no job id: 'see you'" in done.stderr
+    assert "its answer is not a job id: 'see you'" in done.stderr
 
 
 # --------------------------------------------------------------------------------------------------------- following
@@ -512,12 +512,12 @@ def test_followed_to_its_end(submit, cluster):
 @pytest.mark.parametrize(
     ("last", "code", "said"),
     [
-        ("say COMPLETED None 0:0", 0, "job 77 is done (exit code 0)"),
+        ("say COMPLETED None 0:0", 0, "job 77 completed (exit code 0)"),
         ("say TIMEOUT TimeLimit 0:15", 143, "job 77 reached its time limit (exit code 143)"),
-        ("say PREEMPTED None 0:15", 75, "job 77 had to make room for another (exit code 75)"),
+        ("say PREEMPTED None 0:15", 75, "job 77 was preempted (exit code 75)"),
         ("say DEADLINE DeadLine 0:0", 143, "job 77 passed its deadline (exit code 143)"),
         ("say OUT_OF_MEMORY OutOfMemory 0:125", 137, "job 77 used more memory than it had (exit code 137)"),
-        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 1, "does not know job 77 any more"),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 1, "Slurm has forgotten job 77"),
     ],
 )
 def test_ends(submit, cluster, last, code, said):
@@ -542,9 +542,9 @@ def test_followed_through_a_requeue(submit, cluster):
     assert [line.removeprefix("ddplaunch: job 77 ") for line in done.stderr.splitlines()[-5:]] == [
         "is running",
         "is completing",
-        "was requeued, and waits: BeginTime",
+        "was requeued and waits: BeginTime",
         "is running again (restart 1)",
-        "is done (exit code 0)",
+        "completed (exit code 0)",
     ]
 
 

@@ -92,7 +92,7 @@ def test_what_slurm_refuses_is_said(submit, tmp_path):
     out, err = refused.communicate(timeout=patience(60))
     assert (refused.returncode, out) == (2, "")
     assert "invalid partition specified: nosuch" in err
-    assert "sbatch did not take the job" in err
+    assert "sbatch refused the job" in err
 
 
 def test_a_site_that_keeps_accounts(submit, tmp_path):
@@ -111,7 +111,7 @@ def test_a_site_that_keeps_accounts(submit, tmp_path):
         *slurms, error, said = refused.communicate(timeout=patience(60))[1].splitlines()
         assert refused.returncode == 2
         assert refusal in slurms[-1]
-        assert error == "Error: sbatch did not take the job (exit code 1)"
+        assert error == "Error: sbatch refused the job (exit code 1)"
         assert hint in said
     following = start("--account=test", "--qos=normal", "--follow", "train.py")
     job = number_of(following)
@@ -187,7 +187,7 @@ def test_preempted_jobs(submit, tmp_path):
     for how, following in ours.items():
         out, err = following.communicate(timeout=patience(100))
         assert following.returncode == 75, err
-        assert "had to make room for another (exit code 75)" in err
+        assert "was preempted (exit code 75)" in err
         assert out.count("saved") == (0 if how == "deaf" else 2)
     assert cluster.wait(high) == "COMPLETED"
     assert {how: cluster.state(job) for how, job in jobs.items()} == {"saves": "FAILED", "deaf": "PREEMPTED"}
@@ -227,8 +227,8 @@ def test_requeued_jobs(submit, tmp_path):
 
     out, err = twice.communicate(timeout=patience(100))
     assert twice.returncode == 0, err
-    assert f"job {followed} was requeued, and waits" in err
-    assert "is done (exit code 0)" in err
+    assert f"job {followed} was requeued and waits" in err
+    assert "completed (exit code 0)" in err
     assert out == cluster.output(followed)
     assert [out.count(f"ready {count}") for count in (None, 1)] == [2, 2]
 

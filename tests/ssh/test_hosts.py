@@ -33,58 +33,58 @@ HOSTS = [
 ]
 
 BAD_HOSTS = [
-    ("", "names no host"),
-    ("  ", "names no host"),
-    ("a,,b", "without a name"),
-    ("a,", "without a name"),
-    (":4", "':4' is no host"),
-    ("b,a:0", "a has 0 slots and would run nothing"),
+    ("", "--hosts is empty"),
+    ("  ", "--hosts is empty"),
+    ("a,,b", "has no name"),
+    ("a,", "has no name"),
+    (":4", "':4' is not a host"),
+    ("b,a:0", "a has 0 slots"),
     ("a:00", "0 slots"),
     ("[fd77::1]:0", r"\[fd77::1\] has 0 slots"),
-    ("a:-1", "'-1' is no number of slots"),
-    ("a:", "'' is no number of slots"),
-    ("a:four", "'four' is no number of slots"),
-    ("a:4:4", "'a:4:4' is no host"),
+    ("a:-1", "'-1' is not a number of slots"),
+    ("a:", "'' is not a number of slots"),
+    ("a:four", "'four' is not a number of slots"),
+    ("a:4:4", "'a:4:4' is not a host"),
     ("a:99999", "more than 4096"),
-    ("a:²", "no number of slots"),
+    ("a:²", "not a number of slots"),
     ("a,b,a", "a is named twice"),
     ("n[1-3],n2", "n2 is named twice"),
-    ("n[1-3", "is no host"),
+    ("n[1-3", "is not a host"),
     ("n[3-1]", "a range that rises"),
     ("n[]", "expected a number"),
     ("n[1-99999999]", "more than 65536 nodes"),
-    ("-oProxyCommand", "is no host's name"),
-    ("-[1-2]", "is no host's name"),
-    ("a b", "is no host"),
+    ("-oProxyCommand", "is not a host name"),
+    ("-[1-2]", "is not a host name"),
+    ("a b", "is not a host"),
     ("me@a,you@a", "a is named twice"),
-    ("@a", "'' is no user's name"),
-    ("-l@a", "'-l' is no user's name"),
-    ("a@b@c", "'a@b@c' is no host"),
-    ("me@", "'me@' is no host"),
-    ("fd77::1", "is no host"),
+    ("@a", "'' is not a user name"),
+    ("-l@a", "'-l' is not a user name"),
+    ("a@b@c", "'a@b@c' is not a host"),
+    ("me@", "'me@' is not a host"),
+    ("fd77::1", "is not a host"),
     ("[fd77::1],[fd77:0::1]:4", "fd77::1 is named twice"),
-    ("[fd77::x]:4", r"\[fd77::x\] is no address of IPv6"),
-    ("[fd77::1]4", "is no host"),
+    ("[fd77::x]:4", r"\[fd77::x\] is not an IPv6 address"),
+    ("[fd77::1]4", "is not a host"),
     ("hôte", "cannot be read"),
-    ("a:1_0", "'1_0' is no number of slots"),
-    ("a:٣", "'٣' is no number of slots"),
-    (" a: 1", "'a: 1' is no host"),
-    ("a:10^12", r"'10\^12' is no number of slots"),
+    ("a:1_0", "'1_0' is not a number of slots"),
+    ("a:٣", "'٣' is not a number of slots"),
+    (" a: 1", "'a: 1' is not a host"),
+    ("a:10^12", r"'10\^12' is not a number of slots"),
     ("a:1000000000000", "1000000000000 slots are more than 4096"),
-    ("a:" + "9" * 5000, "'9{39}…' is no number of slots"),
-    ("a" * 64, "between its dots a name has 1 to 63 letters"),
-    ("a" * 63 + ".b..c", "between its dots a name has 1 to 63 letters"),
-    (".".join(["a" * 63] * 4), "253 in all"),
-    ("n[1-2]." + "b" * 64, "1 to 63 letters"),
-    ("," * 100_000, "without a name"),
+    ("a:" + "9" * 5000, "'9{39}…' is not a number of slots"),
+    ("a" * 64, "at most 253 characters, and 1 to 63 between dots"),
+    ("a" * 63 + ".b..c", "at most 253 characters, and 1 to 63 between dots"),
+    (".".join(["a" * 63] * 4), "at most 253 characters"),
+    ("n[1-2]." + "b" * 64, "1 to 63 between dots"),
+    ("," * 100_000, "has no name"),
     ("a," * 30_000 + "b", "a is named twice"),
-    ("[" * 100_000, "is no host"),
-    ("a\nb", "is no host"),
-    ("a\x1b[31m", "is no host"),
-    ("me\n-oProxyCommand=x@a", "no user's name|is no host"),
-    ("$(id)@a", r"'\$\(id\)' is no user's name"),
-    ("[fe80::1%$(id)]", r"\[fe80::1%\$\(id\)\] is no address of IPv6"),
-    ("[fe80::1%-oProxyCommand=x]", "is no address of IPv6"),
+    ("[" * 100_000, "is not a host"),
+    ("a\nb", "is not a host"),
+    ("a\x1b[31m", "is not a host"),
+    ("me\n-oProxyCommand=x@a", "not a user name|is not a host"),
+    ("$(id)@a", r"'\$\(id\)' is not a user name"),
+    ("[fe80::1%$(id)]", r"\[fe80::1%\$\(id\)\] is not an IPv6 address"),
+    ("[fe80::1%-oProxyCommand=x]", "is not an IPv6 address"),
     ("a;b", "cannot be read"),
 ]
 
@@ -110,30 +110,30 @@ FILES = [
 ]
 
 BAD_FILES = [
-    ("", "hosts names no host"),
-    ("# a\n\n", "hosts names no host"),
-    ("a\nb slots\n", "hosts:2: 'slots' makes no sense"),
-    ("a\n\nb slots=\n", "hosts:3: '' is no number of slots"),
-    ("a slots=x\n", "hosts:1: 'x' is no number of slots"),
+    ("", "hosts has no hosts"),
+    ("# a\n\n", "hosts has no hosts"),
+    ("a\nb slots\n", "hosts:2: cannot read 'slots'"),
+    ("a\n\nb slots=\n", "hosts:3: '' is not a number of slots"),
+    ("a slots=x\n", "hosts:1: 'x' is not a number of slots"),
     ("a slots=0\n", "hosts:1: a has 0 slots"),
-    ("a slots=2 slots=2\n", "hosts:1: 'slots=2' makes no sense"),
+    ("a slots=2 slots=2\n", "hosts:1: cannot read 'slots=2'"),
     ("a slots=4 max_slots=2\n", "hosts:1: slots=4 is more than max_slots=2"),
-    ("a max_slots=2 max-slots=2\n", "hosts:1: 'max-slots=2' makes no sense"),
-    ("a cpus=4\n", "hosts:1: 'cpus=4' makes no sense"),
+    ("a max_slots=2 max-slots=2\n", "hosts:1: cannot read 'max-slots=2'"),
+    ("a cpus=4\n", "hosts:1: cannot read 'cpus=4'"),
     ("a 4 all.q@a UNDEFINED\na slots=4\n", "hosts:2: a is named twice, and before at .*hosts:1"),
-    ("a four all.q@a UNDEFINED\n", "hosts:1: 'four' makes no sense"),
-    ("a 4 all.q@a\n", "hosts:1: '4' makes no sense"),
+    ("a four all.q@a UNDEFINED\n", "hosts:1: cannot read 'four'"),
+    ("a 4 all.q@a\n", "hosts:1: cannot read '4'"),
     ("a 4097 all.q@a UNDEFINED\n", "hosts:1: 4097 slots are more than 4096"),
     ("a\n" * 4097, "hosts:1: 4097 slots are more than 4096"),
     ("a slots=2\na slots=2\n", "hosts:2: a is named twice"),
     ("a\na\nyou@a\n", "hosts:3: a is named twice"),
-    ("a:2 max_slots=2\n", "hosts:1: 'a:2 max_slots=2' says twice"),
-    ("a:2 slots=2\n", "hosts:1: 'a:2 slots=2' says twice"),
-    ("a 4\n", "hosts:1: '4' makes no sense"),
+    ("a:2 max_slots=2\n", "hosts:1: 'a:2 max_slots=2' has two numbers of slots"),
+    ("a:2 slots=2\n", "hosts:1: 'a:2 slots=2' has two numbers of slots"),
+    ("a 4\n", "hosts:1: cannot read '4'"),
     ("slots=4\n", "hosts:1: .*cannot be read"),
     ("a\n# b\na:2\n", "hosts:3: a is named twice, and before at .*hosts:1"),
-    ("a,b\n", "hosts:1: 'a,b' is no host"),
-    ("a" + " " * 500_000 + "b\n", "hosts:1: 'b' makes no sense"),
+    ("a,b\n", "hosts:1: 'a,b' is not a host"),
+    ("a" + " " * 500_000 + "b\n", "hosts:1: cannot read 'b'"),
     ("a\x00\n", "hosts:1: .*cannot be read"),
 ]
 
@@ -210,7 +210,7 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match="Is a directory"):
         read_hostfile(str(tmp_path))
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="is no text"):
+    with pytest.raises(UsageError, match="is not a text file"):
         read_hostfile(str(tmp_path / "bytes"))
 
 
@@ -232,17 +232,17 @@ CHOSEN = [
 ]
 
 BAD_CHOICES = [
-    ("a", "b", "contradict each other"),
-    ("", None, "without a name"),
-    ("a@", None, "without a name"),
+    ("a", "b", "does not work with --exclude b"),
+    ("", None, "has no name"),
+    ("a@", None, "has no name"),
     ("d", None, "d is not among the hosts"),
-    ("a:4", None, "a has no slot 4, but 0 to 3"),
-    ("a:x", None, "'x' is no slot of a"),
-    ("a:", None, "'' is no slot of a"),
+    ("a:4", None, "a has no slot 4, only 0 to 3"),
+    ("a:x", None, "'x' is not a slot of a"),
+    ("a:", None, "'' is not a slot of a"),
     ("a:1,1", None, "slot 1 of a is named twice"),
     ("a@a:1", None, "a is named twice"),
     (None, "a@b@c", "leaves no host"),
-    (None, "c:0", "how many slots has c"),
+    (None, "c:0", "the number of slots of c is not known"),
 ]
 
 
@@ -262,7 +262,7 @@ def test_choices_of_users_and_addresses():
 def test_an_address_of_ipv6_without_brackets():
     with pytest.raises(UsageError) as caught:
         read_hosts("fd77::1")
-    assert caught.value.hint == "an address of IPv6 stands in brackets: [fd00::1]:4"
+    assert caught.value.hint == "write an IPv6 address in brackets: [fd00::1]:4"
 
 
 @pytest.mark.parametrize(("include", "exclude", "complaint"), BAD_CHOICES)

@@ -261,7 +261,7 @@ def test_the_last_pod_has_a_name_too(nodes):
 
 
 def test_bytes_that_are_no_text():
-    with pytest.raises(UsageError, match="cannot stand in a manifest"):
+    with pytest.raises(UsageError, match="a manifest cannot hold"):
         manifest(replace(SMALLEST, command=["train.py", "\udcff"]))
 
 

@@ -206,7 +206,7 @@ def test_a_job_that_ends_by_itself_when_it_is_preempted(code, ended):
     job = parse(RECORD.format(state="FAILED", reason="NonZeroExitCode", code=code, preempted="2026-01-31T12:00:00"))
     assert job is not None
     assert job.code == ended
-    assert ("make room" in job.words) == (ended == 75)
+    assert ("was preempted" in job.words) == (ended == 75)
 
 
 @pytest.mark.parametrize(
@@ -214,10 +214,10 @@ def test_a_job_that_ends_by_itself_when_it_is_preempted(code, ended):
     [
         ("Resources", "waits: Resources"),
         ("QOSMaxCpuPerUserLimit", "waits: QOSMaxCpuPerUserLimit"),
-        ("PartitionNodeLimit", "waits and will not start as it is: PartitionNodeLimit (more nodes than a job may have"),
-        ("QOSMaxNodePerJobLimit", "waits and will not start as it is: QOSMaxNodePerJobLimit (beyond a limit for one"),
-        ("AssocMaxWallDurationPerJobLimit", "waits and will not start as it is: AssocMaxWallDurationPerJobLimit"),
-        ("JobHeldUser", "waits and will not start as it is: JobHeldUser (it is held until `scontrol release`)"),
+        ("PartitionNodeLimit", "waits, and will never start: PartitionNodeLimit (the job asks for more nodes than"),
+        ("QOSMaxNodePerJobLimit", "waits, and will never start: QOSMaxNodePerJobLimit (more than one job may have)"),
+        ("AssocMaxWallDurationPerJobLimit", "waits, and will never start: AssocMaxWallDurationPerJobLimit"),
+        ("JobHeldUser", "waits, and will never start: JobHeldUser (you hold it: scontrol release JOB)"),
     ],
 )
 def test_a_job_that_can_never_start_is_said(reason, said):
