@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 RANK = """
 import os, torch, torch.distributed as dist
@@ -47,13 +48,17 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(ddplaunch(*words), cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
-def devices() -> dict:
-    return json.loads(subprocess.run(ddplaunch("devices", "--json"), capture_output=True, text=True, check=True).stdout)
+def devices() -> dict[str, Any]:
+    done = subprocess.run(ddplaunch("devices", "--json"), capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
-def torch_says(expression: str) -> list:
+def torch_says(expression: str) -> list[Any]:
     code = f"import json, torch; print(json.dumps({expression}))"
-    return json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found: list[Any] = json.loads(done.stdout)
+    return found
 
 
 def memory_used() -> list[int]:

@@ -61,7 +61,7 @@ def share(number: int, host: str = "evil", ranks: int = 1) -> dict[str, Any]:
 def hello(number: int = 1, **changed: Any) -> dict[str, Any]:
     """What a node says that fits to any job of two nodes here."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    body = {
+    body: dict[str, Any] = {
         "share": share(number), "nnodes": "2", "run_id": None, "target": "x.py", "fingerprint": None,
         "max_restarts": 0, "versions": {"python": python}, "gpus": [], "nonce": "0",
     }  # fmt: skip

@@ -69,8 +69,8 @@ def alone(enough: bool) -> bool:
 
 def main(mode: str, folder: str) -> None:
     """Train until there is ``enough``; rank 0 says now and then which step it has done, to show progress."""
-    for number in IGNORED.get(mode, ()):
-        signal.signal(number, signal.SIG_IGN)
+    for ignored in IGNORED.get(mode, ()):
+        signal.signal(ignored, signal.SIG_IGN)
     step = joined() if mode == "talk" else alone
     rank = int(os.environ["RANK"])
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

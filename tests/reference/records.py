@@ -147,7 +147,7 @@ def devices_fields() -> list[str]:
     user = GpuProcess(pid=1, name=None, user=None, memory=None)
     gpu = Gpu("nvidia", 0, "", mig=(MigInstance("", "", None),), processes=(user,))
     cpu = Cpu(None, logical=1, physical=1, allowed=(0,), numa=(NumaNode(0, (0,)),))
-    visible = Visible((VisibleGpu(gpu, None, "0"),), ("cuda:0",), "")
+    visible = Visible((VisibleGpu(gpu, None, "0"),), "")
     return list(_paths(devices_json(Hardware(cpu, (gpu,)), visible), ""))
 
 

@@ -5,7 +5,7 @@ It runs in the process that reports: pytest's own, or xdist's controller after i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import pytest
@@ -37,11 +37,11 @@ class Again:
         self._flaky: list[str] = []
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Iterator[None]:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, None, None]:
         tries = self._tries.setdefault(report.nodeid, _Tries())
         tries.seconds[-1] += report.duration
         # "???" is xdist's report of a worker that died: what did that to a worker might do it to us.
-        if report.failed and report.when != "???" and not self._rerunning:
+        if report.failed and report.when in ("setup", "call", "teardown") and not self._rerunning:
             tries.failed.append(report)
             report.outcome = HELD  # type: ignore[assignment]
         return (yield)
@@ -55,7 +55,7 @@ class Again:
         return "run again", "R", ("FAILED, WILL RUN AGAIN", {"yellow": True})
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[object]:
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         finished = False
         try:
             result = yield
