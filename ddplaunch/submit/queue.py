@@ -238,8 +238,8 @@ def parse(record: str) -> JobRecord | None:
     name = state[1]
     code: int | None = None
     if name in _FINAL:
-        told = re.search(r" ExitCode=(\d+):(\d+)", record)
-        own, signal = (int(told[1]), int(told[2])) if told else (0, 0)
+        ended = re.search(r" ExitCode=(\d+):(\d+)", record)
+        own, signal = (int(ended[1]), int(ended[2])) if ended else (0, 0)
         if name == "FAILED" and own == EXIT_SIGNAL + 15 and re.search(r" PreemptTime=\d", record):
             name = "PREEMPTED"  # it ended within its grace, so Slurm sees only a script that failed
         code = _FINAL[name][1]
