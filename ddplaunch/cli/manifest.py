@@ -37,7 +37,7 @@ class _ManifestCommand(BatchCommand):
     params=params(HEADINGS, REFUSED),
 )
 @click.pass_context
-def manifest(ctx: click.Context, /, target: str, **_: object) -> int:
+def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> int:
     """Print a training job for Kubernetes as YAML.
 
     Prints an indexed Job, whose pods are the nodes, and the Service that lets them find each other. Each pod runs
@@ -50,7 +50,7 @@ def manifest(ctx: click.Context, /, target: str, **_: object) -> int:
     job = pod_job(ctx, target)
     click.echo(kubernetes.manifest(job).encode(), nl=False)  # kubectl reads UTF-8, whatever the terminal does
     values = {**ctx.params, "job_name": job.name}
-    if ctx.params["dry_run"]:
+    if dry_run:
         explain(sources(ctx, values, {"job-name": "the target", "nodes": "default"}), notes(ctx))
         return 0
     for note in (*notes(ctx), *from_files(ctx, values)):

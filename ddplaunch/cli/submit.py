@@ -95,7 +95,21 @@ def _words_of_manifest(words: list[str]) -> list[str] | None:
     params=params(HEADINGS, REFUSED),
 )
 @click.pass_context
-def submit(ctx: click.Context, /, target: str, args: tuple[str, ...], **_: object) -> int:
+def submit(
+    ctx: click.Context,
+    /,
+    target: str,
+    args: tuple[str, ...],
+    module: bool,
+    no_python: bool,
+    pass_local_rank: bool,
+    start: str,
+    preload: str | None,
+    tensorboard: str | None,
+    follow: bool,
+    dry_run: bool,
+    **_: object,
+) -> int:
     """Submit a training job to Slurm.
 
     Writes a batch script that runs `ddplaunch run` on each node, and hands it to sbatch. The options of
@@ -105,15 +119,20 @@ def submit(ctx: click.Context, /, target: str, args: tuple[str, ...], **_: objec
     """
     from ddplaunch.submit import queue, slurm
 
-    follow: bool = ctx.params["follow"]
-    tensorboard: str | None = ctx.params["tensorboard"]
     job = _job(ctx, target)
     if job.array and follow:
         raise UsageError(f"--follow does not work with --array {job.array}: each job has its own log", "leave one out")
     if job.container_image is None:  # else the target may be in the image only
         try:
-            about = ("module", "no_python", "pass_local_rank", "start", "preload")
-            find_target(target, args, **{name: ctx.params[name] for name in about})
+            find_target(
+                target,
+                args,
+                module=module,
+                no_python=no_python,
+                pass_local_rank=pass_local_rank,
+                start=start,
+                preload=preload,
+            )
         except UsageError as error:
             raise renamed(ctx.command, error) from None
         if tensorboard is not None:
@@ -122,7 +141,7 @@ def submit(ctx: click.Context, /, target: str, args: tuple[str, ...], **_: objec
             check_tensorboard(tensorboard)
     check_token(None)
     script = slurm.script(job)
-    if ctx.params["dry_run"]:
+    if dry_run:
         click.echo(os.fsencode(script), nl=False)  # as sbatch would get it: of text, click drops escape sequences
         explain(_sources(ctx, job), (*notes(ctx), *_advice(job)))
         return 0
@@ -132,10 +151,10 @@ def submit(ctx: click.Context, /, target: str, args: tuple[str, ...], **_: objec
     if job.container_image and not queue.has_containers():
         say("srun has no --container-image here: the job fails, unless the nodes have pyxis")
     _prepare_log(job)
-    number = queue.submit(script, os.environ)
-    log = slurm.log_path(job, number.number)
-    lines = [f"job {number.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {log}"]
-    cancel = f"cancel: scancel {' '.join(number.words)}"
+    submitted = queue.submit(script, os.environ)
+    log = slurm.log_path(job, submitted.number)
+    lines = [f"job {submitted.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {log}"]
+    cancel = f"cancel: scancel {' '.join(submitted.words)}"
     if not follow:
         import shlex
 
@@ -144,7 +163,7 @@ def submit(ctx: click.Context, /, target: str, args: tuple[str, ...], **_: objec
         return 0
     for line in (*lines, cancel):
         say(line)
-    return _follow(number, log)
+    return _follow(submitted, log)
 
 
 # ---------------------------------------------------------------------------------------------------------- the job
