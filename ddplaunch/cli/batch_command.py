@@ -234,10 +234,9 @@ JOB_NAME = option("--job-name", "NAME", "Name of the job.  [default: from the ta
 
 def words_of_run(ctx: click.Context) -> tuple[str, ...]:
     """The words for ``ddplaunch run`` on the nodes: as typed, without those for the scheduler."""
-    command, line = ctx.command, given(ctx).line
-    assert isinstance(command, BatchCommand)
+    line = given(ctx).line
     assert line.target is not None
-    takes, own = spellings(command.params), spellings(options_of(command.own))
+    takes, own = spellings(ctx.command.params), spellings(options_of(_own(ctx)))
     words: list[str] = []
     typed = iter(line.ours)
     for word in typed:
@@ -259,62 +258,48 @@ def notes(ctx: click.Context) -> Iterator[str]:
     yield from given(ctx).defaults.notes
 
 
-def sources(
+def report(
     ctx: click.Context,
     values: Mapping[str, object],
     otherwise: Mapping[str, str],
+    notes: Iterable[str],
+    *,
+    dry_run: bool,
     overrides: Mapping[str, str] = {},
-) -> Iterator[str]:
-    """Each value with its source, a line each.
+    more: Iterable[str] = (),
+) -> None:
+    """Print on stderr where values come from, and notes: in a dry run of all values, else of those from files.
 
     Args:
         values: by click's names of the options.
         otherwise: the source of a value that nobody gave, by the option's name without dashes.
         overrides: the variables that sbatch reads, likewise.
+        more: lines on other values.
     """
-    for option, param in _of_job(ctx, values):
-        value = _spelled(values[param.name or ""])
-        if file := _file(ctx, param):
-            yield f"{option}: {value} ({file})"
-        elif source_of(ctx, param.name or "") is Source.TYPED:
-            yield f"{option}: {value} (--{option})"
-        elif option in otherwise:
-            yield f"{option}: {value} ({otherwise[option]})"
-        elif variable := os.environ.get(overrides.get(option, "")):
-            yield f"{option}: {variable} ({overrides[option]}, which sbatch reads)"
+    lines = []
+    for option in options_of(_own(ctx)):
+        name = option.name or ""
+        if name not in values or option.opts[-1] in ONLY_TYPED:
+            continue
+        key, value, source = option.opts[-1].removeprefix("--"), values[name], _file(ctx, option)
+        if dry_run and not source:
+            source = option.opts[-1] if source_of(ctx, name) is Source.TYPED else otherwise.get(key)
+            if not source and (variable := os.environ.get(overrides.get(key, ""))):
+                value, source = variable, f"{overrides[key]}, which sbatch reads"
+        if source:
+            lines.append(f"{key}: {', '.join(map(str, value)) if isinstance(value, tuple) else value} ({source})")
+    for line in (*lines, *(more if dry_run else ())):
+        click.echo(line if dry_run else f"ddplaunch: {line}", err=True)
+    for note in notes:
+        click.echo(f"{'note' if dry_run else 'ddplaunch'}: {note}", err=True)
 
 
-def from_files(ctx: click.Context, values: Mapping[str, object]) -> Iterator[str]:
-    """What files have decided: the user has not typed it, and may not have written it."""
-    for option, param in _of_job(ctx, values):
-        if file := _file(ctx, param):
-            yield f"{option}: {_spelled(values[param.name or ''])} ({file})"
-
-
-def _of_job(ctx: click.Context, values: Mapping[str, object]) -> Iterator[tuple[str, click.Option]]:
-    """The options that become a part of the job, by their names without dashes."""
+def _own(ctx: click.Context) -> Mapping[str, Sequence[click.Option]]:
     assert isinstance(ctx.command, BatchCommand)
-    for option in options_of(ctx.command.own):
-        if option.name in values and option.opts[-1] not in ONLY_TYPED:
-            yield option.opts[-1].removeprefix("--"), option
+    return ctx.command.own
 
 
 def _file(ctx: click.Context, param: click.Parameter) -> str | None:
     """The file that a value comes from, if it does."""
     name = param.name or ""
     return given(ctx).defaults.values[name].file if source_of(ctx, name) is Source.FILE else None
-
-
-def _spelled(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def say(line: str) -> None:
-    """Tell people something, on stderr."""
-    click.echo(f"ddplaunch: {line}", err=True)
-
-
-def explain(sources: Iterable[str], notes: Iterable[str]) -> None:
-    """Print what a dry run says about the job, on stderr."""
-    for line in (*sources, *(f"note: {note}" for note in notes)):
-        click.echo(line, err=True)

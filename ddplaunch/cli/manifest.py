@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ddplaunch.cli.batch_command import BatchCommand, explain, from_files, headings, notes, params, say, sources
+from ddplaunch.cli.batch_command import BatchCommand, headings, notes, params, report
 from ddplaunch.cli.manifest_options import COMMON, HEADINGS, REFUSED, pod_job
 from ddplaunch.cli.target_command import SETTINGS
 
@@ -50,9 +50,5 @@ def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> 
     job = pod_job(ctx, target)
     click.echo(kubernetes.manifest(job).encode(), nl=False)  # kubectl reads UTF-8, whatever the terminal does
     values = {**ctx.params, "job_name": job.name}
-    if dry_run:
-        explain(sources(ctx, values, {"job-name": "the target", "nodes": "default"}), notes(ctx))
-        return 0
-    for note in (*notes(ctx), *from_files(ctx, values)):
-        say(note)
+    report(ctx, values, {"job-name": "the target", "nodes": "default"}, notes(ctx), dry_run=dry_run)
     return 0

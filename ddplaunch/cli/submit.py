@@ -12,16 +12,13 @@ import click
 
 from ddplaunch.cli.batch_command import (
     BatchCommand,
-    explain,
-    from_files,
     given,
     headings,
     notes,
     params,
     renamed,
-    say,
+    report,
     seconds,
-    sources,
     words_of_run,
 )
 from ddplaunch.cli.command_line import end_of_ours
@@ -60,7 +57,7 @@ class _SubmitCommand(BatchCommand):
             return super().make_context(info_name, args, parent, **extra)
         from ddplaunch.cli.manifest import manifest
 
-        say("submit is for Slurm; for Kubernetes use ddplaunch manifest")
+        _say("submit is for Slurm; for Kubernetes use ddplaunch manifest")
         context = manifest.make_context(manifest.name, words, parent, **extra)
         tables = given(context).defaults.tables
         if "submit" in tables and "manifest" not in tables:
@@ -141,15 +138,13 @@ def submit(
             check_tensorboard(tensorboard)
     check_token(None)
     script = slurm.script(job)
+    _report(ctx, job, dry_run=dry_run)
     if dry_run:
         click.echo(os.fsencode(script), nl=False)  # as sbatch would get it: of text, click drops escape sequences
-        explain(_sources(ctx, job), (*notes(ctx), *_advice(job)))
         return 0
-    for note in (*notes(ctx), *_advice(job), *from_files(ctx, vars(job))):
-        say(note)
     queue.check_is_here(os.environ)
     if job.container_image and not queue.has_containers():
-        say("srun has no --container-image here: the job fails, unless the nodes have pyxis")
+        _say("srun has no --container-image here: the job fails, unless the nodes have pyxis")
     _prepare_log(job)
     submitted = queue.submit(script, os.environ)
     log = slurm.log_path(job, submitted.number)
@@ -162,7 +157,7 @@ def submit(
         click.echo(os.fsencode("\n".join([*lines, *tail, cancel])))
         return 0
     for line in (*lines, cancel):
-        say(line)
+        _say(line)
     return _follow(submitted, log)
 
 
@@ -259,14 +254,21 @@ def _prepare_log(job: BatchJob) -> None:
         raise UsageError(message, "--output DIR/slurm-%j.out names another folder") from None
 
 
-def _sources(ctx: click.Context, job: BatchJob) -> Iterator[str]:
-    """Each value of the script with its source."""
+def _report(ctx: click.Context, job: BatchJob, *, dry_run: bool) -> None:
     from ddplaunch.submit.queue import OVERRIDES
 
-    otherwise = {"job-name": "the target", "output": "default", "nodes": "default"}
-    yield from sources(ctx, vars(job), otherwise, OVERRIDES)
-    yield f"chdir: {job.chdir} (the current directory)"
-    yield f"interpreter: {job.interpreter} ({'of the image' if job.container_image else 'this one'})"
+    report(
+        ctx,
+        vars(job),
+        {"job-name": "the target", "output": "default", "nodes": "default"},
+        (*notes(ctx), *_advice(job)),
+        dry_run=dry_run,
+        overrides=OVERRIDES,
+        more=(
+            f"chdir: {job.chdir} (the current directory)",
+            f"interpreter: {job.interpreter} ({'of the image' if job.container_image else 'this one'})",
+        ),
+    )
 
 
 def _advice(job: BatchJob) -> Iterator[str]:
@@ -279,12 +281,16 @@ def _advice(job: BatchJob) -> Iterator[str]:
 # -------------------------------------------------------------------------------------------------------- following
 
 
+def _say(line: str) -> None:
+    click.echo(f"ddplaunch: {line}", err=True)
+
+
 def _follow(job: JobId, log: str) -> int:
     """Follow the job to its end; Ctrl-C asks whether to stop following."""
     from ddplaunch.submit.follow import Follower
     from ddplaunch.submit.queue import cancel
 
-    follower = Follower(job, sys.stdout.buffer, say)
+    follower = Follower(job, sys.stdout.buffer, _say)
     while True:
         try:
             return follower.run()
@@ -297,7 +303,7 @@ def _follow(job: JobId, log: str) -> int:
         if answer == "c":
             cancel(job)
         elif answer == "d":
-            say(f"job {job.number} keeps running; its log: {log}")
+            _say(f"job {job.number} keeps running; its log: {log}")
             return code
 
 
