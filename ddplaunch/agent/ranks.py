@@ -12,7 +12,7 @@ from enum import Enum
 
 from ddplaunch.agent import limits, post_mortem
 from ddplaunch.agent.temporary import Temporary
-from ddplaunch.control.failure import MAX_TOLD, Failure, within
+from ddplaunch.control.failure import MAX_REPORT, Failure, within
 from ddplaunch.control.messages import Broken, Drained
 from ddplaunch.control.port import Port
 from ddplaunch.errors import EXIT_OS
@@ -277,4 +277,4 @@ class Ranks:
     def account(self, streams: Streams, *, seen: bool) -> Drained:
         """What the job hears of it in the end, failures with the last lines that each rank printed."""
         failures = (replace(each, tail=post_mortem.last_lines(streams.tail(each.rank))) for each in self.failures)
-        return Drained(self.number, tuple(within(failures, MAX_TOLD)), self.stopped, time.time(), self._broken, seen)
+        return Drained(self.number, tuple(within(failures, MAX_REPORT)), self.stopped, time.time(), self._broken, seen)

@@ -24,7 +24,8 @@ from ddplaunch.agent.signals import STOPPING, Signals
 from ddplaunch.agent.store import Store
 from ddplaunch.agent.teardown import Teardown
 from ddplaunch.agent.tree import Tree
-from ddplaunch.control import messages, placement
+from ddplaunch.control import messages
+from ddplaunch.control.attempt_plan import attempt_plan
 from ddplaunch.control.failure import Failure, Outcome
 from ddplaunch.control.join_status import describe
 from ddplaunch.control.link import make_link
@@ -160,7 +161,7 @@ class Supervisor:
         plan, environ = self._plan, self._tree.environ
         if order.shares:
             extra = self._name_server.variables() if self._name_server else {}
-            plan = placement.joined(plan, order, self._rules, environ, extra)
+            plan = attempt_plan(plan, order, self._rules, environ, extra)
         self._begin(order.attempt, plan)
         ranks = self._ranks
         self._emit(events.Planned(plan, order.attempt))

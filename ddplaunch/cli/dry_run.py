@@ -33,7 +33,7 @@ def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: b
     notes = list(plan.notes)
     if plan.node_rank == 0:
         notes += [f"beside rank 0: {each.command}" for each in read_sidecars(options, remote=remote)]
-    if plan.nnodes > 1 and not plan.place:
+    if plan.nnodes > 1 and not plan.started_rank:
         notes.append(f"nodes other than {plan.node_rank} are unknown and assumed to be like this one")
         if options.token:
             notes.append("the token is not printed: set DDPLAUNCH_TOKEN on every node")

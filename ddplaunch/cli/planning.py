@@ -88,7 +88,7 @@ def _spec(options: Options, finding: Finding | None, unless_numbered: int) -> Jo
         oversubscribe=options.oversubscribe,
         bind=options.bind,
         max_restarts=options.max_restarts,
-        place=started_rank(finding),
+        started_rank=started_rank(finding),
         sources=dict.fromkeys(options.inferred, finding.cluster) if finding else {},
         numbered=numbered,
         role=options.role,

@@ -93,7 +93,7 @@ def run(**_: object) -> int:
             plan = plan_as(1)  # any other node, until node 0 gives it a rank
         check_store_file(plan.init_method, plan.run_id)
         _say(*plan.notes)
-        if plan.nnodes > 1 and rules.port is None and not plan.place:
+        if plan.nnodes > 1 and rules.port is None and not plan.started_rank:
             _say("--control none: nodes do not notice failures of other nodes")
         from ddplaunch.cli.launch import Job
 

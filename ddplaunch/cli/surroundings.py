@@ -11,7 +11,7 @@ from ddplaunch.errors import EXIT_USAGE, UsageError
 
 if TYPE_CHECKING:
     from ddplaunch.clusters.finding import Finding, Place
-    from ddplaunch.plan.layout import Place as StartedRank
+    from ddplaunch.plan.layout import StartedRank
 
 INSIDE = "DDPLAUNCH_DEVICE"
 """Every rank of ours has it: what a rank starts with ddplaunch is a job of its own, not that rank again."""
@@ -97,7 +97,7 @@ def started_rank(finding: Finding | None) -> StartedRank | None:
     """Return this process's rank as the plan has it, where somebody else has started all ranks."""
     if finding is None or finding.place is None:
         return None
-    from ddplaunch.plan.layout import Place as StartedRank
+    from ddplaunch.plan.layout import StartedRank
 
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ and finding.cluster == TORCHRUN}
     place = finding.place

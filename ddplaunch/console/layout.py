@@ -47,7 +47,7 @@ def plain(plan: Plan, options: Sequence[str]) -> Iterator[str]:
     for fact in _facts(plan):
         yield f"{fact.name}: {fact.value} ({fact.source})"
     yield ""
-    for rank in plan.told:
+    for rank in plan.shown_ranks:
         node, local = _where(plan, rank)
         yield (
             f"rank {rank.rank}  node {node}  host {_host(rank.host)}  local rank {local}"
@@ -64,7 +64,7 @@ def plain(plan: Plan, options: Sequence[str]) -> Iterator[str]:
 
 
 def _headline(plan: Plan) -> str:
-    if plan.place:
+    if plan.started_rank:
         return f"rank {plan.node_rank} of {plan.world_size}, each with its own launcher: {shlex.join(plan.target.argv)}"
     nodes = f"{plan.nnodes} node{'s' * (plan.nnodes > 1)}"
     return f"{plan.world_size} rank{'s' * (plan.world_size > 1)} on {nodes}: {shlex.join(plan.target.argv)}"
@@ -80,7 +80,7 @@ def _variables(plan: Plan) -> tuple[str, str]:
     """The variables that are alike on all ranks, with their values, and the names of the others."""
     masked = [name for name in plan.masks[0] if name not in _OWN] if plan.masks else []
     own = [*_OWN, *masked, *["OMP_NUM_THREADS"] * (len({node.threads for node in plan.nodes}) > 1)]
-    common = {name: value for name, value in plan.environment(plan.told[0]).items() if name not in own}
+    common = {name: value for name, value in plan.environment(plan.shown_ranks[0]).items() if name not in own}
     return " ".join(f"{name}={value}" for name, value in common.items()), " ".join(own)
 
 
@@ -99,7 +99,7 @@ def _cpus(cpus: Sequence[int] | None) -> str:
 
 def _commands(plan: Plan, options: Sequence[str]) -> Iterator[tuple[int, str]]:
     """The command for each other node."""
-    for node in () if plan.place else plan.nodes:
+    for node in () if plan.started_rank else plan.nodes:
         if node.node_rank != plan.node_rank:
             yield node.node_rank, command_for(plan, node.node_rank, options)
 
@@ -127,13 +127,13 @@ def _print_table(console: Console, plan: Plan, options: Sequence[str]) -> None:
     show(facts)
     console.print()
     ranks = grid("rank", "node", "local", "host", "device", "cpus")
-    for rank in plan.told[:MAX_ROWS]:
+    for rank in plan.shown_ranks[:MAX_ROWS]:
         numbers = (str(rank.rank), *_where(plan, rank))
         here = rank.node_rank == plan.node_rank
         ranks.add_row(*numbers, Text(_host(rank.host)), rank.device, _cpus(rank.cpus), style="" if here else "dim")
     show(ranks)
-    if len(plan.told) > MAX_ROWS:
-        show(Text(f"… and {len(plan.told) - MAX_ROWS} more; piped, or with --json, all are printed", "dim"))
+    if len(plan.shown_ranks) > MAX_ROWS:
+        show(Text(f"… and {len(plan.shown_ranks) - MAX_ROWS} more; piped, or with --json, all are printed", "dim"))
     console.print()
     common, own = _variables(plan)
     console.print(Text("variables of every rank", "bold"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
-from ddplaunch.control.failure import MAX_TOLD, Failure, Verdict, judge, within
+from ddplaunch.control.failure import MAX_REPORT, Failure, Verdict, judge, within
 from ddplaunch.control.messages import Drained
 
 SETTLE = 1.0
@@ -74,7 +74,7 @@ class JobAttempt:
     def drained(self, node: int, message: Drained) -> None:
         """A node's last message of the attempt; it has the failures once more, with all their details."""
         self.gone(node)
-        failures = [on_our_clock(each, message.clock) for each in within(message.failures, MAX_TOLD)]
+        failures = [on_our_clock(each, message.clock) for each in within(message.failures, MAX_REPORT)]
         ranks = {each.rank for each in failures}
         self.failures = [each for each in self.failures if each.rank not in ranks] + failures
         self.stopped += message.stopped

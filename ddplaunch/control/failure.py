@@ -19,7 +19,7 @@ MAX_LINE = 1000
 MAX_TAIL = 12
 """Lines that are kept of the last that a rank printed."""
 
-MAX_TOLD = 1 << 20
+MAX_REPORT = 1 << 20
 """Characters of all failures of a node together, and of a report: with room to spare in one frame (``wire``)."""
 
 _SIGNALS = {
@@ -188,5 +188,5 @@ def judge(failures: Sequence[Failure], stopped: int, world_size: int) -> Verdict
     first = ordered[0]
     first = min((each for each in ordered if each.likeness == first.likeness), key=lambda each: each.rank)
     alike = tuple(sorted(each.rank for each in ordered if each is not first and each.likeness == first.likeness))
-    others = tuple(within((each for each in ordered if each.likeness != first.likeness), MAX_TOLD))
+    others = tuple(within((each for each in ordered if each.likeness != first.likeness), MAX_REPORT))
     return Verdict(first, alike, others, stopped, world_size)

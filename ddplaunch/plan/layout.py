@@ -55,7 +55,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Place:
+class StartedRank:
     """Where one rank stands among the ranks that another launcher, like mpirun, has started; None is unknown.
 
     ``kept`` are variables of that launcher which stay as they are: torchrun's, which holds the store itself.

@@ -25,7 +25,7 @@ class JobSpec:
     """What the options say of a job; None where they do not. ``--nnodes 2:4`` is ``min_nodes`` 2 and ``nnodes`` 4.
 
     Attributes:
-        place: set where this process is to be one rank of those that somebody else started; each is a node here.
+        started_rank: set if this process is one rank of those that another launcher started; each is a node here.
         sources: where the values of some fields come from that look typed: the system whose variables say them.
         numbered: whether the node rank is this node's; else the nodes get theirs as they join.
     """
@@ -42,7 +42,7 @@ class JobSpec:
     oversubscribe: bool = False
     bind: str | None = None
     max_restarts: int = 0
-    place: layout.Place | None = None
+    started_rank: layout.StartedRank | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     numbered: bool = True
     role: str = ROLE
@@ -95,7 +95,7 @@ class Plan:
         variables: what all ranks get beside the variables of their place (``environment`` has them all).
         min_nodes: the fewest nodes that an elastic job runs with; it is planned for the most.
         gpus: the models of this machine's devices that ranks use.
-        place: variables of this machine's rank that differ from what its number says, None where they are not set.
+        started_rank: variables of a rank that another launcher has started, where they differ; None if not set.
         missing: the options without which this node cannot start its share on its own.
         numbered: whether ``node_rank`` is known; else it is provisional until this node has joined.
         virtual: whether every rank is local rank 0, and its device the first that it sees.
@@ -118,7 +118,7 @@ class Plan:
     notes: tuple[str, ...]
     min_nodes: int | None = None
     gpus: tuple[str, ...] = ()
-    place: Mapping[str, str | None] = field(default_factory=dict)
+    started_rank: Mapping[str, str | None] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     numbered: bool = True
     local_rank_option: str | None = None
@@ -139,15 +139,15 @@ class Plan:
         return tuple(rank for rank in self.ranks if rank.node_rank == self.node_rank)
 
     @property
-    def told(self) -> tuple[Rank, ...]:
-        """The ranks to tell people of: all, but where somebody else has started them just this one."""
-        return self.local_ranks if self.place else self.ranks
+    def shown_ranks(self) -> tuple[Rank, ...]:
+        """The ranks that people see: all, or only this one if another launcher has started them."""
+        return self.local_ranks if self.started_rank else self.ranks
 
     def where(self, rank: Rank) -> tuple[int | None, int]:
         """Its node rank and local rank as people count, the former None where whoever has started it does not say."""
-        if not self.place:
+        if not self.started_rank:
             return rank.node_rank, rank.local_rank
-        node_rank, local_rank = self.place["NODE_RANK"], self.place["LOCAL_RANK"]
+        node_rank, local_rank = self.started_rank["NODE_RANK"], self.started_rank["LOCAL_RANK"]
         return (int(node_rank) if node_rank else None), int(local_rank or 0)
 
     @cached_property
@@ -158,7 +158,7 @@ class Plan:
     @property
     def hosts_store(self) -> bool:
         """Whether rank 0, and with it the job's store, is on this machine, and the store is not torchrun's."""
-        return self.node_rank == 0 and self.place.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        return self.node_rank == 0 and self.started_rank.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
     @property
     def shared(self) -> dict[str, str]:
@@ -179,8 +179,8 @@ class Plan:
             max_restarts=self.max_restarts,
             variables=self.variables,
         )
-        if self.place and rank.node_rank == self.node_rank:
-            placed = {**variables, **self.place}
+        if self.started_rank and rank.node_rank == self.node_rank:
+            placed = {**variables, **self.started_rank}
             variables = {name: value for name, value in placed.items() if value is not None}
         if self.virtual:
             first = rank.device.partition(":")[0] + ":0" * (":" in rank.device)
@@ -197,7 +197,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as the one object that ``--dry-run --json`` prints (docs/dry-run.md has the fields)."""
-        nodes = self.place.get("GROUP_WORLD_SIZE", self.nnodes)
+        nodes = self.started_rank.get("GROUP_WORLD_SIZE", self.nnodes)
         return {
             "run_id": self.run_id,
             "nnodes": nodes and int(nodes),
@@ -217,7 +217,7 @@ class Plan:
                     "local_world_size": node.local_world_size,
                     "source": node.source,
                 }
-                for node in (() if self.place else self.nodes)
+                for node in (() if self.started_rank else self.nodes)
             ],
             "ranks": [
                 {
@@ -230,7 +230,7 @@ class Plan:
                     "env": self.environment(rank),
                     "argv": list(replace(self.target, args=self.arguments(rank)).argv),
                 }
-                for rank in self.told
+                for rank in self.shown_ranks
             ],
         }
 
@@ -273,12 +273,12 @@ def make(
         )
     counts_source = spec.sources.get("nproc", counts_source)
     slots = machine.slots or (Slot("cpu"),)
-    place = spec.place
-    if place and spec.virtual_local_rank:
+    started = spec.started_rank
+    if started and spec.virtual_local_rank:
         raise UsageError("--virtual-local-rank: whoever has started this rank gives it its GPU", "leave it out")
-    placed = place.variables(slots) if place else {}
-    if place:
-        slots = (place.slot(slots),)
+    placed = started.variables(slots) if started else {}
+    if started:
+        slots = (started.slot(slots),)
     backend = rendezvous.backend(spec.backend, spec.init_method, slots[0].device)
     if backend and target.kind is Kind.PROGRAM:
         raise UsageError(
@@ -299,14 +299,14 @@ def make(
     if spec.bind == "numa":
         bound = {count: layout.numa_binding(slots, count, machine.numa, machine.allowed_cpus) for count in set(counts)}
     # Ranks that somebody else started, and did not bind, share the machine's CPUs.
-    sharing = place.local_world_size or 1 if place and not machine.bound else 1
+    sharing = started.local_world_size or 1 if started and not machine.bound else 1
     threads = {count: _threads(count * sharing, machine, bound.get(count, ()), environ) for count in set(counts)}
     nodes = _nodes(
         counts, counts_source, {count: each.value for count, each in threads.items()}, here, machine, address
     )
 
     facts = [Fact("processes per node", layout.listed(counts), counts_source), Fact("devices", *_devices(machine))]
-    if place:
+    if started:
         facts[0] = Fact("this rank", f"{here} of {nnodes}", counts_source)
     elif nnodes > 1:
         if spec.min_nodes not in (None, nnodes):
@@ -341,7 +341,7 @@ def make(
         facts=tuple(facts),
         notes=tuple(noted),
         min_nodes=spec.min_nodes if spec.min_nodes != nnodes else None,
-        place=placed,
+        started_rank=placed,
         gpus=tuple(dict.fromkeys(slot.name for slot in machine.slots)),
         missing=tuple(missing) if nnodes > 1 else (),
         numbered=spec.numbered or nnodes == 1,

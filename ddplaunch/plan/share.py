@@ -41,10 +41,10 @@ def own_share(plan: Plan) -> Share:
     """What this node brings, as ``plan`` has it."""
     node = plan.nodes[plan.node_rank]
     devices = tuple(rank.device for rank in plan.local_ranks)
-    return Share(plan.node_rank, node.host or "?", devices, node.threads, "task" if plan.place else "node")
+    return Share(plan.node_rank, node.host or "?", devices, node.threads, "task" if plan.started_rank else "node")
 
 
-def joined(
+def with_shares(
     plan: Plan, shares: Sequence[Share], node_rank: int, run_id: str, address: str, variables: Mapping[str, str]
 ) -> Plan:
     """Return ``plan`` with what is now known of all nodes.
@@ -77,17 +77,17 @@ def joined(
         nodes=nodes,
         ranks=tuple(ranks),
         variables={**plan.variables, **variables},
-        place=_place(plan.place, [share.host for share in shares], node_rank),
+        started_rank=_completed(plan.started_rank, [share.host for share in shares], node_rank),
     )
 
 
-def _place(place: Mapping[str, str | None], hosts: Sequence[str], rank: int) -> Mapping[str, str | None]:
+def _completed(started: Mapping[str, str | None], hosts: Sequence[str], rank: int) -> Mapping[str, str | None]:
     """Fill in what the launcher of all ranks does not say about this one: its node is its host, if the counts agree."""
-    if place.get("GROUP_RANK", "") is not None:
-        return place
+    if started.get("GROUP_RANK", "") is not None:
+        return started
     names = list(dict.fromkeys(hosts))
     counted = {"LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])), "GROUP_WORLD_SIZE": str(len(names))}
-    if any(place[name] not in (None, value) for name, value in counted.items()):
-        return place
+    if any(started[name] not in (None, value) for name, value in counted.items()):
+        return started
     index = str(names.index(hosts[rank]))
-    return {**place, **counted, "GROUP_RANK": index, "NODE_RANK": index}
+    return {**started, **counted, "GROUP_RANK": index, "NODE_RANK": index}

@@ -10,7 +10,7 @@ from ddplaunch.plan import share
 from ddplaunch.plan.plan import Plan
 
 
-def joined(plan: Plan, order: Start, rules: Rules, environ: Mapping[str, str], extra: Mapping[str, str]) -> Plan:
+def attempt_plan(plan: Plan, order: Start, rules: Rules, environ: Mapping[str, str], extra: Mapping[str, str]) -> Plan:
     """Return ``plan``, made when this node knew only itself, with all nodes as they are in the ordered attempt.
 
     GLOO_SOCKET_IFNAME is set, unless it is in ``environ``, to the interface that leads to node 0: gloo else takes the
@@ -24,4 +24,4 @@ def joined(plan: Plan, order: Start, rules: Rules, environ: Mapping[str, str], e
         variables["NCCL_SOCKET_IFNAME"] = rules.interface
     unset = {name: value for name, value in variables.items() if not environ.get(name)}
     here = [each.node_rank for each in order.shares].index(plan.node_rank)
-    return share.joined(plan, order.shares, here, order.run_id, order.address or plan.master_addr, unset)
+    return share.with_shares(plan, order.shares, here, order.run_id, order.address or plan.master_addr, unset)
