@@ -23,8 +23,7 @@ PAGE = PACKAGE.parent / "docs" / "reference.md"
 
 HEAD = """# Reference
 
-This page is written from the source of ddplaunch by `python -m tests.reference`; a test fails where it is not up to
-date.
+Written from the source by `python -m tests.reference`; a test holds it up to date.
 """
 
 
@@ -40,6 +39,21 @@ def page() -> str:
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines) + "\n"
+
+
+def together(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Make one row of those that follow each other and say the same."""
+    found: list[tuple[str, str]] = []
+    for name, text in rows:
+        if found and text in ("likewise", found[-1][1]):
+            found[-1] = (f"{found[-1][0]}, {name}", found[-1][1])
+        else:
+            found.append((name, text))
+    return found
+
+
+def described(names: Iterable[str], texts: Mapping[str, str]) -> list[tuple[str, str]]:
+    return together((f"`{name}`", _code(texts[name])) for name in names)
 
 
 # ---------------------------------------------------------------------------------------------------------- commands
@@ -58,11 +72,9 @@ def _commands() -> Iterator[str]:
         elif isinstance(command, BatchCommand):
             yield f"`ddplaunch {name} [OPTIONS] TARGET [ARGS]`: {OF_SCHEDULERS[name]}.\n"
             yield from _sections(name, {heading: command.sections[heading] for heading in command.own}, options)
-            yield "The options of `ddplaunch run` travel with the job, except these; use instead:\n"
-            hints: dict[str, list[str]] = {}
-            for option, hint in command.refused.items():
-                hints.setdefault(hint, []).append(f"`{option}`")
-            yield table(("option", "instead"), [(", ".join(names), _code(hint)) for hint, names in hints.items()])
+            yield "The job gets the options of `ddplaunch run`, but for these:\n"
+            refused = sorted(command.refused.items(), key=lambda each: list(command.refused.values()).index(each[1]))
+            yield table(("option", "instead"), together((f"`{option}`", _code(hint)) for option, hint in refused))
         else:
             yield table(("option", "is"), [_row(each) for each in options.values()])
     yield "`--help` tells the same of each command, `ddplaunch --version` the version.\n"
@@ -118,7 +130,7 @@ def _variables() -> Iterator[str]:
     yield "### ddplaunch's own\n"
     yield _of(variables.OF_DDPLAUNCH)
     yield "### What every rank gets\n"
-    yield "Beside what it inherits from the launcher, and `DDPLAUNCH_DEVICE` and `DDPLAUNCH_PREEMPTED_FILE`.\n"
+    yield "Beside what it inherits, `DDPLAUNCH_DEVICE` and `DDPLAUNCH_PREEMPTED_FILE`.\n"
     yield _of(variables.OF_RANKS)
     yield "### What ranks get in some jobs\n"
     yield _of(variables.SOMETIMES)
@@ -126,17 +138,16 @@ def _variables() -> Iterator[str]:
     yield _of(variables.READ)
     names = ", ".join(f"`{name}`" for name in OVERRIDES.values())
     yield (
-        "torchrun's `PET_*`, one for each of its options, are read as those: [torchrun](torchrun.md). "
-        "`ddplaunch submit` takes out of the environment of `sbatch` what would overrule the script that it has "
-        f"written: {names}, and what is left of an outer job (`SLURM_*`, `SRUN_*`).\n"
+        "torchrun's `PET_*` are read as [its options](torchrun.md). `ddplaunch submit` hides from `sbatch` what would "
+        f"overrule its script: {names}, and what is left of an outer job (`SLURM_*`, `SRUN_*`).\n"
     )
     yield "### What is read of clusters\n"
-    yield "Which of these decides, and how: [clusters](clusters.md).\n"
+    yield "[Clusters](clusters.md) says which of these decides.\n"
     yield table(("system", "variables"), [(name, ", ".join(f"`{each}`" for each in of)) for name, of in clusters()])
 
 
-def _of(described: Mapping[str, str]) -> str:
-    return table(("variable", "is"), [(f"`{name}`", _code(text)) for name, text in described.items()])
+def _of(texts: Mapping[str, str]) -> str:
+    return table(("variable", "is"), described(texts, texts))
 
 
 def clusters() -> Iterator[tuple[str, list[str]]]:
@@ -163,8 +174,8 @@ def all_caps(path: Path) -> list[str]:
 def _exit_codes() -> Iterator[str]:
     yield "## Exit codes\n"
     yield (
-        "The exit code is that of the first rank that failed ([failures](failures.md)), or the launcher's own: "
-        "those have a name in\n`ddplaunch.errors`. All nodes of a job end with the same.\n"
+        "Of the first rank that [failed](failures.md), or the launcher's own, which have a name in `ddplaunch.errors`. "
+        "All nodes of a job end with the same.\n"
     )
     ours = {number: (name, text) for name, number, text in records.error_codes()}
     rows = []
@@ -172,21 +183,22 @@ def _exit_codes() -> Iterator[str]:
         name, text = ours.get(code, ("", ""))
         means, after = records.EXITS.get(code, (text, ""))
         shown = f"{code} + N" if name == "EXIT_SIGNAL" else "1 to 125" if code == 1 else str(code)
-        rows.append((shown, means or text, after, name and f"`{name}`"))
-    yield table(("code", "means", "seen after", "name"), rows)
+        means = ": ".join(filter(None, [(means or text).rstrip("."), after]))
+        rows.append((shown, f"{means} (`{name}`)" if name else means))
+    yield table(("code", "means"), rows)
 
 
 def _files() -> Iterator[str]:
     yield "## The dry run as JSON\n"
-    yield "`ddplaunch run --dry-run --json`, and `plan.json` of the log folder. Fields may be added, these stay.\n"
-    yield table(("field", "is"), [(f"`{name}`", records.PLAN[name]) for name in records.plan_fields()])
+    yield "`ddplaunch run --dry-run --json`, and `plan.json` of the log folder. Fields may be added; these stay.\n"
+    yield table(("field", "is"), described(records.plan_fields(), records.PLAN))
     yield "## The devices as JSON\n"
-    yield "`ddplaunch devices --json`. Sizes are in bytes, what is not known is `null`; fields may be added.\n"
-    yield table(("field", "is"), [(f"`{name}`", records.DEVICES[name]) for name in records.devices_fields()])
+    yield "`ddplaunch devices --json`. Sizes are in bytes; `null` is unknown. Fields may be added.\n"
+    yield table(("field", "is"), described(records.devices_fields(), records.DEVICES))
     yield "## events.jsonl\n"
     yield (
-        "One object a line, in the [log folder](logs.md#the-log-folder): `time` in seconds since the epoch, `elapsed` "
-        "since the launcher's start, `event`, and its own fields.\n"
+        "One object a line, in the [log folder](logs.md#the-log-folder): `time` since the epoch and `elapsed` since "
+        "the launcher's start, in seconds, `event`, and its own fields.\n"
     )
     rows = [
         (f"`{name}`", ", ".join(f"`{field}`" for field in own) or "none", records.EVENTS[name])
@@ -195,9 +207,9 @@ def _files() -> Iterator[str]:
     yield table(("event", "fields", "means"), rows)
     verdict, failure = records.failure_fields()
     yield "## failure.json\n"
-    yield table(("field", "is"), [(f"`{name}`", records.VERDICT[name]) for name in verdict])
+    yield table(("field", "is"), described(verdict, records.VERDICT))
     yield "Of each failure:\n"
-    yield table(("field", "is"), [(f"`{name}`", records.FAILURE[name]) for name in failure])
+    yield table(("field", "is"), described(failure, records.FAILURE))
 
 
 def _runtime() -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 OF_DDPLAUNCH = {
     "DDPLAUNCH_TOKEN": "read: `--token`, kept out of `ps`; no rank has it",
     "DDPLAUNCH_NNODES": "read in a pod of an indexed Job, where `ddplaunch manifest` sets it: `--nnodes`",
-    "DDPLAUNCH_OVER_SSH": "set for launchers that `--hosts` starts: the others come at the same time; no rank has it",
+    "DDPLAUNCH_OVER_SSH": "set for launchers that `--hosts` starts, which come at the same time; no rank has it",
     "DDPLAUNCH_REQUEUE_FILE": "read, where `submit --requeue` sets it: the mark to leave when the job made room; "
     "no rank has it",
     "DDPLAUNCH_DEVICE": "set for each rank: its device, like `cuda:1`, as `runtime.device()` gives it",
@@ -19,25 +19,25 @@ OF_DDPLAUNCH = {
 }
 
 OF_RANKS = {
-    "RANK": "the rank, among all of the job",
+    "RANK": "the rank, among all of the job; roles do not count",
+    "ROLE_RANK": "likewise",
     "LOCAL_RANK": "among those of its node; always 0 with `--virtual-local-rank`",
     "WORLD_SIZE": "how many ranks the job has",
+    "ROLE_WORLD_SIZE": "likewise",
     "LOCAL_WORLD_SIZE": "how many its node has",
     "GROUP_RANK": "its node's rank",
+    "NODE_RANK": "likewise",
     "GROUP_WORLD_SIZE": "how many nodes",
-    "NODE_RANK": "as GROUP_RANK",
     "ROLE_NAME": "`--role`",
-    "ROLE_RANK": "as RANK: ranks are not numbered by roles",
-    "ROLE_WORLD_SIZE": "as WORLD_SIZE",
-    "MASTER_ADDR": "where rank 0's store listens; on several nodes the literal address by which node 0 was reached",
+    "MASTER_ADDR": "where rank 0's store listens; on several nodes a literal address",
     "MASTER_PORT": "its port",
-    "OMP_NUM_THREADS": "the CPUs that may be used over the local ranks, unless it is set already",
+    "OMP_NUM_THREADS": "[CPUs over local ranks](devices.md#cpus), unless set",
     "TORCHELASTIC_RUN_ID": "`--run-id`, or the time and a few random digits",
     "TORCHELASTIC_RESTART_COUNT": "the attempt, 0 the first time",
     "TORCHELASTIC_MAX_RESTARTS": "`--max-restarts`",
     "TORCHELASTIC_USE_AGENT_STORE": "`False`: the store is rank 0's own",
     "TORCHELASTIC_ERROR_FILE": "where an exception is recorded, for the report; set when the rank starts",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "`1`, unless it is set already",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "`1`, unless set",
 }
 """What each rank gets, beside what it inherits and DDPLAUNCH_*."""
 
@@ -66,7 +66,7 @@ READ = {
     "ONEAPI_DEVICE_SELECTOR": "likewise",
     "ZE_FLAT_DEVICE_HIERARCHY": "what Intel's indices count: tiles or cards",
     "CUDA_DEVICE_ORDER": "what NVIDIA's indices count",
-    "SLURM_GPUS_ON_NODE": "that GPUs were given, so that they must work ([devices](devices.md#gpus-that-do-not-work))",
+    "SLURM_GPUS_ON_NODE": "GPUs were given, so [they must work](devices.md#gpus-that-do-not-work)",
     "SM_NUM_GPUS": "likewise",
     "SKYPILOT_NUM_GPUS_PER_NODE": "likewise",
     "NVIDIA_VISIBLE_DEVICES": "likewise, where it names GPUs, as in a pod of Kubernetes",
@@ -78,11 +78,11 @@ READ = {
     "PYTHONUNBUFFERED": "ranks flush each line",
     "NO_COLOR": "no colours",
     "TERM": "`dumb` has no colours",
-    "LD_LIBRARY_PATH": "goes along over SSH",
+    "LD_LIBRARY_PATH": "passed on over SSH",
     "PYTHONPATH": "likewise",
-    "JE_ARROW_MALLOC_CONF": "unless set, pyarrow is preloaded with `background_thread:false`, which ranks do not see",
+    "JE_ARROW_MALLOC_CONF": "see [what a rank sees](fidelity.md#with---start-zygote)",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "torchrun's: `--grace`",
-    "SSH_CONNECTION": "somebody is logged in from elsewhere: `--tensorboard` says how to reach it from there",
+    "SSH_CONNECTION": "`--tensorboard` says how to reach it from another machine",
     "SUBMITIT_PREEMPT_SIGNAL": "submitit's warning, in its `Task`",
 }
 """What the launcher reads, beside the clusters' variables and PET_*."""
