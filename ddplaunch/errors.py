@@ -5,21 +5,11 @@ Exit codes that the launcher itself chooses (the others are a rank's own):
 
 from __future__ import annotations
 
-EXIT_USAGE = 2
-"""A command that makes no sense, refused before anything starts (the shells' and click's convention)."""
-
-EXIT_UNAVAILABLE = 69
-"""A node could not be reached, never joined or was lost (EX_UNAVAILABLE of sysexits.h)."""
-
-EXIT_SOFTWARE = 70
-"""A bug of ddplaunch's own (EX_SOFTWARE of sysexits.h)."""
-
-EXIT_OS = 71
-"""The system refused to start a rank: a limit on processes, open files or memory (EX_OSERR of sysexits.h)."""
-
-EXIT_PREEMPTED = 75
-"""The job had to make room for another; the same may be tried again (EX_TEMPFAIL of sysexits.h)."""
-
+EXIT_USAGE = 2  # a command that makes no sense, refused before anything starts (the shells' and click's convention)
+EXIT_UNAVAILABLE = 69  # a node could not be reached, never joined or was lost (EX_UNAVAILABLE of sysexits.h)
+EXIT_SOFTWARE = 70  # a bug of ddplaunch's own (EX_SOFTWARE of sysexits.h)
+EXIT_OS = 71  # the system refused to start a rank: a limit on processes, open files or memory (EX_OSERR of sysexits.h)
+EXIT_PREEMPTED = 75  # the job had to make room for another; the same may be tried again (EX_TEMPFAIL of sysexits.h)
 EXIT_SIGNAL = 128
 """Added to the number of the signal that ended the job, as shells do: 130 is Ctrl-C, 143 SIGTERM, 137 SIGKILL."""
 
@@ -44,9 +34,7 @@ class UsageError(LaunchError):
     exit_code = EXIT_USAGE
 
 
-_COLOURS = r"\x1b\[[0-9;:]*m"
-"""What sets colours and weights in a terminal (SGR of ECMA-48), and nothing else."""
-
+_COLOURS = r"\x1b\[[0-9;:]*m"  # what sets colours and weights in a terminal (SGR of ECMA-48), and nothing else
 _HARMFUL = (
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # directions of writing, ends of lines

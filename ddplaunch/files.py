@@ -10,15 +10,13 @@ import errno
 import os
 import stat
 
-MAX_HOSTS = 16 << 20
-"""Bytes of a file that names hosts, at max_bytes."""
+MAX_HOSTS = 16 << 20  # bytes of a file that names hosts, at most
 
 
 def read_named(path: str, max_bytes: int) -> bytes:
     """Return what a user has named on the command line: a file, or what stands for one (``/dev/stdin``, ``<(…)``).
 
-    Raises:
-        OSError: it cannot be read, or has more than ``max_bytes`` bytes (EFBIG).
+    Raises OSError if it cannot be read, or has more than ``max_bytes`` bytes (EFBIG).
     """
     with open(path, "rb") as file:
         return _bounded(file.read(max_bytes + 1), max_bytes, path)
@@ -30,8 +28,7 @@ def read_regular(path: str, max_bytes: int, *, links: bool = True) -> bytes:
     Args:
         links: whether ``path`` itself may be a symbolic link; not where a rank could have put it.
 
-    Raises:
-        OSError: it cannot be read, is something else (EINVAL), or has more than ``max_bytes`` bytes (EFBIG).
+    Raises OSError if it cannot be read, is something else (EINVAL), or has more than ``max_bytes`` bytes (EFBIG).
     """
     return read_owned(path, max_bytes, links=links)[0]
 
@@ -47,8 +44,7 @@ def read_owned(path: str, max_bytes: int, *, links: bool = True) -> tuple[bytes,
 def create(path: str, flags: int, mode: int = 0o644) -> int:
     """Open a file of ours for writing, made if need be; ``flags`` are O_APPEND, O_TRUNC or O_EXCL.
 
-    Raises:
-        OSError: it cannot be opened, or something is in its place: a link (ELOOP), a FIFO, a device (EINVAL).
+    Raises OSError if it cannot be opened, or something is in its place: a link (ELOOP), a FIFO, a device (EINVAL).
     """
     always = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     fd = os.open(path, always | flags, mode)

@@ -54,9 +54,7 @@ Only the files of those that show a sign are imported.
 
 NAMES = tuple(_SIGNS)
 
-NONE = "none"
-"""What ``--cluster`` calls looking at nothing."""
-
+NONE = "none"  # what `--cluster` calls looking at nothing
 _ALLOCATORS = ("slurm", "pbs", "lsf", "sge")
 
 
@@ -68,9 +66,8 @@ def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
     Args:
         only: the one system to ask, or "none".
 
-    Raises:
-        UsageError: ``only`` is unknown or does not run here; a variable is not a number or contradicts another;
-            torch's variables are set, and nothing says whether they count nodes or processes.
+    Raises UsageError if ``only`` is unknown or does not run here; a variable is not a number or contradicts another;
+    torch's variables are set, and nothing says whether they count nodes or processes.
     """
     if only == NONE:
         return None

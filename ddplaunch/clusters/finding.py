@@ -26,26 +26,20 @@ class Finding:
     number processes, not nodes, and dividing a rank by a local size is wrong wherever nodes differ or take turns.
     """
 
-    cluster: str
-    """The system's name, for ``--cluster`` and for people."""
-    variables: tuple[str, ...]
-    """What it was read from."""
+    cluster: str  # the system's name, for `--cluster` and for people
+    variables: tuple[str, ...]  # what it was read from
     nnodes: int | None
     node_rank: int | None
-    address: str | None = None
-    """Node 0's; None if the system does not say."""
+    address: str | None = None  # node 0's; None if the system does not say
     address_comes_late: bool = False
     """Whether the address is a name that comes with node 0's own start: not known yet, or still an earlier node 0's."""
     port: int | None = None
     """The system's own, or derived from the job's id; the next one is as free. None if there is neither."""
     run_id: str | None = None
-    nproc: str | None = None
-    """Processes a node as ``--nproc`` has it: "8", "auto"."""
+    nproc: str | None = None  # processes a node as `--nproc` has it: "8", "auto"
     place: Place | None = None
-    is_script: bool = False
-    """Whether it is a batch job's own script: the system only says where it runs."""
-    notes: tuple[str, ...] = ()
-    """What people should know about it."""
+    is_script: bool = False  # whether it is a batch job's own script: the system only says where it runs
+    notes: tuple[str, ...] = ()  # what people should know about it
 
     def __post_init__(self) -> None:
         assert self.place or (self.nnodes is not None and self.node_rank is not None), self
@@ -60,5 +54,4 @@ class Allocation:
 
     job: str
     hosts: tuple[str, ...]
-    variable: str
-    """What the hosts were read from."""
+    variable: str  # what the hosts were read from

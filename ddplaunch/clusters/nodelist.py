@@ -10,9 +10,7 @@ from ddplaunch.errors import UsageError
 # SLURM_JOB_NODELIST=tux[1-2]rack[3-4],gpu[07-09],login
 # SLURM_STEP_TASKS_PER_NODE=2(x3),1
 
-MAX_BYTES = 65536
-"""More hosts than that is a slip, not a cluster (MAX_RANGE of Slurm's hostlist.c)."""
-
+MAX_BYTES = 65536  # more hosts than that is a slip, not a cluster (MAX_RANGE of Slurm's hostlist.c)
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _COUNT = re.compile(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?")
@@ -27,8 +25,7 @@ def expand_hosts(text: str, source: str) -> tuple[str, ...]:
     Args:
         source: what people know the list by: a variable, an option.
 
-    Raises:
-        UsageError: it does not parse; says where.
+    Raises UsageError, which says where, if it does not parse.
     """
     hosts: list[str] = []
     position = -1
@@ -81,8 +78,7 @@ def _expand_bracket(text: str, position: int, source: str, times: int) -> tuple[
 def expand_counts(text: str, source: str) -> tuple[int, ...]:
     """Return the counts of a compressed list: "2(x3),1" is 2, 2, 2, 1.
 
-    Raises:
-        UsageError: it does not parse; says where.
+    Raises UsageError, which says where, if it does not parse.
     """
     counts: list[int] = []
     position = -1

@@ -20,8 +20,7 @@ NPROC = "NPROC_PER_NODE"  # 8, auto, gpu, cpu
 def find(environ: Mapping[str, str]) -> Finding | None:
     """Recognise a node of several.
 
-    Raises:
-        UsageError: NODE_RANK is missing, a variable is not a number, or contradicts another.
+    Raises UsageError if NODE_RANK is missing, a variable is not a number, or contradicts another.
     """
     if not is_set(environ, NNODES, ADDRESS) or number(environ, NNODES) < 2:
         return None

@@ -23,8 +23,7 @@ HOSTS = "OMPI_MCA_orte_node_regex"  # n[1:0-1],[2:10].77.0.12@0(3), of all daemo
 DAEMON = "OMPI_MCA_orte_local_daemon_uri"  # 726007808.2;tcp://10.77.0.12:46173, where 2 is its index in that list
 NAMESPACE = "PMIX_NAMESPACE"  # 435355649 (version 4), prterun-n1-4711@1 (version 5)
 
-JSRUN_RANK = "JSM_NAMESPACE_RANK"
-"""jsrun sets Open MPI's variables beside its own, which tell more."""
+JSRUN_RANK = "JSM_NAMESPACE_RANK"  # jsrun sets Open MPI's variables beside its own, which tell more
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:

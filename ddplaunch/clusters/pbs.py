@@ -20,8 +20,7 @@ TASK = "PBS_TASKNUM"  # 1 is the job's script
 def find(environ: Mapping[str, str]) -> Finding | None:
     """Recognise a job's script, or a process that pbsdsh has started.
 
-    Raises:
-        UsageError: PBS_NODENUM is not a number, or more than there are hosts.
+    Raises UsageError if PBS_NODENUM is not a number, or more than there are hosts.
     """
     given = allocation(environ)
     if given is None:

@@ -13,12 +13,8 @@ from ddplaunch.plan.rendezvous import LOOPBACK
 
 OFF = "--cluster none ignores these variables"
 
-MAX_DIGITS = 19
-"""Of a number in 64 bits."""
-
-COUNTERS = ("auto", "gpu", "cpu")
-"""What a number of processes may be instead of a number, as for ``--nproc``."""
-
+MAX_DIGITS = 19  # of a number in 64 bits
+COUNTERS = ("auto", "gpu", "cpu")  # what a number of processes may be instead of a number, as for `--nproc`
 FIRST_PORT, PORT_PAIRS = 15000, 8000
 """Ports of jobs: 15000 to 30999, below Linux's ephemeral ports (32768 and up); in pairs, the second for the control."""
 
@@ -29,51 +25,31 @@ def is_set(environ: Mapping[str, str], *names: str) -> bool:
 
 
 def text(environ: Mapping[str, str], name: str) -> str:
-    """Return a variable that must be there.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Return a variable that must be there. Raises UsageError if it is not."""
     if not is_set(environ, name):
         raise UsageError(f"{name} is not set, but other variables of the same system are", OFF)
     return environ[name]
 
 
 def to_number(value: str, name: str) -> int:
-    """Read a number of 0 or more.
-
-    Raises:
-        UsageError: it is not one.
-    """
+    """Read a number of 0 or more. Raises UsageError if it is not one."""
     if not (value.isascii() and value.isdecimal() and len(value) <= MAX_DIGITS):
         raise UsageError(f"{name}={value} is not a number", OFF)
     return int(value)
 
 
 def number(environ: Mapping[str, str], name: str) -> int:
-    """Return a variable that must be there and be a number.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Return a variable that must be there and be a number. Raises UsageError if it is not."""
     return to_number(text(environ, name), name)
 
 
 def number_if_set(environ: Mapping[str, str], name: str) -> int | None:
-    """Return a variable's number, None where it is not set.
-
-    Raises:
-        UsageError: it is not a number.
-    """
+    """Return a variable's number, None where it is not set. Raises UsageError if it is not a number."""
     return number(environ, name) if is_set(environ, name) else None
 
 
 def agreed(environ: Mapping[str, str], *names: str) -> int:
-    """Return the number of those of the variables that are set.
-
-    Raises:
-        UsageError: none is set, or they differ.
-    """
+    """Return the number of those of the variables that are set. Raises UsageError if none is set, or they differ."""
     present = [name for name in names if is_set(environ, name)]
     if not present:
         raise UsageError(f"none of {', '.join(names)} is set, but other variables of the same system are", OFF)
@@ -90,11 +66,7 @@ def contradiction(one: str, other: str) -> UsageError:
 
 
 def check_below(index: int, count: int, index_name: str, count_name: str) -> None:
-    """Check that an index counts from 0 and stops short of its count.
-
-    Raises:
-        UsageError: it does not.
-    """
+    """Check that an index counts from 0 and stops short of its count. Raises UsageError if it does not."""
     if index >= count:
         raise contradiction(f"{index_name}={index}", f"{count_name}={count}")
 
@@ -108,8 +80,7 @@ def job_port(job: int | str) -> int:
 def read_hosts(path: str) -> tuple[str, ...]:
     """Return the first word of each line, each once; nothing if there is no such file on this host.
 
-    Raises:
-        UsageError: it is not a file of hosts.
+    Raises UsageError if it is not a file of hosts.
     """
     try:
         text = read_regular(path, MAX_HOSTS).decode(errors="replace")
@@ -142,8 +113,7 @@ def started(
     Args:
         nnodes: how many nodes have a process. most_nodes: how many may have one.
 
-    Raises:
-        UsageError: the numbers contradict each other.
+    Raises UsageError if the numbers contradict each other.
     """
     names = tuple(variables)
     if rank >= size:
@@ -206,8 +176,7 @@ def counts_nodes(
         nproc: the name of that which counts processes a node, or is one of ``COUNTERS``; 0 says nothing.
         comes_late: whether the address is a name that comes with node 0's own start.
 
-    Raises:
-        UsageError: a variable is missing, is not a number, or contradicts another.
+    Raises UsageError if a variable is missing, is not a number, or contradicts another.
     """
     count = number(environ, nnodes) if count is None else count
     index = number(environ, node_rank)

@@ -17,8 +17,7 @@ JOB = "TRAINING_JOB_NAME"  # pytorch-training-2024-05-01-12-00-00-000
 def find(environ: Mapping[str, str]) -> Finding | None:
     """Recognise a host of a training job.
 
-    Raises:
-        UsageError: SM_HOSTS is not a JSON list of names, or lacks this host.
+    Raises UsageError if SM_HOSTS is not a JSON list of names, or lacks this host.
     """
     if not is_set(environ, HOSTS):
         return None

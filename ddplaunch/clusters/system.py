@@ -14,8 +14,7 @@ class System(Protocol):
     def find(self, environ: Mapping[str, str]) -> Finding | None:
         """Return what the system says about this process; None if it does not run it.
 
-        Raises:
-            UsageError: a variable is missing, is not a number, or contradicts another.
+        Raises UsageError if a variable is missing, is not a number, or contradicts another.
         """
 
 

@@ -14,8 +14,7 @@ from ddplaunch.clusters.reading import is_set
 
 RUN_ID = "TORCHELASTIC_RUN_ID"  # my-job
 
-UNNAMED = "none"
-"""torchrun's run id where it was given no --rdzv-id."""
+UNNAMED = "none"  # torchrun's run id where it was given no --rdzv-id
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:

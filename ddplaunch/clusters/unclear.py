@@ -17,11 +17,7 @@ LOCAL_RANK = "LOCAL_RANK"
 
 
 def check_unclear(environ: Mapping[str, str]) -> None:
-    """Refuse to guess.
-
-    Raises:
-        UsageError: they are set, and count more than one.
-    """
+    """Refuse to guess. Raises UsageError if they are set, and count more than one."""
     if not is_set(environ, *SIGNS) or is_set(environ, LOCAL_RANK) or environ[SIZE].strip() == "1":
         return
     raise UsageError(

@@ -14,8 +14,7 @@ from ddplaunch.plan.hardware import Gpu, GpuProcess
 
 KFD = "class/kfd/kfd"
 
-LOCAL_HEAPS = (1, 2)
-"""HSA_HEAPTYPE_FRAME_BUFFER_PUBLIC and _PRIVATE: a mem_bank of the GPU's own."""
+LOCAL_HEAPS = (1, 2)  # HSA_HEAPTYPE_FRAME_BUFFER_PUBLIC and _PRIVATE: a mem_bank of the GPU's own
 
 
 def read_amd(sysfs: Path, *, processes: bool = False) -> tuple[list[Gpu], list[str]]:

@@ -37,8 +37,7 @@ def check_given(
     Args:
         gpus, nproc, backend: the options as typed.
 
-    Raises:
-        UsageError: what says that there are GPUs, what the driver says, and what runs the job on CPUs.
+    The UsageError says what shows that there are GPUs, what the driver says, and what runs the job on CPUs.
     """
     said = None if gpus == NONE or nproc == "cpu" else claim(hardware, visible, environ, nproc=nproc, backend=backend)
     if said is not None:

@@ -15,8 +15,7 @@ from ddplaunch.devices.sysfs import read_int, read_text
 from ddplaunch.plan.hardware import Gpu
 
 INTEL = "0x8086"
-CARD = re.compile(r"card\d+")
-"""/sys/class/drm/card0; card0-DP-1 beside it is a plug of it."""
+CARD = re.compile(r"card\d+")  # /sys/class/drm/card0; card0-DP-1 beside it is a plug of it
 
 
 def read_intel(sysfs: Path) -> tuple[list[Gpu], list[str]]:

@@ -28,8 +28,7 @@ def read_machine(
         masked: whether each rank is to see its own device alone.
         runs_here: whether the job runs on this machine; else it stands for another one.
 
-    Raises:
-        UsageError: there are no such GPUs, or GPUs were given or asked for and none works.
+    Raises UsageError if there are no such GPUs, or GPUs were given or asked for and none works.
     """
     hardware = read_hardware()
     visible = visible_gpus(hardware, gpus, environ)

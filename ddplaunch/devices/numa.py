@@ -9,8 +9,7 @@ from ddplaunch.devices.sysfs import read_int, read_text
 from ddplaunch.plan.cpulist import parse_cpulist
 from ddplaunch.plan.hardware import NumaNode
 
-NODE_MEMORY = re.compile(r"MemTotal:\s+(\d+) kB")
-"""In node*/meminfo: "Node 0 MemTotal:       527988832 kB"."""
+NODE_MEMORY = re.compile(r"MemTotal:\s+(\d+) kB")  # in node*/meminfo: "Node 0 MemTotal:       527988832 kB"
 
 
 def read_numa(sysfs: Path, online: tuple[int, ...]) -> tuple[NumaNode, ...]:

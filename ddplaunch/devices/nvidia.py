@@ -15,25 +15,20 @@ from ddplaunch.devices.numa import read_beside
 from ddplaunch.devices.processes import describe_process
 from ddplaunch.plan.hardware import Gpu, GpuProcess, GpusFailed, MigInstance
 
-NVML_LIBRARY = "libnvidia-ml.so.1"
-"""Comes with the driver, never with CUDA or torch."""
-
+NVML_LIBRARY = "libnvidia-ml.so.1"  # comes with the driver, never with CUDA or torch
 WORD = 64
 """Bits in one word of NVML's masks of CPUs and NUMA nodes (unsigned long on the 64-bit systems that it supports)."""
 
-MAX_NODES = 1 << 10
-MAX_CPUS = 1 << 13
-"""What CONFIG_NODES_SHIFT and CONFIG_NR_CPUS of Linux allow at most on x86."""
+MAX_NODES = 1 << 10  # what CONFIG_NODES_SHIFT of Linux allows at most on x86
+MAX_CPUS = 1 << 13  # and CONFIG_NR_CPUS
 
 
 def read_nvidia(sysfs: Path, dev: Path = Path("/dev"), *, processes: bool = False) -> tuple[list[Gpu], list[str]]:
     """Return the NVIDIA GPUs in NVML's order and a note for whatever could not be read.
 
     A GPU that fails on the way (off its bus, in need of a reset) is left out and noted; the others keep their numbers.
-
-    Raises:
-        GpusFailed: the library is there, and the driver's device files or the driver itself tell of GPUs, but none can
-            be read. Device files without a library are those of a container that was not given the GPUs.
+    Raises GpusFailed if the library is there, and the driver's device files or the driver itself tell of GPUs, but none
+    can be read. Device files without a library are those of a container that was not given the GPUs.
     """
     import ctypes
 
@@ -113,8 +108,7 @@ def _read_gpus(nvml: Any, sysfs: Path, processes: bool) -> tuple[list[Gpu], list
 def _read_gpu(nvml: Any, index: int, sysfs: Path, driver: str | None, processes: bool) -> tuple[Gpu, bool]:
     """Read one GPU and whether it is in MIG mode.
 
-    Raises:
-        NVMLError: it is lost or otherwise unwell. What it merely does not support is left None.
+    Raises NVMLError if it is lost or otherwise unwell. What it merely does not support is left None.
     """
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     ask = functools.partial(_ask, nvml)

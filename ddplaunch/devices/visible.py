@@ -31,9 +31,7 @@ SYCL = "ONEAPI_DEVICE_SELECTOR"
 HIDES_ALL = ("", "-1", "NoDevFiles")
 """Values that hide every GPU and are meant to; "NoDevFiles" is Slurm's for a job that asked for none."""
 
-NONE = "none"
-"""What ``--gpus`` calls running on the CPUs on purpose."""
-
+NONE = "none"  # what `--gpus` calls running on the CPUs on purpose
 INDEX = re.compile(r"\s*\+?([0-9]{1,9})")
 
 UUID_KINDS = ("gpu-", "mig-")
@@ -81,9 +79,7 @@ def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, s
     """Return the devices a job may use; ``wanted`` is the text of ``--gpus``, None where it was not given.
 
     ``--gpus none`` hides them from torch's builds for NVIDIA and AMD; Intel's and Apple's have no variable for that.
-
-    Raises:
-        UsageError: ``wanted`` names a GPU that is not there, names one twice, or names none.
+    Raises UsageError if ``wanted`` names a GPU that is not there, names one twice, or names none.
     """
     vendor = next((vendor for vendor in VENDORS if any(gpu.vendor == vendor for gpu in hardware.gpus)), None)
     if wanted == NONE:

@@ -6,12 +6,9 @@ from collections.abc import Iterable
 
 
 def parse_cpulist(text: str) -> tuple[int, ...]:
-    """Return the CPUs of a kernel list such as "0-55,112-167\\n", ascending; an empty list has none.
+    """Return the CPUs of a kernel list such as "0-55,112-167", ascending; an empty list has none.
 
-    The form is that of ``Documentation/admin-guide/cputopology.rst`` of Linux.
-
-    Raises:
-        ValueError: it is not such a list.
+    Its form is in ``Documentation/admin-guide/cputopology.rst`` of Linux. Raises ValueError if it is not such a list.
     """
     cpus: set[int] = set()
     for part in text.strip().split(",") if text.strip() else ():

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from ddplaunch.plan.layout import Node, Rank
 
-ROLE = "default"
-"""What ``--role`` may name otherwise. It is a name only: ranks are not numbered by roles."""
+ROLE = "default"  # what `--role` may name otherwise. It is a name only: ranks are not numbered by roles.
 
 
 def worker_environment(

@@ -8,15 +8,10 @@ from dataclasses import dataclass
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.numbers import whole
 
-Cpus = tuple[int, ...]
-"""CPUs by number, ascending."""
-
-MAX_RANKS = 4096
-"""Ranks that a node may have: far beyond any machine, so that nothing garbled can ask for a billion."""
-
-MAX_NODES = 65536
-MAX_RANKS_IN_ALL = 262144
-"""What a job may have: beyond any cluster, and still planned in seconds."""
+Cpus = tuple[int, ...]  # CPUs by number, ascending
+MAX_RANKS = 4096  # ranks that a node may have: far beyond any machine, so that nothing garbled can ask for a billion
+MAX_NODES = 65536  # what a job may have: beyond any cluster, and still planned in seconds
+MAX_RANKS_IN_ALL = 262144  # likewise
 
 
 @dataclass(frozen=True)
@@ -94,11 +89,8 @@ class StartedRank:
 def parse_nproc(text: str, nnodes: int, *, gpus: int, physical_cpus: int) -> tuple[tuple[int, ...], str]:
     """Read ``--nproc``; return the count of every node and where it comes from, as a person would say it.
 
-    ``auto`` is the number of visible GPUs, or 1 where there is none; ``gpu`` and ``cpu`` count those. Other
-    nodes are assumed to be like this one.
-
-    Raises:
-        UsageError: it is not a count, or counts a different number of nodes.
+    ``auto`` is the number of visible GPUs, or 1 where there is none; ``gpu`` and ``cpu`` count those. Other nodes are
+    assumed to be like this one. Raises UsageError if it is not a count, or counts a different number of nodes.
     """
     if text == "auto":
         return ((gpus or 1,) * nnodes), _counted(gpus, "GPU") if gpus else "no GPU found, so one process"

@@ -27,7 +27,6 @@ class JobSpec:
     Attributes:
         started_rank: set if this process is one rank of those that another launcher started; each is a node here.
         sources: where the values of some fields come from that look typed: the system whose variables say them.
-        numbered: whether the node rank is this node's; else the nodes get theirs as they join.
     """
 
     nproc: str | None = None
@@ -44,7 +43,7 @@ class JobSpec:
     max_restarts: int = 0
     started_rank: layout.StartedRank | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
-    numbered: bool = True
+    numbered: bool = True  # whether the node rank is this node's; else the nodes get theirs as they join
     role: str = ROLE
     pass_local_rank: bool = False
     virtual_local_rank: bool = False
@@ -90,40 +89,31 @@ class Plan:
     """One job as it will run.
 
     Attributes:
-        node_rank: this machine's.
-        master_port: of rank 0's store; 0 is chosen when the job starts.
-        variables: what all ranks get beside the variables of their place (``environment`` has them all).
-        min_nodes: the fewest nodes that an elastic job runs with; it is planned for the most.
-        gpus: the models of this machine's devices that ranks use.
         started_rank: variables of a rank that another launcher has started, where they differ; None if not set.
-        missing: the options without which this node cannot start its share on its own.
-        numbered: whether ``node_rank`` is known; else it is provisional until this node has joined.
-        virtual: whether every rank is local rank 0, and its device the first that it sees.
         masks: for local rank 0, 1, … of this machine the variables with which it sees its own device alone.
-        local_rank_option: what every rank gets as its first argument, with its local rank as the value.
     """
 
     run_id: str
     target: Target
-    node_rank: int
+    node_rank: int  # this machine's
     master_addr: str
-    master_port: int
+    master_port: int  # of rank 0's store; 0 is chosen when the job starts
     nodes: tuple[Node, ...]
     ranks: tuple[Rank, ...]
-    variables: Mapping[str, str]
+    variables: Mapping[str, str]  # what all ranks get beside the variables of their place (`environment` has them all)
     max_restarts: int
     backend: str | None
     init_method: str | None
     facts: tuple[Fact, ...]
     notes: tuple[str, ...]
-    min_nodes: int | None = None
-    gpus: tuple[str, ...] = ()
+    min_nodes: int | None = None  # the fewest nodes that an elastic job runs with; it is planned for the most
+    gpus: tuple[str, ...] = ()  # the models of this machine's devices that ranks use
     started_rank: Mapping[str, str | None] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-    numbered: bool = True
-    local_rank_option: str | None = None
+    missing: tuple[str, ...] = ()  # the options without which this node cannot start its share on its own
+    numbered: bool = True  # whether `node_rank` is known; else it is provisional until this node has joined
+    local_rank_option: str | None = None  # what every rank gets as its first argument, with its local rank as the value
     masks: tuple[Mapping[str, str], ...] = ()
-    virtual: bool = False
+    virtual: bool = False  # whether every rank is local rank 0, and its device the first that it sees
 
     @property
     def nnodes(self) -> int:
@@ -250,8 +240,7 @@ def make(
             planned and no flag says otherwise, OMP_NUM_THREADS and TORCH_NCCL_ASYNC_ERROR_HANDLING always.
         notes: what else people should know, said before the plan's own.
 
-    Raises:
-        UsageError: the flags contradict each other, or the machine.
+    Raises UsageError if the flags contradict each other, or the machine.
     """
     nnodes = spec.nnodes
     if nnodes < 1:

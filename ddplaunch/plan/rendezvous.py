@@ -11,14 +11,9 @@ from ddplaunch.errors import UsageError
 from ddplaunch.plan.numbers import whole
 
 LOOPBACK = "127.0.0.1"
-DEFAULT_PORT = 29500
-"""torchrun's port, if several nodes must agree on one and none was given."""
-
-PLACEHOLDER = "NODE0"
-"""What a dry run prints for node 0's address if none was given."""
-
-ASSUMED = "assumed"
-MISSING = "missing"
+DEFAULT_PORT = 29500  # torchrun's port, if several nodes must agree on one and none was given
+PLACEHOLDER = "NODE0"  # what a dry run prints for node 0's address if none was given
+ASSUMED, MISSING = "assumed", "missing"
 """Sources of what was not given: enough for a dry run, not for starting one node of several."""
 
 _PORTS = range(1, 65536)
@@ -48,8 +43,7 @@ def locate(
         address, port, init_method: the flags; MASTER_ADDR and MASTER_PORT count where several nodes are planned.
         here: this machine's name, if it is node 0.
 
-    Raises:
-        UsageError: an address or port is invalid, or they contradict each other.
+    Raises UsageError if an address or port is invalid, or they contradict each other.
     """
     if init_method and (method := re.fullmatch(_TCP, init_method)):
         method_address, method_port = method["host"].strip("[]"), method["port"]
@@ -99,8 +93,7 @@ def _checked_address(text: str, source: str) -> Sourced:
 def check_init_method(method: str | None) -> None:
     """Check the form of ``--init-method``, and that a file can be made where it says.
 
-    Raises:
-        UsageError: it is of another kind, or its file cannot be written.
+    Raises UsageError if it is of another kind, or its file cannot be written.
     """
     if method is None or method == "env://" or re.fullmatch(_TCP, method):
         return
@@ -122,8 +115,7 @@ def check_init_method(method: str | None) -> None:
 def check_store_file(method: str | None, run_id: str) -> None:
     """Try to write where ``--init-method file://`` says: root may write anywhere, as far as permissions go.
 
-    Raises:
-        UsageError: the system refuses.
+    Raises UsageError if the system refuses.
     """
     if method is None or not method.startswith("file://"):
         return
@@ -142,8 +134,7 @@ def backend(asked: str | None, init_method: str | None, device: str) -> str | No
     Args:
         asked: ``--backend``; "auto", or None with an init method, chooses by ``device``, torch's name of rank 0's.
 
-    Raises:
-        UsageError: it names several, and not one for each device (torch's BackendConfig).
+    Raises UsageError if it names several, and not one for each device (torch's BackendConfig).
     """
     if asked is None and init_method is None:
         return None

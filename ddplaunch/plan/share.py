@@ -9,8 +9,7 @@ from typing import Literal
 from ddplaunch.plan.layout import MAX_RANKS, Node, Rank
 from ddplaunch.plan.plan import Plan
 
-JOINED = "joined"
-"""The source of a count that comes from the node itself."""
+JOINED = "joined"  # the source of a count that comes from the node itself
 
 
 @dataclass(frozen=True)

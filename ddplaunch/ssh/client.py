@@ -22,15 +22,9 @@ from ddplaunch.output.lines import Lines
 from ddplaunch.plan.command import REMOTE, python_command
 from ddplaunch.ssh.remote import HELLO, Facts, HostJob, mark
 
-CONNECT_TIMEOUT = 15
-"""Seconds to connect, unless the user's configuration has a limit: TCP's own is two minutes."""
-
-LONGEST_COMPLAINT = 300
-"""Characters of a line from a host, its login shell or ssh that a message of ours quotes."""
-
-_MAX_SAID = 30
-"""Lines that are kept; a banner may come before the one that matters."""
-
+CONNECT_TIMEOUT = 15  # seconds to connect, unless the user's configuration has a limit: TCP's own is two minutes
+LONGEST_COMPLAINT = 300  # characters of a line from a host, its login shell or ssh that a message of ours quotes
+_MAX_SAID = 30  # lines that are kept; a banner may come before the one that matters
 _REFUSED = re.compile(r"closed by|reset by|Connection refused|Broken pipe|MaxStartups|Not allowed at this time")
 _FINAL = re.compile(r"ermission denied|verification failed|open failed|authentication failures|timed out|not resolve")
 _HOLLOW = re.compile(
@@ -64,18 +58,14 @@ class Way:
     """How ssh reaches a host, by its configuration."""
 
     address: str
-    first: str
-    """The machine that we connect to: the host itself, or a jump host."""
-
-    options: tuple[str, ...]
-    """Options of ssh that overrule the user's configuration."""
+    first: str  # the machine that we connect to: the host itself, or a jump host
+    options: tuple[str, ...]  # options of ssh that overrule the user's configuration
 
 
 def look_up(name: str) -> Way:
     """Ask the ssh client what its configuration says about a host; nothing connects.
 
-    Raises:
-        UsageError: there is no client, or it refuses its configuration.
+    Raises UsageError if there is no client, or it refuses its configuration.
     """
     if shutil.which("ssh") is None:
         raise UsageError("--hosts needs ssh, which is not on PATH", "install the OpenSSH client")
@@ -99,10 +89,8 @@ def command(name: str, way: Way, python: str, environ: Mapping[str, str], heartb
 
     It uses ``exec``, so that the process is sshd's own child. ssh ends when the host is silent for the heartbeat
     timeout. It uses a master connection that runs already, for that may be the only way in (one-time passwords), and
-    never becomes one (ControlPersist), for that would outlive the job.
-
-    Raises:
-        UsageError: a word has a line break, which a shell there could not read.
+    never becomes one (ControlPersist), for that would outlive the job. Raises UsageError if a word has a line break,
+    which a shell there could not read.
     """
     alive = [f"-oServerAliveInterval={max(1, round(heartbeat / 3))}", "-oServerAliveCountMax=3"]
     variables = ["PYTHONSAFEPATH=1"]

@@ -20,31 +20,17 @@ from ddplaunch.ssh.client import LONGEST_COMPLAINT, Session
 from ddplaunch.ssh.remote import BEAT, GO, KILL_AFTER, SIGNALS
 from ddplaunch.ssh.turns import PAUSE, Turns
 
-ANSWER_PATIENCE = 60.0
-"""Seconds that a host has to connect and answer."""
-
-WORRY_AFTER = 5.0
-"""Seconds after which the hosts that have not answered are named."""
-
-MAX_PROBLEMS = 20
-"""Lines for one host in the list of problems."""
-
-LAST_WORDS = 5.0
-"""Seconds between the end of the first host and SIGTERM for those that still run."""
-
-_OTHER_FILES = 40
-"""Descriptors beside those of the hosts: the event loop, outputs, an ssh that starts."""
-
+ANSWER_PATIENCE = 60.0  # seconds that a host has to connect and answer
+WORRY_AFTER = 5.0  # seconds after which the hosts that have not answered are named
+MAX_PROBLEMS = 20  # lines for one host in the list of problems
+LAST_WORDS = 5.0  # seconds between the end of the first host and SIGTERM for those that still run
+_OTHER_FILES = 40  # descriptors beside those of the hosts: the event loop, outputs, an ssh that starts
 _COMPARED = {"python": "Python", "torch": "torch", "cuda": "torch's CUDA", "nccl": "NCCL"}
 _LETTERS = {number: letter for letter, number in SIGNALS.items()}
 
 
 def make_room(hosts: int) -> None:
-    """Raise the limit on open files to three pipes for each host.
-
-    Raises:
-        UsageError: the hard limit is lower.
-    """
+    """Raise the limit on open files to three pipes for each host. Raises UsageError if the hard limit is lower."""
     needed = 3 * hosts + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:

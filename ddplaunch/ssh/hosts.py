@@ -24,9 +24,7 @@ from ddplaunch.files import MAX_HOSTS, read_named
 #
 # --include worker-1@worker-2:0,2
 
-MAX_SLOTS = 4096
-"""More ranks than this on one host are a typing error."""
-
+MAX_SLOTS = 4096  # more ranks than this on one host are a typing error
 _ENTRY = re.compile(
     r"(?:(?P<user>[^\s:,@\[\]]*)@)?"
     r"(?:\[(?P<address>[^\s\[\]]*:[^\s\[\]]*)\]|(?P<name>(?:[^\s:,@\[\]]|\[[^\s:\[\]]*\])+))"
@@ -44,17 +42,10 @@ _EXAMPLE = "write one host a line: n1, n1:4, n1 slots=4 or n[01-04] slots=8; # b
 class Host:
     """A machine of the job."""
 
-    name: str
-    """A name, an address (IPv6 without brackets), or an alias in the user's ssh configuration."""
-
-    slots: int | None = None
-    """Number of ranks; None leaves it to the host."""
-
-    gpus: tuple[int, ...] | None = None
-    """The slots that ``--include`` or ``--exclude`` has chosen; None for all."""
-
-    user: str | None = None
-    """Who logs in; None leaves it to the ssh configuration."""
+    name: str  # a name, an address (IPv6 without brackets), or an alias in the user's ssh configuration
+    slots: int | None = None  # number of ranks; None leaves it to the host
+    gpus: tuple[int, ...] | None = None  # the slots that `--include` or `--exclude` has chosen; None for all
+    user: str | None = None  # who logs in; None leaves it to the ssh configuration
 
     @property
     def destination(self) -> str:
@@ -63,11 +54,7 @@ class Host:
 
 
 def read_hosts(text: str) -> tuple[Host, ...]:
-    """Read the value of ``--hosts``.
-
-    Raises:
-        UsageError: it does not parse; says where.
-    """
+    """Read the value of ``--hosts``. Raises UsageError, which says where, if it does not parse."""
     hint = "--hosts n1:4,n2:4, or --hosts n[1-4]:8"
     if not text.strip():
         raise _error("--hosts is empty", hint)
@@ -76,11 +63,7 @@ def read_hosts(text: str) -> tuple[Host, ...]:
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
-    """Read a file of hosts.
-
-    Raises:
-        UsageError: it cannot be read, or a line does not parse; names file and line.
-    """
+    """Read a file of hosts. Raises UsageError if it cannot be read, or a line does not parse."""
     try:
         text = read_named(path, MAX_HOSTS).decode("utf-8-sig")
     except OSError as error:
@@ -231,10 +214,8 @@ def choose(hosts: tuple[Host, ...], include: str | None, exclude: str | None) ->
     """Keep the hosts that ``--include`` names, or those that ``--exclude`` does not name, in their order.
 
     The grammar is DeepSpeed's (parse_resource_filter of its launcher/runner.py): ``NODE[:SLOT,…]@NODE…``, where a node
-    without slots means all of it.
-
-    Raises:
-        UsageError: both are given, one does not parse or names an unknown host or slot, or no host is left.
+    without slots means all of it. Raises UsageError if both are given, one does not parse or names an unknown host or
+    slot, or no host is left.
     """
     if include is not None and exclude is not None:
         raise _error(f"--include {include} does not work with --exclude {exclude}", "leave one of them out")

@@ -48,29 +48,19 @@ _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 @dataclass(frozen=True)
 class HostJob:
-    """What one host checks and runs; times in seconds.
+    """What one host checks and runs; times in seconds."""
 
-    Attributes:
-        nonce: a secret of this job, see ``mark``.
-        environ: variables for the launcher, beside those of the login.
-        target: as typed. module, no_python: how to read it.
-        address: node 0's, which must resolve here; "" where the job has one node.
-        ports: must be free here.
-        words: the launcher's, from ``run`` on.
-        warning: the number of the preemption signal; None for none.
-    """
-
-    nonce: str
-    environ: Mapping[str, str]
+    nonce: str  # a secret of this job, see `mark`
+    environ: Mapping[str, str]  # variables for the launcher, beside those of the login
     cwd: str
-    target: str
-    module: bool
+    target: str  # as typed
+    module: bool  # how to read the target, as no_python
     no_python: bool
     log_dir: str | None
-    address: str
-    ports: tuple[_Port, ...]
-    words: tuple[str, ...]
-    warning: int | None
+    address: str  # node 0's, which must resolve here; "" where the job has one node
+    ports: tuple[_Port, ...]  # must be free here
+    words: tuple[str, ...]  # the launcher's, from `run` on
+    warning: int | None  # the number of the preemption signal; None for none
     heartbeat: Annotated[float, msgspec.Meta(gt=0)]
     grace: Annotated[float, msgspec.Meta(ge=0)]
 
@@ -80,12 +70,7 @@ class HostJob:
 
     @classmethod
     def read(cls, line: bytes) -> HostJob:
-        """Read what ``line`` has written.
-
-        Raises:
-            ValueError: it is not JSON.
-            msgspec.ValidationError: a field is missing, or has the wrong type or range.
-        """
+        """Read what ``line`` has written. Raises ValueError if it is not JSON, or a field is missing or wrong."""
         return msgspec.convert(json.loads(line), cls)
 
 
@@ -98,11 +83,7 @@ class Facts:
 
     @classmethod
     def read(cls, text: bytes) -> Facts:
-        """Read what a host has written.
-
-        Raises:
-            ValueError: it is not JSON, or a field is missing or has the wrong type.
-        """
+        """Read what a host has written. Raises ValueError if it is not JSON, or a field is missing or wrong."""
         try:
             return msgspec.json.decode(text, type=cls)
         except (msgspec.MsgspecError, RecursionError) as error:
@@ -121,15 +102,9 @@ SIGNALS = {
 }
 """The bytes that follow the line: start; a heartbeat; and signals for the launcher."""
 
-PATIENCE = 120.0
-"""Seconds to wait for the line, and then for GO, which comes when all hosts have answered."""
-
-KILL_AFTER = 5.0
-"""Seconds beyond the grace that the launcher has to end itself."""
-
-ZYGOTE_PATIENCE = 1.0
-"""Seconds that the zygote of a killed launcher has to end its ranks and remove their files."""
-
+PATIENCE = 120.0  # seconds to wait for the line, and then for GO, which comes when all hosts have answered
+KILL_AFTER = 5.0  # seconds beyond the grace that the launcher has to end itself
+ZYGOTE_PATIENCE = 1.0  # seconds that the zygote of a killed launcher has to end its ranks and remove their files
 LOST = EXIT_UNAVAILABLE
 
 

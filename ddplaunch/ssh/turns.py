@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-ALL = 32
-"""Connections to make at once, as many as pdsh(1) makes; one counts until ``ssh.remote`` runs there."""
-
-ONE_WAY = 8
-"""Of these, through one machine: sshd refuses some when more than 10 have not logged in (MaxStartups)."""
-
-TRIES = 4
-"""Tries for a host when a machine on the way refuses or closes the connection."""
-
-PAUSE = 1.0
-"""Seconds before each further try."""
+ALL = 32  # connections to make at once, as many as pdsh(1) makes; one counts until `ssh.remote` runs there
+ONE_WAY = 8  # of these, through one machine: sshd refuses some when more than 10 have not logged in (MaxStartups)
+TRIES = 4  # tries for a host when a machine on the way refuses or closes the connection
+PAUSE = 1.0  # seconds before each further try
 
 
 class Turns:

@@ -24,15 +24,11 @@ from ddplaunch.submit.yaml import Noted
 OWN_VARIABLES = (INDEX, NNODES, ADDRESS, PORT)
 """The variables that tell a pod its node rank and node 0; Kubernetes sets the index, we set the others."""
 
-LABEL = 63
-"""Characters in a DNS label (RFC 1035); the name of every pod is one."""
-
+LABEL = 63  # characters in a DNS label (RFC 1035); the name of every pod is one
 NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 """The names that a Service may have; a Job's may also begin with a digit."""
 
-AFTERWARDS = 10
-"""Seconds after the grace in which a launcher ends what is left and prints its report."""
-
+AFTERWARDS = 10  # seconds after the grace in which a launcher ends what is left and prints its report
 AGAIN = (EXIT_UNAVAILABLE, EXIT_PREEMPTED, EXIT_SIGNAL + 15)
 """The exit codes of launchers that ended because a pod, theirs or another's, was taken away."""
 
@@ -57,30 +53,24 @@ class PodJob:
     """What a job asks Kubernetes for, and what it runs; None asks for nothing.
 
     Attributes:
-        command: the words after ``ddplaunch run``: its options, the target and the target's arguments.
-        name: of the Job and its Service, and the beginning of the pods' names; matches ``NAME``.
         gpus, cpus, memory: of each pod; memory as Kubernetes writes it ("200Gi").
-        seconds: the time limit of the whole job, from its submission.
-        grace: seconds that ranks have between SIGTERM and SIGKILL.
         preempt_grace: seconds that they have before that for a checkpoint, if SIGTERM is the preemption signal.
-        node_labels: labels that the nodes must have.
-        variables: of the container, beside ``OWN_VARIABLES``.
     """
 
-    command: Sequence[str]
-    name: str
+    command: Sequence[str]  # the words after `ddplaunch run`: its options, the target and the target's arguments
+    name: str  # of the Job and its Service, and the beginning of the pods' names; matches `NAME`
     image: str
     nodes: int = 1
     gpus: int = 0
     cpus: int | None = None
     memory: str | None = None
-    seconds: int | None = None
-    grace: float = 30.0
+    seconds: int | None = None  # the time limit of the whole job, from its submission
+    grace: float = 30.0  # seconds that ranks have between SIGTERM and SIGKILL
     preempt_grace: float = 0.0
     namespace: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
-    node_labels: Mapping[str, str] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(default_factory=dict)
+    node_labels: Mapping[str, str] = field(default_factory=dict)  # labels that the nodes must have
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the container, beside `OWN_VARIABLES`
     mounts: Sequence[Mount] = ()
 
 
@@ -99,11 +89,7 @@ def name_from(text: str, nodes: int) -> str:
 
 
 def manifest(job: PodJob) -> str:
-    """Write the job as YAML for ``kubectl apply``.
-
-    Raises:
-        UsageError: a string cannot stand in YAML.
-    """
+    """Write the job as YAML for ``kubectl apply``. Raises UsageError if a string cannot stand in YAML."""
     head = "# Written by ddplaunch manifest, for Kubernetes 1.29 or newer. To submit it: kubectl apply -f THIS_FILE\n"
     return head + "---\n".join(yaml.document(each) for each in objects(job))
 

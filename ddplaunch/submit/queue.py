@@ -52,10 +52,8 @@ None is the batch script's own exit code. Where Slurm ended the job that says no
 """
 
 
-_NO_LOG = "NO_LOG"
-_LOG_SIGNAL = 53
-"""Our state of a job whose log slurmd could not open, and the signal that scontrol shows for it."""
-
+_NO_LOG = "NO_LOG"  # our state of a job whose log slurmd could not open
+_LOG_SIGNAL = 53  # the signal that scontrol shows for it
 _NEVER = {
     "PartitionNodeLimit": "the job asks for more nodes than the partition allows or has up",
     "PartitionTimeLimit": "the job asks for more time than the partition allows",
@@ -89,21 +87,13 @@ class JobId:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What Slurm says of a job.
+    """What Slurm says of a job."""
 
-    Attributes:
-        state: like PENDING, RUNNING, COMPLETED.
-        reason: why it waits, like Priority or Resources; else "None".
-        code: our exit code; None while it runs or waits.
-        log: the file of its output.
-        restarts: how often Slurm has requeued it.
-    """
-
-    state: str
-    reason: str
-    code: int | None
-    log: str | None
-    restarts: int = 0
+    state: str  # like PENDING, RUNNING, COMPLETED
+    reason: str  # why it waits, like Priority or Resources; else "None"
+    code: int | None  # our exit code; None while it runs or waits
+    log: str | None  # the file of its output
+    restarts: int = 0  # how often Slurm has requeued it
 
     @property
     def words(self) -> str:
@@ -123,11 +113,7 @@ class JobRecord:
 
 
 def check_is_here(environ: Mapping[str, str]) -> None:
-    """Check that this machine has sbatch.
-
-    Raises:
-        UsageError: it is not on PATH.
-    """
+    """Check that this machine has sbatch. Raises UsageError if it is not on PATH."""
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         raise UsageError(
             "sbatch is not on PATH: this machine has no commands of Slurm",
@@ -147,10 +133,7 @@ def has_containers() -> bool:
 def submit(script: str, environ: Mapping[str, str]) -> JobId:
     """Hand a script to sbatch and return the job's number.
 
-    The stderr of sbatch goes to ours.
-
-    Raises:
-        UsageError: sbatch refuses.
+    The stderr of sbatch goes to ours. Raises UsageError if sbatch refuses.
     """
     done = subprocess.run(
         ["sbatch", "--parsable"],
@@ -210,8 +193,7 @@ def _environment(script: str, environ: Mapping[str, str]) -> dict[str, str]:
 def look(job: JobId) -> JobRecord | None:
     """Ask scontrol about a job; None if it does not answer.
 
-    Raises:
-        LaunchError: Slurm has forgotten the job (after MinJobAge of slurm.conf, 300 s by default).
+    Raises LaunchError if Slurm has forgotten the job (after MinJobAge of slurm.conf, 300 s by default).
     """
     try:
         done = _call("scontrol", "--oneliner", *_cluster(job), "show", "job", job.number)
@@ -253,11 +235,7 @@ def parse(record: str) -> JobRecord | None:
 
 
 def cancel(job: JobId) -> None:
-    """Cancel a job; what scancel prints goes to our stderr.
-
-    Raises:
-        LaunchError: scancel failed.
-    """
+    """Cancel a job; what scancel prints goes to our stderr. Raises LaunchError if scancel failed."""
     done = subprocess.run(["scancel", *job.words], stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
         raise LaunchError(f"scancel did not cancel job {job.number} (exit code {done.returncode})")

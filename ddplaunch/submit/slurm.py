@@ -52,44 +52,30 @@ class Requeue:
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What a job asks Slurm for, and what it runs; None leaves it to Slurm's default.
+    """What a job asks Slurm for, and what it runs; None leaves it to Slurm's default."""
 
-    Attributes:
-        command: the words after ``ddplaunch run``: its options, the target and the target's arguments.
-        interpreter: the Python that runs ddplaunch on the nodes.
-        chdir: the absolute folder that the job runs in, on the nodes too.
-        output: the log, with sbatch's patterns (%j), relative to ``chdir``.
-        gpus_per_node: a number, or a type and a number ("a100:8").
-        time: the limit, in one of sbatch's forms.
-        array: indices like 0-3 or 1,5%2; every one is a job of ``nodes`` nodes.
-        sbatch_args: further options of sbatch, as typed there.
-        container_image: srun's option of the pyxis plugin (github.com/NVIDIA/pyxis).
-        container_mounts: SRC:DST pairs beside ``chdir``, which is always mounted.
-        requeue: None leaves preempted jobs to Slurm's own rules.
-    """
-
-    command: Sequence[str]
-    interpreter: str
-    chdir: str
+    command: Sequence[str]  # the words after `ddplaunch run`: its options, the target and the target's arguments
+    interpreter: str  # the Python that runs ddplaunch on the nodes
+    chdir: str  # the absolute folder that the job runs in, on the nodes too
     job_name: str
-    output: str
+    output: str  # the log, with sbatch's patterns (%j), relative to `chdir`
     nodes: int = 1
-    gpus_per_node: str | None = None
+    gpus_per_node: str | None = None  # a number, or a type and a number ("a100:8")
     cpus_per_task: int | None = None
     mem: str | None = None
-    time: str | None = None
+    time: str | None = None  # the limit, in one of sbatch's forms
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
     nodelist: str | None = None
     exclude: str | None = None
-    array: str | None = None
-    sbatch_args: Sequence[str] = ()
+    array: str | None = None  # indices like 0-3 or 1,5%2; every one is a job of `nodes` nodes
+    sbatch_args: Sequence[str] = ()  # further options of sbatch, as typed there
     setup: Sequence[Setup] = ()
-    container_image: str | None = None
-    container_mounts: Sequence[str] = ()
-    requeue: Requeue | None = None
+    container_image: str | None = None  # srun's option of the pyxis plugin (github.com/NVIDIA/pyxis)
+    container_mounts: Sequence[str] = ()  # SRC:DST pairs beside `chdir`, which is always mounted
+    requeue: Requeue | None = None  # None leaves preempted jobs to Slurm's own rules
 
 
 LINES = (
@@ -113,11 +99,7 @@ LINES = (
 
 
 def script(job: BatchJob) -> str:
-    """Write the job as a script for sbatch.
-
-    Raises:
-        UsageError: a value cannot stand in an ``#SBATCH`` line.
-    """
+    """Write the job as a script for sbatch. Raises UsageError if a value cannot stand in an ``#SBATCH`` line."""
     return "\n".join([*_head(job), "", *_setup(job), *_mark(job), *_step(job), *_tail(job)]) + "\n"
 
 

@@ -13,9 +13,7 @@ from typing import Any
 
 from ddplaunch.errors import UsageError
 
-WIDTH = 110
-"""Columns for a list of scalars in one line."""
-
+WIDTH = 110  # columns for a list of scalars in one line
 _PLAIN = re.compile(r"-{0,2}[A-Za-z/][\w./+=@-]*(:[\w./+=@-]+)*", re.ASCII)
 """Strings that get no quotes. All others do, though some would not need them."""
 
@@ -36,8 +34,7 @@ class Noted:
 def document(mapping: Mapping[str, Any]) -> str:
     """Write mappings, sequences, strings, numbers and truth values as one document.
 
-    Raises:
-        UsageError: a string has a character that YAML cannot hold.
+    Raises UsageError if a string has a character that YAML cannot hold.
     """
     return "\n".join(_mapping(mapping, "")) + "\n"
 

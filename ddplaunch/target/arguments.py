@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 def check(signature: Signature, words: Sequence[str]) -> None:
     """Check ``words`` against a signature that was read from source.
 
-    Raises:
-        UsageError: one is missing, unknown or of the wrong kind; the hint is the signature.
+    Raises UsageError if one is missing, unknown or of the wrong kind; the hint is the signature.
     """
     if not signature.reads_argv:
         _parse(signature, words, live=False)
@@ -35,8 +34,7 @@ def bind(
     Args:
         facts: the values behind the well-known names; "device" as torch names it.
 
-    Raises:
-        UsageError: as for ``check``.
+    Raises UsageError as ``check`` does.
     """
     import inspect
 
@@ -151,11 +149,7 @@ def _others(words: Sequence[str], parameters: Mapping[str, Parameter]) -> dict[s
 
 
 def _converted(parameter: Parameter, name: str, given: Any, live: bool) -> Any:
-    """Convert the text of one option, or the texts of a repeated one.
-
-    Raises:
-        _Wrong: it is of the wrong kind.
-    """
+    """Convert the text of one option, or the texts of a repeated one. Raises _Wrong if it is of the wrong kind."""
     import click
 
     value = parameter.value
@@ -172,11 +166,7 @@ def _converted(parameter: Parameter, name: str, given: Any, live: bool) -> Any:
 
 
 def _one(value: Value, text: Any, live: bool) -> Any:
-    """Convert one text.
-
-    Raises:
-        click.BadParameter: it is of the wrong kind; the message says what would be right.
-    """
+    """Convert one text. Raises click.BadParameter if it is of the wrong kind; the message says what would be right."""
     import click
 
     match value.kind:

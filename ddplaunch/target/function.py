@@ -17,8 +17,7 @@ def find_function(typed: str, where: str, function: str, module: ast.Module) -> 
     Args:
         where: how the user called the module, in front of the colon of ``typed``.
 
-    Raises:
-        UsageError: the source shows that there is no such function, or that the name is something else.
+    Raises UsageError if the source shows that there is no such function, or that the name is something else.
     """
     names = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
     if not all(part.isidentifier() for part in function.split(".")):

@@ -41,19 +41,16 @@ class Value:
     """What one parameter accepts on the command line.
 
     Attributes:
-        kind: "union": the first of ``sides`` that fits. "any": it cannot be known here (from source), or has no form
-            on a command line (in a rank).
-        container: what the values of a repeated option are collected in; None for a single value.
-        length: how many values the container has, where that is fixed, as for ``tuple[int, int]``.
-        convert: in a rank only, makes the value from its text (a choice, a path).
+        kind: "union": the first of ``sides`` that fits. "any": it cannot be known here (from source), or has no form on
+            a command line (in a rank).
     """
 
     kind: ValueKind
     choices: tuple[str, ...] = ()
     sides: tuple[Value, ...] = ()
-    container: Container | None = None
-    length: int | None = None
-    convert: Callable[[str], Any] | None = None
+    container: Container | None = None  # what the values of a repeated option are collected in; None for a single value
+    length: int | None = None  # how many values the container has, where that is fixed, as for `tuple[int, int]`
+    convert: Callable[[str], Any] | None = None  # in a rank only, makes the value from its text (a choice, a path)
 
 
 GUESS = Value("union", sides=(Value("number"), Value("str")))
@@ -265,8 +262,7 @@ def _like_expression(default: ast.expr, module: ast.Module) -> Value:
 def from_function(name: str, function: Callable[..., Any]) -> Signature:
     """Read the signature of a live function, decorators that keep ``__wrapped__`` seen through.
 
-    Raises:
-        TypeError, ValueError: it is not callable, or has no signature that Python can tell.
+    Raises TypeError or ValueError if it is not callable, or has no signature that Python can tell.
     """
     if _fills_in_itself(function):
         return Signature(name, ())

@@ -21,8 +21,7 @@ from ddplaunch.files import read_regular
 def parse(path: str, name: str | None = None) -> ast.Module:
     """Return the syntax tree of the file at ``path``, called ``name`` in errors.
 
-    Raises:
-        UsageError: it cannot be read, or is not Python; a syntax error is shown with its line.
+    Raises UsageError if it cannot be read, or is not Python; a syntax error is shown with its line.
     """
     name = name or path
     try:
@@ -120,12 +119,8 @@ def local_sources(path: str, first: str) -> Iterator[str]:
             todo.extend(_files_of(name, first))
 
 
-_MAX_SOURCE = 64 << 20
-"""Bytes of a source file, at most: generated ones have some megabytes."""
-
-_MAX_FILES = 200
-"""Past this many files the answer will not change any more, and a launcher should be quick."""
-
+_MAX_SOURCE = 64 << 20  # bytes of a source file, at most: generated ones have some megabytes
+_MAX_FILES = 200  # past this many files the answer will not change any more, and a launcher should be quick
 _COMMENT = r"#[^\n]*"
 _IMPORT = (
     r"(?m)(?:^|[:;])[ \t]*(?:from[ \t]*(?P<dots>\.*)(?P<base>[\w.]*)[ \t]*)?"

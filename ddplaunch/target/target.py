@@ -31,24 +31,18 @@ class Target:
     """One target with its arguments.
 
     Attributes:
-        typed: the target as the user wrote it.
         path: the script's path as typed; for a function in a file, that file's absolute path; a program's file.
-        module: the module to run or to import the function from.
-        function: its name, dotted where it is an attribute of an attribute.
-        first: the folder that Python puts in front of ``sys.path``.
-        source: the absolute path of the Python source, where it was found.
-        signature: a function's parameters; None where only running the module can tell.
     """
 
     kind: Kind
-    typed: str
+    typed: str  # the target as the user wrote it
     args: tuple[str, ...] = ()
     path: str | None = None
-    module: str | None = None
-    function: str | None = None
-    first: str | None = None
-    source: str | None = None
-    signature: Signature | None = None
+    module: str | None = None  # the module to run or to import the function from
+    function: str | None = None  # its name, dotted where it is an attribute of an attribute
+    first: str | None = None  # the folder that Python puts in front of `sys.path`
+    source: str | None = None  # the absolute path of the Python source, where it was found
+    signature: Signature | None = None  # a function's parameters; None where only running the module can tell
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -89,8 +83,7 @@ _FUNCTION_IN_MODULE = rf"(?P<module>{_DOTTED}):(?P<function>[^:/]*)"
 def find(typed: str, args: tuple[str, ...], *, as_module: bool, as_program: bool, cwd: str) -> Target:
     """Say what ``typed`` means and check all that can be checked without running it.
 
-    Raises:
-        UsageError: there is no such file, module, program or function, or it is none that can be run.
+    Raises UsageError if there is no such file, module, program or function, or it is none that can be run.
     """
     if as_module and as_program:
         raise UsageError("-m and --no-python contradict each other", "give one of them")
