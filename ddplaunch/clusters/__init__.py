@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, cast
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddplaunch.clusters.finding import Finding
-    from ddplaunch.clusters.system import Allocator
+    from ddplaunch.clusters.finding import Allocator, Finding
 
 __all__ = ["NAMES", "NONE", "find"]
 
@@ -81,7 +80,7 @@ def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
                 return _completed(finding, environ)
             script = script or finding
     if only is None and environ.get("RANK"):
-        from ddplaunch.clusters.unclear import check_unclear
+        from ddplaunch.clusters.torch import check_unclear
 
         check_unclear(environ)
     if script:

@@ -1,8 +1,10 @@
-"""What a system's variables say: facts only; the caller decides what to do with them."""
+"""What a system's variables say, and what the file of each system has; the caller decides what to do with a finding."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -55,3 +57,20 @@ class Allocation:
     job: str
     hosts: tuple[str, ...]
     variable: str  # what the hosts were read from
+
+
+class System(Protocol):
+    """What the file of each system has."""
+
+    def find(self, environ: Mapping[str, str]) -> Finding | None:
+        """Return what the system says about this process; None if it does not run it.
+
+        Raises UsageError if a variable is missing, is not a number, or contradicts another.
+        """
+
+
+class Allocator(System, Protocol):
+    """What the file of a batch system has besides."""
+
+    def allocation(self, environ: Mapping[str, str]) -> Allocation | None:
+        """Return what it has given this job; None if it has given nothing."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Finding
-from ddplaunch.clusters.reading import is_set, job_port, number, started, text
+from ddplaunch.clusters.reading import is_set, numbers, started, text
 
 JOB_ID = "FLUX_JOB_ID"  # ƒ2WzFTu3ry1 or f2WzFTu3ry1
 RANK = "FLUX_TASK_RANK"  # 3
@@ -22,14 +22,6 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     """Recognise a task that Flux has started."""
     if not is_set(environ, RANK):
         return None
-    job = text(environ, JOB_ID)
-    return started(
-        "flux",
-        (RANK, SIZE, LOCAL_RANK, NNODES),
-        rank=number(environ, RANK),
-        size=number(environ, SIZE),
-        local_rank=number(environ, LOCAL_RANK),
-        nnodes=number(environ, NNODES),
-        port=job_port(job),
-        run_id=job,
-    )
+    names = (RANK, SIZE, LOCAL_RANK, NNODES)
+    rank, size, local_rank, nnodes = numbers(environ, *names)
+    return started("flux", names, rank, size, local_rank, nnodes=nnodes, job=text(environ, JOB_ID))

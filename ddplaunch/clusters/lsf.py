@@ -9,16 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Allocation, Finding
-from ddplaunch.clusters.reading import (
-    batch_script,
-    is_set,
-    job_port,
-    number,
-    number_if_set,
-    read_hosts,
-    started,
-    to_number,
-)
+from ddplaunch.clusters.reading import batch_script, is_set, number_if_set, numbers, read_hosts, started, to_number
 
 JOB_ID = "LSB_JOBID"  # 4711
 RANKFILE = "LSB_DJOB_RANKFILE"  # /home/me/.lsbatch/1700000000.4711.hostfile: one host a line, once for every slot
@@ -39,14 +30,11 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     return started(
         "lsf",
         (RANK, SIZE, LOCAL_RANK, RANKFILE),
-        rank=number(environ, RANK),
-        size=number(environ, SIZE),
-        local_rank=number(environ, LOCAL_RANK),
+        *numbers(environ, RANK, SIZE, LOCAL_RANK),
         local_size=number_if_set(environ, LOCAL_SIZE),
         most_nodes=len(hosts) or None,
         address=hosts[0] if hosts else None,
-        port=job_port(to_number(given.job, JOB_ID)) if given else None,
-        run_id=given.job if given else None,
+        job=to_number(given.job, JOB_ID) if given else None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Finding
-from ddplaunch.clusters.reading import agreed, is_set, job_port, number, started
+from ddplaunch.clusters.reading import agreed, is_set, numbers, started
 
 RANK = "PMI_RANK"  # 3
 PMIX_RANK = "PMIX_RANK"  # 3, where PMIx is used beside it
@@ -18,8 +18,8 @@ LOCAL_RANK = "MPI_LOCALRANKID"  # 1
 LOCAL_SIZE = "MPI_LOCALNRANKS"  # 2
 JOB = "I_MPI_HYDRA_UUID"  # 06000000-8ac7-aeff-ce60-0600efd0d56e, alike on all hosts; Intel's only, MPICH tells no job
 
+# Where Slurm starts Hydra's daemons as a step with PMIx, all of a node have their daemon's PMIX_RANK.
 SLURM_STEP_ID = "SLURM_STEP_ID"
-"""Where Slurm starts Hydra's daemons as a step with PMIx, all of a node have their daemon's PMIX_RANK."""
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
@@ -27,14 +27,7 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     if not is_set(environ, RANK, LOCAL_RANK):
         return None
     ranks = (RANK,) if is_set(environ, SLURM_STEP_ID) else (RANK, PMIX_RANK)
-    job = environ.get(JOB) or None
-    return started(
-        "mpich",
-        (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE),
-        rank=agreed(environ, *ranks),
-        size=number(environ, SIZE),
-        local_rank=number(environ, LOCAL_RANK),
-        local_size=number(environ, LOCAL_SIZE),
-        port=job_port(job) if job else None,
-        run_id=job,
-    )
+    names = (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)
+    rank = agreed(environ, *ranks)
+    size, local_rank, local_size = numbers(environ, *names[1:])
+    return started("mpich", names, rank, size, local_rank, local_size=local_size, job=environ.get(JOB))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Finding
-from ddplaunch.clusters.reading import is_set, number, started
+from ddplaunch.clusters.reading import is_set, numbers, started
 
 VERSIONS = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
@@ -17,14 +17,7 @@ VERSIONS = (
 def find(environ: Mapping[str, str]) -> Finding | None:
     """Recognise a process that mpirun_rsh has started."""
     for names in VERSIONS:
-        rank, size, local_rank, local_size = names
-        if is_set(environ, rank):
-            return started(
-                "mvapich",
-                names,
-                rank=number(environ, rank),
-                size=number(environ, size),
-                local_rank=number(environ, local_rank),
-                local_size=number(environ, local_size),
-            )
+        if is_set(environ, names[0]):
+            rank, size, local_rank, local_size = numbers(environ, *names)
+            return started("mvapich", names, rank, size, local_rank, local_size=local_size)
     return None

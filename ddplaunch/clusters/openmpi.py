@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ddplaunch.clusters.finding import Finding
-from ddplaunch.clusters.reading import is_set, job_port, number, number_if_set, started
+from ddplaunch.clusters.reading import is_set, number_if_set, numbers, started
 
 RANK = "OMPI_COMM_WORLD_RANK"  # 3
 SIZE = "OMPI_COMM_WORLD_SIZE"  # 4
@@ -30,22 +30,20 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     """Recognise a process that mpirun has started."""
     if not is_set(environ, RANK) or is_set(environ, JSRUN_RANK):
         return None
-    namespace = environ.get(NAMESPACE) or None
-    rank, size = number(environ, RANK), number(environ, SIZE)
-    local_rank, local_size = number(environ, LOCAL_RANK), number(environ, LOCAL_SIZE)
+    names: tuple[str, ...] = (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)
+    rank, size, local_rank, local_size = numbers(environ, *names)
     most_nodes = number_if_set(environ, MAX_NODES)
     address = _first_host(environ, rank, size, local_rank, most_nodes) if local_size < size else None
     return started(
         "openmpi",
-        (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE, *((OWN_HOST,) if address else ())),
-        rank=rank,
-        size=size,
-        local_rank=local_rank,
+        (*names, OWN_HOST) if address else names,
+        rank,
+        size,
+        local_rank,
         local_size=local_size,
         most_nodes=most_nodes,
         address=address,
-        port=job_port(namespace) if namespace else None,
-        run_id=namespace,
+        job=environ.get(NAMESPACE),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Finding
-from ddplaunch.clusters.reading import agreed, is_set, job_port, number, number_if_set, started
+from ddplaunch.clusters.reading import agreed, is_set, number_if_set, numbers, started
 
 LOCAL_RANK = "PALS_LOCAL_RANKID"  # 1
 LOCAL_SIZE = "PALS_LOCAL_SIZE"  # 2
@@ -24,15 +24,12 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     """Recognise a process that PALS has started."""
     if not is_set(environ, LOCAL_RANK) or is_set(environ, SLURM_STEP_ID):
         return None
-    application = environ.get(APPLICATION) or None
     return started(
         "pals",
-        [name for name in (*RANKS, SIZE, LOCAL_RANK, LOCAL_SIZE, NODE_RANK) if is_set(environ, name)],
-        rank=agreed(environ, *RANKS),
-        size=number(environ, SIZE),
-        local_rank=number(environ, LOCAL_RANK),
+        tuple(name for name in (*RANKS, SIZE, LOCAL_RANK, LOCAL_SIZE, NODE_RANK) if is_set(environ, name)),
+        agreed(environ, *RANKS),
+        *numbers(environ, SIZE, LOCAL_RANK),
         local_size=number_if_set(environ, LOCAL_SIZE),
         node_rank=number_if_set(environ, NODE_RANK),
-        port=job_port(application) if application else None,
-        run_id=application,
+        job=environ.get(APPLICATION),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Allocation, Finding, Place
 from ddplaunch.errors import UsageError
@@ -41,6 +41,11 @@ def to_number(value: str, name: str) -> int:
 def number(environ: Mapping[str, str], name: str) -> int:
     """Return a variable that must be there and be a number. Raises UsageError if it is not."""
     return to_number(text(environ, name), name)
+
+
+def numbers(environ: Mapping[str, str], *names: str) -> list[int]:
+    """Return the numbers of variables that must be there. Raises UsageError if one is not."""
+    return [number(environ, name) for name in names]
 
 
 def number_if_set(environ: Mapping[str, str], name: str) -> int | None:
@@ -93,18 +98,17 @@ def read_hosts(path: str) -> tuple[str, ...]:
 
 def started(
     cluster: str,
-    variables: Iterable[str],
-    *,
+    variables: tuple[str, ...],
     rank: int,
     size: int,
     local_rank: int,
+    *,
     local_size: int | None = None,
     nnodes: int | None = None,
     most_nodes: int | None = None,
     node_rank: int | None = None,
     address: str | None = None,
-    port: int | None = None,
-    run_id: str | None = None,
+    job: int | str | None = None,
 ) -> Finding:
     """Recognise a process that a launcher has started: a node where it is alone on each node, else one rank of many.
 
@@ -112,10 +116,10 @@ def started(
 
     Args:
         nnodes: how many nodes have a process. most_nodes: how many may have one.
+        job: the launcher's id for the job, from which port and run id follow; None or "" if it has none.
 
     Raises UsageError if the numbers contradict each other.
     """
-    names = tuple(variables)
     if rank >= size:
         raise contradiction(f"{cluster}'s rank {rank}", f"its size {size}")
     if local_size is None and nnodes in (1, size):
@@ -134,26 +138,22 @@ def started(
         raise contradiction(f"{cluster}'s node {node_rank}", f"its {nnodes} nodes")
     return Finding(
         cluster,
-        names,
-        nnodes=nnodes,
-        node_rank=node_rank,
+        variables,
+        nnodes,
+        node_rank,
         address=LOOPBACK if address is None and nnodes == 1 else address,
-        port=port,
-        run_id=run_id,
+        port=None if job in (None, "") else job_port(job),
+        run_id=None if job in (None, "") else str(job),
         place=None if alone else Place(rank, size, local_rank, local_size),
     )
 
 
-def batch_script(cluster: str, variables: Iterable[str], allocation: Allocation, starter: str) -> Finding:
-    """Recognise a job's own script: one process on one host; the other hosts run nothing yet.
-
-    Args:
-        starter: the command that starts one process on each of the hosts.
-    """
+def batch_script(cluster: str, variables: tuple[str, ...], allocation: Allocation, starter: str) -> Finding:
+    """Recognise a job's own script on one of its hosts; ``starter`` is the command that starts a process on each."""
     count = len(allocation.hosts)
     note = f"the script of {cluster} job {allocation.job} runs on one of its {count} hosts; to use all: {starter}"
     notes = (note,) if count > 1 else ()
-    return Finding(cluster, tuple(variables), nnodes=1, node_rank=0, is_script=True, notes=notes)
+    return Finding(cluster, variables, nnodes=1, node_rank=0, is_script=True, notes=notes)
 
 
 def counts_nodes(
@@ -187,8 +187,8 @@ def counts_nodes(
     return Finding(
         cluster,
         (nnodes, node_rank, address),
-        nnodes=count,
-        node_rank=index,
+        count,
+        index,
         address=text(environ, address) if count > 1 else environ.get(address) or None,
         address_comes_late=comes_late,
         port=number_if_set(environ, port),

@@ -12,7 +12,17 @@ from dataclasses import replace
 
 from ddplaunch.clusters.finding import Allocation, Finding
 from ddplaunch.clusters.nodelist import expand_counts, expand_hosts
-from ddplaunch.clusters.reading import batch_script, check_below, contradiction, is_set, job_port, number, started, text
+from ddplaunch.clusters.reading import (
+    batch_script,
+    check_below,
+    contradiction,
+    is_set,
+    job_port,
+    number,
+    numbers,
+    started,
+    text,
+)
 
 JOB_ID = "SLURM_JOB_ID"  # 1; an array's task has its own
 JOB_NODELIST = "SLURM_JOB_NODELIST"  # n[1-2]
@@ -56,11 +66,10 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def _step(environ: Mapping[str, str]) -> Finding:
-    job, step = number(environ, JOB_ID), number(environ, STEP_ID)
+    job, step, rank, local_rank, node_rank = numbers(environ, JOB_ID, STEP_ID, PROCID, LOCALID, NODEID)
     hosts = expand_hosts(text(environ, STEP_NODELIST), STEP_NODELIST)
     tasks = expand_counts(text(environ, STEP_TASKS_PER_NODE), STEP_TASKS_PER_NODE)
-    size, nnodes = number(environ, STEP_NUM_TASKS), number(environ, STEP_NUM_NODES)
-    rank, local_rank, node_rank = number(environ, PROCID), number(environ, LOCALID), number(environ, NODEID)
+    size, nnodes = numbers(environ, STEP_NUM_TASKS, STEP_NUM_NODES)
     if sum(tasks) != size:
         counted = f"{STEP_TASKS_PER_NODE}={environ[STEP_TASKS_PER_NODE]} (tasks: {sum(tasks)})"
         raise contradiction(f"{STEP_NUM_TASKS}={size}", counted)
@@ -74,17 +83,16 @@ def _step(environ: Mapping[str, str]) -> Finding:
     finding = started(
         "slurm",
         (STEP_ID, PROCID, NODEID, STEP_TASKS_PER_NODE, STEP_NODELIST),
-        rank=rank,
-        size=size,
-        local_rank=local_rank,
+        rank,
+        size,
+        local_rank,
         local_size=tasks[node_rank],
         nnodes=nnodes,
         node_rank=node_rank,
         address=hosts[0],
-        port=job_port(job * STEPS_A_JOB + step % STEPS_A_JOB),
-        run_id=f"{job}.{step}",
     )
-    return replace(finding, notes=tuple(_notes(environ, finding)))
+    port = job_port(job * STEPS_A_JOB + step % STEPS_A_JOB)
+    return replace(finding, port=port, run_id=f"{job}.{step}", notes=tuple(_notes(environ, finding)))
 
 
 def _check_ntasks(environ: Mapping[str, str], size: int) -> None:

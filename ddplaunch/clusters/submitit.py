@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Finding
-from ddplaunch.clusters.reading import job_port, number, started
+from ddplaunch.clusters.reading import numbers, started
 
 EXECUTOR = "SUBMITIT_EXECUTOR"  # local, slurm, debug
 JOB_ID = "SUBMITIT_LOCAL_JOB_ID"  # 4711, a process's number
@@ -22,14 +22,6 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     """Recognise a task of the local executor."""
     if environ.get(EXECUTOR) != "local":
         return None
-    job = number(environ, JOB_ID)
-    return started(
-        "submitit",
-        (EXECUTOR, RANK, SIZE, LOCAL_RANK),
-        rank=number(environ, RANK),
-        size=number(environ, SIZE),
-        local_rank=number(environ, LOCAL_RANK),
-        nnodes=number(environ, NNODES),
-        port=job_port(job),
-        run_id=str(job),
-    )
+    names = (EXECUTOR, RANK, SIZE, LOCAL_RANK)
+    job, rank, size, local_rank, nnodes = numbers(environ, JOB_ID, RANK, SIZE, LOCAL_RANK, NNODES)
+    return started("submitit", names, rank, size, local_rank, nnodes=nnodes, job=job)

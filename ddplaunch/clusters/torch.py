@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Finding, Place
 from ddplaunch.clusters.reading import check_below, contradiction, is_set, number, number_if_set
+from ddplaunch.errors import UsageError
 
 RANK = "RANK"  # 3
 WORLD_SIZE = "WORLD_SIZE"  # 4
@@ -18,6 +19,26 @@ ADDRESS = "MASTER_ADDR"  # 10.0.0.4
 PORT = "MASTER_PORT"  # 29500
 NODE_RANKS = ("GROUP_RANK", "NODE_RANK")  # torchrun's name, Lightning's and Azure ML's
 NNODES = "GROUP_WORLD_SIZE"  # 2
+
+
+def check_unclear(environ: Mapping[str, str]) -> None:
+    """Refuse to guess what RANK and WORLD_SIZE mean alone: some systems count nodes with them, others processes.
+
+    A guess would start every machine's job alone, or a rank too many on each. Raises UsageError if they are set, and
+    count more than one.
+    """
+    if (
+        not is_set(environ, RANK, WORLD_SIZE, ADDRESS)
+        or is_set(environ, LOCAL_RANK)
+        or environ[WORLD_SIZE].strip() == "1"
+    ):
+        return
+    raise UsageError(
+        f"{RANK}={environ[RANK]} and {WORLD_SIZE}={environ[WORLD_SIZE]} without {LOCAL_RANK}: "
+        "they count either nodes or processes",
+        f'nodes: ddplaunch run --nnodes "${WORLD_SIZE}" --node-rank "${RANK}" …; processes: set {LOCAL_RANK} in each\n'
+        "neither: ddplaunch run --cluster none …, for this machine alone",
+    )
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
