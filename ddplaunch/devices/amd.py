@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddplaunch.devices.numa import read_beside
 from ddplaunch.devices.processes import describe_process
-from ddplaunch.devices.sysfs import read_int, read_text
+from ddplaunch.devices.sysfs import read_beside, read_int, read_text
 from ddplaunch.plan.hardware import Gpu, GpuProcess
 
 KFD = "class/kfd/kfd"

@@ -19,13 +19,8 @@ def _chip() -> str:
     import subprocess
 
     try:
-        said = subprocess.run(
-            ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
+        words = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        said = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return "Apple GPU"
     return said.stdout.strip() or "Apple GPU"  # "Apple M3 Max"

@@ -1,16 +1,15 @@
-"""The processors: their name and number, the ones this process may use, their NUMA nodes and memory."""
+"""The processors: name and number, the ones this process may use and how much, their NUMA nodes and memory."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.devices.numa import read_numa
-from ddplaunch.devices.quota import read_quota
-from ddplaunch.devices.sysfs import read_text
+from ddplaunch.devices.sysfs import read_numa, read_text
 from ddplaunch.plan.cpulist import parse_cpulist
 from ddplaunch.plan.hardware import Cpu
 
@@ -34,7 +33,7 @@ def read_cpu(sysfs: Path, proc: Path = Path("/proc")) -> Cpu:
         numa=read_numa(sysfs, online),
         memory_total=total,
         memory_available=available,
-        quota=read_quota(sysfs, proc),
+        quota=_read_quota(sysfs, proc),
     )
 
 
@@ -53,9 +52,8 @@ def _count_cores(sysfs: Path, allowed: tuple[int, ...]) -> int:
     counted: set[int] = set()
     for cpu in allowed:
         if cpu not in counted:
-            siblings = parse_cpulist(
-                read_text(sysfs / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or ""
-            )
+            topology = sysfs / f"devices/system/cpu/cpu{cpu}/topology"
+            siblings = parse_cpulist(read_text(topology / "thread_siblings_list") or "")
             if not siblings:
                 return min(_psutil().cpu_count(logical=False) or len(allowed), len(allowed))
             counted.update(siblings)
@@ -77,3 +75,35 @@ def _read_memory(proc: Path) -> tuple[int | None, int | None]:
 def _psutil() -> Any:
     # 17 ms, so only where the kernel has no files to read (macOS).
     return importlib.import_module("psutil")
+
+
+def _read_quota(sysfs: Path, proc: Path) -> float | None:
+    """Return how many CPUs' time all processes of our control group may use together; None if there is no limit.
+
+    ``docker run --cpus 4`` sets it (cpu.max in Documentation/admin-guide/cgroup-v2.rst of the kernel, cpu.cfs_quota_us
+    in scheduler/sched-bwc.rst). The narrowest group counts, ours or one around it; a container does not see outer ones.
+    """
+    shares = [share for folder in _groups(sysfs / "fs/cgroup", proc) if (share := _share(folder)) is not None]
+    return min(shares, default=None)
+
+
+def _groups(root: Path, proc: Path) -> Iterator[Path]:
+    """Our groups of version 2 and of version 1's cpu controller, each with those around it."""
+    for line in (read_text(proc / "self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for base in [root / controllers, root / "cpu"] if controllers else [root, root / "unified"]:
+            group = base / path.strip("/")
+            yield from (group, *(each for each in group.parents if each.is_relative_to(base)))
+
+
+def _share(group: Path) -> float | None:
+    quota, _, period = (read_text(group / "cpu.max") or "").partition(" ")
+    if not period:
+        quota, period = (read_text(group / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
+    try:
+        share = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):  # "max", or no such file
+        return None
+    return share if share > 0 else None

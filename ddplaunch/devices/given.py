@@ -6,7 +6,7 @@ Pure: the hardware and the environment come in as data. ``--gpus none`` and ``--
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from ddplaunch.devices.visible import CUDA, HIDES_ALL, HIP, NONE, ROCR, Visible
 from ddplaunch.errors import UsageError
@@ -55,20 +55,15 @@ def claim(
     backend: str | None = None,
 ) -> str | None:
     """Say what tells of GPUs where none works; None where one does, or nothing tells of any."""
-    return None if visible.gpus else next(_claims(hardware, environ, nproc=nproc, backend=backend), None)
-
-
-def _claims(hardware: Hardware, environ: Mapping[str, str], *, nproc: str | None, backend: str | None) -> Iterator[str]:
+    if visible.gpus:
+        return None
     if hardware.notes and is_nccl(backend):  # without a note there is no driver either: that is for the plan to say
-        yield f"--backend {backend} needs GPUs"
+        return f"--backend {backend} needs GPUs"
     if hardware.notes and nproc == "gpu":
-        yield "--nproc gpu counts GPUs"
+        return "--nproc gpu counts GPUs"
     if any(environ.get(name) in HIDES_ALL for name in (CUDA, ROCR, HIP)):
-        return  # hidden, and that is meant
+        return None  # hidden, and that is meant
     for name in COUNTS:
         if (whole(environ.get(name, "")) or 0) > 0:
-            yield f"{name}={environ[name]}"
-    if NAMED.match(environ.get(CONTAINER, "")):
-        yield f"{CONTAINER}={environ[CONTAINER]}"
-    if hardware.failed:
-        yield hardware.failed
+            return f"{name}={environ[name]}"
+    return f"{CONTAINER}={environ[CONTAINER]}" if NAMED.match(environ.get(CONTAINER, "")) else hardware.failed

@@ -10,8 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from ddplaunch.devices.numa import read_beside
-from ddplaunch.devices.sysfs import read_int, read_text
+from ddplaunch.devices.sysfs import read_beside, read_int, read_text
 from ddplaunch.plan.hardware import Gpu
 
 INTEL = "0x8086"

@@ -34,16 +34,15 @@ def read_machine(
     visible = visible_gpus(hardware, gpus, environ)
     if runs_here:
         check_given(hardware, visible, environ, gpus=gpus, nproc=nproc, backend=backend)
+    named = zip(visible.devices, visible.gpus, strict=True)
+    slots = tuple(Slot(device, each.gpu.name, each.gpu.cpus) for device, each in named)
     machine = Machine(
         host=os.uname().nodename,
         allowed_cpus=hardware.cpu.allowed,
         physical_cpus=min(hardware.cpu.physical, hardware.cpu.usable),
         usable_cpus=hardware.cpu.usable,
         numa=tuple(node.cpus for node in hardware.cpu.numa),
-        slots=tuple(
-            Slot(device, each.gpu.name, each.gpu.cpus)
-            for device, each in zip(visible.devices, visible.gpus, strict=True)
-        ),
+        slots=slots,
         slots_source=visible.source,
         bound=len(hardware.cpu.allowed) < (os.cpu_count() or 1),
         variables=visible.environ,

@@ -11,8 +11,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.devices.numa import read_beside
 from ddplaunch.devices.processes import describe_process
+from ddplaunch.devices.sysfs import read_beside
 from ddplaunch.plan.hardware import Gpu, GpuProcess, GpusFailed, MigInstance
 
 NVML_LIBRARY = "libnvidia-ml.so.1"  # comes with the driver, never with CUDA or torch
@@ -44,9 +44,8 @@ def read_nvidia(sysfs: Path, dev: Path = Path("/dev"), *, processes: bool = Fals
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        notes = [
-            f"The NVIDIA driver could not be asked for its GPUs: {str(error).rstrip('.')}; {_remedy(nvml, error)}."
-        ]
+        why = str(error).rstrip(".")
+        notes = [f"The NVIDIA driver could not be asked for its GPUs: {why}; {_remedy(nvml, error)}."]
         if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # else they belong to another job: Slurm hides them so
             _check_device_files(dev, notes)
         return [], notes
@@ -70,14 +69,11 @@ def _check_device_files(dev: Path, notes: list[str]) -> None:
 def _without_library(sysfs: Path, why: str) -> tuple[list[str], bool]:
     """Say what that means, and whether the library is there but broken, such as a container's empty placeholder."""
     if "No such file" not in why:
-        return [
-            f"NVIDIA GPUs could not be read: {why}; install the driver's libraries, or mount them into the container."
-        ], True
+        remedy = "install the driver's libraries, or mount them into the container"
+        return [f"NVIDIA GPUs could not be read: {why}; {remedy}."], True
     if (sysfs / "module/nvidia").exists():
-        return [
-            f"The NVIDIA driver is loaded, but its library {NVML_LIBRARY} is out of reach; in a container, start it "
-            "with access to the GPUs (docker run --gpus all)."
-        ], False
+        remedy = "in a container, start it with access to the GPUs (docker run --gpus all)"
+        return [f"The NVIDIA driver is loaded, but its library {NVML_LIBRARY} is out of reach; {remedy}."], False
     return [], False
 
 
@@ -116,8 +112,6 @@ def _read_gpu(nvml: Any, index: int, sysfs: Path, driver: str | None, processes:
     memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
     pci = _sysfs_address(ask(nvml.nvmlDeviceGetPciInfo, handle))
     numa_node, cpus = read_beside(sysfs, pci)
-    if numa_node is None:
-        numa_node = _affine_node(nvml, handle)
     mig_mode = ask(nvml.nvmlDeviceGetMigMode, handle) or (nvml.NVML_DEVICE_MIG_DISABLE, None)
     in_mig_mode = mig_mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
     gpu = Gpu(
@@ -128,8 +122,8 @@ def _read_gpu(nvml: Any, index: int, sysfs: Path, driver: str | None, processes:
         pci=pci,
         memory_total=memory.total if memory else None,
         memory_used=memory.used if memory else None,
-        numa_node=numa_node,
-        cpus=cpus or _affine_cpus(nvml, handle),
+        numa_node=_affine_node(nvml, handle) if numa_node is None else numa_node,
+        cpus=cpus or _bits(ask(nvml.nvmlDeviceGetCpuAffinity, handle, MAX_CPUS // WORD)),
         mig=_read_mig(nvml, handle, name) if in_mig_mode else (),
         processes=_read_processes(nvml, handle) if processes else (),
         driver=driver,
@@ -159,18 +153,13 @@ def _affine_node(nvml: Any, handle: Any) -> int | None:
     Not nvmlDeviceGetNumaNodeId: that is the node that a GPU's own memory forms, on platforms where it forms one.
     """
     words = _ask(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, MAX_NODES // WORD, nvml.NVML_AFFINITY_SCOPE_NODE)
-    nodes = _bits(words or ())
+    nodes = _bits(words)
     return nodes[0] if len(nodes) == 1 else None
 
 
-def _affine_cpus(nvml: Any, handle: Any) -> tuple[int, ...]:
-    return _bits(_ask(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, MAX_CPUS // WORD) or ())
-
-
 def _bits(words: Any) -> tuple[int, ...]:
-    return tuple(
-        WORD * place + bit for place, word in enumerate(words) if word for bit in range(WORD) if word >> bit & 1
-    )
+    marked = [(place, word) for place, word in enumerate(words or ()) if word]
+    return tuple(WORD * place + bit for place, word in marked for bit in range(WORD) if word >> bit & 1)
 
 
 def _read_mig(nvml: Any, parent: Any, parent_name: str) -> tuple[MigInstance, ...]:

@@ -150,9 +150,8 @@ def _rocm(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
     sources: list[str] = []
     notes: list[str] = []
     if ROCR in environ:
-        visible, notes = _walk(
-            ROCR, environ[ROCR], have, partial(_rocm_entry, visible, strip=True), doubled="ends the list"
-        )
+        find = partial(_rocm_entry, visible, strip=True)
+        visible, notes = _walk(ROCR, environ[ROCR], have, find, doubled="ends the list")
         have = f"{ROCR}={environ[ROCR]} leaves {_count(range(len(visible)))} to it"
         sources.append(ROCR)
     inner = next((name for name in (HIP, CUDA) if name in environ), None)
@@ -249,10 +248,8 @@ def _choose(gpus: Sequence[Gpu], wanted: str) -> tuple[list[VisibleGpu], list[st
 
 def _wanted_entry(gpus: Sequence[Gpu], wanted: str, entry: str) -> list[VisibleGpu]:
     if not entry:
-        raise UsageError(
-            f"--gpus {wanted}: an entry is empty" if wanted.strip() else "--gpus names no GPU",
-            f"give indices, GPU-… or MIG-…, separated by commas; {NAMES_THEM}",
-        )
+        what = f"--gpus {wanted}: an entry is empty" if wanted.strip() else "--gpus names no GPU"
+        raise UsageError(what, f"give indices, GPU-… or MIG-…, separated by commas; {NAMES_THEM}")
     if (index := whole(entry)) is not None and index >= 0:
         found = next((_whole(gpu) for gpu in gpus if gpu.index == index), None)
         if found is None:
@@ -262,10 +259,8 @@ def _wanted_entry(gpus: Sequence[Gpu], wanted: str, entry: str) -> list[VisibleG
     if len(matches) > 1:
         raise UsageError(f"--gpus {wanted}: {entry} matches {len(matches)} UUIDs", "give more of the UUID")
     if not matches:
-        raise UsageError(
-            f"--gpus {wanted}: this machine has no GPU {entry}",
-            f"give indices, GPU-… or MIG-…, separated by commas; {NAMES_THEM}",
-        )
+        what = f"--gpus {wanted}: this machine has no GPU {entry}"
+        raise UsageError(what, f"give indices, GPU-… or MIG-…, separated by commas; {NAMES_THEM}")
     return matches[0]
 
 
@@ -338,17 +333,12 @@ def _as_cuda_shows(named: Sequence[VisibleGpu]) -> tuple[list[VisibleGpu], list[
         visible = [first_mig]
         rule = f"NVIDIA driver {driver} shows a process one MIG instance and nothing else"
     else:
-        visible = [device for index, device in enumerate(named) if not _shares_memory_slice(device, named[:index])]
+        slices = [(each.gpu, each.mig.gpu_instance) if each.mig else each for each in named]
+        visible = [device for index, device in enumerate(named) if slices[index] not in slices[:index]]
         rule = "CUDA shows one compute instance of each GPU instance"
     if len(visible) == len(named):
         return visible, []
     return visible, [f"{rule}, so {len(visible)} of {len(named)} are used; name others by MIG UUID to choose."]
-
-
-def _shares_memory_slice(device: VisibleGpu, earlier: Iterable[VisibleGpu]) -> bool:
-    return device.mig is not None and any(
-        other.mig and other.gpu == device.gpu and other.mig.gpu_instance == device.mig.gpu_instance for other in earlier
-    )
 
 
 def _order_notes(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[str]:

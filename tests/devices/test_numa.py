@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.devices.numa import read_beside, read_numa
+from ddplaunch.devices.sysfs import read_beside, read_numa
 from ddplaunch.plan.cpulist import format_cpulist, parse_cpulist
 from ddplaunch.plan.hardware import NumaNode
 from tests.devices.conftest import MakeTree
