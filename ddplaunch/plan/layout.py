@@ -102,20 +102,16 @@ def parse_nproc(text: str, nnodes: int, *, gpus: int, physical_cpus: int) -> tup
         return (physical_cpus,) * nnodes, _counted(physical_cpus, "physical core")
     counts = tuple(_count(part, text) for part in text.split(","))
     if len(counts) not in (1, nnodes):
-        raise UsageError(
-            f"--nproc {text} has counts for {len(counts)} nodes, but --nnodes is {nnodes}",
-            f"--nnodes {len(counts)}, or one count for every node: --nproc {counts[0]}",
-        )
+        what = f"--nproc {text} has counts for {len(counts)} nodes, but --nnodes is {nnodes}"
+        raise UsageError(what, f"--nnodes {len(counts)}, or one count for every node: --nproc {counts[0]}")
     return counts if len(counts) == nnodes else counts * nnodes, "--nproc"
 
 
 def _count(part: str, text: str) -> int:
     count = whole(part)
     if count is None:
-        raise UsageError(
-            f"--nproc {text}: expected a number, a list like 8,8,4, or auto, gpu, cpu",
-            "leave it out for one process per GPU",
-        )
+        what = f"--nproc {text}: expected a number, a list like 8,8,4, or auto, gpu, cpu"
+        raise UsageError(what, "leave it out for one process per GPU")
     if count < 1:
         raise UsageError(f"--nproc {text}: a node runs at least one process", "--nproc 1")
     if count > MAX_RANKS:
@@ -141,18 +137,10 @@ def number(nodes: Sequence[Node], slots: Sequence[Slot], bound: Mapping[int, Seq
     """
     ranks: list[Rank] = []
     for node in nodes:
-        start, count = len(ranks), node.local_world_size
-        ranks += [
-            Rank(
-                rank=start + local_rank,
-                local_rank=local_rank,
-                node_rank=node.node_rank,
-                host=node.host,
-                device=slots[local_rank % len(slots)].device,
-                cpus=bound[count][local_rank] if bound else None,
-            )
-            for local_rank in range(count)
-        ]
+        for local_rank in range(node.local_world_size):
+            device = slots[local_rank % len(slots)].device
+            cpus = bound[node.local_world_size][local_rank] if bound else None
+            ranks.append(Rank(len(ranks), local_rank, node.node_rank, node.host, device, cpus))
     return tuple(ranks)
 
 

@@ -7,26 +7,26 @@ carries it out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from ddplaunch.errors import UsageError
 from ddplaunch.plan import layout, rendezvous
-from ddplaunch.plan.environment import ROLE, worker_environment
 from ddplaunch.plan.layout import Cpus, Node, Rank, Slot
 from ddplaunch.plan.numbers import whole
 from ddplaunch.plan.rendezvous import ASSUMED, MISSING, Sourced
 from ddplaunch.target.target import Kind, Target
+
+ROLE = "default"  # what `--role` may name otherwise. It is a name only: ranks are not numbered by roles.
 
 
 @dataclass(frozen=True)
 class JobSpec:
     """What the options say of a job; None where they do not. ``--nnodes 2:4`` is ``min_nodes`` 2 and ``nnodes`` 4.
 
-    Attributes:
-        started_rank: set if this process is one rank of those that another launcher started; each is a node here.
-        sources: where the values of some fields come from that look typed: the system whose variables say them.
+    ``started_rank`` is set if this process is one rank of those that another launcher started; each is a node here.
+    ``sources`` says where the values of some fields come from that look typed: the system whose variables say them.
     """
 
     nproc: str | None = None
@@ -88,9 +88,8 @@ class Fact:
 class Plan:
     """One job as it will run.
 
-    Attributes:
-        started_rank: variables of a rank that another launcher has started, where they differ; None if not set.
-        masks: for local rank 0, 1, … of this machine the variables with which it sees its own device alone.
+    ``started_rank`` are variables of a rank that another launcher has started, where they differ; None if not set.
+    ``masks`` are, for local rank 0, 1, … of this machine, the variables with which it sees its own device alone.
     """
 
     run_id: str
@@ -156,19 +155,35 @@ class Plan:
         return {"OMP_NUM_THREADS": self.nodes[self.node_rank].threads, **self.variables}
 
     def environment(self, rank: Rank, attempt: int = 0) -> dict[str, str]:
-        """Return the variables of one rank in the given attempt (0 is the first)."""
-        variables = worker_environment(
-            rank,
-            self.nodes[rank.node_rank],
-            nnodes=self.nnodes,
-            world_size=self.world_size,
-            master_addr=self.master_addr,
-            master_port=self.master_port,
-            run_id=self.run_id,
-            attempt=attempt,
-            max_restarts=self.max_restarts,
-            variables=self.variables,
-        )
+        """Return the variables of one rank in an attempt, of which 0 is the first.
+
+        They are torch's env:// contract, DDPLAUNCH_* for ours, and all that torchrun sets besides. Frameworks find out
+        where they are by these: torch.distributed.is_torchelastic_launched() looks for TORCHELASTIC_RUN_ID, Lightning
+        and accelerate for LOCAL_RANK and GROUP_RANK.
+        """
+        node = self.nodes[rank.node_rank]
+        variables = {
+            "RANK": str(rank.rank),
+            "LOCAL_RANK": str(rank.local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(node.local_world_size),
+            "GROUP_RANK": str(rank.node_rank),
+            "GROUP_WORLD_SIZE": str(self.nnodes),
+            "NODE_RANK": str(rank.node_rank),
+            "ROLE_NAME": ROLE,
+            "ROLE_RANK": str(rank.rank),
+            "ROLE_WORLD_SIZE": str(self.world_size),
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+            "OMP_NUM_THREADS": node.threads,
+            "TORCHELASTIC_RUN_ID": self.run_id,
+            "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
+            # "True" would make every rank, rank 0 included, a client, and a script's own tcp:// store hang.
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "DDPLAUNCH_DEVICE": rank.device,
+            **self.variables,
+        }
         if self.started_rank and rank.node_rank == self.node_rank:
             placed = {**variables, **self.started_rank}
             variables = {name: value for name, value in placed.items() if value is not None}
@@ -198,7 +213,7 @@ class Plan:
             "target": self.target.typed,
             "backend": self.backend,
             "init_method": self.init_method,
-            "facts": [{"name": fact.name, "value": fact.value, "source": fact.source} for fact in self.facts],
+            "facts": [asdict(fact) for fact in self.facts],
             "notes": list(self.notes),
             "nodes": [
                 {
@@ -226,12 +241,7 @@ class Plan:
 
 
 def make(
-    spec: JobSpec,
-    target: Target,
-    machine: Machine,
-    environ: Mapping[str, str],
-    run_id: str,
-    notes: Iterable[str] = (),
+    spec: JobSpec, target: Target, machine: Machine, environ: Mapping[str, str], run_id: str, notes: Iterable[str] = ()
 ) -> Plan:
     """Plan a job.
 
@@ -251,15 +261,11 @@ def make(
     here = int(node_rank.value)
     counts, counts_source = _counts(spec, machine)
     if (world_size := sum(counts)) > layout.MAX_RANKS_IN_ALL:
-        raise UsageError(
-            f"--nnodes {nnodes} and --nproc {layout.listed(counts)}: a job has at most"
-            f" {layout.MAX_RANKS_IN_ALL:,} ranks, not {world_size:,}"
-        )
+        asked = f"--nnodes {nnodes} and --nproc {layout.listed(counts)}"
+        raise UsageError(f"{asked}: a job has at most {layout.MAX_RANKS_IN_ALL:,} ranks, not {world_size:,}")
     if not spec.numbered and len(set(counts)) > 1:
-        raise UsageError(
-            f"--nproc {spec.nproc} counts by node rank, and --node-rank auto gives none beforehand",
-            f"give each node its own: --nproc {counts[0]}",
-        )
+        what = f"--nproc {spec.nproc} counts by node rank, and --node-rank auto gives none beforehand"
+        raise UsageError(what, f"give each node its own: --nproc {counts[0]}")
     counts_source = spec.sources.get("nproc", counts_source)
     slots = machine.slots or (Slot("cpu"),)
     started = spec.started_rank
@@ -270,9 +276,8 @@ def make(
         slots = (started.slot(slots),)
     backend = rendezvous.backend(spec.backend, spec.init_method, slots[0].device)
     if backend and target.kind is Kind.PROGRAM:
-        raise UsageError(
-            "--backend and --init-method need a Python target, and --no-python runs a program", "leave them out"
-        )
+        what = "--backend and --init-method need a Python target, and --no-python runs a program"
+        raise UsageError(what, "leave them out")
     noted = [*notes, *_device_notes(spec, backend, counts[here], len(machine.slots))]
     rendezvous.check_init_method(spec.init_method)
     address, port = rendezvous.locate(
@@ -290,9 +295,7 @@ def make(
     # Ranks that somebody else started, and did not bind, share the machine's CPUs.
     sharing = started.local_world_size or 1 if started and not machine.bound else 1
     threads = {count: _threads(count * sharing, machine, bound.get(count, ()), environ) for count in set(counts)}
-    nodes = _nodes(
-        counts, counts_source, {count: each.value for count, each in threads.items()}, here, machine, address
-    )
+    nodes = _nodes(counts, counts_source, threads, here, machine, address)
 
     facts = [Fact("processes per node", layout.listed(counts), counts_source), Fact("devices", *_devices(machine))]
     if started:
@@ -360,38 +363,29 @@ def _node_rank(spec: JobSpec, environ: Mapping[str, str]) -> Sourced:
 
 
 def _counts(spec: JobSpec, machine: Machine) -> tuple[tuple[int, ...], str]:
-    text = spec.nproc
-    if text is None and spec.gpus is not None:
-        return (len(machine.slots) or 1,) * spec.nnodes, "--gpus"
-    return layout.parse_nproc(
-        "auto" if text is None else text,
-        spec.nnodes,
-        gpus=len(machine.slots),
-        physical_cpus=machine.physical_cpus,
-    )
+    gpus = len(machine.slots)
+    if spec.nproc is None and spec.gpus is not None:
+        return (gpus or 1,) * spec.nnodes, "--gpus"
+    text = "auto" if spec.nproc is None else spec.nproc
+    return layout.parse_nproc(text, spec.nnodes, gpus=gpus, physical_cpus=machine.physical_cpus)
 
 
 def _device_notes(spec: JobSpec, backend: str | None, ranks: int, gpus: int) -> list[str]:
     """Compare this node's ranks with its GPUs: what people should know, or why it cannot be."""
     nccl = rendezvous.is_nccl(backend)
     if nccl and not gpus:
-        raise UsageError(
-            f"--backend {spec.backend} needs GPUs, and this machine has none that is visible", "--backend gloo"
-        )
+        what = f"--backend {spec.backend} needs GPUs, and this machine has none that is visible"
+        raise UsageError(what, "--backend gloo")
     if ranks <= gpus or not gpus:
         return []
     if spec.oversubscribe:
         return [f"{ranks} ranks share {gpus} GPUs (--oversubscribe): LOCAL_RANK exceeds the last device"]
     if spec.gpus is not None:
-        raise UsageError(
-            f"--nproc {spec.nproc} and --gpus {spec.gpus} contradict each other: {ranks} ranks, {gpus} GPUs",
-            f"--nproc {gpus}, or --oversubscribe to share them",
-        )
+        what = f"--nproc {spec.nproc} and --gpus {spec.gpus} contradict each other: {ranks} ranks, {gpus} GPUs"
+        raise UsageError(what, f"--nproc {gpus}, or --oversubscribe to share them")
     if nccl:
-        raise UsageError(
-            f"{ranks} ranks on {gpus} visible GPUs: NCCL takes one rank a GPU",
-            f"--nproc {gpus}, or --backend gloo, or --oversubscribe",
-        )
+        what = f"{ranks} ranks on {gpus} visible GPUs: NCCL takes one rank a GPU"
+        raise UsageError(what, f"--nproc {gpus}, or --backend gloo, or --oversubscribe")
     return [f"more ranks than GPUs: {ranks} ranks on {gpus} GPUs; ranks from {gpus} on have none of their own"]
 
 
@@ -406,20 +400,15 @@ def _threads(count: int, machine: Machine, bound: tuple[Cpus, ...], environ: Map
 
 
 def _nodes(
-    counts: tuple[int, ...],
-    source: str,
-    threads: Mapping[int, str],
-    here: int,
-    machine: Machine,
-    address: Sourced,
+    counts: tuple[int, ...], source: str, threads: Mapping[int, Sourced], here: int, machine: Machine, address: Sourced
 ) -> tuple[Node, ...]:
     """Other nodes' names are not known; node 0 is called by the address it was given."""
 
     def node(index: int, count: int) -> Node:
         if index == here:
-            return Node(index, machine.host, count, source, threads[count])
+            return Node(index, machine.host, count, source, threads[count].value)
         host = address.value if index == 0 and address.source != MISSING else None
-        return Node(index, host, count, source if source == "--nproc" else ASSUMED, threads[count])
+        return Node(index, host, count, source if source == "--nproc" else ASSUMED, threads[count].value)
 
     return tuple(node(index, count) for index, count in enumerate(counts))
 

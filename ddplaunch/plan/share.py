@@ -55,25 +55,20 @@ def with_shares(
         address: node 0's, as this node reaches it.
         variables: what this node's ranks get besides, unless the user has set it.
     """
-    nodes = tuple(
-        Node(index, share.host, len(share.devices), JOINED, share.threads) for index, share in enumerate(shares)
-    )
+    own_cpus = [rank.cpus for rank in plan.local_ranks]
+    nodes: list[Node] = []
     ranks: list[Rank] = []
     for index, share in enumerate(shares):
-        first = len(ranks)
-        ranks += [
-            Rank(first + local_rank, local_rank, index, share.host, device, None)
-            for local_rank, device in enumerate(share.devices)
-        ]
-    own = [rank for rank in ranks if rank.node_rank == node_rank]
-    for rank, before in zip(own, plan.local_ranks, strict=True):
-        ranks[rank.rank] = replace(rank, cpus=before.cpus)
+        nodes.append(Node(index, share.host, len(share.devices), JOINED, share.threads))
+        for local_rank, device in enumerate(share.devices):
+            cpus = own_cpus[local_rank] if index == node_rank else None
+            ranks.append(Rank(len(ranks), local_rank, index, share.host, device, cpus))
     return replace(
         plan,
         run_id=run_id,
         node_rank=node_rank,
         master_addr=address,
-        nodes=nodes,
+        nodes=tuple(nodes),
         ranks=tuple(ranks),
         variables={**plan.variables, **variables},
         started_rank=_completed(plan.started_rank, [share.host for share in shares], node_rank),
