@@ -96,11 +96,7 @@ def manifest(job: PodJob) -> str:
 
 def objects(job: PodJob) -> Iterator[dict[str, Any]]:
     """The Service, unless the job has one node, and the Job; with comments."""
-    metadata = {
-        "name": job.name,
-        **({"namespace": job.namespace} if job.namespace else {}),
-        "labels": _labels(job),
-    }
+    metadata = {"name": job.name, **({"namespace": job.namespace} if job.namespace else {}), "labels": _labels(job)}
     if job.nodes > 1:
         yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": _service(job)}
     yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": _job(job)}

@@ -9,14 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ddplaunch.errors import (
-    EXIT_PREEMPTED,
-    EXIT_SIGNAL,
-    EXIT_UNAVAILABLE,
-    EXIT_USAGE,
-    LaunchError,
-    UsageError,
-)
+from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, LaunchError, UsageError
 
 OVERRIDES = {
     "account": "SBATCH_ACCOUNT",
@@ -81,7 +74,7 @@ class JobId:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The job as the programs of Slurm name it."""
+        """The job as the programs of Slurm name it: its number, behind the option for its cluster."""
         return ("-M", self.cluster, self.number) if self.cluster else (self.number,)
 
 
@@ -115,10 +108,8 @@ class JobRecord:
 def check_is_here(environ: Mapping[str, str]) -> None:
     """Check that this machine has sbatch. Raises UsageError if it is not on PATH."""
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
-        raise UsageError(
-            "sbatch is not on PATH: this machine has no commands of Slurm",
-            "submit from a login node; --dry-run shows the script on any machine",
-        )
+        what = "sbatch is not on PATH: this machine has no commands of Slurm"
+        raise UsageError(what, "submit from a login node; --dry-run shows the script on any machine")
 
 
 def has_containers() -> bool:
@@ -131,17 +122,9 @@ def has_containers() -> bool:
 
 
 def submit(script: str, environ: Mapping[str, str]) -> JobId:
-    """Hand a script to sbatch and return the job's number.
-
-    The stderr of sbatch goes to ours. Raises UsageError if sbatch refuses.
-    """
-    done = subprocess.run(
-        ["sbatch", "--parsable"],
-        input=os.fsencode(script),
-        capture_output=True,
-        env=_environment(script, environ),
-        check=False,
-    )
+    """Hand a script to sbatch, whose stderr goes to ours; return the job's number. Raises UsageError if it refuses."""
+    words, env = ["sbatch", "--parsable"], _environment(script, environ)
+    done = subprocess.run(words, input=os.fsencode(script), capture_output=True, env=env, check=False)
     said = done.stderr.decode(errors="replace")
     if said:
         os.write(2, done.stderr)
@@ -150,9 +133,8 @@ def submit(script: str, environ: Mapping[str, str]) -> JobId:
     # The last line of stdout is the answer: a site's own checks may print there too. sbatch(1): "job id;cluster name".
     number, _, cluster = done.stdout.decode(errors="replace").strip().rpartition("\n")[2].partition(";")
     if not number.isdecimal():
-        raise LaunchError(
-            f"sbatch took the job, but its answer is not a job id: {number!r}", "squeue --me lists your jobs"
-        )
+        what = f"sbatch took the job, but its answer is not a job id: {number!r}"
+        raise LaunchError(what, "squeue --me lists your jobs")
     return JobId(number, cluster or None)
 
 
@@ -174,11 +156,7 @@ def _advice(said: str) -> str:
 
 
 def _environment(script: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Leave out the variables that would change the job.
-
-    Some overrule the lines of the script. Others belong to a job whose shell we run in (SLURM_CPUS_PER_TASK of an
-    interactive session, say) and would reach the new one.
-    """
+    """Leave out variables that overrule the lines of the script, or that belong to a job in whose shell we run."""
     kept = dict(environ)
     for option, variable in OVERRIDES.items():
         if re.search(rf"^#SBATCH --{option}=", script, re.MULTILINE):
@@ -196,14 +174,12 @@ def look(job: JobId) -> JobRecord | None:
     Raises LaunchError if Slurm has forgotten the job (after MinJobAge of slurm.conf, 300 s by default).
     """
     try:
-        done = _call("scontrol", "--oneliner", *_cluster(job), "show", "job", job.number)
+        done = _call("scontrol", "--oneliner", *job.words[:-1], "show", "job", job.number)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if "Invalid job id" in done.stderr:
-        raise LaunchError(
-            f"Slurm has forgotten job {job.number}: how it ended is not known",
-            f"sacct -j {job.number} shows it, if the site keeps accounts",
-        )
+        what = f"Slurm has forgotten job {job.number}: how it ended is not known"
+        raise LaunchError(what, f"sacct -j {job.number} shows it, if the site keeps accounts")
     return None if done.returncode else parse(done.stdout)
 
 
@@ -239,10 +215,6 @@ def cancel(job: JobId) -> None:
     done = subprocess.run(["scancel", *job.words], stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
         raise LaunchError(f"scancel did not cancel job {job.number} (exit code {done.returncode})")
-
-
-def _cluster(job: JobId) -> tuple[str, ...]:
-    return ("-M", job.cluster) if job.cluster else ()
 
 
 def _call(*words: str) -> subprocess.CompletedProcess[str]:

@@ -165,10 +165,8 @@ def _step(job: BatchJob) -> Iterator[str]:
         yield '  --cpus-per-task="$SLURM_CPUS_PER_TASK" \\'
     if job.container_image is not None:
         if set(job.chdir) & {",", ":"}:
-            raise UsageError(
-                f"{job.chdir} cannot be mounted in a container: for pyxis a comma or a colon ends a path",
-                "submit from a folder without these in its path",
-            )
+            what = f"{job.chdir} cannot be mounted in a container: for pyxis a comma or a colon ends a path"
+            raise UsageError(what, "submit from a folder without these in its path")
         mounts = ",".join([f"{job.chdir}:{job.chdir}", *job.container_mounts])
         yield f"  {_option('container-image', job.container_image)} \\"
         yield f"  {_option('container-mounts', mounts)} {_option('container-workdir', job.chdir)} \\"

@@ -39,17 +39,6 @@ def document(mapping: Mapping[str, Any]) -> str:
     return "\n".join(_mapping(mapping, "")) + "\n"
 
 
-def plain(value: Any) -> Any:
-    """The same without comments."""
-    if isinstance(value, Noted):
-        return plain(value.value)
-    if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [plain(each) for each in value]
-    return value
-
-
 def _mapping(mapping: Mapping[str, Any], indent: str) -> Iterator[str]:
     for key, value in mapping.items():
         if isinstance(value, Noted):

@@ -20,9 +20,8 @@ from ruamel.yaml import YAML
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command
 from ddplaunch.submit.kubernetes import Mount, PodJob, longest_name, manifest, name_from, objects
-from ddplaunch.submit.yaml import plain
 from tests.submit.pods import expanded, pods
-from tests.submit.test_yaml import NASTY
+from tests.submit.test_yaml import NASTY, plain
 
 GOLDEN = Path(__file__).parent / "manifests"
 

@@ -10,7 +10,7 @@ import yaml as pyyaml
 from ruamel.yaml import YAML
 
 from ddplaunch.errors import UsageError
-from ddplaunch.submit.yaml import Noted, document, plain
+from ddplaunch.submit.yaml import Noted, document
 
 WORDS = """
     y Y yes Yes no NO on off true True TRUE false null Null NULL ~ none None nan inf .nan .inf -.inf
@@ -59,6 +59,15 @@ NASTY = [
     *("\\n", "\\", "\\\\", '\\"', "\\x41", '"', '""', "'", "''", "a\\", "%TAG ! x", "x" * 300, "a " * 100, "🚀" * 3),
     *('{"a": [1, "b"]}', "key: [a, b]", "--- a", "... a", "a --- b", "- - a", "!!python/object:os.system x"),
 ]
+
+
+def plain(value):
+    """The same without comments."""
+    if isinstance(value, Noted):
+        return plain(value.value)
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def old(text: str) -> object:
