@@ -36,10 +36,8 @@ def make_room(hosts: int) -> None:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
-        raise UsageError(
-            f"{hosts} hosts need {needed} open files, and at most {hard} are allowed (ulimit -Hn)",
-            "start fewer hosts, or ask for a higher limit",
-        )
+        what = f"{hosts} hosts need {needed} open files, and at most {hard} are allowed (ulimit -Hn)"
+        raise UsageError(what, "start fewer hosts, or ask for a higher limit")
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 

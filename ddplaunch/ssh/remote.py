@@ -105,7 +105,6 @@ SIGNALS = {
 PATIENCE = 120.0  # seconds to wait for the line, and then for GO, which comes when all hosts have answered
 KILL_AFTER = 5.0  # seconds beyond the grace that the launcher has to end itself
 ZYGOTE_PATIENCE = 1.0  # seconds that the zygote of a killed launcher has to end its ranks and remove their files
-LOST = EXIT_UNAVAILABLE
 
 
 def main() -> int:
@@ -125,33 +124,33 @@ def _serve() -> int:
     while line is not None and not line.startswith(b"{"):  # our command, for a shell in place of the login shell
         line = _read_line()
     if line is None:
-        return LOST
+        return EXIT_UNAVAILABLE
     job = HostJob.read(line)
     os.environ.pop("PYTHONSAFEPATH", None)  # ours, so that Python took no module from the home folder
     os.environ.update(job.environ)
     facts = Facts(tuple(map(harmless, _problems(job))), own_versions(torch=not job.no_python))
     os.write(1, mark(job.nonce) + msgspec.json.encode(facts) + b"\n")
-    if _read(PATIENCE) != GO:
-        return LOST if not facts.problems else EXIT_USAGE
+    byte = BEAT
+    while byte == BEAT:
+        byte = _read_byte()
+    if byte != GO:
+        return EXIT_USAGE if facts.problems else EXIT_UNAVAILABLE
     return Guard(job).run()
 
 
-def _read(seconds: float, size: int = 1) -> bytes:
-    """Read up to ``size`` bytes that are not heartbeats; b"" at the end, or after this many seconds of silence."""
-    data = BEAT
-    while data == BEAT:
-        data = os.read(0, size) if select.select([0], [], [], seconds)[0] else b""
-    return data
+def _read_byte() -> bytes:
+    """Read a byte; b"" at the end, or after too long a silence."""
+    return os.read(0, 1) if select.select([0], [], [], PATIENCE)[0] else b""
 
 
 def _read_line() -> bytes | None:
-    line = bytearray()
+    line = b""
     while not line.endswith(b"\n"):
-        data = os.read(0, 1) if select.select([0], [], [], PATIENCE)[0] else b""
-        if not data:
+        byte = _read_byte()
+        if not byte:
             return None
-        line += data
-    return bytes(line)
+        line += byte
+    return line
 
 
 def _problems(job: HostJob) -> Iterator[str]:
@@ -210,7 +209,7 @@ class Guard:
         def begin() -> None:
             processes.die_with_parent(signal.SIGTERM)
             if os.getppid() != us:
-                os._exit(LOST)
+                os._exit(EXIT_UNAVAILABLE)
             if self._job.warning is not None:  # until the launcher listens
                 signal.pthread_sigmask(signal.SIG_BLOCK, [self._job.warning])
 
@@ -226,7 +225,7 @@ class Guard:
             self._loop.step()
         code = self._launcher.returncode
         self._clear()
-        code = LOST if code is None else EXIT_SIGNAL - code if code < 0 else code
+        code = EXIT_UNAVAILABLE if code is None else EXIT_SIGNAL - code if code < 0 else code
         if not self._alone:
             os.write(2, mark(self._job.nonce) + str(code).encode() + b"\n")
         return code

@@ -19,8 +19,7 @@ class Turns:
     """
 
     def __init__(self, ways: Sequence[str]) -> None:
-        """``ways``: for each host the machine that lets us in: itself or a jump host."""
-        self._ways = ways
+        self._ways = ways  # for each host the machine that lets us in: itself or a jump host
         self._waiting = list(range(len(ways)))
         self._tried = Counter[int]()
         self._connecting: dict[int, int] = {}  # a host, to the number of its turn
