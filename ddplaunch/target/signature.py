@@ -149,17 +149,9 @@ _SIMPLE: dict[str, Value] = {
 }
 
 _CONTAINERS: dict[str, Container] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "List": list,
-    "Tuple": tuple,
-    "Set": set,
-    "FrozenSet": frozenset,
-    "Sequence": list,
-    "Iterable": list,
-    "Collection": list,
+    **{kind.__name__: kind for kind in (list, tuple, set, frozenset)},
+    **{"List": list, "Tuple": tuple, "Set": set, "FrozenSet": frozenset},
+    **dict.fromkeys(("Sequence", "Iterable", "Collection"), list),
 }
 
 
@@ -270,9 +262,8 @@ def from_function(name: str, function: Callable[..., Any]) -> Signature:
         hints = typing.get_type_hints(inspect.unwrap(function))
     except Exception:  # one annotation that does not evaluate spoils all: they are then read as they are spelled
         hints = {}
-    return Signature(
-        name, tuple(_look(each, hints.get(each.name)) for each in inspect.signature(function).parameters.values())
-    )
+    parameters = inspect.signature(function).parameters.values()
+    return Signature(name, tuple(_look(each, hints.get(each.name)) for each in parameters))
 
 
 def _fills_in_itself(function: Callable[..., Any]) -> bool:
@@ -320,9 +311,8 @@ def _live(annotation: Any) -> Value:
     if not isinstance(kind, type):
         return Value("any")
     if kind in _LIVE_CONTAINERS:
-        return _container(
-            _LIVE_CONTAINERS[kind], [_live(item) for item in inner if item is not ...], open_ended=... in inner
-        )
+        values = [_live(item) for item in inner if item is not ...]
+        return _container(_LIVE_CONTAINERS[kind], values, open_ended=... in inner)
     if kind in (int, float, bool, str, object):
         return _SIMPLE[kind.__name__]
     if issubclass(kind, enum.Enum):
@@ -333,13 +323,8 @@ def _live(annotation: Any) -> Value:
 
 
 _LIVE_CONTAINERS: dict[type, Container] = {
-    list: list,
-    tuple: tuple,
-    set: set,
-    frozenset: frozenset,
-    Sequence: list,
-    Iterable: list,
-    Collection: list,
+    **{kind: kind for kind in (list, tuple, set, frozenset)},
+    **dict.fromkeys((Sequence, Iterable, Collection), list),
 }
 
 

@@ -104,14 +104,8 @@ def find(typed: str, args: tuple[str, ...], *, as_module: bool, as_program: bool
 def _script(typed: str, args: tuple[str, ...], cwd: str) -> Target:
     path = _existing_file(typed, cwd)
     source.parse(path, typed)
-    return Target(
-        Kind.SCRIPT,
-        typed,
-        args,
-        path=typed,
-        first=os.path.dirname(os.path.realpath(path)),
-        source=os.path.abspath(path),
-    )
+    folder = os.path.dirname(os.path.realpath(path))
+    return Target(Kind.SCRIPT, typed, args, path=typed, first=folder, source=os.path.abspath(path))
 
 
 def _module(typed: str, args: tuple[str, ...], cwd: str) -> Target:
@@ -148,17 +142,7 @@ def _function_in_file(typed: str, path: str, function: str, args: tuple[str, ...
     file = os.path.abspath(_existing_file(path, cwd))
     found = find_function(typed, path, function, source.parse(file, path))
     folder, name = os.path.split(os.path.realpath(file))
-    return Target(
-        Kind.FUNCTION,
-        typed,
-        args,
-        path=file,
-        module=name[:-3],
-        function=function,
-        first=folder,
-        source=file,
-        signature=found,
-    )
+    return Target(Kind.FUNCTION, typed, args, file, name[:-3], function, folder, source=file, signature=found)
 
 
 def _function_in_module(typed: str, module: str, function: str, args: tuple[str, ...], cwd: str) -> Target:
