@@ -86,10 +86,8 @@ def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
     if script:
         return _completed(script, environ)
     if only is not None:
-        raise UsageError(
-            f"--cluster {only} does not match this process: it needs {' or '.join(_SIGNS[only])}",
-            "leave --cluster out to detect the system",
-        )
+        what = f"--cluster {only} does not match this process: it needs {' or '.join(_SIGNS[only])}"
+        raise UsageError(what, "leave --cluster out to detect the system")
     return None
 
 

@@ -11,15 +11,12 @@ from dataclasses import replace
 
 from ddplaunch.clusters import openmpi
 from ddplaunch.clusters.finding import Finding
-from ddplaunch.clusters.reading import check_below, is_set, number, number_if_set
+from ddplaunch.clusters.reading import counts_nodes, is_set, number, number_if_set
 
 EXPERIMENT = "AZUREML_EXPERIMENT_ID"  # 6f1c1a3e-2f6b-4a7e-9d5f-0d9d3a0c8f51
 RUN_ID = "AZUREML_RUN_ID"  # loving_drum_4kwx1yvh2m
 NNODES = "AZUREML_NODE_COUNT"  # 2
-MPI_ADDRESSES = (
-    "AZ_BATCH_MASTER_NODE",
-    "AZ_BATCHAI_MPI_MASTER_NODE",
-)  # 10.0.0.4:6000 on several nodes, an address on one
+MPI_ADDRESSES = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")  # 10.0.0.4:6000; on one node an address alone
 
 NODE_RANK = "NODE_RANK"  # 1
 SIZE = "WORLD_SIZE"  # 2: nodes, or processes where there are several a node
@@ -43,14 +40,4 @@ def find(environ: Mapping[str, str]) -> Finding | None:
         )
     if not is_set(environ, NODE_RANK, SIZE, ADDRESS) or number(environ, SIZE) != number_if_set(environ, NNODES):
         return None
-    nnodes, node_rank = number(environ, NNODES), number(environ, NODE_RANK)
-    check_below(node_rank, nnodes, NODE_RANK, NNODES)
-    return Finding(
-        "azureml",
-        (NNODES, NODE_RANK, ADDRESS),
-        nnodes=nnodes,
-        node_rank=node_rank,
-        address=environ[ADDRESS],
-        port=number_if_set(environ, PORT),
-        run_id=run_id,
-    )
+    return counts_nodes("azureml", environ, NNODES, NODE_RANK, ADDRESS, PORT, run_id=run_id)

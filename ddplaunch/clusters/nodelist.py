@@ -103,7 +103,5 @@ def _check_count(count: int, text: str, source: str) -> None:
 def _refuse(text: str, position: int, source: str, expected: str) -> NoReturn:
     rest = text[position : position + 12]
     where = f"at {rest!r}, character {position + 1}" if rest else "at its end"
-    raise UsageError(
-        f"{source}: {text!r} cannot be read {where}: expected {expected}",
-        "hosts like n[01-04],gpu7, counts like 4(x3),2; --cluster none reads no variables",
-    )
+    what = f"{source}: {text!r} cannot be read {where}: expected {expected}"
+    raise UsageError(what, "hosts like n[01-04],gpu7, counts like 4(x3),2; --cluster none reads no variables")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Finding, Place
-from ddplaunch.clusters.reading import check_below, contradiction, is_set, number, number_if_set
+from ddplaunch.clusters.reading import check_below, contradiction, is_set, number, number_if_set, numbers
 from ddplaunch.errors import UsageError
 
 RANK = "RANK"  # 3
@@ -27,15 +27,12 @@ def check_unclear(environ: Mapping[str, str]) -> None:
     A guess would start every machine's job alone, or a rank too many on each. Raises UsageError if they are set, and
     count more than one.
     """
-    if (
-        not is_set(environ, RANK, WORLD_SIZE, ADDRESS)
-        or is_set(environ, LOCAL_RANK)
-        or environ[WORLD_SIZE].strip() == "1"
-    ):
+    size = environ.get(WORLD_SIZE, "").strip()
+    if not is_set(environ, RANK, WORLD_SIZE, ADDRESS) or is_set(environ, LOCAL_RANK) or size == "1":
         return
+    both = f"{RANK}={environ[RANK]} and {WORLD_SIZE}={environ[WORLD_SIZE]}"
     raise UsageError(
-        f"{RANK}={environ[RANK]} and {WORLD_SIZE}={environ[WORLD_SIZE]} without {LOCAL_RANK}: "
-        "they count either nodes or processes",
+        f"{both} without {LOCAL_RANK}: they count either nodes or processes",
         f'nodes: ddplaunch run --nnodes "${WORLD_SIZE}" --node-rank "${RANK}" …; processes: set {LOCAL_RANK} in each\n'
         "neither: ddplaunch run --cluster none …, for this machine alone",
     )
@@ -46,12 +43,8 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     needed = (RANK, WORLD_SIZE, LOCAL_RANK, ADDRESS, PORT)
     if not is_set(environ, *needed):
         return None
-    place = Place(
-        rank=number(environ, RANK),
-        world_size=number(environ, WORLD_SIZE),
-        local_rank=number(environ, LOCAL_RANK),
-        local_world_size=number_if_set(environ, LOCAL_WORLD_SIZE),
-    )
+    rank, world_size, local_rank = numbers(environ, RANK, WORLD_SIZE, LOCAL_RANK)
+    place = Place(rank, world_size, local_rank, number_if_set(environ, LOCAL_WORLD_SIZE))
     check_below(place.rank, place.world_size, RANK, WORLD_SIZE)
     if place.local_world_size is not None:
         check_below(place.local_rank, place.local_world_size, LOCAL_RANK, LOCAL_WORLD_SIZE)
@@ -64,8 +57,8 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     return Finding(
         "torch",
         needed,
-        nnodes=nnodes,
-        node_rank=node_rank,
+        nnodes,
+        node_rank,
         address=environ[ADDRESS],
         port=number(environ, PORT),
         place=place,
