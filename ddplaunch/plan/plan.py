@@ -133,7 +133,7 @@ class Plan:
         return self.local_ranks if self.started_rank else self.ranks
 
     def where(self, rank: Rank) -> tuple[int | None, int]:
-        """Its node rank and local rank as people count, the former None where whoever has started it does not say."""
+        """Its node rank and local rank as people count, the former None where its launcher does not say."""
         if not self.started_rank:
             return rank.node_rank, rank.local_rank
         node_rank, local_rank = self.started_rank["NODE_RANK"], self.started_rank["LOCAL_RANK"]
@@ -270,7 +270,7 @@ def make(
     slots = machine.slots or (Slot("cpu"),)
     started = spec.started_rank
     if started and spec.virtual_local_rank:
-        raise UsageError("--virtual-local-rank: whoever has started this rank gives it its GPU", "leave it out")
+        raise UsageError("--virtual-local-rank: the launcher that started this rank gives it its GPU", "leave it out")
     placed = started.variables(slots) if started else {}
     if started:
         slots = (started.slot(slots),)
@@ -374,7 +374,7 @@ def _device_notes(spec: JobSpec, backend: str | None, ranks: int, gpus: int) -> 
     """Compare this node's ranks with its GPUs: what people should know, or why it cannot be."""
     nccl = rendezvous.is_nccl(backend)
     if nccl and not gpus:
-        what = f"--backend {spec.backend} needs GPUs, and this machine has none that is visible"
+        what = f"--backend {spec.backend} needs GPUs, and this machine has no visible GPU"
         raise UsageError(what, "--backend gloo")
     if ranks <= gpus or not gpus:
         return []

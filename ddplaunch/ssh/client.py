@@ -72,7 +72,7 @@ def look_up(name: str) -> Way:
     asked = subprocess.run(["ssh", "-G", "--", name], capture_output=True, text=True, check=False, errors="replace")
     if asked.returncode:
         said = shown(asked.stderr, 400) or "ssh -G failed"
-        raise UsageError(f"{name}: {said}", f"mend your ssh configuration until this succeeds: ssh -G {name}")
+        raise UsageError(f"{name}: {said}", f"fix your ssh configuration until this succeeds: ssh -G {name}")
     found = dict(line.partition(" ")[::2] for line in asked.stdout.splitlines())
     address = found.get("hostname", name)
     jump, proxy = (found.get(key, "none") for key in ("proxyjump", "proxycommand"))
@@ -116,24 +116,18 @@ class Stream:
 
 
 class Session:
-    """One ssh, which runs after ``begin``, and the host that it reaches.
-
-    Attributes:
-        name: the host's. way: the machine that lets us in.
-        spoke: called when ``ssh.remote`` runs there. answered: when its facts are here.
-        printed: called for each line of output that is not ours.
-    """
+    """One ssh, which runs after ``begin``, and the host that it reaches."""
 
     def __init__(self, loop: Loop, name: str, way: str, words: list[str], job: HostJob) -> None:
-        """``words``: the command line of the ssh. job: what the host is to run."""
+        """``name`` is the host's, ``way`` the machine that lets us in, ``words`` the command line of the ssh."""
         self.name, self.way = name, way
         self.facts: Facts | None = None
         self.code: int | None = None
         self.begun = self.over = self.there = False
         self.heard = 0.0  # the last time that something came, on the clock of time.monotonic
-        self.spoke: Callable[[Session], None] = lambda _: None
-        self.answered: Callable[[], None] = lambda: None
-        self.printed: Callable[[Session, int, bytes], None] = lambda *_: None
+        self.spoke: Callable[[Session], None] = lambda _: None  # when `ssh.remote` runs there
+        self.answered: Callable[[], None] = lambda: None  # when its facts are here
+        self.printed: Callable[[Session, int, bytes], None] = lambda *_: None  # each line of output that is not ours
         self._loop = loop
         self._words, self._job = words, job
         self._mark = mark(job.nonce)

@@ -162,7 +162,7 @@ def test_what_is_missing_to_start_one_node_of_several(typed, environ, missing):
             "--nnodes 3",
         ),
         (CPU, {"nnodes": 2, "node_rank": -1}, "--node-rank -1 is out of range", "--node-rank 0"),
-        (CPU, {"backend": "nccl"}, "--backend nccl needs GPUs, and this machine has none", "--backend gloo"),
+        (CPU, {"backend": "nccl"}, "--backend nccl needs GPUs, and this machine has no visible GPU", "--backend gloo"),
         (GPUS, {"backend": "nccl", "nproc": "5"}, "5 ranks on 4 visible GPUs", "--nproc 4, or --backend gloo"),
         (GPUS, {"backend": "auto", "nproc": "5"}, "5 ranks on 4 visible GPUs", "--nproc 4"),
         (GPUS, {"backend": "cuda:nccl,cpu:gloo", "nproc": "5"}, "5 ranks on 4 visible GPUs", "--nproc 4"),
