@@ -23,10 +23,7 @@ def read_named(path: str, max_bytes: int) -> bytes:
 
 
 def read_regular(path: str, max_bytes: int, *, links: bool = True) -> bytes:
-    """Return the bytes of a regular file.
-
-    Args:
-        links: whether ``path`` itself may be a symbolic link; not where a rank could have put it.
+    """Return the bytes of a regular file; where a rank could have put a symbolic link there, ``links`` is False.
 
     Raises OSError if it cannot be read, is something else (EINVAL), or has more than ``max_bytes`` bytes (EFBIG).
     """
@@ -57,10 +54,7 @@ def create(path: str, flags: int, mode: int = 0o644) -> int:
 
 
 def make_private_folder(name: str) -> str | None:
-    """Make a folder that only we may enter; None where there is no place for one.
-
-    The name ends in random digits, and an existing folder is never taken.
-    """
+    """Make a folder that only we may enter, its name ending in random digits; None where there is no place for one."""
     for parent in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm"):
         if parent:
             path = os.path.join(parent, f"{name}-{os.urandom(8).hex()}")

@@ -61,9 +61,7 @@ def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
     """Return what the first system that knows this process says about it, None if no system does.
 
     A batch system that only recognises a job's script comes last: variables set in that script say more.
-
-    Args:
-        only: the one system to ask, or "none".
+    ``only`` is the one system to ask, or "none".
 
     Raises UsageError if ``only`` is unknown or does not run here; a variable is not a number or contradicts another;
     torch's variables are set, and nothing says whether they count nodes or processes.

@@ -22,10 +22,7 @@ def expand_hosts(text: str, source: str) -> tuple[str, ...]:
     A range keeps the leading zeros of its first number. Of two brackets in a name the second runs fastest; of three or
     more the last does here, while scontrol mixes them. A name may go on behind a bracket, which scontrol refuses.
 
-    Args:
-        source: what people know the list by: a variable, an option.
-
-    Raises UsageError, which says where, if it does not parse.
+    ``source`` is what people know the list by: a variable, an option. Raises UsageError if it does not parse.
     """
     hosts: list[str] = []
     position = -1
@@ -76,10 +73,7 @@ def _expand_bracket(text: str, position: int, source: str, times: int) -> tuple[
 
 
 def expand_counts(text: str, source: str) -> tuple[int, ...]:
-    """Return the counts of a compressed list: "2(x3),1" is 2, 2, 2, 1.
-
-    Raises UsageError, which says where, if it does not parse.
-    """
+    """Return the counts of a compressed list: "2(x3),1" is 2, 2, 2, 1. Raises UsageError if it does not parse."""
     counts: list[int] = []
     position = -1
     while position < len(text):

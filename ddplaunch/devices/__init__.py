@@ -20,9 +20,7 @@ from ddplaunch.plan.hardware import Gpu, GpusFailed, Hardware
 def read_hardware(*, processes: bool = False, sysfs: Path = Path("/sys"), dev: Path = Path("/dev")) -> Hardware:
     """Read this machine's processors and accelerators; whatever fails is a note, never an exception.
 
-    Args:
-        processes: also list who uses each GPU.
-        sysfs, dev: the kernel's trees; tests give made ones.
+    ``processes`` also lists who uses each GPU; ``sysfs`` and ``dev`` are the kernel's trees, or those that tests make.
     """
     gpus: list[Gpu] = []
     notes: list[str] = []

@@ -34,9 +34,6 @@ def check_given(
 ) -> None:
     """Refuse to run on CPUs where GPUs were given or asked for and none works.
 
-    Args:
-        gpus, nproc, backend: the options as typed.
-
     The UsageError says what shows that there are GPUs, what the driver says, and what runs the job on CPUs.
     """
     said = None if gpus == NONE or nproc == "cpu" else claim(hardware, visible, environ, nproc=nproc, backend=backend)

@@ -21,20 +21,14 @@ REMOTE = "from ddplaunch.ssh.remote import main; sys.exit(main())"
 
 
 def python_command(python: str, statement: str = LAUNCHER) -> list[str]:
-    """The words that start ddplaunch with an interpreter, in any current folder; the words for ddplaunch follow them.
-
-    Args:
-        python: the interpreter, Python 3.10 or newer.
-        statement: which of our programs to run.
-    """
+    """The words that start ddplaunch with a Python (3.10 or newer) in any current folder; its own words follow them."""
     return [python, "-c", f"{_CWD_LAST}; {statement}"]
 
 
 def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
     """The command that a person types to start the share of ``node_rank``; it spells out what all nodes must agree on.
 
-    Args:
-        options: the other options typed here (not those about nodes, addresses and counts).
+    ``options`` are the others typed here, not those about nodes, addresses and counts.
     """
     nnodes = f"{plan.min_nodes}:{plan.nnodes}" if plan.min_nodes else str(plan.nnodes)
     words = ["ddplaunch", "run", "--nnodes", nnodes, "--node-rank", str(node_rank) if plan.numbered else "auto"]

@@ -98,12 +98,7 @@ class Hardware:
 
 
 class GpusFailed(Exception):
-    """A vendor's GPUs are there, and its driver gives none of them.
-
-    Attributes:
-        shown_by: what shows that they are there.
-        notes: what the driver says.
-    """
+    """A vendor's GPUs are there, as ``shown_by`` says, and its driver gives none of them, which says ``notes``."""
 
     def __init__(self, shown_by: str, notes: list[str]) -> None:
         super().__init__(shown_by)

@@ -113,10 +113,7 @@ def check_init_method(method: str | None) -> None:
 
 
 def check_store_file(method: str | None, run_id: str) -> None:
-    """Try to write where ``--init-method file://`` says: root may write anywhere, as far as permissions go.
-
-    Raises UsageError if the system refuses.
-    """
+    """Try to write where ``--init-method file://`` says, as permissions mean nothing to root. Raises UsageError."""
     if method is None or not method.startswith("file://"):
         return
     probe = os.path.join(os.path.dirname(method.removeprefix("file://")), f".{run_id}.{os.getpid()}")
@@ -131,9 +128,7 @@ def check_store_file(method: str | None, run_id: str) -> None:
 def backend(asked: str | None, init_method: str | None, device: str) -> str | None:
     """Name the backend of the process group that ddplaunch initialises; None where it is left to the program.
 
-    Args:
-        asked: ``--backend``; "auto", or None with an init method, chooses by ``device``, torch's name of rank 0's.
-
+    ``asked`` is ``--backend``; "auto", or None with an init method, chooses by ``device``, torch's name of rank 0's.
     Raises UsageError if it names several, and not one for each device (torch's BackendConfig).
     """
     if asked is None and init_method is None:

@@ -21,11 +21,9 @@ REMIND_EVERY = 60.0
 
 
 class Follower:
-    """Follows one job; ``run`` may be left by KeyboardInterrupt and called again.
+    """Follows one job: its log goes to ``out`` byte for byte, and ``say`` prints a line for each change.
 
-    Args:
-        out: where the log goes, byte for byte.
-        say: prints a line for each change.
+    ``run`` may be left by KeyboardInterrupt and called again.
     """
 
     def __init__(self, job: JobId, out: BinaryIO, say: Callable[[str], None]) -> None:

@@ -50,23 +50,18 @@ class Mount:
 
 @dataclass(frozen=True)
 class PodJob:
-    """What a job asks Kubernetes for, and what it runs; None asks for nothing.
-
-    Attributes:
-        gpus, cpus, memory: of each pod; memory as Kubernetes writes it ("200Gi").
-        preempt_grace: seconds that they have before that for a checkpoint, if SIGTERM is the preemption signal.
-    """
+    """What a job asks Kubernetes for, and what it runs; None asks for nothing."""
 
     command: Sequence[str]  # the words after `ddplaunch run`: its options, the target and the target's arguments
     name: str  # of the Job and its Service, and the beginning of the pods' names; matches `NAME`
     image: str
     nodes: int = 1
-    gpus: int = 0
+    gpus: int = 0  # of each pod, as CPUs and memory
     cpus: int | None = None
-    memory: str | None = None
+    memory: str | None = None  # as Kubernetes writes it ("200Gi")
     seconds: int | None = None  # the time limit of the whole job, from its submission
     grace: float = 30.0  # seconds that ranks have between SIGTERM and SIGKILL
-    preempt_grace: float = 0.0
+    preempt_grace: float = 0.0  # seconds before that for a checkpoint, if SIGTERM is the preemption signal
     namespace: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     node_labels: Mapping[str, str] = field(default_factory=dict)  # labels that the nodes must have

@@ -30,16 +30,12 @@ class Setup:
 
 @dataclass(frozen=True)
 class Requeue:
-    """``--requeue``: how often, and a warning early enough for a checkpoint.
-
-    Attributes:
-        warning: the signal's name, without SIG. grace: seconds for a checkpoint. stopping: seconds to stop the ranks.
-    """
+    """``--requeue``: how often, and a warning early enough for a checkpoint."""
 
     max_times: int
-    warning: str
-    grace: float
-    stopping: float
+    warning: str  # the signal's name, without SIG
+    grace: float  # seconds for a checkpoint
+    stopping: float  # seconds to stop the ranks
 
     @property
     def before_the_end(self) -> int:
@@ -168,8 +164,8 @@ def _step(job: BatchJob) -> Iterator[str]:
             what = f"{job.chdir} cannot be mounted in a container: for pyxis a comma or a colon ends a path"
             raise UsageError(what, "submit from a folder without these in its path")
         mounts = ",".join([f"{job.chdir}:{job.chdir}", *job.container_mounts])
-        yield f"  {_option('container-image', job.container_image)} \\"
-        yield f"  {_option('container-mounts', mounts)} {_option('container-workdir', job.chdir)} \\"
+        yield f"  --container-image={shlex.quote(job.container_image)} \\"
+        yield f"  --container-mounts={shlex.quote(mounts)} --container-workdir={shlex.quote(job.chdir)} \\"
     # --cluster: the job inherits the variables of the shell that submits it, and these may look like another system's.
     yield f"  {shlex.join(python_command(job.interpreter))} \\"
     yield f"  {shlex.join(['run', '--cluster', 'slurm', *job.command])}"
@@ -201,7 +197,3 @@ def _tail(job: BatchJob) -> Iterator[str]:
     yield "  fi"
     yield "fi"
     yield "exit $code"
-
-
-def _option(name: str, value: str) -> str:
-    return f"--{name}={shlex.quote(value)}"

@@ -29,12 +29,9 @@ def check(signature: Signature, words: Sequence[str]) -> None:
 def bind(
     name: str, function: Callable[..., Any], words: Sequence[str], facts: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the named arguments to call ``function`` with.
+    """Return the positional and the named arguments to call ``function`` with. Raises UsageError as ``check`` does.
 
-    Args:
-        facts: the values behind the well-known names; "device" as torch names it.
-
-    Raises UsageError as ``check`` does.
+    ``facts`` are the values behind the well-known names; "device" as torch names it.
     """
     import inspect
 
@@ -73,8 +70,7 @@ def _fact(parameter: Parameter, facts: Mapping[str, Any]) -> Any:
 def _parse(signature: Signature, words: Sequence[str], *, live: bool) -> dict[str, Any]:
     """Convert ``words``; only what was given is in the result, so that the function's own defaults serve for the rest.
 
-    Args:
-        live: whether the signature is the function's own, so that a type that is still not known is an error.
+    In a ``live`` signature, which is the function's own, a type that is still not known is an error.
     """
     import click
 

@@ -14,9 +14,7 @@ from ddplaunch.words import nearest
 def find_function(typed: str, where: str, function: str, module: ast.Module) -> Signature | None:
     """Read the signature of ``function`` in ``module``; None where only running the module can tell.
 
-    Args:
-        where: how the user called the module, in front of the colon of ``typed``.
-
+    ``where`` is how the user called the module, in front of the colon of ``typed``.
     Raises UsageError if the source shows that there is no such function, or that the name is something else.
     """
     names = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]

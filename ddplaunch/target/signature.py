@@ -33,6 +33,7 @@ INJECTED = {
 """Parameter names that ddplaunch fills in, and which fact each receives."""
 
 ValueKind = Literal["int", "float", "bool", "str", "path", "choice", "number", "union", "any"]
+Stars = Literal["", "*", "**"]
 Container = Callable[[list[Any]], Any]
 
 
@@ -40,9 +41,7 @@ Container = Callable[[list[Any]], Any]
 class Value:
     """What one parameter accepts on the command line.
 
-    Attributes:
-        kind: "union": the first of ``sides`` that fits. "any": it cannot be known here (from source), or has no form on
-            a command line (in a rank).
+    A "union" is the first of ``sides`` that fits; "any" cannot be known (from source), or be typed there (in a rank).
     """
 
     kind: ValueKind
@@ -65,7 +64,7 @@ class Parameter:
     text: str
     value: Value
     required: bool
-    stars: Literal["", "*", "**"] = ""
+    stars: Stars = ""
 
     @property
     def injected(self) -> bool:
@@ -105,35 +104,26 @@ def from_source(name: str, function: ast.FunctionDef, module: ast.Module) -> Sig
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]
-    parameters = [_read(argument, default, module) for argument, default in zip(positional, defaults, strict=True)]
+    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    parameters = [_read(each, default, module) for each, default in zip(positional, defaults, strict=True)]
     if arguments.vararg:
-        parameters.append(_starred(arguments.vararg, "*", module))
-    parameters += [
-        _read(argument, default, module)
-        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    ]
+        parameters.append(_read(arguments.vararg, None, module, "*"))
+    parameters += [_read(each, default, module) for each, default in named]
     if arguments.kwarg:
-        parameters.append(_starred(arguments.kwarg, "**", module))
+        parameters.append(_read(arguments.kwarg, None, module, "**"))
     return Signature(name, tuple(parameters))
 
 
-def _read(argument: ast.arg, default: ast.expr | None, module: ast.Module) -> Parameter:
-    text = argument.arg
+def _read(argument: ast.arg, default: ast.expr | None, module: ast.Module, stars: Stars = "") -> Parameter:
+    text = f"{stars}{argument.arg}"
     if argument.annotation:
         text += f": {ast.unparse(argument.annotation)}"
-    if default is not None:
-        text += f" = {ast.unparse(default)}" if argument.annotation else f"={ast.unparse(default)}"
-    if argument.annotation:
         value = _annotated(argument.annotation, module)
     else:
         value = GUESS if default is None else _like_expression(default, module)
-    return Parameter(argument.arg, text, value, required=default is None)
-
-
-def _starred(argument: ast.arg, stars: Literal["*", "**"], module: ast.Module) -> Parameter:
-    annotated = f": {ast.unparse(argument.annotation)}" if argument.annotation else ""
-    value = _annotated(argument.annotation, module) if argument.annotation else GUESS
-    return Parameter(argument.arg, f"{stars}{argument.arg}{annotated}", value, required=False, stars=stars)
+    if default is not None:
+        text += f" = {ast.unparse(default)}" if argument.annotation else f"={ast.unparse(default)}"
+    return Parameter(argument.arg, text, value, default is None and not stars, stars)
 
 
 _SIMPLE: dict[str, Value] = {
@@ -288,11 +278,8 @@ def _look(parameter: inspect.Parameter, hint: Any) -> Parameter:
         value = _live(hint)
     else:
         value = _like(parameter.default) if has_default else GUESS
-    stars: Literal["", "*", "**"] = ""
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        stars = "*"
-    elif parameter.kind is parameter.VAR_KEYWORD:
-        stars = "**"
+    starred: dict[Any, Stars] = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+    stars = starred.get(parameter.kind, "")
     return Parameter(parameter.name, str(parameter), value, not (has_default or stars), stars)
 
 

@@ -28,16 +28,12 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Target:
-    """One target with its arguments.
-
-    Attributes:
-        path: the script's path as typed; for a function in a file, that file's absolute path; a program's file.
-    """
+    """One target with its arguments."""
 
     kind: Kind
     typed: str  # the target as the user wrote it
     args: tuple[str, ...] = ()
-    path: str | None = None
+    path: str | None = None  # the script's as typed; the absolute one of a function's file; a program's
     module: str | None = None  # the module to run or to import the function from
     function: str | None = None  # its name, dotted where it is an attribute of an attribute
     first: str | None = None  # the folder that Python puts in front of `sys.path`
