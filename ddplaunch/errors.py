@@ -1,15 +1,25 @@
 """Every error that a user can meet, with its exit code and its hint; the CLI prints them and nothing else does.
 
-Exit codes that the launcher itself chooses (the others are a rank's own):
+The exit codes are those that the launcher itself chooses; docs/reference.md quotes the text below each.
 """
 
 from __future__ import annotations
 
-EXIT_USAGE = 2  # a command that makes no sense, refused before anything starts (the shells' and click's convention)
-EXIT_UNAVAILABLE = 69  # a node could not be reached, never joined or was lost (EX_UNAVAILABLE of sysexits.h)
-EXIT_SOFTWARE = 70  # a bug of ddplaunch's own (EX_SOFTWARE of sysexits.h)
-EXIT_OS = 71  # the system refused to start a rank: a limit on processes, open files or memory (EX_OSERR of sysexits.h)
-EXIT_PREEMPTED = 75  # the job had to make room for another; the same may be tried again (EX_TEMPFAIL of sysexits.h)
+EXIT_USAGE = 2
+"""A command that makes no sense, refused before anything starts (the shells' and click's convention)."""
+
+EXIT_UNAVAILABLE = 69
+"""A node could not be reached, never joined or was lost (EX_UNAVAILABLE of sysexits.h)."""
+
+EXIT_SOFTWARE = 70
+"""A bug of ddplaunch's own (EX_SOFTWARE of sysexits.h)."""
+
+EXIT_OS = 71
+"""The system refused to start a rank: a limit on processes, open files or memory (EX_OSERR of sysexits.h)."""
+
+EXIT_PREEMPTED = 75
+"""The job had to make room for another; the same may be tried again (EX_TEMPFAIL of sysexits.h)."""
+
 EXIT_SIGNAL = 128
 """Added to the number of the signal that ended the job, as shells do: 130 is Ctrl-C, 143 SIGTERM, 137 SIGKILL."""
 

@@ -44,22 +44,15 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     if not is_set(environ, *needed):
         return None
     rank, world_size, local_rank = numbers(environ, RANK, WORLD_SIZE, LOCAL_RANK)
-    place = Place(rank, world_size, local_rank, number_if_set(environ, LOCAL_WORLD_SIZE))
-    check_below(place.rank, place.world_size, RANK, WORLD_SIZE)
-    if place.local_world_size is not None:
-        check_below(place.local_rank, place.local_world_size, LOCAL_RANK, LOCAL_WORLD_SIZE)
-        if place.local_world_size > place.world_size:
-            raise contradiction(f"{LOCAL_WORLD_SIZE}={place.local_world_size}", f"{WORLD_SIZE}={place.world_size}")
+    local_size = number_if_set(environ, LOCAL_WORLD_SIZE)
+    check_below(rank, world_size, RANK, WORLD_SIZE)
+    if local_size is not None:
+        check_below(local_rank, local_size, LOCAL_RANK, LOCAL_WORLD_SIZE)
+        if local_size > world_size:
+            raise contradiction(f"{LOCAL_WORLD_SIZE}={local_size}", f"{WORLD_SIZE}={world_size}")
     nnodes = number_if_set(environ, NNODES)
     node_rank = next((number(environ, name) for name in NODE_RANKS if is_set(environ, name)), None)
-    if place.local_world_size == place.world_size:
+    if local_size == world_size:
         nnodes, node_rank = 1, 0
-    return Finding(
-        "torch",
-        needed,
-        nnodes,
-        node_rank,
-        address=environ[ADDRESS],
-        port=number(environ, PORT),
-        place=place,
-    )
+    place, port = Place(rank, world_size, local_rank, local_size), number(environ, PORT)
+    return Finding("torch", needed, nnodes, node_rank, address=environ[ADDRESS], port=port, place=place)

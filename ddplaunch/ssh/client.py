@@ -25,13 +25,14 @@ from ddplaunch.ssh.remote import HELLO, Facts, HostJob, mark
 CONNECT_TIMEOUT = 15  # seconds to connect, unless the user's configuration has a limit: TCP's own is two minutes
 LONGEST_COMPLAINT = 300  # characters of a line from a host, its login shell or ssh that a message of ours quotes
 _MAX_SAID = 30  # lines that are kept; a banner may come before the one that matters
+
+# What ssh prints when another try may help (sshd's MaxStartups, a restart), when none does, and when the line explains
+# nothing: it only follows from what a jump host has said.
 _REFUSED = re.compile(r"closed by|reset by|Connection refused|Broken pipe|MaxStartups|Not allowed at this time")
 _FINAL = re.compile(r"ermission denied|verification failed|open failed|authentication failures|timed out|not resolve")
 _HOLLOW = re.compile(
     r"UNKNOWN port|stdio forwarding failed|^(kex|ssh)_exchange_identification|^Warning: Permanently added"
 )
-"""What ssh prints when another try may help (sshd's MaxStartups, a restart), when none does, and when the line explains
-nothing: it only follows from what a jump host has said."""
 
 _NEEDED_TO_START = ("LD_LIBRARY_PATH", "PYTHONPATH")
 """Without these variables the interpreter there may not start, or not find ddplaunch."""

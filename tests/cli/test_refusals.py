@@ -113,7 +113,10 @@ limit = 3
         ("run --token '' train.py", ("--token has an empty value",)),
         ("run --token ' ' train.py", ("--token is empty, so it would protect nothing", "give a secret")),
         ("run --gpus 0 train.py", ("--gpus 0: no GPU was found on this machine",)),
-        ("run --backend nccl train.py", ("--backend nccl needs GPUs, and this machine has none", "--backend gloo")),
+        (
+            "run --backend nccl train.py",
+            ("--backend nccl needs GPUs, and this machine has no visible GPU", "--backend gloo"),
+        ),
         ("run --backend gloo --no-python /bin/true", ("need a Python target", "leave them out")),
         ("run --init-method http://x train.py", ("unknown --init-method http://x", "tcp://host:port")),
         ("run --init-method file:///no/where train.py", ("directory /no", "file:///tmp/store")),
