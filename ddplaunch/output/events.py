@@ -14,57 +14,61 @@ from ddplaunch.plan.plan import Plan
 
 
 @dataclass(frozen=True)
-class Planned:
+class Event:
+    """One of those below."""
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls, name: str) -> None:
+        cls.name = name
+
+
+@dataclass(frozen=True)
+class Planned(Event, name="planned"):
     """The ranks of an attempt are known: plan.json is the plan."""
 
-    name: ClassVar[str] = "planned"
     plan: Plan = field(metadata={"apart": True})
     attempt: int
 
 
 @dataclass(frozen=True)
-class Ready:
+class Ready(Event, name="ready"):
     """The zygote can start ranks; ``unsafe`` says why it does not fork, ``seconds`` how long its imports took."""
 
-    name: ClassVar[str] = "ready"
     forks: bool
     unsafe: str | None
     seconds: float
 
 
 @dataclass(frozen=True)
-class Started:
+class Started(Event, name="started"):
     """A rank has its process."""
 
-    name: ClassVar[str] = "started"
     rank: int
     pid: int
     attempt: int
 
 
 @dataclass(frozen=True)
-class FailedToStart:
+class FailedToStart(Event, name="failed_to_start"):
     """A rank got no process; ``errno`` says why."""
 
-    name: ClassVar[str] = "failed_to_start"
     rank: int
     errno: int
     attempt: int
 
 
 @dataclass(frozen=True)
-class Finished:
+class Finished(Event, name="finished"):
     """Rank 0's program has ended well; its process keeps the store for the others."""
 
-    name: ClassVar[str] = "finished"
     rank: int
 
 
 @dataclass(frozen=True)
-class Exited:
+class Exited(Event, name="exited"):
     """A rank's process has ended; ``code`` is -N for signal N."""
 
-    name: ClassVar[str] = "exited"
     rank: int
     pid: int
     code: int
@@ -72,34 +76,29 @@ class Exited:
 
 
 @dataclass(frozen=True)
-class Signalled:
+class Signalled(Event, name="signal"):
     """A signal has come to the launcher."""
 
-    name: ClassVar[str] = "signal"
     number: int
 
 
 @dataclass(frozen=True)
-class Preempted:
+class Preempted(Event, name="preempt"):
     """The scheduler wants the machines back, and the ranks are told."""
-
-    name: ClassVar[str] = "preempt"
 
 
 @dataclass(frozen=True)
-class Swept:
+class Swept(Event, name="swept"):
     """Nothing of the attempt is left: ``found`` was ended, ``stuck`` cannot be killed."""
 
-    name: ClassVar[str] = "swept"
     found: tuple[str, ...]
     stuck: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Restarting:
+class Restarting(Event, name="restart"):
     """The attempt failed; number ``attempt`` begins after ``wait`` seconds. ``text`` says it to people."""
 
-    name: ClassVar[str] = "restart"
     attempt: int
     wait: float
     text: str = field(metadata={"apart": True})
@@ -107,73 +106,46 @@ class Restarting:
 
 
 @dataclass(frozen=True)
-class Noted:
+class Noted(Event, name="note"):
     """Something that people should know of the job."""
 
-    name: ClassVar[str] = "note"
     text: str
 
 
 @dataclass(frozen=True)
-class Ended:
+class Ended(Event, name="ended"):
     """The job is over; ``code`` is the exit code, ``verdict`` the failure that decided it."""
 
-    name: ClassVar[str] = "ended"
     code: int
     verdict: Verdict | None = field(metadata={"apart": True})
 
 
 @dataclass(frozen=True)
-class SidecarStarted:
-    """A sidecar has its process."""
-
-    name: ClassVar[str] = "sidecar_started"
+class SidecarStarted(Event, name="sidecar_started"):
     sidecar: str
     pid: int
 
 
 @dataclass(frozen=True)
-class SidecarAnswers:
+class SidecarAnswers(Event, name="sidecar_answers"):
     """A sidecar has said where it answers."""
 
-    name: ClassVar[str] = "sidecar_answers"
     sidecar: str
     url: str
 
 
 @dataclass(frozen=True)
-class SidecarExited:
-    """A sidecar's process has ended; ``code`` is -N for signal N."""
+class SidecarExited(Event, name="sidecar_exited"):
+    """``code`` is -N for signal N."""
 
-    name: ClassVar[str] = "sidecar_exited"
     sidecar: str
     code: int
-
-
-Event = (
-    Planned
-    | Ready
-    | Started
-    | FailedToStart
-    | Finished
-    | Exited
-    | Signalled
-    | Preempted
-    | Swept
-    | Restarting
-    | Noted
-    | Ended
-    | SidecarStarted
-    | SidecarAnswers
-    | SidecarExited
-)
 
 
 class Observer(Protocol):
     """Hears of everything, in order, in the launcher's own thread; it may take no time and raise nothing."""
 
-    def observe(self, event: Event) -> None:
-        """Take in what has happened."""
+    def observe(self, event: Event) -> None: ...
 
 
 def record(event: Event) -> dict[str, Any]:

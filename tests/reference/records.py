@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import ddplaunch
 from ddplaunch.console.devices import devices_json
@@ -169,7 +169,7 @@ def _paths(value: Any, path: str) -> Iterator[str]:
 
 def events() -> dict[str, list[str]]:
     """Each event that events.jsonl has, with its own fields."""
-    kinds = [kind for kind in get_args(Event) if kind is not Planned]  # which is plan.json
+    kinds = [kind for kind in Event.__subclasses__() if kind is not Planned]  # which is plan.json
     return {kind.name: [each.name for each in fields(kind) if not each.metadata.get("apart")] for kind in kinds}
 
 
