@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddplaunch.output.show import EVERYTHING, Shown
-from ddplaunch.output.sink import PATIENCE
+from ddplaunch.output.show import Shown
 
 if TYPE_CHECKING:
     from ddplaunch.agent.sidecar import Sidecar
@@ -27,14 +26,14 @@ class Policy:
         sidecars: what runs beside the ranks; none on other nodes than node 0.
     """
 
-    modules: tuple[str, ...] = ()
-    asked: tuple[str, ...] = ()
-    show: Shown = EVERYTHING
-    stdin: int | None = None
-    log_dir: str | None = None
-    colour: bool = False
-    patience: float = PATIENCE
-    quiet: float = 0.0
-    preempt_signal: int | None = None
-    preempt_forward: int | None = None
-    sidecars: tuple[Sidecar, ...] = ()
+    modules: tuple[str, ...]
+    asked: tuple[str, ...]
+    show: Shown
+    stdin: int | None
+    log_dir: str | None
+    colour: bool
+    patience: float
+    quiet: float
+    preempt_signal: int | None
+    preempt_forward: int | None
+    sidecars: tuple[Sidecar, ...]

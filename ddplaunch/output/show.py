@@ -6,20 +6,17 @@ from dataclasses import dataclass
 
 from ddplaunch.plan.layout import Rank
 
-BOTH = frozenset({1, 2})
-"""The descriptors of stdout and stderr."""
-
 
 @dataclass(frozen=True)
 class Rule:
-    """Some ranks, and which of their two streams are shown.
+    """Some ranks, and which of their descriptors 1 and 2 are shown.
 
     ``number`` is a rank, or a local rank on every node where ``local``; None is all ranks.
     """
 
     number: int | None
     local: bool = False
-    streams: frozenset[int] = BOTH
+    streams: frozenset[int] = frozenset({1, 2})
 
     def names(self, rank: Rank) -> bool:
         return self.number is None or self.number == (rank.local_rank if self.local else rank.rank)
@@ -32,8 +29,4 @@ class Shown:
     rules: tuple[Rule, ...] = (Rule(None),)
 
     def streams(self, rank: Rank) -> frozenset[int]:
-        """Which of a rank's descriptors are shown."""
         return next((rule.streams for rule in reversed(self.rules) if rule.names(rank)), frozenset())
-
-
-EVERYTHING = Shown()
