@@ -39,25 +39,19 @@ class Lines:
         end = data.rfind(b"\n")
         if end < 0:
             self._partial += data
-            return self._burst() if len(self._partial) > LONGEST else b""
+            return self.close() if len(self._partial) > LONGEST else b""
         complete = bytes(self._partial) + data[: end + 1] if self._partial else data[: end + 1]
         self._partial = bytearray(data[end + 1 :])
         return complete
 
     def close(self) -> bytes:
         """Return what is left at the end of the stream, with a newline if it had none."""
-        rows = [row for row in self._rows if row]
+        left = b"".join(row + b"\n" for row in self._rows if row)
         self._rows, self.bar = [], b""
-        left = b"".join(row + b"\n" for row in rows)
         if self._partial:
             left += bytes(self._partial) + b"\n"
             self._partial.clear()
         return left
-
-    def _burst(self) -> bytes:
-        piece = bytes(self._partial) + b"\n"
-        self._partial.clear()
-        return piece
 
     def _draw(self, data: bytes) -> bytes:
         """Follow the cursor over the few rows that a program still redraws."""
@@ -86,11 +80,11 @@ class Lines:
                 self._redrawn = self._fresh = False
             elif token and self._returned:
                 if self._redrawn:  # drawn again without moving: a bar of its own, so what stands above is final
-                    done += self._above()
+                    done += self._final(self._row)
                 self._rows[self._row] = self.bar = token
                 self._returned, self._redrawn, self._fresh = False, True, False
             elif token and self._fresh and self._row:  # an ordinary line
-                done += self._above()
+                done += self._final(self._row)
                 self._rows, self.bar, self._fresh = [], b"", False
                 self._partial = bytearray(token)
                 held, self._held = self._held, b""
@@ -98,16 +92,15 @@ class Lines:
             elif token:
                 self._rows[self._row] += token
                 self.bar = self._rows[self._row]
-        while len(self._rows) > _MAX_ROWS:
-            done += self._rows.pop(0) + b"\n"
-            self._row = max(0, self._row - 1)
+        done += self._final(max(0, len(self._rows) - _MAX_ROWS))
         if max(map(len, self._rows)) > LONGEST:
-            done += b"".join(row + b"\n" for row in self._rows)
-            self._rows, self.bar = [], b""
+            done += self._final(len(self._rows))
+            self.bar = b""
         return done
 
-    def _above(self) -> bytes:
-        above = b"".join(row + b"\n" for row in self._rows[: self._row])
-        self._rows = self._rows[self._row :]
-        self._row = 0
-        return above
+    def _final(self, count: int) -> bytes:
+        """Give out the upper rows: nothing will be drawn over them."""
+        rows = b"".join(row + b"\n" for row in self._rows[:count])
+        del self._rows[:count]
+        self._row = max(0, self._row - count)
+        return rows

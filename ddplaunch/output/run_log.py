@@ -16,17 +16,13 @@ from ddplaunch.output.events import Ended, Event, Planned, Restarting, record
 class RunLog:
     """The folder DIR/RUN_ID, or DIR/RUN_ID/node-N of several nodes, who may share a file system.
 
-    It keeps what happens once it is open. No failure to write ends the job: the end says what is missing.
-
-    Attributes:
-        path: the folder's; None until it is open, and where none is wanted.
+    A failure to write does not end the job: the end says what is missing. ``path`` is None until the folder is
+    made, and where none is wanted.
     """
 
     def __init__(self, parent: str | None, note: Callable[[str], None], *, alone: bool) -> None:
-        """``parent`` is the folder of ``--log-dir``, ``note`` says something to people; ``alone``: on one node."""
-        self._parent = parent
-        self._note = note
-        self._alone = alone
+        """``parent`` is the folder of ``--log-dir``; ``alone``: on one node."""
+        self._parent, self._note, self._alone = parent, note, alone
         self._began = time.monotonic()
         self._events = -1
         self._trouble: str | None = None
@@ -49,28 +45,26 @@ class RunLog:
         self.path = path
 
     def file(self, name: str) -> str | None:
-        """The path of a file of this name in the folder."""
         return os.path.join(self.path, name) if self.path else None
 
     def rank_file(self, rank: int, attempt: int) -> str | None:
-        """The path of what ``rank`` prints in the given attempt."""
         return self.file(f"rank-{rank}{f'.attempt-{attempt}' if attempt else ''}.log")
 
     def observe(self, event: Event) -> None:
-        """Keep it."""
         if self.path is None:
             return
         if isinstance(event, Planned):
             self._write("plan.json", event.plan.to_json())
         else:
-            self._append({"event": event.name, **record(event)})
+            self._append(event)
         if isinstance(event, Restarting | Ended) and event.verdict:
             self._write("failure.json", event.verdict.to_json())
         if isinstance(event, Ended) and self._trouble:
             self._note(f"the log folder is incomplete: {self._trouble}")
 
-    def _append(self, fields: Mapping[str, object]) -> None:
-        line = {"time": time.time(), "elapsed": round(time.monotonic() - self._began, 6), **fields}
+    def _append(self, event: Event) -> None:
+        elapsed = round(time.monotonic() - self._began, 6)
+        line = {"time": time.time(), "elapsed": elapsed, "event": event.name, **record(event)}
         try:
             os.write(self._events, json.dumps(line).encode() + b"\n")
         except OSError as error:

@@ -9,8 +9,8 @@ import os
 from typing import Protocol
 
 from ddplaunch.loop import Callback, Loop
-from ddplaunch.output.events import Ended, Event, Noted, Planned, Restarting
-from ddplaunch.output.sink import PATIENCE, Sink
+from ddplaunch.output.events import Ended, Event, Noted, Observer, Planned, Restarting
+from ddplaunch.output.sink import Sink
 from ddplaunch.output.terminal import watched
 from ddplaunch.output.waiting import Waiting
 
@@ -20,22 +20,17 @@ Source = int | str
 _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")
 """ANSI colours of the prefixes, by rank; red is left to errors."""
 
-_FAINT = "2"
-"""That of a sidecar's."""
+_FAINT = "2"  # of a sidecar
 
 _CLEAR = b"\r\x1b[K"
 
 
-class Screen(Protocol):
+class Screen(Observer, Protocol):
     """Shows things to people; also an observer, of the notes in the events."""
 
-    speaks: bool
-    """Whether this node says what concerns the job: where all nodes print into one log, node 0 alone does."""
-
-    terminal: bool
-    """Whether a person looks at stdout; ``by_lines``: whether it is a terminal of any kind."""
-
-    by_lines: bool
+    speaks: bool  # whether it says what concerns the job: where all nodes print into one log, node 0 alone does
+    terminal: bool  # whether a person looks at stdout
+    by_lines: bool  # whether stdout is a terminal of any kind
 
     @property
     def full(self) -> bool: ...  # people are so far behind that the ranks should wait
@@ -55,17 +50,9 @@ class Screen(Protocol):
     def footer(self, text: str, *, of_job: bool = False) -> None:
         """Show what we wait for, and for how long, until the ranks start or the job ends."""
 
-    def observe(self, event: Event) -> None:
-        """Take in what has happened."""
 
-
-def choose(loop: Loop, *, colour: bool, patience: float = PATIENCE, quiet: float, speaks: bool) -> Screen:
-    """Make the screen for where our stdout and stderr lead.
-
-    Args:
-        patience: seconds after which a reader that takes nothing loses what it misses.
-        quiet: seconds for which a wait is nothing to tell of.
-    """
+def choose(loop: Loop, *, colour: bool, patience: float, quiet: float, speaks: bool) -> Screen:
+    """Make the screen for where our stdout and stderr lead; ``patience`` and ``quiet`` as in the policy."""
     if watched(1) or watched(2):
         return Terminal(loop, patience, quiet, speaks=speaks, colour=colour)
     return Plain(loop, patience, quiet, speaks=speaks)
@@ -95,7 +82,7 @@ class Plain:
 
     def lines(self, source: Source, number: int, lines: bytes, bar: bytes = b"") -> None:
         """One replace for however many lines there are, so no Python runs per line."""
-        sink = self._stdout if number == 1 else self._stderr
+        sink = self._sink(number)
         if lines:
             prefix = self._prefix(source, sink)
             lines = prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
@@ -118,6 +105,9 @@ class Plain:
                 self.footer("")
             case Ended():
                 self.footer("")
+
+    def _sink(self, number: int) -> Sink:
+        return self._stdout if number == 1 else self._stderr
 
     def _show_footer(self, text: str) -> None:
         self.note(text)
@@ -160,12 +150,10 @@ class Terminal(Plain):
         if not sink.terminal:
             return sink.write(lines)
         below = _fit(self._below, 0) if sink is self._stderr else b""
-        here = [key for key in self._bars if (self._stdout if key[2] == 1 else self._stderr) is sink]
+        here = [key for key in self._bars if self._sink(key[2]) is sink]
         if here:
-            lowest = min(here)
-            source = lowest[1]
-            bar = _fit(self._bars[lowest], len(self._marker(source)) + 1)
-            below = self._prefix(source, sink) + bar
+            _, source, _ = lowest = min(here)
+            below = self._prefix(source, sink) + _fit(self._bars[lowest], len(self._marker(source)) + 1)
         if lines or below or self._drawn:
             sink.write((_CLEAR if self._drawn else b"") + lines + below)
         self._drawn = bool(below)

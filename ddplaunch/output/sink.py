@@ -19,14 +19,11 @@ class Sink:
     """One of our own descriptors. A reader that closed it, or is stuck, loses the output; the job goes on."""
 
     def __init__(self, loop: Loop, fd: int, patience: float = PATIENCE) -> None:
-        self._loop = loop
-        self._fd = _reopened(fd)
-        self._patience = patience
+        self._loop, self._fd, self._patience = loop, _reopened(fd), patience
         self._waiting = bytearray()
         self._timer: Timer | None = None
-        self.closed = False
-        self.stuck = False
-        self.missed = 0
+        self.closed = self.stuck = False
+        self._missed = 0
         self.relieved: Callback = lambda: None  # called whenever there may be room again
         self.terminal = watched(fd)  # a person's
         self.by_lines = os.isatty(fd)  # or one made by srun or mpirun
@@ -45,7 +42,7 @@ class Sink:
         if self.closed or not data:
             return
         if self.stuck:
-            self.missed += data.count(b"\n")
+            self._missed += data.count(b"\n")
             return
         if not self._waiting:
             data = data[self._push(data) :]
@@ -75,8 +72,8 @@ class Sink:
         del self._waiting[:done]
         if self.stuck and done:
             self.stuck = False
-            note = f"[ddplaunch] {self.missed} lines are missing here: nobody read them for {self._patience:.0f} s\n"
-            self.missed = 0
+            note = f"[ddplaunch] {self._missed} lines are missing here: nobody read them for {self._patience:.0f} s\n"
+            self._missed = 0
             self._waiting += note.encode()
         if not self._waiting:
             self._rest()
@@ -91,7 +88,7 @@ class Sink:
         if self._waiting:
             self.stuck = True
             end = self._waiting.find(b"\n") + 1 or len(self._waiting)
-            self.missed += self._waiting.count(b"\n", end)
+            self._missed += self._waiting.count(b"\n", end)
             del self._waiting[end:]
         self.relieved()
 

@@ -40,9 +40,7 @@ class Streams:
 
     def __init__(self, loop: Loop, screen: Screen, drained: Callback) -> None:
         """``drained`` is called when no rank can print any more."""
-        self._loop = loop
-        self._screen = screen
-        self._drained = drained
+        self._loop, self._screen, self._drained = loop, screen, drained
         self._streams: dict[int, _Stream] = {}
         self._files: dict[Source, int] = {}
         self._tails: dict[Source, bytes] = {}
@@ -63,7 +61,7 @@ class Streams:
         Raises:
             OSError: too many files are open.
         """
-        self._keep(rank, f"rank {rank}", log)
+        self._keep(rank, log)
         fds = {} if reads else {"stdin": os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)}
         if not (reads and len(show) == 2 and log is None):
             try:
@@ -78,10 +76,9 @@ class Streams:
     def sidecar(self, name: str, *, show: bool, log: str | None, heard: Callback) -> int:
         """Make the pipe for all that a sidecar prints, shown on stderr; return the end that it writes to.
 
-        Args:
-            heard: called whenever it has printed something, which ``tail`` has then.
+        ``heard`` is called whenever it has printed something, which ``tail`` has then.
         """
-        self._keep(name, name, log)
+        self._keep(name, log)
         return self._pipe(name, 2, show=show, heard=heard)
 
     def _pipe(self, source: Source, number: int, *, show: bool, heard: Callback = lambda: None) -> int:
@@ -95,20 +92,19 @@ class Streams:
         self._loop.watch(read, partial(self._read, stream))
         return write
 
-    def _keep(self, source: Source, name: str, path: str | None) -> None:
+    def _keep(self, source: Source, path: str | None) -> None:
         """Write all that it prints from now on to the file at ``path``, byte for byte."""
         if path is None:
             return
         try:
             file = create(path, os.O_APPEND)
         except OSError as error:
-            return self._screen.note(f"{name} has no log file: {error.strerror}")
+            return self._screen.note(f"{_whose(source)} has no log file: {error.strerror}")
         if before := self._files.pop(source, None):
             os.close(before)
         self._files[source] = file
 
     def tail(self, source: Source) -> bytes:
-        """The last bytes that a rank or sidecar printed."""
         return self._tails.get(source, b"")
 
     def show(self, name: str, show: bool) -> None:
@@ -170,8 +166,7 @@ class Streams:
                 self._loop.watch(stream.fd, partial(self._read, stream))
 
     def _store(self, source: Source, data: bytes) -> None:
-        file = self._files.get(source)
-        if file is None:
+        if (file := self._files.get(source)) is None:
             return
         try:
             view = memoryview(data)
@@ -179,8 +174,7 @@ class Streams:
                 view = view[os.write(file, view) :]
         except OSError as error:
             os.close(self._files.pop(source))
-            whose = f"rank {source}" if isinstance(source, int) else source
-            self._screen.note(f"the log of {whose} ends here: {error.strerror}")
+            self._screen.note(f"the log of {_whose(source)} ends here: {error.strerror}")
 
     def _end(self, stream: _Stream) -> None:
         if stream.show:
@@ -188,3 +182,7 @@ class Streams:
         self._loop.forget(stream.fd)
         os.close(stream.fd)
         del self._streams[stream.fd]
+
+
+def _whose(source: Source) -> str:
+    return f"rank {source}" if isinstance(source, int) else source

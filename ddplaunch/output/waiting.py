@@ -17,9 +17,7 @@ class Waiting:
 
     def __init__(self, loop: Loop, show: Callable[[str], None], quiet: float, *, counts: bool) -> None:
         """``show`` gets each line, "" where there is none any more; ``quiet``: seconds of a wait without a line."""
-        self._loop = loop
-        self._show = show
-        self._quiet = quiet
+        self._loop, self._show, self._quiet = loop, show, quiet
         self._every = 1.0 if counts else REPEAT
         self._text = ""
         self._began = 0.0
