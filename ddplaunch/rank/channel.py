@@ -39,19 +39,18 @@ def receive(sock: socket.socket) -> tuple[Request, list[int]]:
         EOFError: the other end has closed.
     """
     header, fds, _, _ = socket.recv_fds(sock, HEADER.size, MAX_DESCRIPTORS)
-    header += _exactly(sock, HEADER.size - len(header)) if header else b""
     if not header:
         raise EOFError
+    header += _exactly(sock, HEADER.size - len(header))
     request: Request = json.loads(_exactly(sock, HEADER.unpack(header)[0]))
-    return request, list(fds)
+    return request, fds
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
-    chunks = []
-    while size:
-        chunk = sock.recv(min(size, 1 << 16))
+    data = bytearray()
+    while len(data) < size:
+        chunk = sock.recv(size - len(data))
         if not chunk:
             raise EOFError
-        chunks.append(chunk)
-        size -= len(chunk)
-    return b"".join(chunks)
+        data += chunk
+    return bytes(data)

@@ -6,12 +6,12 @@ no name left behind. What is shown and in which order is the interpreter's own (
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found, unused-ignore]  # signal without its enums
 import os
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import ModuleType
     from typing import Any, NoReturn
 
@@ -132,9 +132,8 @@ def record(job: Python, error: BaseException, text: str) -> None:
         message = str(error)
     except Exception:
         message = "<exception str() failed>"
-    message, text = _bounded(message), _bounded(text)
-    moment = time.time_ns()
-    info = {"py_callstack": text, "timestamp": str(moment // 10**9), "time_ns": moment}
+    message, moment = _bounded(message), time.time_ns()
+    info = {"py_callstack": _bounded(text), "timestamp": str(moment // 10**9), "time_ns": moment}
     if isinstance(error, Refused):
         info["refused"] = {"hint": error.hint}
     else:
@@ -142,7 +141,7 @@ def record(job: Python, error: BaseException, text: str) -> None:
     try:
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link
         with open(made, "w", encoding="ascii") as file:
-            file.write("".join(_json({"message": {"message": message, "extraInfo": info}})))
+            file.write(_json({"message": {"message": message, "extraInfo": info}}))
     except OSError:
         pass  # a full disk: the report falls back on what the rank printed
 
@@ -152,22 +151,15 @@ def _bounded(text: str) -> str:
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT // 2] + "\n…\n" + text[-_MAX_TEXT // 2 :]
 
 
-def _json(value: Any) -> Iterator[str]:
-    """What json.dumps would write; a json.py may be the user's."""
+def _json(value: object) -> str:
+    """What json.dumps would return; a json.py may be the user's."""
     if isinstance(value, dict):
-        yield "{"
-        for index, key in enumerate(value):
-            yield ", " if index else ""
-            yield from _json(key)
-            yield ": "
-            yield from _json(value[key])
-        yield "}"
-    elif isinstance(value, str):
-        units = memoryview(value.encode(f"utf-16-{sys.byteorder[0]}e", "surrogatepass")).cast("H")
-        plain = "".join(chr(unit) if 31 < unit < 127 and unit not in b'"\\' else f"\\u{unit:04x}" for unit in units)
-        yield f'"{plain}"'
-    else:
-        yield "null" if value is None else str(value)
+        return "{" + ", ".join(f"{_json(key)}: {_json(inner)}" for key, inner in value.items()) + "}"
+    if not isinstance(value, str):
+        return "null" if value is None else str(value)
+    units = memoryview(value.encode(f"utf-16-{sys.byteorder[0]}e", "surrogatepass")).cast("H")
+    plain = "".join(chr(unit) if 31 < unit < 127 and unit not in b'"\\' else f"\\u{unit:04x}" for unit in units)
+    return f'"{plain}"'
 
 
 # ------------------------------------------------------------------------------------------------------- the end
@@ -184,8 +176,6 @@ def join_threads() -> None:
 
 def stay(hold: int) -> None:
     """Rank 0 holds the store, so it says that it is done and stays until the launcher lets it go."""
-    import _signal  # type: ignore[import-not-found, unused-ignore]
-
     for stream in (sys.stdout, sys.stderr):
         flush(stream)
     for number in (_signal.SIGTERM, _signal.SIGINT):
@@ -203,7 +193,6 @@ def take_apart(at_start: frozenset[str]) -> bool:
     In the interpreter's own order (Python/pylifecycle.c: Py_FinalizeEx, finalize_modules): first everything that only
     the user's modules hold, so that ``__del__`` sees its globals whole, then the globals of those that live on.
     """
-    import _signal  # type: ignore[import-not-found, unused-ignore]
     import gc
     from _weakref import ref
 
@@ -304,8 +293,6 @@ def leave_interrupted() -> NoReturn:
 
 def die_of_interrupt() -> NoReturn:
     """End by SIGINT itself, as Python does, so that whoever waits for us can tell."""
-    import _signal  # type: ignore[import-not-found, unused-ignore]
-
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     os.kill(os.getpid(), _signal.SIGINT)
     os._exit(130)

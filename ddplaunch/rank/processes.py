@@ -15,8 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PR_SET_PDEATHSIG = 1  # prctl(2)
-PR_SET_CHILD_SUBREAPER = 36
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_…, prctl(2)
 
 KILL_PATIENCE = 5.0
 """Seconds after SIGKILL until a process that is still there is reported instead of waited for (state D, mostly)."""
@@ -38,13 +37,13 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
     ``os.getppid()`` afterwards.
     """
     if sys.platform == "linux":
-        _prctl(PR_SET_PDEATHSIG, number)
+        _prctl(_PDEATHSIG, number)
 
 
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends (PR_SET_CHILD_SUBREAPER). Only on Linux."""
     if sys.platform == "linux":
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        _prctl(_CHILD_SUBREAPER, 1)
 
 
 def children() -> list[int]:
@@ -144,14 +143,12 @@ def send(pid: int, number: int) -> None:
 def reap() -> list[tuple[int, int]]:
     """Collect every child that has ended, adopted ones included: (pid, wait status) each, in no order."""
     ended: list[tuple[int, int]] = []
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended
-        if pid == 0:
-            return ended
-        ended.append((pid, status))
+    try:
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.append(child)
+    except ChildProcessError:
+        pass
+    return ended
 
 
 def kill_all_below(root: int, *, spare: Callable[[int], bool] | None = None) -> tuple[list[str], list[tuple[int, int]]]:

@@ -3,16 +3,7 @@
 The program must not be able to tell that it was not started as ``python train.py`` (docs/fidelity.md lists what
 differs). So this file imports nothing but what Python has loaded already or has built in, as a file of the user's may
 bear any other name; it leaves no name of ours behind, being run or loaded from its path and in nobody's
-``sys.modules``; and below the program's stack there is one frame of ours, the caller's:
-
-    life = Life(job, fds, forked=True)
-    with life:
-        life.begin()
-        life.program(*life.positional, **life.named)
-        life.complete()
-    life.leave()
-
-A job is a dict that ``agent/job.py`` writes; ``rank/messages.py`` has its type.
+``sys.modules``; and below the program's stack there is one frame of ours, that of the lines at this file's end.
 """
 
 from __future__ import annotations
@@ -36,14 +27,20 @@ _Module = type(sys)
 
 
 def sibling(name: str) -> Any:
-    """Load a file that stands beside this one without importing anything, or leaving its name in ``sys.modules``."""
+    """Load a file that stands beside this one, without leaving its name in ``sys.modules``."""
+    return _load(name, os.path.join(os.path.dirname(__file__), name + ".py"), {})
+
+
+def _load(name: str, path: str, modules: dict[str, ModuleType]) -> ModuleType:
+    """Load a file as module ``name``, one of ``modules`` from its first line on; importlib.util is not imported."""
     from _frozen_importlib import module_from_spec
     from _frozen_importlib_external import spec_from_file_location
 
-    spec = spec_from_file_location(name, os.path.join(os.path.dirname(__file__), name + ".py"))
+    spec = spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
+    modules.setdefault(name, module)
     spec.loader.exec_module(module)
     return module
 
@@ -55,11 +52,7 @@ else:
 
 
 class Life:
-    """One rank from its start to its end; used as the module's docstring shows.
-
-    Attributes:
-        program, positional, named: what to call, and with what, once ``begin`` has found it.
-    """
+    """One rank from its start to its end; ``program`` is what to call, once ``begin`` has found it."""
 
     def __init__(self, job: Python, fds: dict[str, int], *, forked: bool) -> None:
         """Remember what is to be done.
@@ -67,12 +60,9 @@ class Life:
         Args:
             fds: descriptors handed over, by purpose: "store" (the listening socket of rank 0's store) and "hold" (rank
                 0 says there that it has finished, and stays until the other end closes).
-            forked: whether this process is a fork of the zygote, which has modules that need no taking apart at the
-                end.
+            forked: whether this is a fork of the zygote, which has modules that need no taking apart at the end.
         """
-        self._job = job
-        self._fds = fds
-        self._forked = forked
+        self._job, self._fds, self._forked = job, fds, forked
         self._at_start = frozenset(sys.modules)
         self._store: object = None
         self._error: BaseException | None = None
@@ -102,8 +92,18 @@ class Life:
         self.program, self.positional, self.named = find(self._job)
 
     def complete(self) -> None:
-        """Do what is left for us where the program returned."""
-        _destroy(self._job)
+        """Do what is left for us where the program returned: destroy the process group that we initialised."""
+        if self._job["backend"] is None:
+            return
+        import time
+
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            # gloo's teardown can deadlock while the last work is still being dropped (torch 2.13): all meet, then wait.
+            dist.barrier()
+            time.sleep(0.02)
+            dist.destroy_process_group()
 
     def __enter__(self) -> None:
         pass
@@ -246,9 +246,7 @@ def _find_script(job: Python) -> Call:
     import io
 
     path = os.path.join(os.getcwd(), job["path"])  # what __file__ of __main__ is since 3.9; argv[0] stays as typed
-    sys.argv = [job["path"], *job["args"]]
-    sys.orig_argv[:] = [sys.executable, *sys.argv]
-    _put_first(job["first"])
+    _appear(job, job["path"], job["path"])
     loader: Any = type(globals()["__loader__"])  # SourceFileLoader, which has loaded this file too
     namespace = sys.modules["__main__"].__dict__
     namespace.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
@@ -258,25 +256,24 @@ def _find_script(job: Python) -> Call:
 
 
 def _find_module(job: Python) -> Call:
-    sys.argv = ["-m", *job["args"]]
-    sys.orig_argv[:] = [sys.executable, "-m", job["module"], *job["args"]]
-    _put_first(job["first"])
+    _appear(job, "-m", "-m", job["module"])
     import runpy
 
     return runpy._run_module_as_main, (job["module"],), {}  # type: ignore[attr-defined]
 
 
 def _find_function(job: Python) -> Call:
-    sys.argv = [job["path"] or job["module"], *job["args"]]
-    sys.orig_argv[:] = [sys.executable, job["typed"], *job["args"]]
-    _put_first(job["first"])
+    _appear(job, job["path"] or job["module"], job["typed"])
     function = _import_function(job)
     return (function, *_bind(job, function))
 
 
-def _put_first(folder: str) -> None:
+def _appear(job: Python, first: str, *typed: str) -> None:
+    """Set what a program sees of its command line; ``first`` is its argv[0]."""
+    sys.argv = [first, *job["args"]]
+    sys.orig_argv[:] = [sys.executable, *typed, *job["args"]]
     if not getattr(sys.flags, "safe_path", False):
-        sys.path.insert(0, folder)
+        sys.path.insert(0, job["first"])
 
 
 def _import_function(job: Python) -> Callable[..., Any]:
@@ -285,9 +282,8 @@ def _import_function(job: Python) -> Callable[..., Any]:
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise ending.Refused(
-                f"{job['module']} has no function {job['function']}, now that it has been imported"
-            ) from None
+            text = f"{job['module']} has no function {job['function']}, now that it has been imported"
+            raise ending.Refused(text) from None
     if not callable(found) or isinstance(found, type):
         raise ending.Refused(f"{job['typed']} is no function: it is {found!r:.80}")
     if getattr(getattr(found, "__code__", None), "co_flags", 0) & 0x80:  # CO_COROUTINE
@@ -303,24 +299,14 @@ def _import_module(name: str, path: str) -> ModuleType:
         return sys.modules[name]
     if loaded is not None and is_from(loaded, os.path.dirname(os.path.realpath(path))):
         return loaded
-    # What importlib.util offers, without importing it.
-    from _frozen_importlib import module_from_spec
-    from _frozen_importlib_external import spec_from_file_location
-
-    spec = spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules.setdefault(name, module)
-    spec.loader.exec_module(module)
-    return module
+    return _load(name, path, sys.modules)
 
 
 def _bind(job: Python, function: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, object]]:
     """Return the arguments to call ``function`` with.
 
-    That takes modules of ours and click, which are imported as if the user's own did not exist, and then forgotten
-    where a file of theirs bears the name.
+    Modules of ours and click are imported as if the user's own did not exist, and then forgotten where a file of
+    theirs bears the name.
     """
     names = importable(job["first"])
     before, path = dict(sys.modules), list(sys.path)
@@ -362,10 +348,8 @@ def _initialise(job: Python) -> None:
     known = [name for name in dist.Backend.backend_list if name != "undefined" and _has(dist, name)]
     for name in [part.rpartition(":")[2] for part in backend.split(",")]:
         if name not in known:
-            raise ending.Refused(
-                f"--backend {name}: this torch ({torch.__version__}) has only {', '.join(known)}",
-                f"--backend {known[0]}",
-            )
+            text = f"--backend {name}: this torch ({torch.__version__}) has only {', '.join(known)}"
+            raise ending.Refused(text, f"--backend {known[0]}")
     options: dict[str, object] = {}
     device = torch.device(job["facts"]["device"])
     if backend in ("nccl", "xccl") and device.type != "cpu":
@@ -379,20 +363,6 @@ def _initialise(job: Python) -> None:
 def _has(dist: Any, name: str) -> bool:
     asked = getattr(dist, "is_backend_available", None)
     return bool(asked(name)) if asked else bool(getattr(dist, f"is_{name}_available", lambda: True)())
-
-
-def _destroy(job: Python) -> None:
-    if job["backend"] is None:
-        return
-    import time
-
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        # gloo's teardown can deadlock while the last work is still being dropped (torch 2.13): all meet, then a moment.
-        dist.barrier()
-        time.sleep(0.02)
-        dist.destroy_process_group()
 
 
 # --------------------------------------------------------------------------------------------------- a fresh start

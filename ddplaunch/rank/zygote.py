@@ -39,6 +39,7 @@ proctrack/linuxproc): the ranks would die with us, in the midst of their grace."
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import NoReturn
 
     from ddplaunch.rank import channel, leftovers, processes, worker
@@ -158,9 +159,6 @@ def _threads() -> int:
         return threading.active_count()
 
 
-_GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render")
-
-
 def _open_gpu() -> str | None:
     try:
         for fd in os.listdir("/proc/self/fd"):
@@ -168,7 +166,7 @@ def _open_gpu() -> str | None:
                 path = os.readlink("/proc/self/fd/" + fd)
             except OSError:
                 continue
-            if path.startswith(_GPU_DEVICES):
+            if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/render")):
                 return path
     except OSError:
         pass
@@ -179,25 +177,22 @@ class Zygote:
     """Serves the supervisor's requests until its end of the socket closes."""
 
     def __init__(self, control: socket.socket, config: Config, forks: bool, left: leftovers.Leftovers) -> None:
-        self.control = control
-        self.config = config
-        self.forks = forks
-        self.left = left
+        self.control, self.config, self.forks, self.left = control, config, forks, left
         self.ranks: dict[int, int] = {}  # pid to rank, of those that run
         self.woken, self.wake = os.pipe()
         os.set_blocking(self.woken, False)
         os.set_blocking(self.wake, False)
         signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
+        self.poll = select.poll()
+        self.poll.register(self.control, select.POLLIN)
+        self.poll.register(self.woken, select.POLLIN)
         self.inherited = {number: signal.signal(number, _nothing) for number in (signal.SIGCHLD, *DEAF)}
 
     def serve(self) -> tuple[Python, dict[str, int]]:
-        poll = select.poll()
-        poll.register(self.control, select.POLLIN)
-        poll.register(self.woken, select.POLLIN)
         if os.getppid() != self.config["supervisor"]:
             self.leave()
         while True:
-            ready = {fd for fd, _ in poll.poll()}
+            ready = {fd for fd, _ in self.poll.poll()}
             if self.woken in ready:
                 self.reap()
             if self.control.fileno() in ready:
@@ -213,9 +208,9 @@ class Zygote:
                 elif request["op"] == "remove":
                     self.config["remove"].append(request["path"])
 
-    def tell(self, message: Answer, fds: list[int] | None = None) -> None:
+    def tell(self, message: Answer, fds: Sequence[int] = ()) -> None:
         try:
-            channel.send(self.control, message, fds or [])
+            channel.send(self.control, message, fds)
         except OSError as error:
             if not fds or error.errno in (errno.EPIPE, errno.ECONNRESET):
                 self.leave()
@@ -346,11 +341,8 @@ class Zygote:
     def wait(self, seconds: float) -> None:
         """Wait until nothing is left below or the supervisor has something to say, at most ``seconds``."""
         deadline = time.monotonic() + seconds
-        poll = select.poll()
-        poll.register(self.control, select.POLLIN)
-        poll.register(self.woken, select.POLLIN)
         while (left := deadline - time.monotonic()) > 0 and processes.descendants(os.getpid()):
-            if self.control.fileno() in {fd for fd, _ in poll.poll(left * 1000)}:
+            if self.control.fileno() in {fd for fd, _ in self.poll.poll(left * 1000)}:
                 return
             self.reap()
 
@@ -376,14 +368,11 @@ def _unlinked_file() -> int:
 
 def _remove(path: str) -> None:
     try:
-        if os.path.isdir(path) and not os.path.islink(path):
-            import shutil
+        os.unlink(path)
+    except OSError:  # a folder, or nothing
+        import shutil
 
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            os.unlink(path)
-    except OSError:
-        pass
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _retitle(title: str) -> None:
