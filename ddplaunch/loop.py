@@ -11,16 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from selectors import EVENT_READ, EVENT_WRITE
-from types import FrameType
 
 Callback = Callable[[], object]
 
 
 class Timer:
-    """One call in the future, unless cancelled; ``due`` is on the clock of ``time.monotonic``."""
+    """One call in the future, unless cancelled."""
 
-    def __init__(self, due: float, callback: Callback) -> None:
-        self.due = due
+    def __init__(self, callback: Callback) -> None:
         self.callback: Callback | None = callback
 
     def cancel(self) -> None:
@@ -50,19 +48,15 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._signals: list[int] = []
+        self._signalled: Callable[[int], object] = lambda number: None
         self._posted: deque[Callback] = deque()
-        self._handle_signals: Callback = lambda: None
 
     def watch(self, fd: int, callback: Callback, *, write: bool = False) -> None:
         """Call ``callback`` whenever ``fd`` is readable (or writable); a second call replaces the first."""
         event = EVENT_WRITE if write else EVENT_READ
         known = self._selector.get_map().get(fd)
         callbacks = {**(known.data if known else {}), event: callback}
-        mask = sum(callbacks)
-        if known is None:
-            self._selector.register(fd, mask, callbacks)
-        else:
-            self._selector.modify(fd, mask, callbacks)
+        (self._selector.modify if known else self._selector.register)(fd, sum(callbacks), callbacks)
 
     def forget(self, fd: int, *, write: bool | None = None) -> None:
         """Stop watching ``fd``, or only one direction of it; does nothing where it was not watched."""
@@ -78,8 +72,8 @@ class Loop:
 
     def after(self, seconds: float, callback: Callback) -> Timer:
         """Call ``callback`` once, ``seconds`` from now."""
-        timer = Timer(time.monotonic() + seconds, callback)
-        heapq.heappush(self._timers, (timer.due, next(self._order), timer))
+        timer = Timer(callback)
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), timer))
         return timer
 
     def soon(self, callback: Callback) -> None:
@@ -101,26 +95,12 @@ class Loop:
         os.set_blocking(woken, False)
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self._signals.append(number)
-
+        self._signalled = callback
         for number in {*numbers, *anyway}:
             if number in anyway or signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, note)
+                signal.signal(number, lambda number, frame: self._signals.append(number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, anyway)
-
-        def handle() -> None:
-            while self._signals:
-                callback(self._signals.pop(0))
-
-        self._handle_signals = handle
-
-        def wake_up() -> None:
-            os.read(woken, 4096)
-            handle()
-
-        self.watch(woken, wake_up)
+        self.watch(woken, lambda: os.read(woken, 4096))
 
     def step(self) -> None:
         """Wait for the next thing to happen, handle all that has happened by then: descriptors, timers, what is posted.
@@ -136,7 +116,8 @@ class Loop:
                 known = self._selector.get_map().get(key.fd)
                 if mask & event and known is not None and known.data.get(event) is key.data.get(event):
                     known.data[event]()
-                    self._handle_signals()
+                    while self._signals:
+                        self._signalled(self._signals.pop(0))
         while self._timers and self._timers[0][0] <= time.monotonic():
             timer = heapq.heappop(self._timers)[2]
             if timer.callback is not None:
