@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +14,6 @@ from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Screen
 from ddplaunch.output.streams import Streams
 from ddplaunch.plan.layout import Rank
-from ddplaunch.plan.plan import Plan
 from ddplaunch.target.target import Kind
 
 if TYPE_CHECKING:
@@ -30,11 +28,6 @@ def shielded(warning: int | None) -> list[int]:
     return [] if warning is None or warning in (signal.SIGTERM, signal.SIGHUP) else [warning]
 
 
-def title(plan: Plan) -> str:
-    """The command line that ``ps`` shows for each rank."""
-    return " ".join(plan.target.argv)
-
-
 @dataclass(frozen=True)
 class Outfit:
     """What this node has for all of its ranks, in every attempt."""
@@ -46,28 +39,24 @@ class Outfit:
     store: Store
     preemption_file: PreemptionFile
 
-    def prepare(self, ranks: Ranks, rank: Rank) -> tuple[Job, dict[str, int]]:
-        """Return the job of a rank, and its descriptors by purpose, which the caller closes.
+    def prepare(self, ranks: Ranks, rank: Rank, fds: dict[str, int]) -> Job:
+        """Return the job of a rank; put into ``fds`` its descriptors by purpose, which the caller closes.
 
         Raises:
             OSError: too many files are open.
         """
         plan, port = ranks.plan, self.store.port
         alone = plan.world_size == 1
-        fds = self.streams.rank(
+        self.streams.rank(
+            fds,
             rank.rank,
             reads=alone or rank.rank == self.policy.stdin,
             show=self.policy.show.streams(rank),
             log=self.log.rank_file(rank.rank, ranks.number),
         )
         if rank.rank == 0 and port and plan.target.kind is not Kind.PROGRAM:
-            try:
-                fds |= ranks.first.descriptors(port, peers=not alone)
-            except OSError:
-                for fd in fds.values():
-                    os.close(fd)
-                raise
-        return self._described(ranks, rank), fds
+            fds |= ranks.first.descriptors(port, peers=not alone)
+        return self._described(ranks, rank)
 
     def _described(self, ranks: Ranks, rank: Rank) -> Job:
         plan, error_file = ranks.plan, ranks.error_file(rank.rank)
@@ -110,6 +99,6 @@ class Outfit:
             "store": (plan.master_addr, plan.master_port),
             "error_file": error_file,
             "line_buffered": self.screen.by_lines,
-            "title": title(plan),
+            "title": " ".join(target.argv),
         }
         return python

@@ -15,10 +15,9 @@ class Sidecar:
 
     Attributes:
         name: what its lines and its log are marked by; no two of a job have the same.
-        words: its command line. path: where its program is.
         variables: what it has beside our own environment.
-        announces: the title and the pattern of the line in which it says where it answers. What such a one prints
-            before that is of interest only if it fails.
+        announces: the title and the pattern of the line in which it says where it answers. What it prints before
+            that is of interest only if it fails.
     """
 
     name: str

@@ -33,17 +33,14 @@ GRACE = 5.0
 class Sidecars:
     """All of them; one that ends early is told of, and the job goes on.
 
-    Attributes:
-        expected: whether the job has been told to stop, and they perhaps too, so that their end is no news.
+    ``expected`` is whether the job has been told to stop, and they perhaps too, so that their end is no news.
     """
 
     def __init__(self, loop: Loop, outfit: Outfit, emit: Callable[[Event], None], tree: Tree, grace: float) -> None:
         """``outfit`` and ``tree`` are those of the ranks, as is ``grace``, in seconds."""
-        self._loop = loop
+        self._loop, self._emit, self._tree = loop, emit, tree
         self._streams, self._log = outfit.streams, outfit.log
         self._screen, self._say = outfit.screen, outfit.screen.note
-        self._emit = emit
-        self._tree = tree
         self._grace = min(GRACE, grace)
         self._all = outfit.policy.sidecars
         self._names = ", ".join(each.name for each in self._all)
@@ -55,7 +52,6 @@ class Sidecars:
         self._timer: Timer | None = None
 
     def start(self) -> None:
-        """Start them, without waiting for any."""
         try:
             self._zygote = ZygoteClient(
                 self._loop, listener=self, environment=self._tree.environ, shielded=self._shielded
@@ -65,33 +61,26 @@ class Sidecars:
         self._tree.guard = self._zygote.pid
         self._zygote.spawn((number, partial(self._prepare, number, each)) for number, each in enumerate(self._all))
 
-    def _prepare(self, number: int, sidecar: Sidecar) -> tuple[Program, dict[str, int]]:
-        printed = self._streams.sidecar(
-            sidecar.name,
-            show=sidecar.announces is None,
-            log=self._log.file(f"sidecar-{sidecar.name}.log"),
-            heard=partial(self._heard, sidecar),
-        )
-        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    def _prepare(self, number: int, sidecar: Sidecar, fds: dict[str, int]) -> Program:
+        name, log = sidecar.name, self._log.file(f"sidecar-{sidecar.name}.log")
+        show = sidecar.announces is None
+        self._streams.sidecar(fds, name, show=show, log=log, heard=partial(self._heard, sidecar))
         variables = {"PYTHONUNBUFFERED": "1", **sidecar.variables}  # what it prints goes to a pipe, and is to come now
         if sidecar.announces and self._temporary.path:
             variables["TMPDIR"] = self._temporary.path
-        program: Program = {
+        typed, *args = sidecar.words
+        return {
             "rank": number,
             "kind": "program",
-            "typed": sidecar.words[0],
+            "typed": typed,
             "path": sidecar.path,
-            "args": list(sidecar.words[1:]),
+            "args": args,
             "env": variables,
             "cpus": None,
         }
-        return program, {"stdin": nothing, "stdout": printed, "stderr": os.dup(printed)}
 
     def end(self) -> None:
-        """The job has ended, and they are to do so too: SIGTERM for all that is below, SIGKILL after the grace.
-
-        Returns when none is left.
-        """
+        """End them all, as the job has: SIGTERM, and SIGKILL after the grace; returns when none is left."""
         self._stopping = True
         for sidecar in self._all:
             if sidecar.announces:
@@ -101,7 +90,7 @@ class Sidecars:
             self._zygote.sweep(self._grace, patience=0)
             self._timer = self._loop.after(self._grace + processes.KILL_PATIENCE + 1, self._zygote.kill)
         elif self._was_lost:
-            self._kill()
+            self._tree.kill_ours()
         while self._zygote or not self._screen.written:
             self._loop.step()
 
@@ -152,8 +141,7 @@ class Sidecars:
         if sidecar.announces is None or sidecar.name in self._answers or self._stopping:
             return
         title, pattern = sidecar.announces
-        found = pattern.search(self._streams.tail(sidecar.name))
-        if found is None:
+        if (found := pattern.search(self._streams.tail(sidecar.name))) is None:
             return
         self._answers.add(sidecar.name)
         self._streams.show(sidecar.name, True)
@@ -170,11 +158,7 @@ class Sidecars:
             self._say(f"{self._names} ended because their guard process was killed; the job goes on")
         self._over()  # which waits for its end: what it leaves is below us only then
         if self._stopping:
-            self._kill()
-
-    def _kill(self) -> None:
-        """End what they left to us; nothing else of ours is left there."""
-        self._tree.kill_ours()
+            self._tree.kill_ours()  # nothing else of ours is left there
 
     def _over(self) -> None:
         if self._timer is not None:

@@ -272,7 +272,7 @@ class Supervisor:
         self._link.tell(meaning)
 
     def stop(self, now: bool) -> None:
-        """End the job as Ctrl-C does; ``now``: as Ctrl-C does when it comes again."""
+        """End the job as Ctrl-C does; ``now``: as it does when it comes again."""
         for _ in range(1 + now):
             if self._ranks.phase is not Phase.ENDED:
                 self._signalled(signal.SIGINT)

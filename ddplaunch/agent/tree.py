@@ -22,23 +22,16 @@ from ddplaunch.rank import processes
 
 
 class Tree:
-    """Has one zygote at a time, and tells ours from strangers; without strangers at the start, all below us is ours.
-
-    Attributes:
-        environ: what everything below has. temporary: a folder, whose path is in the environment of the ranks.
-        zygote: None where there is none. guard: the process that all sidecars hang below, which looks after them.
-    """
+    """Has one zygote at a time, and tells ours from strangers; without strangers at the start, all below us is ours."""
 
     def __init__(self, loop: Loop, policy: Policy, environ: Mapping[str, str], run_id: str) -> None:
-        """Look who is there already."""
-        self._loop = loop
-        self._policy = policy
+        self._loop, self._policy = loop, policy
         self._strangers = frozenset(processes.children())
         self._sessions: set[int] = set()
         self.environ = {name: value for name, value in environ.items() if name not in job.OURS_ALONE}
-        self.temporary = Temporary(f"ddplaunch-{run_id}")
+        self.temporary = Temporary(f"ddplaunch-{run_id}")  # its path is in the environment of the ranks
         self.zygote: ZygoteClient | None = None
-        self.guard: int | None = None
+        self.guard: int | None = None  # the process that all sidecars hang below
 
     def plant(self, plan: Plan, store_file: str | None, listener: Listener) -> ZygoteClient:
         """Return the zygote, started if there is none; it removes ``store_file`` should we be killed.
@@ -54,17 +47,17 @@ class Tree:
             asked=self._policy.asked,
             first=plan.target.first or os.getcwd(),
             remove=[path for path in (self.temporary.path, store_file) if path],
-            title=job.title(plan),
+            title=" ".join(plan.target.argv),
             shielded=job.shielded(self._policy.preempt_signal),
         )
         return self.zygote
 
     def recall(self) -> int:
-        """Ask for no more ranks; return how many of those wanted will never be."""
+        """As ``ZygoteClient.recall``."""
         return self.zygote.recall() if self.zygote else 0
 
     def sweep(self, grace: float) -> None:
-        """Ask for the end of all that is left of the ranks, as ``ZygoteClient.sweep``."""
+        """As ``ZygoteClient.sweep``, of what is left of the ranks."""
         if self.zygote:
             self.zygote.sweep(grace)
 

@@ -31,15 +31,14 @@ LEFTOVER_GRACE = 5.0
 _LEAVE_PATIENCE = 6.0
 """Seconds that a zygote may take to end what is below it before it is killed (a little over KILL_PATIENCE)."""
 
-
 MAX_IN_FLIGHT = 8
 """Ranks that are asked for and not born yet: each has up to five descriptors on their way."""
 
 _MAX_TITLE = 4096
 """Bytes of the ranks' command line for ``ps``; the kernel refuses a word of 128 KiB (MAX_ARG_STRLEN)."""
 
-Prepare = Callable[[], "tuple[Job, Mapping[str, int]]"]
-"""Describes a rank, and makes its descriptors by purpose ("stdin", "stdout", "stderr", "store", "hold")."""
+Prepare = Callable[[dict[str, int]], "Job"]
+"""Describes a rank, and puts in its descriptors, by purpose ("stdin", "stdout", "stderr", "store", "hold")."""
 
 
 class Listener(Protocol):
@@ -92,8 +91,7 @@ class ZygoteClient:
         Raises:
             CannotStart: a limit on processes or memory.
         """
-        self._loop = loop
-        self._listener = listener
+        self._loop, self._listener = loop, listener
         self.ready = self.killed = False
         ours, theirs = socket.socketpair()
         config: Config = {
@@ -141,14 +139,13 @@ class ZygoteClient:
         return count
 
     def remove(self, path: str) -> None:
-        """Name one more path that is to be removed should we be killed."""
+        """Have ``path`` removed, too, should we be killed."""
         self._mailbox.send({"op": "remove", "path": path})
 
     def sweep(self, grace: float, *, patience: float = OWN_ACCORD) -> None:
         """Ask for the end of all that is left below; answered by ``swept``.
 
-        Args:
-            grace: seconds between SIGTERM and SIGKILL. patience: seconds before SIGTERM, if there is any grace.
+        ``grace`` is seconds between SIGTERM and SIGKILL, ``patience`` those before SIGTERM, if there is any grace.
         """
         self._mailbox.send({"op": "sweep", "grace": grace, "patience": patience})
 
@@ -181,9 +178,12 @@ class ZygoteClient:
         while self.ready and self._queue and self._in_flight < MAX_IN_FLIGHT and self._mailbox.idle:
             rank, prepare = self._queue.popleft()
             self._in_flight += 1
+            fds: dict[str, int] = {}
             try:
-                job, fds = prepare()
+                job = prepare(fds)
             except OSError as error:  # the next would fare no better
+                for fd in fds.values():
+                    os.close(fd)
                 return self._unborn(rank, error)
             failed = partial(self._unborn, rank)
             self._mailbox.send({"op": "spawn", "rank": rank, "job": job, "fds": list(fds)}, list(fds.values()), failed)

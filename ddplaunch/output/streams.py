@@ -52,8 +52,8 @@ class Streams:
         """Whether some rank may still print."""
         return any(isinstance(stream.source, int) for stream in self._streams.values())
 
-    def rank(self, rank: int, *, reads: bool, show: frozenset[int], log: str | None) -> dict[str, int]:
-        """Make what ``rank`` has for stdin, stdout and stderr; what is missing it inherits from us.
+    def rank(self, fds: dict[str, int], rank: int, *, reads: bool, show: frozenset[int], log: str | None) -> None:
+        """Put into ``fds`` what ``rank`` has for stdin, stdout and stderr; what is missing it inherits from us.
 
         Args:
             reads: whether it has our stdin. show: which of its descriptors 1 and 2 people see. log: a file for both.
@@ -62,24 +62,21 @@ class Streams:
             OSError: too many files are open.
         """
         self._keep(rank, log)
-        fds = {} if reads else {"stdin": os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)}
+        if not reads:
+            fds["stdin"] = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         if not (reads and len(show) == 2 and log is None):
-            try:
-                fds["stdout"] = self._pipe(rank, 1, show=1 in show)
-                fds["stderr"] = self._pipe(rank, 2, show=2 in show)
-            except OSError:
-                for fd in fds.values():
-                    os.close(fd)
-                raise
-        return fds
+            fds["stdout"] = self._pipe(rank, 1, show=1 in show)
+            fds["stderr"] = self._pipe(rank, 2, show=2 in show)
 
-    def sidecar(self, name: str, *, show: bool, log: str | None, heard: Callback) -> int:
-        """Make the pipe for all that a sidecar prints, shown on stderr; return the end that it writes to.
+    def sidecar(self, fds: dict[str, int], name: str, *, show: bool, log: str | None, heard: Callback) -> None:
+        """Put into ``fds`` what a sidecar has; all that it prints is shown on stderr.
 
         ``heard`` is called whenever it has printed something, which ``tail`` has then.
         """
         self._keep(name, log)
-        return self._pipe(name, 2, show=show, heard=heard)
+        fds["stdin"] = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        fds["stdout"] = self._pipe(name, 2, show=show, heard=heard)
+        fds["stderr"] = os.dup(fds["stdout"])
 
     def _pipe(self, source: Source, number: int, *, show: bool, heard: Callback = lambda: None) -> int:
         read, write = os.pipe()
