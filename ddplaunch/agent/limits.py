@@ -55,10 +55,8 @@ class CannotStart(LaunchError):
 def why_unborn(number: int | None) -> str:
     """Say why no process could be made, or given its descriptors; ``number`` is errno's."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if number in (errno.EMFILE, errno.ENFILE):
-        return (
-            f"too many open files: the limit is {soft} (ulimit -n)" if number == errno.EMFILE else os.strerror(number)
-        )
+    if number == errno.EMFILE:
+        return f"too many open files: the limit is {soft} (ulimit -n)"
     if number == errno.ETOOMANYREFS:
         return f"too many descriptors of this user are on their way between processes: the limit is {soft} (ulimit -n)"
     if number == errno.EAGAIN:
@@ -67,7 +65,7 @@ def why_unborn(number: int | None) -> str:
 
 
 def _process_limit() -> str:
-    for folder in _cgroups():
+    for folder in _limiting():
         try:
             with open(f"{folder}/pids.max") as limits, open(f"{folder}/pids.current") as current:
                 limit = limits.read().strip()
@@ -81,14 +79,19 @@ def _process_limit() -> str:
     return "the limit of the cgroup (pids.max), the user (ulimit -u) or the machine is reached"
 
 
-def _cgroups() -> Iterator[str]:
-    """The folders that may limit our processes: our cgroup's, and those above it (cgroups(7): v2, v1's pids)."""
+def cgroups() -> list[tuple[str, str]]:
+    """The controllers and the path of each cgroup that we are in; of v2, "" (cgroups(7))."""
     try:
         with open("/proc/self/cgroup", encoding="utf-8") as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return
-    for _, controllers, path in lines:
+            return [(controllers, path) for _, controllers, path in lines]
+    except (OSError, ValueError):
+        return []
+
+
+def _limiting() -> Iterator[str]:
+    """The folders that may limit our processes: our cgroup's, and those above it (v2, v1's pids)."""
+    for controllers, path in cgroups():
         if controllers in ("", "pids"):
             mounts = ["/sys/fs/cgroup/pids"] if controllers else ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
             while path:

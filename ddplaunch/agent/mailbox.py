@@ -34,11 +34,6 @@ class _Letter:
     failed: Callable[[OSError], None]
     tries: int = 0
 
-    def close(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-        self.fds.clear()
-
 
 @dataclass
 class _Arriving:
@@ -54,9 +49,7 @@ class Mailbox:
         self, loop: Loop, sock: socket.socket, hear: Callable[[Answer, list[int]], None], gone: Callback
     ) -> None:
         """``hear`` is called with each message and its descriptors, ``gone`` once, when the other end has closed."""
-        self._loop = loop
-        self._socket = sock
-        self._hear, self._gone = hear, gone
+        self._loop, self._socket, self._hear, self._gone = loop, sock, hear, gone
         self._letters: deque[_Letter] = deque()
         self._arriving = _Arriving()
         sock.setblocking(False)
@@ -68,7 +61,6 @@ class Mailbox:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was to be sent has been."""
         return not self._letters
 
     def send(
@@ -76,8 +68,7 @@ class Mailbox:
     ) -> None:
         """Send a message, in turn; ``fds`` become ours and are closed.
 
-        Args:
-            failed: called with the reason where the kernel does not take it; not where the other end has gone.
+        ``failed`` is called with the reason where the kernel does not take it; not where the other end has gone.
         """
         self._letters.append(_Letter(memoryview(pack(message)), list(fds), failed))
         if len(self._letters) == 1:
@@ -87,13 +78,13 @@ class Mailbox:
         """Take back what has descriptors and has not left; return how many messages that were."""
         back = [letter for letter in self._letters if letter.fds]
         for letter in back:
-            letter.close()
+            _close(letter.fds)
             self._letters.remove(letter)
         return len(back)
 
     def close(self) -> None:
-        for letter in (*self._letters, _Letter(memoryview(b""), self._arriving.fds, lambda error: None)):
-            letter.close()
+        for fds in (self._arriving.fds, *(letter.fds for letter in self._letters)):
+            _close(fds)
         self._letters.clear()
         self._loop.forget(self._socket.fileno())
         self._socket.close()
@@ -114,11 +105,11 @@ class Mailbox:
                 if error.errno in _SHORT and letter.tries * _RETRY < _PATIENCE:
                     self._loop.after(_RETRY, self._push)
                     return
-                self._letters.popleft().close()
+                _close(self._letters.popleft().fds)
                 if error.errno in _SHORT:
                     letter.failed(error)
                 continue  # it has gone: the end of file says so too
-            letter.close()
+            _close(letter.fds)
             letter.data = letter.data[sent:]
             if not letter.data:
                 self._letters.popleft()
@@ -149,3 +140,9 @@ class Mailbox:
         elif len(arriving.data) == arriving.size:
             self._arriving = _Arriving()
             self._hear(json.loads(arriving.data), arriving.fds)
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+    fds.clear()

@@ -8,6 +8,7 @@ import signal
 import time
 from dataclasses import dataclass
 
+from ddplaunch.agent import limits
 from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, Failure, readable
 from ddplaunch.errors import shown
 from ddplaunch.files import read_regular
@@ -98,7 +99,13 @@ class Memory:
 def _oom_kills() -> int:
     """oom_kill of this cgroup (v2 memory.events, v1 memory.oom_control) and of the machine (/proc/vmstat), added up."""
     total = 0
-    for path in ("/proc/vmstat", *_cgroup_files()):
+    paths = ["/proc/vmstat"]
+    for controllers, path in limits.cgroups():
+        if not controllers:
+            paths.append(f"/sys/fs/cgroup{path}/memory.events")
+        elif "memory" in controllers.split(","):
+            paths.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+    for path in paths:
         try:
             with open(path, encoding="ascii") as file:
                 for line in file:
@@ -110,29 +117,14 @@ def _oom_kills() -> int:
     return total
 
 
-def _cgroup_files() -> list[str]:
-    files = []
-    try:
-        with open("/proc/self/cgroup", encoding="utf-8") as file:
-            for line in file:
-                _, controllers, path = line.rstrip("\n").split(":", 2)
-                if not controllers:
-                    files.append(f"/sys/fs/cgroup{path}/memory.events")
-                elif "memory" in controllers.split(","):
-                    files.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
-    except (OSError, ValueError):
-        pass
-    return files
-
-
 def _shared_memory() -> str:
     try:
         found = os.statvfs("/dev/shm")
     except OSError:
         return "a DataLoader's workers need /dev/shm, and there is none"
-    size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    size, free = (blocks * found.f_frsize >> 20 for blocks in (found.f_blocks, found.f_bavail))
     return (
-        f"/dev/shm, which DataLoader workers need, has {free >> 20} of {size >> 20} MiB free now: "
+        f"/dev/shm, which DataLoader workers need, has {free} of {size} MiB free now: "
         "make it larger (docker run --shm-size=8g), or use num_workers=0"
     )
 

@@ -15,25 +15,17 @@ VARIABLE = "DDPLAUNCH_PREEMPTED_FILE"
 
 
 class PreemptionFile:
-    """That of one node.
-
-    Attributes:
-        given: whether the job must make room.
-        seen: whether a rank has found that out, or has ended as one that did.
-    """
+    """That of one node; ``given`` is whether the job must make room."""
 
     def __init__(self, folder: Temporary) -> None:
-        """``folder`` is where it appears, and is removed at the end by whoever made it."""
         self._folder = folder
-        self.given = False
-        self._seen = False
+        self.given = self._seen = False
 
     @property
     def _path(self) -> str | None:
         return os.path.join(self._folder.path, "preempted") if self._folder.path else None
 
     def variables(self) -> dict[str, str]:
-        """What tells a rank where to look."""
         return {VARIABLE: self._path} if self._path else {}
 
     def give(self) -> str | None:
@@ -49,6 +41,7 @@ class PreemptionFile:
 
     @property
     def seen(self) -> bool:
+        """Whether a rank has found the file, or has ended as one that did."""
         return self._seen or (self._path is not None and os.path.exists(f"{self._path}.seen"))
 
     def answered(self) -> None:

@@ -89,24 +89,17 @@ class FirstRank:
 
     def descriptors(self, port: Port, *, peers: bool) -> dict[str, int]:
         """What its process is given; without ``peers`` nobody else needs the store."""
-        fds = {}
-        if peers:
-            self._hold, theirs = socket.socketpair()
-            fds["hold"] = theirs.detach()
-        try:
-            fds["store"] = port.listen().detach()
-        except BaseException:
-            for fd in fds.values():
-                os.close(fd)
-            raise
-        return fds
+        if not peers:
+            return {"store": port.listen().detach()}
+        self._hold, theirs = socket.socketpair()
+        with theirs:
+            return {"store": port.listen().detach(), "hold": theirs.detach()}
 
     @property
     def held(self) -> bool:
         return self._hold is not None
 
     def watch(self) -> None:
-        """Its process is there."""
         if self._hold is not None:
             self._loop.watch(self._hold.fileno(), self._heard)
 
@@ -126,38 +119,27 @@ class FirstRank:
 
 
 class Ranks:
-    """All of them, from the order to start to the account of how they ended.
-
-    Attributes:
-        number: the attempt's: 0 is the first, -1 none yet. plan: that of the attempt.
-        timers: what is pointless once nothing of them is left. first: rank 0's ties.
-        processes: by rank, those that live. pending: how many are wanted and not there yet.
-        failures: those that nobody asked for. stopped: how many ended because they were told to.
-        sent: the signals that were to stop them.
-        finished: whether all ranks have done their work; released: whether those of the other nodes have, too.
-    """
+    """All of them, from the order to start to the account of how they ended."""
 
     def __init__(
         self, number: int, plan: Plan, loop: Loop, folder: Temporary, note: Callable[[str], None], finished: Callback
     ) -> None:
-        """``folder`` is for error files, ``note`` says something to people; ``finished``: rank 0's program is done."""
-        self.number = number
-        self.plan = plan
+        """``folder`` is for error files; ``finished`` is called when rank 0's program is done."""
+        self.number, self.plan = number, plan  # of the attempt: 0 is the first, -1 none yet
         self.phase = Phase.WAITING
-        self.timers = Timers(loop)
+        self.timers = Timers(loop)  # pointless once nothing of them is left
         self.first = FirstRank(loop, finished)
-        self.processes: dict[int, RankProcess] = {}
-        self.pending = 0
-        self.failures: list[Failure] = []
-        self.stopped = 0
-        self.sent: set[int] = set()
-        self.finished = self.released = False
+        self.processes: dict[int, RankProcess] = {}  # by rank, those that live
+        self.pending = 0  # wanted and not there yet
+        self.failures: list[Failure] = []  # those that nobody asked for
+        self.stopped = 0  # how many ended because they were told to
+        self.sent: set[int] = set()  # the signals that were to stop them
+        self.finished = False  # all have done their work
+        self.released = False  # those of the other nodes have, too
         self._started = 0
         self._broken: Broken | None = None
         self._memory = post_mortem.Memory()
-        self._loop = loop
-        self._folder = folder
-        self._note = note
+        self._loop, self._folder, self._note = loop, folder, note
         self._patience: Timer | None = None
 
     def enter(self, phase: Phase) -> None:
@@ -165,7 +147,6 @@ class Ranks:
         self.phase = phase
 
     def error_file(self, rank: int) -> str | None:
-        """Where an exception of this rank is recorded."""
         folder = self._folder.path
         return os.path.join(folder, f"{rank}.{self.number}.json") if folder else None
 
@@ -175,7 +156,6 @@ class Ranks:
         return not self.pending and all(process.finished for process in self.processes.values())
 
     def spawned(self, number: int, pid: int, pidfd: int | None) -> RankProcess:
-        """A rank has its process."""
         self.pending -= 1
         self._started += 1
         process = self.processes[number] = RankProcess(self.plan.ranks[number], pid, pidfd)

@@ -12,8 +12,7 @@ from ddplaunch.plan.plan import Plan
 class Store:
     """The port is ours until the end, and each attempt's rank 0 listens there; on other nodes there is nothing.
 
-    Attributes:
-        path: of the file, which torch makes and nobody else removes.
+    ``path`` is that of the file, which torch makes and nobody else removes.
     """
 
     def __init__(self, plan: Plan, *, fresh: bool) -> None:
@@ -38,7 +37,6 @@ class Store:
             self._remove()
 
     def close(self) -> None:
-        """Leave nothing of it."""
         self._remove()
         if self.port:
             self.port.close()
