@@ -12,8 +12,7 @@ from ddplaunch.errors import EXIT_OS, LaunchError, UsageError
 
 _FOUND, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
 
-_SPARE = 16
-"""Descriptors beside the ranks': those that are on their way to a zygote, files that are read."""
+_SPARE = 16  # descriptors beside the ranks': those that are on their way to a zygote, files that are read
 
 
 @contextmanager

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 _SHORT = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
 """Somebody may give back what is short; of descriptors on their way the kernel counts all that a user has."""
 
-_RETRY = 0.1
-"""Seconds between two attempts then."""
-
-_PATIENCE = 5.0
-"""Seconds after which that counts as failed."""
+_RETRY, _PATIENCE = 0.1, 5.0  # seconds between two attempts then, and in all
 
 
 @dataclass

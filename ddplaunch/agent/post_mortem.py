@@ -14,8 +14,7 @@ from ddplaunch.errors import shown
 from ddplaunch.files import read_regular
 from ddplaunch.plan.layout import Rank
 
-MAX_RECORDED = 16 << 20
-"""Bytes of an error file; a larger one, with a message of megabytes twice in it, counts as none."""
+MAX_RECORDED = 16 << 20  # bytes of an error file; a larger one, with a message of megabytes twice in it, counts as none
 
 
 @dataclass(frozen=True)

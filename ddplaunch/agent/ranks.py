@@ -22,11 +22,8 @@ from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
 from ddplaunch.words import named
 
-INTERRUPT_PATIENCE = 3.0
-"""Seconds after which ranks that Ctrl-C did not end are told by SIGTERM: a wait inside torch never sees SIGINT."""
-
-STRAGGLING = 30.0
-"""Seconds without the end of a rank after which the others are named. Rank 0 may be writing the last checkpoint."""
+INTERRUPT_PATIENCE = 3.0  # seconds from SIGINT until ranks are told by SIGTERM: a wait inside torch sees no SIGINT
+STRAGGLING = 30.0  # seconds since a rank ended until the others are named: rank 0 may write the last checkpoint
 
 
 class Phase(Enum):

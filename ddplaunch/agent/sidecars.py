@@ -26,8 +26,7 @@ from ddplaunch.rank import processes
 if TYPE_CHECKING:
     from ddplaunch.rank.messages import Program
 
-GRACE = 5.0
-"""Seconds at most that they have between SIGTERM and SIGKILL."""
+GRACE = 5.0  # seconds at most that they have between SIGTERM and SIGKILL
 
 
 class Sidecars:

@@ -108,13 +108,11 @@ class Supervisor:
             self._tree.close()
             self._tree.temporary.remove()
             self._outfit.store.close()
-        while (outcome := self._outcome) is None or not self._told_all:
+        while (outcome := self._outcome) is None or not (
+            self._loop.settled and self._screen.written and self._link.closed
+        ):
             self._loop.step()
         return outcome
-
-    @property
-    def _told_all(self) -> bool:
-        return self._loop.settled and self._screen.written and self._link.closed
 
     def _emit(self, event: events.Event) -> None:
         for observer in self._observers:

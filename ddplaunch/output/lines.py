@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import re
 
-LONGEST = 1 << 20
-"""Bytes without a newline up to which a line is kept whole; a longer one passes in pieces."""
-
+LONGEST = 1 << 20  # bytes without a newline up to which a line is kept whole; a longer one passes in pieces
 _CURSOR = re.compile(rb"(\r|\n|\x1b\[A)")
-_CUT = re.compile(rb"(\x1b\[?)?\Z")
-"""The beginning of a cursor movement at the end of what was read so far."""
-
-_MAX_ROWS = 8
-"""Rows of a stack of progress bars that may still be redrawn (tqdm nests by moving the cursor down and up again)."""
+_CUT = re.compile(rb"(\x1b\[?)?\Z")  # the beginning of a cursor movement at the end of what was read so far
+_MAX_ROWS = 8  # rows of a stack of bars that may still be redrawn (tqdm nests by moving the cursor down and up)
 
 
 class Lines:

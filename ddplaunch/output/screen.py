@@ -17,11 +17,8 @@ from ddplaunch.output.waiting import Waiting
 Source = int | str
 """Whose output it is: a rank's number, or the name of a sidecar."""
 
-_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")
-"""ANSI colours of the prefixes, by rank; red is left to errors."""
-
+_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")  # ANSI's, by rank; red is left to errors
 _FAINT = "2"  # of a sidecar
-
 _CLEAR = b"\r\x1b[K"
 
 

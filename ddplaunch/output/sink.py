@@ -8,11 +8,8 @@ import stat
 from ddplaunch.loop import Callback, Loop, Timer
 from ddplaunch.output.terminal import watched
 
-HIGH_WATER = 4 << 20
-"""Bytes waiting for the reader beyond which ranks are not read any further, so that they wait as on any full pipe."""
-
-PATIENCE = 10.0
-"""Seconds without a byte taken after which the reader counts as stuck: what it misses is dropped and counted."""
+HIGH_WATER = 4 << 20  # bytes waiting beyond which ranks are not read any further: they wait as on any full pipe
+PATIENCE = 10.0  # seconds without a byte taken after which a reader is stuck: what it misses is dropped and counted
 
 
 class Sink:

@@ -15,14 +15,9 @@ from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.lines import Lines
 from ddplaunch.output.screen import Screen, Source
 
-PIPE_SIZE = 1 << 18
-"""Bytes a rank may be ahead of us before it waits (F_SETPIPE_SZ; the kernel's default is 64 KiB)."""
-
-TAIL = 8192
-"""Bytes of each rank's last output that are kept for the failure report."""
-
-DRAIN_PATIENCE = 1.0
-"""Seconds to wait for output after everything is dead; longer only if a process that cannot die holds a pipe."""
+PIPE_SIZE = 1 << 18  # bytes a rank may be ahead of us before it waits (F_SETPIPE_SZ; the kernel's default is 64 KiB)
+TAIL = 8192  # bytes of each rank's last output that are kept for the failure report
+DRAIN_PATIENCE = 1.0  # seconds to wait for output after all are dead: a process that cannot die may hold a pipe
 
 
 @dataclass

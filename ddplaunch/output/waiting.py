@@ -8,8 +8,7 @@ from collections.abc import Callable
 from ddplaunch.loop import Loop, Timer
 from ddplaunch.words import clock
 
-REPEAT = 30.0
-"""Seconds after which a log gets the same line again."""
+REPEAT = 30.0  # seconds after which a log gets the same line again
 
 
 class Waiting:

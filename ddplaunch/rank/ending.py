@@ -17,14 +17,9 @@ if TYPE_CHECKING:
 
     from ddplaunch.rank.messages import Python
 
-EXIT_UNFLUSHED = 120
-"""The interpreter's own code where the output could not be flushed at the end (Python/pythonrun.c, Py_Exit)."""
-
-_MAX_TEXT = 1 << 19
-"""Characters of a message or traceback that are recorded."""
-
+EXIT_UNFLUSHED = 120  # the interpreter's own where the output cannot be flushed (Python/pythonrun.c, Py_Exit)
+_MAX_TEXT = 1 << 19  # characters of a message or traceback that are recorded
 _OUR_FILES = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("ending.py", "worker.py", "zygote.py"))
-
 _Module = type(sys)
 
 
@@ -272,9 +267,8 @@ def flush(stream: Any) -> BaseException | None:
 def ignore(error: BaseException, occasion: str, source: object) -> None:
     """Tell of an exception that nobody can handle any more, in the interpreter's words."""
     try:
-        print(
-            "Exception ignored", f"{occasion}:" if sys.version_info >= (3, 13) else f"in: {source!r}", file=sys.stderr
-        )
+        where = f"{occasion}:" if sys.version_info >= (3, 13) else f"in: {source!r}"
+        print("Exception ignored", where, file=sys.stderr)
         _show(_cut(error))
     except Exception:
         pass  # a stderr that is broken too

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 _REMOVING = frozenset({"rmtree", "_rmtree", "unlink", "rmdir", "removedirs", "cleanup"})
 """Names in the code of a function that removes files, as tempfile.TemporaryDirectory's does."""
 
-_PATIENCE = 3
-"""Seconds that removing may take: the supervisor may have gone, and nobody else would end us."""
+_PATIENCE = 3  # seconds that removing may take: the supervisor may have gone, and nobody else would end us
 
 
 class Leftovers:

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_…, prctl(2)
-
-KILL_PATIENCE = 5.0
-"""Seconds after SIGKILL until a process that is still there is reported instead of waited for (state D, mostly)."""
+KILL_PATIENCE = 5.0  # seconds after SIGKILL until what is still there (state D, mostly) is reported, not waited for
 
 
 def _prctl(option: int, value: int) -> None:

@@ -52,9 +52,7 @@ else:
     spec.loader.exec_module(worker)
     channel, leftovers, processes = map(worker.sibling, ("channel", "leftovers", "processes"))
 
-_HELPER_PATIENCE = 3.0
-"""Seconds more that multiprocessing's own helpers have for their end."""
-
+_HELPER_PATIENCE = 3.0  # seconds more that multiprocessing's own helpers have for their end
 _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """What keeps libraries from starting threads as they are loaded (pyarrow's jemalloc, and pandas with it)."""
 
@@ -161,16 +159,10 @@ def _threads() -> int:
 
 def _open_gpu() -> str | None:
     try:
-        for fd in os.listdir("/proc/self/fd"):
-            try:
-                path = os.readlink("/proc/self/fd/" + fd)
-            except OSError:
-                continue
-            if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/render")):
-                return path
+        paths = [os.path.realpath("/proc/self/fd/" + fd) for fd in os.listdir("/proc/self/fd")]
     except OSError:
-        pass
-    return None
+        return None
+    return next((path for path in paths if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/render"))), None)
 
 
 class Zygote:
