@@ -26,8 +26,6 @@ class Timer:
 
 
 class Timers:
-    """Calls in the future that are of use, or pointless, together."""
-
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._all: list[Timer] = []
@@ -63,15 +61,13 @@ class Loop:
         known = self._selector.get_map().get(fd)
         if known is None:
             return
-        gone = (EVENT_READ, EVENT_WRITE) if write is None else (EVENT_WRITE if write else EVENT_READ,)
-        callbacks = {event: callback for event, callback in known.data.items() if event not in gone}
-        if not callbacks:
-            self._selector.unregister(fd)
-        elif callbacks != known.data:
+        gone = known.events if write is None else EVENT_WRITE if write else EVENT_READ
+        if callbacks := {event: callback for event, callback in known.data.items() if not event & gone}:
             self._selector.modify(fd, sum(callbacks), callbacks)
+        else:
+            self._selector.unregister(fd)
 
     def after(self, seconds: float, callback: Callback) -> Timer:
-        """Call ``callback`` once, ``seconds`` from now."""
         timer = Timer(callback)
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), timer))
         return timer
@@ -82,7 +78,6 @@ class Loop:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is left of what was posted."""
         return not self._posted
 
     def catch(self, numbers: Iterable[int], callback: Callable[[int], None], *, anyway: Iterable[int] = ()) -> None:

@@ -46,8 +46,6 @@ def allow_descriptors(ranks: int, each: int) -> None:
 
 
 class CannotStart(LaunchError):
-    """A process of ours cannot be started."""
-
     exit_code = EXIT_OS
 
 

@@ -79,7 +79,6 @@ class FirstRank:
     """Rank 0's ties: the socket that its store listens on, and the hold that keeps its process until it is released."""
 
     def __init__(self, loop: Loop, finished: Callback) -> None:
-        """``finished`` is called once when its program has ended well."""
         self._loop = loop
         self._finished = finished
         self._hold: socket.socket | None = None
@@ -108,7 +107,6 @@ class FirstRank:
                 self._finished()
 
     def release(self) -> None:
-        """Let its process end."""
         if self._hold is not None:
             self._loop.forget(self._hold.fileno())
             self._hold.close()
@@ -149,7 +147,6 @@ class Ranks:
 
     @property
     def idle(self) -> bool:
-        """Whether every rank has ended, or only holds the store."""
         return not self.pending and all(process.finished for process in self.processes.values())
 
     def spawned(self, number: int, pid: int, pidfd: int | None) -> RankProcess:
@@ -206,7 +203,6 @@ class Ranks:
             process.stop(number)
 
     def send(self, number: int) -> None:
-        """Send a signal that is not meant to end anything."""
         for process in self.processes.values():
             process.send(number)
 

@@ -13,17 +13,14 @@ from dataclasses import dataclass, field
 class Sidecar:
     """A program that begins and ends with the job.
 
-    Attributes:
-        name: what its lines and its log are marked by; no two of a job have the same.
-        variables: what it has beside our own environment.
-        announces: the title and the pattern of the line in which it says where it answers. What it prints before
-            that is of interest only if it fails.
+    ``announces`` is the title and the pattern of the line in which it says where it answers. What it prints before
+    that is of interest only if it fails.
     """
 
-    name: str
+    name: str  # what its lines and its log are marked by; no two of a job have the same
     words: tuple[str, ...]
     path: str
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)  # beside our own environment
     announces: tuple[str, re.Pattern[bytes]] | None = None
 
     @property

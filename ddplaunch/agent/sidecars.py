@@ -107,8 +107,7 @@ class Sidecars:
         if self._zygote and any(each.announces for each in self._all):
             self._temporary.make(self._zygote.remove)  # TensorBoard leaves files behind when it is killed
 
-    def refused(self, message: str) -> None:
-        """Nothing was to be imported."""
+    def refused(self, message: str) -> None: ...  # nothing was to be imported
 
     def spawned(self, rank: int, pid: int, pidfd: int | None) -> None:
         if pidfd is not None:

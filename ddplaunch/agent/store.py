@@ -28,7 +28,6 @@ class Store:
         self._fresh = fresh
 
     def with_port(self, plan: Plan) -> Plan:
-        """Put the port's number into a plan."""
         return replace(plan, master_port=self.port.number) if self.port else plan
 
     def begin(self) -> None:

@@ -86,7 +86,6 @@ class Supervisor:
         self._begin(-1, self._plan)
 
     def _begin(self, attempt: int, plan: Plan) -> None:
-        """Forget the previous attempt."""
         note, finished = self._screen.note, self._first_rank_finished
         ranks = self._ranks = Ranks(attempt, plan, self._loop, self._tree.temporary, note, finished)
         grace, tell = self._rules.grace, self._link.tell
@@ -121,7 +120,6 @@ class Supervisor:
     # ------------------------------------------------------------------------------------- what comes from the job
 
     def _hear(self, message: Message) -> None:
-        """Carry out what the job wants of this node."""
         match message:
             case messages.Joined():
                 self._join(message)
@@ -276,7 +274,6 @@ class Supervisor:
                 self._signalled(signal.SIGINT)
 
     def _drained(self, account: messages.Drained) -> None:
-        """Nothing of the attempt is left: the job decides what comes next."""
         if self._outcome is not None:
             return self._finish(self._outcome)
         self._ranks.enter(Phase.WAITING)

@@ -68,7 +68,6 @@ class Teardown:
             self._stop(signalled.signal, self._grace)
 
     def order(self, stop: Stop) -> None:
-        """The job has ordered them to stop."""
         if self._ranks.phase is Phase.LOADING:
             self.abandon()
         elif self._ranks.phase in RUNS and stop.grace == 0:

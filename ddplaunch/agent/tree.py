@@ -53,7 +53,6 @@ class Tree:
         return self.zygote
 
     def recall(self) -> int:
-        """As ``ZygoteClient.recall``."""
         return self.zygote.recall() if self.zygote else 0
 
     def sweep(self, grace: float) -> None:
@@ -62,7 +61,6 @@ class Tree:
             self.zygote.sweep(grace)
 
     def kill(self) -> None:
-        """End the zygote at once, and its ranks with it."""
         if self.zygote:
             self.zygote.kill()
 

@@ -80,12 +80,12 @@ class RunLog:
 
 
 def _made(parent: str, run_id: str, node: list[str]) -> str:
-    for count in itertools.count(1):
-        path = os.path.join(parent, run_id if count == 1 else f"{run_id}.{count}", *node)
+    names = itertools.chain([run_id], (f"{run_id}.{count}" for count in itertools.count(2)))
+    while True:
+        path = os.path.join(parent, next(names), *node)
         try:
             os.makedirs(path)
             return path
         except FileExistsError:
             if not os.path.isdir(path):
                 raise
-    raise AssertionError

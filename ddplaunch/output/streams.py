@@ -1,7 +1,4 @@
-"""What ranks and sidecars print, captured: a pipe a stream, raw bytes to a file each, the last of them in memory.
-
-Whole lines go to the screen.
-"""
+"""What ranks and sidecars print, captured by pipes: raw to files, the last of it in memory, lines to the screen."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Messages between the supervisor and its zygote: JSON objects on a stream socket, descriptors travelling along.
 
-Loaded by the zygote too, so: standard library only. What waits here is the zygote; the supervisor has a ``Mailbox``.
+What waits here is the zygote; the supervisor has a ``Mailbox``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ MAX_DESCRIPTORS = 16
 
 
 def pack(message: Request | Answer) -> bytes:
-    """Return a message as it travels: its length, and JSON."""
     body = json.dumps(message).encode()
     return HEADER.pack(len(body)) + body
 

@@ -3,8 +3,6 @@
 A function that flushes, closes or joins is about a process's own state, so each rank needs it (logging.shutdown,
 multiprocessing's _exit_function). One that removes files is about something that all ranks share, and the first rank
 that ends would take it from the others (wandb's and matplotlib's temporary folders): it runs once, in the zygote.
-
-Loaded by the zygote, so: standard library only.
 """
 
 from __future__ import annotations

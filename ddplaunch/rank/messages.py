@@ -32,8 +32,6 @@ class _Rank(TypedDict):
 
 
 class Program(_Rank):
-    """A program that is executed."""
-
     kind: Literal["program"]
 
 
@@ -74,6 +72,8 @@ Job = Program | Python
 
 
 class Spawn(TypedDict):
+    """Start a rank: forked or, where that is not safe or not wanted, a fresh interpreter."""
+
     op: Literal["spawn"]
     rank: int
     job: Job
@@ -81,6 +81,8 @@ class Spawn(TypedDict):
 
 
 class Sweep(TypedDict):
+    """End all that is left below."""
+
     op: Literal["sweep"]
     grace: float
     patience: float
@@ -103,7 +105,7 @@ class Refused(TypedDict):
     message: str
 
 
-class Spawned(TypedDict):
+class Spawned(TypedDict):  # with a pidfd
     op: Literal["spawned"]
     rank: int
     pid: int

@@ -1,7 +1,4 @@
-"""What the kernel offers for keeping hold of processes: parent-death signal, subreaper, and who descends from whom.
-
-Loaded by the zygote too, so: standard library only, and nothing that costs time to import.
-"""
+"""What the kernel offers for keeping hold of processes: parent-death signal, subreaper, and who descends from whom."""
 
 from __future__ import annotations
 

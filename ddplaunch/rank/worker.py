@@ -36,9 +36,7 @@ def _load(name: str, path: str, modules: dict[str, ModuleType]) -> ModuleType:
     from _frozen_importlib import module_from_spec
     from _frozen_importlib_external import spec_from_file_location
 
-    spec = spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
+    spec: Any = spec_from_file_location(name, path)
     module = module_from_spec(spec)
     modules.setdefault(name, module)
     spec.loader.exec_module(module)
@@ -76,7 +74,6 @@ class Life:
         self.named: dict[str, object] = {}
 
     def begin(self) -> None:
-        """Do all that comes before the user's code, and find that."""
         import faulthandler
 
         if not faulthandler.is_enabled():
@@ -114,7 +111,6 @@ class Life:
         return True
 
     def _judge(self) -> None:
-        """Show what Python would show of the program's end, and find the exit code."""
         error = self._error
         if isinstance(error, SystemExit):
             self._code = ending.exit_code(error.code)
@@ -225,17 +221,16 @@ def _serve_store(job: Python, listening: int) -> object:
     if dist is None or not dist.is_available():
         os.close(listening)
         return None
-    address, port = job["store"]
     version = tuple(int(part) for part in sys.modules["torch"].__version__.split(".")[:2])
+    libuv = version >= (2, 8)  # since when that server, too, takes a socket that listens already
     return dist.TCPStore(
-        address,
-        port,
+        *job["store"],
         None,
         True,
         wait_for_workers=False,
         multi_tenant=True,
         master_listen_fd=listening,
-        use_libuv=version >= (2, 8),  # since when that server, too, takes a socket that listens already
+        use_libuv=libuv,
     )
 
 
@@ -269,7 +264,6 @@ def _find_function(job: Python) -> Call:
 
 
 def _appear(job: Python, first: str, *typed: str) -> None:
-    """Set what a program sees of its command line; ``first`` is its argv[0]."""
     sys.argv = [first, *job["args"]]
     sys.orig_argv[:] = [sys.executable, *typed, *job["args"]]
     if not getattr(sys.flags, "safe_path", False):
@@ -336,7 +330,6 @@ def _bind(job: Python, function: Callable[..., Any]) -> tuple[tuple[Any, ...], d
 
 
 def _initialise(job: Python) -> None:
-    """Initialise the process group before the target runs, where --backend or --init-method asked for it."""
     backend, method = job["backend"], job["init_method"]
     if backend is None:
         return

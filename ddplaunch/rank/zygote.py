@@ -1,13 +1,7 @@
 """The process between the supervisor and the ranks: imports torch once, forks every rank, outlives a dead supervisor.
 
-Run from its path, as ``python zygote.py FD CONFIG``. It serves requests on the socket FD:
-
-    spawn   start a rank: forked from here, or, where that is not safe or not wanted, a fresh interpreter
-    sweep   end all that is left below, first politely for ``grace`` seconds
-    remove  remember a path that is to be removed
-
-and answers ``ready``, ``refused``, ``spawned`` (with a pidfd), ``unborn``, ``exited`` and ``swept``. When the
-supervisor's end of the socket closes, however it died, everything below is killed and every temporary path removed.
+Run from its path, as ``python zygote.py FD CONFIG``; ``rank/messages.py`` has what is said on the socket FD. When
+the supervisor's end of it closes, however it died, everything below is killed and every temporary path removed.
 
 It must stay single-threaded, compute nothing (libgomp hangs in a fork of a process that has used it) and never touch a
 GPU. It adopts orphans, so whatever a rank leaves behind stays within reach.
@@ -120,7 +114,6 @@ def _import(config: Config) -> tuple[str | None, str | None]:
 
 
 def _why_unsafe(config: Config, failed: str | None) -> str | None:
-    """Say why ranks cannot be forked from what has been imported, if so."""
     if not config["modules"]:
         return None
     if failed:
@@ -166,8 +159,6 @@ def _open_gpu() -> str | None:
 
 
 class Zygote:
-    """Serves the supervisor's requests until its end of the socket closes."""
-
     def __init__(self, control: socket.socket, config: Config, forks: bool, left: leftovers.Leftovers) -> None:
         self.control, self.config, self.forks, self.left = control, config, forks, left
         self.ranks: dict[int, int] = {}  # pid to rank, of those that run
