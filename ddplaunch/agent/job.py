@@ -47,13 +47,8 @@ class Outfit:
         """
         plan, port = ranks.plan, self.store.port
         alone = plan.world_size == 1
-        self.streams.rank(
-            fds,
-            rank.rank,
-            reads=alone or rank.rank == self.policy.stdin,
-            show=self.policy.show.streams(rank),
-            log=self.log.rank_file(rank.rank, ranks.number),
-        )
+        reads, log = alone or rank.rank == self.policy.stdin, self.log.rank_file(rank.rank, ranks.number)
+        self.streams.rank(fds, rank.rank, reads=reads, show=self.policy.show.streams(rank), log=log)
         if rank.rank == 0 and port and plan.target.kind is not Kind.PROGRAM:
             fds |= ranks.first.descriptors(port, peers=not alone)
         return self._described(ranks, rank)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from dataclasses import dataclass
 
 from ddplaunch.agent import limits
-from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, Failure, readable
+from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, readable
 from ddplaunch.errors import shown
 from ddplaunch.files import read_regular
-from ddplaunch.plan.layout import Rank
 
 MAX_RECORDED = 16 << 20  # bytes of an error file; a larger one, with a message of megabytes twice in it, counts as none
 
@@ -59,24 +57,6 @@ def _recorded(content: object) -> Recorded:
 
 def _hint(text: object) -> str | None:
     return "\n".join(shown(line, MAX_LINE) for line in text.splitlines()[:2]) if isinstance(text, str) else None
-
-
-def failure(rank: Rank, pid: int, attempt: int, code: int, recorded: Recorded, memory: Memory) -> Failure:
-    """Put together what is known of a rank that ended with ``code`` (-N for signal N)."""
-    return Failure(
-        rank=rank.rank,
-        local_rank=rank.local_rank,
-        host=rank.host or "",
-        pid=pid,
-        attempt=attempt,
-        exit_code=None if code < 0 else code,
-        signal=-code if code < 0 else None,
-        message=recorded.message,
-        traceback=recorded.traceback,
-        moment=recorded.moment or time.time(),
-        hint=memory.hint(-code, recorded.traceback or recorded.message or ""),
-        refused=recorded.refused,
-    )
 
 
 class Memory:

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -66,13 +67,11 @@ class RankProcess:
         self.send(signal.SIGCONT)
 
     def send(self, number: int) -> None:
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             if self.pidfd is not None:
                 signal.pidfd_send_signal(self.pidfd, number)
             else:
                 os.kill(self.pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
 
 
 class FirstRank:
@@ -187,7 +186,20 @@ class Ranks:
         return self._failed(self.plan.ranks[number], 0, EXIT_OS, post_mortem.Recorded(message))
 
     def _failed(self, rank: Rank, pid: int, code: int, recorded: post_mortem.Recorded) -> Failure:
-        failure = post_mortem.failure(rank, pid, self.number, code, recorded, self._memory)
+        failure = Failure(
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            host=rank.host or "",
+            pid=pid,
+            attempt=self.number,
+            exit_code=None if code < 0 else code,
+            signal=-code if code < 0 else None,
+            message=recorded.message,
+            traceback=recorded.traceback,
+            moment=recorded.moment or time.time(),
+            hint=self._memory.hint(-code, recorded.traceback or recorded.message or ""),
+            refused=recorded.refused,
+        )
         self.failures.append(failure)
         return failure
 

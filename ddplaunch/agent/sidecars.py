@@ -101,8 +101,6 @@ class Sidecars:
         self._zygote.sweep(0)
         return True
 
-    # ------------------------------------------------------------------------------------------------ what we hear
-
     def ready(self, forks: bool, unsafe: str | None, seconds: float) -> None:
         if self._zygote and any(each.announces for each in self._all):
             self._temporary.make(self._zygote.remove)  # TensorBoard leaves files behind when it is killed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 
 from ddplaunch.control.port import Port
@@ -42,7 +43,5 @@ class Store:
 
     def _remove(self) -> None:
         if self.path:
-            try:
+            with suppress(OSError):
                 os.unlink(self.path)
-            except OSError:
-                pass

@@ -13,8 +13,7 @@ class Temporary:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.path: str | None = None
-        """None until it is made, and where no place for one can be written to."""
+        self.path: str | None = None  # until it is made, and where no place for one can be written to
 
     def make(self, tell: Callable[[str], None]) -> None:
         """Make it, unless it is there already; ``tell`` a zygote of it."""

@@ -62,22 +62,14 @@ class ZygoteClient:
         *,
         listener: Listener,
         environment: Mapping[str, str],
-        modules: Sequence[str] = (),
-        asked: Sequence[str] = (),
-        first: str = "",
-        remove: Sequence[str] = (),
-        title: str = "",
-        shielded: Sequence[int] = (),
+        modules: Sequence[str] = (),  # what to import before forking; empty, and every rank is a fresh interpreter
+        asked: Sequence[str] = (),  # those of them that the user named, which must not fail
+        first: str = "",  # the folder that ranks have in front of ``sys.path``
+        remove: Sequence[str] = (),  # paths that it removes should we be killed
+        title: str = "",  # the longest command line that ``ps`` is to show for a rank
+        shielded: Sequence[int] = (),  # signals for us alone that everything below gets; a rank may yet handle them
     ) -> None:
         """Start the zygote.
-
-        Args:
-            modules: what to import before forking; empty, and every rank is a fresh interpreter.
-            asked: those of them that the user named, which must not fail.
-            first: the folder that ranks have in front of ``sys.path``.
-            remove: paths that it removes should we be killed.
-            title: the longest command line that ``ps`` is to show for a rank.
-            shielded: signals that are for us alone, though everything below gets them too; a rank may yet handle them.
 
         Raises:
             CannotStart: a limit on processes or memory.

@@ -47,8 +47,7 @@ class Streams:
     def rank(self, fds: dict[str, int], rank: int, *, reads: bool, show: frozenset[int], log: str | None) -> None:
         """Put into ``fds`` what ``rank`` has for stdin, stdout and stderr; what is missing it inherits from us.
 
-        Args:
-            reads: whether it has our stdin. show: which of its descriptors 1 and 2 people see. log: a file for both.
+        ``reads``: it has our stdin. ``show``: which of descriptors 1 and 2 people see. ``log``: a file for both.
 
         Raises:
             OSError: too many files are open.
@@ -61,10 +60,7 @@ class Streams:
             fds["stderr"] = self._pipe(rank, 2, show=2 in show)
 
     def sidecar(self, fds: dict[str, int], name: str, *, show: bool, log: str | None, heard: Callback) -> None:
-        """Put into ``fds`` what a sidecar has; all that it prints is shown on stderr.
-
-        ``heard`` is called whenever it has printed something, which ``tail`` has then.
-        """
+        """Put into ``fds`` what a sidecar has, shown on stderr; ``heard`` is called whenever ``tail`` has more."""
         self._keep(name, log)
         fds["stdin"] = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         fds["stdout"] = self._pipe(name, 2, show=show, heard=heard)

@@ -157,9 +157,6 @@ def _json(value: object) -> str:
     return f'"{plain}"'
 
 
-# ------------------------------------------------------------------------------------------------------- the end
-
-
 def join_threads() -> None:
     threading = sys.modules.get("threading")
     if threading is not None:
@@ -170,7 +167,7 @@ def join_threads() -> None:
 
 
 def stay(hold: int) -> None:
-    """Rank 0 holds the store, so it says that it is done and stays until the launcher lets it go."""
+    """Rank 0 holds the store, so it says that it is done and stays until the launcher closes the other end."""
     for stream in (sys.stdout, sys.stderr):
         flush(stream)
     for number in (_signal.SIGTERM, _signal.SIGINT):

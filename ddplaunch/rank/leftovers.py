@@ -65,10 +65,12 @@ class Leftovers:
             return
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_PATIENCE)
-        for function, args, kwargs in reversed(self._functions):
-            _call(function, *args, **kwargs)
-        for finalizer in self._finalizers:
-            _call(finalizer)
+        finalizers: list[Any] = [(finalizer, (), {}) for finalizer in self._finalizers]
+        for function, args, kwargs in [*reversed(self._functions), *finalizers]:
+            try:
+                function(*args, **kwargs)
+            except BaseException:
+                pass  # what can it matter to a job that is over
         os._exit(0)
 
 
@@ -80,10 +82,3 @@ def _removes(function: Any) -> bool:
     name = getattr(function, "__name__", "")
     in_os = name == "remove" and getattr(function, "__module__", "") == "posix"
     return in_os or not _REMOVING.isdisjoint({name, *names})
-
-
-def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    try:
-        function(*args, **kwargs)
-    except BaseException:
-        pass  # what can it matter to a job that is over

@@ -53,12 +53,9 @@ class Life:
     """One rank from its start to its end; ``program`` is what to call, once ``begin`` has found it."""
 
     def __init__(self, job: Python, fds: dict[str, int], *, forked: bool) -> None:
-        """Remember what is to be done.
+        """``fds`` are by purpose: "store" (the socket of rank 0's store, listening) and "hold" (see ``ending.stay``).
 
-        Args:
-            fds: descriptors handed over, by purpose: "store" (the listening socket of rank 0's store) and "hold" (rank
-                0 says there that it has finished, and stays until the other end closes).
-            forked: whether this is a fork of the zygote, which has modules that need no taking apart at the end.
+        ``forked``: this is a fork of the zygote, which has modules that need no taking apart at the end.
         """
         self._job, self._fds, self._forked = job, fds, forked
         self._at_start = frozenset(sys.modules)
