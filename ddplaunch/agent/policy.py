@@ -5,10 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddplaunch.output.show import Shown
+from ddplaunch.plan.layout import Rank
 
 if TYPE_CHECKING:
     from ddplaunch.agent.sidecar import Sidecar
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Some ranks, and which of their descriptors 1 and 2 are shown."""
+
+    number: int | None  # None is all ranks
+    local: bool = False  # whether it is a local rank, on every node
+    streams: frozenset[int] = frozenset({1, 2})
+
+    def names(self, rank: Rank) -> bool:
+        return self.number is None or self.number == (rank.local_rank if self.local else rank.rank)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What ``--show`` says; of several rules that name a rank the last counts, and without one it is not shown."""
+
+    rules: tuple[Rule, ...]
+
+    def streams(self, rank: Rank) -> frozenset[int]:
+        return next((rule.streams for rule in reversed(self.rules) if rule.names(rank)), frozenset())
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from ddplaunch.errors import UsageError
 from ddplaunch.plan.numbers import whole
 
 if TYPE_CHECKING:
-    from ddplaunch.output.show import Shown
+    from ddplaunch.agent.policy import Shown
     from ddplaunch.plan.plan import Plan
 
 _STREAMS = {"": frozenset({1, 2}), "out": frozenset({1}), "err": frozenset({2}), "none": frozenset[int]()}
@@ -22,7 +22,7 @@ def read(text: str, plan: Plan) -> Shown:
     Raises:
         UsageError: it is no list of ranks, or names one that there is not.
     """
-    from ddplaunch.output.show import Rule, Shown
+    from ddplaunch.agent.policy import Rule, Shown
 
     rules: list[Rule] = []
     local = False
