@@ -235,10 +235,7 @@ class Ranks:
             process.signalled = True
 
     def cut_off(self, how: str | None) -> None:
-        """They ended with their zygote; those that had recorded an exception before have failed by themselves.
-
-        ``how`` the zygote ended, None where we have ended it.
-        """
+        """They ended with their zygote, as ``Tree.close`` says; those that had recorded an exception have failed."""
         self._broken = Broken(how, time.time()) if how else None
         self.cut_short()
         for process in self.processes.values():

@@ -30,10 +30,7 @@ GRACE = 5.0  # seconds at most that they have between SIGTERM and SIGKILL
 
 
 class Sidecars:
-    """All of them; one that ends early is told of, and the job goes on.
-
-    ``expected`` is whether the job has been told to stop, and they perhaps too, so that their end is no news.
-    """
+    """All of them; one that ends early is told of, and the job goes on."""
 
     def __init__(self, loop: Loop, outfit: Outfit, emit: Callable[[Event], None], tree: Tree, grace: float) -> None:
         """``outfit`` and ``tree`` are those of the ranks, as is ``grace``, in seconds."""
@@ -47,6 +44,7 @@ class Sidecars:
         self._zygote: ZygoteClient | None = None
         self._temporary = Temporary("ddplaunch-sidecars")
         self._answers: set[str] = set()
+        # expected: the job has been told to stop, and they perhaps too, so that their end is no news
         self.expected = self._stopping = self._hurried = self._was_lost = False
         self._timer: Timer | None = None
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import replace
 
 from ddplaunch.control.port import Port
 from ddplaunch.plan.plan import Plan
 
 
 class Store:
-    """The port is ours until the end, and each attempt's rank 0 listens there; on other nodes there is nothing.
-
-    ``path`` is that of the file, which torch makes and nobody else removes.
-    """
+    """The port is ours until the end, and each attempt's rank 0 listens there; on other nodes there is nothing."""
 
     def __init__(self, plan: Plan, *, fresh: bool) -> None:
         """``fresh``: whether nobody else begins an attempt before us, so that each may have a new file.
@@ -25,11 +21,9 @@ class Store:
         here = plan.hosts_store
         self.port = Port(plan.master_addr, plan.master_port, nnodes=plan.nnodes) if here else None
         method = plan.init_method or ""
+        # torch makes the file, and nobody else removes it
         self.path = method.removeprefix("file://") if here and method.startswith("file://") else None
         self._fresh = fresh
-
-    def with_port(self, plan: Plan) -> Plan:
-        return replace(plan, master_port=self.port.number) if self.port else plan
 
     def begin(self) -> None:
         """An attempt begins: what an earlier one wrote would mislead it."""

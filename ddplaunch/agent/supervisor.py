@@ -46,10 +46,7 @@ if TYPE_CHECKING:
 
 
 class Supervisor:
-    """Runs this node's share of a job, through all its attempts, to its end.
-
-    ``sidecars`` is what runs beside the ranks: to be ended when people have been told of the job's end.
-    """
+    """Runs this node's share of a job, through all its attempts, to its end."""
 
     def __init__(
         self,
@@ -72,7 +69,7 @@ class Supervisor:
         self._loop, self._screen, self._observers = loop, screen, observers
         limits.allow_descriptors(len(plan.local_ranks), 4 if policy.log_dir else 3)
         store = Store(plan, fresh=plan.nnodes == 1 or rules.port is not None)
-        self._plan = store.with_port(plan)
+        self._plan = replace(plan, master_port=store.port.number) if store.port else plan
         self._link = make_link(loop, self._plan, rules, self._hear, listening)
         if plan.hosts_store or rules.port is None:
             log.open(plan.run_id, plan.node_rank)
@@ -82,7 +79,7 @@ class Supervisor:
         self._name_server = NameServer(screen.note) if rules.port is not None else None
         self._signals = Signals(policy.preempt_signal)
         self._outcome: Outcome | None = None
-        self.sidecars: Sidecars | None = None
+        self.sidecars: Sidecars | None = None  # to be ended when people have been told of the job's end
         self._begin(-1, self._plan)
 
     def _begin(self, attempt: int, plan: Plan) -> None:

@@ -33,28 +33,19 @@ Prepare = Callable[[dict[str, int]], "Job"]
 
 
 class Listener(Protocol):
-    """Hears what a zygote says; it is never called back from within a call to its client.
+    """Hears what a zygote says; it is never called back from within a call to its client."""
 
-    ``ready``: it can start ranks (``unsafe``: why it does not fork them; ``seconds``: how long its imports took).
-    ``refused``: what was to be imported cannot be. ``unborn``: a rank can be given no process, or no descriptors.
-    ``exited``: ``code`` is -N for signal N. ``swept``: nothing is left below it; ``found`` was ended, ``stuck`` cannot
-    be killed. ``lost``: it has ended unasked.
-    """
-
-    def ready(self, forks: bool, unsafe: str | None, seconds: float) -> None: ...
-    def refused(self, message: str) -> None: ...
+    def ready(self, forks: bool, unsafe: str | None, seconds: float) -> None: ...  # as in ``events.Ready``
+    def refused(self, message: str) -> None: ...  # what was to be imported cannot be
     def spawned(self, rank: int, pid: int, pidfd: int | None) -> None: ...
-    def unborn(self, rank: int, errno: int) -> None: ...
-    def exited(self, rank: int, pid: int, code: int) -> None: ...
-    def swept(self, found: list[str], stuck: list[str]) -> None: ...
-    def lost(self) -> None: ...
+    def unborn(self, rank: int, errno: int) -> None: ...  # it can be given no process, or no descriptors
+    def exited(self, rank: int, pid: int, code: int) -> None: ...  # -N for signal N
+    def swept(self, found: list[str], stuck: list[str]) -> None: ...  # nothing is left; as in ``events.Swept``
+    def lost(self) -> None: ...  # it has ended unasked
 
 
 class ZygoteClient:
-    """One zygote process, alive from construction to ``close``.
-
-    Ranks are asked for a few at a time, once the zygote is ready: what one is given is made only then.
-    """
+    """One zygote process, from construction to ``close``; ranks are asked for a few at a time, once it is ready."""
 
     def __init__(
         self,
@@ -126,10 +117,7 @@ class ZygoteClient:
         self._mailbox.send({"op": "remove", "path": path})
 
     def sweep(self, grace: float, *, patience: float = OWN_ACCORD) -> None:
-        """Ask for the end of all that is left below; answered by ``swept``.
-
-        ``grace`` is seconds between SIGTERM and SIGKILL, ``patience`` those before SIGTERM, if there is any grace.
-        """
+        """Have all below ended: SIGTERM after ``patience``, SIGKILL ``grace`` seconds later; answered by ``swept``."""
         self._mailbox.send({"op": "sweep", "grace": grace, "patience": patience})
 
     def kill(self) -> None:

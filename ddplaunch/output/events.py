@@ -42,8 +42,6 @@ class Ready(Event, name="ready"):
 
 @dataclass(frozen=True)
 class Started(Event, name="started"):
-    """A rank has its process."""
-
     rank: int
     pid: int
     attempt: int
@@ -51,10 +49,8 @@ class Started(Event, name="started"):
 
 @dataclass(frozen=True)
 class FailedToStart(Event, name="failed_to_start"):
-    """A rank got no process; ``errno`` says why."""
-
     rank: int
-    errno: int
+    errno: int  # why it got no process
     attempt: int
 
 
@@ -67,19 +63,15 @@ class Finished(Event, name="finished"):
 
 @dataclass(frozen=True)
 class Exited(Event, name="exited"):
-    """A rank's process has ended; ``code`` is -N for signal N."""
-
     rank: int
     pid: int
-    code: int
+    code: int  # -N for signal N
     attempt: int
 
 
 @dataclass(frozen=True)
 class Signalled(Event, name="signal"):
-    """A signal has come to the launcher."""
-
-    number: int
+    number: int  # of the signal that has come to the launcher
 
 
 @dataclass(frozen=True)
@@ -128,18 +120,14 @@ class SidecarStarted(Event, name="sidecar_started"):
 
 @dataclass(frozen=True)
 class SidecarAnswers(Event, name="sidecar_answers"):
-    """A sidecar has said where it answers."""
-
     sidecar: str
-    url: str
+    url: str  # where it has said that it answers
 
 
 @dataclass(frozen=True)
 class SidecarExited(Event, name="sidecar_exited"):
-    """``code`` is -N for signal N."""
-
     sidecar: str
-    code: int
+    code: int  # -N for signal N
 
 
 class Observer(Protocol):

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 
 
 class Config(TypedDict):
-    """What a zygote is started with, as ``ZygoteClient`` has it; ``unsafe``: why it starts over without modules."""
+    """What a zygote is started with, as ``ZygoteClient`` has it."""
 
     supervisor: int
     modules: list[str]
@@ -17,15 +17,13 @@ class Config(TypedDict):
     first: str
     remove: list[str]
     shielded: list[int]
-    unsafe: str | None
+    unsafe: str | None  # why it starts over without modules
 
 
 class _Rank(TypedDict):
-    """What every rank has: what was typed, and the path of its file, if it has one."""
-
     rank: int
     typed: str
-    path: str
+    path: str  # of its file, if it has one
     args: list[str]
     env: dict[str, str]
     cpus: list[int] | None
@@ -48,24 +46,20 @@ class Facts(TypedDict):
 
 
 class Python(_Rank):
-    """The user's Python code; of ``path``, ``module`` and ``function`` those that its kind has not are "".
-
-    ``first`` comes first in ``sys.path``; ``first_here`` is whether this is local rank 0; ``error_file`` is where an
-    exception is recorded; ``line_buffered`` is whether each line comes at once; ``title`` is what ``ps`` shows.
-    """
+    """The user's Python code; of ``path``, ``module`` and ``function`` those that its kind has not are ""."""
 
     kind: Literal["script", "module", "function"]
     module: str
     function: str
-    first: str
+    first: str  # comes first in sys.path
     facts: Facts
-    first_here: bool
+    first_here: bool  # whether this is local rank 0
     backend: str | None
     init_method: str | None
     store: tuple[str, int]
-    error_file: str | None
-    line_buffered: bool
-    title: str
+    error_file: str | None  # where an exception is recorded
+    line_buffered: bool  # whether each line comes at once
+    title: str  # what ps shows
 
 
 Job = Program | Python
@@ -81,8 +75,6 @@ class Spawn(TypedDict):
 
 
 class Sweep(TypedDict):
-    """End all that is left below."""
-
     op: Literal["sweep"]
     grace: float
     patience: float

@@ -59,7 +59,12 @@ def descendants(root: int, *, spare: Callable[[int], bool] | None = None) -> lis
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
-        return _descendants_elsewhere(root)  # which has not what ``spare`` is for
+        try:  # where no system has what ``spare`` is for
+            import psutil
+
+            return [child.pid for child in psutil.Process(root).children(recursive=True)]
+        except Exception:
+            return []
     dead = set[int]()
     below: dict[int, list[int]] = {}
     for pid in pids:
@@ -74,15 +79,6 @@ def descendants(root: int, *, spare: Callable[[int], bool] | None = None) -> lis
             found.append(pid)
         todo.extend(below.get(pid, []))
     return found
-
-
-def _descendants_elsewhere(root: int) -> list[int]:
-    try:
-        import psutil
-
-        return [child.pid for child in psutil.Process(root).children(recursive=True)]
-    except Exception:
-        return []
 
 
 def _stat(pid: int) -> tuple[str, int]:

@@ -176,9 +176,6 @@ def is_from(module: ModuleType | None, folder: str) -> bool:
     return folder in (os.path.dirname(path), os.path.dirname(os.path.dirname(path)))
 
 
-# ------------------------------------------------------------------------------------------------ before user code
-
-
 def _buffer_streams(lines: bool) -> None:
     """Flush at each newline where Python would, on a terminal, and on stdout where a person reads it through us."""
     if os.environ.get("PYTHONUNBUFFERED"):
@@ -229,9 +226,6 @@ def _serve_store(job: Python, listening: int) -> object:
         master_listen_fd=listening,
         use_libuv=libuv,
     )
-
-
-# ------------------------------------------------------------------------------------------------- finding the program
 
 
 def _find_script(job: Python) -> Call:
@@ -323,9 +317,6 @@ def _bind(job: Python, function: Callable[..., Any]) -> tuple[tuple[Any, ...], d
     return tuple(positional), named
 
 
-# --------------------------------------------------------------------------------------------- the process group
-
-
 def _initialise(job: Python) -> None:
     backend, method = job["backend"], job["init_method"]
     if backend is None:
@@ -353,9 +344,6 @@ def _initialise(job: Python) -> None:
 def _has(dist: Any, name: str) -> bool:
     asked = getattr(dist, "is_backend_available", None)
     return bool(asked(name)) if asked else bool(getattr(dist, f"is_{name}_available", lambda: True)())
-
-
-# --------------------------------------------------------------------------------------------------- a fresh start
 
 
 def _receive() -> tuple[Python, dict[str, int]]:
