@@ -54,7 +54,8 @@ class Loop:
         event = EVENT_WRITE if write else EVENT_READ
         known = self._selector.get_map().get(fd)
         callbacks = {**(known.data if known else {}), event: callback}
-        (self._selector.modify if known else self._selector.register)(fd, sum(callbacks), callbacks)
+        put = self._selector.modify if known else self._selector.register
+        put(fd, sum(callbacks), callbacks)
 
     def forget(self, fd: int, *, write: bool | None = None) -> None:
         """Stop watching ``fd``, or only one direction of it; does nothing where it was not watched."""

@@ -90,7 +90,7 @@ class Lines:
         done += self._final(max(0, len(self._rows) - _MAX_ROWS))
         if max(map(len, self._rows)) > LONGEST:
             done += self._final(len(self._rows))
-            self.bar = b""
+            self.bar, self._partial, self._held = b"", bytearray(self._held), b""
         return done
 
     def _final(self, count: int) -> bytes:

@@ -147,7 +147,7 @@ def _bounded(text: str) -> str:
 
 
 def _json(value: object) -> str:
-    """What json.dumps would return; a json.py may be the user's."""
+    """A value as JSON, all of it ASCII; a json.py may be the user's."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_json(key)}: {_json(inner)}" for key, inner in value.items()) + "}"
     if not isinstance(value, str):

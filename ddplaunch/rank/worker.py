@@ -216,7 +216,6 @@ def _serve_store(job: Python, listening: int) -> object:
         os.close(listening)
         return None
     version = tuple(int(part) for part in sys.modules["torch"].__version__.split(".")[:2])
-    libuv = version >= (2, 8)  # since when that server, too, takes a socket that listens already
     return dist.TCPStore(
         *job["store"],
         None,
@@ -224,7 +223,7 @@ def _serve_store(job: Python, listening: int) -> object:
         wait_for_workers=False,
         multi_tenant=True,
         master_listen_fd=listening,
-        use_libuv=libuv,
+        use_libuv=version >= (2, 8),  # since when that server, too, takes a socket that listens already
     )
 
 

@@ -84,6 +84,13 @@ def test_a_line_longer_than_the_longest_passes_in_pieces(monkeypatch):
     assert out.replace(b"\n", b"") == b"x" * 240
 
 
+def test_a_long_row_given_out_keeps_the_order_of_a_cut_movement(monkeypatch):
+    monkeypatch.setattr(lines, "LONGEST", 10)
+    assembler = Lines()
+    assert assembler.feed(b"\r" + b"x" * 11 + b"\x1b") == b"x" * 11 + b"\n"
+    assert assembler.feed(b"[1mbold\n") == b"\x1b[1mbold\n"
+
+
 @pytest.mark.parametrize("start", [b"", b"\r 1%\r 2%"], ids=["plain", "a bar"])
 def test_a_stream_without_newlines_takes_a_mebibyte_at_most(start):
     assembler = Lines()
