@@ -22,9 +22,6 @@ from ddplaunch.plan.share import own_share
 class Link(Protocol):
     """Hears the job's orders for a node and takes what that node says."""
 
-    closed: bool
-    """Whether ``close`` has done its work."""
-
     def begin(self) -> None:
         """Join; from now on the node may hear something."""
 
@@ -33,6 +30,10 @@ class Link(Protocol):
 
     def close(self) -> None:
         """Part from the job, which is over."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` has done its work."""
 
 
 def make_link(

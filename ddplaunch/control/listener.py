@@ -35,6 +35,9 @@ FULL_PAUSE = 0.5
 """Seconds without accepting where the system has no descriptor left."""
 
 
+_HINT = "give every node the same --token, or the same DDPLAUNCH_TOKEN"
+
+
 class Listener:
     """Accepts connections, and hands over those that belong here."""
 
@@ -59,37 +62,26 @@ class Listener:
         self._most_unknown = max(MIN_UNKNOWN, min(MAX_UNKNOWN + nodes, free))
         self._meet = meet
         self._unknown: dict[Connection[Message], Timer] = {}
-        self._leaving: dict[Connection[Message], Timer] = {}
+        self._leaving: list[Connection[Message]] = []
         self.strangers: Counter[str] = Counter()
         """How many connections did not belong to the job, by reason."""
         listening.setblocking(False)
         loop.watch(listening.fileno(), self._accept)
 
     def close(self) -> list[Connection[Message]]:
-        """Stop; return the refused connections that have not read why yet, which the caller now owns."""
+        """Stop; return the refused connections, which part by themselves."""
         for connection in list(self._unknown):
             self._forget(connection)
             connection.close()
-        if self._socket.fileno() >= 0:
-            self._loop.forget(self._socket.fileno())
-            self._socket.close()
-        leaving = list(self._leaving)
-        for connection in leaving:
-            self._forget(connection)
-        return leaving
+        self._loop.forget(self._socket.fileno())
+        self._socket.close()
+        return self._leaving
 
     def dismiss(self, connection: Connection[Message], refused: messages.Refused) -> None:
         """Tell a connection why it is refused, and give it a moment to read that."""
-
-        def gone(why: str = "") -> None:
-            self._forget(connection)
-            connection.close()
-
-        connection.hear = lambda message: None
-        connection.lost = gone
-        self._leaving[connection] = self._loop.after(PARTING, gone)
+        self._leaving.append(connection)
         connection.send(refused)
-        connection.finish()
+        connection.part(PARTING)
 
     def _accept(self) -> None:
         try:
@@ -100,11 +92,10 @@ class Listener:
             self._loop.forget(self._socket.fileno())
             self._loop.after(FULL_PAUSE, self._resume)
             return
+        self._leaving = [each for each in self._leaving if each.open]
         if len(self._unknown) + len(self._leaving) >= self._most_unknown:
             if self._leaving:
-                oldest = next(iter(self._leaving))
-                self._forget(oldest)
-                oldest.close()
+                self._leaving.pop(0).close()
             else:
                 self._turn_away(next(iter(self._unknown)), "said nothing")
         nonce = proof.nonce()
@@ -128,17 +119,17 @@ class Listener:
         self._forget(connection)
         if why := self._impostor(message, nonce):
             self.strangers[why] += 1
-            refused = messages.Refused(f"node 0 refuses {message.name}: {why}", _HINTS[why])
-            return self.dismiss(connection, refused)
+            return self.dismiss(connection, messages.Refused(f"node 0 refuses {message.name}: {why}", _HINT))
         ours = proof.prove(self._token, proof.NODE_ZERO, (nonce, message.nonce)) if self._token else None
         self._meet(connection, replace(message, proof=None), ours)
 
     def _impostor(self, hello: Hello | Declined, nonce: str) -> str | None:
         if self._token is None:
-            return NO_TOKEN if hello.proof is not None else None
+            return "it has a token, and node 0 has none" if hello.proof is not None else None
         if hello.proof is None:
-            return TOKEN_MISSING
-        return None if proof.proves(hello.proof, self._token, proof.MEMBER, (nonce, hello.nonce)) else TOKEN_WRONG
+            return "it has no token"
+        proven = proof.proves(hello.proof, self._token, proof.MEMBER, (nonce, hello.nonce))
+        return None if proven else "its token differs"
 
     def _turn_away(self, connection: Connection[Message], why: str) -> None:
         self.strangers[why] += 1
@@ -146,17 +137,7 @@ class Listener:
         connection.close()
 
     def _forget(self, connection: Connection[Message]) -> None:
-        timer = self._unknown.pop(connection, None) or self._leaving.pop(connection, None)
-        if timer is not None:
-            timer.cancel()
-
-
-TOKEN_WRONG = "its token differs"
-TOKEN_MISSING = "it has no token"
-NO_TOKEN = "it has a token, and node 0 has none"
-_HINTS = dict.fromkeys(
-    (TOKEN_WRONG, TOKEN_MISSING, NO_TOKEN), "give every node the same --token, or the same DDPLAUNCH_TOKEN"
-)
+        self._unknown.pop(connection).cancel()
 
 
 def _many_descriptors() -> int:

@@ -81,10 +81,9 @@ class Member:
         self._hello = hello
         self._declined = declined
         self._hear = hear
-        self._current_bond = _Bond.SEEKING
+        self._bond = _Bond.SEEKING
         self._tries = 0
         self._trouble = f"{self.where} has not answered yet"
-        self._lookup: route.Lookup | None = None
         self._untried: list[tuple[socket.AddressFamily, tuple[str, int]]] = []
         self._connecting: list[socket.socket] = []
         self._connection: Connection[Message] | None = None
@@ -96,16 +95,10 @@ class Member:
         self._why_lost = ""
         self._unable: messages.Unable | None = None
         self._patience: Timer | None = None
-        self.closed = False
 
-    @property
-    def _bond(self) -> _Bond:
-        return self._current_bond
-
-    @_bond.setter
-    def _bond(self, bond: _Bond) -> None:
-        assert bond in _NEXT[self._current_bond], f"{self._current_bond} to {bond}"
-        self._current_bond = bond
+    def _enter(self, bond: _Bond) -> None:
+        assert bond in _NEXT[self._bond], f"{self._bond} to {bond}"
+        self._bond = bond
 
     @property
     def where(self) -> str:
@@ -133,7 +126,7 @@ class Member:
             return self._over(Outcome(EXIT_PREEMPTED, remark=f"preempted by {name}: no rank was running"))
         if isinstance(message, messages.Unable) and self._bond is _Bond.SEEKING:
             self._unable = message  # the others should know it too, if node 0 can be reached
-            self._loop.after(LAST_CALL, self._end_unable)
+            self._loop.after(LAST_CALL, partial(self._refuse, message.message, message.hint))
         # While no rank runs here, we may leave at any time. But how an attempt ended is for node 0 to say: a signal may
         # have come elsewhere before ours.
         hears_the_end = self._bond is _Bond.JOINED and isinstance(message, messages.Drained)
@@ -142,36 +135,28 @@ class Member:
             self._end_alone()
 
     def close(self) -> None:
-        """Part from node 0; ``closed`` once our last words have left."""
-        self._bond = _Bond.OVER
+        """Part from node 0."""
+        self._enter(_Bond.OVER)
         self._stop_connecting()
         if self._heartbeat is not None:
             self._heartbeat.close()
-        if self._connection is None or not self._connection.open:
-            self.closed = True
-            return
-        self._connection.hear = lambda message: None
-        self._connection.lost = lambda why: self._closed()
-        self._connection.finish()
-        self._loop.after(PARTING, self._closed)
-
-    def _closed(self) -> None:
         if self._connection is not None:
-            self._connection.close()
-        self.closed = True
+            self._connection.part(PARTING)
+
+    @property
+    def closed(self) -> bool:
+        """Whether our last words have left."""
+        return self._connection is None or not self._connection.open
 
     # ------------------------------------------------------------------------------------------------------ seeking
 
     def _seek(self) -> None:
         """Resolve node 0's address and connect to it."""
-        if self._bond is not _Bond.SEEKING:
-            return
-        self._lookup = route.Lookup(self._rules.address, self._port)
-        self._loop.watch(self._lookup.fileno(), self._resolved)
+        if self._bond is _Bond.SEEKING:
+            lookup = route.Lookup(self._rules.address, self._port)
+            self._loop.watch(lookup.fileno(), partial(self._resolved, lookup))
 
-    def _resolved(self) -> None:
-        assert self._lookup is not None
-        lookup, self._lookup = self._lookup, None
+    def _resolved(self, lookup: route.Lookup) -> None:
         self._loop.forget(lookup.fileno())
         lookup.close()
         if self._bond is not _Bond.SEEKING:
@@ -182,7 +167,7 @@ class Member:
             if self._rules.address_comes_late:
                 return self._again(f"{self._rules.address} does not resolve yet")
             error = route.unresolvable(self._rules.address)
-            return self._over(Outcome(EXIT_USAGE, refused=(error.message, error.hint)))
+            return self._refuse(error.message, error.hint)
         self._untried = lookup.addresses
         self._wait(CONNECT_PATIENCE, "{where} does not answer: does a firewall block it?")
         self._connect_next()
@@ -241,8 +226,8 @@ class Member:
                 self._connect_next()
             return
         self._stop_connecting()
-        accepted, max_bytes = (messages.Welcome,), MAX_BEFORE_JOINING
-        self._connection = Connection(self._loop, sock, accepted, self._welcomed, self._misled, max_bytes)
+        accepted = (messages.Welcome,)
+        self._connection = Connection(self._loop, sock, accepted, self._welcomed, self._misled, MAX_BEFORE_JOINING)
         self._wait(GREET_PATIENCE, NOT_NODE_ZERO)
 
     def _unreached(self, code: int) -> str:
@@ -300,10 +285,9 @@ class Member:
         connection = self._connection
         assert connection is not None
         if message.ddplaunch != PROTOCOL:
-            refused = (
-                f"node 0 runs another version of ddplaunch: it speaks protocol {message.ddplaunch}, this one {PROTOCOL}"
-            )
-            return self._over(Outcome(EXIT_USAGE, refused=(refused, "install the same version on every node")))
+            spoken = f"it speaks protocol {message.ddplaunch}, this one {PROTOCOL}"
+            why = f"node 0 runs another version of ddplaunch: {spoken}"
+            return self._refuse(why, "install the same version on every node")
         ours = proof.nonce()
         self._nonces = (message.nonce, ours)
         token = self._rules.token
@@ -318,19 +302,18 @@ class Member:
         if self._bond is not _Bond.SEEKING:
             return
         if isinstance(message, messages.Refused):
-            return self._over(Outcome(EXIT_USAGE, refused=(message.message, message.hint)))
+            return self._refuse(message.message, message.hint)
         assert isinstance(message, messages.Joined)
         given = message.node_rank
         if given is not None and (self._hello.numbered or not 0 < given < self._rules.max_nodes):
             raise Garbled("a node rank that cannot be ours")
         token = self._rules.token
         if token and not proof.proves(message.proof, token, proof.NODE_ZERO, self._nonces):
-            refused = f"node 0 at {self.where} does not know the token"
-            return self._over(Outcome(EXIT_USAGE, refused=(refused, "give every node the same --token")))
+            return self._refuse(f"node 0 at {self.where} does not know the token", "give every node the same --token")
         self._stop_connecting()
-        if message.node_rank is not None:  # should node 0 go before the start, we would like the same from the next
-            self._hello = replace(self._hello, share=replace(self._hello.share, node_rank=message.node_rank))
-        self._bond = _Bond.JOINED
+        if given is not None:  # should node 0 go before the start, we would like the same from the next
+            self._hello = replace(self._hello, share=replace(self._hello.share, node_rank=given))
+        self._enter(_Bond.JOINED)
         self._deadline.cancel()
         self._tries = 0
         self._connection.expect(get_args(FromNodeZero))
@@ -356,13 +339,12 @@ class Member:
             case messages.JoinStatus() if self._has_started:
                 raise Garbled("who has joined, after the start")
             case messages.End():
-                self._bond = _Bond.OVER
+                self._enter(_Bond.OVER)
             case Start():
                 self._check_start(message)
                 self._has_started = True
                 self._attempt = self._latest = message.attempt
-                here = self._connection.here
-                interface = self._rules.interface or route.interface_of(here)
+                interface = self._rules.interface or route.interface_of(self._connection.here)
                 message = replace(message, address=self._connection.there, interface=interface)
         self._hear(message)
 
@@ -371,11 +353,8 @@ class Member:
         numbers = [each.node_rank for each in order.shares]
         if self._attempt is not None or order.attempt <= self._latest:
             raise Garbled("a start out of turn")
-        if (
-            numbers != sorted(set(numbers))
-            or len(numbers) > self._rules.max_nodes
-            or self._hello.share not in order.shares
-        ):
+        in_order = numbers == sorted(set(numbers)) and len(numbers) <= self._rules.max_nodes
+        if not in_order or self._hello.share not in order.shares:
             raise Garbled("a start without this node")
 
     def _beat(self) -> None:
@@ -396,11 +375,10 @@ class Member:
         if self._bond is not _Bond.JOINED:
             return
         if not self._has_started:
-            self._bond = _Bond.SEEKING
+            self._enter(_Bond.SEEKING)
             self._deadline = self._loop.after(self._rules.join_timeout, self._give_up)
-            self._again(f"node 0 at {self.where} was lost: {why}")
-            return
-        self._bond = _Bond.ORPHANED
+            return self._again(f"node 0 at {self.where} was lost: {why}")
+        self._enter(_Bond.ORPHANED)
         self._why_lost = f"node 0 ({self._rules.address}) was lost: {why}"
         if self._attempt is None:
             return self._end_alone()
@@ -408,18 +386,15 @@ class Member:
         self._hear(messages.Note(f"{self._why_lost}; stopping the ranks here"))
         self._hear(Stop(self._attempt, signal.SIGTERM, self._rules.grace))
 
-    def _end_unable(self) -> None:
-        assert self._unable is not None
-        self._over(Outcome(EXIT_USAGE, refused=(self._unable.message, self._unable.hint)))
+    def _refuse(self, message: str, hint: str | None) -> None:
+        self._over(Outcome(EXIT_USAGE, refused=(message, hint)))
 
     def _end_alone(self) -> None:
-        if self._interrupted is not None:
-            self._over(Outcome(EXIT_SIGNAL + self._interrupted))
-        else:
-            self._over(Outcome(EXIT_UNAVAILABLE, remark=self._why_lost))
+        lost = Outcome(EXIT_UNAVAILABLE, remark=self._why_lost)
+        self._over(lost if self._interrupted is None else Outcome(EXIT_SIGNAL + self._interrupted))
 
     def _over(self, outcome: Outcome) -> None:
         if self._bond is not _Bond.OVER:
-            self._bond = _Bond.OVER
+            self._enter(_Bond.OVER)
             self._hear(messages.Alone())
             self._hear(messages.End(outcome))

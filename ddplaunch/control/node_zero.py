@@ -41,14 +41,12 @@ class NodeZero:
         self._hear = hear
         self._listening = listening
         self._peers: dict[int, Connection[Message]] = {}
-        self._leaving: set[Connection[Message]] = set()
+        self._leaving: list[Connection[Message]] = []
         self._share = hello.share
         self._coordinator = Coordinator(rules, hello, run_id, self._tell, loop.after)
         self._coordinator.dropped = self._dropped
         self._frame: tuple[Message | None, bytes] = (None, b"")
         self._counted = 0
-        self._closing = False
-        self.closed = listening is None
 
     def begin(self) -> None:
         """Wait for the others, or start at once where there are none."""
@@ -66,28 +64,18 @@ class NodeZero:
         self._coordinator.hear(0, message)
 
     def close(self) -> None:
-        """Part from the others: ``closed`` once they have read how the job ended, or had the time to."""
+        """Part from the others, once they have read how the job ended or had the time to."""
         if self._listening is None:
             return
-        self._closing = True
         self._heartbeat.close()
-        self._leaving |= {*self._listener.close(), *self._peers.values()}
+        self._leaving = [*self._listener.close(), *self._peers.values()]
+        for connection in self._peers.values():
+            connection.part(PARTING)
         self._peers.clear()
-        for connection in list(self._leaving):
-            connection.lost = partial(self._left, connection)
-            connection.hear = lambda message: None
-            connection.finish()
-        self.closed = not self._leaving
-        self._loop.after(PARTING, self._part)
 
-    def _part(self) -> None:
-        for connection in self._leaving:
-            connection.close()
-        self.closed = True
-
-    def _left(self, connection: Connection[Message], why: str) -> None:
-        self._leaving.discard(connection)
-        self.closed = self._closing and not self._leaving
+    @property
+    def closed(self) -> bool:
+        return not any(connection.open for connection in self._leaving)
 
     # ------------------------------------------------------------------------------------------------------- others
 

@@ -125,6 +125,12 @@ class Connection(Generic[M]):
         if self.open and not self._going:
             self._shut()
 
+    def part(self, seconds: float) -> None:
+        """Hear nothing more; close when the peer has read what is waiting, or after ``seconds``."""
+        self.hear, self.lost = lambda message: None, lambda why: None
+        self.finish()
+        self._loop.after(seconds, self.close)
+
     def close(self) -> None:
         """Drop the connection; ``lost`` is not called."""
         if self.open:
