@@ -41,11 +41,10 @@ def interfaces() -> Addresses:
 
 def interface_of(address: str) -> str | None:
     """Name the interface that has ``address``; None if no interface has it, or there is no address."""
-    wanted = _parsed(address) if address else None
-    for name, addresses in interfaces().items():
-        if wanted is not None and any(_parsed(each) == wanted for each in addresses):
-            return name
-    return None
+    if not address:
+        return None
+    wanted = _parsed(address)
+    return next((name for name, found in interfaces().items() if wanted in map(_parsed, found)), None)
 
 
 def check_interface(interface: str) -> None:
@@ -61,9 +60,8 @@ def check_interface(interface: str) -> None:
 def address_on(interface: str, family: socket.AddressFamily) -> str | None:
     """Return an address of an interface, None where it has none of this family."""
     version = 6 if family == socket.AF_INET6 else 4
-    return next(
-        (each for each in interfaces().get(interface, ()) if ipaddress.ip_address(each).version == version), None
-    )
+    found = interfaces().get(interface, ())
+    return next((each for each in found if ipaddress.ip_address(each).version == version), None)
 
 
 def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -75,7 +73,7 @@ def _listed(found: Addresses) -> str:
     return ", ".join(f"{addresses[0]} ({name})" for name, addresses in found.items() if name != "lo") or "only loopback"
 
 
-def check_is_ours(address: str, source: str = "--master-addr") -> None:
+def check_is_ours(address: str) -> None:
     """Check that ``address`` is one of this machine, which is node 0.
 
     If the name server does not answer, the check passes: the other nodes will find out.
@@ -83,36 +81,36 @@ def check_is_ours(address: str, source: str = "--master-addr") -> None:
     Raises:
         UsageError: it is not, or does not resolve.
     """
-    if is_ours(address, source) is False:
+    if is_ours(address) is False:
+        has = _listed(interfaces())
         raise UsageError(
-            f"{source} {address} is not an address of this machine, which is node 0: it has {_listed(interfaces())}",
+            f"--master-addr {address} is not an address of this machine, which is node 0: it has {has}",
             "give one of those on every node; or, if this is another node, its own --node-rank",
         )
 
 
-def is_ours(address: str, source: str = "--master-addr") -> bool | None:
+def is_ours(address: str) -> bool | None:
     """Whether ``address`` is one of this machine; None where no name server has answered in time.
 
     Raises:
         UsageError: it does not resolve.
     """
-    outcome: list[list[str] | OSError] = []
-    thread = threading.Thread(target=lambda: outcome.append(_resolved(address)), daemon=True)
-    thread.start()
-    thread.join(RESOLVE_PATIENCE)
-    if not outcome or (isinstance(outcome[0], OSError) and outcome[0].errno == socket.EAI_AGAIN):
+    lookup = Lookup(address)
+    answered = lookup.wait(RESOLVE_PATIENCE)
+    lookup.close()
+    if not answered or (lookup.error and lookup.error.errno == socket.EAI_AGAIN):
         return None
-    if isinstance(outcome[0], OSError):
-        raise unresolvable(address, source) from None
+    if lookup.error:
+        raise unresolvable(address)
     ours = {_parsed(each) for addresses in interfaces().values() for each in addresses}
-    return any(_parsed(each) in ours or _parsed(each).is_loopback for each in outcome[0])
+    found = {_parsed(str(where[0])) for _, where in lookup.addresses}
+    return any(each in ours or each.is_loopback for each in found)
 
 
-def unresolvable(address: str, source: str = "--master-addr") -> UsageError:
+def unresolvable(address: str) -> UsageError:
     """The error of a name that does not resolve."""
-    return UsageError(
-        f"{source} {shown(address)} does not resolve on this machine", "give node 0's address, like 10.0.0.1"
-    )
+    message = f"--master-addr {shown(address)} does not resolve on this machine"
+    return UsageError(message, "give node 0's address, like 10.0.0.1")
 
 
 def resolve(address: str, port: int | None = None) -> Resolved:
@@ -129,17 +127,10 @@ def resolve(address: str, port: int | None = None) -> Resolved:
     return [(family, where) for family, _, _, _, where in found]  # type: ignore[misc]  # IPv6 has two numbers more
 
 
-def _resolved(address: str) -> list[str] | OSError:
-    try:
-        return list(dict.fromkeys(str(where[0]) for _, where in resolve(address)))
-    except OSError as error:
-        return error
-
-
 class Lookup:
     """One look-up of a name in a thread of its own, since the C library can be neither interrupted nor polled."""
 
-    def __init__(self, address: str, port: int) -> None:
+    def __init__(self, address: str, port: int | None = None) -> None:
         self._read, write = os.pipe()
         self.addresses: Resolved = []
         self.error: OSError | None = None
@@ -151,7 +142,13 @@ class Lookup:
                 self.error = error
             os.close(write)
 
-        threading.Thread(target=look, daemon=True).start()
+        self._thread = threading.Thread(target=look, daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is done, ``seconds`` at most; return whether it is."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def fileno(self) -> int:
         """Readable when it is done."""
