@@ -27,7 +27,7 @@ from ddplaunch.agent.tree import Tree
 from ddplaunch.control import messages
 from ddplaunch.control.attempt_plan import attempt_plan
 from ddplaunch.control.failure import Failure, Outcome
-from ddplaunch.control.join_status import describe
+from ddplaunch.control.joining import describe
 from ddplaunch.control.link import make_link
 from ddplaunch.control.messages import Message
 from ddplaunch.control.route import NameServer

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 
 from ddplaunch.control import agreement, messages
@@ -19,7 +20,6 @@ from ddplaunch.control.messages import Hello, Message
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seat, Seats
-from ddplaunch.control.stage import NEXT, Stage
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Timer
 from ddplaunch.words import named
@@ -35,6 +35,25 @@ STILL_WAITING = 30.0
 
 OVERDUE = 30.0
 """Seconds beyond the grace in which a node must have ended its ranks: twice what those that cannot be killed take."""
+
+
+class Stage(Enum):
+    """Where a job stands as a whole."""
+
+    JOINING = "waiting for nodes"
+    RUNNING = "an attempt runs"
+    STOPPING = "an attempt is being stopped"
+    PAUSING = "waiting to start again"
+    ENDED = "all is over"
+
+
+NEXT = {
+    Stage.JOINING: {Stage.RUNNING, Stage.ENDED},
+    Stage.RUNNING: {Stage.STOPPING, Stage.PAUSING, Stage.ENDED},
+    Stage.STOPPING: {Stage.PAUSING, Stage.ENDED},
+    Stage.PAUSING: {Stage.RUNNING, Stage.ENDED},
+    Stage.ENDED: set[Stage](),
+}
 
 
 class Coordinator:
@@ -80,17 +99,16 @@ class Coordinator:
         self._joining.begin()
 
     def admit(self, hello: Hello) -> Hello | messages.Refused:
-        """Decide whether a node may ``join``; a refusal before the start ends the job.
+        """Return the hello of a node that may ``join``, with a node rank where it asked for one, or why it may not.
 
-        Returns:
-            its hello, with a node rank where it asked for one, or why it cannot take part.
+        A refusal before the start ends the job.
         """
         if not hello.numbered:
             number = self._seats.free_rank(hello.share.node_rank)
             hello = replace(hello, share=replace(hello.share, node_rank=number))
         refused = self._refusal(hello)
         if refused and self._stage is Stage.JOINING:
-            self._end(Outcome(EXIT_USAGE, refused=(refused.message, refused.hint)))
+            self._refuse(refused.message, refused.hint)
         return refused or hello
 
     def _refusal(self, hello: Hello) -> messages.Refused | None:
@@ -98,9 +116,8 @@ class Coordinator:
         open_to_all = self._rules.elastic or self._stage is Stage.JOINING
         if refused is None and (self._stage is Stage.ENDED or not open_to_all):
             over = "is over" if self._stage is Stage.ENDED else "is running already"
-            refused = messages.Refused(
-                f"the job {over}, without this {hello.name if hello.numbered else hello.share.host}"
-            )
+            name = hello.name if hello.numbered else hello.share.host
+            refused = messages.Refused(f"the job {over}, without this {name}")
         return refused or self._seats.refusal(hello)
 
     def decline(self, declined: messages.Declined) -> messages.Refused:
@@ -109,7 +126,7 @@ class Coordinator:
             return messages.Refused("this is another job", "give every node of a job the same --run-id")
         refused = messages.Refused(declined.says, declined.hint)
         if self._stage is Stage.JOINING:
-            self._end(Outcome(EXIT_USAGE, refused=(refused.message, refused.hint)))
+            self._refuse(refused.message, refused.hint)
         elif self._stage is not Stage.ENDED:
             self._note(f"{declined.says}; it does not take part")
         return refused
@@ -131,9 +148,6 @@ class Coordinator:
             self._note(f"{hello.share.name} has joined; it takes part when the ranks start next")
 
     # --------------------------------------------------------------------------------------------------- an attempt
-
-    def _give_up(self, why: str) -> None:
-        self._end(Outcome(EXIT_UNAVAILABLE, remark=why))
 
     def _start(self) -> None:
         self._enter(Stage.RUNNING)
@@ -160,13 +174,7 @@ class Coordinator:
         if isinstance(message, messages.Warned):
             return self._warned(seat, message.signal)
         if isinstance(message, messages.Unable):
-            where = f"{seat.name}: " if self._rules.max_nodes > 1 else ""
-            outcome = Outcome(EXIT_USAGE, refused=(where + message.message, message.hint))
-            if seat.part is Part.IDLE and self._stage in (Stage.RUNNING, Stage.STOPPING):  # it has come late
-                del self._seats[number]
-                self._note(f"{where}{message.message}; it does not take part")
-                return self._tell(number, messages.End(outcome))
-            return self._end(outcome)
+            return self._unable(seat, message)
         if isinstance(message, messages.Beat) or message.attempt != self._attempt.number:
             return
         if number:  # our own we know
@@ -178,6 +186,14 @@ class Coordinator:
                 self._finished(seat)
             case messages.Drained():
                 self._drained(seat, message)
+
+    def _unable(self, seat: Seat, message: messages.Unable) -> None:
+        text = f"{seat.name}: {message.message}" if self._several else message.message
+        if seat.part is not Part.IDLE or self._stage not in (Stage.RUNNING, Stage.STOPPING):
+            return self._refuse(text, message.hint)
+        del self._seats[seat.number]  # it has come late
+        self._note(f"{text}; it does not take part")
+        self._tell(seat.number, messages.End(Outcome(EXIT_USAGE, refused=(text, message.hint))))
 
     def _failed(self, failure: Failure) -> None:
         self._attempt.failed(failure)
@@ -193,13 +209,11 @@ class Coordinator:
         """Ranks take their time to stop: say by now why they must."""
         verdict = self._attempt.verdict
         if self._stage is Stage.STOPPING and self._interrupted is None and verdict:
-            first = verdict.first
-            host = f" (on {first.host})" if self._rules.max_nodes > 1 else ""
-            slow = named(seat.name for seat in self._seats.values() if seat.part is not Part.DRAINED)
-            where = f" on {slow}" if self._rules.max_nodes > 1 else ""
-            wait = f"waiting up to {self._rules.grace:g} s (--grace) for the other ranks{where}"
-            traceback = (f"  {line}" for line in (first.traceback or "").splitlines())
-            self._note("\n".join([first.headline + host, *traceback, wait]))
+            wait = f"waiting up to {self._rules.grace:g} s (--grace) for the other ranks"
+            if self._several:
+                wait += f" on {named(seat.name for seat in self._seats.values() if seat.part is not Part.DRAINED)}"
+            traceback = (f"  {line}" for line in (verdict.first.traceback or "").splitlines())
+            self._note("\n".join([self._headline(verdict), *traceback, wait]))
 
     def _finished(self, seat: Seat) -> None:
         if seat.part is Part.RUNNING:
@@ -267,9 +281,8 @@ class Coordinator:
             for other in list(self._seats):
                 if other != number:
                     self._tell(other, messages.Note(f"{name} on {self._seats[number].name}"))
-        if self._stage in (Stage.JOINING, Stage.PAUSING):
-            return self._end(Outcome(EXIT_SIGNAL + self._interrupted))
-        if self._hurried and message.again:  # nor are others waited for any longer: End ends what they still have
+        # When hurried again, others are not waited for any longer: End ends what they still have.
+        if self._stage in (Stage.JOINING, Stage.PAUSING) or (self._hurried and message.again):
             return self._end(Outcome(EXIT_SIGNAL + self._interrupted))
         self._hurried = self._hurried or message.again
         if first or message.again:
@@ -279,7 +292,7 @@ class Coordinator:
         """The job must make room. Ranks may save what they have; from now on none is stopped for another's failure."""
         if self._preempted is not None:
             return
-        self._preempted = signal_name(number) + (f" on {seat.name}" if self._rules.max_nodes > 1 else "")
+        self._preempted = signal_name(number) + (f" on {seat.name}" if self._several else "")
         if self._stage in (Stage.JOINING, Stage.PAUSING):
             return self._end(Outcome(EXIT_PREEMPTED, remark=f"preempted by {self._preempted}: no rank was running"))
         seconds = f"{self._rules.preempt_grace:g} s (--preempt-grace)"
@@ -360,9 +373,9 @@ class Coordinator:
         if len(self._seats) < self._rules.min_nodes:
             left = f"{len(self._seats)} of at least {self._rules.min_nodes} nodes are left to start again"
             return self._end(Outcome(verdict.first.code, verdict, remark=left))
-        host = f" (on {verdict.first.host})" if self._rules.max_nodes > 1 else ""
         when = f" in {decision.wait:g} s" if decision.wait else ""
-        text = f"{verdict.first.headline}{host}\nrestart {self._restarts.used} of {self._restarts.max_restarts}{when}"
+        restart = f"restart {self._restarts.used} of {self._restarts.max_restarts}{when}"
+        text = f"{self._headline(verdict)}\n{restart}"
         self._tell_all(messages.Again(self._attempt.number + 1, decision.wait, text, verdict))
         self._pause(decision.wait)
 
@@ -386,6 +399,12 @@ class Coordinator:
         self._attempt = JobAttempt(self._attempt.number)
         self._after(seconds, self._start)
 
+    def _give_up(self, why: str) -> None:
+        self._end(Outcome(EXIT_UNAVAILABLE, remark=why))
+
+    def _refuse(self, message: str, hint: str | None) -> None:
+        self._end(Outcome(EXIT_USAGE, refused=(message, hint)))
+
     def _end(self, outcome: Outcome) -> None:
         self._enter(Stage.ENDED)
         self._cancel()
@@ -398,6 +417,14 @@ class Coordinator:
         if self._stage is Stage.JOINING:
             self._joining.end()
         self._stage = stage
+
+    @property
+    def _several(self) -> bool:
+        """Whether people need to be told which node is meant."""
+        return self._rules.max_nodes > 1
+
+    def _headline(self, verdict: Verdict) -> str:
+        return verdict.first.headline + (f" (on {verdict.first.host})" if self._several else "")
 
     def _tell_all(self, message: Message) -> None:
         for number in list(self._seats):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from ddplaunch.control.join_status import describe, join_status
-from ddplaunch.control.messages import JoinStatus
+from ddplaunch.control.messages import MAX_NAMED, JoinStatus
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Seats
 from ddplaunch.loop import Timer
@@ -58,7 +57,9 @@ class Joining:
         self._over = True
 
     def _status(self, window: float | None) -> JoinStatus:
-        return join_status(self._seats, self._rules.min_nodes, self._rules.max_nodes, window, self._kind)
+        least, most = self._rules.min_nodes, self._rules.max_nodes
+        missing = [number for number in range(most) if number not in self._seats]
+        return JoinStatus(len(self._seats), least, most, tuple(missing[:MAX_NAMED]), window, self._kind)
 
     def _tell_status(self) -> None:
         self._status_due = False
@@ -75,3 +76,16 @@ class Joining:
         if len(self._seats) < self._rules.min_nodes:
             return self._give_up(f"{describe(self._status(None))}, for {self._rules.join_timeout:g} s (--join-timeout)")
         self._after(self._rules.join_timeout, self._timeout)  # a node may leave before the window is over
+
+
+def describe(status: JoinStatus) -> str:
+    """Say it without the time: "2/4 nodes joined, waiting for node 2, 3"."""
+    count = f"{status.joined}/{status.max_nodes}"
+    if status.min_nodes < status.max_nodes:
+        count = f"{status.joined} of {status.min_nodes} to {status.max_nodes}"
+    unnamed = status.max_nodes - status.joined - len(status.missing)
+    names = ", ".join(map(str, status.missing)) + (f" and {unnamed} more" if unnamed > 0 else "")
+    joined, missing = f"{count} {status.kind}s joined", f"{status.kind} {names}"
+    if status.window is not None:
+        return f"{joined}, starting in {status.window:.0f} s unless {missing} comes before"
+    return f"{joined}, waiting for {missing}"

@@ -18,7 +18,7 @@ from ddplaunch.console.failure import render_verdict
 from ddplaunch.control import messages
 from ddplaunch.control.bounds import BOUNDS, MANY, check_of
 from ddplaunch.control.failure import MAX_TEXT, Verdict, readable
-from ddplaunch.control.join_status import describe
+from ddplaunch.control.joining import describe
 from ddplaunch.control.messages import Garbled
 from ddplaunch.control.wire import decode, encode
 from ddplaunch.errors import harmless, shown
