@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -56,49 +55,42 @@ NEXT_OF_RANK = {
     RankState.UNABLE: set[RankState](),
     RankState.RUNNING: {RankState.FINISHED, RankState.EXITED},
     RankState.FINISHED: {RankState.EXITED},
-    RankState.EXITED: set[RankState](),
+    RankState.EXITED: {RankState.EXITED},  # swept before its end was seen
 }
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank; ``pid`` is 0 before it has a process, ``code`` -N for signal N and None where it is not known."""
+    """One rank of this node."""
 
     rank: int
-    pid: int = 0
+    pid: int = 0  # before it has a process
     state: RankState = RankState.PENDING
-    code: int | None = None
+    code: int | None = None  # -N for signal N; None where it is not known
 
-    def to(self, state: RankState, *, pid: int | None = None, code: int | None = None) -> RankStatus:
-        """The same rank in its next state."""
-        assert state in NEXT_OF_RANK[self.state], f"{self.state} to {state}"
-        return replace(self, state=state, pid=self.pid if pid is None else pid, code=code)
+    def to(self, state: RankState, *, pid: int = 0, code: int | None = None) -> RankStatus:
+        """The same rank in its next state; unchanged where that cannot follow."""
+        if state not in NEXT_OF_RANK[self.state]:
+            return self
+        return replace(self, state=state, pid=pid or self.pid, code=code)
 
 
 @dataclass(frozen=True)
 class Status:
-    """This node's share of a job; times in seconds since the epoch.
-
-    Attributes:
-        target: what was typed, on one line. pid: the launcher's.
-        attempt: 0 is the first, -1 none yet. restarts: how many were announced.
-        ranks: those of this node, in order.
-        began: when the launcher did; since: when ``state`` did.
-        code: the exit code, once it is known.
-    """
+    """This node's share of a job; times in seconds since the epoch."""
 
     run_id: str
-    target: str
-    pid: int
+    target: str  # what was typed, on one line
+    pid: int  # the launcher's
     node_rank: int
     world_size: int
-    began: float
-    since: float
-    attempt: int = -1
+    began: float  # when the launcher did
+    since: float  # when ``state`` did
+    attempt: int = -1  # 0 is the first, -1 none yet
     state: State = State.JOINING
-    ranks: tuple[RankStatus, ...] = ()
-    restarts: int = 0
-    code: int | None = None
+    ranks: tuple[RankStatus, ...] = ()  # those of this node, in order
+    restarts: int = 0  # how many were announced
+    code: int | None = None  # the exit code, once it is known
 
     @classmethod
     def of(cls, plan: Plan, pid: int, began: float) -> Status:
@@ -121,39 +113,30 @@ class Status:
                     ranks=tuple(RankStatus(rank.rank) for rank in plan.local_ranks),
                 )
             case events.Started(rank=rank, pid=pid):
-                started = self._rank(rank, {RankState.PENDING}, RankState.RUNNING, pid=pid)
+                started = self._rank(rank, RankState.RUNNING, pid=pid)
                 all_have = all(each.state is not RankState.PENDING for each in reversed(started.ranks))
                 return started._to(State.RUNNING, now) if all_have and self.state is State.STARTING else started
             case events.FailedToStart(rank=rank):
-                return self._rank(rank, {RankState.PENDING}, RankState.UNABLE)._stopping(now)
+                return self._rank(rank, RankState.UNABLE)._stopping(now)
             case events.Finished(rank=rank):
-                return self._rank(rank, {RankState.RUNNING}, RankState.FINISHED)
-            case events.Exited():
-                return self._exited(event, now)
+                return self._rank(rank, RankState.FINISHED)
+            case events.Exited(rank=rank, code=code) if event.attempt == self.attempt:
+                ended = self._rank(rank, RankState.EXITED, code=code)
+                index = self._index(rank)
+                failed = code and index is not None and self.ranks[index].state is RankState.RUNNING
+                return ended._stopping(now) if failed else ended
             case events.Signalled():
                 return self._to(State.STOPPING, now)
-            case events.Preempted() if self.state in (State.STARTING, State.RUNNING, State.STOPPING):
+            case events.Preempted() if State.PREEMPTED in NEXT[self.state]:
                 return self._to(State.PREEMPTED, now)
-            case events.Swept() if self.state not in (State.JOINING, State.RESTARTING):
-                left = (RankState.RUNNING, RankState.FINISHED)  # their zygote was lost, and nobody saw their end
-                ranks = tuple(each.to(RankState.EXITED) if each.state in left else each for each in self.ranks)
+            case events.Swept() if State.SWEPT in NEXT[self.state]:  # where the zygote was lost, nobody saw their end
+                ranks = tuple(each.to(RankState.EXITED, code=each.code) for each in self.ranks)
                 return replace(self._to(State.SWEPT, now), ranks=ranks)
-            case events.Restarting() if self.state in (State.SWEPT, State.STOPPING):
+            case events.Restarting() if State.RESTARTING in NEXT[self.state]:
                 return replace(self._to(State.RESTARTING, now), restarts=self.restarts + 1)
             case events.Ended(code=code):
                 return replace(self._to(State.ENDED, now), code=code)
         return self
-
-    def _exited(self, event: events.Exited, now: float) -> Status:
-        if event.attempt != self.attempt:
-            return self
-        if (index := self._index(event.rank)) is None:
-            return self
-        old = self.ranks[index].state
-        if old is RankState.EXITED:  # swept before its end was seen
-            return self._replace(event.rank, lambda rank: replace(rank, code=event.code))
-        ended = self._rank(event.rank, {RankState.RUNNING, RankState.FINISHED}, RankState.EXITED, code=event.code)
-        return ended._stopping(now) if event.code and old is RankState.RUNNING else ended
 
     def _stopping(self, now: float) -> Status:
         """A rank has failed: the others are stopped, if none was told to make room."""
@@ -165,17 +148,13 @@ class Status:
         assert state in NEXT[self.state], f"{self.state} to {state}"
         return replace(self, state=state, since=now)
 
-    def _rank(
-        self, number: int, at: set[RankState], state: RankState, *, pid: int | None = None, code: int | None = None
-    ) -> Status:
-        """Move one rank on, where it is ``at`` one of these states."""
-        return self._replace(number, lambda rank: rank.to(state, pid=pid, code=code) if rank.state in at else rank)
-
-    def _replace(self, number: int, change: Callable[[RankStatus], RankStatus]) -> Status:
+    def _rank(self, number: int, state: RankState, *, pid: int = 0, code: int | None = None) -> Status:
+        """Move one rank on."""
         index = self._index(number)
         if index is None:
             return self
-        return replace(self, ranks=(*self.ranks[:index], change(self.ranks[index]), *self.ranks[index + 1 :]))
+        moved = self.ranks[index].to(state, pid=pid, code=code)
+        return replace(self, ranks=(*self.ranks[:index], moved, *self.ranks[index + 1 :]))
 
     def _index(self, number: int) -> int | None:
         """Where that rank is; the ranks of a node follow one another."""
