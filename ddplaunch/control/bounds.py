@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from operator import is_
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ MANY = 10_000_000
 WEEK = 7 * 86400.0
 """Seconds: the longest time that an option takes."""
 
+M = TypeVar("M")
 Check = Callable[[Any], Any]
 """Returns the value as it may be used; raises ValueError if it makes no sense."""
 
@@ -37,22 +38,16 @@ def _number(lowest: float, highest: float) -> Check:
     return check
 
 
-def _letters(limit: int, without: str = "") -> Check:
+def _letters(limit: int, *, in_path: bool = False) -> Check:
     """A name, which must arrive unchanged: it is compared, or is part of a path or of a variable."""
 
     def check(text: str) -> str:
-        if len(text) > limit or not text.isprintable() or any(letter in text for letter in without):
+        leads_elsewhere = in_path and (text.startswith(".") or "/" in text)
+        if len(text) > limit or not text.isprintable() or leads_elsewhere:
             raise ValueError("an invalid name")
         return text
 
     return check
-
-
-def _run_id(text: str) -> str:
-    if text.startswith("."):
-        raise ValueError("an invalid name")
-    checked: str = _letters(255, without="/")(text)
-    return checked
 
 
 def _line(text: str) -> str:
@@ -75,17 +70,32 @@ def _each(check: Check) -> Check:
     return check_each
 
 
-def _inner(value: Any) -> Any:
-    """Check the fields of one of our classes."""
-    kind, changed = type(value), {}
-    for name, check in _known.get(kind) or _checks(kind):
+def bounded(value: M) -> M:
+    """Return one of our objects, a message or a part of one, as it may be acted upon.
+
+    Raises:
+        ValueError: a field of it makes no sense.
+    """
+    kind: type = type(value)
+    changed: dict[str, Any] = {}
+    for name, check in _checks(kind):
         old = getattr(value, name)
         if old is not None and (new := check(old)) is not old:
             changed[name] = new
     together = _TOGETHER.get(kind)
     if together is not None and not together(value):
         raise ValueError("fields that contradict each other")
-    return replace(value, **changed) if changed else value
+    return replace(value, **changed) if changed else value  # type: ignore[type-var]  # it is a dataclass
+
+
+@cache
+def _checks(kind: type) -> tuple[tuple[str, Check], ...]:
+    return tuple((each.name, check_of(kind, each.name)) for each in fields(kind))
+
+
+def check_of(kind: type, name: str) -> Check:
+    """The check of a field; a KeyError where it has none."""
+    return BOUNDS.get(f"{kind.__name__}.{name}") or BOUNDS[name]
 
 
 def _complaint(refused: tuple[str, str | None]) -> tuple[str, str | None]:
@@ -132,14 +142,14 @@ BOUNDS: Mapping[str, Check] = {
     **dict.fromkeys(("python", "torch", "cuda", "nccl"), _NAME),
     **dict.fromkeys(("devices", "gpus"), lru_cache(16)(_each(_NAME))),  # alike on 10,000 nodes
     "target": _letters(8192),
-    "run_id": _run_id,
+    "run_id": _letters(255, in_path=True),
     # what is said at the door of a running job
     "restarts": _COUNT,
     **dict.fromkeys(("began", "since"), _EPOCH),
     "Status.attempt": _number(-1, MANY),
     "RankStatus.code": _number(-64, 255),
     "Status.target": _line,
-    "ranks": _each(_inner),
+    "ranks": _each(bounded),
     **dict.fromkeys(("state", "now"), _as_it_is),
     # what people read
     **dict.fromkeys(("message", "remark", "how"), _line),
@@ -149,8 +159,8 @@ BOUNDS: Mapping[str, Check] = {
     "tail": lambda lines: _each(_line)(lines[-MAX_TAIL:]),
     "refused": _complaint,
     # what has fields of its own, or two values only
-    **dict.fromkeys(("share", "versions", "failure", "verdict", "first", "outcome", "broken"), _inner),
-    **dict.fromkeys(("shares", "failures", "others"), _each(_inner)),
+    **dict.fromkeys(("share", "versions", "failure", "verdict", "first", "outcome", "broken"), bounded),
+    **dict.fromkeys(("shares", "failures", "others"), _each(bounded)),
     **dict.fromkeys(("numbered", "again", "preemption_seen", "kind"), _as_it_is),
 }
 """The check of each field by its name, where one class has another by both names; None is always itself."""
@@ -160,30 +170,3 @@ _TOGETHER: Mapping[type, Callable[[Any], bool]] = {
     Outcome: lambda it: it.code != 0 or not (it.verdict or it.refused),
 }
 """What the fields of a class must be together."""
-
-
-_known: dict[type, tuple[tuple[str, Check], ...]] = {}
-
-
-def _checks(kind: type) -> tuple[tuple[str, Check], ...]:
-    if kind not in _known:
-        _known[kind] = tuple((each.name, check_of(kind, each.name)) for each in fields(kind))
-    return _known[kind]
-
-
-def check_of(kind: type, name: str) -> Check:
-    """The check of a field; a KeyError where it has none."""
-    return BOUNDS.get(f"{kind.__name__}.{name}") or BOUNDS[name]
-
-
-M = TypeVar("M")
-
-
-def bounded(message: M) -> M:
-    """Return the message as it may be acted upon.
-
-    Raises:
-        ValueError: a field of it makes no sense.
-    """
-    checked: M = _inner(message)
-    return checked
