@@ -11,8 +11,7 @@ from ddplaunch.control.messages import Drained
 SETTLE = 1.0
 """Seconds that a rank which only lost a peer waits for the peer's own, truer, failure before all are stopped."""
 
-MAX_HEARD = 16 << 20
-"""Characters that failures may bring as they come, from all nodes together."""
+MAX_HEARD = 16 << 20  # characters that failures may bring as they come, from all nodes together
 
 
 @dataclass(frozen=True)
@@ -33,33 +32,21 @@ class Loss:
 
 @dataclass
 class JobAttempt:
-    """What has happened to it so far.
+    """What has happened to it so far."""
 
-    Attributes:
-        number: 0 is the first, -1 none yet.
-        began: on the coordinator's clock.
-        working: the nodes whose ranks have not done their work yet; undrained: those that have something left of it.
-        stopped: how many ranks ended because they were stopped.
-        broken: what happened first to a launcher's own processes.
-        released: whether the nodes know that all ranks have done their work.
-        growing: whether it is stopped to take a node in.
-        finishing: whether some nodes have finished, and hear whom they wait for.
-        heard: characters of the failures' texts, as they came.
-    """
-
-    number: int = -1
+    number: int = -1  # 0 is the first, -1 none yet
     world_size: int = 0
-    began: float = 0.0
-    working: set[int] = field(default_factory=set)
-    undrained: set[int] = field(default_factory=set)
+    began: float = 0.0  # on the coordinator's clock
+    working: set[int] = field(default_factory=set)  # the nodes whose ranks have not done their work yet
+    undrained: set[int] = field(default_factory=set)  # those that have something left of it
     failures: list[Failure] = field(default_factory=list)
     lost: list[Loss] = field(default_factory=list)
-    stopped: int = 0
-    broken: Loss | None = None
-    released: bool = False
-    growing: bool = False
-    finishing: bool = False
-    heard: int = 0
+    stopped: int = 0  # how many ranks ended because they were stopped
+    broken: Loss | None = None  # what happened first to a launcher's own processes
+    released: bool = False  # whether the nodes know that all ranks have done their work
+    growing: bool = False  # whether it is stopped to take a node in
+    finishing: bool = False  # whether some nodes have finished, and hear whom they wait for
+    heard: int = 0  # characters of the failures' texts, as they came
 
     def gone(self, node: int) -> None:
         """Nothing of the attempt is left there; sets, as a look at all nodes each time would take N² looks."""

@@ -18,11 +18,8 @@ from ddplaunch.control import MIN_HEARTBEAT
 from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, Failure, Outcome, readable
 from ddplaunch.errors import shown
 
-MANY = 10_000_000
-"""More ranks, nodes, attempts or restarts than any job has."""
-
-WEEK = 7 * 86400.0
-"""Seconds: the longest time that an option takes."""
+MANY = 10_000_000  # more ranks, nodes, attempts or restarts than any job has
+WEEK = 7 * 86400.0  # seconds: the longest time that an option takes
 
 M = TypeVar("M")
 Check = Callable[[Any], Any]
@@ -107,8 +104,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-_ENDING = (1, 2, 3, 15)
-"""SIGHUP, SIGINT, SIGQUIT, SIGTERM: what people and schedulers end a job with."""
+_ENDING = (1, 2, 3, 15)  # SIGHUP, SIGINT, SIGQUIT, SIGTERM: what people and schedulers end a job with
 
 
 def _stopping(number: int) -> int:

@@ -24,17 +24,10 @@ from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT
 from ddplaunch.loop import Timer
 from ddplaunch.words import named
 
-EARLY_REPORT = 0.6
-"""Seconds after a failure when people read of it, if its report cannot be given by then."""
-
-EARLY = 1.0
-"""Seconds after which a node that has finished says which nodes it waits for."""
-
-STILL_WAITING = 30.0
-"""Seconds after which it says so again, if it waits for others by then."""
-
-OVERDUE = 30.0
-"""Seconds beyond the grace in which a node must have ended its ranks: twice what those that cannot be killed take."""
+EARLY_REPORT = 0.6  # seconds after a failure when people read of it, if its report cannot be given by then
+EARLY = 1.0  # seconds after which a node that has finished says which nodes it waits for
+STILL_WAITING = 30.0  # seconds after which it says so again, if it waits for others by then
+OVERDUE = 30.0  # seconds beyond the grace for a node to end its ranks: twice what those that cannot be killed take
 
 
 class Stage(Enum):

@@ -18,11 +18,8 @@ from ddplaunch.errors import UsageError
 from ddplaunch.loop import Loop
 from ddplaunch.plan.share import Share
 
-PATIENCE = 10.0
-"""Seconds in which the others must be reached: when all nodes start at once, some are up later."""
-
-PARTING = 1.0
-"""Seconds in which our last message must have been read."""
+PATIENCE = 10.0  # seconds in which the others must be reached: when all nodes start at once, some are up later
+PARTING = 1.0  # seconds in which our last message must have been read
 
 
 def decline(rules: Rules, node_rank: int, host: str, error: UsageError, listening: socket.socket | None = None) -> None:

@@ -10,17 +10,10 @@ from typing import Any
 
 from ddplaunch.errors import EXIT_SIGNAL, harmless
 
-MAX_TEXT = 64 << 10
-"""Characters of a message or traceback that are kept."""
-
-MAX_LINE = 1000
-"""Characters of a line: a hint, or one of the last that a rank printed."""
-
-MAX_TAIL = 12
-"""Lines that are kept of the last that a rank printed."""
-
-MAX_REPORT = 1 << 20
-"""Characters of all failures of a node together, and of a report: with room to spare in one frame (``wire``)."""
+MAX_TEXT = 64 << 10  # characters of a message or traceback that are kept
+MAX_LINE = 1000  # characters of a line: a hint, or one of the last that a rank printed
+MAX_TAIL = 12  # lines that are kept of the last that a rank printed
+MAX_REPORT = 1 << 20  # characters of all failures of a node together, and of a report: one frame (``wire``) holds more
 
 _SIGNALS = {
     "SIGABRT": "aborted: a check in native code failed, or the allocator found its heap broken",
@@ -43,32 +36,21 @@ _CONSEQUENCE = re.compile(
 
 @dataclass(frozen=True)
 class Failure:
-    """One rank that ended other than with 0, on its own.
-
-    Attributes:
-        pid: 0 where no process could be made.
-        exit_code, signal: exactly one is set (128+N of the shell is ``code``).
-        message: the exception's last line; None where none was recorded.
-        traceback: as Python printed it, the user's frames only.
-        moment: seconds since the epoch, when the exception was caught, else when the process was seen to be gone.
-        hint: what the kernel's counters add.
-        refused: the launcher's own complaint, found inside the rank: (message, hint).
-        tail: the last lines that it printed.
-    """
+    """One rank that ended other than with 0, on its own."""
 
     rank: int
     local_rank: int
     host: str
-    pid: int
+    pid: int  # 0 where no process could be made
     attempt: int
-    exit_code: int | None
+    exit_code: int | None  # either this or ``signal`` is set (128+N of the shell is ``code``)
     signal: int | None
-    message: str | None
-    traceback: str | None
-    moment: float
-    hint: str | None
-    refused: tuple[str, str | None] | None = None
-    tail: tuple[str, ...] = ()
+    message: str | None  # the exception's last line; None where none was recorded
+    traceback: str | None  # as Python printed it, the user's frames only
+    moment: float  # seconds since the epoch: the exception was caught, or else the process was seen to be gone
+    hint: str | None  # what the kernel's counters add
+    refused: tuple[str, str | None] | None = None  # the launcher's own complaint, found inside the rank, and its hint
+    tail: tuple[str, ...] = ()  # the last lines that it printed
 
     @property
     def code(self) -> int:
@@ -106,44 +88,33 @@ class Failure:
         return self.exit_code, self.signal, self.message, tuple(frames)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as failure.json holds them."""
         return {**asdict(self), "reason": self.reason, "code": self.code}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """All that a report tells: the first cause, who failed alike or otherwise, how many were stopped with them."""
+    """All that a report tells."""
 
-    first: Failure
-    alike: tuple[int, ...]
+    first: Failure  # the first cause
+    alike: tuple[int, ...]  # the ranks that failed in the same way
     others: tuple[Failure, ...]
-    stopped: int
+    stopped: int  # how many ranks were stopped with them
     world_size: int
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that failure.json holds."""
-        return {
-            "first": self.first.to_json(),
-            "alike": list(self.alike),
-            "others": [failure.to_json() for failure in self.others],
-            "stopped": self.stopped,
-            "world_size": self.world_size,
-        }
+        others = [failure.to_json() for failure in self.others]
+        return {**asdict(self), "first": self.first.to_json(), "others": others}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The launcher's exit code, and why if it is not the user's own doing.
-
-    Attributes:
-        refused: the launcher's own complaint about what was typed: (message, hint).
-        remark: one line more.
-    """
+    """The launcher's exit code, and why if it is not the user's own doing."""
 
     code: int
     verdict: Verdict | None = None
-    refused: tuple[str, str | None] | None = None
-    remark: str | None = None
+    refused: tuple[str, str | None] | None = None  # the launcher's own complaint about what was typed, and its hint
+    remark: str | None = None  # one line more
 
 
 def describe_end(code: int) -> str:

@@ -13,8 +13,7 @@ from ddplaunch.loop import Loop, Timer
 
 BEATS_PER_TIMEOUT = 4
 
-LATE = 0.25
-"""Seconds by which our own beat may be late before the rest counts as time that we did not have."""
+LATE = 0.25  # seconds by which our own beat may be late before the rest counts as time that we did not have
 
 
 class Heartbeat:

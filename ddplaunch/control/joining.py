@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from ddplaunch.control.messages import MAX_NAMED, JoinStatus
+from ddplaunch.control.messages import JoinStatus
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Seats
 from ddplaunch.loop import Timer
+from ddplaunch.words import MAX_NAMED
 
 STATUS_INTERVAL = 0.25
 """Seconds between two messages on who has joined: many nodes join at once, and each gets every message."""

@@ -13,26 +13,13 @@ from ddplaunch.control.messages import PROTOCOL, Declined, Hello, Message
 from ddplaunch.control.wire import MAX_BEFORE_JOINING, Connection
 from ddplaunch.loop import Loop, Timer
 
-PATIENCE = 10.0
-"""Seconds in which a new connection must say hello."""
-
-MAX_UNKNOWN = 512
-"""Connections besides the nodes that have joined; the oldest is closed when one more comes."""
-
-MIN_UNKNOWN = 4
-"""So many are allowed however few descriptors we have, or no node could join."""
-
-PARTING = 1.0
-"""Seconds in which a refused connection must have read why."""
-
-RESERVED = 64
-"""Descriptors that the launcher itself may need: its files, sockets, pipes, those of the zygote and of sidecars."""
-
-RESERVED_PER_RANK = 10
-"""Descriptors for each rank of this node: three streams from both ends, a log, its process, the store."""
-
-FULL_PAUSE = 0.5
-"""Seconds without accepting where the system has no descriptor left."""
+PATIENCE = 10.0  # seconds in which a new connection must say hello
+MAX_UNKNOWN = 512  # connections besides the nodes that have joined; the oldest is closed when one more comes
+MIN_UNKNOWN = 4  # so many are allowed however few descriptors we have, or no node could join
+PARTING = 1.0  # seconds in which a refused connection must have read why
+RESERVED = 64  # descriptors of the launcher itself: its files, sockets, pipes, those of the zygote and of sidecars
+RESERVED_PER_RANK = 10  # three streams from both ends, a log, its process, the store
+FULL_PAUSE = 0.5  # seconds without accepting where the system has no descriptor left
 
 
 _HINT = "give every node the same --token, or the same DDPLAUNCH_TOKEN"

@@ -22,26 +22,13 @@ from ddplaunch.control.wire import MAX_BEFORE_JOINING, Connection
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError
 from ddplaunch.loop import Loop, Timer
 
-RETRY = (0.1, 0.2, 0.4, 0.7, 1.0)
-"""Seconds between two tries, the last again and again."""
-
-FIRST_REPORT = 0.3
-"""Seconds from the start after which people read that node 0 does not answer yet."""
-
-CONNECT_PATIENCE = 4.0
-"""Seconds until a connection that gets no answer is given up."""
-
-NEXT_ADDRESS = 0.25
-"""Seconds after which the next of node 0's addresses is tried beside the one before."""
-
-GREET_PATIENCE = 5.0
-"""Seconds in which node 0 must say its first words."""
-
-LAST_CALL = 3.0
-"""Seconds in which a node that cannot take part looks for node 0, to tell it."""
-
-PARTING = 0.5
-"""Seconds in which our last messages must have left."""
+RETRY = (0.1, 0.2, 0.4, 0.7, 1.0)  # seconds between two tries, the last again and again
+FIRST_REPORT = 0.3  # seconds from the start after which people read that node 0 does not answer yet
+CONNECT_PATIENCE = 4.0  # seconds until a connection that gets no answer is given up
+NEXT_ADDRESS = 0.25  # seconds after which the next of node 0's addresses is tried beside the one before
+GREET_PATIENCE = 5.0  # seconds in which node 0 must say its first words
+LAST_CALL = 3.0  # seconds in which a node that cannot take part looks for node 0, to tell it
+PARTING = 0.5  # seconds in which our last messages must have left
 
 NOT_NODE_ZERO = "{where} does not answer as node 0: another program listens there, or node 0 is overloaded"
 DROPPED = "{where} accepts the connection and closes it"

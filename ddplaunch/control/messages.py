@@ -1,7 +1,6 @@
-"""What nodes say to each other: plain data, checked field by field when it arrives (``wire`` has the form, ``bounds``
-what each field may hold).
+"""What nodes say to each other, and a job of one node to itself: plain data.
 
-A node also hears these from the coordinator in its own process, so one node and many run the same way.
+``wire`` has the form, ``bounds`` what each field may hold when it comes from another process.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from typing import Literal
 from ddplaunch.control.failure import Failure, Outcome, Verdict
 from ddplaunch.plan.share import Share
 
-PROTOCOL = 5
-"""Raised whenever a message changes, so that launchers of different versions tell each other so."""
+PROTOCOL = 5  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 class Garbled(Exception):
@@ -22,12 +20,9 @@ class Garbled(Exception):
 
 @dataclass(frozen=True)
 class Versions:
-    """What must be the same for ranks to work together; None if it is unknown or not installed.
+    """What must be the same for ranks to work together; None if it is unknown or not installed."""
 
-    ``torch`` and ``python`` as "2.13" and "3.11": patch levels may differ.
-    """
-
-    python: str
+    python: str  # "3.11", and torch "2.13": patch levels may differ
     torch: str | None = None
     cuda: str | None = None
     nccl: str | None = None
@@ -38,36 +33,28 @@ class Versions:
 
 @dataclass(frozen=True)
 class Hello:
-    """A node that wants to take part: its share, and what must agree.
-
-    Attributes:
-        target: as typed. fingerprint: of its file's content, None if there is no file to compare.
-        gpus: the models.
-        nonce: for node 0 to prove itself with; proof: that this node knows the token (``proof`` has the form).
-        numbered: whether the node rank of the share is known; else it is the one that this node prefers.
-    """
+    """A node that wants to take part: its share, and what must agree."""
 
     share: Share
     nnodes: str
     run_id: str | None
-    target: str
-    fingerprint: str | None
+    target: str  # as typed
+    fingerprint: str | None  # of its file's content; None if there is no file to compare
     max_restarts: int
     versions: Versions
-    gpus: tuple[str, ...]
-    nonce: str = ""
-    proof: str | None = None
-    numbered: bool = True
+    gpus: tuple[str, ...]  # the models
+    nonce: str = ""  # for node 0 to prove itself with
+    proof: str | None = None  # that this node knows the token (``proof`` has the form)
+    numbered: bool = True  # whether the node rank of the share is known; else it is the one that this node prefers
 
     @property
     def name(self) -> str:
-        """What people read: "node 1 (n1)"."""
         return self.share.name
 
 
 @dataclass(frozen=True)
 class Declined:
-    """Instead of a hello: a node of this job that cannot take part, and why, as an error has it."""
+    """Said by a node of this job that cannot take part, instead of a hello: why, as an error has it."""
 
     node_rank: int
     host: str
@@ -79,12 +66,10 @@ class Declined:
 
     @property
     def name(self) -> str:
-        """What people read: "node 1 (n1)"."""
         return f"node {self.node_rank} ({self.host})"
 
     @property
     def says(self) -> str:
-        """Why, and on which node."""
         return f"{self.name}: {self.message}"
 
 
@@ -98,7 +83,6 @@ class Failed:
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """It alone."""
         return (self.failure,)
 
 
@@ -114,26 +98,19 @@ class Broken:
     """The launcher's own processes on a node ended unexpectedly."""
 
     how: str
-    moment: float
+    moment: float  # by the node's clock
 
 
 @dataclass(frozen=True)
 class Drained:
-    """Nothing of the attempt is left on this node.
-
-    Attributes:
-        failures: all of them, with the last lines that each rank printed.
-        stopped: how many ranks ended because they were stopped.
-        broken: what happened to the launcher's own processes here, and when by its clock, if anything did.
-        preemption_seen: whether a rank asked if the job is preempted, and the answer was yes.
-    """
+    """Nothing of the attempt is left on this node."""
 
     attempt: int
-    failures: tuple[Failure, ...]
-    stopped: int
-    clock: float
+    failures: tuple[Failure, ...]  # all of them, with the last lines that each rank printed
+    stopped: int  # how many ranks ended because they were stopped
+    clock: float  # as in ``Failed``
     broken: Broken | None = None
-    preemption_seen: bool = False
+    preemption_seen: bool = False  # whether a rank asked if the job is preempted, and the answer was yes
 
 
 @dataclass(frozen=True)
@@ -190,40 +167,25 @@ class Joined:
 
 @dataclass(frozen=True)
 class JoinStatus:
-    """Which nodes have joined, while the job waits for more.
-
-    Attributes:
-        missing: the node ranks that have not joined, at most MAX_NAMED of them.
-        window: seconds until the job starts with those that have joined; None if they are too few.
-        kind: what people call them.
-    """
+    """Which nodes have joined, while the job waits for more."""
 
     joined: int
     min_nodes: int
     max_nodes: int
-    missing: tuple[int, ...]
-    window: float | None = None
-    kind: Literal["node", "task"] = "node"
-
-
-MAX_NAMED = 8
+    missing: tuple[int, ...]  # the lowest node ranks that have not joined
+    window: float | None = None  # seconds until the job starts with those that have joined; None if they are too few
+    kind: Literal["node", "task"] = "node"  # what people call them
 
 
 @dataclass(frozen=True)
 class Start:
-    """Start your ranks.
+    """Start your ranks."""
 
-    Attributes:
-        attempt: 0 is the first.
-        shares: of all nodes that take part, in the order of their ranks; none if each node already has the whole plan.
-        address: node 0's, as the receiver reaches it. interface: the one that leads there.
-    """
-
-    attempt: int
+    attempt: int  # 0 is the first
     run_id: str
-    shares: tuple[Share, ...] = ()
-    address: str | None = None
-    interface: str | None = None
+    shares: tuple[Share, ...] = ()  # of all nodes that take part, in order; none if each already has the whole plan
+    address: str | None = None  # node 0's, as the receiver reaches it
+    interface: str | None = None  # the one that leads there
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from ddplaunch.words import named
 if TYPE_CHECKING:
     from ddplaunch.control.wire import Connection
 
-PARTING = 1.0
-"""Seconds in which the others must have read that the job is over."""
+PARTING = 1.0  # seconds in which the others must have read that the job is over
 
 
 class NodeZero:

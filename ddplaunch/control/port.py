@@ -8,8 +8,7 @@ import socket
 
 from ddplaunch.errors import UsageError, shown
 
-BACKLOG = 65535
-"""As many as the kernel allows (net.core.somaxconn): all nodes of a job may call at once."""
+BACKLOG = 65535  # as many as the kernel allows (net.core.somaxconn): all nodes of a job may call at once
 
 
 class Port:

@@ -9,9 +9,9 @@ import hashlib
 import hmac
 import os
 
+# Who proves: one side's proof is not good for the other's.
 MEMBER = "member"
 NODE_ZERO = "node zero"
-"""Who proves: one side's proof is not good for the other's."""
 
 
 def nonce() -> str:
@@ -21,9 +21,8 @@ def nonce() -> str:
 
 def prove(token: str, who: str, nonces: tuple[str, str]) -> str:
     """Return the proof of ``who``; ``nonces`` are node 0's and the other's."""
-    return hmac.new(
-        token.encode(errors="surrogateescape"), "\n".join((who, *nonces)).encode(), hashlib.sha256
-    ).hexdigest()
+    key, said = token.encode(errors="surrogateescape"), "\n".join((who, *nonces)).encode()
+    return hmac.new(key, said, hashlib.sha256).hexdigest()
 
 
 def proves(proof: str | None, token: str, who: str, nonces: tuple[str, str]) -> bool:

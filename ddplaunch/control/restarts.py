@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CRASH_LOOP = 3
-"""So many attempts in a row that are shorter than the minimal uptime are the last."""
-
-MAX_BACKOFF = 60.0
-"""Seconds beyond which the wait before a restart does not double any more."""
+CRASH_LOOP = 3  # so many attempts in a row that are shorter than the minimal uptime are the last
+MAX_BACKOFF = 60.0  # seconds beyond which the wait before a restart does not double any more
 
 
 @dataclass(frozen=True)

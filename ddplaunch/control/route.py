@@ -11,11 +11,8 @@ from collections.abc import Callable, Iterator
 
 from ddplaunch.errors import UsageError, shown
 
-RESOLVE_PATIENCE = 5.0
-"""Seconds to wait for a name server before node 0 goes on without having checked its own name."""
-
-NAME_PATIENCE = 0.5
-"""Seconds that a name server may take to answer; if it takes longer, ranks wait for it only shortly."""
+RESOLVE_PATIENCE = 5.0  # seconds to wait for a name server before node 0 goes on without having checked its own name
+NAME_PATIENCE = 0.5  # seconds that a name server may take to answer; if it takes longer, ranks wait only shortly
 
 IMPATIENT = "timeout:1 attempts:1"
 """RES_OPTIONS (resolv.conf(5)) of ranks whose name server does not answer: 1 s a look-up, the least there is."""

@@ -29,22 +29,16 @@ NEXT = {
 
 @dataclass
 class Seat:
-    """A node that has joined.
-
-    Attributes:
-        ranks: those that it has in the attempt.
-        awaited: the note that it got last, on whom it waits for.
-    """
+    """A node that has joined."""
 
     number: int
     hello: Hello
     part: Part = Part.IDLE
-    ranks: range = range(0)
-    awaited: str = ""
+    ranks: range = range(0)  # those that it has in the attempt
+    awaited: str = ""  # the note that it got last, on whom it waits for
 
     @property
     def name(self) -> str:
-        """What people call it: "node 1 (n1)"."""
         return self.hello.share.name
 
     @property

@@ -17,14 +17,9 @@ from ddplaunch.control.bounds import bounded
 from ddplaunch.control.messages import Garbled
 from ddplaunch.loop import Loop
 
-MAX_BEFORE_JOINING = 64 << 10
-"""Bytes of a frame from a peer that is not known yet; "GET " read as a length is 1.2 thousand million."""
-
-MAX_BYTES = 8 << 20
-"""Bytes of a frame from a node of the job: the shares of 10,000 nodes fit."""
-
-MAX_WAITING = 64 << 20
-"""Bytes that a node may leave unread before it counts as lost."""
+MAX_BEFORE_JOINING = 64 << 10  # bytes of a frame from an unknown peer; "GET " read as a length is 1.2 thousand million
+MAX_BYTES = 8 << 20  # bytes of a frame from a node of the job: the shares of 10,000 nodes fit
+MAX_WAITING = 64 << 20  # bytes that a node may leave unread before it counts as lost
 
 LENGTH = struct.Struct("!I")
 _CHUNK = 1 << 18

@@ -15,8 +15,7 @@ from ddplaunch.job.folder import peer_uid
 from ddplaunch.job.requests import Answer, Request, Show, Stop, Stopping
 from ddplaunch.job.status import Status
 
-TIMEOUT = 10.0
-"""Seconds in which a job must answer: its launcher may be suspended."""
+TIMEOUT = 10.0  # seconds in which a job must answer: its launcher may be suspended
 
 A = TypeVar("A", bound=Answer)
 

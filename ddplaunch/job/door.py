@@ -19,20 +19,11 @@ if TYPE_CHECKING:
     from ddplaunch.job.requests import Request
     from ddplaunch.job.status import Status
 
-MAX_CLIENTS = 8
-"""Connections at a time; further ones wait in the kernel."""
-
-DEADLINE = 5.0
-"""Seconds from a connection to its end."""
-
-MAX_REQUEST = 4 << 10
-"""Bytes of a request."""
-
-MAX_ANSWER = 4 << 20
-"""Bytes of an answer: the status of 16,000 ranks fits."""
-
-FULL_PAUSE = 0.5
-"""Seconds without accepting where the system has no descriptor left."""
+MAX_CLIENTS = 8  # connections at a time; further ones wait in the kernel
+DEADLINE = 5.0  # seconds from a connection to its end
+MAX_REQUEST = 4 << 10  # bytes of a request
+MAX_ANSWER = 4 << 20  # bytes of an answer: the status of 16,000 ranks fits
+FULL_PAUSE = 0.5  # seconds without accepting where the system has no descriptor left
 
 
 class Job(Protocol):

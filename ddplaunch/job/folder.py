@@ -9,14 +9,9 @@ import stat
 import struct
 from collections.abc import Iterator
 
-MAX_PATH = 107
-"""Bytes of a socket's path (unix(7))."""
-
-MAX_NAME = 40
-"""Bytes of the run id in a socket's name."""
-
-_PEER = struct.Struct("iII")
-"""Of SO_PEERCRED: pid, uid, gid."""
+MAX_PATH = 107  # bytes of a socket's path (unix(7))
+MAX_NAME = 40  # bytes of the run id in a socket's name
+_PEER = struct.Struct("iII")  # of SO_PEERCRED: pid, uid, gid
 
 
 def candidates() -> list[str]:

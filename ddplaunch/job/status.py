@@ -10,8 +10,7 @@ from ddplaunch.output import events
 from ddplaunch.output.events import Event
 from ddplaunch.plan.plan import Plan
 
-MAX_TARGET = 1000
-"""Characters of the target that are shown."""
+MAX_TARGET = 1000  # characters of the target that are shown
 
 
 class State(Enum):

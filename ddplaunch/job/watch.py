@@ -12,8 +12,7 @@ from ddplaunch.plan.plan import Plan
 if TYPE_CHECKING:
     from ddplaunch.job.status import Status
 
-MAX_NEWS = 4096
-"""Events that are kept unfolded."""
+MAX_NEWS = 4096  # events that are kept unfolded
 
 
 class Watch:
