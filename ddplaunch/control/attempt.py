@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from ddplaunch.control.failure import MAX_REPORT, Failure, Verdict, judge, within
 from ddplaunch.control.messages import Drained
 
-SETTLE = 1.0
-"""Seconds that a rank which only lost a peer waits for the peer's own, truer, failure before all are stopped."""
-
+SETTLE = 1.0  # seconds that a rank which only lost a peer waits for the peer's own, truer, failure
 MAX_HEARD = 16 << 20  # characters that failures may bring as they come, from all nodes together
 
 
@@ -53,23 +52,26 @@ class JobAttempt:
         self.working.discard(node)
         self.undrained.discard(node)
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: Failure, clock: float) -> None:
         """A rank has failed; its texts are kept whole until those of all ranks are too long."""
         self.heard += failure.length
-        self.failures += within([failure], failure.length if self.heard < MAX_HEARD else 0)
+        self._keep(within([failure], failure.length if self.heard < MAX_HEARD else 0), clock)
 
     def drained(self, node: int, message: Drained) -> None:
         """A node's last message of the attempt; it has the failures once more, with all their details."""
         self.gone(node)
-        failures = [on_our_clock(each, message.clock) for each in within(message.failures, MAX_REPORT)]
-        ranks = {each.rank for each in failures}
-        self.failures = [each for each in self.failures if each.rank not in ranks] + failures
+        ranks = {each.rank for each in message.failures}
+        self.failures = [each for each in self.failures if each.rank not in ranks]
+        self._keep(within(message.failures, MAX_REPORT), message.clock)
         self.stopped += message.stopped
+
+    def _keep(self, failures: Iterable[Failure], clock: float) -> None:
+        self.failures += [replace(each, moment=on_our_clock(each.moment, clock)) for each in failures]
 
     def broke(self, message: Drained, host: str, at: str) -> None:
         """The processes of a launcher were lost there; ``at`` says where to people."""
         assert message.broken is not None
-        moment = message.broken.moment + clock_off(message.clock)
+        moment = on_our_clock(message.broken.moment, message.clock)
         if self.broken is None or moment < self.broken.moment:
             self.broken = Loss(moment, host, message.broken.how + at)
 
@@ -84,13 +86,7 @@ class JobAttempt:
         return not (self.failures or self.lost or self.broken)
 
 
-def clock_off(clock: float) -> float:
-    """The seconds that ours is ahead of another machine's; ``clock`` is its time now. What a message takes is none."""
+def on_our_clock(moment: float, clock: float) -> float:
+    """Shift a moment by what another machine's clock, which shows ``clock`` now, is off: a message takes no time."""
     off = time.time() - clock
-    return off if abs(off) > SETTLE / 10 else 0.0
-
-
-def on_our_clock(failure: Failure, clock: float) -> Failure:
-    """Shift a moment by what the other machine's clock, which shows ``clock`` now, is off."""
-    off = clock_off(clock)
-    return replace(failure, moment=failure.moment + off) if off else failure
+    return moment + off if abs(off) > SETTLE / 10 else moment

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import partial
 
 from ddplaunch.control import agreement, messages
-from ddplaunch.control.attempt import SETTLE, JobAttempt, Loss, on_our_clock
+from ddplaunch.control.attempt import SETTLE, JobAttempt, Loss
 from ddplaunch.control.failure import Failure, Outcome, Verdict, signal_name
 from ddplaunch.control.joining import Joining
 from ddplaunch.control.messages import Hello, Message
@@ -58,15 +58,18 @@ class Coordinator:
         hello: Hello,
         run_id: str,
         tell: Callable[[int, Message], None],
+        drop: Callable[[int], None],
         after: Callable[[float, Callable[[], None]], Timer],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``hello`` is node 0's own; ``tell`` sends to a node; ``after`` and ``clock`` are the loop's."""
+        """``hello`` is node 0's own; ``after`` and ``clock`` are the loop's.
+
+        ``tell`` sends to a node; ``drop`` disconnects one that is lost to the job though it is still connected.
+        """
         self._rules = rules
         self._run_id = run_id
         self._tell = tell
-        self.dropped: Callable[[int], None] = lambda number: None
-        """Hears of a node that is lost to the job though it is still connected."""
+        self._drop = drop
         self._later = after
         self._clock = clock
         self._own = hello
@@ -74,15 +77,14 @@ class Coordinator:
         self._stage = Stage.JOINING
         self._attempt = JobAttempt()
         self._changes = 0
-        self._restarts = Restarts(rules.max_restarts, rules.restart_backoff, rules.min_uptime)
+        self._restarts = Restarts(rules)
         self._interrupted: int | None = None
         self._hurried = False  # whether it was again
         self._preempted: str | None = None  # by what: "SIGUSR2 on node 1"
         self._preemption_seen = False
         self._timers: list[Timer] = []
-        self._joining = Joining(
-            rules, self._seats, hello.share.kind, after, clock, self._tell_all, self._start, self._give_up
-        )
+        say, kind = self._tell_all, hello.share.kind
+        self._joining = Joining(rules, self._seats, kind, self._after, clock, say, self._start, self._give_up)
 
     # ---------------------------------------------------------------------------------------------------- joining
 
@@ -174,7 +176,7 @@ class Coordinator:
             seat.check(message, {each.rank for each in self._attempt.failures})
         match message:
             case messages.Failed(failure=failure, clock=clock):
-                self._failed(on_our_clock(failure, clock))
+                self._failed(failure, clock)
             case messages.Finished():
                 self._finished(seat)
             case messages.Drained():
@@ -188,8 +190,8 @@ class Coordinator:
         self._note(f"{text}; it does not take part")
         self._tell(seat.number, messages.End(Outcome(EXIT_USAGE, refused=(text, message.hint))))
 
-    def _failed(self, failure: Failure) -> None:
-        self._attempt.failed(failure)
+    def _failed(self, failure: Failure, clock: float) -> None:
+        self._attempt.failed(failure, clock)
         if self._stage is not Stage.RUNNING or self._preempted:  # others may be writing a checkpoint
             return
         if not failure.is_consequence:
@@ -318,7 +320,7 @@ class Coordinator:
             why = f"it has not said in {limit:g} s that its ranks have ended"
             if self._stage is Stage.STOPPING:
                 self._note(f"{self._seats[number].name} was lost: {why}")
-            self.dropped(number)
+            self._drop(number)
             self.lost(number, why)
 
     # -------------------------------------------------------------------------------------------------- what follows
@@ -367,7 +369,7 @@ class Coordinator:
             left = f"{len(self._seats)} of at least {self._rules.min_nodes} nodes are left to start again"
             return self._end(Outcome(verdict.first.code, verdict, remark=left))
         when = f" in {decision.wait:g} s" if decision.wait else ""
-        restart = f"restart {self._restarts.used} of {self._restarts.max_restarts}{when}"
+        restart = f"restart {self._restarts.used} of {self._rules.max_restarts}{when}"
         text = f"{self._headline(verdict)}\n{restart}"
         self._tell_all(messages.Again(self._attempt.number + 1, decision.wait, text, verdict))
         self._pause(decision.wait)
@@ -407,8 +409,6 @@ class Coordinator:
 
     def _enter(self, stage: Stage) -> None:
         assert stage in NEXT[self._stage], f"{self._stage} to {stage}"
-        if self._stage is Stage.JOINING:
-            self._joining.end()
         self._stage = stage
 
     @property

@@ -25,8 +25,7 @@ PARTING = 1.0  # seconds in which our last message must have been read
 def decline(rules: Rules, node_rank: int, host: str, error: UsageError, listening: socket.socket | None = None) -> None:
     """Tell the job why this node takes no part; returns when it knows, or after PATIENCE.
 
-    Args:
-        listening: on the control port already, if this is node 0 and got that far.
+    ``listening`` is on the control port already, if this is node 0 and got that far.
     """
     declined = Declined(node_rank, host, error.message, error.hint, rules.run_id)
     if node_rank:
@@ -68,7 +67,7 @@ def _tell_others(rules: Rules, declined: Declined, listening: socket.socket | No
         informed.append(connection)
         listener.dismiss(connection, refused)
 
-    listener = Listener(loop, listening, rules.token, rules.max_nodes, 1, meet)
+    listener = Listener(loop, listening, rules, 1, meet)
     _step(loop, PATIENCE, lambda: len(informed) >= rules.max_nodes - 1)
     _step(loop, PARTING, lambda: not any(connection.open for connection in informed))
     for connection in listener.close():

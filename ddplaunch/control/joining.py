@@ -8,7 +8,6 @@ from typing import Literal
 from ddplaunch.control.messages import JoinStatus
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Seats
-from ddplaunch.loop import Timer
 from ddplaunch.words import MAX_NAMED
 
 STATUS_INTERVAL = 0.25
@@ -23,18 +22,18 @@ class Joining:
         rules: Rules,
         seats: Seats,
         kind: Literal["node", "task"],
-        after: Callable[[float, Callable[[], None]], Timer],
+        after: Callable[[float, Callable[[], None]], None],
         clock: Callable[[], float],
         tell: Callable[[JoinStatus], None],
         start: Callable[[], None],
         give_up: Callable[[str], None],
     ) -> None:
-        """``after`` and ``clock`` are the loop's; ``tell`` sends to all nodes; ``give_up`` gets the reason."""
+        """What is called ``after`` a time is cancelled at the end of the wait; ``give_up`` gets the reason."""
         self._rules, self._seats, self._kind = rules, seats, kind
         self._after, self._clock = after, clock
         self._tell, self._start, self._give_up = tell, start, give_up
         self._window: float | None = None
-        self._status_due = self._over = False
+        self._status_due = False
 
     def begin(self) -> None:
         self._after(self._rules.join_timeout, self._timeout)
@@ -53,10 +52,6 @@ class Joining:
             self._status_due = True
             self._after(STATUS_INTERVAL if len(self._seats) > 1 else 0, self._tell_status)
 
-    def end(self) -> None:
-        """The wait is over, one way or the other."""
-        self._over = True
-
     def _status(self, window: float | None) -> JoinStatus:
         least, most = self._rules.min_nodes, self._rules.max_nodes
         missing = [number for number in range(most) if number not in self._seats]
@@ -64,16 +59,13 @@ class Joining:
 
     def _tell_status(self) -> None:
         self._status_due = False
-        if not self._over:
-            self._tell(self._status(None if self._window is None else max(0.0, self._window - self._clock())))
+        self._tell(self._status(None if self._window is None else max(0.0, self._window - self._clock())))
 
     def _window_over(self) -> None:
-        if not self._over and self._window is not None and self._clock() >= self._window:
+        if self._window is not None and self._clock() >= self._window:
             self._start()
 
     def _timeout(self) -> None:
-        if self._over:
-            return
         if len(self._seats) < self._rules.min_nodes:
             return self._give_up(f"{describe(self._status(None))}, for {self._rules.join_timeout:g} s (--join-timeout)")
         self._after(self._rules.join_timeout, self._timeout)  # a node may leave before the window is over

@@ -6,10 +6,12 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from ddplaunch.control import messages, proof
 from ddplaunch.control.messages import PROTOCOL, Declined, Hello, Message
+from ddplaunch.control.rules import Rules
 from ddplaunch.control.wire import MAX_BEFORE_JOINING, Connection
 from ddplaunch.loop import Loop, Timer
 
@@ -21,7 +23,6 @@ RESERVED = 64  # descriptors of the launcher itself: its files, sockets, pipes, 
 RESERVED_PER_RANK = 10  # three streams from both ends, a log, its process, the store
 FULL_PAUSE = 0.5  # seconds without accepting where the system has no descriptor left
 
-
 _HINT = "give every node the same --token, or the same DDPLAUNCH_TOKEN"
 
 
@@ -32,26 +33,23 @@ class Listener:
         self,
         loop: Loop,
         listening: socket.socket,
-        token: str | None,
-        nodes: int,
+        rules: Rules,
         ranks: int,
         meet: Callable[[Connection[Message], Hello | Declined, str | None], None],
     ) -> None:
         """``meet`` gets a connection, its first message, and our own proof for it if there is a token.
 
-        Args:
-            nodes: how many the job has at most. ranks: how many this node starts; their descriptors stay free.
+        ``ranks`` are those that this node starts: their descriptors stay free.
         """
         self._loop = loop
         self._socket = listening
-        self._token = token
-        free = _many_descriptors() - RESERVED - RESERVED_PER_RANK * ranks - nodes
-        self._most_unknown = max(MIN_UNKNOWN, min(MAX_UNKNOWN + nodes, free))
+        self._token = rules.token
+        free = _many_descriptors() - RESERVED - RESERVED_PER_RANK * ranks - rules.max_nodes
+        self._most_unknown = max(MIN_UNKNOWN, min(MAX_UNKNOWN + rules.max_nodes, free))
         self._meet = meet
         self._unknown: dict[Connection[Message], Timer] = {}
         self._leaving: list[Connection[Message]] = []
-        self.strangers: Counter[str] = Counter()
-        """How many connections did not belong to the job, by reason."""
+        self.strangers: Counter[str] = Counter()  # connections that did not belong to the job, by reason
         listening.setblocking(False)
         loop.watch(listening.fileno(), self._accept)
 
@@ -131,9 +129,7 @@ def _many_descriptors() -> int:
     """Raise our limit of open files as far as we may, and return it; the ranks have been given theirs before."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        try:
+        with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-        except (ValueError, OSError):
-            pass
     return soft if soft != resource.RLIM_INFINITY else 1 << 20

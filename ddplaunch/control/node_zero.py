@@ -41,9 +41,8 @@ class NodeZero:
         self._listening = listening
         self._peers: dict[int, Connection[Message]] = {}
         self._leaving: list[Connection[Message]] = []
-        self._share = hello.share
-        self._coordinator = Coordinator(rules, hello, run_id, self._tell, loop.after)
-        self._coordinator.dropped = self._dropped
+        self._ranks = len(hello.share.devices)
+        self._coordinator = Coordinator(rules, hello, run_id, self._tell, self._drop, loop.after)
         self._frame: tuple[Message | None, bytes] = (None, b"")
         self._counted = 0
 
@@ -53,8 +52,7 @@ class NodeZero:
             from ddplaunch.control.heartbeat import Heartbeat
             from ddplaunch.control.listener import Listener
 
-            token, nodes, ranks = self._rules.token, self._rules.max_nodes, len(self._share.devices)
-            self._listener = Listener(self._loop, self._listening, token, nodes, ranks, self._meet)
+            self._listener = Listener(self._loop, self._listening, self._rules, self._ranks, self._meet)
             self._heartbeat = Heartbeat(self._loop, self._rules.heartbeat_timeout, self._beat, self._silent)
         self._coordinator.open()
 
@@ -103,7 +101,7 @@ class NodeZero:
         self._heartbeat.forget(number)
         self._coordinator.lost(number, why, silence)
 
-    def _dropped(self, number: int) -> None:
+    def _drop(self, number: int) -> None:
         self._peers.pop(number).close()
         self._heartbeat.forget(number)
 

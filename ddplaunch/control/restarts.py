@@ -1,10 +1,12 @@
-"""Whether and when a job starts again after a failure; decisions only, the supervisor carries them out."""
+"""Whether and when a job starts again after a failure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-CRASH_LOOP = 3  # so many attempts in a row that are shorter than the minimal uptime are the last
+from ddplaunch.control.rules import Rules
+
+CRASH_LOOP = 3  # give up after so many attempts in a row that were shorter than ``min_uptime``
 MAX_BACKOFF = 60.0  # seconds beyond which the wait before a restart does not double any more
 
 
@@ -19,25 +21,21 @@ class Decision:
 class Restarts:
     """Counts what has been used up."""
 
-    def __init__(self, max_restarts: int, backoff: float, min_uptime: float) -> None:
-        """Times in seconds; ``max_restarts`` restarts in the life of the job."""
-        self.max_restarts = max_restarts
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
         self.used = 0
-        self._backoff = backoff
-        self._min_uptime = min_uptime
-        self._quick = 0
+        self._quick = 0  # attempts in a row that were shorter than ``min_uptime``
 
     def after(self, uptime: float) -> Decision:
         """Decide after an attempt that failed when its ranks had lived for ``uptime`` seconds."""
-        self._quick = self._quick + 1 if uptime < self._min_uptime else 0
-        if self.used >= self.max_restarts:
-            used = f"no restart is left: all {self.max_restarts} were used"
-            return Decision(None, used if self.max_restarts else None)
+        rules = self._rules
+        self._quick = self._quick + 1 if uptime < rules.min_uptime else 0
+        if self.used >= rules.max_restarts:
+            used = f"no restart is left: all {rules.max_restarts} were used"
+            return Decision(None, used if rules.max_restarts else None)
         if self._quick >= CRASH_LOOP:
-            return Decision(
-                None,
-                f"giving up: {CRASH_LOOP} attempts in a row lasted less than {self._min_uptime:g} s (--min-uptime)",
-            )
+            short = f"{CRASH_LOOP} attempts in a row lasted less than {rules.min_uptime:g} s (--min-uptime)"
+            return Decision(None, f"giving up: {short}")
         self.used += 1
-        doubled = self._backoff * 2 ** max(0, self._quick - 1)
-        return Decision(min(doubled, max(MAX_BACKOFF, self._backoff)))
+        doubled = rules.restart_backoff * 2 ** max(0, self._quick - 1)
+        return Decision(min(doubled, max(MAX_BACKOFF, rules.restart_backoff)))

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from ddplaunch.control.restarts import CRASH_LOOP, MAX_BACKOFF, Restarts
+from ddplaunch.control.rules import Rules
 from tests.conftest import PROGRAMS, wait_until
 from tests.starts import EXEC, FORKED, LIGHT
 
@@ -93,8 +94,8 @@ def test_descendants_of_one_attempt_do_not_live_into_the_next(start, tmp_path):
 
 
 def test_backoff_doubles_only_while_ranks_die_early():
-    restarts = Restarts(max_restarts=100, backoff=10.0, min_uptime=5.0)
+    restarts = Restarts(Rules(max_restarts=100, restart_backoff=10.0, min_uptime=5.0))
     assert [restarts.after(1.0).wait, restarts.after(1.0).wait] == [10.0, 20.0]
     assert restarts.after(1.0).wait is None
-    patient = Restarts(max_restarts=100, backoff=40.0, min_uptime=5.0)
+    patient = Restarts(Rules(max_restarts=100, restart_backoff=40.0, min_uptime=5.0))
     assert [patient.after(1.0).wait, patient.after(1.0).wait, patient.after(9.0).wait] == [40.0, MAX_BACKOFF, 40.0]

@@ -32,12 +32,14 @@ class Job:
         self.now = 0.0
         self.timers: list[Timer] = []
         self.told: list[tuple[int, Message]] = []
+        self.dropped: list[int] = []
         self.rules = Rules(**{"max_nodes": rules.get("min_nodes", 1), **rules})  # type: ignore[arg-type]
         self.coordinator = Coordinator(
             self.rules,
             self.hello(0),
             "id",
             tell=lambda number, message: self.told.append((number, message)),
+            drop=self.dropped.append,
             after=self.after,
             clock=lambda: self.now,
         )
@@ -199,6 +201,7 @@ def test_gpus_of_different_models_are_said():
         job.hello(0, gpus=("H100",)),
         "id",
         lambda number, message: job.told.append((number, message)),
+        job.dropped.append,
         job.after,
     )
     job.coordinator.open()
@@ -640,15 +643,13 @@ def test_a_zygote_that_was_lost_before_is(message):
 def test_a_node_that_never_says_that_its_ranks_have_ended_is_given_up():
     job = Job(min_nodes=3, grace=7.0)
     job.join(1, 2)
-    dropped: list[int] = []
-    job.coordinator.dropped = dropped.append
     job.say(0, messages.Interrupted(signal.SIGINT))
     job.drain(0)
     job.drain(2)
     job.wait(7 + OVERDUE - 0.1)
     assert not job.take(messages.End)
     job.wait(0.2)
-    assert dropped == [1]
+    assert job.dropped == [1]
     assert job.outcome(0).outcome.code == 130
     assert job.outcome(2).outcome.code == 130
     (note,) = [note.text for note in job.take(messages.Note, 0) if "lost" in note.text]
