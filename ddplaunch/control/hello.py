@@ -36,10 +36,6 @@ def _plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _python() -> str:
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
 def _fingerprint(target: Target) -> str | None:
     path = target.source or target.path
     if path is None:
@@ -60,19 +56,20 @@ def own_versions(*, torch: bool) -> Versions:
     """
     from importlib.machinery import PathFinder
 
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
     found = PathFinder.find_spec("torch") if torch else None
     if found is None or not found.origin:
-        return Versions(_python())
+        return Versions(python)
     folder = os.path.dirname(found.origin)
     try:
         with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:
             text = file.read()
         names = os.listdir(os.path.dirname(folder))
     except OSError:
-        return Versions(_python())
+        return Versions(python)
     version, cuda = _assigned(text, "__version__"), _assigned(text, "cuda")
     nccl = next((match[1] for name in names if (match := _NCCL.fullmatch(name))), None)
-    return Versions(_python(), ".".join(version.split(".")[:2]) if version else None, cuda, nccl)
+    return Versions(python, ".".join(version.split(".")[:2]) if version else None, cuda, nccl)
 
 
 def _assigned(text: str, name: str) -> str | None:

@@ -7,9 +7,9 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from ddplaunch.control.messages import FromNode, Hello, Message, Versions
+from ddplaunch.control.messages import Hello, Message, Versions
 from ddplaunch.control.node_zero import NodeZero
 from ddplaunch.control.port import Port, claim
 from ddplaunch.control.route import is_ours
@@ -18,32 +18,17 @@ from ddplaunch.loop import Loop
 from ddplaunch.plan.plan import Plan
 from ddplaunch.plan.share import own_share
 
-
-class Link(Protocol):
-    """Hears the job's orders for a node and takes what that node says."""
-
-    def begin(self) -> None:
-        """Join; from now on the node may hear something."""
-
-    def tell(self, message: FromNode) -> None:
-        """Say something; what the job answers is heard later."""
-
-    def close(self) -> None:
-        """Part from the job, which is over."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close`` has done its work."""
+if TYPE_CHECKING:
+    from ddplaunch.control.member import Member
 
 
 def make_link(
     loop: Loop, plan: Plan, rules: Rules, hear: Callable[[Message], None], listening: socket.socket | None = None
-) -> Link:
-    """Choose and prepare the link.
+) -> NodeZero | Member:
+    """Choose and prepare the link, which takes what this node says and hears the job's orders for it.
 
-    Args:
-        hear: called by the loop with each message to this node, never from within a call of the link.
-        listening: on the control port, where it was claimed before (``claim``, ``listen``).
+    ``hear`` is called by the loop with each message to this node, never from within a call of the link; ``listening``
+    is on the control port, where that was claimed before (``claim``, ``listen``).
 
     Raises:
         UsageError: the control port is taken.

@@ -76,8 +76,7 @@ class Member:
         self._connection: Connection[Message] | None = None
         self._heartbeat: Heartbeat | None = None
         self._attempt: int | None = None  # of ours, while something of it is left
-        self._latest = -1
-        self._has_started = False
+        self._latest = -1  # the attempt that started last; -1 before the first
         self._interrupted: int | None = None
         self._why_lost = ""
         self._unable: messages.Unable | None = None
@@ -323,13 +322,12 @@ class Member:
         match message:
             case messages.Beat():
                 return
-            case messages.JoinStatus() if self._has_started:
+            case messages.JoinStatus() if self._latest >= 0:
                 raise Garbled("who has joined, after the start")
             case messages.End():
                 self._enter(_Bond.OVER)
             case Start():
                 self._check_start(message)
-                self._has_started = True
                 self._attempt = self._latest = message.attempt
                 interface = self._rules.interface or route.interface_of(self._connection.here)
                 message = replace(message, address=self._connection.there, interface=interface)
@@ -361,7 +359,7 @@ class Member:
             self._heartbeat = None
         if self._bond is not _Bond.JOINED:
             return
-        if not self._has_started:
+        if self._latest < 0:
             self._enter(_Bond.SEEKING)
             self._deadline = self._loop.after(self._rules.join_timeout, self._give_up)
             return self._again(f"node 0 at {self.where} was lost: {why}")
