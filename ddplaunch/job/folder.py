@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterator
+from contextlib import suppress
 
 MAX_PATH = 107  # bytes of a socket's path (unix(7))
 MAX_NAME = 40  # bytes of the run id in a socket's name
@@ -42,13 +42,11 @@ def listen(run_id: str) -> tuple[socket.socket, str] | None:
         if len(os.fsencode(path)) > MAX_PATH:
             continue
         for _ in range(2):  # another launcher's last act may be to remove the folder that we have just made
-            try:
+            with suppress(OSError):  # it is there, or cannot be made
                 os.mkdir(folder, 0o700)
-            except OSError:
-                pass  # it is there, or cannot be made
             if not is_private(folder):
                 break
-            remove_dead(folder)
+            _alive(folder)
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             try:
                 os.fchmod(sock.fileno(), 0o600)
@@ -65,31 +63,14 @@ def listen(run_id: str) -> tuple[socket.socket, str] | None:
 
 def remove(path: str) -> None:
     """Remove a socket, and its folder after the last one."""
-    try:
+    with suppress(OSError):  # others are there, or it has gone already
         os.unlink(path)
         os.rmdir(os.path.dirname(path))
-    except OSError:
-        pass  # others are there, or it has gone already
-
-
-def remove_dead(folder: str) -> None:
-    """Remove the sockets of launchers that were killed: their process has gone, and no other listens there."""
-    for path in _sockets(folder):
-        pid = path.rpartition(".")[2]
-        if not os.path.exists(f"/proc/{pid}") and _refuses(path):  # it may live in another PID namespace
-            try:
-                os.unlink(path)
-            except OSError:
-                pass  # another process was quicker
 
 
 def doors() -> list[str]:
     """The paths of all doors of this user on this machine."""
-    found: list[str] = []
-    for folder in filter(is_private, candidates()):
-        remove_dead(folder)
-        found += _sockets(folder)
-    return found
+    return [path for folder in filter(is_private, candidates()) for path in _alive(folder)]
 
 
 def peer_uid(sock: socket.socket) -> int:
@@ -98,15 +79,23 @@ def peer_uid(sock: socket.socket) -> int:
     return uid
 
 
-def _sockets(folder: str) -> Iterator[str]:
+def _alive(folder: str) -> list[str]:
+    """Its sockets, but those of launchers that were killed, which are removed."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:
-        return
+        return []
+    alive: list[str] = []
     for name in names:
-        pid = name.rpartition(".")[2]
-        if pid.isascii() and pid.isdecimal():
-            yield os.path.join(folder, name)
+        path, pid = os.path.join(folder, name), name.rpartition(".")[2]
+        if not (pid.isascii() and pid.isdecimal()):
+            continue
+        if os.path.exists(f"/proc/{pid}") or not _refuses(path):  # it may live in another PID namespace
+            alive.append(path)
+        else:
+            with suppress(OSError):  # another process was quicker
+                os.unlink(path)
+    return alive
 
 
 def _refuses(path: str) -> bool:
