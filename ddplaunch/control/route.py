@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from ddplaunch.errors import UsageError, shown
 
@@ -17,11 +18,8 @@ NAME_PATIENCE = 0.5  # seconds that a name server may take to answer; if it take
 IMPATIENT = "timeout:1 attempts:1"
 """RES_OPTIONS (resolv.conf(5)) of ranks whose name server does not answer: 1 s a look-up, the least there is."""
 
-Resolved = list[tuple[socket.AddressFamily, tuple[str, int]]]
-"""The addresses of a name, as sockets take them."""
-
-Addresses = dict[str, list[str]]
-"""The literals of each interface, by its name; link-local IPv6 with its zone, as in "fe80::1%eth0"."""
+Resolved = list[tuple[socket.AddressFamily, tuple[str, int]]]  # the addresses of a name, as sockets take them
+Addresses = dict[str, list[str]]  # the literals of each interface; link-local IPv6 with its zone: "fe80::1%eth0"
 
 
 def interfaces() -> Addresses:
@@ -173,10 +171,8 @@ class NameServer:
     def _ask() -> None:
         address = next(own_addresses(), "127.0.0.1")
         mapped = address if ":" in address else f"::ffff:{address}"  # as torch asks
-        try:
+        with suppress(OSError):  # an answer too
             socket.getnameinfo((mapped, 0, 0, 0), 0)
-        except OSError:
-            pass  # an answer too
 
     def variables(self) -> dict[str, str]:
         """What ranks get if the name server does not answer; known after NAME_PATIENCE at most."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 import msgspec
@@ -24,8 +25,7 @@ MAX_WAITING = 64 << 20  # bytes that a node may leave unread before it counts as
 LENGTH = struct.Struct("!I")
 _CHUNK = 1 << 18
 
-M = TypeVar("M")
-"""The messages that a connection may carry, or one of them."""
+M = TypeVar("M")  # the messages that a connection may carry, or one of them
 
 
 def encode(message: object) -> bytes:
@@ -66,20 +66,14 @@ class Connection(Generic[M]):
         max_bytes: int = MAX_BYTES,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        """Read from and write to ``sock``, which is connected and becomes ours.
-
-        Args:
-            max_bytes: of a frame that comes. max_waiting: of what the peer may leave unread.
-        """
+        """``sock`` becomes ours; ``max_bytes`` of a frame that comes, ``max_waiting`` of what the peer left unread."""
         sock.setblocking(False)
         self.here = self.there = ""
         """Our address on this connection and the peer's, as literals; a socket that was reset has none any more."""
-        try:
-            if sock.family != socket.AF_UNIX:
+        if sock.family != socket.AF_UNIX:
+            with suppress(OSError):  # reset already, as the first look at it will show
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self.here, self.there = literal(sock.getsockname()), literal(sock.getpeername())
-        except OSError:
-            pass  # reset already, as the first look at it will show
         self._loop = loop
         self._socket = sock
         self._accepted = tuple(accepted)
@@ -179,10 +173,8 @@ class Connection(Generic[M]):
                 self._shut()
 
     def _shut(self) -> None:
-        try:
+        with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
 
 
 def literal(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
