@@ -1,9 +1,8 @@
 """What each field of a message may hold, beyond its type: numbers in their ranges, harmless texts of bounded length.
 
-One place for all that comes from another process, applied on arrival (``wire``): a node that joined, what answers as
-node 0, or the client of a running job (``job``) may be broken or hostile. A text is mended; any other field that makes
-no sense makes the message none. What only the state of the job can tell is checked where that state is: ``seat`` and
-``member``.
+All that comes from another process, which may be broken or hostile, is checked here on arrival (``wire``). A text is
+mended; any other field that makes no sense makes the message invalid. What only the state of the job can tell is
+checked where that state is: ``seat`` and ``member``.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ MANY = 10_000_000  # more ranks, nodes, attempts or restarts than any job has
 WEEK = 7 * 86400.0  # seconds: the longest time that an option takes
 
 M = TypeVar("M")
-Check = Callable[[Any], Any]
-"""Returns the value as it may be used; raises ValueError if it makes no sense."""
+Check = Callable[[Any], Any]  # returns the value as it may be used; raises ValueError if it makes no sense
 
 
 def _number(lowest: float, highest: float) -> Check:
@@ -68,11 +66,7 @@ def _each(check: Check) -> Check:
 
 
 def bounded(value: M) -> M:
-    """Return one of our objects, a message or a part of one, as it may be acted upon.
-
-    Raises:
-        ValueError: a field of it makes no sense.
-    """
+    """Return a message, or a part of one, as it may be acted upon; a ValueError where a field of it makes no sense."""
     kind: type = type(value)
     changed: dict[str, Any] = {}
     for name, check in _checks(kind):
@@ -104,11 +98,8 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-_ENDING = (1, 2, 3, 15)  # SIGHUP, SIGINT, SIGQUIT, SIGTERM: what people and schedulers end a job with
-
-
 def _stopping(number: int) -> int:
-    if number not in _ENDING:
+    if number not in (1, 2, 3, 15):  # SIGHUP, SIGINT, SIGQUIT, SIGTERM: what people and schedulers end a job with
         raise ValueError("a signal that ends no job")
     return number
 
@@ -161,8 +152,7 @@ BOUNDS: Mapping[str, Check] = {
 }
 """The check of each field by its name, where one class has another by both names; None is always itself."""
 
-_TOGETHER: Mapping[type, Callable[[Any], bool]] = {
+_TOGETHER: Mapping[type, Callable[[Any], bool]] = {  # what the fields of a class must be together
     Failure: lambda it: (it.exit_code is None) is not (it.signal is None),
     Outcome: lambda it: it.code != 0 or not (it.verdict or it.refused),
 }
-"""What the fields of a class must be together."""

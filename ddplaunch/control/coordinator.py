@@ -89,7 +89,6 @@ class Coordinator:
     # ---------------------------------------------------------------------------------------------------- joining
 
     def open(self) -> None:
-        """Begin with node 0 itself."""
         self._seats.add(self._own)
         self._joining.begin()
 
@@ -127,7 +126,6 @@ class Coordinator:
         return refused
 
     def join(self, hello: Hello) -> None:
-        """Take in a node that was admitted."""
         self._seats.add(hello)
         for warning in agreement.warnings(self._own, hello):
             self._note(warning)
@@ -156,11 +154,7 @@ class Coordinator:
             self._tell(number, start)
 
     def hear(self, number: int, message: messages.FromNode) -> None:
-        """Take in what a node says.
-
-        Raises:
-            Garbled: it cannot be so; nothing was done about it.
-        """
+        """Take in what a node says; raises Garbled, before anything is done, where it cannot be so."""
         seat = self._seats.get(number)
         if seat is None or self._stage is Stage.ENDED:
             return
@@ -235,7 +229,7 @@ class Coordinator:
     def _drained(self, seat: Seat, message: messages.Drained) -> None:
         seat.enter(Part.DRAINED)
         self._attempt.drained(seat.number, message)
-        self._preemption_seen = self._preemption_seen or message.preemption_seen
+        self._preemption_seen |= message.preemption_seen
         if message.broken:
             at = f" (on {seat.host})" if len(self._seats) > 1 else ""
             self._attempt.broke(message, seat.host, at)
@@ -279,7 +273,7 @@ class Coordinator:
         # When hurried again, others are not waited for any longer: End ends what they still have.
         if self._stage in (Stage.JOINING, Stage.PAUSING) or (self._hurried and message.again):
             return self._end(Outcome(EXIT_SIGNAL + self._interrupted))
-        self._hurried = self._hurried or message.again
+        self._hurried |= message.again
         if first or message.again:
             self._stop(self._interrupted, 0.0 if message.again else self._rules.grace)
 
@@ -333,7 +327,7 @@ class Coordinator:
             self._release()
 
     def _release(self) -> None:
-        """Once an attempt: every node that has drained comes by here."""
+        """Once per attempt: every node that has drained comes by here."""
         if not self._attempt.released:
             self._attempt.released = True
             self._tell_all(messages.Release(self._attempt.number))
@@ -375,7 +369,6 @@ class Coordinator:
         self._pause(decision.wait)
 
     def _regroup(self, why: str) -> None:
-        """Go on with the nodes that are there now."""
         few = len(self._seats) < self._rules.min_nodes
         if few or self._changes >= self._rules.max_membership_changes:
             if not few:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from ddplaunch.loop import Loop, Timer
 
 BEATS_PER_TIMEOUT = 4
-
 LATE = 0.25  # seconds by which our own beat may be late before the rest counts as time that we did not have
 
 

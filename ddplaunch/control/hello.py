@@ -8,7 +8,8 @@ import sys
 
 from ddplaunch.control.messages import Hello, Versions
 from ddplaunch.control.rules import Rules
-from ddplaunch.plan.share import Share
+from ddplaunch.plan.plan import Plan
+from ddplaunch.plan.share import own_share
 from ddplaunch.target.target import Kind, Target
 
 MAX_HASHED = 64 << 20
@@ -17,17 +18,18 @@ MAX_HASHED = 64 << 20
 _NCCL = re.compile(r"nvidia_nccl_cu\d+-([\d.]+)\.dist-info")
 
 
-def own_hello(share: Share, target: Target, gpus: tuple[str, ...], rules: Rules) -> Hello:
+def own_hello(plan: Plan, rules: Rules) -> Hello:
     """Describe this node."""
     return Hello(
-        share=share,
+        share=own_share(plan),
         nnodes=rules.nnodes,
         run_id=rules.run_id,
-        target=_plain(target.typed),
-        fingerprint=_fingerprint(target),
+        target=_plain(plan.target.typed),
+        fingerprint=_fingerprint(plan.target),
         max_restarts=rules.max_restarts,
-        versions=own_versions(torch=target.kind is not Kind.PROGRAM),
-        gpus=tuple(dict.fromkeys(map(_plain, gpus))),
+        versions=own_versions(torch=plan.target.kind is not Kind.PROGRAM),
+        gpus=tuple(dict.fromkeys(map(_plain, plan.gpus))),
+        numbered=plan.numbered,
     )
 
 

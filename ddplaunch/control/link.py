@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,35 +27,29 @@ def make_link(
     """Choose and prepare the link, which takes what this node says and hears the job's orders for it.
 
     ``hear`` is called by the loop with each message to this node, never from within a call of the link; ``listening``
-    is on the control port, where that was claimed before (``claim``, ``listen``).
+    is on the control port, where that was claimed before.
 
     Raises:
         UsageError: the control port is taken.
     """
-    share = own_share(plan)
 
     def post(message: Message) -> None:
         loop.soon(partial(hear, message))
 
     if rules.port is None:
-        alone = Hello(share, rules.nnodes, None, "", None, rules.max_restarts, Versions(""), ())
+        alone = Hello(own_share(plan), rules.nnodes, None, "", None, rules.max_restarts, Versions(""), ())
         return NodeZero(loop, rules, alone, plan.run_id, post)
     from ddplaunch.control.hello import own_hello
 
-    hello = replace(own_hello(share, plan.target, plan.gpus, rules), numbered=plan.numbered)
+    hello = own_hello(plan, rules)
     if plan.node_rank:
         from ddplaunch.control.member import Member
 
         return Member(loop, rules, hello, post)
-    return NodeZero(loop, rules, hello, plan.run_id, post, listening or listen(rules))
+    return NodeZero(loop, rules, hello, plan.run_id, post, listening or _listen(rules))
 
 
-def listen(rules: Rules) -> socket.socket:
-    """Listen on the control port, as node 0.
-
-    Raises:
-        UsageError: it is taken.
-    """
+def _listen(rules: Rules) -> socket.socket:
     assert rules.port is not None
     port = Port(rules.address, rules.port, nnodes=rules.max_nodes, flag="--control-port")
     listening = port.listen()
@@ -65,23 +58,18 @@ def listen(rules: Rules) -> socket.socket:
 
 
 def listen_on_node_zero(plan: Plan, rules: Rules) -> socket.socket | None:
-    """Listen on the control port if this is node 0, as the first thing that the job does.
+    """Listen on the control port, as the first thing that the job does; None if there is none, or this is not node 0.
 
     Where the nodes have no ranks yet, node 0 is the first on the machine that has its address.
-
-    Returns:
-        None on any other node, and where nodes do not hear of each other.
 
     Raises:
         UsageError: the master port or the control port is taken.
     """
-    if rules.port is None:
+    if rules.port is None or (plan.numbered and plan.node_rank):
         return None
     if not plan.numbered:
         ours = rules.address == os.uname().nodename or is_ours(rules.address)
         return claim(rules.port) if ours else None
-    if plan.node_rank:
-        return None
     if plan.hosts_store:  # where both are taken, the master port is the one to name
         Port(plan.master_addr, plan.master_port, nnodes=plan.nnodes).close()
-    return listen(rules)
+    return _listen(rules)

@@ -19,7 +19,7 @@ from ddplaunch.control.heartbeat import Heartbeat
 from ddplaunch.control.messages import PROTOCOL, FromNode, FromNodeZero, Garbled, Hello, Message, Start, Stop
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.wire import MAX_BEFORE_JOINING, Connection
-from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError
+from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Loop, Timer
 
 RETRY = (0.1, 0.2, 0.4, 0.7, 1.0)  # seconds between two tries, the last again and again
@@ -121,7 +121,6 @@ class Member:
             self._end_alone()
 
     def close(self) -> None:
-        """Part from node 0."""
         self._enter(_Bond.OVER)
         self._stop_connecting()
         if self._heartbeat is not None:
@@ -137,7 +136,6 @@ class Member:
     # ------------------------------------------------------------------------------------------------------ seeking
 
     def _seek(self) -> None:
-        """Resolve node 0's address and connect to it."""
         if self._bond is _Bond.SEEKING:
             lookup = route.Lookup(self._rules.address, self._port)
             self._loop.watch(lookup.fileno(), partial(self._resolved, lookup))
@@ -183,10 +181,6 @@ class Member:
             sock.connect(where)
         except BlockingIOError:
             pass
-        except UsageError as error:
-            self._trouble = error.message
-            sock.close()
-            return False
         except OSError as error:
             self._trouble = self._unreached(error.errno or 0)
             sock.close()
@@ -235,7 +229,6 @@ class Member:
             self._patience = None
 
     def _again(self, trouble: str) -> None:
-        """Try again in a moment."""
         self._stop_connecting()
         if self._connection is not None:
             self._connection.close()

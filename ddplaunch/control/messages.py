@@ -81,10 +81,6 @@ class Failed:
     failure: Failure
     clock: float
 
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        return (self.failure,)
-
 
 @dataclass(frozen=True)
 class Finished:

@@ -57,7 +57,6 @@ class NodeZero:
         self._coordinator.open()
 
     def tell(self, message: FromNode) -> None:
-        """Take in what the node in this process says."""
         self._coordinator.hear(0, message)
 
     def close(self) -> None:
@@ -73,8 +72,6 @@ class NodeZero:
     @property
     def closed(self) -> bool:
         return not any(connection.open for connection in self._leaving)
-
-    # ------------------------------------------------------------------------------------------------------- others
 
     def _meet(self, connection: Connection[Message], hello: Hello | Declined, proof: str | None) -> None:
         if isinstance(hello, Declined):
@@ -125,8 +122,7 @@ class NodeZero:
         self._hear(message)
 
     def _encoded(self, message: Message) -> bytes:
-        """Encode a message that goes to many once."""
-        if self._frame[0] is not message:
+        if self._frame[0] is not message:  # one that goes to many is encoded once
             from ddplaunch.control.wire import encode
 
             self._frame = message, encode(message)

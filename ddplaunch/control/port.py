@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from contextlib import suppress
 
 from ddplaunch.errors import UsageError, shown
 
@@ -22,11 +23,8 @@ class Port:
     def __init__(self, address: str, number: int, *, nnodes: int, flag: str = "--master-port") -> None:
         """Bind ``number``, or any free port where it is 0, on loopback or, with peers elsewhere, on all interfaces.
 
-        Args:
-            flag: the option that names this port, for errors.
-
         Raises:
-            UsageError: it is taken (by whom, where that can be known), or ``address`` does not resolve.
+            UsageError: it is taken, or ``address`` does not resolve; ``flag`` is the option that names this port.
         """
         self._flag = flag
         self._family, self._host = _where(address) if nnodes == 1 else _everywhere()
@@ -82,22 +80,20 @@ def _where(address: str) -> tuple[socket.AddressFamily, str]:
     try:
         found = resolve(address)
     except OSError as error:
-        raise UsageError(
-            f"--master-addr {shown(address)} does not resolve: {error.strerror}", "give an address, like 10.0.0.1"
-        ) from None
+        why = f"--master-addr {shown(address)} does not resolve: {error.strerror}"
+        raise UsageError(why, "give an address, like 10.0.0.1") from None
     addresses = [(family, str(where[0])) for family, where in found]
     if all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for _, each in addresses):
-        family, host = next((each for each in addresses if each[0] == socket.AF_INET), addresses[0])
-        return family, host
+        return next((each for each in addresses if each[0] == socket.AF_INET), addresses[0])
     if not any(_is_local(*each) for each in addresses):
-        raise UsageError(
-            f"--master-addr {address} is not an address of this machine, where rank 0 runs", "leave it out on one node"
-        )
+        why = f"--master-addr {address} is not an address of this machine, where rank 0 runs"
+        raise UsageError(why, "leave it out on one node")
     return _everywhere()
 
 
 def _everywhere() -> tuple[socket.AddressFamily, str]:
-    return (socket.AF_INET6, "::") if _has_ipv6() else (socket.AF_INET, "0.0.0.0")
+    has_ipv6 = socket.has_ipv6 and _is_local(socket.AF_INET6, "::")
+    return (socket.AF_INET6, "::") if has_ipv6 else (socket.AF_INET, "0.0.0.0")
 
 
 def _is_local(family: socket.AddressFamily, address: str) -> bool:
@@ -109,26 +105,20 @@ def _is_local(family: socket.AddressFamily, address: str) -> bool:
     return True
 
 
-def _has_ipv6() -> bool:
-    return socket.has_ipv6 and _is_local(socket.AF_INET6, "::")
-
-
 def _taken(flag: str, number: int, error: OSError) -> UsageError:
     if error.errno == errno.EACCES:
         return UsageError(f"{flag} {number}: only root may use ports below 1024", f"{flag} 29500")
     if error.errno != errno.EADDRINUSE:
         return UsageError(f"{flag} {number} cannot be bound: {error.strerror}")
-    holder = _holder(number)
-    by = f"in use by {holder}" if holder else "in use by another process"
     hint = "leave --master-port out on one node, or give another"
     if flag == "--control-port":
         hint = "give every node another --master-port, which the control port follows, or another --control-port"
-    return UsageError(f"{flag} {number} is {by}", hint)
+    return UsageError(f"{flag} {number} is in use by {_holder(number)}", hint)
 
 
-def _holder(number: int) -> str | None:
-    """Name the process that listens on the port; None if the kernel does not say (another user's, for example)."""
-    try:
+def _holder(number: int) -> str:
+    """The process that listens on the port; the kernel may not say which (another user's, for example)."""
+    with suppress(Exception):
         import psutil
 
         for connection in psutil.net_connections("tcp"):
@@ -136,6 +126,4 @@ def _holder(number: int) -> str | None:
                 process = psutil.Process(connection.pid)
                 command = " ".join(process.cmdline()) or process.name()
                 return f"{command[:60]} (pid {process.pid}, {process.username()})"
-    except Exception:
-        return None
-    return None
+    return "another process"

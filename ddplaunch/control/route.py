@@ -23,7 +23,6 @@ Addresses = dict[str, list[str]]  # the literals of each interface; link-local I
 
 
 def interfaces() -> Addresses:
-    """Read this machine's interfaces."""
     import psutil
 
     found: Addresses = {}
@@ -35,7 +34,7 @@ def interfaces() -> Addresses:
 
 
 def interface_of(address: str) -> str | None:
-    """Name the interface that has ``address``; None if no interface has it, or there is no address."""
+    """The name of the interface that has ``address``; None if none has it, or ``address`` is empty."""
     if not address:
         return None
     wanted = _parsed(address)
@@ -43,17 +42,13 @@ def interface_of(address: str) -> str | None:
 
 
 def check_interface(interface: str) -> None:
-    """Check that this machine has the interface.
-
-    Raises:
-        UsageError: it does not.
-    """
+    """Raise a UsageError where this machine has no such interface."""
     if interface not in (found := interfaces()):
         raise UsageError(f"--interface {interface}: this machine has no such interface", f"it has {_listed(found)}")
 
 
 def address_on(interface: str, family: socket.AddressFamily) -> str | None:
-    """Return an address of an interface, None where it has none of this family."""
+    """An address of an interface, None where it has none of this family."""
     version = 6 if family == socket.AF_INET6 else 4
     found = interfaces().get(interface, ())
     return next((each for each in found if ipaddress.ip_address(each).version == version), None)
@@ -69,12 +64,9 @@ def _listed(found: Addresses) -> str:
 
 
 def check_is_ours(address: str) -> None:
-    """Check that ``address`` is one of this machine, which is node 0.
+    """Raise a UsageError where ``address`` does not resolve, or is not one of this machine, which is node 0.
 
     If the name server does not answer, the check passes: the other nodes will find out.
-
-    Raises:
-        UsageError: it is not, or does not resolve.
     """
     if is_ours(address) is False:
         has = _listed(interfaces())
@@ -85,7 +77,7 @@ def check_is_ours(address: str) -> None:
 
 
 def is_ours(address: str) -> bool | None:
-    """Whether ``address`` is one of this machine; None where no name server has answered in time.
+    """Whether ``address`` is one of this machine; None where no name server answers in time.
 
     Raises:
         UsageError: it does not resolve.
@@ -103,7 +95,6 @@ def is_ours(address: str) -> bool | None:
 
 
 def unresolvable(address: str) -> UsageError:
-    """The error of a name that does not resolve."""
     message = f"--master-addr {shown(address)} does not resolve on this machine"
     return UsageError(message, "give node 0's address, like 10.0.0.1")
 

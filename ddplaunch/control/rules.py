@@ -46,11 +46,7 @@ class Rules:
         return f"{self.min_nodes}:{self.max_nodes}" if self.elastic else str(self.max_nodes)
 
     def check(self, plan: Plan) -> None:
-        """Check that this node can start its share of a job under these rules.
-
-        Raises:
-            UsageError: it does not know what it needs, or they contradict the plan.
-        """
+        """Raise a UsageError where this node lacks what it needs for its share, or these rules contradict the plan."""
         if self.interface:
             from ddplaunch.control.route import check_interface
 
@@ -63,7 +59,6 @@ class Rules:
 
 
 def _check_alone(plan: Plan) -> None:
-    """What a node needs that does not hear of the others."""
     if plan.missing:
         *first, last = plan.missing
         names = f"{', '.join(first)} and {last}" if first else last
@@ -79,7 +74,6 @@ def _check_alone(plan: Plan) -> None:
 
 
 def _check_joining(rules: Rules, plan: Plan) -> None:
-    """What a node needs to find the others."""
     others = f"1 to {plan.nnodes - 1}" if plan.nnodes > 2 else "1"
     if "--node-rank" in plan.missing:
         rest = f"{others} on the other{'s' * (plan.nnodes > 2)}"

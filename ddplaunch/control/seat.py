@@ -55,14 +55,12 @@ class Seat:
         self.part = part
 
     def check(self, message: Failed | Finished | Drained, failed: Collection[int]) -> None:
-        """Make sure that it may say this of its ranks now, when these of the job have ``failed`` already.
-
-        Raises:
-            Garbled: it may not.
-        """
+        """Raise Garbled where it may not say this of its ranks now; ``failed`` are all that have failed so far."""
         if not self.has_ranks:
             raise Garbled("word of ranks that it does not run")
-        failures = () if isinstance(message, Finished) else message.failures
+        failures = message.failures if isinstance(message, Drained) else ()
+        if isinstance(message, Failed):
+            failures = (message.failure,)
         ranks = [each.rank for each in failures]
         if len(set(ranks)) < len(ranks) or any(rank not in self.ranks for rank in ranks):
             raise Garbled("failures of ranks that are not its own")
@@ -78,7 +76,6 @@ class Seats(dict[int, Seat]):
     """The nodes that have joined, by node rank."""
 
     def __init__(self, max_nodes: int) -> None:
-        """``max_nodes`` is how many may join."""
         super().__init__()
         self._max = max_nodes
 
@@ -87,7 +84,6 @@ class Seats(dict[int, Seat]):
         return [self[number] for number in sorted(self)]
 
     def add(self, hello: Hello) -> None:
-        """Seat a node."""
         number = hello.share.node_rank
         self[number] = Seat(number, hello)
 
@@ -98,7 +94,7 @@ class Seats(dict[int, Seat]):
         return next((number for number in range(self._max) if number not in self), self._max)
 
     def refusal(self, hello: Hello) -> Refused | None:
-        """Why the node rank of this hello is no free one; None where it is."""
+        """Why the node rank of this hello cannot be given; None where it can."""
         number = hello.share.node_rank
         if number >= self._max and hello.numbered:
             return Refused(f"node rank {number} is out of range: 0 to {self._max - 1}")
@@ -121,7 +117,6 @@ class Seats(dict[int, Seat]):
         return tuple(seat.hello.share for seat in self.in_order)
 
     def rest(self) -> None:
-        """Nothing of the attempt is left anywhere."""
         for seat in self.values():
             if seat.part is not Part.IDLE:
                 seat.enter(Part.IDLE)

@@ -1,7 +1,7 @@
 """Messages on a stream socket: four bytes of length, then one JSON object ``{"op": …, "body": {…}}``.
 
-JSON, so that what comes in is data and never code. Every frame is bounded, and every field is checked against the
-message's own annotations (by msgspec), then for its range and meaning (``bounds``), before anything acts on it.
+JSON is data and never code. Every frame is bounded, and every field is checked against the message's own annotations
+(by msgspec), then for its range and meaning (``bounds``), before anything acts on it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ def encode(message: object) -> bytes:
 
 
 def decode(body: bytes, accepted: Iterable[type[M]]) -> M:
-    """Return the message that ``body`` holds.
-
-    Raises:
-        Garbled: it is none of the ``accepted`` ones, or a field of it is not what it should be.
-    """
+    """Return the message in ``body``; Garbled if it is not an ``accepted`` one, or a field makes no sense."""
     kinds = {kind.__name__: kind for kind in accepted}
     try:
         envelope = msgspec.json.decode(body)
@@ -178,7 +174,7 @@ class Connection(Generic[M]):
 
 
 def literal(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """A socket's address as a literal: IPv4 in IPv6's clothes undressed, a link-local one with its interface."""
+    """A socket's address as a literal: one that IPv6 maps is IPv4's own, a link-local one has its interface."""
     address = str(name[0]).removeprefix("::ffff:") if "." in str(name[0]) else str(name[0])
     if len(name) == 4 and name[3] and "%" not in address:
         address += f"%{socket.if_indextoname(name[3])}"

@@ -27,11 +27,7 @@ class Unanswered(LaunchError):
 
 
 def show(path: str, timeout: float = TIMEOUT) -> Status:
-    """Ask the job whose door is at ``path`` for its status.
-
-    Raises:
-        Unanswered: it gave none in ``timeout`` seconds.
-    """
+    """Return the status of the job whose door is at ``path``; Unanswered if it gives none in ``timeout`` seconds."""
     return _ask(path, Show(), Status, timeout)
 
 
@@ -39,7 +35,7 @@ def stop(path: str, *, now: bool = False, timeout: float = TIMEOUT) -> None:
     """End the job whose door is at ``path``; ``now``: without its grace. Returns when it has begun to stop.
 
     Raises:
-        Unanswered: it did not confirm that in ``timeout`` seconds.
+        Unanswered: it does not confirm that in ``timeout`` seconds.
     """
     _ask(path, Stop(now), Stopping, timeout)
 

@@ -44,11 +44,9 @@ class Door:
         self._loop = loop
         self._job = job
         self._clients: dict[Connection[Request], Timer] = {}
-        self._socket: socket.socket | None = None
-        self.path: str | None = None
-        """None where there is no folder for it: the job runs without a door."""
-        if listening := listen(run_id):
-            self._socket, self.path = listening
+        self._socket: socket.socket | None
+        self.path: str | None  # both None where there is no folder for it: the job runs without a door
+        self._socket, self.path = listen(run_id)
         self._accept_again()
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ def candidates() -> list[str]:
 
 
 def is_private(folder: str) -> bool:
-    """Whether only this user can enter it or put another in its place; a link is no folder."""
+    """Whether only this user can enter it or put another in its place; not where it is a link."""
     try:
         found, parent = os.lstat(folder), os.stat(os.path.dirname(folder))
     except OSError:
@@ -34,8 +34,8 @@ def is_private(folder: str) -> bool:
     return ours and safe
 
 
-def listen(run_id: str) -> tuple[socket.socket, str] | None:
-    """Listen on a socket of our own, and return its path; None if there is no folder for it."""
+def listen(run_id: str) -> tuple[socket.socket, str] | tuple[None, None]:
+    """Listen on a socket of our own; return it and its path, or twice None if there is no folder for it."""
     name = f"{os.fsencode(run_id)[:MAX_NAME].decode(errors='ignore')}.{os.getpid()}"
     for folder in candidates():
         path = os.path.join(folder, name)
@@ -58,7 +58,7 @@ def listen(run_id: str) -> tuple[socket.socket, str] | None:
                     continue
                 break
             return sock, path
-    return None
+    return None, None
 
 
 def remove(path: str) -> None:

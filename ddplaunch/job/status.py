@@ -148,7 +148,6 @@ class Status:
         return replace(self, state=state, since=now)
 
     def _rank(self, number: int, state: RankState, *, pid: int = 0, code: int | None = None) -> Status:
-        """Move one rank on."""
         index = self._index(number)
         if index is None:
             return self

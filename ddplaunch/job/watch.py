@@ -26,13 +26,11 @@ class Watch:
         self._news: list[tuple[Event, float]] = []
 
     def observe(self, event: Event) -> None:
-        """Take in what has happened."""
         self._news.append((event, time.time()))
         if len(self._news) > MAX_NEWS:
             self.status()
 
     def status(self) -> Status:
-        """The status by now."""
         from ddplaunch.job.status import Status
 
         status = self._status or Status.of(self._plan, os.getpid(), self._began)
