@@ -291,7 +291,7 @@ class Coordinator:
 
     def _preempt_grace_over(self) -> None:
         if self._stage is Stage.RUNNING:
-            self._note(f"{self._rules.preempt_grace:g} s are over (--preempt-grace): stopping the ranks")
+            self._note(f"{self._rules.preempt_grace:g} s have passed (--preempt-grace): stopping the ranks")
             self._stop(signal.SIGTERM)
 
     def _stop(self, number: int, grace: float | None = None) -> None:

@@ -10,13 +10,12 @@ from dataclasses import replace
 from ddplaunch.control import messages
 from ddplaunch.control.listener import Listener
 from ddplaunch.control.member import Member
-from ddplaunch.control.messages import Declined, Hello, Message, Refused, Versions
+from ddplaunch.control.messages import Declined, Hello, Message, Refused
 from ddplaunch.control.port import claim
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.wire import Connection
 from ddplaunch.errors import UsageError
 from ddplaunch.loop import Loop
-from ddplaunch.plan.share import Share
 
 PATIENCE = 10.0  # seconds in which the others must be reached: when all nodes start at once, some are up later
 PARTING = 1.0  # seconds in which our last message must have been read
@@ -42,9 +41,7 @@ def _tell_node_zero(rules: Rules, declined: Declined) -> None:
         if isinstance(message, messages.End):
             over.append(message)
 
-    share = Share(declined.node_rank, declined.host, ("cpu",))
-    hello = Hello(share, rules.nnodes, rules.run_id, "", None, rules.max_restarts, Versions(""), ())
-    member = Member(loop, replace(rules, join_timeout=PATIENCE), hello, hear, declined)
+    member = Member(loop, replace(rules, join_timeout=PATIENCE), declined, hear)
     member.begin()
     _step(loop, PATIENCE + 1, lambda: bool(over))
     member.close()

@@ -80,5 +80,5 @@ def describe(status: JoinStatus) -> str:
     names = ", ".join(map(str, status.missing)) + (f" and {unnamed} more" if unnamed > 0 else "")
     joined, missing = f"{count} {status.kind}s joined", f"{status.kind} {names}"
     if status.window is not None:
-        return f"{joined}, starting in {status.window:.0f} s unless {missing} comes before"
+        return f"{joined}, starting in {status.window:.0f} s unless {missing} joins first"
     return f"{joined}, waiting for {missing}"

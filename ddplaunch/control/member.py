@@ -16,7 +16,7 @@ from typing import get_args
 from ddplaunch.control import messages, proof, route
 from ddplaunch.control.failure import Outcome, signal_name
 from ddplaunch.control.heartbeat import Heartbeat
-from ddplaunch.control.messages import PROTOCOL, FromNode, FromNodeZero, Garbled, Hello, Message, Start, Stop
+from ddplaunch.control.messages import PROTOCOL, Declined, FromNode, FromNodeZero, Garbled, Hello, Message, Start, Stop
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.wire import MAX_BEFORE_JOINING, Connection
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
@@ -52,21 +52,13 @@ _NEXT = {
 class Member:
     """One node of a job whose node 0 is elsewhere."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        rules: Rules,
-        hello: Hello,
-        hear: Callable[[Message], None],
-        declined: messages.Declined | None = None,
-    ) -> None:
-        """``hear`` gets the messages to this node, ``declined`` goes out instead of the hello if it takes no part."""
+    def __init__(self, loop: Loop, rules: Rules, hello: Hello | Declined, hear: Callable[[Message], None]) -> None:
+        """``hear`` gets the messages to this node."""
         assert rules.port is not None
         self._loop = loop
         self._rules = rules
         self._port = rules.port
         self._hello = hello
-        self._declined = declined
         self._hear = hear
         self._bond = _Bond.SEEKING
         self._tries = 0
@@ -248,7 +240,7 @@ class Member:
     def _give_up(self) -> None:
         if self._bond is _Bond.SEEKING:
             why = f"node 0 was not reached in {self._rules.join_timeout:g} s (--join-timeout): {self._trouble}"
-            with_rank = " with --node-rank 0" if self._hello.numbered else ""
+            with_rank = " with --node-rank 0" if isinstance(self._hello, Hello) and self._hello.numbered else ""
             hint = f"is the same command running there{with_rank}, and is the port open from here?"
             self._over(Outcome(EXIT_UNAVAILABLE, remark=f"{why}\n  {hint}"))
 
@@ -273,7 +265,7 @@ class Member:
         proven = proof.prove(token, proof.MEMBER, self._nonces) if token else None
         connection.expect((messages.Joined, messages.Refused), MAX_BEFORE_JOINING)
         connection.hear = self._answered
-        connection.send(replace(self._declined or self._hello, nonce=ours, proof=proven))
+        connection.send(replace(self._hello, nonce=ours, proof=proven))
         self._wait(GREET_PATIENCE, "node 0 at {where} does not answer a hello")
 
     def _answered(self, message: Message) -> None:
@@ -283,6 +275,8 @@ class Member:
         if isinstance(message, messages.Refused):
             return self._refuse(message.message, message.hint)
         assert isinstance(message, messages.Joined)
+        if isinstance(self._hello, Declined):
+            raise Garbled("a welcome to a node that takes no part")
         given = message.node_rank
         if given is not None and (self._hello.numbered or not 0 < given < self._rules.max_nodes):
             raise Garbled("a node rank that cannot be ours")
@@ -328,6 +322,7 @@ class Member:
 
     def _check_start(self, order: Start) -> None:
         """Check that we can start so: once an attempt, with our own share among those of all nodes."""
+        assert isinstance(self._hello, Hello)
         numbers = [each.node_rank for each in order.shares]
         if self._attempt is not None or order.attempt <= self._latest:
             raise Garbled("a start out of turn")

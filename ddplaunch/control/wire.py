@@ -42,7 +42,7 @@ def decode(body: bytes, accepted: Iterable[type[M]]) -> M:
         kind = kinds[envelope["op"]]
         message: M = bounded(msgspec.convert(envelope["body"], kind))
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise Garbled(f"no message that is expected here ({type(error).__name__})") from None
+        raise Garbled(f"a message that is not expected here ({type(error).__name__})") from None
     return message
 
 

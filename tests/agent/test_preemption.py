@@ -86,7 +86,7 @@ def test_when_the_time_is_over_ranks_are_stopped(start, tmp_path, mode):
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
-    assert "0.1 s are over (--preempt-grace): stopping the ranks" in job.stderr()
+    assert "0.1 s have passed (--preempt-grace): stopping the ranks" in job.stderr()
     job.assert_nothing_left()
 
 

@@ -100,7 +100,7 @@ def test_frames_in_pieces_and_many_at_once():
     [
         (b"GET / HTTP/1.1\r\n\r\n", "it speaks something else"),
         (struct.pack("!I", (1 << 20) + 1), "it speaks something else"),
-        (struct.pack("!I", 2) + b"{}", "it sent no message that is expected here (KeyError)"),
+        (struct.pack("!I", 2) + b"{}", "it sent a message that is not expected here (KeyError)"),
         (b"", "its connection closed"),
         (struct.pack("!I", 100) + b"half a", "its connection closed"),
     ],
