@@ -123,7 +123,7 @@ BY_MPIRUN = {
 def test_nodes_that_are_started_at_once_have_a_moment_before_it_is_told(start, tmp_path, environment):
     """Their first seconds are no news: some are up before the others."""
     assert QUIET == 5
-    sooner = impatient(tmp_path, "cli.run.QUIET", 2.0)
+    sooner = impatient(tmp_path, "cli.policy.QUIET", 2.0)
     write(tmp_path, "hello.py", HELLO)
     words = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc", "1", "--start", "exec")
     launchers = []
