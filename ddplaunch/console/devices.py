@@ -1,11 +1,11 @@
 """The devices of a machine for people and for programs: a table in a terminal, plain lines in a pipe, one JSON object.
 
-All three say the same. What the hardware is and which of it is visible is found out elsewhere.
+All three say the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from ddplaunch.devices.visible import Visible
@@ -32,11 +32,11 @@ class Row:
     torch: str  # "cuda:0"; "hidden" where a job does not see it
     name: str
     memory: str
-    numa: str
-    cpus: str
-    pci: str
-    uuid: str
-    used_by: tuple[str, ...]
+    numa: str = ""
+    cpus: str = ""
+    pci: str = ""
+    uuid: str = ""
+    used_by: str = ""  # a process a line
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ COLUMNS = (
     Column("used_by", "Used by", "bold red", wraps=18),
 )
 
-GAP = 2
-"""Characters between two columns."""
+GAP = 2  # characters between two columns
 
 DISPENSABLE = ("pci", "cpus", "uuid")
 """Columns that a narrow terminal does without, the first to go first."""
@@ -106,10 +105,7 @@ def _cpu_json(cpu: Cpu) -> dict[str, Any]:
         "quota": cpu.quota,
         "memory_total": cpu.memory_total,
         "memory_available": cpu.memory_available,
-        "numa": [
-            {"index": node.index, "cpus": format_cpulist(node.cpus), "memory_total": node.memory_total}
-            for node in cpu.numa
-        ],
+        "numa": [{**asdict(node), "cpus": format_cpulist(node.cpus)} for node in cpu.numa],
     }
 
 
@@ -126,29 +122,13 @@ def _gpu_json(gpu: Gpu, names: dict[tuple[Gpu, MigInstance | None], str]) -> dic
         "memory_used": gpu.memory_used,
         "numa_node": gpu.numa_node,
         "cpus": format_cpulist(gpu.cpus) or None,
-        "mig": [
-            {
-                "uuid": mig.uuid,
-                "device": names.get((gpu, mig)),
-                "name": mig.name,
-                "memory_total": mig.memory_total,
-                "gpu_instance": mig.gpu_instance,
-                "compute_instance": mig.compute_instance,
-            }
-            for mig in gpu.mig
-        ],
-        "processes": [
-            {"pid": process.pid, "name": process.name, "user": process.user, "memory": process.memory}
-            for process in gpu.processes
-        ],
+        "mig": [{"uuid": mig.uuid, "device": names.get((gpu, mig)), **asdict(mig)} for mig in gpu.mig],
+        "processes": [asdict(process) for process in gpu.processes],
     }
 
 
 def _torch_names(visible: Visible) -> dict[tuple[Gpu, MigInstance | None], str]:
     return {(device.gpu, device.mig): name for device, name in zip(visible.gpus, visible.devices, strict=True)}
-
-
-# Words that both the table and the plain text use.
 
 
 def _rows(hardware: Hardware, visible: Visible) -> list[Row]:
@@ -165,23 +145,12 @@ def _rows(hardware: Hardware, visible: Visible) -> list[Row]:
                 cpus=format_cpulist(gpu.cpus),
                 pci=gpu.pci or "",
                 uuid=gpu.uuid or "",
-                used_by=tuple(map(_process, gpu.processes)),
+                used_by="\n".join(map(_process, gpu.processes)),
             )
         )
         for index, mig in enumerate(gpu.mig):
-            rows.append(
-                Row(
-                    gpu=f"{gpu.index}:{index}",
-                    torch=names.get((gpu, mig), HIDDEN),
-                    name=mig.name,
-                    memory=_memory(None, mig.memory_total),
-                    numa="",
-                    cpus="",
-                    pci="",
-                    uuid=mig.uuid,
-                    used_by=(),
-                )
-            )
+            device, memory = names.get((gpu, mig), HIDDEN), _memory(None, mig.memory_total)
+            rows.append(Row(f"{gpu.index}:{index}", device, mig.name, memory, uuid=mig.uuid))
     return rows
 
 
@@ -213,22 +182,17 @@ def _cpu_line(cpu: Cpu) -> str:
     return "; ".join(parts)
 
 
-def _no_gpu(hardware: Hardware) -> str:
+def _gpu_line(hardware: Hardware, visible: Visible) -> str:
+    if hardware.gpus:
+        count = _count(len(visible.gpus), "GPU") if visible.gpus else "no GPU"
+        return f"A job sees {count} (source: {visible.source})."
     if hardware.failed:
         return f"{hardware.failed}, but no GPU works: a job runs on the CPUs only with --gpus none."
     return "No GPU found: a job runs on the CPUs."
 
 
-def _visible_line(visible: Visible) -> str:
-    count = _count(len(visible.gpus), "GPU") if visible.gpus else "no GPU"
-    return f"A job sees {count} (source: {visible.source})."
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-# Plain text.
 
 
 def _plain_text(hardware: Hardware, visible: Visible) -> str:
@@ -242,19 +206,16 @@ def _plain_text(hardware: Hardware, visible: Visible) -> str:
             f"cpus {row.cpus or '-'}",
             row.pci or "-",
             row.uuid or "-",
-            f"used by {', '.join(row.used_by)}" if row.used_by else "",
+            f"used by {', '.join(row.used_by.splitlines())}" if row.used_by else "",
         )
         for row in _rows(hardware, visible)
     ]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [f"cpu    {_cpu_line(hardware.cpu)}"]
     lines += ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table]
-    lines.append(_visible_line(visible) if hardware.gpus else _no_gpu(hardware))
+    lines.append(_gpu_line(hardware, visible))
     lines += [f"note: {note}" for note in (*hardware.notes, *visible.notes)]
     return "".join(f"{line.rstrip()}\n" for line in lines)
-
-
-# The table.
 
 
 def _write_table(hardware: Hardware, visible: Visible, out: TextIO) -> None:
@@ -268,9 +229,7 @@ def _write_table(hardware: Hardware, visible: Visible, out: TextIO) -> None:
         console.print()
         console.print(_table(_rows(hardware, visible), console.width))
         console.print()
-        console.print(Text(_visible_line(visible)))
-    else:
-        console.print(Text(_no_gpu(hardware)))
+    console.print(Text(_gpu_line(hardware, visible)))
     notes = Table.grid(padding=(0, 1))
     for note in (*hardware.notes, *visible.notes):
         notes.add_row(Text("!", style="bold yellow"), Text(note, style="yellow"))
@@ -297,18 +256,13 @@ def _table(rows: list[Row], width: int) -> Table:
         table.add_column(column.title, justify=column.justify, no_wrap=not (column.wraps or tight), overflow="fold")
     for row in rows:
         dimmed = "dim" if row.torch == HIDDEN else None
-        table.add_row(*(Text("\n".join(_lines(column, row)), style=dimmed or column.style) for column in columns))
+        table.add_row(*(Text(getattr(row, column.field), style=dimmed or column.style) for column in columns))
     return table
-
-
-def _lines(column: Column, row: Row) -> tuple[str, ...]:
-    value: str | tuple[str, ...] = getattr(row, column.field)
-    return (value,) if isinstance(value, str) else value
 
 
 def _fits(columns: list[Column], rows: list[Row], width: int) -> bool:
     def least_width(column: Column) -> int:
-        widest = max(len(line) for row in rows for line in (column.title, *_lines(column, row)))
+        widest = max(len(line) for row in rows for line in (column.title, *getattr(row, column.field).split("\n")))
         return min(widest, column.wraps or widest)
 
     return sum(map(least_width, columns)) + GAP * (len(columns) - 1) <= width

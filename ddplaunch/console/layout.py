@@ -20,17 +20,12 @@ if TYPE_CHECKING:
 _OWN = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "DDPLAUNCH_DEVICE")
 """Variables that differ between ranks; the table shows what they are made of."""
 
-MAX_ROWS = 64
-MAX_COMMANDS = 8
+MAX_ROWS, MAX_COMMANDS = 64, 8
 """What fits on a screen or two; where the plan is piped, or with ``--json``, nothing is left out."""
 
 
 def print_layout(plan: Plan, options: Sequence[str]) -> None:
-    """Print the plan: a table in a terminal, the same facts as plain text elsewhere.
-
-    Args:
-        options: options that another node's command must repeat.
-    """
+    """Print the plan; another node's command must repeat these options."""
     if sys.stdout.isatty():
         from rich.console import Console
 
@@ -38,21 +33,18 @@ def print_layout(plan: Plan, options: Sequence[str]) -> None:
 
         _print_table(Console(highlight=False, no_color=not colour_wanted()), plan, options)
     else:
-        sys.stdout.write("".join(line + "\n" for line in plain(plan, options)))
+        sys.stdout.write("".join(line + "\n" for line in _plain(plan, options)))
 
 
-def plain(plan: Plan, options: Sequence[str]) -> Iterator[str]:
-    """Yield the plan as lines without colour or boxes, one rank a line."""
+def _plain(plan: Plan, options: Sequence[str]) -> Iterator[str]:
+    """The plan as lines without colour or boxes, one rank a line."""
     yield _headline(plan)
     for fact in _facts(plan):
         yield f"{fact.name}: {fact.value} ({fact.source})"
     yield ""
     for rank in plan.shown_ranks:
-        node, local = _where(plan, rank)
-        yield (
-            f"rank {rank.rank}  node {node}  host {_host(rank.host)}  local rank {local}"
-            f"  device {rank.device}  cpus {_cpus(rank.cpus)}"
-        )
+        number, node, local, host, device, cpus = _row(plan, rank)
+        yield f"rank {number}  node {node}  host {host}  local rank {local}  device {device}  cpus {cpus}"
     yield ""
     common, own = _variables(plan)
     yield f"variables of every rank: {common}"
@@ -84,17 +76,11 @@ def _variables(plan: Plan) -> tuple[str, str]:
     return " ".join(f"{name}={value}" for name, value in common.items()), " ".join(own)
 
 
-def _where(plan: Plan, rank: Rank) -> tuple[str, str]:
-    node_rank, local_rank = plan.where(rank)
-    return "?" if node_rank is None else str(node_rank), str(local_rank)
-
-
-def _host(host: str | None) -> str:
-    return host or "?"
-
-
-def _cpus(cpus: Sequence[int] | None) -> str:
-    return format_cpulist(cpus) if cpus else "any"
+def _row(plan: Plan, rank: Rank) -> tuple[str, ...]:
+    """A rank's number, node, local rank, host, device and CPUs."""
+    node, local = plan.where(rank)
+    cpus = format_cpulist(rank.cpus) if rank.cpus else "any"
+    return str(rank.rank), "?" if node is None else str(node), str(local), rank.host or "?", rank.device, cpus
 
 
 def _commands(plan: Plan, options: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -128,9 +114,7 @@ def _print_table(console: Console, plan: Plan, options: Sequence[str]) -> None:
     console.print()
     ranks = grid("rank", "node", "local", "host", "device", "cpus")
     for rank in plan.shown_ranks[:MAX_ROWS]:
-        numbers = (str(rank.rank), *_where(plan, rank))
-        here = rank.node_rank == plan.node_rank
-        ranks.add_row(*numbers, Text(_host(rank.host)), rank.device, _cpus(rank.cpus), style="" if here else "dim")
+        ranks.add_row(*map(Text, _row(plan, rank)), style="" if rank.node_rank == plan.node_rank else "dim")
     show(ranks)
     if len(plan.shown_ranks) > MAX_ROWS:
         show(Text(f"… and {len(plan.shown_ranks) - MAX_ROWS} more; piped, or with --json, all are printed", "dim"))
