@@ -8,7 +8,6 @@ import socket
 from ddplaunch.cli.options import Options
 from ddplaunch.cli.rules import read_rules
 from ddplaunch.cli.surroundings import look_around
-from ddplaunch.control.rules import Rules
 from ddplaunch.errors import UsageError
 
 
@@ -16,40 +15,21 @@ def tell(error: UsageError, options: Options, listening: socket.socket | None) -
     """Let the other nodes end with this error too, where nobody sits at this one to type the command again.
 
     Over SSH the hosts' own connections do so, and a person who started each node will start this one once more.
-
-    Args:
-        listening: on the control port, if this node came so far.
+    ``listening`` is on the control port, if this node came so far.
     """
     if options.dry_run or options.hosts or options.hostfile or os.isatty(0):  # as in a shell of srun --pty
         return
     try:
-        node = _node(options)
-        if node:
-            from ddplaunch.control.decline import decline
+        options, finding = look_around(options)
+        if finding is None or not isinstance(options.node_rank, int):
+            return
+        from ddplaunch.control.decline import decline
+        from ddplaunch.plan.rendezvous import MISSING, locate
 
-            decline(*node, os.uname().nodename, error, listening)
+        asked = (options.master_addr, options.master_port, options.init_method)
+        address, port = locate(*asked, nnodes=options.nnodes[1], here=None, environ=os.environ)
+        rules = read_rules(options, address.value, int(port.value), finding)
+        if rules.port is not None and address.source != MISSING:
+            decline(rules, options.node_rank, os.uname().nodename, error, listening)
     except UsageError:
         pass  # the first error is the one to mend
-
-
-def _node(options: Options) -> tuple[Rules, int] | None:
-    """The job's rules as its surroundings describe it, and this node's rank; None where they do not.
-
-    Raises:
-        UsageError: they, or the options, make no sense.
-    """
-    from ddplaunch.plan.rendezvous import MISSING, locate
-
-    options, finding = look_around(options)
-    if finding is None or not isinstance(options.node_rank, int):
-        return None
-    address, port = locate(
-        options.master_addr,
-        options.master_port,
-        options.init_method,
-        nnodes=options.nnodes[1],
-        here=None,
-        environ=os.environ,
-    )
-    rules = read_rules(options, address.value, int(port.value), finding)
-    return None if rules.port is None or address.source == MISSING else (rules, options.node_rank)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddplaunch.cli import over_ssh
-from ddplaunch.cli.policy import read_sidecars
+from ddplaunch.cli import over_ssh, sidecars
 
 if TYPE_CHECKING:
     from ddplaunch.cli.options import Options
@@ -21,18 +20,10 @@ _OF_THIS_NODE = {"stdin", "dry_run", "as_json", "token", *over_ssh.OWN_OPTIONS}
 
 
 def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: bool) -> None:
-    """Print the plan.
-
-    Args:
-        passed_on: how to pass ``--dry-run`` on to the target, if it may have been meant so.
-        remote: whether the job would run on other machines.
-
-    Raises:
-        UsageError: a sidecar program cannot be run.
-    """
+    """Print the plan, and ``passed_on``: how to pass ``--dry-run`` on to the target, if it may have been meant so."""
     notes = list(plan.notes)
     if plan.node_rank == 0:
-        notes += [f"beside rank 0: {each.command}" for each in read_sidecars(options, remote=remote)]
+        notes += [f"beside rank 0: {each.command}" for each in sidecars.read(options, remote=remote)]
     if plan.nnodes > 1 and not plan.started_rank:
         notes.append(f"nodes other than {plan.node_rank} are unknown and assumed to be like this one")
         if options.token:

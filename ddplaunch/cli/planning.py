@@ -22,26 +22,16 @@ if TYPE_CHECKING:
 
 
 class Planned(NamedTuple):
-    """A plan and what it was made from.
-
-    Attributes:
-        options: as hosts or surroundings have completed them.
-        finding: what was used of what the surroundings say.
-        plan_as: plans again, as this node rank, where node 0 is to give each node its own.
-    """
+    """A plan and what it was made from."""
 
     plan: Plan
-    options: Options
-    finding: Finding | None
-    plan_as: Callable[[int], Plan]
+    options: Options  # as hosts or surroundings have completed them
+    finding: Finding | None  # what was used of what the surroundings say
+    plan_as: Callable[[int], Plan]  # plans again, as this node rank, where node 0 is to give each node its own
 
 
 def make_plan(options: Options, target: Target, hosts: tuple[Host, ...], notes: Iterable[str]) -> Planned:
-    """Plan the job.
-
-    Args:
-        hosts: those that would run it, in a dry run; none where this machine does.
-        notes: what else people should know.
+    """Plan the job; ``hosts`` are those that would run it, in a dry run; none where this machine does.
 
     Raises:
         UsageError: the options contradict each other, the surroundings, or this machine.
@@ -73,12 +63,11 @@ def make_plan(options: Options, target: Target, hosts: tuple[Host, ...], notes: 
 
 def _spec(options: Options, finding: Finding | None, unless_numbered: int) -> JobSpec:
     """Return what the plan needs; ``unless_numbered`` is the node rank until node 0 gives one."""
-    lowest, highest = options.nnodes
     numbered = options.node_rank != AUTO
     return JobSpec(
         nproc=options.nproc,
-        nnodes=highest,
-        min_nodes=lowest,
+        nnodes=options.nnodes[1],
+        min_nodes=options.nnodes[0],
         node_rank=options.node_rank if isinstance(options.node_rank, int) else None if numbered else unless_numbered,
         master_addr=options.master_addr,
         master_port=options.master_port,

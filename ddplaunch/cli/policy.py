@@ -6,12 +6,11 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ddplaunch.cli import over_ssh, show
+from ddplaunch.cli import over_ssh, show, sidecars
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
     from ddplaunch.agent.policy import Policy
-    from ddplaunch.agent.sidecar import Sidecar
     from ddplaunch.cli.options import Options
     from ddplaunch.plan.plan import Plan
 
@@ -20,11 +19,7 @@ QUIET = 5.0
 
 
 def check_ranks(options: Options, plan: Plan) -> None:
-    """Check the ranks that ``--show`` and ``--stdin`` name.
-
-    Raises:
-        UsageError: there is no such rank, as far as this node knows.
-    """
+    """Refuse ranks of ``--show`` and ``--stdin`` that there are not, as far as this node knows."""
     show.read(options.show, plan)
     here = [rank.rank for rank in plan.local_ranks]
     if options.stdin is not None and plan.nnodes == 1 and options.stdin not in here:
@@ -33,11 +28,7 @@ def check_ranks(options: Options, plan: Plan) -> None:
 
 
 def read_policy(options: Options, plan: Plan, *, many_start: bool) -> Policy:
-    """Return the policy; ``many_start`` is whether a system starts all nodes at once.
-
-    Raises:
-        UsageError: a sidecar program cannot be run.
-    """
+    """Return the policy; ``many_start`` is whether a system starts all nodes at once."""
     from ddplaunch.agent.policy import Policy
     from ddplaunch.console import colour_wanted
     from ddplaunch.output.sink import PATIENCE
@@ -55,7 +46,7 @@ def read_policy(options: Options, plan: Plan, *, many_start: bool) -> Policy:
         preempt_signal=options.preempt_signal,
         preempt_forward=options.preempt_forward,
         colour=colour_wanted(),
-        sidecars=read_sidecars(options) if plan.node_rank == 0 else (),
+        sidecars=sidecars.read(options) if plan.node_rank == 0 else (),
     )
 
 
@@ -67,16 +58,3 @@ def _preloads(options: Options, plan: Plan) -> tuple[str, ...]:
     from ddplaunch.target.preload import preloads
 
     return preloads(plan.target)
-
-
-def read_sidecars(options: Options, *, remote: bool = False) -> tuple[Sidecar, ...]:
-    """Return what runs beside rank 0; ``remote``: on another machine.
-
-    Raises:
-        UsageError: a program cannot be run.
-    """
-    if not options.sidecar and options.tensorboard is None:
-        return ()
-    from ddplaunch.cli import sidecars
-
-    return sidecars.read(options.tensorboard, options.sidecar, remote=remote)

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_nodes(options: Options) -> None:
-    """Check what the options say of the nodes.
-
-    Raises:
-        UsageError: two of them contradict each other.
-    """
+    """Refuse options that contradict each other on the nodes."""
     lowest, highest = options.nnodes
     if options.grow and lowest == highest:
         raise UsageError(f"--grow does not work with --nnodes {highest}", f"--nnodes {highest}:{highest + 1}")
@@ -29,21 +25,13 @@ def check_nodes(options: Options) -> None:
 
 
 def check_control_port(port: int, master_port: int) -> None:
-    """Check the control port, which is the one behind the master port where no option names it.
-
-    Raises:
-        UsageError: there is no such port.
-    """
+    """Refuse a control port that there is not; it is the one behind the master port where no option names it."""
     if port > 65535:
         raise UsageError(f"--master-port {master_port} leaves no control port behind it", "add --control-port PORT")
 
 
 def read_rules(options: Options, address: str, master_port: int, finding: Finding | None) -> Rules:
-    """Return the rules of a job whose node 0 is at this address.
-
-    Raises:
-        UsageError: there is no control port.
-    """
+    """Return the rules of a job whose node 0 is at this address; refuse one without a control port."""
     from ddplaunch.cli.surroundings import address_comes_late, one_log
     from ddplaunch.control.rules import Rules
 

@@ -12,16 +12,11 @@ if TYPE_CHECKING:
     from ddplaunch.plan.plan import Plan
 
 _STREAMS = {"": frozenset({1, 2}), "out": frozenset({1}), "err": frozenset({2}), "none": frozenset[int]()}
-_LOCAL = "local:"
-"""Numbers behind it are local ranks."""
+_LOCAL = "local:"  # numbers behind it are local ranks
 
 
 def read(text: str, plan: Plan) -> Shown:
-    """Read it.
-
-    Raises:
-        UsageError: it is no list of ranks, or names one that there is not.
-    """
+    """Read it; refuse what is not a list of ranks, and ranks that there are not, as far as this node knows."""
     from ddplaunch.agent.policy import Rule, Shown
 
     rules: list[Rule] = []
@@ -33,21 +28,16 @@ def read(text: str, plan: Plan) -> Shown:
         number = whole(who)
         known = who in ("all", "none") or (number is not None and number >= 0)
         if not known or stream not in _STREAMS or bool(slash) != bool(stream):
-            raise UsageError(
-                f"--show {text}: expected all, none, ranks like 0,3, or local:0", "0/err is only the stderr of rank 0"
-            )
-        if who == "none":
-            rules.append(Rule(None, streams=frozenset()))
-        elif who == "all":
-            rules.append(Rule(None, streams=_STREAMS[stream]))
-        elif number is not None:
-            rules.append(Rule(number, local, _STREAMS[stream]))
+            what = f"--show {text}: expected all, none, ranks like 0,3, or local:0"
+            raise UsageError(what, "0/err is only the stderr of rank 0")
+        streams = _STREAMS["none" if who == "none" else stream]
+        rules.append(Rule(None, streams=streams) if number is None else Rule(number, local, streams))
+        if number is not None:
             _check(number, local, text, plan)
     return Shown(tuple(rules))
 
 
 def _check(number: int, local: bool, text: str, plan: Plan) -> None:
-    """Refuse a rank that there is not, as far as this node knows."""
     if local:
         count, whose = len(plan.local_ranks), "this node has local"
     elif plan.nnodes == 1:
@@ -55,9 +45,8 @@ def _check(number: int, local: bool, text: str, plan: Plan) -> None:
     else:
         return
     if number >= count:
-        raise UsageError(
-            f"--show {text}: {whose} {ranks(0, count - 1)}", f"all, none, or ranks like {'local:' * local}0"
-        )
+        what = f"--show {text}: {whose} {ranks(0, count - 1)}"
+        raise UsageError(what, f"all, none, or ranks like {'local:' * local}0")
 
 
 def ranks(first: int, last: int) -> str:

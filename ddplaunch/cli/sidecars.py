@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from ddplaunch.agent.sidecar import Sidecar, tensorboard
 from ddplaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.sidecar import Sidecar
+    from ddplaunch.cli.options import Options
 
 
 def split(text: str) -> list[str]:
-    """Split a command line as a shell would, without any other thing that a shell does.
+    """Split a command line as a shell would; refuse one that is empty, or whose quotes are not in pairs."""
+    import shlex
 
-    Raises:
-        UsageError: it is empty, or its quotes are not in pairs.
-    """
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -28,34 +27,36 @@ def split(text: str) -> list[str]:
     return words
 
 
-def read(logdir: str | None, commands: Sequence[str], *, remote: bool = False) -> tuple[Sidecar, ...]:
+def read(options: Options, *, remote: bool = False) -> tuple[Sidecar, ...]:
     """Return what is to run beside rank 0; ``remote``: on another machine, of which nothing can be said here.
 
     Raises:
-        UsageError: a program, or TensorBoard, is not there, or its folder is none.
+        UsageError: a program or TensorBoard is not there, or its folder is a file.
     """
+    if not options.sidecar and options.tensorboard is None:
+        return ()
+    import shutil
+
+    from ddplaunch.agent.sidecar import Sidecar, tensorboard
+
     found: list[Sidecar] = []
-    if logdir is not None:
-        check_tensorboard(logdir, remote=remote)
-        found.append(tensorboard(logdir))
-    for text in commands:
+    if options.tensorboard is not None:
+        check_tensorboard(options.tensorboard, remote=remote)
+        found.append(tensorboard(options.tensorboard))
+    for text in options.sidecar:
         words = split(text)
         path = shutil.which(words[0])
         if path is None and not remote:
-            raise UsageError(
-                f"--sidecar {text}: program {words[0]} not found",
-                "name one on PATH, or ./NAME; for a shell: --sidecar \"sh -c '…'\"",
-            )
+            hint = "name one on PATH, or ./NAME; for a shell: --sidecar \"sh -c '…'\""
+            raise UsageError(f"--sidecar {text}: program {words[0]} not found", hint)
         found.append(Sidecar(_name(words[0], found), tuple(words), path or words[0]))
     return tuple(found)
 
 
 def check_tensorboard(logdir: str, *, remote: bool = False) -> None:
-    """Look whether TensorBoard can be run on this folder, which need not be there yet.
+    """Refuse a folder that is a file; it need not be there yet. Refuse any where TensorBoard is not installed."""
+    from importlib.util import find_spec
 
-    Raises:
-        UsageError: it is not installed, or the folder is none.
-    """
     if not logdir:
         raise UsageError("--tensorboard '': expected a folder", "--tensorboard runs")
     if remote:
@@ -64,10 +65,8 @@ def check_tensorboard(logdir: str, *, remote: bool = False) -> None:
         raise UsageError(f"--tensorboard {logdir} is a file, not a folder", "name its folder")
     spec = find_spec("tensorboard")
     if spec is None or spec.origin is None:  # a folder of that name is no package
-        raise UsageError(
-            f"--tensorboard {logdir}: the package tensorboard is not installed for {sys.executable}",
-            "pip install tensorboard",
-        )
+        what = f"--tensorboard {logdir}: the package tensorboard is not installed for {sys.executable}"
+        raise UsageError(what, "pip install tensorboard")
 
 
 def _name(program: str, others: Sequence[Sidecar]) -> str:

@@ -10,6 +10,7 @@ from ddplaunch.cli.options import Options, Source
 from ddplaunch.errors import EXIT_USAGE, UsageError
 
 if TYPE_CHECKING:
+    from ddplaunch.cli.options import Inferred
     from ddplaunch.clusters.finding import Finding, Place
     from ddplaunch.plan.layout import StartedRank
 
@@ -27,8 +28,6 @@ _ONE_LOG = {"slurm", "openmpi", "mpich", "mvapich", "flux", "pals", "lsf", TORCH
 
 def look_around(options: Options) -> tuple[Options, Finding | None]:
     """Fill in what the user has not set from what the surroundings say; return what was used, None where nothing was.
-
-    An elastic job describes itself.
 
     Raises:
         UsageError: the variables make no sense, or contradict what the user has set.
@@ -54,9 +53,8 @@ def look_around(options: Options) -> tuple[Options, Finding | None]:
         options = options.given(Source.SURROUNDINGS, {"control": "none"})
     address = None if os.environ.get("MASTER_ADDR") else finding.address
     port = None if os.environ.get("MASTER_PORT") else finding.port
-    return options.filled(
-        Source.SURROUNDINGS, {"master_addr": address, "master_port": port, "run_id": finding.run_id}
-    ), finding
+    of_node_0: Inferred = {"master_addr": address, "master_port": port, "run_id": finding.run_id}
+    return options.filled(Source.SURROUNDINGS, of_node_0), finding
 
 
 def _too_many(finding: Finding, place: Place, nproc: str) -> BaseException:
@@ -80,16 +78,11 @@ TOKEN = "DDPLAUNCH_TOKEN"
 def check_token(token: str | None, name: str = "--token") -> None:
     """Refuse a token that is empty, as of a secret that is not set: the job would be open to all.
 
-    Args:
-        token: as typed, else as the variable has it; click takes an empty variable for none.
-        name: where it was typed.
-
-    Raises:
-        UsageError: it is empty.
+    ``name`` is where it was typed; where it was not, the variable counts, and click takes an empty one for none.
     """
-    typed = token if token is not None else os.environ.get(TOKEN)
-    if typed is not None and not typed.strip():
-        name = name if token is not None else TOKEN
+    if token is None:
+        token, name = os.environ.get(TOKEN), TOKEN
+    if token is not None and not token.strip():
         raise UsageError(f"{name} is empty, so it would protect nothing", f"give a secret, or leave {name} out")
 
 

@@ -88,11 +88,10 @@ def signal_number(ctx: click.Context, param: click.Parameter, text: str | None) 
 
 def commands(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Check command lines, which only node 0 then uses."""
-    if texts:
-        from ddplaunch.cli import sidecars
+    from ddplaunch.cli import sidecars
 
-        for text in texts:
-            sidecars.split(text)
+    for text in texts:
+        sidecars.split(text)
     return texts
 
 
