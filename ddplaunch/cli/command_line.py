@@ -7,6 +7,7 @@ after it; all else is the program's, unchanged. What could be either is refused,
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from ddplaunch.errors import UsageError
@@ -45,21 +46,22 @@ ELSEWHERE = {
 
 
 class CommandLine(NamedTuple):
-    """Its three parts.
+    """Its three parts, and what people should know of them."""
 
-    Attributes:
-        ours: our options, those behind the target last.
-        target: None where there is none.
-        program: the program's own arguments.
-        behind: those of ``ours`` that were typed behind the target.
-        alike: options of the program that are spelled like ours, though nothing shows that the program has them.
-    """
-
-    ours: tuple[str, ...]
+    ours: tuple[str, ...]  # those behind the target last
     target: str | None
-    program: tuple[str, ...]
-    behind: tuple[str, ...] = ()
-    alike: tuple[str, ...] = ()
+    program: tuple[str, ...]  # its own arguments
+    behind: tuple[str, ...] = ()  # those of ours that were typed behind the target
+    alike: tuple[str, ...] = ()  # the program's that are spelled like ours, though nothing shows that it has them
+
+
+class Translation(NamedTuple):
+    """The words to read instead of those typed, where some are torchrun's."""
+
+    words: list[str]
+    notes: tuple[str, ...] = ()  # what people should know of it
+    of_torchrun: bool = False  # an option typed is torchrun's alone: so all behind the target is the program's
+    unsaid: frozenset[str] = frozenset()  # ours that variables alone say: what is typed anywhere goes before them
 
 
 def split(
@@ -74,7 +76,7 @@ def split(
     instead: Mapping[str, str] = {},
     elsewhere: Mapping[str, str] = ELSEWHERE,
 ) -> CommandLine:
-    """Split ``words``.
+    """Split the words typed.
 
     Args:
         options: every spelling of every option of ours, and whether it takes a value.
@@ -91,23 +93,27 @@ def split(
     """
     end = end_of_ours(words, options)
     ours, rest = tuple(words[:end]), list(words[end:])
-    verbatim = rest[:1] == ["--"]
-    if verbatim:
-        del rest[0]
-    elif rest and is_option(rest[0]):
-        raise _unknown(rest[0], options, elsewhere)
+    if rest[:1] == ["--"]:
+        return CommandLine(ours, rest[1] if rest[1:] else None, tuple(rest[2:]))
     if not rest:
         return CommandLine(ours, None, ())
+    if is_option(rest[0]):
+        raise _unknown(rest[0], options, elsewhere)
     target = rest.pop(0)
-    if verbatim:
-        return CommandLine(ours, target, tuple(rest))
-
     options = {name: takes for name, takes in options.items() if name not in MARKERS}
     alone = CommandLine(ours, target, ())
     if ends_at_target or "--no-python" in ours:
         few = guarded = ()
     meant = {name: options[name] for name in {*few, *guarded} & options.keys()}
-    behind, program = _right_behind(alone, rest, few, meant, instead)
+    taken = {name: takes for name, takes in meant.items() if name in few}
+    try:
+        end = end_of_ours(rest, taken)
+        if DRY_RUN not in (*ours, *rest[:end]):
+            taken.pop(JSON, None)
+            end = end_of_ours(rest, taken)
+    except UsageError:
+        raise _refusal("", alone, rest, meant, instead) from None
+    behind, program = tuple(rest[:end]), rest[end:]
     for name, value in _values((*ours, *behind), options).items():
         if options.get(name) and not value:
             raise UsageError(f"{name} has an empty value", "give it one, or leave it out")
@@ -127,25 +133,6 @@ def split(
     return alone._replace(program=tuple(program), alike=tuple(alike))
 
 
-def _right_behind(
-    alone: CommandLine,
-    rest: Sequence[str],
-    few: Collection[str],
-    meant: Mapping[str, bool],
-    instead: Mapping[str, str],
-) -> tuple[tuple[str, ...], list[str]]:
-    """Split what follows the target: the few that are ours, and all else."""
-    taken = {name: takes for name, takes in meant.items() if name in few}
-    try:
-        end = end_of_ours(rest, taken)
-        if DRY_RUN not in (*alone.ours, *rest[:end]):
-            taken.pop(JSON, None)
-            end = end_of_ours(rest, taken)
-    except UsageError:
-        raise _refusal("", alone, rest, meant, instead) from None
-    return tuple(rest[:end]), list(rest[end:])
-
-
 def passed_on(line: CommandLine) -> str | None:
     """The command that gives the program the ``--dry-run`` that was read as ours behind its name, if one was."""
     if DRY_RUN not in line.behind:
@@ -154,21 +141,17 @@ def passed_on(line: CommandLine) -> str | None:
     before = line.ours[: len(line.ours) - len(line.behind)]
     if DRY_RUN not in before:
         before = tuple(word for word in before if word != JSON)  # which means nothing without it
-    ours = [*before, *(word for word in line.behind if word not in looks)]
-    return _spelled(CommandLine(tuple(ours), line.target, (*looks, *line.program)), FEW)
+    ours = (*before, *(word for word in line.behind if word not in looks))
+    return _spelled(CommandLine(ours, line.target, (*looks, *line.program)), FEW)
 
 
 def _values(words: Sequence[str], options: Mapping[str, bool]) -> dict[str, str]:
     """Options of ours with the values typed, "" for flags; the last one counts, as click has it."""
     found: dict[str, str] = {}
-    start = 0
-    while start < len(words):
-        name, equals, value = words[start].partition("=")
-        start += 1
-        if options.get(name) and not equals:
-            value = words[start]
-            start += 1
-        found[name] = value
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        found[name] = next(rest) if options.get(name) and not equals else value
     return found
 
 
@@ -179,21 +162,15 @@ def goes_on(words: Sequence[str], options: Mapping[str, bool]) -> bool:
 
 
 def end_of_ours(words: Sequence[str], options: Mapping[str, bool], start: int = 0) -> int:
-    """Where the options of ours that begin at ``start`` end, their values included.
-
-    Raises:
-        UsageError: one lacks its value.
-    """
+    """Where the options of ours that begin at ``start`` end, their values included; refuse one that lacks its value."""
     while start < len(words) and (name := name_of(words[start])) in options:
         if options[name] and "=" not in words[start]:
             start += 1
             if start == len(words):
                 raise UsageError(f"{name} needs a value", "ddplaunch run --help-all shows which")
             if words[start].startswith("--") or words[start] in MARKERS | HELP:
-                raise UsageError(
-                    f"{name} needs a value, and {words[start]} looks like an option",
-                    f"{name}={words[start]}, if that is its value",
-                )
+                what = f"{name} needs a value, and {words[start]} looks like an option"
+                raise UsageError(what, f"{name}={words[start]}, if that is its value")
         start += 1
     return start
 
@@ -210,16 +187,8 @@ def is_option(word: str) -> bool:
 
 def _among(program: Sequence[str], options: Collection[str]) -> list[str]:
     """The options of ours among a program's arguments, as far as they go before a ``--``; also one of torchrun's."""
-    found = dict[str, None]()
-    for word in program:
-        if word == "--":
-            break
-        if (name := name_of(word)) in options or hyphened(name) == "--nproc-per-node":
-            found[name] = None
-    return list(found)
-
-
-# --------------------------------------------------------------------------------------------------------- spellings
+    names = map(name_of, takewhile(lambda word: word != "--", program))
+    return list(dict.fromkeys(name for name in names if name in options or hyphened(name) == "--nproc-per-node"))
 
 
 def _refusal(
@@ -227,8 +196,7 @@ def _refusal(
 ) -> UsageError:
     """Say what is unclear with both spellings to choose from, or with one where the other would make no sense.
 
-    Args:
-        alone: what is clear. rest: the words behind it. meant: the options in question. instead: as for ``split``.
+    ``alone`` is what is clear, ``rest`` the words behind it, ``meant`` the options in question.
     """
     theirs = f"the program's: {_spelled(alone._replace(program=tuple(rest)), meant)}"
     try:
@@ -244,9 +212,7 @@ def _refusal(
 
 def _gather(words: Sequence[str], options: Mapping[str, bool]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Read every option of ours in ``words`` as ours; return them and what is left."""
-    found: list[str] = []
-    left: list[str] = []
-    start = 0
+    found, left, start = list[str](), list[str](), 0
     while start < len(words) and words[start] != "--":
         end = end_of_ours(words, options, start)
         found += words[start:end]
@@ -274,13 +240,11 @@ def _spelled(line: CommandLine, meant: Collection[str]) -> str:
 def _unknown(word: str, options: Mapping[str, bool], elsewhere: Mapping[str, str]) -> UsageError:
     name = name_of(word)
     dashed = hyphened(name)
-    near = dashed if dashed in options else elsewhere.get(dashed)
-    near = near or nearest(dashed, options)
+    near = dashed if dashed in options else elsewhere.get(dashed) or nearest(dashed, options)
     if name.startswith("-m") and len(name) > 2:
         near = f"-m {name[2:]}"
     instead = "ddplaunch run --help-all shows all options; -- stands before a target that begins with a dash"
-    hint = f"did you mean {near}?" if near else instead
-    return UsageError(f"no such option: {name}", hint)
+    return UsageError(f"no such option: {name}", f"did you mean {near}?" if near else instead)
 
 
 def hyphened(name: str) -> str:

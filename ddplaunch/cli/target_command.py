@@ -1,28 +1,24 @@
 """Commands that start a target: which words of the line are ours, the help by headings, the target found and checked.
 
-``run`` starts it here, ``submit`` hands it to a scheduler; both read a command line in the same way.
+All of them read a command line in the same way.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ddplaunch.cli.command_line import FEW, HELP, HELP_ALL, CommandLine, goes_on, name_of, passed_on, split
+from ddplaunch.cli.command_line import FEW, HELP, HELP_ALL, CommandLine, Translation, goes_on, name_of, passed_on, split
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddplaunch.cli.torchrun.dialect import Translation
     from ddplaunch.target.target import Target
 
-SETTINGS = {
-    "help_option_names": ["-h", "--help"],
-    "allow_interspersed_args": False,
-    "max_content_width": 110,
-}
+SETTINGS = {"help_option_names": ["-h", "--help"], "allow_interspersed_args": False, "max_content_width": 110}
 """The context settings of such a command."""
 
 TORCHRUN_SIGNS = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
@@ -30,19 +26,12 @@ TORCHRUN_SIGNS = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 
 
 class Remarks(NamedTuple):
-    """What reading the command line has shown beside the values; kept as the context's object.
+    """What reading the command line has shown beside the values; kept as the context's object."""
 
-    Attributes:
-        torchrun: what people should know of torchrun's options.
-        alike: a note on options that went to the program and are spelled like ours.
-        passed_on: how to pass on a ``--dry-run`` that stood behind the target.
-        from_variables: the options that torchrun's variables have set.
-    """
-
-    torchrun: tuple[str, ...] = ()
-    alike: str | None = None
-    passed_on: str | None = None
-    from_variables: frozenset[str] = frozenset()
+    torchrun: tuple[str, ...] = ()  # what people should know of torchrun's options
+    alike: str | None = None  # a note on options that went to the program and are spelled like ours
+    passed_on: str | None = None  # how to pass on a --dry-run that stood behind the target
+    from_variables: frozenset[str] = frozenset()  # the options that torchrun's variables have set
 
 
 def remarks() -> Remarks:
@@ -53,20 +42,13 @@ def remarks() -> Remarks:
 class TargetCommand(click.Command):
     """Knows which words are its own: click alone would take all options before the first other word."""
 
-    sections: Mapping[str, Sequence[str]]
-    """The headings of ``--help-all``, and the options under each."""
-    common: Sequence[str] = ()
-    """The options that most people need, which ``--help`` shows."""
-    examples: Sequence[tuple[str, str]] = ()
-    """What each command line of ``--help`` is for, and the line."""
-    starts_here = True
-    """Whether the job starts in our own surroundings, so that variables count."""
-    refused: Mapping[str, str] = {}
-    """Options of torchrun that make no sense here, and what to do instead."""
-    skipped: Collection[str] = ()
-    """Those that mean something else here."""
-    few: Collection[str] = FEW
-    """What is ours right behind the target too."""
+    sections: Mapping[str, Sequence[str]]  # the headings of --help-all, and the options under each
+    common: Sequence[str]  # the options that most people need, which --help shows
+    examples: Sequence[tuple[str, str]]  # what each command line of --help is for, and the line
+    starts_here = True  # in our own surroundings, so that variables count
+    refused: Mapping[str, str] = {}  # options of torchrun that make no sense here, and what to do instead
+    skipped: Collection[str] = ()  # those that mean something else here
+    few: Collection[str] = FEW  # what is ours right behind the target too
 
     def split(self, ctx: click.Context, words: list[str], **how: Any) -> CommandLine:
         """Split the words typed; a subclass may know more options, or read them in another way."""
@@ -76,25 +58,20 @@ class TargetCommand(click.Command):
         """Every spelling of every option of ours, and whether it takes a value."""
         return spellings(self.get_params(ctx))
 
-    def translated(self, ctx: click.Context, words: list[str]) -> Translation | None:
-        """The words typed, with torchrun's options as ours; None if there are none: then nothing of it is imported."""
-        environ = os.environ if self.starts_here else {}
-        if not (goes_on(words, self.spellings(ctx)) or any(name.startswith(TORCHRUN_SIGNS) for name in environ)):
-            return None
-        from ddplaunch.cli.torchrun import dialect as torchrun
+    def translated(self, ctx: click.Context, words: list[str]) -> Translation:
+        """The words typed, with torchrun's options as ours; if there are none, nothing of it is imported."""
+        known, environ = self.spellings(ctx), os.environ if self.starts_here else {}
+        if not (goes_on(words, known) or any(name.startswith(TORCHRUN_SIGNS) for name in environ)):
+            return Translation(words)
+        from ddplaunch.cli.torchrun.dialect import translate
 
-        return torchrun.translate(words, self.spellings(ctx), environ, refused=self.refused, skipped=self.skipped)
+        return translate(words, known, environ, refused=self.refused, skipped=self.skipped)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # shell completion looks at half a line
             return super().parse_args(ctx, args)
-        how: dict[str, Any] = {}
-        notes: tuple[str, ...] = ()
-        unsaid = frozenset[str]()
-        if translation := self.translated(ctx, args):
-            args, notes, unsaid = translation.words, translation.notes, translation.unsaid
-            how = {"ends_at_target": translation.of_torchrun, "unsaid": unsaid}
-        line = self.split(ctx, args, **how)
+        words, notes, of_torchrun, unsaid = self.translated(ctx, args)
+        line = self.split(ctx, words, ends_at_target=of_torchrun, unsaid=unsaid)
         if line.target is None and not HELP & set(line.ours):
             takes = self.spellings(ctx)
             values = [pair for pair in zip(line.ours, line.ours[1:], strict=False) if takes.get(pair[0])]
@@ -116,9 +93,7 @@ class TargetCommand(click.Command):
         return [*super().get_params(ctx), _HELP_ALL]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Show the options that most people need; all of them where the command does not say which those are."""
-        if not self.common:
-            return self.format_sections(ctx, formatter, self.sections)
+        """Show the options that most people need."""
         with formatter.section("Examples"):
             for what, line in self.examples:
                 formatter.write(f"  # {what}\n  {line}\n")
@@ -127,11 +102,9 @@ class TargetCommand(click.Command):
     def format_sections(
         self, ctx: click.Context, formatter: click.HelpFormatter, sections: Mapping[str, Sequence[str]]
     ) -> None:
-        """Show options under headings."""
         records = {max(param.opts, key=len): param.get_help_record(ctx) for param in self.get_params(ctx)}
         for heading, names in sections.items():
-            lines = [record for name in names if (record := records[name])]
-            if lines:
+            if lines := [record for name in names if (record := records[name])]:
                 with formatter.section(heading):
                     formatter.write_dl(lines)
 
@@ -150,12 +123,7 @@ def _print_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 _HELP_ALL = click.Option(
-    [HELP_ALL],
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_all,
-    help="Show all options and exit.",
+    [HELP_ALL], is_flag=True, is_eager=True, expose_value=False, callback=_print_all, help="Show all options and exit."
 )
 
 
@@ -171,25 +139,21 @@ def spellings(params: Sequence[click.Parameter]) -> dict[str, bool]:
 
 def program_names() -> Callable[[CommandLine, str], bool]:
     """Whether the target's own file names an option; the file is read when the first one is asked for."""
-    found: list[Target | None] = []
+
+    @cache
+    def found(target: str, as_module: bool, as_program: bool) -> Target | None:
+        from ddplaunch.target.target import find
+
+        try:
+            return find(target, (), as_module=as_module, as_program=as_program, cwd=current_directory())
+        except UsageError:  # said later, in its place
+            return None
 
     def names(line: CommandLine, option: str) -> bool:
-        if not found:
-            found.append(_found(line))
-        return found[0] is not None and found[0].names_option(option)
+        target = found(line.target or "", not {"-m", "--module"}.isdisjoint(line.ours), "--no-python" in line.ours)
+        return target is not None and target.names_option(option)
 
     return names
-
-
-def _found(line: CommandLine) -> Target | None:
-    from ddplaunch.target.target import find
-
-    markers = set(line.ours)
-    as_module, as_program = bool(markers & {"-m", "--module"}), "--no-python" in markers
-    try:
-        return find(line.target or "", (), as_module=as_module, as_program=as_program, cwd=current_directory())
-    except UsageError:  # said later, in its place
-        return None
 
 
 def current_directory() -> str:

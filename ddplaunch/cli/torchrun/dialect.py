@@ -7,9 +7,9 @@ becomes is in docs/torchrun.md; where ddplaunch has no such option, an error say
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
-from ddplaunch.cli.command_line import is_option, name_of
+from ddplaunch.cli.command_line import Translation, is_option, name_of
 from ddplaunch.cli.torchrun import nodes, output
 from ddplaunch.cli.torchrun.options import Given, OurOption, TorchrunOptions, split, variables
 from ddplaunch.errors import UsageError
@@ -23,20 +23,6 @@ _INSTEAD = {
     "--duplicate-stderr-filters": _KEPT,
     "--logs-specs": "--log-dir DIR says where, --show RANKS what is shown",
 }
-
-
-class Translation(NamedTuple):
-    """The words to read instead, and what people should know of it.
-
-    Attributes:
-        of_torchrun: one of the options typed is torchrun's alone: so all behind the target is the program's.
-        unsaid: options of ours that variables alone say: what is typed anywhere goes before them.
-    """
-
-    words: list[str]
-    notes: tuple[str, ...]
-    of_torchrun: bool
-    unsaid: frozenset[str]
 
 
 def translate(
