@@ -9,20 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from ddplaunch.cli.values import (
-    INFINITE,
-    WEEK,
-    Paths,
-    as_typed,
-    commands,
-    integer,
-    name,
-    node_rank,
-    nodes,
-    number,
-    seconds,
-    signal_number,
-)
+from ddplaunch.cli import values
+from ddplaunch.cli.values import INFINITE, WEEK, Paths, as_typed, number
 from ddplaunch.control import MIN_HEARTBEAT
 
 if TYPE_CHECKING:
@@ -81,19 +69,24 @@ class Source(Enum):
 _BY_CLICK = {"COMMANDLINE": Source.TYPED, "ENVIRONMENT": Source.VARIABLE, "DEFAULT_MAP": Source.FILE}
 
 
-def _option(spelling: str, help: str, **how: Any) -> Any:
+def _option(spelling: str, help: str, read: Any = None, **how: Any) -> Any:
+    """An option with a value: a name and what the help calls its value, or the only values, as in "tcp|none"."""
     name, _, metavar = spelling.partition(" ")
-    return click.Option([name], metavar=metavar or None, help=help, show_default="default" in how, **how)
+    if "|" in metavar:
+        how["type"] = click.Choice(metavar.split("|"))
+        metavar = ""
+    return click.Option([name], metavar=metavar or None, help=help, callback=read, show_default="default" in how, **how)
 
 
 def _flag(spellings: str, help: str) -> Any:
     return click.Option(spellings.split(), is_flag=True, help=help)
 
 
-def _seconds(name: str, default: str, help: str, read: Any = seconds) -> Any:
-    return _option(f"{name} SECONDS", help, default=default, callback=read)
+def _seconds(name: str, default: str, help: str, read: Any = values.seconds) -> Any:
+    return _option(f"{name} SECONDS", help, read, default=default)
 
 
+_FILE, _FOLDER = Paths(dir_okay=False), Paths(file_okay=False)
 _port = number(int, 1, 65535, "a port from 1 to 65535")
 _any_port = number(int, 0, 65535, "a port from 1 to 65535, or 0 for any free one")
 _count = number(int, 0, INFINITE, "a number from 0 up")
@@ -133,33 +126,31 @@ class Options:
     nnodes: tuple[int, int] = _option(
         "--nnodes N",
         "Number of nodes. 2:4 is any number from 2 to 4, and it may change while the job runs.",
+        values.nodes,
         default="1",
-        callback=nodes,
     )
     node_rank: int | str | None = _option(
         "--node-rank I",
         "Rank of this node, from 0. With auto, node 0 is the one at --master-addr and numbers the others as they join.",
-        callback=node_rank,
+        values.node_rank,
     )
     master_addr: str | None = _option("--master-addr HOST", "Address of node 0.  [default: 127.0.0.1 on one node]")
     master_port: int | None = _option(
         "--master-port PORT",
         "Port of torch's store, on node 0.  [default: 29500; on one node any free port]",
-        callback=_any_port,
+        _any_port,
     )
     interface: str | None = _option(
         "--interface NAME", "Network interface to use, like ib0.  [default: the one to node 0]"
     )
-    run_id: str | None = _option("--run-id NAME", "Name of the job: only nodes with the same name join.", callback=name)
+    run_id: str | None = _option("--run-id NAME", "Name of the job: only nodes with the same name join.", values.name)
     token: str | None = _option(
         "--token SECRET",
         "Secret that a node needs to join; DDPLAUNCH_TOKEN keeps it out of `ps`.",
         envvar="DDPLAUNCH_TOKEN",
     )
     hosts: str | None = _option("--hosts A:4,B:4", "Start the job on these hosts by SSH, with this many ranks on each.")
-    hostfile: str | None = _option(
-        "--hostfile FILE", "Read the hosts from FILE, one per line: n1 slots=4", type=Paths(dir_okay=False)
-    )
+    hostfile: str | None = _option("--hostfile FILE", "Read the hosts from FILE, one per line: n1 slots=4", type=_FILE)
     include: str | None = _option("--include A@B:0,2", "Use only these hosts, or these slots of them.")
     exclude: str | None = _option("--exclude A@B:0,2", "Leave out these hosts, or these slots of them.")
     env: tuple[str, ...] = _option(
@@ -171,15 +162,10 @@ class Options:
         "--remote-python PATH", "Python on the hosts.  [default: the path of this Python]"
     )
     control: str = _option(
-        "--control",
-        "How the nodes stay in contact. With none, each node runs its share alone.",
-        type=click.Choice(["tcp", "none"]),
-        default="tcp",
+        "--control tcp|none", "How the nodes stay in contact. With none, each node runs its share alone.", default="tcp"
     )
     control_port: int | None = _option(
-        "--control-port PORT",
-        "Port where node 0 listens for the other nodes.  [default: master port + 1]",
-        callback=_port,
+        "--control-port PORT", "Port where node 0 listens for the other nodes.  [default: master port + 1]", _port
     )
     join_timeout: float = _seconds("--join-timeout", "600", "Wait this long for all nodes.")
     heartbeat_timeout: float = _seconds(
@@ -191,10 +177,7 @@ class Options:
     allow_mismatch: bool = _flag("--allow-mismatch", "Continue when versions differ between nodes, with a note.")
     join_window: float = _seconds("--join-window", "30", "Once 2 nodes have joined, wait this long for more.")
     max_membership_changes: int = _option(
-        "--max-membership-changes N",
-        "Continue at most N times with nodes lost or added.",
-        default="100",
-        callback=_count,
+        "--max-membership-changes N", "Continue at most N times with nodes lost or added.", _count, default="100"
     )
     grow: bool = _flag("--grow", "Restart at once when another node joins.")
     backend: str | None = _option(
@@ -204,9 +187,8 @@ class Options:
         "--init-method URL", "Where ranks find each other: env://, tcp://host:port or file:///path.  [default: env://]"
     )
     start: str = _option(
-        "--start",
+        "--start auto|zygote|exec",
         "zygote forks ranks from one process that has imported torch; exec starts a new Python for each.",
-        type=click.Choice(["auto", "zygote", "exec"]),
         default="auto",
     )
     preload: str | None = _option(
@@ -215,7 +197,7 @@ class Options:
     role: str = _option("--role NAME", "ROLE_NAME of the ranks.", default="default")
     grace: float = _seconds("--grace", "30", "Time for ranks to stop, between SIGTERM and SIGKILL.")
     max_restarts: int = _option(
-        "--max-restarts N", "Restart all ranks after a failure, at most N times.", default="0", callback=_count
+        "--max-restarts N", "Restart all ranks after a failure, at most N times.", _count, default="0"
     )
     restart_backoff: float = _seconds(
         "--restart-backoff", "0", "Wait this long before a restart; twice as long after each early failure."
@@ -226,25 +208,25 @@ class Options:
     preempt_signal: int | None = _option(
         "--preempt-signal SIGNAL",
         "Signal by which the scheduler warns, or none. Ranks ask ddplaunch.runtime.preempted().",
+        values.signal_number,
         default="USR2",
-        callback=signal_number,
     )
     preempt_grace: float = _seconds(
         "--preempt-grace", "90", "Time for ranks to save their work, between the warning and SIGTERM."
     )
     preempt_forward: int | None = _option(
-        "--preempt-forward SIGNAL", "Send each rank this signal when the warning comes.", callback=signal_number
+        "--preempt-forward SIGNAL", "Send each rank this signal when the warning comes.", values.signal_number
     )
     tensorboard: str | None = _option(
         "--tensorboard DIR",
         "Run TensorBoard on DIR while the job runs, for this machine only, and print its address.",
-        type=Paths(file_okay=False),
+        type=_FOLDER,
     )
     sidecar: tuple[str, ...] = _option(
         "--sidecar COMMAND",
         "Run a program beside rank 0 while the job runs; may be repeated.",
+        values.commands,
         multiple=True,
-        callback=commands,
     )
     show: str = _option(
         "--show RANKS",
@@ -252,12 +234,10 @@ class Options:
         default="all",
     )
     stdin: int | None = _option(
-        "--stdin RANK", "Connect the terminal to this rank, for pdb. A single rank always has it.", callback=integer
+        "--stdin RANK", "Connect the terminal to this rank, for pdb. A single rank always has it.", values.integer
     )
     log_dir: str | None = _option(
-        "--log-dir DIR",
-        "Write a log folder into DIR: plan, events, the output of each rank, failures.",
-        type=Paths(file_okay=False),
+        "--log-dir DIR", "Write a log folder into DIR: plan, events, the output of each rank, failures.", type=_FOLDER
     )
     dry_run: bool = _flag("--dry-run", "Print the plan and start nothing.")
     as_json: bool = _flag("--json as_json", "With --dry-run: print the plan as JSON.")
@@ -274,14 +254,14 @@ class Options:
         """The options that have their values from the surroundings."""
         return tuple(name for name, source in self.sources.items() if source is Source.SURROUNDINGS)
 
-    def given(self, source: Source, values: Inferred) -> Options:
+    def given(self, source: Source, new: Inferred) -> Options:
         """Return a copy with these values, which come from ``source``."""
-        return replace(self, **values, sources={**self.sources, **dict.fromkeys(values, source)})
+        return replace(self, **new, sources={**self.sources, **dict.fromkeys(new, source)})
 
-    def filled(self, source: Source, values: Inferred) -> Options:
+    def filled(self, source: Source, new: Inferred) -> Options:
         """Return a copy with those of these values that the user has not set; None is no value."""
-        new: Any = {name: value for name, value in values.items() if value is not None and not self.is_set(name)}
-        return self.given(source, new)
+        unset: Any = {name: value for name, value in new.items() if value is not None and not self.is_set(name)}
+        return self.given(source, unset)
 
     def words(self, without: Collection[str]) -> Iterator[str]:
         """The options that the user has set, as they are typed, but for those in ``without``."""
@@ -296,11 +276,7 @@ PARAMS: list[click.Parameter] = [each.default for each in fields(Options) if isi
 
 
 def read(context: click.Context, from_variables: frozenset[str]) -> Options:
-    """Read the options from click's context.
-
-    Args:
-        from_variables: the spellings of options that click takes for typed, and a variable has set.
-    """
+    """Read the options from click's context; it takes for typed what ``from_variables`` spells and a variable set."""
     sources = {param.name or "": source_of(context, param.name or "") for param in PARAMS}
     for param in PARAMS:
         if from_variables & {*param.opts}:
