@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import click
 
-from ddplaunch.cli.command_line import DRY_RUN, ELSEWHERE, FEW, HELP, JSON, CommandLine, name_of, split
+from ddplaunch.cli.command_line import DRY_RUN, ELSEWHERE, FEW, HELP, JSON, CommandLine, name_of, split, values_of
 from ddplaunch.cli.defaults import ONLY_TYPED, Defaults, read
 from ddplaunch.cli.options import PARAMS, SECTIONS, Source, source_of
 from ddplaunch.cli.target_command import TargetCommand, current_directory, program_names, remarks, spellings
@@ -49,16 +48,14 @@ OF_SBATCH = {
 """What sbatch and other programs call an option of ours."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """What the command has read: its command line, and the defaults for what that does not say."""
+class Given(NamedTuple):
+    """What the command has read, and click's context keeps."""
 
     line: CommandLine
-    defaults: Defaults
+    defaults: Defaults  # for what the line does not say
 
 
 _GIVEN = "ddplaunch.given"
-"""Where click's context keeps it."""
 
 
 class BatchCommand(TargetCommand):
@@ -67,10 +64,8 @@ class BatchCommand(TargetCommand):
     It never guesses that a word is the program's if it could be ours: what goes to a scheduler is paid for.
     """
 
-    own: Mapping[str, Sequence[click.Option]]
-    """The options for the scheduler, under their headings in the help."""
-    elsewhere: Mapping[str, str] = {}
-    """Options that this command has not, and what has them."""
+    own: Mapping[str, Sequence[click.Option]]  # the options for the scheduler, under their headings in the help
+    elsewhere: Mapping[str, str] = {}  # options that this command has not, and what has them
     starts_here = False
     refused = REFUSED
     skipped = OF_SBATCH.keys()
@@ -81,27 +76,16 @@ class BatchCommand(TargetCommand):
 
     def split(self, ctx: click.Context, words: list[str], **how: Any) -> CommandLine:
         known = self.spellings(ctx)
+        of_sbatch = {of: name for of, name in OF_SBATCH.items() if name in known}
+        how |= {"guarded": known.keys() - HELP, "elsewhere": {**ELSEWHERE, **self.elsewhere, **of_sbatch}}
         try:
-            line = split(
-                words,
-                known,
-                program_names(),
-                few=self.few,
-                guarded=known.keys() - HELP,
-                instead=self.refused,
-                elsewhere={
-                    **ELSEWHERE,
-                    **self.elsewhere,
-                    **{of: name for of, name in OF_SBATCH.items() if name in known},
-                },
-                **how,
-            )
+            line = split(words, known, program_names(), few=self.few, instead=self.refused, **how)
         except UsageError as error:
             raise renamed(self, error) from None
         for name in map(name_of, line.ours):
             if name in self.refused:
                 raise UsageError(f"{name} does not work with ddplaunch {self.name}", self.refused[name])
-        named = _value_of("--config", line)
+        named = values_of(line.ours, known).get("--config")
         defaults = read(self.name or "", options_of(self.own), current_directory(), os.environ, named)
         ctx.meta[_GIVEN] = Given(line, defaults)
         ctx.default_map = {name: default.value for name, default in defaults.values.items()}
@@ -114,28 +98,13 @@ def renamed(command: click.Command, error: UsageError) -> UsageError:
     return UsageError(error.message, hint)
 
 
-def _value_of(option: str, line: CommandLine) -> str | None:
-    """The value of an option, before click reads the words; the last one counts, as for click."""
-    found = None
-    for index, word in enumerate(line.ours):
-        name, equals, value = word.partition("=")
-        if name == option:
-            found = value if equals else line.ours[index + 1]
-    return found
-
-
 def given(ctx: click.Context) -> Given:
-    """What the command has read."""
     found = ctx.meta[_GIVEN]
     assert isinstance(found, Given)
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------- options
-
-
 def options_of(own: Mapping[str, Sequence[click.Option]]) -> list[click.Option]:
-    """The options under all headings."""
     return [option for options in own.values() for option in options]
 
 
@@ -205,13 +174,9 @@ def option(
 CONFIG = option(
     "--config", "FILE", "Read defaults from this file, not the nearest pyproject.toml; none reads no file.", path=True
 )
+_NUMBER = like(r"[1-9]\d{0,5}", "a number of nodes, 1 or more", int)
 NODES = click.Option(
-    ["--nodes"],
-    metavar="N",
-    default="1",
-    show_default=True,
-    callback=like(r"[1-9]\d{0,5}", "a number of nodes, 1 or more", int),
-    help="Number of nodes.",
+    ["--nodes"], metavar="N", help="Number of nodes.", callback=_NUMBER, default="1", show_default=True
 )
 CPUS = option(
     "--cpus-per-task",
@@ -227,9 +192,6 @@ TIME = option(
 )
 MEMORY = like(r"\d{1,15}[KMGT]?B?", "a size like 200G, or 0 for all memory of the node")
 JOB_NAME = option("--job-name", "NAME", "Name of the job.  [default: from the target]")
-
-
-# ---------------------------------------------------------------------------------------------------------- the job
 
 
 def words_of_run(ctx: click.Context) -> tuple[str, ...]:
@@ -249,31 +211,23 @@ def words_of_run(ctx: click.Context) -> tuple[str, ...]:
     return (*words, line.target, *(("--", *line.program) if line.program else ()))
 
 
-def notes(ctx: click.Context) -> Iterator[str]:
-    """What people should know of the words typed, and of files that were not read."""
-    said = remarks()
-    yield from said.torchrun
-    if said.alike:
-        yield said.alike
-    yield from given(ctx).defaults.notes
-
-
 def report(
     ctx: click.Context,
     values: Mapping[str, object],
     otherwise: Mapping[str, str],
-    notes: Iterable[str],
-    *,
-    dry_run: bool,
+    notes: Iterable[str] = (),
     overrides: Mapping[str, str] = {},
     more: Iterable[str] = (),
+    *,
+    dry_run: bool,
 ) -> None:
     """Print on stderr where values come from, and notes: in a dry run of all values, else of those from files.
 
     Args:
         values: by click's names of the options.
         otherwise: the source of a value that nobody gave, by the option's name without dashes.
-        overrides: the variables that sbatch reads, likewise.
+        notes: those on the job; what people should know of the words typed and of files not read stands before them.
+        overrides: the variables that sbatch reads, by the option's name.
         more: lines on other values.
     """
     lines = []
@@ -290,7 +244,8 @@ def report(
             lines.append(f"{key}: {', '.join(map(str, value)) if isinstance(value, tuple) else value} ({source})")
     for line in (*lines, *(more if dry_run else ())):
         click.echo(line if dry_run else f"ddplaunch: {line}", err=True)
-    for note in notes:
+    said = remarks()
+    for note in (*said.torchrun, *filter(None, [said.alike]), *given(ctx).defaults.notes, *notes):
         click.echo(f"{'note' if dry_run else 'ddplaunch'}: {note}", err=True)
 
 
@@ -300,6 +255,5 @@ def _own(ctx: click.Context) -> Mapping[str, Sequence[click.Option]]:
 
 
 def _file(ctx: click.Context, param: click.Parameter) -> str | None:
-    """The file that a value comes from, if it does."""
     name = param.name or ""
     return given(ctx).defaults.values[name].file if source_of(ctx, name) is Source.FILE else None

@@ -114,15 +114,15 @@ def split(
     except UsageError:
         raise _refusal("", alone, rest, meant, instead) from None
     behind, program = tuple(rest[:end]), rest[end:]
-    for name, value in _values((*ours, *behind), options).items():
+    for name, value in values_of((*ours, *behind), options).items():
         if options.get(name) and not value:
             raise UsageError(f"{name} has an empty value", "give it one, or leave it out")
-    if DRY_RUN not in _values((*ours, *behind), options):
+    if DRY_RUN not in values_of((*ours, *behind), options):
         meant.pop(JSON, None)
-    for name, value in _values(behind, options).items():
+    for name, value in values_of(behind, options).items():
         if names(alone, name):
             raise _refusal(f"{name} could be ddplaunch's or an argument of {target}", alone, rest, meant, instead)
-        if name not in unsaid and (before := _values(ours, options).get(name, value)) != value:
+        if name not in unsaid and (before := values_of(ours, options).get(name, value)) != value:
             raise UsageError(f"{name} is {before} before {target} and {value} after it", "leave one of them out")
     alone = CommandLine(ours + behind, target, (), behind)
     if program[:1] == ["--"]:
@@ -145,7 +145,7 @@ def passed_on(line: CommandLine) -> str | None:
     return _spelled(CommandLine(ours, line.target, (*looks, *line.program)), FEW)
 
 
-def _values(words: Sequence[str], options: Mapping[str, bool]) -> dict[str, str]:
+def values_of(words: Sequence[str], options: Mapping[str, bool]) -> dict[str, str]:
     """Options of ours with the values typed, "" for flags; the last one counts, as click has it."""
     found: dict[str, str] = {}
     rest = iter(words)

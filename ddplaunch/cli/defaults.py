@@ -26,17 +26,10 @@ from ddplaunch.files import read_owned
 from ddplaunch.words import nearest
 
 PROJECT = "pyproject.toml"
-NONE = "none"
-"""The value of ``--config`` that reads no file."""
-
-ONLY_TYPED = ("--config", "--dry-run")
-"""Options that have no default in a file."""
-
-TABLES = ("submit", "manifest")
-"""The commands that have a table."""
-
-MAX_BYTES = 1 << 20
-"""Bytes of a file; a larger one was not written for us."""
+NONE = "none"  # the value of --config that reads no file
+ONLY_TYPED = ("--config", "--dry-run")  # options that have no default in a file
+TABLES = ("submit", "manifest")  # the commands that have a table
+MAX_BYTES = 1 << 20  # of a file; a larger one was not written for us
 
 
 @dataclass(frozen=True)
@@ -49,26 +42,17 @@ class Default:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the files say.
+    """What the files say."""
 
-    Attributes:
-        values: by click's names of the options.
-        notes: one for each file that was not read because of its owner.
-        tables: ours that are there, whichever command they are for, and a file of each.
-    """
-
-    values: Mapping[str, Default]
-    notes: tuple[str, ...] = ()
-    tables: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Default]  # by click's names of the options
+    notes: tuple[str, ...] = ()  # one for each file that was not read because of its owner
+    tables: Mapping[str, str] = field(default_factory=dict)  # all of ours that are there, and a file of each
 
 
 def read(
     command: str, options: Sequence[click.Option], cwd: str, environ: Mapping[str, str], named: str | None = None
 ) -> Defaults:
-    """Read the defaults of a command's options; the project's overrule the user's.
-
-    Args:
-        named: the project's file, or "none": no file is read.
+    """Read the defaults of a command's options; the project's, whose file may be ``named``, overrule the user's.
 
     Raises:
         UsageError: a file is not TOML, is too large, has an unknown key or a value of the wrong type; or the file that
@@ -95,8 +79,7 @@ def read(
 class _File:
     path: str
     text: bytes
-    owners: frozenset[int]
-    """Who owns it, and the link that leads to it."""
+    owners: frozenset[int]  # of the file, and of the link that leads to it
 
     @property
     def stranger(self) -> int | None:
@@ -109,7 +92,6 @@ class _File:
         return ("tool", "ddplaunch") if os.path.basename(self.path) == PROJECT else ()
 
     def heading(self, command: str) -> str:
-        """The heading of a command's table."""
         return f"[{'.'.join((*self.tables, command))}]"
 
 
@@ -168,11 +150,7 @@ def _name(uid: int) -> str:
 
 
 def _load(path: str) -> _File:
-    """Read a file of any owner.
-
-    Raises:
-        UsageError: it cannot be read, is not a regular file, or is too large.
-    """
+    """Read a file of any owner; refuse one that cannot be read, is not a regular file, or is too large."""
     try:
         link = os.lstat(path).st_uid
         text, owner = read_owned(path, MAX_BYTES)
@@ -248,7 +226,7 @@ def _typed(value: object, option: click.Option, place: str) -> str | bool | tupl
 
 def _hint(key: str, command: str, file: _File, known: Mapping[str, click.Option]) -> str:
     for other in TABLES:
-        theirs = import_module(f"ddplaunch.cli.{other}_options").HEADINGS
+        theirs = import_module(f"ddplaunch.cli.{other}").HEADINGS
         if other != command and any(f"--{key}" in option.opts for options in theirs.values() for option in options):
             return f"it belongs in {file.heading(other)}, the defaults of ddplaunch {other}"
     near = nearest(key.replace("_", "-"), known)

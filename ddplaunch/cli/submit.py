@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddplaunch.cli.batch_command import (
-    BatchCommand,
-    given,
-    headings,
-    notes,
-    params,
-    renamed,
-    report,
-    seconds,
-    words_of_run,
-)
+from ddplaunch.cli.batch_command import BatchCommand, given, headings, params, renamed, report, seconds, words_of_run
 from ddplaunch.cli.command_line import end_of_ours
 from ddplaunch.cli.options import Source, source_of
 from ddplaunch.cli.submit_options import COMMON, HEADINGS, REFUSED
@@ -34,8 +24,6 @@ if TYPE_CHECKING:
 
 
 class _SubmitCommand(BatchCommand):
-    """``submit``; what was its way to Kubernetes leads to ``manifest``."""
-
     own = HEADINGS
     refused = REFUSED
     elsewhere = dict.fromkeys(("--namespace", "--label"), "ddplaunch manifest")
@@ -61,10 +49,8 @@ class _SubmitCommand(BatchCommand):
         context = manifest.make_context(manifest.name, words, parent, **extra)
         tables = given(context).defaults.tables
         if "submit" in tables and "manifest" not in tables:
-            raise UsageError(
-                f"{tables['submit']}: its table submit is for Slurm, and there is no table manifest",
-                "move the defaults for Kubernetes to a table manifest, or add --config none",
-            )
+            what = f"{tables['submit']}: its table submit is for Slurm, and there is no table manifest"
+            raise UsageError(what, "move the defaults for Kubernetes to a table manifest, or add --config none")
         return context
 
 
@@ -86,10 +72,7 @@ def _words_of_manifest(words: list[str]) -> list[str] | None:
 
 
 @click.command(
-    cls=_SubmitCommand,
-    options_metavar="[OPTIONS]",
-    context_settings=SETTINGS,
-    params=params(HEADINGS, REFUSED),
+    cls=_SubmitCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=params(HEADINGS, REFUSED)
 )
 @click.pass_context
 def submit(
@@ -138,7 +121,10 @@ def submit(
             check_tensorboard(tensorboard)
     check_token(None)
     script = slurm.script(job)
-    _report(ctx, job, dry_run=dry_run)
+    otherwise = {"job-name": "the target", "output": "default", "nodes": "default"}
+    interpreter = f"interpreter: {job.interpreter} ({'of the image' if job.container_image else 'this one'})"
+    more = (f"chdir: {job.chdir} (the current directory)", interpreter)
+    report(ctx, vars(job), otherwise, _advice(job), queue.OVERRIDES, more, dry_run=dry_run)
     if dry_run:
         click.echo(os.fsencode(script), nl=False)  # as sbatch would get it: of text, click drops escape sequences
         return 0
@@ -161,15 +147,8 @@ def submit(
     return _follow(submitted, log)
 
 
-# ---------------------------------------------------------------------------------------------------------- the job
-
-
 def _job(ctx: click.Context, target: str) -> BatchJob:
-    """Read the options into a job.
-
-    Raises:
-        UsageError: they do not fit together, or a file of --setup is missing.
-    """
+    """Read the options into a job; refuse those that do not fit together, and a file of --setup that is missing."""
     from ddplaunch.submit.slurm import BatchJob
 
     given = ctx.params
@@ -193,21 +172,17 @@ def _requeue(ctx: click.Context, max_times: int) -> Requeue:
     from ddplaunch.submit.slurm import Requeue
 
     warning: int | None = ctx.params["preempt_signal"]
-    time: str | None = ctx.params["time"]
     name = "none" if warning is None else signal.Signals(warning).name.removeprefix("SIG")
     if warning is None or warning in (signal.SIGTERM, signal.SIGHUP):
-        raise UsageError(
-            f"--requeue {max_times} does not work with --preempt-signal {name}",
-            "leave --preempt-signal out: scancel sends SIGTERM too, and a cancelled job must not come back",
-        )
+        hint = "leave --preempt-signal out: scancel sends SIGTERM too, and a cancelled job must not come back"
+        raise UsageError(f"--requeue {max_times} does not work with --preempt-signal {name}", hint)
     for words in ctx.params["sbatch_args"]:
         if words.startswith(("--signal", "--no-requeue")):
-            raise UsageError(
-                f"--sbatch-arg {words} does not work with --requeue {max_times}",
-                "--preempt-grace says how long before the end the warning comes",
-            )
+            hint = "--preempt-grace says how long before the end the warning comes"
+            raise UsageError(f"--sbatch-arg {words} does not work with --requeue {max_times}", hint)
     requeue = Requeue(max_times, name, ctx.params["preempt_grace"], ctx.params["grace"])
-    limit = seconds(time or "UNLIMITED")
+    time: str = ctx.params["time"] or "UNLIMITED"
+    limit = seconds(time)
     if limit is not None and limit <= requeue.before_the_end:
         raise UsageError(
             f"--time {time} is {limit} s, and the warning comes {requeue.before_the_end} s before its end"
@@ -254,31 +229,11 @@ def _prepare_log(job: BatchJob) -> None:
         raise UsageError(message, "--output DIR/slurm-%j.out names another folder") from None
 
 
-def _report(ctx: click.Context, job: BatchJob, *, dry_run: bool) -> None:
-    from ddplaunch.submit.queue import OVERRIDES
-
-    report(
-        ctx,
-        vars(job),
-        {"job-name": "the target", "output": "default", "nodes": "default"},
-        (*notes(ctx), *_advice(job)),
-        dry_run=dry_run,
-        overrides=OVERRIDES,
-        more=(
-            f"chdir: {job.chdir} (the current directory)",
-            f"interpreter: {job.interpreter} ({'of the image' if job.container_image else 'this one'})",
-        ),
-    )
-
-
 def _advice(job: BatchJob) -> Iterator[str]:
     if job.cpus_per_task is None and not any("cpus-per" in arg or "exclusive" in arg for arg in job.sbatch_args):
         yield "without --cpus-per-task all ranks of a node share one CPU, unless the site's Slurm gives more"
     if job.container_image:
         yield "the target was not checked: it is in the image"
-
-
-# -------------------------------------------------------------------------------------------------------- following
 
 
 def _say(line: str) -> None:
