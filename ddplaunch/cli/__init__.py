@@ -24,14 +24,11 @@ _COMMANDS = {
 }
 """Each name is also that of its module, imported only when it is needed: start-up is part of the product."""
 
-
 MAX_IN_MESSAGE = 500
 MAX_IN_HINT = 4000  # it may be a command to copy
-_LONG_WORD = r"(\S{100})\S{99,}?(:?)(?!\S)"
-"""A word that nobody reads to its end, and a colon behind it."""
+_LONG_WORD = r"(\S{100})\S{99,}?(:?)(?!\S)"  # which nobody reads to its end, and a colon behind it
 
-COMPLETE = "_DDPLAUNCH_COMPLETE"
-"""The variable by which a shell asks click for completions (README)."""
+COMPLETE = "_DDPLAUNCH_COMPLETE"  # the variable by which a shell asks click for completions (README)
 
 
 class _Commands(click.Group):
@@ -59,18 +56,15 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in _COMMANDS and not ctx.resilient_parsing:
-            raise _unknown(args)
-        return super().resolve_command(ctx, args)
-
-
-def _unknown(words: list[str]) -> UsageError:
-    word = words[0]
-    if ".py" in word or ":" in word or os.path.exists(word):
-        return UsageError(f"{word} is not a command of ddplaunch", _as_run(words))
-    near = nearest(word, _COMMANDS)
-    hint = f"did you mean {near}?" if near else f"commands: {', '.join(_COMMANDS)}"
-    return UsageError(f"{word} is not a command of ddplaunch", hint)
+        word = args[0]
+        if word in _COMMANDS or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        if ".py" in word or ":" in word or os.path.exists(word):
+            hint = _as_run(args)
+        else:
+            near = nearest(word, _COMMANDS)
+            hint = f"did you mean {near}?" if near else f"commands: {', '.join(_COMMANDS)}"
+        raise UsageError(f"{word} is not a command of ddplaunch", hint)
 
 
 def _as_run(words: list[str]) -> str:
@@ -133,9 +127,8 @@ def _confess(error: Exception) -> None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # what stdout is sent to
         return complain(said, "free some space, or write elsewhere")
     try:
-        details = (
-            f"ddplaunch {__version__}, Python {sys.version}\n{traceback.format_exc()}"  # no words: of a token, say
-        )
+        # the words typed stay out: one may be a token
+        details = f"ddplaunch {__version__}, Python {sys.version}\n{traceback.format_exc()}"
         with tempfile.NamedTemporaryFile(prefix="ddplaunch-bug-", suffix=".txt", delete=False) as file:
             file.write(details.encode(errors="backslashreplace"))
         kept = f"the details are in {file.name}"

@@ -20,7 +20,7 @@ _OF_THIS_NODE = {"stdin", "dry_run", "as_json", "token", *over_ssh.OWN_OPTIONS}
 
 
 def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: bool) -> None:
-    """Print the plan, and ``passed_on``: how to pass ``--dry-run`` on to the target, if it may have been meant so."""
+    """Print the plan, and ``passed_on``: the command that gives ``--dry-run`` to the target, if it may be meant so."""
     notes = list(plan.notes)
     if plan.node_rank == 0:
         notes += [f"beside rank 0: {each.command}" for each in sidecars.read(options, remote=remote)]
@@ -38,4 +38,4 @@ def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: b
 
         print_layout(plan, list(options.words(without=_SPELLED_OUT | _OF_THIS_NODE)))
     if passed_on:
-        click.echo(passed_on, err=options.as_json)
+        click.echo(f"--dry-run was read as ddplaunch's; to pass it on: {passed_on}", err=options.as_json)

@@ -26,8 +26,7 @@ from ddplaunch.plan.plan import Plan
 if TYPE_CHECKING:
     from ddplaunch.job.status import Status
 
-BEHIND = 0.5
-"""Seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails."""
+BEHIND = 0.5  # seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails
 
 
 class Job:
@@ -39,8 +38,7 @@ class Job:
         Raises:
             UsageError: a port is taken, there is no such interface, or the folder cannot be made.
         """
-        self._plan = plan
-        self._policy = policy
+        self._plan, self._policy = plan, policy
         loop = Loop()
         alone = rules.port is None
         speaks = alone or not (rules.one_log and plan.node_rank)
@@ -54,32 +52,25 @@ class Job:
         self._door = Door(loop, plan.run_id, self)
 
     def run(self) -> int:
-        """Run it to its end; return the exit code.
-
-        Raises:
-            UsageError: the nodes disagree on what was typed.
-        """
-        supervisor = self._supervisor
+        """Run it to its end; return the exit code. UsageError: the nodes disagree on what was typed."""
         try:
-            outcome = supervisor.run()
+            outcome = self._supervisor.run()
         finally:
             self._door.close()
         try:
             self._tell(outcome)
         finally:  # they may take some seconds
-            if supervisor.sidecars:
-                supervisor.sidecars.end()
+            if self._supervisor.sidecars:
+                self._supervisor.sidecars.end()
         if self._log.path:
             where = f" on {os.uname().nodename}" if self._plan.nnodes > 1 else ""
             click.echo(f"ddplaunch: kept in {self._log.path}{where}", err=True)
         return outcome.code
 
     def status(self) -> Status:
-        """How this node's share stands, for the door."""
         return self._watch.status()
 
     def stop(self, now: bool) -> None:
-        """End it, for the door."""
         self._supervisor.stop(now)
 
     def _tell(self, outcome: Outcome) -> None:

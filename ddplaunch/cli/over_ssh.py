@@ -22,8 +22,6 @@ CARRIED = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
 CARRIED_BEGINNINGS = ("NCCL_", "GLOO_", "TORCH_")
 """The variables that go along unasked."""
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
 STARTED = "DDPLAUNCH_OVER_SSH"
 """The variable by which a launcher knows that the others are started at the same time."""
 
@@ -37,16 +35,12 @@ _NOT_REPEATED = {*OWN_OPTIONS, *_PER_NODE, "as_json"}
 
 
 def read(options: Options) -> tuple[Host, ...]:
-    """Return the hosts that the user has named; none where there are none.
-
-    Raises:
-        UsageError: they make no sense, or contradict other options.
-    """
+    """Return the hosts that the user has named; refuse those that make no sense, or contradict other options."""
     if not options.is_set("hosts") and not options.is_set("hostfile"):
         for name in OWN_OPTIONS:
             if options.is_set(name):
-                option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} works only with --hosts or --hostfile", "--hosts n1:4,n2:4")
+                what = f"--{name.replace('_', '-')} works only with --hosts or --hostfile"
+                raise UsageError(what, "--hosts n1:4,n2:4")
         return ()
     from ddplaunch.ssh.hosts import choose, read_hostfile, read_hosts
 
@@ -69,11 +63,9 @@ def read(options: Options) -> tuple[Host, ...]:
         raise UsageError(f"--nproc {options.nproc} and the slots of the hosts contradict each other", "give one")
     if options.is_set("gpus") and any(host.gpus for host in hosts):
         raise UsageError(f"--gpus {options.gpus} and the slots chosen contradict each other", "give one of them")
-    if len(hosts) > 1 and hosts[0].name in LOOPBACK and options.master_addr is None:
-        raise UsageError(
-            f"{hosts[0].name} is another machine on each of the hosts",
-            "name it as the others reach it, or add --master-addr",
-        )
+    if len(hosts) > 1 and hosts[0].name in ("localhost", "127.0.0.1", "::1") and options.master_addr is None:
+        what = f"{hosts[0].name} is another machine on each of the hosts"
+        raise UsageError(what, "name it as the others reach it, or add --master-addr")
     return hosts
 
 
@@ -99,13 +91,8 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
     fleet = Fleet(heartbeat, options.grace, allow_mismatch=options.allow_mismatch, warning=warning)
 
     def connect(node: int, host: Host) -> Callable[..., Session]:
-        words = [
-            *_node_words(node, len(hosts), address, options.master_port),
-            *_rank_words(host, options),
-            "--run-id",
-            run_id,
-            *options.words(without=_NOT_REPEATED | (_OF_NODE_0 if node else set())),
-        ]
+        own = (*_node_words(node, len(hosts), address, options.master_port), *_rank_words(host, options))
+        alike = options.words(without=_NOT_REPEATED | (_OF_NODE_0 if node else set()))
         job = HostJob(
             nonce=nonce,
             environ={**environ, "DDPLAUNCH_TOKEN": token, STARTED: "1"},
@@ -116,7 +103,7 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
             log_dir=options.log_dir,
             address=address,
             ports=(port, control) if node == 0 and len(hosts) > 1 else (),
-            words=("run", *words, "--", target.typed, *target.args),
+            words=("run", *own, "--run-id", run_id, *alike, "--", target.typed, *target.args),
             warning=warning,
             heartbeat=heartbeat,
             grace=options.grace,
@@ -153,17 +140,14 @@ def planned(hosts: tuple[Host, ...], options: Options) -> tuple[Options, str]:
 
 
 def carried(asked: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that go along: some unasked, and what ``--env`` names.
-
-    Raises:
-        UsageError: ``--env`` names none, or one that is not set.
-    """
-    unasked = [name for name in environ if name in CARRIED or name.startswith(CARRIED_BEGINNINGS)]
-    variables = {name: environ[name] for name in unasked}
+    """The variables that go along: some unasked, and what ``--env`` names; refuse names that are none, or not set."""
+    variables = {
+        name: value for name, value in environ.items() if name in CARRIED or name.startswith(CARRIED_BEGINNINGS)
+    }
     for text in asked:
         name, equals, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise UsageError(f"--env {name[:60]!r} is not a name of a variable", "--env NAME, or --env NAME=VALUE")
+            raise UsageError(f"--env {name[:60]!r} is not the name of a variable", "--env NAME, or --env NAME=VALUE")
         if not equals and name not in environ:
             raise UsageError(f"--env {name}: the variable is not set here", f"--env {name}=VALUE")
         variables[name] = value if equals else environ[name]

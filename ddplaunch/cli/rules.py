@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddplaunch.cli.surroundings import one_log
 from ddplaunch.cli.values import AUTO
 from ddplaunch.errors import UsageError
 
@@ -32,7 +33,6 @@ def check_control_port(port: int, master_port: int) -> None:
 
 def read_rules(options: Options, address: str, master_port: int, finding: Finding | None) -> Rules:
     """Return the rules of a job whose node 0 is at this address; refuse one without a control port."""
-    from ddplaunch.cli.surroundings import address_comes_late, one_log
     from ddplaunch.control.rules import Rules
 
     lowest, highest = options.nnodes
@@ -50,7 +50,8 @@ def read_rules(options: Options, address: str, master_port: int, finding: Findin
         run_id=options.run_id,
         token=options.token,
         address=address,
-        address_comes_late=address_comes_late(finding, options),
+        # a typed address is known, or wrong
+        address_comes_late=bool(finding and finding.address_comes_late) and not options.is_set("master_addr"),
         port=port,
         interface=options.interface,
         join_timeout=options.join_timeout,

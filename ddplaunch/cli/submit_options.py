@@ -40,10 +40,9 @@ def _sbatch_args(ctx: click.Context, param: click.Parameter, values: tuple[str, 
 
 
 def _scheduler(ctx: click.Context, param: click.Parameter, text: str) -> str:
-    if text == "kubernetes":
-        raise wrong(ctx, param, text, "submit is for Slurm", "ddplaunch manifest prints a job for Kubernetes")
     if text != "slurm":
-        raise wrong(ctx, param, text, "submit is for Slurm", "leave it out")
+        hint = "ddplaunch manifest prints a job for Kubernetes" if text == "kubernetes" else "leave it out"
+        raise wrong(ctx, param, text, "submit is for Slurm", hint)
     return text
 
 

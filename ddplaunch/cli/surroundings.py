@@ -102,11 +102,6 @@ def one_log(finding: Finding | None) -> bool:
     return finding is not None and finding.cluster in _ONE_LOG and "SUBMITIT_EXECUTOR" not in os.environ
 
 
-def address_comes_late(finding: Finding | None, options: Options) -> bool:
-    """Whether node 0's address is a name of the system's that may not be known yet; a typed one is known or wrong."""
-    return finding is not None and finding.address_comes_late and not options.is_set("master_addr")
-
-
 def surroundings_notes(finding: Finding) -> Iterator[str]:
     """Say in one line what was found, and from which variables; once for the job, unless there is more to say."""
     if finding.place is not None:

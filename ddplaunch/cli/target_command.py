@@ -30,7 +30,7 @@ class Remarks(NamedTuple):
 
     torchrun: tuple[str, ...] = ()  # what people should know of torchrun's options
     alike: str | None = None  # a note on options that went to the program and are spelled like ours
-    passed_on: str | None = None  # how to pass on a --dry-run that stood behind the target
+    passed_on: str | None = None  # the command that gives the target the --dry-run behind it
     from_variables: frozenset[str] = frozenset()  # the options that torchrun's variables have set
 
 
@@ -78,14 +78,12 @@ class TargetCommand(click.Command):
             taken = f"; {values[-1][1]} was taken for the value of {values[-1][0]}" if values else ""
             hint = f"name a script or a function: ddplaunch {self.name} train.py"
             raise UsageError(f"the target is missing{taken}", hint)
-        alike = passed = None
+        alike = None
         if line.alike:
             *first, last = line.alike
             named = f"{', '.join(first)} and {last} go" if first else f"{last} goes"
             alike = f"{named} to {line.target}; options of ddplaunch come before it"
-        if command := passed_on(line):
-            passed = f"--dry-run was read as ddplaunch's; to pass it on: {command}"
-        ctx.obj = Remarks(notes, alike, passed, unsaid - set(map(name_of, line.behind)))
+        ctx.obj = Remarks(notes, alike, passed_on(line), unsaid - set(map(name_of, line.behind)))
         target = [] if line.target is None else [line.target]
         return super().parse_args(ctx, [*line.ours, "--", *target, *line.program])
 
@@ -189,10 +187,8 @@ def find_target(
         except UsageError as error:
             raise UsageError(error.message, "\n".join(filter(None, (error.hint, remarks().alike)))) from None
     if pass_local_rank and target.signature is not None and not target.signature.reads_argv:
-        raise UsageError(
-            f"--pass-local-rank does not work with {typed}, which is called with its parameters",
-            "a parameter named local_rank gets it",
-        )
+        what = f"--pass-local-rank does not work with {typed}, which is called with its parameters"
+        raise UsageError(what, "a parameter named local_rank gets it")
     for name in preload.split(",") if preload else ():
         if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"--preload {preload}: {name!r} is not the name of a module", "--preload torch,numpy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,8 +68,6 @@ def node_rank(ctx: click.Context, param: click.Parameter, text: str | None) -> i
 
 def name(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
     """Read a name that becomes one of a folder too."""
-    import re
-
     if text is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", text):
         raise UsageError(f"{param.opts[-1]} {text}: expected letters, digits, dots, dashes and underscores")
     return text

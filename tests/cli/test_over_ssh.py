@@ -60,7 +60,7 @@ REFUSED = [
     ("--hosts a:4,b --include a:0 --gpus 1", "--gpus 1 and the slots chosen contradict each other", "give one of them"),
     ("--hosts localhost,b", "localhost is another machine on each", "--master-addr"),
     ("--hosts '[::1],b'", "::1 is another machine on each", "--master-addr"),
-    ("--hosts a --env 1A=2", "'1A' is not a name of a variable", "--env NAME=VALUE"),
+    ("--hosts a --env 1A=2", "'1A' is not the name of a variable", "--env NAME=VALUE"),
     (
         "--hosts a --env NO_SUCH_VARIABLE",
         "--env NO_SUCH_VARIABLE: the variable is not set here",

@@ -1,7 +1,7 @@
 """torchrun's command line, read as ours: its options and those of torch.distributed.launch, and their PET_* variables.
 
-Words in, words out, for whichever command reads them next; imported only where one of these names is seen. What each
-becomes is in docs/torchrun.md; where ddplaunch has no such option, an error says what it has.
+Imported only where one of these names is seen. What each becomes is in docs/torchrun.md; where ddplaunch has no such
+option, an error says what it has.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def translate(
     Args:
         options: every spelling of every option of the command, and whether it takes a value.
         environ: where PET_* are read; empty for a command that only hands on.
-        refused: options that make no sense there, and what to do instead. skipped: what means something else there.
+        refused: options that make no sense there, and what to do instead.
+        skipped: what means something else there.
 
     Raises:
         UsageError: an option has no equivalent, or no such value; two contradict each other.
@@ -61,34 +62,29 @@ def translate(
     sources = {each.source for each in by_variable.values()}
     unsaid = frozenset(name for name, _, source in new if source in sources)
     flat = [word for name, value, _ in new for word in (name, value) if word]
-    return Translation([*flat, *ours, *rest], tuple(_notes(by_variable, torchrun.idle)), of_torchrun, unsaid)
-
-
-def _notes(by_variable: Mapping[str, Given], idle: Sequence[Given]) -> Iterator[str]:
+    notes: list[str] = []
     if by_variable:
-        yield f"read as options of torchrun: {', '.join(sorted(each.source for each in by_variable.values()))}"
-    if idle:
-        names = ", ".join(f"{each.source} {each.value}" for each in idle)
-        yield f"no effect in ddplaunch: {names} (docs/torchrun.md)"
+        notes.append(f"read as options of torchrun: {', '.join(sorted(sources))}")
+    if torchrun.idle:
+        idle = ", ".join(f"{each.source} {each.value}" for each in torchrun.idle)
+        notes.append(f"no effect in ddplaunch: {idle} (docs/torchrun.md)")
+    return Translation([*flat, *ours, *rest], tuple(notes), of_torchrun, unsaid)
 
 
 def _translated(torchrun: TorchrunOptions) -> Iterator[OurOption]:
-    """All of it as our options."""
     _refuse(torchrun)
     yield from torchrun.renamed("--nproc-per-node", "--nproc", {"xpu": "gpu"})
     yield from nodes.translated(torchrun)
     yield from nodes.local_address(torchrun)
     yield from torchrun.renamed("--rdzv-id", "--run-id", {"none": ""})
-    yield from torchrun.renamed("--max-restarts", "--max-restarts")
-    yield from torchrun.renamed("--role", "--role")
+    yield from torchrun.renamed("--max-restarts")
+    yield from torchrun.renamed("--role")
     yield from torchrun.renamed("--shutdown-timeout", "--grace")
     yield from torchrun.renamed("--numa-binding", "--bind", {"node": "numa"})
     yield from output.translated(torchrun)
-    for flag in ("--virtual-local-rank", "--module"):
-        if flag in torchrun:
+    for flag in ("--virtual-local-rank", "--module", "--no-python"):
+        if flag in torchrun and (flag != "--no-python" or "--run-path" not in torchrun):
             yield flag, "", torchrun.source(flag)
-    if "--no-python" in torchrun and "--run-path" not in torchrun:
-        yield "--no-python", "", torchrun.source("--no-python")
     torchrun.ignore("--monitor-interval", default="0.1")
     torchrun.ignore("--start-method", default="spawn")
     torchrun.ignore("--log-line-prefix-template")

@@ -22,39 +22,33 @@ _TRUE = ("1", "true", "t", "yes", "y")  # torch/distributed/elastic/rendezvous/a
 
 
 def translated(torchrun: TorchrunOptions) -> Iterator[OurOption]:
-    """Translate it.
-
-    Raises:
-        UsageError: ddplaunch does not have the backend, or an endpoint or setting makes no sense.
-    """
+    """Translate it; refuse a backend that ddplaunch does not have, and an endpoint or setting that makes no sense."""
     if "--standalone" in torchrun:
         if torchrun.max_nodes > 1:
             nnodes = f"{torchrun.source('--nnodes')} {torchrun.value('--nnodes')}"
             raise UsageError(f"--standalone does not work with {nnodes}", "leave one of them out")
         yield "--nnodes", "1", torchrun.source("--standalone")
-        yield from torchrun.renamed("--master-port", "--master-port")
+        yield from torchrun.renamed("--master-port")
         return
-    yield from torchrun.renamed("--nnodes", "--nnodes")
+    yield from torchrun.renamed("--nnodes")
     backend = torchrun.value("--rdzv-backend", "static")
     if backend == "static":
         yield from _static(torchrun)
     elif backend == "c10d":
         yield from _c10d(torchrun)
     else:
-        raise UsageError(
-            f"{torchrun.source('--rdzv-backend')} {backend}: ddplaunch does not use a rendezvous server",
-            "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, HOST being one of the nodes",
-        )
+        what = f"{torchrun.source('--rdzv-backend')} {backend}: ddplaunch does not use a rendezvous server"
+        raise UsageError(what, "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, HOST being one of the nodes")
 
 
 def _static(torchrun: TorchrunOptions) -> Iterator[OurOption]:
-    yield from torchrun.renamed("--node-rank", "--node-rank")
+    yield from torchrun.renamed("--node-rank")
     if torchrun.value("--rdzv-endpoint"):
         yield from _endpoint(torchrun, "")
         torchrun.ignore("--master-addr", "--master-port")
     else:
-        yield from torchrun.renamed("--master-addr", "--master-addr")
-        yield from torchrun.renamed("--master-port", "--master-port")
+        yield from torchrun.renamed("--master-addr")
+        yield from torchrun.renamed("--master-port")
     yield from _settings(torchrun, _STATIC)
 
 
@@ -62,10 +56,8 @@ def _c10d(torchrun: TorchrunOptions) -> Iterator[OurOption]:
     if torchrun.max_nodes > 1:
         if not torchrun.value("--rdzv-endpoint"):
             source = torchrun.source("--rdzv-backend")
-            raise UsageError(
-                f"{source} c10d on {torchrun.max_nodes} nodes needs --rdzv-endpoint HOST:PORT",
-                "HOST is an address of one of the nodes, the same on each",
-            )
+            what = f"{source} c10d on {torchrun.max_nodes} nodes needs --rdzv-endpoint HOST:PORT"
+            raise UsageError(what, "HOST is an address of one of the nodes, the same on each")
         yield from _endpoint(torchrun, C10D_PORT)
         is_host = _rendezvous_settings(torchrun).get("is_host", "").lower() in _TRUE
         yield "--node-rank", "0" if is_host else "auto", torchrun.source("--rdzv-backend")
@@ -117,11 +109,7 @@ def _settings(torchrun: TorchrunOptions, known: set[str]) -> Iterator[OurOption]
 
 
 def local_address(torchrun: TorchrunOptions) -> Iterator[OurOption]:
-    """--local-addr as the interface that has this address.
-
-    Raises:
-        UsageError: none has.
-    """
+    """--local-addr as the interface that has this address; refuse one that none has."""
     address = torchrun.value("--local-addr")
     if not address or ("--nnodes" in torchrun and torchrun.max_nodes == 1):
         return torchrun.ignore("--local-addr")

@@ -41,15 +41,12 @@ _KUBEFLOW = {"--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--
 _RENDEZVOUS = {"--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf"}
 _OF_NODES = {"--nnodes", "--node-rank", "--standalone", *_RENDEZVOUS}
 
-OurOption = tuple[str, str, str]
-"""One of our options, its value ("" for a flag), and what it comes from."""
+OurOption = tuple[str, str, str]  # its name, its value ("" for a flag), and what it comes from
 
 
 class Given(NamedTuple):
-    """A value, and the option as typed or the variable that it comes from."""
-
     value: str
-    source: str
+    source: str  # the option as typed, or the variable
 
 
 class TorchrunOptions:
@@ -68,11 +65,11 @@ class TorchrunOptions:
     def source(self, name: str) -> str:
         return self._given[name].source
 
-    def renamed(self, name: str, ours: str, values: Mapping[str, str] = {}) -> Iterator[OurOption]:
-        """The option under our name; ``values`` are those with another name here, "" for what is our default."""
+    def renamed(self, name: str, ours: str = "", values: Mapping[str, str] = {}) -> Iterator[OurOption]:
+        """The option as ours, of the same name by default; some ``values`` differ, and "" is our default."""
         value = self.value(name)
         if value := values.get(value, value):
-            yield ours, value, self.source(name)
+            yield ours or name, value, self.source(name)
 
     def ignore(self, *names: str, default: str = "") -> None:
         """Accept options that have no effect here; nobody need know of those with the default value."""

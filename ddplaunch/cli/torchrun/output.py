@@ -18,21 +18,15 @@ _SHOWN = {0: "/none", 1: "/out", 2: "/err", _BOTH: ""}
 """torchrun's numbers for no stream, stdout, stderr and both, as ``--show`` has them."""
 
 _RANK = "[0-9]{1,9}"
-
-Streams = dict[int | None, int]
-"""Of each local rank some streams; None stands for all others."""
+Streams = dict[int | None, int]  # of each local rank some streams; None stands for all others
 
 
 def translated(torchrun: TorchrunOptions) -> Iterator[OurOption]:
-    """Translate it.
-
-    Raises:
-        UsageError: an option names no streams, or no ranks.
-    """
+    """Translate it; refuse an option that does not name streams, or ranks."""
     redirected, teed = _streams(torchrun, "--redirects"), _streams(torchrun, "--tee")
     only = _filter(torchrun)
     used = [name for name, streams in (("--redirects", redirected), ("--tee", teed)) if any(streams.values())]
-    yield from torchrun.renamed("--log-dir", "--log-dir")
+    yield from torchrun.renamed("--log-dir")
     if used and "--log-dir" not in torchrun:
         import tempfile
 
@@ -61,10 +55,8 @@ def _streams(torchrun: TorchrunOptions, name: str) -> Streams:
     if re.fullmatch(r"[0-3]", text):
         return {None: int(text)}
     if not re.fullmatch(rf"{_RANK}:[0-3](,{_RANK}:[0-3])*", text):
-        raise UsageError(
-            f"{torchrun.source(name)} {text}: expected numbers of streams",
-            f"{name} 1 is stdout, 2 stderr, 3 both; 0:1,1:2 is stdout of local rank 0 and stderr of 1",
-        )
+        hint = f"{name} 1 is stdout, 2 stderr, 3 both; 0:1,1:2 is stdout of local rank 0 and stderr of 1"
+        raise UsageError(f"{torchrun.source(name)} {text}: expected numbers of streams", hint)
     pairs = (part.partition(":") for part in text.split(","))
     return {None: 0, **{int(rank): int(streams) for rank, _, streams in pairs}}
 
