@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import click
 
@@ -141,10 +141,12 @@ HEADINGS = {
 
 COMMON = (
     "--container-image", "--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--nproc",
-    "--container-mounts", "--env", "--namespace", "--label", "--dry-run", "--help",
-    "--help-all",
+    "--container-mounts", "--env", "--namespace", "--label", "--dry-run", "--help", "--help-all",
 )  # fmt: skip
 """The options that most people need."""
+
+
+_WINE = "ddplaunch manifest --container-image wine:1"
 
 
 class _ManifestCommand(BatchCommand):
@@ -155,16 +157,10 @@ class _ManifestCommand(BatchCommand):
     examples = (
         (
             "2 nodes with 8 GPUs each; create the job",
-            "ddplaunch manifest --container-image wine:1 --nodes 2 --gpus-per-node 8 train.py | kubectl apply -f -",
+            f"{_WINE} --nodes 2 --gpus-per-node 8 train.py | kubectl apply -f -",
         ),
-        (
-            "mount a PersistentVolumeClaim",
-            "ddplaunch manifest --container-image wine:1 --container-mounts my-claim:/data train.py",
-        ),
-        (
-            "set a variable, and a label",
-            "ddplaunch manifest --container-image wine:1 --env NCCL_DEBUG=INFO --label team=vision train.py",
-        ),
+        ("mount a PersistentVolumeClaim", f"{_WINE} --container-mounts my-claim:/data train.py"),
+        ("set a variable, and a label", f"{_WINE} --env NCCL_DEBUG=INFO --label team=vision train.py"),
     )
 
 
@@ -206,9 +202,9 @@ def _pod_job(ctx: click.Context, target: str) -> PodJob:
         grace=given["grace"],
         preempt_grace=given["preempt_grace"] if given["preempt_signal"] == signal.SIGTERM else 0.0,
         namespace=given["namespace"],
-        labels={key: value for _, key, value in _pairs(given["labels"])},
-        node_labels={key: value for _, key, value in _pairs(given["constraint"])},
-        variables={name: os.environ[name] if name == text else value for text, name, value in _pairs(given["env"])},
+        labels=dict(text.split("=", 1) for text in given["labels"]),
+        node_labels=dict(text.split("=", 1) for text in given["constraint"]),
+        variables=dict(text.split("=", 1) if "=" in text else (text, os.environ[text]) for text in given["env"]),
         mounts=given["container_mounts"],
     )
 
@@ -226,9 +222,3 @@ def _memory(text: str | None) -> str | None:
     """Slurm's units are powers of 1024, and M without a unit; 0 is no limit."""
     number, unit = re.fullmatch(r"(\d+)([KMGT]?)B?", text or "0", re.IGNORECASE).groups()  # type: ignore[union-attr]
     return f"{int(number)}{(unit or 'M').upper()}i" if int(number) else None
-
-
-def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    for text in texts:
-        name, _, value = text.partition("=")
-        yield text, name, value

@@ -15,6 +15,7 @@ from ddplaunch.cli.rules import check_control_port
 from ddplaunch.errors import UsageError, shown
 
 if TYPE_CHECKING:
+    from ddplaunch.cli.options import Inferred
     from ddplaunch.ssh.hosts import Host
     from ddplaunch.target.target import Target
 
@@ -26,7 +27,7 @@ STARTED = "DDPLAUNCH_OVER_SSH"
 """The variable by which a launcher knows that the others are started at the same time."""
 
 PATIENCE = 1e6
-"""Seconds, beyond any wait: a launcher's output is read by us, who do so slowly on purpose, or are seen to be gone."""
+"""Seconds, longer than any wait: we read a launcher's output, slowly on purpose, and it notices when we are gone."""
 
 OWN_OPTIONS = ("hosts", "hostfile", "include", "exclude", "env", "remote_python")
 _PER_NODE = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id", "token", "dry_run"}
@@ -124,19 +125,14 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
 def planned(hosts: tuple[Host, ...], options: Options) -> tuple[Options, str]:
     """Return the options of a dry run for these hosts, and a note on which node is which."""
     carried(options.env, os.environ)
-    several = len(hosts) > 1
-    slots = [str(host.slots) for host in hosts if host.slots]
-    options = options.filled(
-        Source.HOSTS,
-        {
-            "cluster": "none",
-            "nnodes": (len(hosts), len(hosts)),
-            "node_rank": 0 if several else None,
-            "nproc": ",".join(slots) if len(slots) == len(hosts) else None,
-            "master_addr": hosts[0].name if several else None,
-        },
-    )
-    return options, f"over SSH: {', '.join(f'node {node} is {host.name}' for node, host in enumerate(hosts))}"
+    new: Inferred = {"cluster": "none", "nnodes": (len(hosts), len(hosts))}
+    if len(hosts) > 1:
+        new |= {"node_rank": 0, "master_addr": hosts[0].name}
+    if all(host.slots for host in hosts):
+        new["nproc"] = ",".join(str(host.slots) for host in hosts)
+    return options.filled(
+        Source.HOSTS, new
+    ), f"over SSH: {', '.join(f'node {node} is {host.name}' for node, host in enumerate(hosts))}"
 
 
 def carried(asked: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:

@@ -118,7 +118,6 @@ HEADINGS = {
 
 COMMON = (
     "--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--partition", "--account", "--nproc",
-    "--array", "--output", "--requeue", "--follow", "--dry-run", "--help",
-    "--help-all",
+    "--array", "--output", "--requeue", "--follow", "--dry-run", "--help", "--help-all",
 )  # fmt: skip
 """The options that most people need."""

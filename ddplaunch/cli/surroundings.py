@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ddplaunch.clusters.finding import Finding, Place
     from ddplaunch.plan.layout import StartedRank
 
+TOKEN = "DDPLAUNCH_TOKEN"
+
 INSIDE = "DDPLAUNCH_DEVICE"
 """Every rank of ours has it: what a rank starts with ddplaunch is a job of its own, not that rank again."""
 
@@ -70,9 +72,6 @@ def _too_many(finding: Finding, place: Place, nproc: str) -> BaseException:
         f"this is rank {place.rank}",
         f"leave --nproc out, or --cluster none; or start one launcher on each node:\n{starter}",
     )
-
-
-TOKEN = "DDPLAUNCH_TOKEN"
 
 
 def check_token(token: str | None, name: str = "--token") -> None:

@@ -158,7 +158,7 @@ def current_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        raise UsageError("the current directory is not there any more", "cd to one that is") from None
+        raise UsageError("the current directory does not exist any more", "cd to one that exists") from None
 
 
 def find_target(

@@ -398,7 +398,7 @@ def test_a_directory_that_is_gone(tmp_path):
     environment = clean_environment({"PYTHONPATH": str(Path(ddplaunch.__file__).parent.parent)})
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("Error: the current directory is not there any more")
+    assert done.stderr.startswith("Error: the current directory does not exist any more")
 
 
 def test_names_that_are_no_text(launch, tmp_path):
