@@ -89,7 +89,7 @@ class Coordinator:
     # ---------------------------------------------------------------------------------------------------- joining
 
     def open(self) -> None:
-        self._seats.add(self._own)
+        self._seats[0] = Seat(0, self._own)  # whichever rank this node has in a job whose nodes do not join
         self._joining.begin()
 
     def admit(self, hello: Hello) -> Hello | messages.Refused:

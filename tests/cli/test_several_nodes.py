@@ -64,6 +64,14 @@ def test_by_variables_alone(start, tmp_path):
     assert "rank 1 of 2 sum 3" in jobs[1].stdout()
 
 
+def test_a_node_alone_runs_its_ranks_and_ends(launch, tmp_path):
+    """Without a control connection, whichever node it is."""
+    write(tmp_path, "hello.py", "import os; print('rank', os.environ['RANK'])")
+    where = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    job = launch("run", *where, "--control", "none", "--nproc", "1", "--start", "exec", "hello.py")
+    assert (job.returncode, job.stdout) == (0, "[1] rank 1\n"), job.stderr
+
+
 def test_restarts_of_one_node_alone_are_refused(answer, tmp_path):
     """A node that restarted by itself would wait for peers of an attempt that they have not begun."""
     write(tmp_path, "train.py", "print('started')")
