@@ -18,7 +18,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """Find the known word that ``word`` may be a typing error of."""
     import difflib
 
-    return next(iter(difflib.get_close_matches(word, sorted(known), 1, 0.6)), None)
+    return next(iter(difflib.get_close_matches(word, sorted(known), 1, 0.65)), None)
 
 
 def clock(seconds: float) -> str:

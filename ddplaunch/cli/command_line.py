@@ -241,6 +241,8 @@ def _unknown(word: str, options: Mapping[str, bool], elsewhere: Mapping[str, str
     name = name_of(word)
     dashed = hyphened(name)
     near = dashed if dashed in options else elsewhere.get(dashed) or nearest(dashed, options)
+    if near and " " in near:  # another command of ours
+        return UsageError(f"{name} works only with {near}", "leave it out")
     if name.startswith("-m") and len(name) > 2:
         near = f"-m {name[2:]}"
     instead = "ddplaunch run --help-all shows all options; -- stands before a target that begins with a dash"

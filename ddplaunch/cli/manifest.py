@@ -11,6 +11,7 @@ import click
 
 from ddplaunch.cli import batch_command
 from ddplaunch.cli.batch_command import CONFIG, CPUS, JOB_NAME, MEMORY, NODES, TIME, BatchCommand, like, option, wrong
+from ddplaunch.cli.submit_options import HEADINGS as OF_SUBMIT
 from ddplaunch.cli.surroundings import TOKEN, check_token
 from ddplaunch.cli.target_command import SETTINGS
 from ddplaunch.errors import UsageError
@@ -151,6 +152,7 @@ _WINE = "ddplaunch manifest --container-image wine:1"
 
 class _ManifestCommand(BatchCommand):
     own = HEADINGS
+    elsewhere = dict.fromkeys((each.opts[-1] for each in batch_command.options_of(OF_SUBMIT)), "ddplaunch submit")
     refused = REFUSED
     sections = batch_command.headings(HEADINGS, REFUSED)
     common = COMMON

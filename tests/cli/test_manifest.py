@@ -151,7 +151,7 @@ def test_where_it_runs_and_with_what(spec):
         (f"{ASKED} --hosts a,b train.py", ("--hosts does not work with", "the scheduler starts the nodes, not SSH")),
         (f"{ASKED} --exclude n07 train.py", ("--exclude does not work with",)),
         (f"{ASKED} --json --dry-run train.py", ("--json does not work with", "the output is YAML")),
-        (f"{ASKED} --partition x train.py", ("no such option: --partition",)),
+        (f"{ASKED} --partition x train.py", ("--partition works only with ddplaunch submit",)),
         (f"{ASKED} -N 2 train.py", ("no such option: -N", "did you mean --nodes?")),
         (f"{ASKED} --job-name My_Job train.py", ("My_Job: expected small", "at most 61", "--job-name my-job")),
         (f"{ASKED} --job-name 3d train.py", ("3d: expected small letters", "a letter first", "--job-name job-3d")),
@@ -285,7 +285,7 @@ def test_the_former_name_is_the_programs_behind_its_target(call, tmp_path):
         ),
         ("", "[submit]\nnamespace = 'me'\n", "unknown key namespace in [submit]\n  it belongs in [manifest]"),
         ("--scheduler k8s", "", "--scheduler k8s: submit is for Slurm\n"),
-        ("--namespace me", "", "no such option: --namespace\n  did you mean ddplaunch manifest?"),
+        ("--namespace me", "", "--namespace works only with ddplaunch manifest\n  leave it out"),
     ],
 )
 def test_what_submit_says_of_kubernetes(call, tmp_path, line, file, said):
