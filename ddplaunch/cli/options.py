@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
@@ -95,8 +94,7 @@ _silence = number(
 )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Options:
+class Options(NamedTuple):
     """The values of all options and arguments. What a field's default is, click reads its value by."""
 
     module: bool = _flag("-m --module", "TARGET is a module, as for `python -m`.")
@@ -243,7 +241,7 @@ class Options:
     as_json: bool = _flag("--json as_json", "With --dry-run: print the plan as JSON.")
     target: str = cast(str, click.Argument(["target"], type=Paths()))
     args: tuple[str, ...] = cast("tuple[str, ...]", click.Argument(["args"], nargs=-1, type=Paths()))
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    sources: Mapping[str, Source] = {}  # of each value, by the option's name
 
     def is_set(self, name: str) -> bool:
         """Whether the user has set it, by an option or a variable."""
@@ -256,7 +254,7 @@ class Options:
 
     def given(self, source: Source, new: Inferred) -> Options:
         """Return a copy with these values, which come from ``source``."""
-        return replace(self, **new, sources={**self.sources, **dict.fromkeys(new, source)})
+        return self._replace(**new, sources={**self.sources, **dict.fromkeys(new, source)})
 
     def filled(self, source: Source, new: Inferred) -> Options:
         """Return a copy with those of these values that the user has not set; None is no value."""
@@ -271,7 +269,7 @@ class Options:
                 yield from as_typed(param, getattr(self, name))
 
 
-PARAMS: list[click.Parameter] = [each.default for each in fields(Options) if isinstance(each.default, click.Parameter)]
+PARAMS: list[click.Parameter] = [each for each in Options._field_defaults.values() if isinstance(each, click.Parameter)]
 """What click reads."""
 
 

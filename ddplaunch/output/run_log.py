@@ -64,7 +64,7 @@ class RunLog:
 
     def _append(self, event: Event) -> None:
         elapsed = round(time.monotonic() - self._began, 6)
-        line = {"time": time.time(), "elapsed": elapsed, "event": event.name, **record(event)}
+        line = {"time": time.time(), "elapsed": elapsed, **record(event)}
         try:
             os.write(self._events, json.dumps(line).encode() + b"\n")
         except OSError as error:

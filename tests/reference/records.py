@@ -12,7 +12,7 @@ import ddplaunch
 from ddplaunch.console.devices import devices_json
 from ddplaunch.control.failure import Failure, Verdict
 from ddplaunch.devices.visible import Visible, VisibleGpu
-from ddplaunch.output.events import Event, Planned
+from ddplaunch.output.events import RECORDS
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
 from ddplaunch.plan.layout import Slot
 from ddplaunch.plan.plan import JobSpec, Machine, Plan, make
@@ -169,8 +169,7 @@ def _paths(value: Any, path: str) -> Iterator[str]:
 
 def events() -> dict[str, list[str]]:
     """Each event that events.jsonl has, with its own fields."""
-    kinds = [kind for kind in Event.__subclasses__() if kind is not Planned]  # which is plan.json
-    return {kind.name: [each.name for each in fields(kind) if not each.metadata.get("apart")] for kind in kinds}
+    return {name: fields.split() for name, fields in RECORDS.values()}
 
 
 def failure_fields() -> tuple[list[str], list[str]]:
