@@ -48,7 +48,7 @@ INSIDE_USER_PROCESSES = {
 """
 
 THIRD_PARTY = {
-    "target": {"click", "torch"},
+    "target": {"click"},
     "control": {"msgspec", "psutil"},
     "devices": {"psutil", "pynvml"},
     "rank": {"psutil", "torch"},
@@ -61,7 +61,7 @@ THIRD_PARTY = {
 }
 """What each layer may use of others; ``runtime`` is imported by user code and may use torch as well."""
 
-ONLY_IN_RANKS = {"rank.worker", "target.arguments", "runtime"}
+ONLY_IN_RANKS = {"rank.worker", "runtime"}
 """Where torch may be imported at all, and only inside a function."""
 
 

@@ -17,7 +17,7 @@ from ddplaunch.plan.layout import Rank
 from ddplaunch.target.target import Kind
 
 if TYPE_CHECKING:
-    from ddplaunch.rank.messages import Facts, Job, Program, Python
+    from ddplaunch.rank.messages import Program, Python, RankFacts, RankJob
 
 OURS_ALONE = frozenset({"DDPLAUNCH_TOKEN", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"})
 """Variables of the launcher that no rank gets."""
@@ -39,7 +39,7 @@ class Outfit:
     store: Store
     preemption_file: PreemptionFile
 
-    def prepare(self, ranks: Ranks, rank: Rank, fds: dict[str, int]) -> Job:
+    def prepare(self, ranks: Ranks, rank: Rank, fds: dict[str, int]) -> RankJob:
         """Return the job of a rank; put into ``fds`` its descriptors by purpose, which the caller closes.
 
         Raises:
@@ -53,14 +53,14 @@ class Outfit:
             fds |= ranks.first.descriptors(port, peers=not alone)
         return self._described(ranks, rank)
 
-    def _described(self, ranks: Ranks, rank: Rank) -> Job:
+    def _described(self, ranks: Ranks, rank: Rank) -> RankJob:
         plan, error_file = ranks.plan, ranks.error_file(rank.rank)
         target = plan.target
         environment = {**plan.environment(rank, ranks.number), **self.preemption_file.variables()}
         if error_file:
             environment["TORCHELASTIC_ERROR_FILE"] = error_file  # for torchelastic's ``@record`` too
         if self.screen.terminal:
-            environment["DDPLAUNCH_TERMINAL"] = "1"  # for ddplaunch.runtime.progress: our pipes are no terminal
+            environment["DDPLAUNCH_TERMINAL"] = "1"  # for ddplaunch.runtime.progress, which sees pipes
         program: Program = {
             "rank": rank.rank,
             "kind": "program",
@@ -72,7 +72,7 @@ class Outfit:
         }
         if target.kind is Kind.PROGRAM:
             return program
-        facts: Facts = {
+        facts: RankFacts = {
             "rank": rank.rank,
             "local_rank": int(environment["LOCAL_RANK"]),
             "node_rank": rank.node_rank,

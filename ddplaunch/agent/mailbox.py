@@ -15,7 +15,7 @@ from ddplaunch.loop import Callback, Loop
 from ddplaunch.rank.channel import HEADER, MAX_DESCRIPTORS, pack
 
 if TYPE_CHECKING:
-    from ddplaunch.rank.messages import Answer, Request
+    from ddplaunch.rank.messages import FromZygote, ToZygote
 
 _SHORT = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
 """Somebody may give back what is short; of descriptors on their way the kernel counts all that a user has."""
@@ -42,7 +42,7 @@ class Mailbox:
     """Sends and receives messages with descriptors; what the other end does not take at once waits here."""
 
     def __init__(
-        self, loop: Loop, sock: socket.socket, hear: Callable[[Answer, list[int]], None], gone: Callback
+        self, loop: Loop, sock: socket.socket, hear: Callable[[FromZygote, list[int]], None], gone: Callback
     ) -> None:
         """``hear`` is called with each message and its descriptors, ``gone`` once, when the other end has closed."""
         self._loop, self._socket, self._hear, self._gone = loop, sock, hear, gone
@@ -60,7 +60,7 @@ class Mailbox:
         return not self._letters
 
     def send(
-        self, message: Request, fds: Sequence[int] = (), failed: Callable[[OSError], None] = lambda error: None
+        self, message: ToZygote, fds: Sequence[int] = (), failed: Callable[[OSError], None] = lambda error: None
     ) -> None:
         """Send a message, in turn; ``fds`` become ours and are closed.
 

@@ -30,7 +30,7 @@ GRACE = 5.0  # seconds at most that they have between SIGTERM and SIGKILL
 
 
 class Sidecars:
-    """All of them; one that ends early is told of, and the job goes on."""
+    """All of them; if one ends early, a message says so, and the job goes on."""
 
     def __init__(self, loop: Loop, outfit: Outfit, emit: Callable[[Event], None], tree: Tree, grace: float) -> None:
         """``outfit`` and ``tree`` are those of the ranks, as is ``grace``, in seconds."""
@@ -44,7 +44,7 @@ class Sidecars:
         self._zygote: ZygoteClient | None = None
         self._temporary = Temporary("ddplaunch-sidecars")
         self._answers: set[str] = set()
-        # expected: the job has been told to stop, and they perhaps too, so that their end is no news
+        # expected: the job has been told to stop, and they perhaps too, so that nobody needs to read of their end
         self.expected = self._stopping = self._hurried = self._was_lost = False
         self._timer: Timer | None = None
 

@@ -24,7 +24,7 @@ class Signals:
         if number == self._warning and (not self._warned or number not in STOPPING):
             self._warned = True
             return Warned(number)
-        # SIGTERM twice is no impatience: a preempted job of Slurm gets it when its grace begins and when that is over.
+        # SIGTERM twice is patient: a preempted job of Slurm gets it when its grace begins and when that is over.
         again = self.interrupted and number in (signal.SIGINT, signal.SIGQUIT)
         self.interrupted = True
         return Interrupted(number, again)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from ddplaunch.agent import job
 from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.temporary import Temporary
-from ddplaunch.agent.zygote_client import Listener, ZygoteClient
+from ddplaunch.agent.zygote_client import ZygoteClient, ZygoteListener
 from ddplaunch.control.failure import describe_end
 from ddplaunch.loop import Loop
 from ddplaunch.plan.plan import Plan
@@ -33,7 +33,7 @@ class Tree:
         self.zygote: ZygoteClient | None = None
         self.guard: int | None = None  # the process that all sidecars hang below
 
-    def plant(self, plan: Plan, store_file: str | None, listener: Listener) -> ZygoteClient:
+    def plant(self, plan: Plan, store_file: str | None, listener: ZygoteListener) -> ZygoteClient:
         """Return the zygote, started if there is none; it removes ``store_file`` should we be killed.
 
         Raises:

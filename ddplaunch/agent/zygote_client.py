@@ -18,7 +18,7 @@ from ddplaunch.agent.mailbox import Mailbox
 from ddplaunch.loop import Loop
 
 if TYPE_CHECKING:
-    from ddplaunch.rank.messages import Answer, Config, Job
+    from ddplaunch.rank.messages import Config, FromZygote, RankJob
 
 _ZYGOTE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "zygote.py")
 
@@ -28,11 +28,11 @@ _LEAVE_PATIENCE = 6.0  # seconds that a zygote has to end what is below it befor
 MAX_IN_FLIGHT = 8  # ranks that are asked for and not born yet: each has up to five descriptors on their way
 _MAX_TITLE = 4096  # bytes of the ranks' command line for ``ps``; the kernel refuses a word of 128 KiB (MAX_ARG_STRLEN)
 
-Prepare = Callable[[dict[str, int]], "Job"]
+Prepare = Callable[[dict[str, int]], "RankJob"]
 """Describes a rank, and puts in its descriptors, by purpose ("stdin", "stdout", "stderr", "store", "hold")."""
 
 
-class Listener(Protocol):
+class ZygoteListener(Protocol):
     """Hears what a zygote says; it is never called back from within a call to its client."""
 
     def ready(self, forks: bool, unsafe: str | None, seconds: float) -> None: ...  # as in ``events.Ready``
@@ -51,7 +51,7 @@ class ZygoteClient:
         self,
         loop: Loop,
         *,
-        listener: Listener,
+        listener: ZygoteListener,
         environment: Mapping[str, str],
         modules: Sequence[str] = (),  # what to import before forking; empty, and every rank is a fresh interpreter
         asked: Sequence[str] = (),  # those of them that the user named, which must not fail
@@ -162,7 +162,7 @@ class ZygoteClient:
     def _unborn(self, rank: int, error: OSError) -> None:
         self._loop.soon(partial(self._heard, {"op": "unborn", "rank": rank, "errno": error.errno or 0}, []))
 
-    def _heard(self, message: Answer, fds: list[int]) -> None:
+    def _heard(self, message: FromZygote, fds: list[int]) -> None:
         if message["op"] == "ready":
             self.ready = True
             self._listener.ready(message["forks"], message["unsafe"], message["seconds"])

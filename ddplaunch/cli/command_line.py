@@ -245,7 +245,7 @@ def _unknown(word: str, options: Mapping[str, bool], elsewhere: Mapping[str, str
         return UsageError(f"{name} works only with {near}", "leave it out")
     if name.startswith("-m") and len(name) > 2:
         near = f"-m {name[2:]}"
-    instead = "ddplaunch run --help-all shows all options; -- stands before a target that begins with a dash"
+    instead = "ddplaunch run --help-all shows all options; put -- before a target that begins with a dash"
     return UsageError(f"no such option: {name}", f"did you mean {near}?" if near else instead)
 
 

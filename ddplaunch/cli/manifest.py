@@ -221,6 +221,6 @@ def _name(ctx: click.Context, target: str, asked: str | None, nodes: int) -> str
 
 
 def _memory(text: str | None) -> str | None:
-    """Slurm's units are powers of 1024, and M without a unit; 0 is no limit."""
+    """Slurm's units are powers of 1024, and M without a unit; 0 means unlimited."""
     number, unit = re.fullmatch(r"(\d+)([KMGT]?)B?", text or "0", re.IGNORECASE).groups()  # type: ignore[union-attr]
     return f"{int(number)}{(unit or 'M').upper()}i" if int(number) else None

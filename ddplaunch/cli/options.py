@@ -257,7 +257,7 @@ class Options(NamedTuple):
         return self._replace(**new, sources={**self.sources, **dict.fromkeys(new, source)})
 
     def filled(self, source: Source, new: Inferred) -> Options:
-        """Return a copy with those of these values that the user has not set; None is no value."""
+        """Return a copy with those of these values that the user has not set; None is skipped."""
         unset: Any = {name: value for name, value in new.items() if value is not None and not self.is_set(name)}
         return self.given(source, unset)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddplaunch.target.target import Target
 
 
-class Planned(NamedTuple):
+class Planning(NamedTuple):
     """A plan and what it was made from."""
 
     plan: Plan
@@ -30,7 +30,7 @@ class Planned(NamedTuple):
     plan_as: Callable[[int], Plan]  # plans again, as this node rank, where node 0 is to give each node its own
 
 
-def make_plan(options: Options, target: Target, hosts: tuple[Host, ...], notes: Iterable[str]) -> Planned:
+def make_plan(options: Options, target: Target, hosts: tuple[Host, ...], notes: Iterable[str]) -> Planning:
     """Plan the job; ``hosts`` are those that would run it, in a dry run; none where this machine does.
 
     Raises:
@@ -58,7 +58,7 @@ def make_plan(options: Options, target: Target, hosts: tuple[Host, ...], notes: 
     def plan_as(node_rank: int) -> Plan:
         return make(_spec(options, finding, node_rank), target, machine, os.environ, run_id, said)
 
-    return Planned(plan_as(0), options, finding, plan_as)
+    return Planning(plan_as(0), options, finding, plan_as)
 
 
 def _spec(options: Options, finding: Finding | None, unless_numbered: int) -> JobSpec:

@@ -10,7 +10,7 @@ from ddplaunch.cli import over_ssh, show, sidecars
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.policy import Policy
+    from ddplaunch.agent.policy import Policy, Shown
     from ddplaunch.cli.options import Options
     from ddplaunch.plan.plan import Plan
 
@@ -18,16 +18,17 @@ QUIET = 5.0
 """Seconds that nodes which somebody starts all at once have to find each other before we say that we wait."""
 
 
-def check_ranks(options: Options, plan: Plan) -> None:
-    """Refuse ranks of ``--show`` and ``--stdin`` that there are not, as far as this node knows."""
-    show.read(options.show, plan)
+def read_shown(options: Options, plan: Plan) -> Shown:
+    """Return whose output is shown; refuse ranks of ``--show`` and ``--stdin`` that this node knows are not there."""
+    shown = show.read(options.show, plan)
     here = [rank.rank for rank in plan.local_ranks]
     if options.stdin is not None and plan.nnodes == 1 and options.stdin not in here:
         ranks = show.ranks(here[0], here[-1])
         raise UsageError(f"--stdin {options.stdin}: this node has {ranks}", f"--stdin {here[0]}")
+    return shown
 
 
-def read_policy(options: Options, plan: Plan, *, many_start: bool) -> Policy:
+def read_policy(options: Options, plan: Plan, shown: Shown, *, many_start: bool) -> Policy:
     """Return the policy; ``many_start`` is whether a system starts all nodes at once."""
     from ddplaunch.agent.policy import Policy
     from ddplaunch.console import colour_wanted
@@ -38,7 +39,7 @@ def read_policy(options: Options, plan: Plan, *, many_start: bool) -> Policy:
     return Policy(
         modules=named or _preloads(options, plan),
         asked=named,
-        show=show.read(options.show, plan),
+        show=shown,
         stdin=options.stdin,
         log_dir=options.log_dir,
         patience=over_ssh.PATIENCE if by_ssh else PATIENCE,

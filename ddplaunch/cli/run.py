@@ -9,7 +9,7 @@ import click
 from ddplaunch.cli import over_ssh
 from ddplaunch.cli.dry_run import print_plan
 from ddplaunch.cli.options import COMMON, PARAMS, SECTIONS, read
-from ddplaunch.cli.policy import check_ranks, read_policy
+from ddplaunch.cli.policy import read_policy, read_shown
 from ddplaunch.cli.rules import read_rules
 from ddplaunch.cli.surroundings import check_token, one_log
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand, find_target, remarks
@@ -77,7 +77,7 @@ def run(**_: object) -> int:
             _say(*said.torchrun, *alike)
             return over_ssh.start(hosts, options, target, options.run_id or new_run_id())
         plan, completed, finding, plan_as = make_plan(options, target, hosts, said.torchrun)
-        check_ranks(completed, plan)
+        shown = read_shown(completed, plan)
         if plan.node_rank == 0 or not one_log(finding):
             _say(*alike)
         if options.dry_run:
@@ -97,7 +97,7 @@ def run(**_: object) -> int:
             _say("--control none: nodes do not notice failures of other nodes")
         from ddplaunch.cli.launch import Job
 
-        job = Job(plan, read_policy(completed, plan, many_start=finding is not None), rules, listening)
+        job = Job(plan, read_policy(completed, plan, shown, many_start=finding is not None), rules, listening)
     except UsageError as error:
         from ddplaunch.cli import complain, declining
 

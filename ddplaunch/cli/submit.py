@@ -152,18 +152,29 @@ def _job(ctx: click.Context, target: str) -> BatchJob:
     from ddplaunch.submit.slurm import BatchJob
 
     given = ctx.params
-    same = {name: given[name] for name in BatchJob.__dataclass_fields__ if name in given}
     return BatchJob(
-        **same
-        | {
-            "command": words_of_run(ctx),
-            "interpreter": "python" if given["container_image"] else sys.executable,
-            "chdir": current_directory(),
-            "job_name": given["job_name"] or os.path.basename(target),
-            "output": given["output"] or ("slurm-%A_%a.out" if given["array"] else "slurm-%j.out"),
-            "setup": tuple(_setups(ctx, given["setup"])),
-            "requeue": _requeue(ctx, given["requeue"]) if given["requeue"] else None,
-        }
+        command=words_of_run(ctx),
+        interpreter="python" if given["container_image"] else sys.executable,
+        chdir=current_directory(),
+        job_name=given["job_name"] or os.path.basename(target),
+        output=given["output"] or ("slurm-%A_%a.out" if given["array"] else "slurm-%j.out"),
+        nodes=given["nodes"],
+        gpus_per_node=given["gpus_per_node"],
+        cpus_per_task=given["cpus_per_task"],
+        mem=given["mem"],
+        time=given["time"],
+        partition=given["partition"],
+        account=given["account"],
+        qos=given["qos"],
+        constraint=given["constraint"],
+        nodelist=given["nodelist"],
+        exclude=given["exclude"],
+        array=given["array"],
+        sbatch_args=given["sbatch_args"],
+        setup=tuple(_setups(ctx, given["setup"])),
+        container_image=given["container_image"],
+        container_mounts=given["container_mounts"],
+        requeue=_requeue(ctx, given["requeue"]) if given["requeue"] else None,
     )
 
 

@@ -1,6 +1,6 @@
 """MPICH and Intel MPI, whose launcher is Hydra.
 
-PMI_RANK alone is no sign of it: ``srun --mpi=pmi2``, Flux and PALS set that too. Hydra's own are MPI_LOCALRANKID and
+PMI_RANK alone does not show it: ``srun --mpi=pmi2``, Flux and PALS set that too. Hydra's own are MPI_LOCALRANKID and
 MPI_LOCALNRANKS (``src/pm/hydra/proxy`` of MPICH).
 """
 

@@ -54,7 +54,7 @@ def _fingerprint(target: Target) -> str | None:
 def own_versions(*, torch: bool) -> Versions:
     """Read torch/version.py, which holds assignments only, and the name of NCCL's own distribution beside it.
 
-    Without ``torch``: a program's is no business of ours.
+    Without ``torch``: a program's version does not matter.
     """
     from importlib.machinery import PathFinder
 

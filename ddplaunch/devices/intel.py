@@ -1,7 +1,7 @@
 """Intel's discrete GPUs, from the files of the kernel drivers i915 and xe.
 
-Integrated graphics are no accelerators here and are left out. The kernel has no product names, and publishes no figure
-for used memory, so both are absent.
+Integrated graphics do not count as accelerators and are left out. The kernel has no product names, and publishes no
+figure for used memory, so both are absent.
 """
 
 from __future__ import annotations

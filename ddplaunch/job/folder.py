@@ -46,19 +46,25 @@ def listen(run_id: str) -> tuple[socket.socket, str] | tuple[None, None]:
                 os.mkdir(folder, 0o700)
             if not is_private(folder):
                 break
-            _alive(folder)
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             try:
-                os.fchmod(sock.fileno(), 0o600)
-                sock.bind(path)
-                sock.listen()
+                _alive(folder)
+                return _listening(path), path
             except OSError as error:
-                sock.close()
-                if error.errno == errno.ENOENT:
-                    continue
-                break
-            return sock, path
+                if error.errno != errno.ENOENT:
+                    break
     return None, None
+
+
+def _listening(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        os.fchmod(sock.fileno(), 0o600)
+        sock.bind(path)
+        sock.listen()
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def remove(path: str) -> None:

@@ -1,7 +1,7 @@
 """What happens to one node's share of a job: each thing is an immutable tuple of named fields, and emitted once.
 
 Whoever wants to know is given to the supervisor from outside, as an ``Observer``; observers know nothing of each other.
-They are no dataclasses, which would take 5 ms of every start to make.
+Dataclasses would take 5 ms of every start to make.
 """
 
 from __future__ import annotations

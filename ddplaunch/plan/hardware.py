@@ -66,7 +66,7 @@ class NumaNode:
 class Cpu:
     """The processors; ``allowed`` are those this process may run on (affinity: also a container's or Slurm's share).
 
-    ``quota`` is how many CPUs' time it may use of them together with others of its container; None is no limit.
+    ``quota`` is how many CPUs' time it may use of them together with others of its container; None means unlimited.
     """
 
     name: str | None

@@ -13,25 +13,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddplaunch.rank.messages import Answer, Request
+    from ddplaunch.rank.messages import FromZygote, ToZygote
 
 HEADER = struct.Struct("!I")
 MAX_DESCRIPTORS = 16
 
 
-def pack(message: Request | Answer) -> bytes:
+def pack(message: ToZygote | FromZygote) -> bytes:
     body = json.dumps(message).encode()
     return HEADER.pack(len(body)) + body
 
 
-def send(sock: socket.socket, message: Answer, fds: Sequence[int] = ()) -> None:
+def send(sock: socket.socket, message: FromZygote, fds: Sequence[int] = ()) -> None:
     """Send one message; the receiver gets duplicates of ``fds``, in order."""
     data = pack(message)
     sent = socket.send_fds(sock, [data], list(fds)) if fds else 0
     sock.sendall(data[sent:])
 
 
-def receive(sock: socket.socket) -> tuple[Request, list[int]]:
+def receive(sock: socket.socket) -> tuple[ToZygote, list[int]]:
     """Wait for one whole message and its descriptors, fewer than were sent where our limit of open files cut in.
 
     Raises:
@@ -41,7 +41,7 @@ def receive(sock: socket.socket) -> tuple[Request, list[int]]:
     if not header:
         raise EOFError
     header += _exactly(sock, HEADER.size - len(header))
-    request: Request = json.loads(_exactly(sock, HEADER.unpack(header)[0]))
+    request: ToZygote = json.loads(_exactly(sock, HEADER.unpack(header)[0]))
     return request, fds
 
 

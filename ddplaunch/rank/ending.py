@@ -46,7 +46,7 @@ def exit_code(code: object) -> int:
 
 
 def status(code: int) -> int:
-    """The part of an exit code that a parent sees; one that is no C long counts as -1 (Python/pythonrun.c)."""
+    """The part of an exit code that a parent sees; one that does not fit a C long counts as -1 (Python/pythonrun.c)."""
     return (code if -(1 << 63) <= code < 1 << 63 else -1) & 0xFF
 
 
@@ -283,7 +283,7 @@ def leave_interrupted() -> NoReturn:
 
 
 def die_of_interrupt() -> NoReturn:
-    """End by SIGINT itself, as Python does, so that whoever waits for us can tell."""
+    """End by SIGINT itself, as Python does, so that our parent can tell."""
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     os.kill(os.getpid(), _signal.SIGINT)
     os._exit(130)

@@ -33,7 +33,7 @@ class Program(_Rank):
     kind: Literal["program"]
 
 
-class Facts(TypedDict):
+class RankFacts(TypedDict):
     """What a function's parameters of these names are given."""
 
     rank: int
@@ -52,7 +52,7 @@ class Python(_Rank):
     module: str
     function: str
     first: str  # comes first in sys.path
-    facts: Facts
+    facts: RankFacts
     first_here: bool  # whether this is local rank 0
     backend: str | None
     init_method: str | None
@@ -62,7 +62,7 @@ class Python(_Rank):
     title: str  # what ps shows
 
 
-Job = Program | Python
+RankJob = Program | Python
 
 
 class Spawn(TypedDict):
@@ -70,7 +70,7 @@ class Spawn(TypedDict):
 
     op: Literal["spawn"]
     rank: int
-    job: Job
+    job: RankJob
     fds: list[str]  # the purposes of the descriptors that come along
 
 
@@ -122,5 +122,5 @@ class Swept(TypedDict):
     stuck: list[str]
 
 
-Request = Spawn | Sweep | Remove
-Answer = Ready | Refused | Spawned | Unborn | Exited | Swept
+ToZygote = Spawn | Sweep | Remove
+FromZygote = Ready | Refused | Spawned | Unborn | Exited | Swept

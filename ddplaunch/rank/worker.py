@@ -269,7 +269,7 @@ def _import_function(job: Python) -> Callable[..., Any]:
             text = f"{job['module']} has no function {job['function']}, now that it has been imported"
             raise ending.Refused(text) from None
     if not callable(found) or isinstance(found, type):
-        raise ending.Refused(f"{job['typed']} is no function: it is {found!r:.80}")
+        raise ending.Refused(f"{job['typed']} is not a function: it is {found!r:.80}")
     if getattr(getattr(found, "__code__", None), "co_flags", 0) & 0x80:  # CO_COROUTINE
         raise ending.Refused(f"{job['typed']} is a coroutine function", "wrap it in a function that calls asyncio.run")
     return found  # type: ignore[no-any-return]
@@ -304,7 +304,7 @@ def _bind(job: Python, function: Callable[..., Any]) -> tuple[tuple[Any, ...], d
         from ddplaunch.errors import LaunchError
         from ddplaunch.target import arguments
 
-        positional, named = arguments.bind(job["typed"], function, tuple(job["args"]), job["facts"])
+        positional, named = arguments.bind(job["typed"], function, tuple(job["args"]), job["facts"], _device)
     except LaunchError as error:
         raise ending.Refused(error.message, error.hint) from None
     finally:
@@ -314,6 +314,12 @@ def _bind(job: Python, function: Callable[..., Any]) -> tuple[tuple[Any, ...], d
                 del sys.modules[name]
         sys.modules.update(before)
     return tuple(positional), named
+
+
+def _device(name: str) -> object:
+    import torch
+
+    return torch.device(name)
 
 
 def _initialise(job: Python) -> None:

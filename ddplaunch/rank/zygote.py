@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ddplaunch.rank import channel, leftovers, processes, worker
-    from ddplaunch.rank.messages import Answer, Config, Job, Python, Spawn
+    from ddplaunch.rank.messages import Config, FromZygote, Python, RankJob, Spawn
 else:
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -191,7 +191,7 @@ class Zygote:
                 elif request["op"] == "remove":
                     self.config["remove"].append(request["path"])
 
-    def tell(self, message: Answer, fds: Sequence[int] = ()) -> None:
+    def tell(self, message: FromZygote, fds: Sequence[int] = ()) -> None:
         try:
             channel.send(self.control, message, fds)
         except OSError as error:
@@ -240,7 +240,7 @@ class Zygote:
             os.close(fd)
         return None
 
-    def become(self, job: Job, fds: dict[str, int], parent: int) -> tuple[Python, dict[str, int]]:
+    def become(self, job: RankJob, fds: dict[str, int], parent: int) -> tuple[Python, dict[str, int]]:
         """In the fork: leave nothing of the zygote but its modules."""
         try:
             signal.set_wakeup_fd(-1)
@@ -273,7 +273,7 @@ class Zygote:
             os._exit(1)
         return job, fds
 
-    def execute(self, job: Job, fds: dict[str, int]) -> NoReturn:
+    def execute(self, job: RankJob, fds: dict[str, int]) -> NoReturn:
         """In the fork: become a fresh interpreter, or the program of ``--no-python``."""
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and exec would hand on
             signal.signal(number, signal.SIG_DFL)

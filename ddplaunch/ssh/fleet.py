@@ -41,7 +41,7 @@ def make_room(hosts: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-class Stage(Enum):
+class FleetState(Enum):
     """What the hosts are doing."""
 
     CHECKING = "checking"
@@ -50,9 +50,9 @@ class Stage(Enum):
 
 
 _NEXT = {
-    Stage.CHECKING: {Stage.RUNNING, Stage.ENDING},
-    Stage.RUNNING: {Stage.ENDING},
-    Stage.ENDING: {Stage.ENDING},
+    FleetState.CHECKING: {FleetState.RUNNING, FleetState.ENDING},
+    FleetState.RUNNING: {FleetState.ENDING},
+    FleetState.ENDING: {FleetState.ENDING},
 }
 
 
@@ -77,7 +77,7 @@ class Fleet:
         self._hosts: list[Session] = []
         self._turns = Turns(())
         self._late: list[Session] = []
-        self._stage = Stage.CHECKING
+        self._stage = FleetState.CHECKING
         self._first: int | None = None
         self._asked: int | None = None
         self._sinks = {1: Sink(self.loop, 1), 2: Sink(self.loop, 2)}
@@ -108,7 +108,7 @@ class Fleet:
         assert self._first is not None
         return self._first
 
-    def _enter(self, stage: Stage) -> None:
+    def _enter(self, stage: FleetState) -> None:
         assert stage in _NEXT[self._stage], (self._stage, stage)
         self._stage = stage
 
@@ -144,13 +144,13 @@ class Fleet:
         return True
 
     def _retry(self, node: int) -> None:
-        if self._stage is Stage.CHECKING:
+        if self._stage is FleetState.CHECKING:
             self._turns.back(node)
             self._connect()
 
     def _worry(self) -> None:
         """Name the hosts whose answer is late, and give up those that are too late."""
-        if self._stage is not Stage.CHECKING:
+        if self._stage is not FleetState.CHECKING:
             return
         self.loop.after(WORRY_AFTER, self._worry)
         now = time.monotonic()
@@ -165,14 +165,14 @@ class Fleet:
 
     def _check_answers(self) -> None:
         """When all hosts have answered or ended: start the job, or end it."""
-        if self._stage is not Stage.CHECKING or any(host.facts is None and not host.over for host in self._hosts):
+        if self._stage is not FleetState.CHECKING or any(host.facts is None and not host.over for host in self._hosts):
             return
         self.problems = [problem for host in self._hosts for problem in self._problems_of(host)]
         if self.problems:
             unreached = any(problem.unreached for problem in self.problems)
             self._end(EXIT_UNAVAILABLE if unreached else EXIT_USAGE)
             return
-        self._enter(Stage.RUNNING)
+        self._enter(FleetState.RUNNING)
         for host in self._hosts:
             host.send(GO)
 
@@ -196,7 +196,7 @@ class Fleet:
 
     def _printed(self, host: Session, number: int, line: bytes) -> None:
         """Pass on what ranks print; a line that several launchers print, a report say, only once."""
-        if self._stage is Stage.CHECKING or self.problems:
+        if self._stage is FleetState.CHECKING or self.problems:
             return  # a greeting, or what the problems say
         if number == 2 and not line.startswith(b"[") and len(self._hosts) > 1:
             said = self._said_by.setdefault(host, Counter())
@@ -228,7 +228,7 @@ class Fleet:
             os._exit(self._first if self._first is not None else EXIT_SIGNAL + number)
         else:
             self._asked = EXIT_PREEMPTED if number == self._warning else EXIT_SIGNAL + number
-            if self._stage is Stage.CHECKING:
+            if self._stage is FleetState.CHECKING:
                 self._end(self._asked)
             for host in self._live():
                 host.send(_LETTERS[signal.Signals(number)])
@@ -239,7 +239,7 @@ class Fleet:
         for host in self._hosts:
             if not host.check():
                 continue
-            if self._stage is Stage.CHECKING:
+            if self._stage is FleetState.CHECKING:
                 if not self._again(host):
                     self._connect()
                     self._check_answers()
@@ -276,7 +276,7 @@ class Fleet:
 
     def _end(self, code: int) -> None:
         """Close all sessions; ``code`` is the exit code if no host has given one."""
-        self._enter(Stage.ENDING)
+        self._enter(FleetState.ENDING)
         self._turns.clear()
         self._first = code if self._first is None else self._first
         for host in self._live():

@@ -27,11 +27,15 @@ def check(signature: Signature, words: Sequence[str]) -> None:
 
 
 def bind(
-    name: str, function: Callable[..., Any], words: Sequence[str], facts: Mapping[str, Any]
+    name: str,
+    function: Callable[..., Any],
+    words: Sequence[str],
+    facts: Mapping[str, Any],
+    make_device: Callable[[str], object],
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the positional and the named arguments to call ``function`` with. Raises UsageError as ``check`` does.
 
-    ``facts`` are the values behind the well-known names; "device" as torch names it.
+    ``facts`` are the values behind the well-known names; "device" as torch names it, and ``make_device`` makes one.
     """
     import inspect
 
@@ -44,14 +48,14 @@ def bind(
     given = _parse(signature, words, live=True)
     for parameter in signature.parameters:
         if parameter.injected:
-            given[parameter.name] = _fact(parameter, facts)
+            given[parameter.name] = _fact(parameter, facts, make_device)
     bound = inspect.signature(function).bind_partial()
     bound.arguments.update(given)
     bound.apply_defaults()
     return list(bound.args), bound.kwargs
 
 
-def _fact(parameter: Parameter, facts: Mapping[str, Any]) -> Any:
+def _fact(parameter: Parameter, facts: Mapping[str, Any], make_device: Callable[[str], object]) -> Any:
     fact = INJECTED[parameter.name]
     if fact != "device":
         return facts[fact]
@@ -59,9 +63,7 @@ def _fact(parameter: Parameter, facts: Mapping[str, Any]) -> Any:
         return facts["device"]
     if parameter.value.kind == "int":
         return facts["local_rank"]
-    import torch
-
-    return torch.device(facts["device"])
+    return make_device(facts["device"])
 
 
 # ----------------------------------------------------------------------------------------------- words into options

@@ -217,7 +217,7 @@ def test_without_its_value_it_can_only_be_the_programs(line, message, program):
         ("--node_rank 1 train.py", "no such option: --node_rank", "did you mean --node-rank?"),
         ("-n 4 train.py", "no such option: -n", "did you mean --nproc?"),
         ("-mpkg.mod", "no such option: -mpkg.mod", "did you mean -m pkg.mod?"),
-        ("-odd.py", "no such option: -odd.py", "-- stands before a target"),
+        ("-odd.py", "no such option: -odd.py", "put -- before a target"),
         ("--nproc", "--nproc needs a value", "--help"),
         (
             "--nproc --dry-run train.py",

@@ -236,7 +236,7 @@ def test_what_the_source_does_not_show_is_called_as_well(launch, out_of_sight, f
         (["fn.py:renamed", "--steps", "x"], "fn.py:renamed cannot take --steps: 'x' is not a valid integer"),
         (["fn.py:made", "--stepps", "3"], "fn.py:made: no such option"),
         (["fn.py:nowhere"], "fn has no function nowhere"),
-        (["fn.py:value"], "fn.py:value is no function: it is 2"),
+        (["fn.py:value"], "fn.py:value is not a function: it is 2"),
     ],
 )
 def test_what_the_source_does_not_show_is_checked_in_the_ranks_and_said_once(

@@ -475,7 +475,7 @@ def test_a_name_that_turns_out_to_be_no_function(start: tuple[str, ...], folder:
     write(folder, "train.py", "main = print and 3\n")
     done = ours(folder, *start, "train.py:main")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "train.py:main is no function: it is 3" in done.stderr
+    assert "train.py:main is not a function: it is 3" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -23,6 +23,13 @@ FACTS = {
     "device": "cpu",
 }
 
+
+def make_device(name):
+    import torch
+
+    return torch.device(name)
+
+
 PRELUDE = """
 import enum, functools, os, pathlib, typing
 from collections.abc import Sequence
@@ -56,7 +63,7 @@ def call(source: str, words: str = "") -> Any:
     """Check as the launcher does, bind as a rank does, and call: ``main`` returns what it was given."""
     read(source, words)
     function = live(source)
-    positional, named = bind("f.py:main", function, shlex.split(words), FACTS)
+    positional, named = bind("f.py:main", function, shlex.split(words), FACTS, make_device)
     return function(*positional, **named)
 
 
@@ -233,7 +240,10 @@ def test_functions_that_people_have(source):
 )
 def test_wrong_arguments_are_one_error_with_the_signature(parameters, words, message):
     source = f"def main({parameters}): pass"
-    for found in (lambda: read(source, words), lambda: bind("f.py:main", live(source), shlex.split(words), FACTS)):
+    for found in (
+        lambda: read(source, words),
+        lambda: bind("f.py:main", live(source), shlex.split(words), FACTS, make_device),
+    ):
         with pytest.raises(UsageError) as refusal:
             found()
         assert refusal.value.message.startswith(message)
@@ -247,7 +257,7 @@ def test_what_only_a_rank_can_tell_is_refused_there(parameters):
     source = f"def main({parameters}): pass"
     read(source, "--x 1")
     with pytest.raises(UsageError, match="cannot be written on a command line"):
-        bind("f.py:main", live(source), ["--x", "1"], FACTS)
+        bind("f.py:main", live(source), ["--x", "1"], FACTS, make_device)
 
 
 def test_annotations_that_do_not_evaluate_are_read_as_they_are_spelled():
@@ -268,7 +278,7 @@ def test_decorators_are_seen_through():
         def main(rank: int, lr: float): return rank, lr
         """
     )
-    positional, named = bind("f.py:main", function, ["--lr", "2"], FACTS)
+    positional, named = bind("f.py:main", function, ["--lr", "2"], FACTS, make_device)
     assert function(*positional, **named) == ("decorated", (9, 2.0))
 
 
@@ -285,14 +295,14 @@ def test_a_decorator_that_finds_the_arguments_elsewhere_is_called_with_nothing()
         def main(configuration): return configuration
         """
     elsewhere = live(source.format(own="handed=None", own_names="handed"))
-    assert bind("f.py:main", elsewhere, ["lr=2", "--help"], FACTS) == ([], {})
+    assert bind("f.py:main", elsewhere, ["lr=2", "--help"], FACTS, make_device) == ([], {})
     spelled_out = live(source.format(own="configuration=None", own_names="configuration"))
     with pytest.raises(UsageError, match="unexpected extra argument"):
-        bind("f.py:main", spelled_out, ["lr=2"], FACTS)
+        bind("f.py:main", spelled_out, ["lr=2"], FACTS, make_device)
 
 
 def test_a_function_without_a_signature_gets_nothing():
-    assert bind("builtins:min", min, ["--x"], FACTS) == ([], {})
+    assert bind("builtins:min", min, ["--x"], FACTS, make_device) == ([], {})
 
 
 @pytest.mark.parametrize(
