@@ -105,6 +105,13 @@ class Cluster:
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, text=True,
             )  # fmt: skip
 
+    def start_all(self, program: str) -> list[subprocess.Popen[str]]:
+        """Start all pods with this program, where names are known to all."""
+        write(self.folder, "train.py", program)
+        for index in range(len(self.job)):
+            self.name("10.77.0.10", on=index)
+        return [self.start(index) for index in range(len(self.job))]
+
     def said(self, index: int) -> Path:
         return self.folder / f"pod-{index}.err"
 
@@ -158,11 +165,7 @@ def test_a_node_0_that_never_has_a_name_is_a_lost_node(cluster):
 @pytest.mark.ci
 @pytest.mark.slow
 def test_a_pod_that_fails_ends_the_other_with_its_exit_code(cluster):
-    two = cluster()
-    write(two.folder, "train.py", "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(600)\n")
-    for index in range(2):
-        two.name("10.77.0.10", on=index)
-    started = [two.start(index) for index in range(2)]
+    started = cluster().start_all("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(600)\n")
     for process in started:
         process.communicate(timeout=patience(90))
     assert [process.returncode for process in started] == [3, 3]
@@ -171,11 +174,7 @@ def test_a_pod_that_fails_ends_the_other_with_its_exit_code(cluster):
 @pytest.mark.ci
 @pytest.mark.slow
 def test_a_pod_that_is_deleted_ends_both_with_143(cluster):
-    two = cluster()
-    write(two.folder, "train.py", "import time\nprint('at work', flush=True)\ntime.sleep(600)\n")
-    for index in range(2):
-        two.name("10.77.0.10", on=index)
-    started = [two.start(index) for index in range(2)]
+    started = cluster().start_all("import time\nprint('at work', flush=True)\ntime.sleep(600)\n")
     for process in started:
         assert process.stdout is not None
         assert "at work" in process.stdout.readline()
