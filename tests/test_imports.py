@@ -20,7 +20,7 @@ LAYERS = [
     {"errors", "files", "loop", "words"},
     {"target"},
     {"plan"},
-    {"devices", "clusters"},
+    {"devices", "clusters", "diagnosis"},
     {"control"},
     {"rank"},
     {"output"},

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,6 +43,7 @@ from ddplaunch.rank import processes
 
 if TYPE_CHECKING:
     from ddplaunch.agent.sidecars import Sidecars
+    from ddplaunch.diagnosis.inspection import Inspection
 
 
 class Supervisor:
@@ -263,6 +264,12 @@ class Supervisor:
                 self.sidecars.expected = True
             self._teardown.interrupt(meaning, first=first)
         self._link.tell(meaning)
+
+    def inspect(self, stacks: bool, answer: Callable[[Inspection], None]) -> None:
+        """Find out what all ranks of the job are doing; ``answer`` is called with it, after some seconds at most."""
+        from ddplaunch.agent.inspector import inspect
+
+        self._loop.soon(lambda: answer(inspect(self._ranks)))
 
     def stop(self, now: bool) -> None:
         """End the job as Ctrl-C does; ``now``: as it does when it comes again."""

@@ -24,6 +24,9 @@ from ddplaunch.output.screen import choose
 from ddplaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.diagnosis.inspection import Inspection
     from ddplaunch.job.status import Status
 
 BEHIND = 0.5  # seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails
@@ -69,6 +72,9 @@ class Job:
 
     def status(self) -> Status:
         return self._watch.status()
+
+    def inspect(self, stacks: bool, answer: Callable[[Inspection], None]) -> None:
+        self._supervisor.inspect(stacks, answer)
 
     def stop(self, now: bool) -> None:
         self._supervisor.stop(now)

@@ -125,7 +125,7 @@ BOUNDS: Mapping[str, Check] = {
     "Failure.signal": _number(1, 64),
     "Warned.signal": _number(1, 64),
     # names
-    **dict.fromkeys(("host", "threads", "nnodes", "fingerprint", "nonce", "proof", "address", "interface"), _NAME),
+    **dict.fromkeys(("host", "nnodes", "fingerprint", "nonce", "proof", "address", "interface"), _NAME),
     **dict.fromkeys(("python", "torch", "cuda", "nccl"), _NAME),
     **dict.fromkeys(("devices", "gpus"), lru_cache(16)(_each(_NAME))),  # alike on 10,000 nodes
     "target": _letters(8192),
@@ -138,6 +138,20 @@ BOUNDS: Mapping[str, Check] = {
     "Status.target": _line,
     "ranks": _each(bounded),
     **dict.fromkeys(("state", "now"), _as_it_is),
+    # what ranks were found doing
+    **dict.fromkeys(("line", "enqueued", "completed", "number"), _number(-1, 1 << 62)),
+    **dict.fromkeys(("group", "operation"), _line),
+    **dict.fromkeys(("function", "file", "name", "description", "tensors", "no_stack"), _line),
+    **dict.fromkeys(("timeout", "cpu"), _number(0, 1e12)),
+    "entered": _EPOCH,
+    "GroupState.completed": _number(-1, 1 << 62),
+    "Collective.completed": _as_it_is,
+    "RankInspection.code": _number(-64, 255),
+    **dict.fromkeys(("frames", "threads", "groups", "last", "known"), _each(bounded)),
+    "Share.threads": _NAME,
+    "Group.ranks": _each(_COUNT),
+    "silent": _each(_line),
+    **dict.fromkeys(("condition", "own", "answers", "moved", "alone", "node_only", "stacks"), _as_it_is),
     # what people read
     **dict.fromkeys(("message", "remark", "how"), _line),
     "hint": _hint,
@@ -146,7 +160,9 @@ BOUNDS: Mapping[str, Check] = {
     "tail": lambda lines: _each(_line)(lines[-MAX_TAIL:]),
     "refused": _complaint,
     # what has fields of its own, or two values only
-    **dict.fromkeys(("share", "versions", "failure", "verdict", "first", "outcome", "broken"), bounded),
+    **dict.fromkeys(
+        ("share", "versions", "failure", "verdict", "first", "outcome", "broken", "status", "inspection"), bounded
+    ),
     **dict.fromkeys(("shares", "failures", "others"), _each(bounded)),
     **dict.fromkeys(("numbered", "again", "preemption_seen", "kind"), _as_it_is),
 }

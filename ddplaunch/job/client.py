@@ -12,7 +12,7 @@ from ddplaunch.control.wire import LENGTH, decode, encode
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError
 from ddplaunch.job.door import MAX_ANSWER
 from ddplaunch.job.folder import peer_uid
-from ddplaunch.job.requests import Answer, Request, Show, Stop, Stopping
+from ddplaunch.job.requests import Answer, Look, Looked, Request, Show, Stop, Stopping
 from ddplaunch.job.status import Status
 
 TIMEOUT = 10.0  # seconds in which a job must answer: its launcher may be suspended
@@ -29,6 +29,15 @@ class Unanswered(LaunchError):
 def show(path: str, timeout: float = TIMEOUT) -> Status:
     """Return the status of the job whose door is at ``path``; Unanswered if it gives none in ``timeout`` seconds."""
     return _ask(path, Show(), Status, timeout)
+
+
+def look(path: str, *, stacks: bool = False, timeout: float = TIMEOUT) -> Looked:
+    """Return the status of that job and what its ranks are doing; ``stacks``: and where in their code they are.
+
+    Raises:
+        Unanswered: it gives none in ``timeout`` seconds.
+    """
+    return _ask(path, Look(stacks), Looked, timeout)
 
 
 def stop(path: str, *, now: bool = False, timeout: float = TIMEOUT) -> None:

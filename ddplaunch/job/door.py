@@ -15,14 +15,17 @@ from ddplaunch.job.folder import listen, peer_uid, remove
 from ddplaunch.loop import Loop, Timer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddplaunch.control.wire import Connection
-    from ddplaunch.job.requests import Request
+    from ddplaunch.diagnosis.inspection import Inspection
+    from ddplaunch.job.requests import Answer, Request
     from ddplaunch.job.status import Status
 
 MAX_CLIENTS = 8  # connections at a time; further ones wait in the kernel
 DEADLINE = 5.0  # seconds from a connection to its end
 MAX_REQUEST = 4 << 10  # bytes of a request
-MAX_ANSWER = 4 << 20  # bytes of an answer: the status of 16,000 ranks fits
+MAX_ANSWER = 64 << 20  # bytes of an answer: the status of 16,000 ranks fits, and the stacks of 1,000
 FULL_PAUSE = 0.5  # seconds without accepting where the system has no descriptor left
 
 
@@ -31,6 +34,9 @@ class Job(Protocol):
 
     def status(self) -> Status:
         """How this node's share stands."""
+
+    def inspect(self, stacks: bool, answer: Callable[[Inspection], None]) -> None:
+        """Find out what all ranks of the job are doing; ``answer`` is called with it, some seconds later at most."""
 
     def stop(self, now: bool) -> None:
         """End the job, as Ctrl-C does; ``now`` as a second one does."""
@@ -94,15 +100,25 @@ class Door:
             self._loop.watch(self._socket.fileno(), self._accept)
 
     def _answer(self, client: Connection[Request], request: Request) -> None:
-        from ddplaunch.job.requests import Show, Stop, Stopping
+        from ddplaunch.job.requests import Look, Show, Stop, Stopping
 
         client.expect(())
         match request:
             case Show():
-                client.send(self._job.status())
+                self._send(client, self._job.status())
+            case Look(stacks=stacks):
+                self._job.inspect(stacks, partial(self._looked, client))
             case Stop(now=now):
-                client.send(Stopping())
+                self._send(client, Stopping())
                 self._loop.soon(partial(self._stop, now))
+
+    def _looked(self, client: Connection[Request], inspection: Inspection) -> None:
+        from ddplaunch.job.requests import Looked
+
+        self._send(client, Looked(self._job.status(), inspection))
+
+    def _send(self, client: Connection[Request], answer: Answer) -> None:
+        client.send(answer)
         client.finish()
 
     def _stop(self, now: bool) -> None:

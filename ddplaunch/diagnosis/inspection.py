@@ -1,0 +1,96 @@
+"""What was found when ranks were asked where they stand: their processes, stacks and collectives. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Condition(Enum):
+    """What the kernel says of a rank's process."""
+
+    ALIVE = "alive"
+    STOPPED = "stopped"  # by SIGSTOP, Ctrl-Z or a debugger
+    BLOCKED = "blocked"  # in uninterruptible sleep: it waits for a disk or a driver
+    EXITED = "exited"
+    PENDING = "pending"  # it has no process yet
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call of a stack."""
+
+    function: str
+    file: str  # relative to the job's folder where it is below it
+    line: int
+    own: bool  # whether it is the user's code, and neither Python's own nor an installed package's
+
+
+@dataclass(frozen=True)
+class Thread:
+    """One thread of a rank."""
+
+    frames: tuple[Frame, ...]  # the innermost first
+    name: str = ""  # where Python tells it (3.14)
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """How far a rank is in a process group, in torch's own count, which on gloo has send and recv in it."""
+
+    group: str  # torch's name of the group: "0" is the default one
+    enqueued: int  # the operation that it entered last, from 1
+    completed: int  # the last that has completed
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group as one of its members knows it."""
+
+    group: str
+    description: str  # "default_pg", or what the program called it
+    ranks: tuple[int, ...]  # its members; none where it is not known
+
+
+@dataclass(frozen=True)
+class Collective:
+    """The collective that a rank entered last in a process group."""
+
+    group: str
+    number: int  # from 1, in its group
+    operation: str  # "all_reduce"
+    tensors: str  # what goes in: "float32[6]", "float32[2, 3], int64[1]"; "" for none
+    timeout: float  # seconds
+    entered: float  # seconds since the epoch, by the clock of the rank's host
+    completed: bool
+    alone: bool  # whether no send or recv was counted with it: then ``GroupState`` has the same numbers
+
+
+@dataclass(frozen=True)
+class RankInspection:
+    """What one rank was found doing."""
+
+    rank: int
+    host: str
+    pid: int
+    condition: Condition
+    code: int | None = None  # how it ended: -N for signal N
+    threads: tuple[Thread, ...] = ()  # the main one first; none where ``no_stack`` says why, or nobody asked
+    no_stack: str = ""  # "it is not a Python program"
+    answers: bool | None = None  # whether it said how far it is, None where it has no process group or was not asked
+    groups: tuple[GroupState, ...] = ()
+    moved: bool = False  # whether ``groups`` changed within a tenth of a second
+    last: tuple[Collective, ...] = ()  # in each group; only of the ranks that were asked for it
+    known: tuple[Group, ...] = ()  # the groups that it is in; of the same ranks
+    cpu: float = 0.0  # seconds of CPU time that it and its children have used
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What all ranks were found doing at one moment."""
+
+    moment: float  # seconds since the epoch
+    ranks: tuple[RankInspection, ...]  # in order
+    world_size: int
+    silent: tuple[str, ...] = ()  # the nodes that did not answer: "node 2 (n2)"
+    node_only: bool = False  # whether other nodes were not asked (--control none)
