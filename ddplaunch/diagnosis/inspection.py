@@ -80,7 +80,7 @@ class RankInspection:
     answers: bool | None = None  # whether it said how far it is, None where it has no process group or was not asked
     groups: tuple[GroupState, ...] = ()
     moved: bool = False  # whether ``groups`` changed within a tenth of a second
-    last: tuple[Collective, ...] = ()  # in each group; only of the ranks that were asked for it
+    last: tuple[Collective, ...] = ()  # in each group the last, before it the oldest not complete; only where asked for
     known: tuple[Group, ...] = ()  # the groups that it is in; of the same ranks
     cpu: float = 0.0  # seconds of CPU time that it and its children have used
 

@@ -1,0 +1,186 @@
+"""What torch's flight recorder says, as data: how far a rank is in each process group, and what it entered last."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from ddplaunch.diagnosis.inspection import Collective, Group, GroupState
+from ddplaunch.errors import shown
+
+MAX_GROUPS = 1024
+"""Process groups of a rank that are looked at."""
+
+_MAX_ENTRIES = 1 << 16
+_MAX_NUMBER = (1 << 63) - 1
+_MAX_DIMENSIONS = 8
+_NAMED_TENSORS = 2
+_DTYPES = {
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Half": "float16",
+    "Float": "float32",
+    "Double": "float64",
+    "ComplexHalf": "complex32",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+"""torch's inner names of types, where they are more than the usual ones in another spelling ("BFloat16")."""
+
+
+def parse_states(dump: bytes) -> tuple[GroupState, ...]:
+    """Read how far a rank is in each process group that it has used; ValueError for anything else than such a dump."""
+    return tuple(
+        GroupState(
+            shown(name),
+            max(_number(_field(state, "last_enqueued_collective", "-1")), 0),
+            max(_number(_field(state, "last_completed_collective", "-1")), 0),
+        )
+        for name, state in islice(_mapping(_load(dump).get("pg_status", {})).items(), MAX_GROUPS)
+    )
+
+
+def parse_last(dump: bytes) -> tuple[Collective, ...]:
+    """Read from a dump with entries what a rank entered last in each group; before it the oldest that is not complete.
+
+    Raises:
+        ValueError: it is anything else than such a dump.
+    """
+    found: list[Collective] = []
+    for group, entries in _by_group(_load(dump)).items():
+        last = max(entries, key=lambda entry: entry.number)
+        waiting = [entry for entry in entries if not entry.completed]
+        oldest = min(waiting, key=lambda entry: entry.number, default=last)
+        found += [each.collective(group) for each in ([last] if oldest is last else [oldest, last])]
+    return tuple(found)
+
+
+def parse_groups(dump: bytes) -> tuple[Group, ...]:
+    """Read from a dump with entries what its groups are called, without their members; ValueError as for the others.
+
+    On gloo torch writes the members of the group that was made last only, and not which one that is.
+    """
+    pairs = (_names(entry) for entry in _entries(_load(dump)))
+    return tuple(Group(group, description, ()) for group, description in islice(dict(pairs).items(), MAX_GROUPS))
+
+
+class _Entry(NamedTuple):
+    """One collective of the recorder's."""
+
+    number: int
+    operation: str
+    tensors: str
+    timeout: float
+    entered: float
+    completed: bool
+    alone: bool
+
+    def collective(self, group: str) -> Collective:
+        return Collective(group, *self)
+
+
+def _by_group(dump: Mapping[str, object]) -> dict[str, list[_Entry]]:
+    found: dict[str, list[_Entry]] = {}
+    for entry in _entries(dump):
+        if entry.get("is_p2p") is True:
+            continue  # NCCL's send and recv, which have numbers of their own
+        group = _names(entry)[0]
+        if len(found) < MAX_GROUPS or group in found:
+            found.setdefault(group, []).append(_entry(entry))
+    return found
+
+
+def _entry(entry: Mapping[str, object]) -> _Entry:
+    number = _number(_field(entry, "collective_seq_id"))
+    return _Entry(
+        number,
+        shown(_text(_field(entry, "profiling_name")).rpartition(":")[2]),
+        _tensors(_list(entry.get("input_dtypes", [])), _list(entry.get("input_sizes", []))),
+        _seconds(entry.get("timeout_ms", 0), 1e3),
+        _seconds(entry.get("time_created_ns", 0), 1e9),
+        entry.get("retired") is True or entry.get("state") == "completed",
+        _number(_field(entry, "op_id")) == number,
+    )
+
+
+def _tensors(types: Sequence[object], sizes: Sequence[object]) -> str:
+    """Write tensors as "float32[2, 3], int64[1]", the first of many."""
+    if len(types) != len(sizes):
+        raise ValueError("types and sizes do not go together")
+    named = [_tensor(*each) for each in zip(types[:_NAMED_TENSORS], sizes[:_NAMED_TENSORS], strict=True)]
+    more = len(types) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
+
+
+def _tensor(kind: object, sizes: object) -> str:
+    name = shown(_text(kind).rpartition("::")[2], 40)
+    numbers = [str(_number(each)) for each in _list(sizes)]
+    shape = ", ".join([*numbers[:_MAX_DIMENSIONS], *["…"] * (len(numbers) > _MAX_DIMENSIONS)])
+    return f"{_DTYPES.get(name, name.lower())}[{shape}]"
+
+
+def _names(entry: Mapping[str, object]) -> tuple[str, str]:
+    """A group's name and what the program called it."""
+    names = [shown(_text(each)) for each in _list(_field(entry, "process_group"))]
+    if not names:
+        raise ValueError("a collective of no process group")
+    return names[0], names[1] if len(names) > 1 else ""
+
+
+def _entries(dump: Mapping[str, object]) -> list[Mapping[str, object]]:
+    return [_mapping(each) for each in _list(dump.get("entries", []))[-_MAX_ENTRIES:]]
+
+
+def _load(dump: bytes) -> Mapping[str, object]:
+    try:
+        return _mapping(json.loads(dump))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError("expected an object")
+    return value
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise ValueError("expected an array")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected a text")
+    return value
+
+
+def _field(value: object, name: str, default: object = None) -> object:
+    found = _mapping(value).get(name, default)
+    if found is None:
+        raise ValueError(f"no {name}")
+    return found
+
+
+def _number(value: object) -> int:
+    """A whole number; torch writes some of them as texts."""
+    if isinstance(value, str) and len(value) <= 20:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _MAX_NUMBER:
+        raise ValueError("expected a whole number")
+    return value
+
+
+def _seconds(value: object, units: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError("expected a number")
+    if not math.isfinite(value) or abs(value) > _MAX_NUMBER:
+        raise ValueError("expected a time")
+    return value / units

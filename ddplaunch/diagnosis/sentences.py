@@ -1,0 +1,147 @@
+"""Sentences of who waits for whom, as a user reads them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
+from ddplaunch.diagnosis.standing import INIT, doing, entered_at, is_gone, text
+from ddplaunch.diagnosis.waits import Missing, Wait, title, waits
+from ddplaunch.words import named, ranks
+
+_PLURAL = {"has": "have", "is": "are", "does": "do", "holds": "hold"}
+_POINT_TO_POINT = ("send", "recv", "isend_irecv")
+
+
+def sentences(inspection: Inspection) -> tuple[str, ...]:
+    """Say who waits for whom, the wait first that the others wait for; where nobody waits, that."""
+    found = waits(inspection)
+    if found:
+        return tuple(sentence(wait, inspection) for wait in found)
+    return (_no_wait(inspection),)
+
+
+def sentence(wait: Wait, inspection: Inspection) -> str:
+    """Say of one wait who waits for whom."""
+    if wait.different:
+        return _mismatch(wait, inspection)
+    told = f"{ranks(wait.waiting)} {_verb('waits', wait.waiting)} in {_titled(wait)}"
+    if wait.places:
+        told += f", {'entered' if wait.number else 'called'} at {_lines(wait.places)}"
+    for number in sorted({number for _, number in wait.ahead}):
+        told += f", {ranks(rank for rank, each in wait.ahead if each == number)} in #{number}"
+    return "; ".join([told, *_missing(wait, inspection)])
+
+
+def _titled(wait: Wait) -> str:
+    """The title of a wait with its group's members and its tensors, as far as they are known."""
+    tensors = wait.collective.tensors if wait.collective else ""
+    details = [ranks(wait.members) if wait.members else "", tensors]
+    shown = "; ".join(filter(None, details))
+    return title(wait) + (f" ({shown})" if shown else "")
+
+
+def _missing(wait: Wait, inspection: Inspection) -> list[str]:
+    if not wait.missing:
+        return [_nobody_missing(wait)]
+    by_number = {rank.rank: rank for rank in inspection.ranks}
+    words: dict[str, list[int]] = {}
+    for each in wait.missing:
+        words.setdefault(_why(wait, each, by_number[each.rank]), []).append(each.rank)
+    told = [f"{ranks(numbers)} {_agreeing(why, numbers)}" for why, numbers in words.items()]
+    if wait.circular:
+        told.append("they wait for each other")
+    return told if len(told) <= 4 else [*told[:3], f"{ranks(n for each in list(words.values())[3:] for n in each)} too"]
+
+
+def _nobody_missing(wait: Wait) -> str:
+    if wait.unseen:
+        return "the ranks that have not entered it were not reached" if wait.number else "not all ranks were reached"
+    if wait.number:
+        return "all its ranks have entered it: the data is on its way"
+    if wait.operation == INIT:
+        return "all ranks have called it: they do not reach each other"
+    return "no rank is elsewhere"
+
+
+def _why(wait: Wait, missing: Missing, rank: RankInspection) -> str:
+    """Why a rank is missing, beginning with a verb."""
+    if state := _state(rank):
+        return state
+    if missing.waits:
+        line = entered_at(rank)
+        return f"{_absence(wait)}: it waits in {missing.calls}" + (f", {text(line)}" if line else "")
+    what = doing(rank)
+    if rank.condition is Condition.BLOCKED:
+        what = "it is blocked in the kernel, by a disk or a driver" + (f", {what}" if what else "")
+    if rank.answers is False:
+        return "does not answer, as native code holds the GIL" + (f": {what}" if what else "")
+    return _absence(wait) + (f": {what}" if what else "")
+
+
+def _absence(wait: Wait) -> str:
+    if wait.number:
+        return "has not entered it"
+    if any(word in wait.operation for word in _POINT_TO_POINT):
+        return "does not communicate"
+    return "has not called it"
+
+
+def _state(rank: RankInspection) -> str:
+    """What has become of a rank that runs no longer: "has ended (exit code 0)"; "" where it runs."""
+    if rank.condition is Condition.STOPPED:
+        return "is stopped (SIGSTOP)"
+    if rank.condition is Condition.PENDING:
+        return "has not started"
+    if is_gone(rank):
+        return f"has ended ({end})" if (end := _end(rank)) else "has ended"
+    return ""
+
+
+def _end(rank: RankInspection) -> str:
+    if rank.code is None:
+        return ""
+    if rank.code >= 0:
+        return f"exit code {rank.code}"
+    try:
+        return signal.Signals(-rank.code).name
+    except ValueError:
+        return f"signal {-rank.code}"
+
+
+def _mismatch(wait: Wait, inspection: Inspection) -> str:
+    by_number = {rank.rank: rank for rank in inspection.ranks}
+    tensors = len({each.operation for each, _ in wait.different}) < len(wait.different)
+    told = []
+    for each, numbers in wait.different:
+        line = entered_at(by_number[numbers[0]])
+        what = each.operation + (f" of {each.tensors or 'nothing'}" if tensors else "")
+        told.append(f"{what} on {ranks(numbers)}" + (f" ({line.file}:{line.line})" if line else ""))
+    return f"#{wait.number} of {wait.group} is {', '.join(told[:-1])} and {told[-1]}: they wait for each other"
+
+
+def _no_wait(inspection: Inspection) -> str:
+    alive = [rank for rank in inspection.ranks if not is_gone(rank)]
+    if not alive:
+        return "all ranks have ended"
+    moved = sum(rank.moved for rank in alive)
+    if moved:
+        return f"no rank waits for another: {moved} of {len(alive)} completed collectives in the last 0.1 s"
+    return "no rank waits for another"
+
+
+def _lines(places: Sequence[Frame]) -> str:
+    return named(f"{place.file}:{place.line}" for place in places[:3]) + (" and elsewhere" if len(places) > 3 else "")
+
+
+def _verb(verb: str, numbers: Sequence[int]) -> str:
+    return verb if len(numbers) == 1 else verb.removesuffix("s")
+
+
+def _agreeing(why: str, numbers: Sequence[int]) -> str:
+    """Turn what is said of one rank into what is said of several."""
+    if len(numbers) == 1:
+        return why
+    verb, space, rest = why.partition(" ")
+    return _PLURAL.get(verb, verb) + space + rest.replace(": it waits", ": they wait").replace(": it is", ": they are")

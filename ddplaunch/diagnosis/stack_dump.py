@@ -1,0 +1,88 @@
+"""The text in which Python tells where threads are, as data: faulthandler's dumps, and the tracebacks of exceptions."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from itertools import chain, islice
+
+from ddplaunch.diagnosis.inspection import Frame, Thread
+from ddplaunch.errors import shown
+
+MAX_THREADS, MAX_FRAMES = 64, 100
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_THREAD = re.compile(r"(Current t|T)hread 0x[0-9a-f]{1,16} (?:\[(.*)\] )?\(most recent call first\):$")
+_FRAME = re.compile(r'  File (?:"(.*)"|\?\?\?), line (\d{1,9}|\?\?\?),? in (.*)$')
+_ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3\.\d+t?/|^<|^\?\?\?$")
+"""Files that are not the user's: packages', the standard library's, and code without a file ("<frozen runpy>")."""
+
+_STARTS = re.compile(r"^<frozen (?:runpy|importlib)|/lib(?:64)?/python3\.\d+t?/(?:runpy|importlib/__init__)\.py$")
+"""What calls a program that is started by its module's name."""
+
+
+def parse_dump(dump: bytes, folder: str, package: str = _PACKAGE) -> tuple[Thread, ...]:
+    """Read what ``faulthandler`` wrote for all threads, the main one first; at most 64 threads of 100 frames.
+
+    ``folder`` is where the job runs: files below it are named relative to it. ``package`` is where ddplaunch is
+    installed: what of it runs inside ranks is left out. A line that has another form is skipped.
+    """
+    threads: list[tuple[bool, str, list[Frame]]] = []
+    whole = True
+    for line in dump.decode(errors="replace").split("\n"):
+        if head := _THREAD.match(line):
+            threads.append((head[1] != "T", shown(head[2] or ""), []))
+        elif threads and len(threads[-1][2]) < MAX_FRAMES and (found := _FRAME.match(line)):
+            threads[-1][2].append(_frame(found, folder, package))
+        elif line == "...":  # more threads than faulthandler shows
+            whole = False
+    if not threads:
+        return ()
+    # The newest comes first, so the main thread is the last; the current one is that which took the signal.
+    main = -1 if whole else next((number for number, each in enumerate(threads) if each[0]), -1)
+    first = threads.pop(main)
+    mine = os.path.join(package, "rank", "")
+    theirs = (each for each in threads if each[2] and not each[2][-1].file.startswith(mine))
+    cut = (Thread(_cut(frames, mine), name) for _, name, frames in chain([first], theirs))
+    return tuple(islice(cut, MAX_THREADS))
+
+
+def parse_traceback(traceback: str, folder: str, package: str = _PACKAGE) -> tuple[Frame, ...]:
+    """Read the frames of the last traceback in what Python printed for an exception, the innermost first."""
+    frames: list[Frame] = []
+    for line in traceback.split("\n"):
+        if line.startswith("Traceback (most recent call last):"):
+            frames = []  # that of the exception's cause came before
+        elif found := _FRAME.match(line):
+            frames.append(_frame(found, folder, package))
+    return _cut(frames[::-1][:MAX_FRAMES], os.path.join(package, "rank", ""))
+
+
+def _frame(found: re.Match[str], folder: str, package: str) -> Frame:
+    path, line = _plain(found[1] or "???"), found[2]
+    ours = path.startswith(os.path.join(package, ""))
+    own = not ours and not _INSTALLED.search(path)
+    below = os.path.join(folder, "")
+    if not ours and below != "/" and path.startswith(below):
+        path = path[len(below) :]
+    return Frame(_plain(found[3]), path, int(line) if line.isdigit() else 0, own)
+
+
+def _cut(frames: Iterable[Frame], mine: str) -> tuple[Frame, ...]:
+    """Leave out frames of ours, and what stands between them and the user's first."""
+    kept = [frame for frame in frames if not frame.file.startswith(mine)]
+    while kept and not kept[-1].own and _STARTS.search(kept[-1].file):
+        kept.pop()
+    return tuple(kept)
+
+
+def _plain(text: str) -> str:
+    """Undo faulthandler's escapes; what would harm a terminal gets others."""
+
+    def character(found: re.Match[str]) -> str:
+        number = int(next(filter(None, found.groups())), 16)
+        return chr(number) if number < 0x110000 else "\ufffd"
+
+    return shown(_ESCAPED.sub(character, text), 600)

@@ -1,0 +1,279 @@
+"""Who waits for whom: for each wait the collective, the ranks that are in it, and those that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ddplaunch.diagnosis.inspection import Collective, Condition, Frame, Inspection, RankInspection
+from ddplaunch.diagnosis.standing import (
+    INIT,
+    UNRECORDED,
+    Call,
+    Standing,
+    call_of,
+    counts_others,
+    entered_at,
+    is_gone,
+    standing,
+)
+
+DEFAULT = "default_pg"
+MAX_ASKED = 4
+"""Ranks that are asked for their last collectives where some would do."""
+
+_COMPARED = {"all_reduce", "broadcast", "reduce", "reduce_scatter", "_reduce_scatter_base", "_all_gather_base"}
+"""Operations that need tensors of the same sizes on all ranks."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A rank that others wait for."""
+
+    rank: int
+    waits: bool  # whether it waits itself, in another wait
+    calls: str = ""  # in what: "all_reduce #1 of tail", "recv"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Ranks that wait for others in one collective, or in one function of torch.distributed."""
+
+    operation: str  # "all_reduce", "init_process_group"; "" where it is not known
+    group: str  # its description, "default_pg"; "" for what no group counts: send, recv, init_process_group
+    number: int  # of the collective in its group, from 1; 0 for what no group counts
+    members: tuple[int, ...]  # of a group other than the default one, where they are known
+    collective: Collective | None  # all that is known of it, where a rank was asked
+    waiting: tuple[int, ...]  # the ranks that are in it
+    ahead: tuple[tuple[int, int], ...]  # ranks that have left it and wait in a later one: rank, its number
+    places: tuple[Frame, ...]  # the user's lines from which the waiting ranks came
+    missing: tuple[Missing, ...]  # the ranks that have not entered it, those first that do not wait themselves
+    different: tuple[tuple[Collective, tuple[int, ...]], ...] = ()  # what ranks entered instead at this number
+    unseen: bool = False  # whether it has members that could not be asked
+    circular: bool = False  # whether each of those that are missing waits, in the end, for this wait
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        """The ranks that are missing and wait for nobody."""
+        return tuple(each.rank for each in self.missing if not each.waits)
+
+
+def waits(inspection: Inspection) -> tuple[Wait, ...]:
+    """Find who waits for whom; first what the other waits wait for."""
+    view = _View(inspection)
+    found = [wait for group in view.groups if (wait := view.wait_in(group))]
+    taken = {rank for wait in found for rank in (*wait.waiting, *dict(wait.ahead))}
+    found += view.calls(taken)
+    return tuple(_ordered([_told(wait, found) for wait in found]))
+
+
+def needs(inspection: Inspection) -> tuple[int, ...]:
+    """The ranks whose last collectives must be fetched for a verdict, one for each stack of those that wait.
+
+    All of a group where nobody is found missing, or where the numbers have sends in them and do not compare. Ask again
+    once they are there, as that shows only then; no rank is named twice.
+    """
+    view = _View(inspection)
+    asked: list[int] = []
+    for group in view.groups:
+        stuck = view.stuck(group)
+        if not stuck:
+            continue
+        wait = view.wait_in(group)
+        known = [rank for rank in stuck if view.ranks[rank].last]
+        whole = wait is not None and (wait.missing or wait.unseen or wait.different)
+        if (known or not view.vague(group)) and (view.counts_others(group) or not whole):
+            asked += [number for number, rank in view.ranks.items() if standing(rank, group) and not rank.moved]
+        elif not known:
+            seen: set[object] = set()
+            for rank in stuck:
+                if (stack := stack_of(view.ranks[rank])) not in seen and len(seen) < MAX_ASKED:
+                    seen.add(stack)
+                    asked.append(rank)
+    return tuple(dict.fromkeys(rank for rank in sorted(asked) if not view.ranks[rank].last))
+
+
+def stack_of(rank: RankInspection) -> tuple[Frame, ...]:
+    """The stack of a rank's main thread: ranks with equal ones are at the same place."""
+    return rank.threads[0].frames if rank.threads else ()
+
+
+class _View:
+    """An inspection, looked at group by group."""
+
+    def __init__(self, inspection: Inspection) -> None:
+        self.inspection = inspection
+        self.ranks = {rank.rank: rank for rank in inspection.ranks}
+        names = {each.group for rank in inspection.ranks for each in rank.groups}
+        names |= {each.group for rank in inspection.ranks for each in rank.last}
+        self.groups = sorted(names, key=lambda name: (len(name), name))
+        known = {each.group: each for rank in inspection.ranks for each in rank.known}
+        self.called = {name: each.description for name, each in known.items()}
+        self.members = {name: each.ranks for name, each in known.items() if each.ranks}
+
+    def description(self, group: str) -> str:
+        called = self.called.get(group, "")
+        if group == "0" and not called:
+            return DEFAULT
+        return called if called not in ("", "undefined") else f"group {group}"
+
+    def vague(self, group: str) -> bool:
+        """Whether the members of a group are not known: torch counts a group only in ranks that have used it."""
+        return group not in self.members and self.description(group) != DEFAULT
+
+    def counts_others(self, group: str) -> bool:
+        return any(counts_others(rank, group) for rank in self.ranks.values())
+
+    def standings(self, group: str) -> dict[int, Standing]:
+        """How far each rank is, where that compares."""
+        certain = self.counts_others(group)
+        found = ((number, standing(rank, group)) for number, rank in self.ranks.items())
+        return {number: each for number, each in found if each and (each.certain or not certain)}
+
+    def stuck(self, group: str) -> dict[int, Standing]:
+        """The ranks that wait in a group."""
+        return {
+            number: each
+            for number, each in self.standings(group).items()
+            if each.stuck and not self.ranks[number].moved and self.ranks[number].condition is not Condition.EXITED
+        }
+
+    def wait_in(self, group: str) -> Wait | None:
+        """The wait of a group at the first number at which somebody is missing."""
+        stuck = self.stuck(group)
+        if not stuck:
+            return None
+        everybody = range(self.inspection.world_size)
+        members = self.members.get(group, tuple(self.ranks if self.vague(group) else everybody))
+        numbers = sorted({each.stuck for each in stuck.values()})
+        lacking = {number: self._lacking(group, number, members) for number in numbers}
+        number = next((each for each in numbers if lacking[each]), numbers[0])
+        here = {rank: each for rank, each in stuck.items() if each.stuck == number}
+        exact = [each.collective for each in here.values() if each.collective and each.collective.number == number]
+        calls = {call.function for rank in here if (call := call_of(self.ranks[rank]))}
+        operation = exact[0].operation if exact else calls.pop() if len(calls) == 1 else ""
+        default = self.description(group) == DEFAULT
+        return Wait(
+            operation,
+            self.description(group),
+            number,
+            () if default else self.members.get(group, ()),
+            exact[0] if exact else None,
+            tuple(sorted(here)),
+            tuple(sorted((rank, each.stuck) for rank, each in stuck.items() if each.stuck > number)),
+            _places(self.ranks[rank] for rank in sorted(here)),
+            tuple(Missing(rank, False) for rank in lacking[number]),
+            self._different(here, number),
+            self.vague(group) or any(rank not in self.ranks for rank in members),
+        )
+
+    def _lacking(self, group: str, number: int, members: Iterable[int]) -> list[int]:
+        """The members of a group that have not entered its collective ``number``, as far as is known."""
+        standings = self.standings(group)
+        vague = self.vague(group)
+        return [
+            each
+            for each in members
+            if each in self.ranks
+            and (standings[each].entered < number if each in standings else not vague and self._away(group, each))
+            and not self.ranks[each].moved
+        ]
+
+    def _away(self, group: str, number: int) -> bool:
+        """Whether a rank that does not tell how far it is in a group is not in it."""
+        rank = self.ranks[number]
+        if standing(rank, group):
+            return False  # in numbers that do not compare
+        if rank.condition in (Condition.EXITED, Condition.STOPPED, Condition.PENDING) or is_gone(rank):
+            return True
+        if rank.answers is None:
+            return bool(rank.threads) and call_of(rank) is None
+        return rank.answers or call_of(rank) is None
+
+    def _different(self, here: dict[int, Standing], number: int) -> tuple[tuple[Collective, tuple[int, ...]], ...]:
+        """What ranks that wait at one number are in, where that is not the same."""
+        kinds: dict[tuple[str, str], list[int]] = {}
+        examples: dict[tuple[str, str], Collective] = {}
+        for rank, each in sorted(here.items()):
+            if (one := each.collective) and one.number == number:
+                kind = one.operation, one.tensors if one.operation in _COMPARED else ""
+                kinds.setdefault(kind, []).append(rank)
+                examples.setdefault(kind, one)
+        if len(kinds) < 2:
+            return ()
+        ordered = sorted(kinds, key=lambda kind: (-len(kinds[kind]), kinds[kind]))
+        return tuple((examples[kind], tuple(kinds[kind])) for kind in ordered)
+
+    def calls(self, taken: set[int]) -> Iterator[Wait]:
+        """The waits that only stacks tell: in init_process_group, send and recv, and all of an older torch's."""
+        found: dict[str, dict[int, Call]] = {}
+        for number, rank in self.ranks.items():
+            call = call_of(rank)
+            if not call or number in taken or rank.moved or rank.answers is False:
+                continue
+            if call.function in UNRECORDED or rank.answers is None:
+                found.setdefault(call.function, {})[number] = call
+        inside = {rank for calls in found.values() for rank in calls}
+        for function, calls in sorted(found.items(), key=lambda item: item[0] != INIT):
+            missing = [
+                number
+                for number, rank in self.ranks.items()
+                if number not in inside | taken and not rank.moved and self._lacks(function, rank)
+            ]
+            yield Wait(
+                function,
+                "",
+                0,
+                (),
+                None,
+                tuple(sorted(calls)),
+                (),
+                _places(self.ranks[rank] for rank in sorted(calls)),
+                tuple(Missing(rank, False) for rank in missing),
+                unseen=len(self.ranks) < self.inspection.world_size,
+            )
+
+    def _lacks(self, function: str, rank: RankInspection) -> bool:
+        if function == INIT:
+            return not rank.groups and not rank.no_stack
+        return not rank.no_stack and (bool(rank.threads) or rank.answers is not None or is_gone(rank))
+
+
+def _places(ranks: Iterable[RankInspection]) -> tuple[Frame, ...]:
+    return tuple(dict.fromkeys(place for rank in ranks if (place := entered_at(rank))))
+
+
+def _told(wait: Wait, waits: Sequence[Wait]) -> Wait:
+    """Tell of those that are missing in a wait in which others they wait themselves."""
+    inside = {rank: title(other) for other in waits if other is not wait for rank in other.waiting}
+    inside |= {
+        rank: f"#{number} of {other.group}" for other in waits if other is not wait for rank, number in other.ahead
+    }
+    missing = [Missing(each.rank, each.rank in inside, inside.get(each.rank, "")) for each in wait.missing]
+    return replace(wait, missing=tuple(sorted(missing, key=lambda each: (each.waits, each.rank))))
+
+
+def title(wait: Wait) -> str:
+    """Name what ranks wait in: "all_reduce #5 of default_pg", "init_process_group"."""
+    if not wait.number:
+        return wait.operation
+    return f"{wait.operation or 'collective'} #{wait.number} of {wait.group}"
+
+
+def _ordered(waits: Sequence[Wait]) -> Iterator[Wait]:
+    """Put those first that wait for a rank which waits for nobody, then those that wait for them."""
+    left = sorted(waits, key=lambda wait: (any(each.waits for each in wait.missing), -len(wait.waiting)))
+    reached: set[int] = set()
+    while left:
+        ready = [each for each in left if each.roots or not each.missing or _ranks(each.missing) & reached]
+        if not ready:
+            yield from (replace(each, circular=True) for each in left)
+            return
+        roots = [each for each in ready if each.roots or not each.missing] or ready
+        yield from roots
+        reached.update(rank for each in roots for rank in (*each.waiting, *dict(each.ahead)))
+        left = [each for each in left if each not in roots]
+
+
+def _ranks(missing: Iterable[Missing]) -> set[int]:
+    return {each.rank for each in missing}
