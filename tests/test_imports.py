@@ -37,7 +37,8 @@ HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 
 INSIDE_USER_PROCESSES = {
     "rank.zygote": {"rank.channel", "rank.leftovers", "rank.messages", "rank.processes", "rank.worker"},
-    "rank.worker": {"target.arguments", "rank.ending", "rank.messages", "errors"},
+    "rank.worker": {"target.arguments", "rank.answers", "rank.ending", "rank.messages", "errors"},
+    "rank.answers": set(),
     "rank.ending": {"rank.messages"},
     "rank.leftovers": set(),
     "rank.processes": set(),

@@ -1,32 +1,178 @@
-"""Asks the ranks of this node what they are doing: the kernel, and each of them."""
+"""Asks the ranks of this node what they are doing: the kernel, and each of them, all at once, in a bounded time."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
+from ddplaunch.agent.rank_line import RankLine, Said
 from ddplaunch.agent.ranks import Ranks
-from ddplaunch.diagnosis.inspection import Condition, Inspection, RankInspection
+from ddplaunch.agent.stack_dump import StackDump
+from ddplaunch.diagnosis.collectives import parse_last, parse_states
+from ddplaunch.diagnosis.inspection import Condition, Detail, Group, Inspection, RankInspection
+from ddplaunch.diagnosis.stack_dump import parse_dump
+from ddplaunch.diagnosis.waits import needs
+from ddplaunch.loop import Loop, Timer
+from ddplaunch.target.target import Kind
 
+AGAIN = 0.1  # seconds between the two readings of the collectives: who moves is not waiting
+PATIENCE = 0.25  # seconds for a reading, and what each rank adds: one that holds the GIL never answers
+PER_RANK = 0.01
+DETAILS_PATIENCE = 1.0  # seconds for the last collectives, which a rank takes up to 0.4 s to put into words
+_POLL = 0.002  # seconds between two looks for the end of the dumps
 _CONDITIONS = {"T": Condition.STOPPED, "t": Condition.STOPPED, "D": Condition.BLOCKED}
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
-def inspect(ranks: Ranks) -> Inspection:
-    """What the kernel says of each rank."""
-    found = tuple(_inspected(ranks, number) for number in sorted(rank.rank for rank in ranks.plan.local_ranks))
-    return Inspection(time.time(), found, ranks.plan.world_size)
+class Inspector:
+    """One inspection of a node's ranks, from ``begin`` until its answer."""
+
+    def __init__(
+        self, loop: Loop, ranks: Ranks, detail: Detail, answer: Callable[[Inspection], None], *, within: float
+    ) -> None:
+        """``answer`` is called once, by the loop, after ``within`` seconds at the latest."""
+        self._loop, self._ranks, self._detail, self._answer = loop, ranks, detail, answer
+        self._until = time.monotonic() + within
+        self._began = time.monotonic()
+        self._round = 0
+        self._found: dict[int, RankInspection] = {}
+        self._asked: dict[int, RankLine] = {}  # those whose answer is awaited
+        self._dumps: dict[int, StackDump] = {}
+        self._timer: Timer | None = None
+
+    def begin(self) -> None:
+        for rank in self._ranks.plan.local_ranks:
+            self._found[rank.rank] = self._kernels_word(rank.rank)
+        if self._detail is not Detail.STATE:
+            self._dump()
+        self._read(self._read_once)
+
+    def _kernels_word(self, number: int) -> RankInspection:
+        host = self._ranks.plan.ranks[number].host or ""
+        process = self._ranks.processes.get(number)
+        if process is None:
+            code = self._ranks.codes.get(number)
+            gone = Condition.PENDING if code is None and self._ranks.pending else Condition.EXITED
+            return RankInspection(number, host, 0, gone, code)
+        try:
+            with open(f"/proc/{process.pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return RankInspection(number, host, process.pid, Condition.EXITED)
+        condition = _CONDITIONS.get(fields[0].decode(), Condition.ALIVE)
+        condition = Condition.EXITED if fields[0] in b"ZX" and fields[17] == b"1" else condition
+        cpu = sum(map(int, fields[11:15])) / _TICK
+        return RankInspection(number, host, process.pid, condition, cpu=cpu)
+
+    # ------------------------------------------------------------------------------------------------------ stacks
+
+    def _dump(self) -> None:
+        for number, found in self._found.items():
+            process, line = self._ranks.processes.get(number), self._ranks.lines.get(number)
+            if found.condition in (Condition.EXITED, Condition.PENDING) or process is None:
+                continue
+            if line is None:
+                program = self._ranks.plan.target.kind is Kind.PROGRAM
+                why = "it is not a Python program" if program else "ddplaunch runs with --no-inspect"
+                self._found[number] = replace(found, no_stack=why)
+                continue
+            line.catch_up()
+            if not line.begun:
+                self._found[number] = replace(found, no_stack="its program has not begun yet")
+                continue
+            self._dumps[number] = StackDump(process, line.signal, line.stacks, found.condition)
+
+    # ------------------------------------------------------------------------------------------------- collectives
+
+    def _read(self, then: Callable[[], None], only: tuple[int, ...] | None = None) -> None:
+        """Ask all ranks, or ``only`` some for details; go on with ``then`` when all have answered or are late."""
+        self._round += 1
+        self._asked.clear()
+        for number, line in self._ranks.lines.items():
+            if number in self._ranks.processes and (only is None or number in only):
+                line.catch_up()
+                if line.answers and self._found[number].condition is not Condition.STOPPED:
+                    self._asked[number] = line
+        for number, line in self._asked.items():
+            line.listen(lambda said, number=number: self._heard(number, said))  # type: ignore[misc]
+            line.ask(details=only is not None)
+        patience = DETAILS_PATIENCE if only is not None else PATIENCE + PER_RANK * len(self._found)
+        deadline = min(time.monotonic() + patience, self._until)
+        self._go_on(deadline, then)
+
+    def _go_on(self, deadline: float, then: Callable[[], None]) -> None:
+        """Wait for answers and dumps."""
+        self._timer = None
+        waiting = [number for number in self._asked if number in self._ranks.processes]
+        dumping = any([dump.look() for dump in self._dumps.values()])
+        if (waiting or dumping) and time.monotonic() < deadline:
+            self._timer = self._loop.after(_POLL, lambda: self._go_on(deadline, then))
+            return
+        for number, line in self._asked.items():
+            line.rest()
+            found = self._found[number]
+            if self._round == 1 and number in self._ranks.processes:
+                self._found[number] = replace(found, answers=False)
+        self._asked.clear()
+        then()
+
+    def _heard(self, number: int, said: Said) -> None:
+        if self._asked.pop(number, None) is None:
+            return
+        self._ranks.lines[number].rest()
+        found = self._found[number]
+        try:
+            groups = tuple(state for trace in said.traces for state in parse_states(trace))
+            if self._round == 1:
+                found = replace(found, answers=said.initialised or None, groups=groups)
+            elif self._round == 2:
+                found = replace(found, groups=groups, moved=groups != found.groups)
+            else:
+                last = tuple(each for trace in said.traces for each in parse_last(trace))
+                known = tuple(map(_group, json.loads(said.groups)))
+                found = replace(found, last=last, known=known)
+        except (ValueError, TypeError):  # the program has written to our socket
+            found = replace(found, answers=None)
+        self._found[number] = found
+
+    def _read_once(self) -> None:
+        self._take_stacks()
+        if self._detail is not Detail.WAITS or not any(found.groups for found in self._found.values()):
+            return self._end()
+        pause = max(0.0, min(self._began + AGAIN, self._until) - time.monotonic())
+        self._loop.after(pause, lambda: self._read(self._read_twice))
+
+    def _read_twice(self) -> None:
+        wanted = needs(self._inspection())
+        if not wanted:
+            return self._end()
+        self._read(self._end, only=wanted)
+
+    def _take_stacks(self) -> None:
+        for number, dump in self._dumps.items():
+            dump.give_up()
+            found = self._found[number]
+            threads = parse_dump(dump.text, os.getcwd()) if dump.text else ()
+            self._found[number] = replace(found, threads=threads, no_stack=dump.why_not)
+        self._dumps.clear()
+
+    def _end(self) -> None:
+        for number in self._found:
+            if number not in self._ranks.processes and self._found[number].condition is not Condition.PENDING:
+                code = self._ranks.codes.get(number)
+                self._found[number] = replace(self._found[number], condition=Condition.EXITED, code=code)
+        self._answer(self._inspection())
+
+    def _inspection(self) -> Inspection:
+        plan = self._ranks.plan
+        found = tuple(self._found[number] for number in sorted(self._found))
+        return Inspection(time.time(), found, plan.world_size)
 
 
-def _inspected(ranks: Ranks, number: int) -> RankInspection:
-    host = ranks.plan.ranks[number].host or ""
-    process = ranks.processes.get(number)
-    if process is None:
-        return RankInspection(number, host, 0, Condition.EXITED if not ranks.pending else Condition.PENDING)
-    try:
-        with open(f"/proc/{process.pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return RankInspection(number, host, process.pid, Condition.EXITED)
-    condition = _CONDITIONS.get(fields[0].decode(), Condition.ALIVE)
-    return RankInspection(number, host, process.pid, condition, cpu=sum(map(int, fields[11:15])) / _TICK)
+def _group(said: list[object]) -> Group:
+    """A group as ``rank/answers.py`` writes it."""
+    name, description, ranks = said
+    return Group(str(name), str(description), tuple(map(int, ranks)))  # type: ignore[call-overload]

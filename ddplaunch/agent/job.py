@@ -49,6 +49,8 @@ class Outfit:
         alone = plan.world_size == 1
         reads, log = alone or rank.rank == self.policy.stdin, self.log.rank_file(rank.rank, ranks.number)
         self.streams.rank(fds, rank.rank, reads=reads, show=self.policy.show.streams(rank), log=log)
+        if self.policy.inspect:
+            fds["answers"] = ranks.line(rank.rank)
         if rank.rank == 0 and port and plan.target.kind is not Kind.PROGRAM:
             fds |= ranks.first.descriptors(port, peers=not alone)
         return self._described(ranks, rank)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ddplaunch.agent import limits, post_mortem
+from ddplaunch.agent.rank_line import RankLine
 from ddplaunch.agent.temporary import Temporary
 from ddplaunch.control.failure import MAX_REPORT, Failure, within
 from ddplaunch.control.messages import Broken, Drained
@@ -124,6 +125,8 @@ class Ranks:
         self.timers = Timers(loop)  # pointless once nothing of them is left
         self.first = FirstRank(loop, finished)
         self.processes: dict[int, RankProcess] = {}  # by rank, those that live
+        self.lines: dict[int, RankLine] = {}  # of those of them that can be asked what they are doing
+        self.codes: dict[int, int] = {}  # how those that have ended did: -N for signal N
         self.pending = 0  # wanted and not there yet
         self.failures: list[Failure] = []  # those that nobody asked for
         self.stopped = 0  # how many ended because they were told to
@@ -144,6 +147,11 @@ class Ranks:
         folder = self._folder.path
         return os.path.join(folder, f"{rank}.{self.number}.json") if folder else None
 
+    def line(self, rank: int) -> int:
+        """Return the end of its line that a rank is given. OSError: too many files are open."""
+        line = self.lines[rank] = RankLine(self._loop)
+        return line.given
+
     @property
     def idle(self) -> bool:
         return not self.pending and all(process.finished for process in self.processes.values())
@@ -156,11 +164,12 @@ class Ranks:
             self.first.watch()
         return process
 
-    def ended(self, rank: int, pid: int) -> RankProcess | None:
+    def ended(self, rank: int, pid: int, code: int) -> RankProcess | None:
         """Forget the process of a rank; None where that is one of an attempt before, which could not be killed."""
         if rank not in self.processes or self.processes[rank].pid != pid:
             return None
         process = self.processes.pop(rank)
+        self.codes[rank] = code
         if process.pidfd is not None:
             os.close(process.pidfd)
         return process
@@ -255,6 +264,13 @@ class Ranks:
             names = named(f"rank {each.rank.rank} (pid {each.pid})" for each in left)
             where = f" on {left[0].rank.host or 'this node'}" if self.plan.nnodes > 1 else ""
             self._note(f"the other ranks{where} are done; waiting for {names}")
+
+    def close(self) -> None:
+        """Nothing of them is left."""
+        self.timers.cancel()
+        for line in self.lines.values():
+            line.close()
+        self.lines.clear()
 
     def account(self, streams: Streams, *, seen: bool) -> Drained:
         """What the job hears of it in the end, failures with the last lines that each rank printed."""

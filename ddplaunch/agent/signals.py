@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 
 from ddplaunch.control.messages import Interrupted, Warned
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 """What we act on, if we did not inherit it as ignored."""
+
+TWICE = 2.0  # seconds in which a second Ctrl-\\ stops the job
 
 
 class Signals:
@@ -17,7 +21,15 @@ class Signals:
         """``warning`` is the scheduler's signal before a preemption, None where none is listened for."""
         self._warning = warning
         self._warned = False
+        self._asked = -TWICE
         self.interrupted = False
+
+    def asks(self, number: int) -> bool:
+        """Take in a signal that may be a question: Ctrl-\\ where a person sits, unless it comes twice."""
+        if number != signal.SIGQUIT or self.interrupted or not os.isatty(2):
+            return False
+        before, self._asked = self._asked, time.monotonic()
+        return self._asked - before > TWICE
 
     def take(self, number: int) -> Warned | Interrupted:
         """Take in a signal; return what it means. One of ``STOPPING`` is a warning only the first time."""

@@ -19,6 +19,7 @@ from ddplaunch.agent import limits
 from ddplaunch.agent.job import Outfit
 from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.preemption_file import PreemptionFile
+from ddplaunch.agent.questions import Questions
 from ddplaunch.agent.ranks import Phase, Ranks
 from ddplaunch.agent.signals import STOPPING, Signals
 from ddplaunch.agent.store import Store
@@ -33,7 +34,7 @@ from ddplaunch.control.messages import Message
 from ddplaunch.control.route import NameServer
 from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
-from ddplaunch.loop import Loop
+from ddplaunch.loop import Callback, Loop
 from ddplaunch.output import events, terminal
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Screen
@@ -43,7 +44,7 @@ from ddplaunch.rank import processes
 
 if TYPE_CHECKING:
     from ddplaunch.agent.sidecars import Sidecars
-    from ddplaunch.diagnosis.inspection import Inspection
+    from ddplaunch.diagnosis.inspection import Detail, Inspection
 
 
 class Supervisor:
@@ -59,16 +60,19 @@ class Supervisor:
         screen: Screen,
         log: RunLog,
         observers: Sequence[events.Observer],
+        asked: Callback,
         listening: socket.socket | None = None,
     ) -> None:
         """Bind the ports and open the log folder; ``listening`` is on the control port, if that was claimed before.
+
+        ``asked`` is called when somebody at the terminal asks what the ranks are doing.
 
         Raises:
             UsageError: a port is taken, there is no such interface, or the folder cannot be made.
         """
         self._policy, self._rules = policy, rules
-        self._loop, self._screen, self._observers = loop, screen, observers
-        limits.allow_descriptors(len(plan.local_ranks), 4 if policy.log_dir else 3)
+        self._loop, self._screen, self._observers, self._asked = loop, screen, observers, asked
+        limits.allow_descriptors(len(plan.local_ranks), 3 + bool(policy.log_dir) + policy.inspect)
         store = Store(plan, fresh=plan.nnodes == 1 or rules.port is not None)
         self._plan = replace(plan, master_port=store.port.number) if store.port else plan
         self._link = make_link(loop, self._plan, rules, self._hear, listening)
@@ -79,6 +83,7 @@ class Supervisor:
         self._outfit = Outfit(policy, screen, streams, log, store, PreemptionFile(self._tree.temporary))
         self._name_server = NameServer(screen.note) if rules.port is not None else None
         self._signals = Signals(policy.preempt_signal)
+        self._questions = Questions(loop, self._link.tell, node_only=rules.port is None and plan.nnodes > 1)
         self._outcome: Outcome | None = None
         self.sidecars: Sidecars | None = None  # to be ended when people have been told of the job's end
         self._begin(-1, self._plan)
@@ -86,8 +91,9 @@ class Supervisor:
     def _begin(self, attempt: int, plan: Plan) -> None:
         note, finished = self._screen.note, self._first_rank_finished
         ranks = self._ranks = Ranks(attempt, plan, self._loop, self._tree.temporary, note, finished)
-        grace, tell = self._rules.grace, self._link.tell
-        self._teardown = Teardown(ranks, self._tree, self._outfit, grace, self._emit, tell, self._drained)
+        self._teardown = Teardown(
+            ranks, self._tree, self._outfit, self._rules, self._emit, self._link.tell, self._drained
+        )
 
     def run(self) -> Outcome:
         """Run the job; returns when nothing of it is left here but its sidecars."""
@@ -138,6 +144,12 @@ class Supervisor:
                 self._teardown.go_on()
             case messages.Again():
                 self._emit(events.Restarting(message.attempt, message.wait, message.text, message.verdict))
+            case messages.Inspect():
+                self._questions.look(self._ranks, message)
+            case messages.Inspected(serial=0, inspection=inspection):
+                self._emit(events.Inspected(inspection))
+            case messages.Inspected():
+                self._questions.answered(message)
             case messages.Note(text=text):
                 self._emit(events.Noted(text))
             case messages.End(outcome=outcome):
@@ -219,7 +231,7 @@ class Supervisor:
         self._failed(self._ranks.unborn(rank, errno))
 
     def exited(self, rank: int, pid: int, code: int) -> None:
-        process = self._ranks.ended(rank, pid)
+        process = self._ranks.ended(rank, pid, code)
         if process is None:
             return
         self._emit(events.Exited(rank, pid, code, self._ranks.number))
@@ -256,6 +268,9 @@ class Supervisor:
             if not (self.sidecars and self.sidecars.hurry()):
                 os._exit(self._outcome.code if self._outcome else EXIT_SIGNAL + number)
             return
+        if self._signals.asks(number):
+            self._asked()
+            return
         self._emit(events.Signalled(number))
         first = not self._signals.interrupted
         meaning = self._signals.take(number)
@@ -265,11 +280,9 @@ class Supervisor:
             self._teardown.interrupt(meaning, first=first)
         self._link.tell(meaning)
 
-    def inspect(self, stacks: bool, answer: Callable[[Inspection], None]) -> None:
+    def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
         """Find out what all ranks of the job are doing; ``answer`` is called with it, after some seconds at most."""
-        from ddplaunch.agent.inspector import inspect
-
-        self._loop.soon(lambda: answer(inspect(self._ranks)))
+        self._questions.ask(detail, answer)
 
     def stop(self, now: bool) -> None:
         """End the job as Ctrl-C does; ``now``: as it does when it comes again."""

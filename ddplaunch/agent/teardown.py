@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ddplaunch.agent.job import Outfit
 from ddplaunch.agent.ranks import Phase, Ranks
 from ddplaunch.agent.tree import Tree
 from ddplaunch.agent.zygote_client import LEFTOVER_GRACE
 from ddplaunch.control.messages import Drained, Finished, FromNode, Interrupted, Stop
+from ddplaunch.control.rules import Rules
 from ddplaunch.output.events import Event, Swept
 from ddplaunch.output.streams import DRAIN_PATIENCE
 from ddplaunch.rank import processes
 
 RUNS = (Phase.RUNNING, Phase.STOPPING)
+LOOK_PATIENCE = 1.5  # seconds for node 0 to have looked at all ranks, and to order the stop
 
 
 class Teardown:
@@ -24,15 +27,15 @@ class Teardown:
         ranks: Ranks,
         tree: Tree,
         outfit: Outfit,
-        grace: float,
+        rules: Rules,
         emit: Callable[[Event], None],
         tell: Callable[[FromNode], None],
         done: Callable[[Drained], None],
     ) -> None:
-        """``grace`` is that of ``--grace``; ``tell`` tells the job; ``done`` gets the account when nothing is left."""
+        """``tell`` tells the job; ``done`` gets the account when nothing is left."""
         self._ranks, self._tree = ranks, tree
         self._screen, self._streams, self._preemption_file = outfit.screen, outfit.streams, outfit.preemption_file
-        self._grace = grace
+        self._grace, self._looks = rules.grace, rules.looks
         self._emit, self._tell, self._done = emit, tell, done
         self._interrupted = False
 
@@ -65,7 +68,9 @@ class Teardown:
                 count = len(self._ranks.processes) + self._ranks.pending  # these are on their way
                 text = f"stopping {count} rank{'s' * (count != 1)}; Ctrl-C again ends them at once"
                 self._screen.note(text, of_job=True)
-            self._stop(signalled.signal, self._grace)
+            # The ranks are looked at first, by the order of node 0, which may be out of reach.
+            wait = LOOK_PATIENCE if self._looks else 0.0
+            self._ranks.timers.after(wait, partial(self._stop, signalled.signal, self._grace))
 
     def order(self, stop: Stop) -> None:
         if self._ranks.phase is Phase.LOADING:
@@ -77,7 +82,7 @@ class Teardown:
 
     def _stop(self, number: int, grace: float) -> None:
         ranks = self._ranks
-        if number in ranks.sent:
+        if number in ranks.sent or ranks.phase not in RUNS:
             return
         ranks.pending -= self._tree.recall()
         if ranks.phase is Phase.RUNNING:
@@ -136,7 +141,7 @@ class Teardown:
     def drained(self) -> None:
         """All that the ranks ever printed has arrived."""
         if self._ranks.phase is Phase.DRAINING:
-            self._ranks.timers.cancel()
+            self._ranks.close()
             account = self._ranks.account(self._streams, seen=self._preemption_file.seen)
             self._streams.close()
             self._done(account)

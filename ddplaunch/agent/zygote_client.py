@@ -25,11 +25,11 @@ _ZYGOTE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 OWN_ACCORD = 0.5  # seconds in which what a program left behind may end by itself before it is told to
 LEFTOVER_GRACE = 5.0  # seconds at most that processes left behind by ranks that succeeded have for their own end
 _LEAVE_PATIENCE = 6.0  # seconds that a zygote has to end what is below it before it is killed (over KILL_PATIENCE)
-MAX_IN_FLIGHT = 8  # ranks that are asked for and not born yet: each has up to five descriptors on their way
+MAX_IN_FLIGHT = 8  # ranks that are asked for and not born yet: each has up to six descriptors on their way
 _MAX_TITLE = 4096  # bytes of the ranks' command line for ``ps``; the kernel refuses a word of 128 KiB (MAX_ARG_STRLEN)
 
 Prepare = Callable[[dict[str, int]], "RankJob"]
-"""Describes a rank, and puts in its descriptors, by purpose ("stdin", "stdout", "stderr", "store", "hold")."""
+"""Describes a rank, and puts in its descriptors, by purpose: stdin, stdout, stderr, store, hold, answers."""
 
 
 class ZygoteListener(Protocol):

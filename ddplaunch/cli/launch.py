@@ -26,7 +26,7 @@ from ddplaunch.plan.plan import Plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddplaunch.diagnosis.inspection import Inspection
+    from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.status import Status
 
 BEHIND = 0.5  # seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails
@@ -50,7 +50,16 @@ class Job:
         self._watch = Watch(plan)
         observers: list[Observer] = [self._screen, self._log, self._watch]
         self._supervisor = Supervisor(
-            plan, policy, rules, os.environ, loop, self._screen, self._log, observers, listening=listening
+            plan,
+            policy,
+            rules,
+            os.environ,
+            loop,
+            self._screen,
+            self._log,
+            observers,
+            self._show_stacks,
+            listening=listening,
         )
         self._door = Door(loop, plan.run_id, self)
 
@@ -73,8 +82,19 @@ class Job:
     def status(self) -> Status:
         return self._watch.status()
 
-    def inspect(self, stacks: bool, answer: Callable[[Inspection], None]) -> None:
-        self._supervisor.inspect(stacks, answer)
+    def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
+        self._supervisor.inspect(detail, answer)
+
+    def _show_stacks(self) -> None:
+        from ddplaunch.diagnosis.inspection import Detail
+
+        self._screen.note("looking at the ranks; Ctrl-\\ again stops them")
+        self._supervisor.inspect(Detail.WAITS, self._tell_stacks)
+
+    def _tell_stacks(self, inspection: Inspection) -> None:
+        from ddplaunch.diagnosis.sentences import sentences
+
+        self._screen.page("\n".join(sentences(inspection)) + "\n")
 
     def stop(self, now: bool) -> None:
         self._supervisor.stop(now)

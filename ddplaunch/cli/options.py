@@ -41,7 +41,7 @@ SECTIONS = {
         "Stopping and restarting": "--grace --max-restarts --restart-backoff --min-uptime",
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
         "Sidecar programs": "--tensorboard --sidecar",
-        "Output": "--show --stdin --log-dir",
+        "Output": "--show --stdin --log-dir --no-inspect",
         "Dry run and help": "--dry-run --json --help --help-all",
     }.items()
 }
@@ -236,6 +236,9 @@ class Options(NamedTuple):
     )
     log_dir: str | None = _option(
         "--log-dir DIR", "Write a log folder into DIR: plan, events, the output of each rank, failures.", type=_FOLDER
+    )
+    no_inspect: bool = _flag(
+        "--no-inspect", "Prepare no rank for `ddplaunch stacks`, and take no stacks after a failure."
     )
     dry_run: bool = _flag("--dry-run", "Print the plan and start nothing.")
     as_json: bool = _flag("--json as_json", "With --dry-run: print the plan as JSON.")

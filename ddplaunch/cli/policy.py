@@ -33,6 +33,7 @@ def read_policy(options: Options, plan: Plan, shown: Shown, *, many_start: bool)
     from ddplaunch.agent.policy import Policy
     from ddplaunch.console import colour_wanted
     from ddplaunch.output.sink import PATIENCE
+    from ddplaunch.target.target import Kind
 
     named = tuple(options.preload.split(",")) if options.preload else ()
     by_ssh = over_ssh.STARTED in os.environ
@@ -42,6 +43,7 @@ def read_policy(options: Options, plan: Plan, shown: Shown, *, many_start: bool)
         show=shown,
         stdin=options.stdin,
         log_dir=options.log_dir,
+        inspect=not options.no_inspect and plan.target.kind is not Kind.PROGRAM,
         patience=over_ssh.PATIENCE if by_ssh else PATIENCE,
         quiet=QUIET if by_ssh or many_start else 0.0,
         preempt_signal=options.preempt_signal,

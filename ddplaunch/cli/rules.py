@@ -65,5 +65,6 @@ def read_rules(options: Options, address: str, master_port: int, finding: Findin
         max_membership_changes=options.max_membership_changes,
         grow=options.grow,
         allow_mismatch=options.allow_mismatch,
+        inspect=not options.no_inspect,
         one_log=one_log(finding),
     )

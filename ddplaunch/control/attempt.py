@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from ddplaunch.control.failure import MAX_REPORT, Failure, Verdict, judge, within
 from ddplaunch.control.messages import Drained
+from ddplaunch.diagnosis.inspection import Inspection
 
 SETTLE = 1.0  # seconds that a rank which only lost a peer waits for the peer's own, truer, failure
 MAX_HEARD = 16 << 20  # characters that failures may bring as they come, from all nodes together
@@ -45,6 +46,9 @@ class JobAttempt:
     released: bool = False  # whether the nodes know that all ranks have done their work
     growing: bool = False  # whether it is stopped to take a node in
     finishing: bool = False  # whether some nodes have finished, and hear whom they wait for
+    looking: bool = False  # whether the ranks are being looked at, before any is stopped
+    stops: list[Callable[[], None]] = field(default_factory=list)  # what is to follow on that
+    look: Inspection | None = None  # what they were doing then
     heard: int = 0  # characters of the failures' texts, as they came
 
     def gone(self, node: int) -> None:
@@ -78,7 +82,9 @@ class JobAttempt:
     @property
     def verdict(self) -> Verdict | None:
         """Which failure came first, and what it brought about; None where no rank failed."""
-        return judge(self.failures, self.stopped, self.world_size) if self.failures else None
+        if not self.failures:
+            return None
+        return judge(self.failures, self.stopped, self.world_size)
 
     @property
     def whole(self) -> bool:

@@ -111,11 +111,11 @@ _NAME = _letters(255)
 
 BOUNDS: Mapping[str, Check] = {
     # numbers
-    **dict.fromkeys(("attempt", "rank", "local_rank", "node_rank", "stopped", "world_size"), _COUNT),
+    **dict.fromkeys(("attempt", "rank", "local_rank", "node_rank", "stopped", "world_size", "serial"), _COUNT),
     **dict.fromkeys(("joined", "min_nodes", "max_nodes", "ddplaunch"), _COUNT),
     **dict.fromkeys(("missing", "alike"), _each(_COUNT)),
     **dict.fromkeys(("moment", "clock"), _EPOCH),
-    **dict.fromkeys(("grace", "wait", "window"), _SECONDS),
+    **dict.fromkeys(("grace", "wait", "window", "within"), _SECONDS),
     "max_restarts": _number(0, 1 << 64),
     "heartbeat_timeout": _number(MIN_HEARTBEAT, WEEK),
     "pid": _number(0, 1 << 31),
@@ -151,9 +151,9 @@ BOUNDS: Mapping[str, Check] = {
     "Share.threads": _NAME,
     "Group.ranks": _each(_COUNT),
     "silent": _each(_line),
-    **dict.fromkeys(("condition", "own", "answers", "moved", "alone", "node_only", "stacks"), _as_it_is),
+    **dict.fromkeys(("condition", "own", "answers", "moved", "alone", "node_only", "stacks", "detail"), _as_it_is),
     # what people read
-    **dict.fromkeys(("message", "remark", "how"), _line),
+    **dict.fromkeys(("message", "remark", "how", "blame"), _line),
     "hint": _hint,
     "Failure.hint": _line,
     **dict.fromkeys(("Failure.message", "traceback", "text"), _text),

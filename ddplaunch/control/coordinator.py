@@ -15,11 +15,13 @@ from functools import partial
 from ddplaunch.control import agreement, messages
 from ddplaunch.control.attempt import SETTLE, JobAttempt, Loss
 from ddplaunch.control.failure import Failure, Outcome, Verdict, signal_name
+from ddplaunch.control.inquiry import Inquiry
 from ddplaunch.control.joining import Joining
 from ddplaunch.control.messages import Hello, Message
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seat, Seats
+from ddplaunch.diagnosis.inspection import Detail, Inspection
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Timer
 from ddplaunch.words import named
@@ -27,6 +29,7 @@ from ddplaunch.words import named
 EARLY_REPORT = 0.6  # seconds after a failure when people read of it, if its report cannot be given by then
 EARLY = 1.0  # seconds after which a node that has finished says which nodes it waits for
 STILL_WAITING = 30.0  # seconds after which it says so again, if it waits for others by then
+LOOK = 1.0  # seconds at most for a look at the ranks before they are stopped
 OVERDUE = 30.0  # seconds beyond the grace for a node to end its ranks: twice what those that cannot be killed take
 
 
@@ -74,6 +77,7 @@ class Coordinator:
         self._clock = clock
         self._own = hello
         self._seats = Seats(rules.max_nodes)
+        self._inquiry = Inquiry(self._seats, tell, after)
         self._stage = Stage.JOINING
         self._attempt = JobAttempt()
         self._changes = 0
@@ -164,6 +168,10 @@ class Coordinator:
             return self._warned(seat, message.signal)
         if isinstance(message, messages.Unable):
             return self._unable(seat, message)
+        if isinstance(message, messages.Inspect):
+            return self._inquiry.asked(number, message)
+        if isinstance(message, messages.Inspected):
+            return self._inquiry.heard(number, message)
         if isinstance(message, messages.Beat) or message.attempt != self._attempt.number:
             return
         if number:  # our own we know
@@ -192,12 +200,13 @@ class Coordinator:
             self._after(EARLY_REPORT, self._tell_failure)
             self._stop(signal.SIGTERM)
         elif len(self._attempt.failures) == 1:
+            self._look()
             self._after(SETTLE, lambda: self._stop(signal.SIGTERM))
 
     def _tell_failure(self) -> None:
         """Ranks take their time to stop: say by now why they must."""
         verdict = self._attempt.verdict
-        if self._stage is Stage.STOPPING and self._interrupted is None and verdict:
+        if self._stage in (Stage.RUNNING, Stage.STOPPING) and self._interrupted is None and verdict:
             wait = f"waiting up to {self._rules.grace:g} s (--grace) for the other ranks"
             if self._several:
                 wait += f" on {named(seat.name for seat in self._seats.values() if seat.part is not Part.DRAINED)}"
@@ -242,6 +251,7 @@ class Coordinator:
             return
         seat = self._seats.pop(number)
         self._attempt.gone(number)
+        self._inquiry.gone(number)
         if self._stage is Stage.JOINING:
             self._note(f"{seat.name} has left: {why}")
             return self._joining.check()
@@ -294,7 +304,30 @@ class Coordinator:
             self._note(f"{self._rules.preempt_grace:g} s have passed (--preempt-grace): stopping the ranks")
             self._stop(signal.SIGTERM)
 
+    def _look(self, then: Callable[[], None] = lambda: None) -> bool:
+        """Look at all ranks, once an attempt, before any of them is stopped; return whether that goes on."""
+        attempt = self._attempt
+        done_without = attempt.look or attempt.growing or self._preempted or not self._rules.looks
+        if not (attempt.looking or done_without):
+            attempt.looking = True
+            its_own_doing = any(not failure.is_consequence for failure in attempt.failures)
+            detail = Detail.STACKS if its_own_doing else Detail.WAITS
+            self._inquiry.ask(detail, partial(self._looked, attempt), LOOK)
+        if attempt.looking:
+            attempt.stops.append(then)
+        return attempt.looking
+
+    def _looked(self, attempt: JobAttempt, inspection: Inspection) -> None:
+        attempt.looking, attempt.look = False, inspection
+        self._tell(0, messages.Inspected(0, inspection))
+        if attempt is self._attempt and self._stage is not Stage.ENDED:
+            for stop in attempt.stops:
+                stop()
+            self._check_drained()
+
     def _stop(self, number: int, grace: float | None = None) -> None:
+        if self._stage is Stage.RUNNING and grace != 0 and self._look(lambda: self._stop(number, grace)):
+            return
         if self._stage is Stage.RUNNING:
             self._enter(Stage.STOPPING)
         elif self._stage is not Stage.STOPPING or grace is None:
@@ -320,6 +353,8 @@ class Coordinator:
     # -------------------------------------------------------------------------------------------------- what follows
 
     def _check_drained(self) -> None:
+        if self._attempt.looking:
+            return
         if self._stage in (Stage.RUNNING, Stage.STOPPING) and not self._attempt.undrained:
             self._cancel()
             self._decide()
@@ -410,7 +445,7 @@ class Coordinator:
         return self._rules.max_nodes > 1
 
     def _headline(self, verdict: Verdict) -> str:
-        return verdict.first.headline + (f" (on {verdict.first.host})" if self._several else "")
+        return verdict.headline + (f" (on {verdict.first.host})" if self._several else "")
 
     def _tell_all(self, message: Message) -> None:
         for number in list(self._seats):

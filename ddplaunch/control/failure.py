@@ -100,6 +100,12 @@ class Verdict:
     others: tuple[Failure, ...]
     stopped: int  # how many ranks were stopped with them
     world_size: int
+    blame: str | None = None  # the rank that those who failed had waited for, and its line
+
+    @property
+    def headline(self) -> str:
+        """What went wrong, in one line."""
+        return self.blame or self.first.headline
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that failure.json holds."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddplaunch.control.failure import Failure, Outcome, Verdict
+from ddplaunch.diagnosis.inspection import Detail, Inspection
 from ddplaunch.plan.share import Share
 
 PROTOCOL = 5  # raised whenever a message changes, so that launchers of different versions tell each other so
@@ -247,10 +248,27 @@ class End:
 
 
 @dataclass(frozen=True)
+class Inspect:
+    """From node 0: what are your ranks doing? To node 0: what are all ranks doing? ``serial`` comes back with it."""
+
+    serial: int
+    detail: Detail
+    within: float  # seconds until the answer is too late
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What ranks were found doing: the answer, or with serial 0 what is to be kept of an attempt that is stopped."""
+
+    serial: int
+    inspection: Inspection
+
+
+@dataclass(frozen=True)
 class Beat:
     """Still here."""
 
 
-FromNode = Failed | Finished | Drained | Unable | Interrupted | Warned | Beat
-FromNodeZero = JoinStatus | Start | Stop | Preempt | Release | Again | Note | End | Beat
+FromNode = Failed | Finished | Drained | Unable | Interrupted | Warned | Inspect | Inspected | Beat
+FromNodeZero = JoinStatus | Start | Stop | Preempt | Release | Again | Note | End | Inspect | Inspected | Beat
 Message = Hello | Declined | Welcome | Refused | Joined | Seeking | Alone | FromNode | FromNodeZero

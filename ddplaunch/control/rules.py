@@ -10,6 +10,8 @@ from ddplaunch.errors import UsageError
 if TYPE_CHECKING:
     from ddplaunch.plan.plan import Plan
 
+MIN_GRACE = 5.0  # seconds
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -34,11 +36,17 @@ class Rules:
     max_membership_changes: int = 100
     grow: bool = False  # whether a node that comes later interrupts the attempt
     allow_mismatch: bool = False  # whether differing versions only give a warning
+    inspect: bool = True  # whether ranks are looked at before they are stopped
     one_log: bool = False  # whether all nodes print into one log, in which node 0 alone writes what concerns all
 
     @property
     def elastic(self) -> bool:
         return self.min_nodes < self.max_nodes
+
+    @property
+    def looks(self) -> bool:
+        """Whether ranks are looked at before they are stopped: with a short grace they have no time for it."""
+        return self.inspect and self.grace >= MIN_GRACE
 
     @property
     def nnodes(self) -> str:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
+from typing import Any
+
+
+class Detail(Enum):
+    """How closely ranks are looked at; each has what those before it have."""
+
+    STATE = "state"  # the kernel's word and the collectives: a millisecond for a rank
+    STACKS = "stacks"
+    WAITS = "waits"  # the collectives twice, a tenth of a second apart, and the last ones of those who wait
 
 
 class Condition(Enum):
@@ -94,3 +103,7 @@ class Inspection:
     world_size: int
     silent: tuple[str, ...] = ()  # the nodes that did not answer: "node 2 (n2)"
     node_only: bool = False  # whether other nodes were not asked (--control none)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that stacks.json holds."""
+        return asdict(self, dict_factory=lambda fields: {k: v.value if isinstance(v, Enum) else v for k, v in fields})

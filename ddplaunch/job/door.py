@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.control.wire import Connection
-    from ddplaunch.diagnosis.inspection import Inspection
+    from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.requests import Answer, Request
     from ddplaunch.job.status import Status
 
@@ -35,7 +35,7 @@ class Job(Protocol):
     def status(self) -> Status:
         """How this node's share stands."""
 
-    def inspect(self, stacks: bool, answer: Callable[[Inspection], None]) -> None:
+    def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
         """Find out what all ranks of the job are doing; ``answer`` is called with it, some seconds later at most."""
 
     def stop(self, now: bool) -> None:
@@ -100,6 +100,7 @@ class Door:
             self._loop.watch(self._socket.fileno(), self._accept)
 
     def _answer(self, client: Connection[Request], request: Request) -> None:
+        from ddplaunch.diagnosis.inspection import Detail
         from ddplaunch.job.requests import Look, Show, Stop, Stopping
 
         client.expect(())
@@ -107,7 +108,7 @@ class Door:
             case Show():
                 self._send(client, self._job.status())
             case Look(stacks=stacks):
-                self._job.inspect(stacks, partial(self._looked, client))
+                self._job.inspect(Detail.WAITS if stacks else Detail.STATE, partial(self._looked, client))
             case Stop(now=now):
                 self._send(client, Stopping())
                 self._loop.soon(partial(self._stop, now))

@@ -7,10 +7,13 @@ Dataclasses would take 5 ms of every start to make.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ddplaunch.control.failure import Verdict
 from ddplaunch.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from ddplaunch.diagnosis.inspection import Inspection
 
 
 class Planned(NamedTuple):
@@ -77,6 +80,12 @@ class Restarting(NamedTuple):
     verdict: Verdict
 
 
+class Inspected(NamedTuple):
+    """What all ranks of the job were doing when the attempt was to be stopped; node 0 alone hears it."""
+
+    inspection: Inspection
+
+
 class Noted(NamedTuple):
     """Something that people should know of the job."""
 
@@ -116,6 +125,7 @@ Event = (
     | Preempted
     | Swept
     | Restarting
+    | Inspected
     | Noted
     | Ended
     | SidecarStarted
@@ -139,7 +149,7 @@ RECORDS: Mapping[type, tuple[str, str]] = {
     SidecarAnswers: ("sidecar_answers", "sidecar url"),
     SidecarExited: ("sidecar_exited", "sidecar code"),
 }
-"""What ``events.jsonl`` holds of each: its name there, and its fields; the plan has a file of its own."""
+"""What ``events.jsonl`` holds of each: its name there, and its fields; plan and inspections have files of their own."""
 
 
 class Observer(Protocol):

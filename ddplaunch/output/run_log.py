@@ -1,4 +1,4 @@
-"""The run log, which ``--log-dir`` keeps: plan.json, events.jsonl, failure.json, and a file a rank and attempt."""
+"""The run log, which ``--log-dir`` keeps: plan.json, events.jsonl, failure.json, stacks.json, and a file a rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from ddplaunch.errors import UsageError
 from ddplaunch.files import create
-from ddplaunch.output.events import Ended, Event, Planned, Restarting, record
+from ddplaunch.output.events import Ended, Event, Inspected, Planned, Restarting, record
 
 
 class RunLog:
@@ -25,6 +25,7 @@ class RunLog:
         self._parent, self._note, self._alone = parent, note, alone
         self._began = time.monotonic()
         self._events = -1
+        self._attempt = 0
         self._trouble: str | None = None
         self.path: str | None = None
 
@@ -48,13 +49,16 @@ class RunLog:
         return os.path.join(self.path, name) if self.path else None
 
     def rank_file(self, rank: int, attempt: int) -> str | None:
-        return self.file(f"rank-{rank}{f'.attempt-{attempt}' if attempt else ''}.log")
+        return self.file(f"rank-{rank}{_suffix(attempt)}.log")
 
     def observe(self, event: Event) -> None:
         if self.path is None:
             return
         if isinstance(event, Planned):
+            self._attempt = event.attempt
             self._write("plan.json", event.plan.to_json())
+        elif isinstance(event, Inspected):
+            self._write(f"stacks{_suffix(self._attempt)}.json", event.inspection.to_json())
         else:
             self._append(event)
         if isinstance(event, Restarting | Ended) and event.verdict:
@@ -77,6 +81,10 @@ class RunLog:
                 file.write("\n")
         except OSError as error:
             self._trouble = f"{name}: {error.strerror}"
+
+
+def _suffix(attempt: int) -> str:
+    return f".attempt-{attempt}" if attempt else ""
 
 
 def _made(parent: str, run_id: str, node: list[str]) -> str:

@@ -46,6 +46,9 @@ class Screen(Observer, Protocol):
     def note(self, text: str, *, of_job: bool = False) -> None:
         """Say something ourselves, between whole lines of the ranks; ``of_job``: it concerns more than this node."""
 
+    def page(self, text: str) -> None:
+        """Show a text of ours that somebody has asked for, as it is."""
+
     def footer(self, text: str, *, of_job: bool = False) -> None:
         """Show what we wait for, and for how long, until the ranks start or the job ends."""
 
@@ -91,6 +94,9 @@ class Plain:
         if self.speaks or not of_job:
             said = "".join(f"ddplaunch: {line}\n" for line in text.splitlines())
             self._show(self._stderr, said.encode(errors="replace"))
+
+    def page(self, text: str) -> None:
+        self._show(self._stderr, text.encode(errors="replace"))
 
     def footer(self, text: str, *, of_job: bool = False) -> None:
         self._waiting.tell(text if self.speaks or not of_job else "")

@@ -44,22 +44,24 @@ def _load(name: str, path: str, modules: dict[str, ModuleType]) -> ModuleType:
 
 
 if TYPE_CHECKING:
-    from ddplaunch.rank import ending
+    from ddplaunch.rank import answers, ending
 else:
-    ending = sibling("ending")
+    answers, ending = sibling("answers"), sibling("ending")
 
 
 class Life:
     """One rank from its start to its end; ``program`` is what to call, once ``begin`` has found it."""
 
     def __init__(self, job: Python, fds: dict[str, int], *, forked: bool) -> None:
-        """``fds`` are by purpose: "store" (the socket of rank 0's store, listening) and "hold" (see ``ending.stay``).
+        """``fds`` are by purpose: "store" (the socket of rank 0's store, listening), "hold" (see ``ending.stay``) and
+        "answers" (the launcher's questions come there).
 
         ``forked``: this is a fork of the zygote, which has modules that need no taking apart at the end.
         """
         self._job, self._fds, self._forked = job, fds, forked
         self._at_start = frozenset(sys.modules)
         self._store: object = None
+        self._answers: answers.Answers | None = None
         self._error: BaseException | None = None
         self._code = 0
         self._interrupted = False
@@ -75,6 +77,8 @@ class Life:
 
         if not faulthandler.is_enabled():
             faulthandler.enable(2)
+        if "answers" in self._fds:
+            self._answers = answers.Answers(self._fds["answers"])
         _buffer_streams(self._job["line_buffered"])
         if self._forked:
             _reseed()
@@ -142,6 +146,8 @@ class Life:
             atexit._run_exitfuncs()
             if hold is not None and holds:
                 ending.stay(hold)
+        if self._answers is not None:
+            self._answers.leave()
         if not self._forked or len(sys._current_frames()) > 1:
             if self._interrupted:
                 ending.leave_interrupted()

@@ -33,7 +33,7 @@ class Job:
         self.timers: list[Timer] = []
         self.told: list[tuple[int, Message]] = []
         self.dropped: list[int] = []
-        self.rules = Rules(**{"max_nodes": rules.get("min_nodes", 1), **rules})  # type: ignore[arg-type]
+        self.rules = Rules(**{"max_nodes": rules.get("min_nodes", 1), "inspect": False, **rules})  # type: ignore[arg-type]
         self.coordinator = Coordinator(
             self.rules,
             self.hello(0),

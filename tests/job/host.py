@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch.diagnosis.inspection import Condition, Inspection, RankInspection
+from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection, RankInspection
 from ddplaunch.job.door import Door
 from ddplaunch.job.status import Status
 from ddplaunch.job.watch import Watch
@@ -57,7 +57,7 @@ class Host:
     def status(self) -> Status:
         return self.watch.status()
 
-    def inspect(self, stacks: bool, answer: Callable[[Inspection], None]) -> None:
+    def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
         found = (RankInspection(rank, "here", each.pid, Condition.ALIVE) for rank, each in self.processes.items())
         self.loop.soon(lambda: answer(Inspection(time.time(), tuple(found), len(self.plan.ranks))))
 

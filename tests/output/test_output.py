@@ -388,7 +388,7 @@ def test_log_folder(launch, tmp_path):
     (folder,) = (tmp_path / "logs").iterdir()
     assert f"kept in logs/{folder.name}" in done.stderr
     assert {path.name for path in folder.iterdir()} == {
-        "plan.json", "events.jsonl", "rank-0.log", "rank-1.log", "failure.json",
+        "plan.json", "events.jsonl", "rank-0.log", "rank-1.log", "failure.json", "stacks.json",
     }  # fmt: skip
     plan = json.loads((folder / "plan.json").read_text())
     assert plan["run_id"] == folder.name

@@ -1,0 +1,99 @@
+"""Our end of the socket on which a rank says where it stands (``rank/answers.py`` has the other, and the words).
+
+Nothing is read unless somebody asks, so that a rank's end, or its first words, wake nobody.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddplaunch.loop import Loop
+
+_MAX_LINE = 16 << 20  # bytes: 2,000 collectives are one million
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a rank answered: whether it has a process group, and torch's JSON."""
+
+    initialised: bool
+    groups: bytes  # name, description and members of each group, where that was asked
+    traces: tuple[bytes, ...]  # of its flight recorders
+
+
+class RankLine:
+    """One rank's."""
+
+    def __init__(self, loop: Loop) -> None:
+        """Raises OSError: too many files are open."""
+        self._loop = loop
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        self._coming = bytearray()
+        self._serial = 0
+        self.given = theirs.detach()  # the rank's end, which is to be handed over
+        self.signal = self.stacks = 0  # by which it dumps its stacks, and the descriptor that it writes to
+        self.begun = False  # whether it has said so much as these
+        self.answers = False  # whether its thread is there, with a process group
+        ours.setblocking(False)
+
+    def close(self) -> None:
+        self.rest()
+        self._socket.close()
+
+    def catch_up(self) -> None:
+        """Read what it has said by itself."""
+        self._read(lambda said: None)
+
+    def ask(self, *, details: bool) -> None:
+        """Ask for its collectives; ``details``: for the last of them, too."""
+        self._serial += 1
+        try:
+            self._socket.send(b"%s%d\n" % (b"e" if details else b"s", self._serial))
+        except OSError:  # it has gone, or heeds nothing
+            self.answers = False
+
+    def listen(self, heard: Callable[[Said], None]) -> None:
+        """Call ``heard`` with each answer, until ``rest``."""
+        if self._socket.fileno() >= 0:
+            self._loop.watch(self._socket.fileno(), lambda: self._read(heard))
+
+    def rest(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.forget(self._socket.fileno())
+
+    def _read(self, heard: Callable[[Said], None]) -> None:
+        try:
+            while data := self._socket.recv(_CHUNK):
+                self._coming += data
+                *lines, rest = self._coming.split(b"\n")
+                self._coming = bytearray(rest)
+                for line in lines:
+                    self._take(bytes(line), heard)
+                if len(self._coming) > _MAX_LINE:
+                    break
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self.answers = False
+        self.rest()
+
+    def _take(self, line: bytes, heard: Callable[[Said], None]) -> None:
+        """Take in a line; one that makes no sense, which the program itself must have written, says nothing."""
+        word, *rest = line.split(b" ", 1)
+        try:
+            if word == b"h":
+                self.signal, self.stacks = map(int, rest[0].split())
+                self.begun = True
+            elif word in (b"t", b"l"):
+                self.answers = word == b"t"
+            elif word[:1] in (b"s", b"e"):
+                initialised, groups, *traces = rest[0].split(b"\t")
+                if int(word[1:]) == self._serial:  # else it is late
+                    heard(Said(initialised == b"1", groups, tuple(traces)))
+        except (ValueError, IndexError):
+            pass

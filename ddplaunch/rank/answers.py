@@ -1,0 +1,228 @@
+"""What a rank answers when it is asked where it stands, whatever its program is doing meanwhile.
+
+Stacks come by a signal, on which ``faulthandler`` writes those of all threads to a memfd, also while a thread holds the
+GIL. How far it is in its collectives tells a parked thread, from the first ``init_process_group`` on: torch's flight
+recorder has it, on every backend (torch._C._distributed_c10d). Nothing here may disturb the program or raise anything
+in it; what a torch does not have is left out. Part of the worker, and bound by its rules.
+
+On the socket there are lines. From the rank: ``h SIGNAL FD`` at its start, ``t`` when the thread is there, ``l`` when
+it has left, and answers, ``s7 …`` with tabs between their parts. To the rank: ``s7`` (how far are you?) and ``e7`` (and
+what are the last collectives?), numbered by the asker.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found, unused-ignore]  # signal without its enums
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CellType, ModuleType
+    from typing import Any
+
+_HIGHEST = 1024  # descriptors: a table of more would cost memory, and select(2) takes no more
+_LEAVE_PATIENCE = 0.1  # seconds that the thread has to be gone
+_MAX_GROUPS, _MAX_MEMBERS = 256, 4096
+_C10D = "torch.distributed.distributed_c10d"
+
+
+class Answers:
+    """The end of the rank; one a process, from ``Life.begin`` on."""
+
+    def __init__(self, fd: int) -> None:
+        """``fd`` is our end of the socket, which becomes ours."""
+        self._pid = os.getpid()
+        self._fd = _moved_up(fd)
+        self._inode = os.fstat(self._fd).st_ino
+        self._thread = 0  # the kernel's id of it
+        try:
+            self._say(b"h %d %d" % (_register_stacks() or (0, 0)))
+            self._await_torch()
+        except Exception:
+            pass  # whoever asks is told that there is no answer
+
+    def leave(self) -> None:
+        """Have the thread end, and wait until the kernel no longer counts it."""
+        if not self._thread:
+            return
+        tid, self._thread = self._thread, 0
+        import time
+        from _socket import SHUT_RD, socket
+
+        try:
+            end = socket(fileno=os.dup(self._fd))
+            end.shutdown(SHUT_RD)
+            end.close()
+            self._say(b"l")
+        except OSError:
+            return  # the program has closed it
+        deadline = time.monotonic() + _LEAVE_PATIENCE
+        while os.path.exists(f"/proc/self/task/{tid}") and time.monotonic() < deadline:
+            time.sleep(0.0005)
+
+    def _say(self, line: bytes) -> None:
+        data = memoryview(line + b"\n")
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    # ------------------------------------------------------------------------------------------- the one-shot hook
+
+    def _await_torch(self) -> None:
+        """Hook into torch.distributed now or, where the program is still to import it, right after that."""
+        module = sys.modules.get(_C10D)
+        if module is None:
+            sys.meta_path.insert(0, _Finder(self._hook))
+        else:
+            self._hook(module)
+
+    def _hook(self, module: ModuleType) -> None:
+        """Wait in the cell of the decorator around ``init_process_group``: no attribute is another one then."""
+        if hasattr(_recorder(), "_dump_fr_trace_json"):
+            for cell in getattr(module.init_process_group, "__closure__", None) or ():
+                found = cell.cell_contents
+                if getattr(found, "__name__", "") == "init_process_group":
+                    cell.cell_contents = _Once(cell, found, lambda: self._start(module))
+
+    def _start(self, module: ModuleType) -> None:
+        if os.getpid() != self._pid:
+            return
+        import _thread
+
+        # No signal is for this thread: one that it took would not interrupt what the program waits in.
+        before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+        try:
+            _thread.start_new_thread(self._serve, (module,))
+        finally:
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+        os.register_at_fork(before=lambda: self._make_way(module))
+
+    def _make_way(self, module: ModuleType) -> None:
+        """Leave before a fork that no thread of torch's would be warned of: we alone would be (Python 3.12)."""
+        try:
+            if os.getpid() == self._pid and not module.is_initialized():
+                self.leave()
+        except Exception:
+            pass
+
+    # ------------------------------------------------------------------------------------------------- the thread
+
+    def _serve(self, module: ModuleType) -> None:
+        import _thread
+
+        self._thread = _thread.get_native_id()
+        try:
+            self._say(b"t")
+            asked = b""
+            while os.fstat(self._fd).st_ino == self._inode and (data := os.read(self._fd, 4096)):
+                *lines, asked = (asked + data).split(b"\n")
+                for line in lines:
+                    self._say(line + b" " + _answer(module, details=line.startswith(b"e")))
+        except BaseException:
+            pass  # the program has closed the socket, or torch is another one
+
+
+def _answer(module: ModuleType, *, details: bool) -> bytes:
+    """``1`` or ``0``, whether there is a process group; its groups, with ``details``; what each recorder says."""
+    torch = _recorder()
+    names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+    traces = [getattr(torch, name)(details, False) for name in names if hasattr(torch, name)]
+    parts = [b"%d" % module.is_initialized(), _groups(module) if details else b"[]", *traces]
+    return b"\t".join(bytes(part).replace(b"\t", b" ").replace(b"\n", b" ") for part in parts)
+
+
+def _recorder() -> Any:
+    """What has the flight recorders, and everything else that is written in C++."""
+    return getattr(sys.modules["torch"]._C, "_distributed_c10d", None)
+
+
+def _groups(module: ModuleType) -> bytes:
+    """The groups that this rank is in: name, description and members, a JSON array each."""
+    try:
+        world = module._world
+        found = list(world.pg_group_ranks.items())[:_MAX_GROUPS]
+        return b"[" + b",".join(_group(world.pg_names.get(each), each, ranks) for each, ranks in found) + b"]"
+    except Exception:
+        return b"[]"
+
+
+def _group(name: object, group: Any, members: dict[int, int]) -> bytes:
+    words = [str(name), str(getattr(group, "group_desc", "") or "")]
+    texts = ['"' + "".join(c if c.isalnum() or c in " _-.:/()[]" else "_" for c in word[:200]) + '"' for word in words]
+    ranks = ",".join(str(int(rank)) for rank in sorted(members)[:_MAX_MEMBERS])
+    return f"[{texts[0]},{texts[1]},[{ranks}]]".encode("ascii", "replace")
+
+
+class _Once:
+    """Stands for ``init_process_group`` until it is called first, without a frame of its own on that call's stack.
+
+    Whoever calls it looks ``__call__`` up first, which is where we act (slot_tp_call in Objects/typeobject.c).
+    """
+
+    def __init__(self, cell: CellType, found: Callable[..., Any], then: Callable[[], None]) -> None:
+        self._cell, self._found, self._then = cell, found, then
+        self.__name__ = found.__name__
+
+    @property
+    def __call__(self) -> Callable[..., Any]:
+        self._cell.cell_contents = self._found
+        try:
+            self._then()
+        except Exception:
+            pass  # no thread can be started: then there are stacks alone
+        return self._found
+
+
+class _Finder:
+    """Sees the first import after that of torch.distributed, and goes."""
+
+    def __init__(self, then: Callable[[ModuleType], None]) -> None:
+        self._then = then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        module = sys.modules.get(_C10D)
+        if module is None or not hasattr(module, "init_process_group"):
+            return None
+        sys.meta_path.remove(self)
+        try:
+            self._then(module)
+        except Exception:
+            pass
+        from _frozen_importlib import _find_spec  # type: ignore[attr-defined]  # the list has lost an element under its reader
+
+        return _find_spec(name, path, target)
+
+
+def _register_stacks() -> tuple[int, int] | None:
+    """Choose a signal and a file for the stacks; None where the system has not what it takes."""
+    if not (hasattr(_signal, "SIGRTMIN") and hasattr(os, "memfd_create")):
+        return None
+    import faulthandler
+
+    blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, [])
+    free = range(_signal.SIGRTMIN, _signal.SIGRTMAX + 1)
+    number = next((n for n in free if n not in blocked and _signal.getsignal(n) == _signal.SIG_DFL), None)
+    if number is None:
+        return None
+    made = os.memfd_create("ddplaunch-stacks")
+    try:
+        fd = _moved_up(os.open(f"/proc/self/fd/{made}", os.O_WRONLY | os.O_APPEND))
+    finally:
+        os.close(made)
+    # What faulthandler puts back at the interpreter's end is this: a signal that comes late must not kill.
+    _signal.signal(number, _signal.SIG_IGN)
+    faulthandler.register(number, file=fd, all_threads=True, chain=False)
+    return number, fd
+
+
+def _moved_up(fd: int) -> int:
+    """Move a descriptor to a high number, out of the way of programs that close or count their descriptors."""
+    for number in range(min(os.sysconf("SC_OPEN_MAX"), _HIGHEST) - 1, fd, -1):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(fd, number, inheritable=False)
+            os.close(fd)
+            return number
+    return fd
