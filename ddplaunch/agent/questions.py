@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.control.messages import FromNode, Inspect, Inspected
-from ddplaunch.diagnosis.inspection import Detail, Inspection
 from ddplaunch.loop import Loop, Timer
 
 if TYPE_CHECKING:
     from ddplaunch.agent.ranks import Ranks
+    from ddplaunch.diagnosis.inspection import Detail, Inspection
 
 PATIENCE = 4.0  # seconds for node 0 to answer
 _WITHIN = 3.0  # seconds that it has for the ranks
@@ -32,6 +32,8 @@ class Questions:
 
     def ask(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
         """Ask what all ranks of the job are doing; ``answer`` is called with it, after PATIENCE at the latest."""
+        from ddplaunch.diagnosis.inspection import Inspection
+
         self._serial += 1
         nothing = Inspected(self._serial, Inspection(time.time(), (), 0, silent=("node 0",)))
         timer = self._loop.after(PATIENCE, lambda: self.answered(nothing))

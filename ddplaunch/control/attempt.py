@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ddplaunch.control.failure import MAX_REPORT, Failure, Verdict, judge, within
 from ddplaunch.control.messages import Drained
-from ddplaunch.diagnosis.inspection import Inspection
+
+if TYPE_CHECKING:
+    from ddplaunch.diagnosis.inspection import Inspection
 
 SETTLE = 1.0  # seconds that a rank which only lost a peer waits for the peer's own, truer, failure
 MAX_HEARD = 16 << 20  # characters that failures may bring as they come, from all nodes together
@@ -47,7 +50,7 @@ class JobAttempt:
     growing: bool = False  # whether it is stopped to take a node in
     finishing: bool = False  # whether some nodes have finished, and hear whom they wait for
     looking: bool = False  # whether the ranks are being looked at, before any is stopped
-    stops: list[Callable[[], None]] = field(default_factory=list)  # what is to follow on that
+    after_look: list[Callable[[], object]] = field(default_factory=list)  # what is to follow on that
     look: Inspection | None = None  # what they were doing then
     heard: int = 0  # characters of the failures' texts, as they came
 

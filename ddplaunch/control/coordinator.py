@@ -15,13 +15,12 @@ from functools import partial
 from ddplaunch.control import agreement, messages
 from ddplaunch.control.attempt import SETTLE, JobAttempt, Loss
 from ddplaunch.control.failure import Failure, Outcome, Verdict, signal_name
-from ddplaunch.control.inquiry import Inquiry
 from ddplaunch.control.joining import Joining
+from ddplaunch.control.looking import Looking
 from ddplaunch.control.messages import Hello, Message
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seat, Seats
-from ddplaunch.diagnosis.inspection import Detail, Inspection
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Timer
 from ddplaunch.words import named
@@ -29,7 +28,6 @@ from ddplaunch.words import named
 EARLY_REPORT = 0.6  # seconds after a failure when people read of it, if its report cannot be given by then
 EARLY = 1.0  # seconds after which a node that has finished says which nodes it waits for
 STILL_WAITING = 30.0  # seconds after which it says so again, if it waits for others by then
-LOOK = 1.0  # seconds at most for a look at the ranks before they are stopped
 OVERDUE = 30.0  # seconds beyond the grace for a node to end its ranks: twice what those that cannot be killed take
 
 
@@ -77,7 +75,7 @@ class Coordinator:
         self._clock = clock
         self._own = hello
         self._seats = Seats(rules.max_nodes)
-        self._inquiry = Inquiry(self._seats, tell, after)
+        self._looking = Looking(rules, self._seats, tell, after)
         self._stage = Stage.JOINING
         self._attempt = JobAttempt()
         self._changes = 0
@@ -168,10 +166,8 @@ class Coordinator:
             return self._warned(seat, message.signal)
         if isinstance(message, messages.Unable):
             return self._unable(seat, message)
-        if isinstance(message, messages.Inspect):
-            return self._inquiry.asked(number, message)
-        if isinstance(message, messages.Inspected):
-            return self._inquiry.heard(number, message)
+        if isinstance(message, messages.Inspect | messages.Inspected):
+            return self._looking.hear(number, message)
         if isinstance(message, messages.Beat) or message.attempt != self._attempt.number:
             return
         if number:  # our own we know
@@ -200,7 +196,7 @@ class Coordinator:
             self._after(EARLY_REPORT, self._tell_failure)
             self._stop(signal.SIGTERM)
         elif len(self._attempt.failures) == 1:
-            self._look()
+            self._looking.first(self._attempt, self._check_drained)
             self._after(SETTLE, lambda: self._stop(signal.SIGTERM))
 
     def _tell_failure(self) -> None:
@@ -251,7 +247,7 @@ class Coordinator:
             return
         seat = self._seats.pop(number)
         self._attempt.gone(number)
-        self._inquiry.gone(number)
+        self._looking.gone(number)
         if self._stage is Stage.JOINING:
             self._note(f"{seat.name} has left: {why}")
             return self._joining.check()
@@ -304,29 +300,10 @@ class Coordinator:
             self._note(f"{self._rules.preempt_grace:g} s have passed (--preempt-grace): stopping the ranks")
             self._stop(signal.SIGTERM)
 
-    def _look(self, then: Callable[[], None] = lambda: None) -> bool:
-        """Look at all ranks, once an attempt, before any of them is stopped; return whether that goes on."""
-        attempt = self._attempt
-        done_without = attempt.look or attempt.growing or self._preempted or not self._rules.looks
-        if not (attempt.looking or done_without):
-            attempt.looking = True
-            its_own_doing = any(not failure.is_consequence for failure in attempt.failures)
-            detail = Detail.STACKS if its_own_doing else Detail.WAITS
-            self._inquiry.ask(detail, partial(self._looked, attempt), LOOK)
-        if attempt.looking:
-            attempt.stops.append(then)
-        return attempt.looking
-
-    def _looked(self, attempt: JobAttempt, inspection: Inspection) -> None:
-        attempt.looking, attempt.look = False, inspection
-        self._tell(0, messages.Inspected(0, inspection))
-        if attempt is self._attempt and self._stage is not Stage.ENDED:
-            for stop in attempt.stops:
-                stop()
-            self._check_drained()
-
     def _stop(self, number: int, grace: float | None = None) -> None:
-        if self._stage is Stage.RUNNING and grace != 0 and self._look(lambda: self._stop(number, grace)):
+        later = partial(self._stop_later, self._attempt, number, grace)
+        in_time = self._stage is Stage.RUNNING and grace != 0 and not self._preempted
+        if in_time and self._looking.first(self._attempt, later):
             return
         if self._stage is Stage.RUNNING:
             self._enter(Stage.STOPPING)
@@ -337,6 +314,12 @@ class Coordinator:
             if seat.has_ranks:
                 self._tell(node, order)
         self._await_drained(order.grace)
+
+    def _stop_later(self, attempt: JobAttempt, number: int, grace: float | None) -> None:
+        """The ranks have been looked at."""
+        if attempt is self._attempt:
+            self._stop(number, grace)
+            self._check_drained()
 
     def _await_drained(self, grace: float, waited: float = 0.0) -> None:
         """Give up what has not ended its ranks when they should all have; a node that beats may yet be broken."""

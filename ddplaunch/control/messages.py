@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.control.failure import Failure, Outcome, Verdict
-from ddplaunch.diagnosis.inspection import Detail, Inspection
 from ddplaunch.plan.share import Share
+
+if TYPE_CHECKING:
+    from ddplaunch.diagnosis.inspection import Detail, Inspection
 
 PROTOCOL = 5  # raised whenever a message changes, so that launchers of different versions tell each other so
 
