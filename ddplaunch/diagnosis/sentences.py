@@ -6,12 +6,11 @@ import signal
 from collections.abc import Sequence
 
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
-from ddplaunch.diagnosis.standing import INIT, doing, entered_at, is_gone, text
+from ddplaunch.diagnosis.standing import INIT, POINT_TO_POINT, doing, entered_at, is_gone, text
 from ddplaunch.diagnosis.waits import Missing, Wait, title, waits
 from ddplaunch.words import named, ranks
 
 _PLURAL = {"has": "have", "is": "are", "does": "do", "holds": "hold"}
-_POINT_TO_POINT = ("send", "recv", "isend_irecv")
 
 
 def sentences(inspection: Inspection) -> tuple[str, ...]:
@@ -25,12 +24,14 @@ def sentences(inspection: Inspection) -> tuple[str, ...]:
 def sentence(wait: Wait, inspection: Inspection) -> str:
     """Say of one wait who waits for whom."""
     if wait.different:
-        return _mismatch(wait, inspection)
+        return f"{mismatch(wait, inspection)}: they wait for each other"
     told = f"{ranks(wait.waiting)} {_verb('waits', wait.waiting)} in {_titled(wait)}"
     if wait.places:
         told += f", {'entered' if wait.number else 'called'} at {_lines(wait.places)}"
     for number in sorted({number for _, number in wait.ahead}):
         told += f", {ranks(rank for rank, each in wait.ahead if each == number)} in #{number}"
+    if len(wait.waiting) == 1 and not wait.unseen and 1 < len(wait.roots) == len(inspection.ranks) - 1:
+        told += ", which no other rank has entered" if wait.number else ", which no other rank has called"
     return "; ".join([told, *_missing(wait, inspection)])
 
 
@@ -83,7 +84,7 @@ def _why(wait: Wait, missing: Missing, rank: RankInspection) -> str:
 def _absence(wait: Wait) -> str:
     if wait.number:
         return "has not entered it"
-    if any(word in wait.operation for word in _POINT_TO_POINT):
+    if wait.operation in POINT_TO_POINT:
         return "does not communicate"
     return "has not called it"
 
@@ -95,11 +96,17 @@ def _state(rank: RankInspection) -> str:
     if rank.condition is Condition.PENDING:
         return "has not started"
     if is_gone(rank):
-        return f"has ended ({end})" if (end := _end(rank)) else "has ended"
+        return f"has {still('ended', end_of(rank))}"
     return ""
 
 
-def _end(rank: RankInspection) -> str:
+def still(word: str, end: str) -> str:
+    """Say how something ended where that is known: "ended (exit code 0)"."""
+    return f"{word} ({end})" if end else word
+
+
+def end_of(rank: RankInspection) -> str:
+    """How a rank's process has ended: "exit code 0", "SIGKILL"; "" where nobody knows."""
     if rank.code is None:
         return ""
     if rank.code >= 0:
@@ -110,7 +117,8 @@ def _end(rank: RankInspection) -> str:
         return f"signal {-rank.code}"
 
 
-def _mismatch(wait: Wait, inspection: Inspection) -> str:
+def mismatch(wait: Wait, inspection: Inspection) -> str:
+    """Say which ranks have entered what at one number of a group."""
     by_number = {rank.rank: rank for rank in inspection.ranks}
     tensors = len({each.operation for each, _ in wait.different}) < len(wait.different)
     told = []
@@ -118,7 +126,7 @@ def _mismatch(wait: Wait, inspection: Inspection) -> str:
         line = entered_at(by_number[numbers[0]])
         what = each.operation + (f" of {each.tensors or 'nothing'}" if tensors else "")
         told.append(f"{what} on {ranks(numbers)}" + (f" ({line.file}:{line.line})" if line else ""))
-    return f"#{wait.number} of {wait.group} is {', '.join(told[:-1])} and {told[-1]}: they wait for each other"
+    return f"#{wait.number} of {wait.group} is {', '.join(told[:-1])} and {told[-1]}"
 
 
 def _no_wait(inspection: Inspection) -> str:

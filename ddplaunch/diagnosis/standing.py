@@ -9,20 +9,22 @@ from typing import NamedTuple
 from ddplaunch.diagnosis.inspection import Collective, Condition, Frame, RankInspection
 
 INIT = "init_process_group"
-UNRECORDED = {
+POINT_TO_POINT = {
     "batch_isend_irecv",
-    "destroy_process_group",
-    INIT,
     "irecv",
     "isend",
-    "monitored_barrier",
-    "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
     "recv",
     "recv_object_list",
     "send",
     "send_object_list",
+}
+UNRECORDED = POINT_TO_POINT | {
+    INIT,
+    "destroy_process_group",
+    "monitored_barrier",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
     "split_group",
 }
 """Functions of torch.distributed that wait for other ranks and that the flight recorder of gloo has not."""

@@ -1,0 +1,151 @@
+"""The page of ``ddplaunch stacks``: who waits for whom, then each group of ranks with its place in the program."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+
+import click
+
+from ddplaunch.diagnosis.grouping import Alike, grouped
+from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection, Thread
+from ddplaunch.diagnosis.sentences import sentence, sentences
+from ddplaunch.diagnosis.standing import text
+from ddplaunch.diagnosis.waits import waits
+from ddplaunch.errors import shown
+from ddplaunch.words import ranks
+
+MAX_LIBRARY = 44
+"""Characters of a file that is not the user's."""
+
+MAX_OWN = 30
+"""Calls of the user's own code that are shown of a stack: recursion can be deep."""
+
+_MAX_THREADS = 8
+_PACKAGES = re.compile(r".*/(?:(?:site|dist)-packages|python3\.\d+t?)/")
+
+
+def render_stacks(inspection: Inspection) -> str:
+    """Return the page as text with ANSI styles (click.echo removes them where they are not wanted)."""
+    lines = [click.style(shown(each, 2000), bold=True) for each in sentences(inspection)]
+    lines += [click.style(f"note: {note}", fg="yellow") for note in notes(inspection)]
+    several = len({rank.host for rank in inspection.ranks}) > 1
+    for alike in grouped(inspection):
+        lines += ["", *_group(alike, inspection, several)]
+    return "\n".join(lines) + "\n"
+
+
+def notes(inspection: Inspection) -> tuple[str, ...]:
+    """What was not asked, or did not answer."""
+    told = [f"{shown(node)} did not answer" for node in inspection.silent]
+    if inspection.node_only:
+        told.append("the ranks of other nodes were not asked: --control none")
+    alive = [rank for rank in inspection.ranks if rank.condition is not Condition.EXITED]
+    if alive and all(rank.answers is None for rank in alive) and any(map(_has_torch, alive)):
+        told.append("no rank has told which collective it is in: only stacks are known")
+    return tuple(told)
+
+
+def to_json(inspection: Inspection) -> dict[str, object]:
+    """Return the object that ``ddplaunch stacks --json`` prints."""
+    return {
+        "moment": inspection.moment,
+        "world_size": inspection.world_size,
+        "sentences": list(sentences(inspection)),
+        "notes": list(notes(inspection)),
+        "waits": [
+            {
+                "text": sentence(wait, inspection),
+                "operation": wait.operation,
+                "group": wait.group,
+                "number": wait.number,
+                "waiting": sorted((*wait.waiting, *dict(wait.ahead))),
+                "missing": [asdict(each) for each in wait.missing],
+                "different": [
+                    {"operation": each.operation, "tensors": each.tensors, "ranks": list(numbers)}
+                    for each, numbers in wait.different
+                ],
+            }
+            for wait in waits(inspection)
+        ],
+        "groups": [
+            {"ranks": list(alike.ranks), "state": alike.state, "waited": alike.waited} for alike in grouped(inspection)
+        ],
+        "ranks": [{**asdict(rank), "condition": rank.condition.value} for rank in inspection.ranks],
+        "silent": list(inspection.silent),
+        "node_only": inspection.node_only,
+    }
+
+
+def _group(alike: Alike, inspection: Inspection, several: bool) -> Iterator[str]:
+    """The lines of one group: its ranks and their state, the user's line, the stack."""
+    by_number = {rank.rank: rank for rank in inspection.ranks}
+    hosts = {by_number[number].host for number in alike.ranks}
+    where = f" (on {', '.join(sorted(map(shown, hosts)))})" if several and len(hosts) <= 2 else ""
+    state = alike.state if len(alike.ranks) == 1 else re.sub("^waits", "wait", alike.state)
+    waited = f" for {_seconds(alike.waited)}" if alike.waited is not None else ""
+    yield click.style(f"{ranks(alike.ranks)}{where}: {shown(state)}{waited}", fg="cyan", bold=True)
+    rank = alike.example
+    if rank.no_stack:
+        yield f"  no stack: {shown(rank.no_stack)}"
+    for number, thread in enumerate(_told(rank)):
+        if number:
+            name = f" {shown(thread.name)}" if thread.name else ""
+            yield click.style(f"  another thread{name}:", dim=True)
+        yield from _stack(thread)
+
+
+def _told(rank: RankInspection) -> list[Thread]:
+    """The threads that tell something: the main one, and others that are in the user's code."""
+    others = [each for each in rank.threads[1:] if any(frame.own for frame in each.frames)]
+    return [*rank.threads[:1], *others[:_MAX_THREADS]]
+
+
+def _stack(thread: Thread) -> Iterator[str]:
+    """A stack, the innermost call first; of what libraries do in it only the innermost call."""
+    own = 0
+    for mine, run in groupby(thread.frames, key=lambda frame: frame.own):
+        frames = list(run)
+        if not mine:
+            innermost = frames[0] is thread.frames[0]
+            yield from (_library(frames) if innermost else [_skipped(frames)])
+            continue
+        for frame in frames[: max(MAX_OWN - own, 0)]:
+            yield "  " + click.style(shown(text(frame)), bold=not own)
+            own += 1
+        if len(frames) > MAX_OWN:
+            yield click.style(f"  … {len(frames) - MAX_OWN} calls more", dim=True)
+
+
+def _library(frames: Sequence[Frame]) -> Iterator[str]:
+    first = frames[0]
+    yield click.style(f"  {shown(first.function)} at {_short(first.file)}:{first.line}", dim=True)
+    if frames[1:]:
+        yield _skipped(frames[1:])
+
+
+def _skipped(frames: Sequence[Frame]) -> str:
+    packages = dict.fromkeys(_short(frame.file).partition("/")[0].removesuffix(".py") for frame in frames)
+    count = f"{len(frames)} call{'s' * (len(frames) > 1)}"
+    return click.style(f"  … {count} in {', '.join(list(packages)[:3])}", dim=True)
+
+
+def _short(file: str) -> str:
+    """Name a library's file by its package: "torch/distributed/distributed_c10d.py"."""
+    short = shown(_PACKAGES.sub("", file))
+    if len(short) <= MAX_LIBRARY:
+        return short
+    return f"{short.partition('/')[0]}/…/{os.path.basename(short)}" if "/" in short.strip("/") else short
+
+
+def _has_torch(rank: RankInspection) -> bool:
+    return any("/torch/" in frame.file for thread in rank.threads for frame in thread.frames)
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,207 @@
+"""Which rank a failed job had waited for: what the failure report says first where all others only waited."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
+from ddplaunch.diagnosis.sentences import end_of, mismatch, still
+from ddplaunch.diagnosis.stack_dump import parse_traceback
+from ddplaunch.diagnosis.standing import (
+    INIT,
+    POINT_TO_POINT,
+    call_in,
+    call_of,
+    doing,
+    entered_at,
+    is_gone,
+    line_of,
+    place,
+    text,
+)
+from ddplaunch.diagnosis.waits import DEFAULT, Wait, title, waits
+from ddplaunch.words import ranks
+
+_TIMEOUT = re.compile(r"Timed out waiting (\d{1,12})ms|Timeout\(ms\)=(\d{1,12})")
+_MAX_TOLD = 3
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The ranks that a job had waited for, or that did not do what the others did."""
+
+    ranks: tuple[int, ...]
+    collective: str  # what they did not enter: "all_reduce #4121", "init_process_group"; "" where it is not known
+    waiters: int  # how many ranks waited for them
+    frame: Frame | None  # the user's line at which the first of them was
+    text: str  # a sentence
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A rank whose own failure only says that it had waited."""
+
+    rank: int
+    function: str  # of torch.distributed, in which it failed; "" where its traceback does not tell
+    place: Frame | None
+
+
+def culprit(
+    inspection: Inspection,
+    failed: Sequence[tuple[int, str]] = (),
+    *,
+    timed_out: bool = False,
+    folder: str = "",
+) -> Culprit | None:
+    """Find the rank that the others waited for; None where what was found does not tell.
+
+    ``inspection`` was taken before any rank was stopped. ``failed`` are the ranks that had failed by then because they
+    waited (torch's own timeout, a lost connection), with the tracebacks that they left; ``folder`` is the job's, to
+    which files are relative. ``timed_out``: whether they waited until torch's timeout.
+    """
+    gone = [_failed(rank, traceback, folder) for rank, traceback in failed]
+    until = _until(inspection, failed) if timed_out else ""
+    for wait in sorted(waits(inspection), key=lambda wait: not wait.number):
+        if found := _of_wait(wait, inspection, gone, until):
+            return found
+    return _of_failures(inspection, gone, until)
+
+
+def _failed(rank: int, traceback: str, folder: str) -> _Failed:
+    frames = parse_traceback(traceback, folder)
+    call = call_in(frames)
+    return _Failed(rank, call.function if call else "", place(frames))
+
+
+def _until(inspection: Inspection, failed: Sequence[tuple[int, str]]) -> str:
+    """How long ranks have waited: " until the timeout (600 s)"."""
+    for _, traceback in failed:
+        if found := _TIMEOUT.search(traceback):
+            return f" until the timeout ({int(found[1] or found[2]) / 1000:g} s)"
+    seconds = {each.timeout for rank in inspection.ranks for each in rank.last if not each.completed and each.timeout}
+    return " until the timeout" + (f" ({seconds.pop():g} s)" if len(seconds) == 1 else "")
+
+
+def _of_wait(wait: Wait, inspection: Inspection, failed: Sequence[_Failed], until: str) -> Culprit | None:
+    """The ranks that a wait lacks, those left out that had waited with the others and failed of it."""
+    if wait.different:
+        odd = wait.different[-1][1]
+        others = len(wait.waiting) - len(odd)
+        said = f"ranks entered different collectives: {mismatch(wait, inspection)}"
+        return Culprit(odd, title(wait), others, entered_at(_rank(inspection, odd[0])), said)
+    lost = {each.rank for each in failed}
+    missing = [_rank(inspection, rank) for rank in wait.roots if rank not in lost]
+    waiters = len({*wait.waiting, *dict(wait.ahead), *lost})
+    if wait.circular:
+        return _circle(wait, inspection, waiters)
+    if not missing or (wait.operation in POINT_TO_POINT and len(missing) > 1):
+        return None  # send and recv have one peer, and nothing tells which
+    if waiters < len(missing) and all(map(_ended_well, missing)):
+        alone = _rank(inspection, wait.waiting[0])
+        return _longer(_named(wait), wait.waiting, entered_at(alone), missing)
+    return _blamed(_named(wait), missing, waiters, until, counted=bool(wait.number))
+
+
+def _of_failures(inspection: Inspection, failed: Sequence[_Failed], until: str) -> Culprit | None:
+    """The ranks that remain where all that had waited have failed of it."""
+    lost = {each.rank for each in failed}
+    left = [rank for rank in inspection.ranks if rank.rank not in lost and _is_elsewhere(rank)]
+    functions = {each.function for each in failed if each.function}
+    if not failed or not left:
+        return None
+    if INIT in functions:
+        left = [rank for rank in left if not rank.groups and rank.answers is not True]
+        return _blamed(INIT, left, len(failed), until, counted=False) if left else None
+    name, missing = _next(left, functions.pop() if len(functions) == 1 else "")
+    if functions & POINT_TO_POINT and len(missing) > 1:
+        return None
+    if len(failed) < len(missing) and all(map(_ended_well, missing)):
+        return _longer(name, [each.rank for each in failed], failed[0].place, missing)
+    return _blamed(name, missing, len(failed), until, counted=True)
+
+
+def _next(left: Sequence[RankInspection], function: str) -> tuple[str, list[RankInspection]]:
+    """The collective that others had entered and that these had not: the one after their last; and who is behind."""
+    entered = {
+        rank.rank: rank.last[-1].number if rank.last else rank.groups[0].enqueued
+        for rank in left
+        if len(rank.groups) == 1
+    }
+    furthest = min(entered.values(), default=0)
+    behind = [rank for rank in left if entered.get(rank.rank, furthest) == furthest]
+    number = f" #{furthest + 1}" if entered and function not in POINT_TO_POINT else ""
+    return (function or ("collective" if number else "")) + number, behind
+
+
+def _blamed(name: str, missing: Sequence[RankInspection], waiters: int, until: str, *, counted: bool) -> Culprit | None:
+    """Say that ranks have not come to where others waited for them."""
+    numbers = tuple(rank.rank for rank in missing)
+    states = {_state(rank) for rank in missing}
+    state = states.pop() if len(states) == 1 else None
+    waited = f"{waiters} rank{'s' * (waiters != 1)} waited"
+    said = f"{ranks(numbers)} " + (f"{state} and " if state else "")
+    if not name:
+        said += f"did not come to where {waited}{until}"
+    elif name in POINT_TO_POINT:
+        said += f"did not communicate, while {waited} in {name}{until}"
+    else:
+        said += f"did not {'enter' if counted else 'call'} {name}, which {waited} for{until}"
+    where: dict[str, list[int]] = {}
+    for rank in missing:
+        where.setdefault((_state(rank) if state is None else "") or _doing(rank), []).append(rank.rank)
+    if len(where) == 1:
+        said += "".join(f": {what}" for what in where if what)
+    else:
+        told = [f"{ranks(each)} {what}" for what, each in where.items() if what]
+        said += ": " + ", ".join(told[:_MAX_TOLD]) + " and others" * (len(told) > _MAX_TOLD)
+    return Culprit(numbers, name, waiters, line_of(missing[0]), said)
+
+
+def _doing(rank: RankInspection) -> str:
+    native = "in native code that holds the GIL" if rank.answers is False and not _state(rank) else ""
+    return ", ".join(filter(None, [doing(rank), native]))
+
+
+def _ended_well(rank: RankInspection) -> bool:
+    return is_gone(rank) and (rank.code == 0 or rank.condition is not Condition.EXITED)
+
+
+def _is_elsewhere(rank: RankInspection) -> bool:
+    """Whether a rank is known to wait for no other."""
+    if rank.moved or call_of(rank) or any(state.enqueued > state.completed for state in rank.groups):
+        return False
+    known = rank.threads or rank.groups or rank.answers is False
+    return bool(known) or is_gone(rank) or rank.condition is Condition.STOPPED
+
+
+def _longer(name: str, alone: Sequence[int], line: Frame | None, ended: Sequence[RankInspection]) -> Culprit:
+    """Say that a rank went on after all others had run to their ends."""
+    said = f"{ranks(alone)} entered {name or 'a collective'}, which no other rank entered: "
+    said += f"{ranks(rank.rank for rank in ended)} had {still('ended', end_of(ended[0]))}"
+    said += f"; {text(line)}" if line else ""
+    return Culprit(tuple(alone), name, len(alone), line, said)
+
+
+def _circle(wait: Wait, inspection: Inspection, waiters: int) -> Culprit:
+    numbers = tuple(sorted({*wait.waiting, *(each.rank for each in wait.missing)}))
+    told = [f"{ranks(wait.waiting)} in {title(wait)}", *(f"rank {each.rank} in {each.calls}" for each in wait.missing)]
+    said = f"{ranks(numbers)} waited for each other: {', '.join(told)}"
+    return Culprit(numbers, title(wait), waiters, entered_at(_rank(inspection, wait.waiting[0])), said)
+
+
+def _state(rank: RankInspection) -> str:
+    if rank.condition is Condition.STOPPED:
+        return "was stopped (SIGSTOP)"
+    if rank.condition is Condition.PENDING:
+        return "had not started"
+    return still("ended", end_of(rank)) if is_gone(rank) else ""
+
+
+def _named(wait: Wait) -> str:
+    return title(wait).removesuffix(f" of {DEFAULT}")
+
+
+def _rank(inspection: Inspection, number: int) -> RankInspection:
+    return next(rank for rank in inspection.ranks if rank.rank == number)
