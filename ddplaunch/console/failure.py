@@ -15,7 +15,9 @@ def render_verdict(verdict: Verdict, nnodes: int) -> str:
     """Return the report as lines of text with ANSI styles (click.echo removes them where they are not wanted)."""
     first = verdict.first
     where = f" (on {first.host})" if nnodes > 1 and first.host else ""
-    lines = [click.style(f"ddplaunch: {first.headline}{where}", fg="red", bold=True)]
+    lines = [click.style(f"ddplaunch: {verdict.blame or first.headline + where}", fg="red", bold=True)]
+    if verdict.blame:
+        lines.append(f"  then {first.headline}{where}")
     if first.hint:
         lines.append(f"  {first.hint}")
     if verdict.world_size == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -87,7 +88,22 @@ class JobAttempt:
         """Which failure came first, and what it brought about; None where no rank failed."""
         if not self.failures:
             return None
-        return judge(self.failures, self.stopped, self.world_size)
+        verdict = judge(self.failures, self.stopped, self.world_size)
+        return replace(verdict, blame=self._waited_for()) if verdict.first.is_consequence else verdict
+
+    def _waited_for(self) -> str | None:
+        """Whom those had waited for who only say that they had."""
+        if self.look is None:
+            return None
+        from ddplaunch.diagnosis.culprit import culprit
+
+        tracebacks = [(each.rank, each.traceback or each.message or "") for each in self.failures]
+        timed_out = any(each.timed_out for each in self.failures)
+        found = culprit(self.look, tracebacks, timed_out=timed_out, folder=os.getcwd())
+        hosts = {each.rank: each.host for each in self.look.ranks}
+        several = found is not None and found.ranks and len(set(hosts.values())) > 1
+        where = f" (on {hosts.get(found.ranks[0], 'an unknown host')})" if several else ""
+        return found.text + where if found else None
 
     @property
     def whole(self) -> bool:

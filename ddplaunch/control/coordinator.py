@@ -428,7 +428,7 @@ class Coordinator:
         return self._rules.max_nodes > 1
 
     def _headline(self, verdict: Verdict) -> str:
-        return verdict.headline + (f" (on {verdict.first.host})" if self._several else "")
+        return verdict.blame or verdict.first.headline + (f" (on {verdict.first.host})" if self._several else "")
 
     def _tell_all(self, message: Message) -> None:
         for number in list(self._seats):

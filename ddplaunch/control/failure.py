@@ -28,10 +28,12 @@ _SIGNALS = {
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|connectFullMesh|socket.*(closed|reset)|DistBackendError"
     r"|remote process has failed|NCCL communicator was aborted|recvValue failed|failed to recv|DistNetworkError"
-    r"|Timed out waiting \d+ms",
+    r"|Timed out (waiting|after) \d+|wait timeout after \d+|collective operation timeout|\[monitoredBarrier\]",
     re.IGNORECASE,
 )
-"""What torch.distributed says in a rank whose peer has died."""
+"""What torch.distributed says in a rank whose peer has died, or has not come."""
+
+_TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ class Failure:
         return bool(self.message and _CONSEQUENCE.search(self.message))
 
     @property
+    def timed_out(self) -> bool:
+        """Whether it only says that it had waited too long for others."""
+        return bool(self.message and _TIMED_OUT.search(self.message))
+
+    @property
     def length(self) -> int:
         """Characters of its texts."""
         return sum(map(len, (self.message or "", self.traceback or "", *self.tail)))
@@ -101,11 +108,6 @@ class Verdict:
     stopped: int  # how many ranks were stopped with them
     world_size: int
     blame: str | None = None  # the rank that those who failed had waited for, and its line
-
-    @property
-    def headline(self) -> str:
-        """What went wrong, in one line."""
-        return self.blame or self.first.headline
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that failure.json holds."""
