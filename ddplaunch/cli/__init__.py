@@ -21,6 +21,7 @@ _COMMANDS = {
     "run": "Start a training job on this machine, or this machine's share of one.",
     "submit": "Submit a training job to Slurm.",
     "manifest": "Print a training job for Kubernetes as YAML.",
+    "stacks": "Show who waits for whom in a running job, and where each rank is.",
     "devices": "Show the GPUs, processors and NUMA nodes of this machine.",
 }
 """Each name is also that of its module, imported only when it is needed: start-up is part of the product."""

@@ -92,9 +92,10 @@ class Job:
         self._supervisor.inspect(Detail.WAITS, self._tell_stacks)
 
     def _tell_stacks(self, inspection: Inspection) -> None:
-        from ddplaunch.diagnosis.sentences import sentences
+        from ddplaunch.console.stacks import render_stacks
 
-        self._screen.page("\n".join(sentences(inspection)) + "\n")
+        text = render_stacks(inspection)
+        self._screen.page(text if self._policy.colour else click.unstyle(text))
 
     def stop(self, now: bool) -> None:
         self._supervisor.stop(now)
