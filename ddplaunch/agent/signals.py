@@ -14,6 +14,20 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 TWICE = 2.0  # seconds in which a second Ctrl-\\ stops the job
 
 
+class Question:
+    """Ctrl-\\ where a person sits: it asks what the ranks are doing, and stops the job where it soon comes again."""
+
+    def __init__(self) -> None:
+        self._asked = -TWICE
+
+    def asks(self, number: int) -> bool:
+        """Take in a signal; return whether it is that, and the first."""
+        if number != signal.SIGQUIT or not os.isatty(2):
+            return False
+        before, self._asked = self._asked, time.monotonic()
+        return self._asked - before > TWICE
+
+
 class Signals:
     """What has come so far; ``interrupted``: whether somebody wants the job to end."""
 
@@ -21,15 +35,12 @@ class Signals:
         """``warning`` is the scheduler's signal before a preemption, None where none is listened for."""
         self._warning = warning
         self._warned = False
-        self._asked = -TWICE
+        self._question = Question()
         self.interrupted = False
 
     def asks(self, number: int) -> bool:
-        """Take in a signal that may be a question: Ctrl-\\ where a person sits, unless it comes twice."""
-        if number != signal.SIGQUIT or self.interrupted or not os.isatty(2):
-            return False
-        before, self._asked = self._asked, time.monotonic()
-        return self._asked - before > TWICE
+        """Take in a signal that may be a question."""
+        return not self.interrupted and self._question.asks(number)
 
     def take(self, number: int) -> Warned | Interrupted:
         """Take in a signal; return what it means. One of ``STOPPING`` is a warning only the first time."""

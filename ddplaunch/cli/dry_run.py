@@ -24,6 +24,8 @@ def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: b
     notes = list(plan.notes)
     if plan.node_rank == 0:
         notes += [f"beside rank 0: {each.command}" for each in sidecars.read(options, remote=remote)]
+    if options.no_inspect:
+        notes.append("--no-inspect: `ddplaunch stacks` cannot ask the ranks what they are doing")
     if plan.nnodes > 1 and not plan.started_rank:
         notes.append(f"nodes other than {plan.node_rank} are unknown and assumed to be like this one")
         if options.token:

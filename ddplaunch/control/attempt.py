@@ -101,9 +101,9 @@ class JobAttempt:
         timed_out = any(each.timed_out for each in self.failures)
         found = culprit(self.look, tracebacks, timed_out=timed_out, folder=os.getcwd())
         hosts = {each.rank: each.host for each in self.look.ranks}
-        several = found is not None and found.ranks and len(set(hosts.values())) > 1
-        where = f" (on {hosts.get(found.ranks[0], 'an unknown host')})" if several else ""
-        return found.text + where if found else None
+        if found is None or len(set(hosts.values())) < 2 or found.ranks[0] not in hosts:
+            return found.text if found else None
+        return f"{found.text} (on {hosts[found.ranks[0]]})"
 
     @property
     def whole(self) -> bool:

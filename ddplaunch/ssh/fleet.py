@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
+from ddplaunch.agent.signals import Question
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, shown
 from ddplaunch.loop import Loop
 from ddplaunch.output.sink import Sink
 from ddplaunch.ssh.client import LONGEST_COMPLAINT, Session
-from ddplaunch.ssh.remote import BEAT, GO, KILL_AFTER, SIGNALS
+from ddplaunch.ssh.remote import ASK, BEAT, GO, KILL_AFTER, SIGNALS
 from ddplaunch.ssh.turns import PAUSE, Turns
 
 ANSWER_PATIENCE = 60.0  # seconds that a host has to connect and answer
@@ -80,6 +81,7 @@ class Fleet:
         self._stage = FleetState.CHECKING
         self._first: int | None = None
         self._asked: int | None = None
+        self._question = Question()
         self._sinks = {1: Sink(self.loop, 1), 2: Sink(self.loop, 2)}
         for sink in self._sinks.values():
             sink.relieved = self._read_on
@@ -224,6 +226,9 @@ class Fleet:
             self._look_for_ends()
         elif number == signal.SIGTSTP:
             self._say("a job over SSH cannot be suspended: its hosts would end it")
+        elif self._stage is not FleetState.CHECKING and self._question.asks(number):
+            self._say("looking at the ranks; Ctrl-\\ again stops them")
+            self._hosts[0].send(ASK)
         elif not self._live():  # all that is left is output that nobody reads
             os._exit(self._first if self._first is not None else EXIT_SIGNAL + number)
         else:

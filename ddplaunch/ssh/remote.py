@@ -90,7 +90,7 @@ class Facts:
             raise ValueError(type(error).__name__) from None
 
 
-GO, BEAT = b"G", b"."
+GO, BEAT, ASK = b"G", b".", b"?"
 SIGNALS = {
     b"I": signal.SIGINT,
     b"T": signal.SIGTERM,
@@ -100,7 +100,7 @@ SIGNALS = {
     b"2": signal.SIGUSR2,
     b"X": signal.SIGXCPU,
 }
-"""The bytes that follow the line: start; a heartbeat; and signals for the launcher."""
+"""The bytes that follow the line: start; a heartbeat; print what the ranks do; and signals for the launcher."""
 
 PATIENCE = 120.0  # seconds to wait for the line, and then for GO, which comes when all hosts have answered
 KILL_AFTER = 5.0  # seconds beyond the grace that the launcher has to end itself
@@ -248,6 +248,9 @@ class Guard:
             return
         self._silence.cancel()
         self._silence = self._loop.after(self._job.heartbeat, self._lost)
+        if ASK in data:
+            words = [*python_command(sys.executable), "stacks", str(self._launcher.pid)]
+            subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         for byte in data:
             number = SIGNALS.get(bytes([byte]))
             if number is not None:

@@ -1,0 +1,366 @@
+"""Ranks that are asked what they are doing, whatever it is: by `ddplaunch stacks`, and before they are stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_until, write
+from tests.patience import patience
+from tests.starts import EXEC, FORKED, LIGHT
+
+HANG = """
+    import os, re, signal, sys, threading, time
+
+    def build():
+        time.sleep(600)  # build
+
+    what = sys.argv[1]
+    if what == "before" and os.environ["RANK"] == "2":
+        build()
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")  # init
+    rank, tensor = dist.get_rank(), torch.ones(6)
+    for _ in range(3):
+        dist.all_reduce(tensor)
+
+    def step():
+        if what == "sleep":
+            time.sleep(600)  # sleep
+        if what == "gil":
+            re.match("(a+)+$", "a" * 60 + "b")  # gil
+        if what == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if what == "lock":
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()  # lock
+        if what == "exec":
+            os.execv("/bin/sleep", ["sleep", "600"])
+        if what == "other":
+            dist.all_gather([torch.ones(6) for _ in range(3)], tensor)  # gather
+        if what == "loader":
+            from torch.utils.data import DataLoader
+            for _ in DataLoader(Slow(), num_workers=1):  # loader
+                pass
+        if what == "recv":
+            dist.recv(tensor, 0)  # recv
+
+    class Slow:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            time.sleep(600)
+
+    print("before", flush=True)
+    if rank == 2:
+        step()
+    dist.all_reduce(tensor)  # reduce
+    if what == "longer" and rank == 2:
+        dist.all_reduce(tensor)  # more
+    time.sleep(600)  # end
+"""
+
+WAIT = "ranks 0, 1 wait in all_reduce #4 of default_pg (float32[6]), entered at {reduce}"
+SENTENCES = {
+    "sleep": f"{WAIT}; rank 2 has not entered it: step at {{sleep}}",
+    "gil": f"{WAIT}; rank 2 does not answer, as native code holds the GIL: step at {{gil}}",
+    "stopped": f"{WAIT}; rank 2 is stopped (SIGSTOP)",
+    "lock": f"{WAIT}; rank 2 has not entered it: step at {{lock}}",
+    "exec": f"{WAIT}; rank 2 has not entered it: it has become another program",
+    "other": "#4 of default_pg is all_reduce on ranks 0, 1 ({reduce}) and all_gather on rank 2 ({gather}): "
+    "they wait for each other",
+    "loader": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{loader}}",
+    "longer": "rank 2 waits in all_reduce #5 of default_pg (float32[6]), entered at {more}, "
+    "which no other rank has entered; ranks 0, 1 have not entered it: {end}",
+    "before": "ranks 0, 1 wait in init_process_group, called at {init}; rank 2 has not called it: build at {build}",
+    "recv": f"{WAIT}; rank 2 has not entered it: it waits in recv, step at {{recv}}",
+}
+
+
+def sentence(what: str) -> str:
+    """What is to be said, with the lines that are marked in the program."""
+    lines = dict((line.rpartition("# ")[2], f"train.py:{number}") for number, line in enumerate(HANG.splitlines()))
+    return SENTENCES[what].format_map(lines)
+
+
+@pytest.fixture
+def found(answer):
+    """Ask a job until it has that to say; its answer."""
+
+    def ask(job, sentence: str, *words: str):
+        seen = [{}]
+
+        def said() -> bool:
+            done = answer("stacks", str(job.process.pid), "--json", *words)
+            seen[0] = json.loads(done.stdout) if done.returncode == 0 else {"sentences": [done.stderr]}
+            return sentence in seen[0]["sentences"]
+
+        try:
+            wait_until(said, sentence, 20)
+        finally:
+            print("last:", *seen[0]["sentences"], sep="\n")
+        return seen[0]
+
+    return ask
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", SENTENCES)
+def test_the_rank_that_the_others_wait_for(start, tmp_path, found, what):
+    job = start("run", "--nproc", "3", write(tmp_path, "train.py", HANG), what)
+    found(job, sentence(what))
+    job.process.kill()
+    job.wait()
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_ranks_that_are_started_one_by_one(start, tmp_path, found):
+    job = start("run", *EXEC, "--nproc", "3", write(tmp_path, "train.py", HANG), "sleep")
+    found(job, sentence("sleep"))
+    job.process.kill()
+    job.wait()
+
+
+SLEEPS = """
+    import threading, time
+
+    def load_batch():
+        print("there", flush=True)
+        time.sleep(600)
+
+    def watch():
+        time.sleep(600)
+
+    threading.Thread(target=watch, daemon=True).start()
+    load_batch()
+"""
+
+
+def stacks(answer, job):
+    done = answer("stacks", str(job.process.pid), "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("how", [FORKED, EXEC], ids=["fork", "exec"])
+def test_stacks_without_torch(start, answer, tmp_path, how):
+    job = start("run", *how, "--nproc", "2", write(tmp_path, "train.py", SLEEPS))
+    job.wait_for("there", 2)
+    said = stacks(answer, job)
+    assert [rank["condition"] for rank in said["ranks"]] == ["alive"] * 2
+    for rank in said["ranks"]:
+        stacks_of = [[frame["function"] for frame in thread["frames"]] for thread in rank["threads"]]
+        assert stacks_of[0][0] == "load_batch"
+        assert len(stacks_of) == 2
+        assert "watch" in stacks_of[1]
+        assert rank["threads"][0]["frames"][0]["file"] == "train.py"
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+
+
+def test_asking_again_and_again_does_not_disturb(start, answer, tmp_path):
+    text = """
+        import os, time
+        print("there", flush=True)
+        while not os.path.exists("end"):
+            time.sleep(0.01)
+    """
+    job = start("run", *LIGHT, "--nproc", "2", write(tmp_path, "train.py", text))
+    job.wait_for("there", 2)
+    for _ in range(20):
+        assert all(rank["threads"] for rank in stacks(answer, job)["ranks"])
+    (tmp_path / "end").touch()
+    assert (job.wait(), job.stderr()) == (0, "")
+
+
+def test_what_is_no_python_program_says_so(start, answer):
+    job = start("run", "--nproc", "2", "--no-python", "/bin/sh", "-c", "echo there; exec sleep 600")
+    job.wait_for("there", 2)
+    assert {rank["no_stack"] for rank in stacks(answer, job)["ranks"]} == {"it is not a Python program"}
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+
+
+def test_no_inspect_prepares_nothing(start, answer, tmp_path):
+    """No signal, descriptor or thread; the same program beside it has them."""
+    text = """
+        import os, time
+        caught = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("SigCgt"))
+        ours = [n for n in os.listdir("/proc/self/fd") if int(n) > 500]
+        print("there", int(caught, 16) >> 33 != 0, len(ours), flush=True)
+        time.sleep(600)
+    """
+    script = write(tmp_path, "train.py", text)
+    for option, line in ((), "there True 2"), (("--no-inspect",), "there False 0"):
+        job = start("run", *LIGHT, *option, "--nproc", "2", script)
+        job.wait_for(line, 2)
+        why = {rank["no_stack"] for rank in stacks(answer, job)["ranks"]}
+        assert why == ({"ddplaunch runs with --no-inspect"} if option else {""})
+        job.signal(signal.SIGINT)
+        assert job.wait() == 130
+
+
+def test_no_inspect_is_shown_by_the_dry_run(answer, tmp_path):
+    script = write(tmp_path, "train.py", "")
+    assert "--no-inspect" not in answer("run", "--dry-run", "--nproc", "2", script).stdout
+    said = answer("run", "--dry-run", "--no-inspect", "--nproc", "2", script).stdout
+    assert "--no-inspect: `ddplaunch stacks` cannot ask the ranks" in said
+
+
+def test_a_signal_that_the_program_catches_is_left_to_it(start, answer, tmp_path):
+    """The next one is taken; one that is caught later is theirs too."""
+    text = """
+        import signal, time
+        signal.signal(signal.SIGRTMIN + 1, lambda number, frame: print("caught", flush=True))
+        print("there", flush=True)
+        time.sleep(600)
+    """
+    script = write(tmp_path, "train.py", text)
+    job = start("run", *LIGHT, "--nproc", "2", script)
+    job.wait_for("there", 2)
+    assert all(rank["threads"] for rank in stacks(answer, job)["ranks"])
+    assert "caught" not in job.stdout()
+    job.signal(signal.SIGINT)
+    job.wait()
+
+
+def test_a_program_that_closes_its_descriptors(start, answer, tmp_path):
+    text = """
+        import os, time
+        os.closerange(3, 2000)
+        file = open("victim", "w")
+        for number in range(3, 1100):
+            os.dup2(file.fileno(), number)
+        print("there", flush=True)
+        time.sleep(600)
+    """
+    job = start("run", *LIGHT, "--nproc", "2", write(tmp_path, "train.py", text))
+    job.wait_for("there", 2)
+    why = {rank["no_stack"] for rank in stacks(answer, job)["ranks"]}
+    assert why == {"the program has closed the file for it"}
+    assert (tmp_path / "victim").read_text() == ""
+    job.signal(signal.SIGINT)
+    job.wait()
+
+
+@pytest.mark.slow
+def test_what_ranks_did_is_kept_before_they_are_stopped(start, tmp_path):
+    job = start("run", "--nproc", "3", "--log-dir", "logs", write(tmp_path, "train.py", HANG), "sleep")
+    job.wait_for("before", 3)
+    job.signal(signal.SIGINT)
+    wait_until(lambda: "stopping 3 ranks" in job.stderr(), "the word that it stops")
+    assert job.wait() == 130
+    (folder,) = (tmp_path / "logs").iterdir()
+    kept = json.loads((folder / "stacks.json").read_text())
+    assert [rank["threads"][0]["frames"][0]["function"] for rank in kept["ranks"]][2] == "step"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "headline"),
+    [
+        ("timeout", r"rank 2 did not enter all_reduce #4, which 2 ranks waited for until the timeout (3 s): late at"),
+        ("early", "rank 2 ended (exit code 0) and did not enter all_reduce"),
+        ("never", "rank 2 did not call init_process_group, which 2 ranks waited for until the timeout (3 s): late at"),
+    ],
+)
+def test_nobody_who_waited_is_blamed(launch, tmp_path, what, headline):
+    text = """
+        import datetime, sys, time, os
+
+        def late():
+            time.sleep(600)
+
+        what = sys.argv[1]
+        if what == "never" and os.environ["RANK"] == "2":
+            late()
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3))
+        for _ in range(3):
+            dist.all_reduce(torch.ones(6))
+        if dist.get_rank() == 2:
+            if what == "early":
+                sys.exit(0)
+            late()
+        dist.all_reduce(torch.ones(6))
+    """
+    done = launch("run", "--nproc", "3", write(tmp_path, "train.py", text), what)
+    assert done.returncode == 1
+    report = done.stderr[done.stderr.index("ddplaunch: ") :]
+    assert report.startswith(f"ddplaunch: {headline}"), report
+    assert "then rank" in report.splitlines()[1]
+    assert "Traceback" in report
+
+
+def on_a_terminal(folder: Path, *words: str):
+    """Run it on a pseudo terminal; the process and the terminal's other end."""
+    import pty
+    import subprocess
+
+    from tests.conftest import clean_environment, command
+
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command(*words), cwd=folder, env=clean_environment({"NO_COLOR": "1"}), stdin=theirs, stdout=theirs,
+        stderr=theirs, start_new_session=True, preexec_fn=lambda: _control(theirs),
+    )  # fmt: skip
+    os.close(theirs)
+    return process, ours
+
+
+def _control(terminal: int) -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+
+def read_until(ours: int, text: str) -> str:
+    import select
+
+    seen = b""
+
+    def there() -> bool:
+        nonlocal seen
+        if select.select([ours], [], [], 0.05)[0]:
+            try:
+                seen += os.read(ours, 1 << 16)
+            except OSError:  # nobody has the other end any more
+                return True
+        return text in seen.decode(errors="replace")
+
+    wait_until(there, text)
+    return seen.decode(errors="replace").replace("\r\n", "\n")
+
+
+def test_ctrl_backslash_shows_stacks_and_twice_stops(tmp_path):
+    process, ours = on_a_terminal(tmp_path, "run", *LIGHT, "--nproc", "2", str(write(tmp_path, "train.py", SLEEPS)))
+    try:
+        read_until(ours, "[1] there")
+        os.write(ours, b"\x1c")
+        page = read_until(ours, "load_batch at train.py:5")
+        assert "looking at the ranks; Ctrl-\\ again stops them" in page
+        assert "ranks 0, 1" in page
+        assert process.poll() is None
+        os.write(ours, b"\x1c")
+        os.write(ours, b"\x1c")
+        read_until(ours, "stopping 2 ranks")
+        assert process.wait(patience(60)) == 128 + signal.SIGQUIT
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_sigquit_without_a_terminal_stops(start, tmp_path):
+    job = start("run", *LIGHT, "--nproc", "2", write(tmp_path, "train.py", SLEEPS))
+    job.wait_for("there", 2)
+    job.signal(signal.SIGQUIT)
+    assert job.wait() == 128 + signal.SIGQUIT
