@@ -1,0 +1,125 @@
+"""When node 0 looks at all ranks before they are stopped, and what follows on that."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from ddplaunch.control import messages
+from ddplaunch.control.looking import LOOK
+from ddplaunch.control.messages import Garbled, Inspect, Inspected
+from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection, RankInspection
+from tests.control.test_coordinator import Job
+
+
+@pytest.fixture
+def job():
+    """Two nodes with two ranks each, at work."""
+    made = Job(min_nodes=2, inspect=True)
+    made.join(1)
+    made.told.clear()
+    return made
+
+
+def asked(job):
+    """The questions to nodes: who, and what."""
+    return [(number, message) for number, message in job.told if isinstance(message, Inspect)]
+
+
+def stops(job):
+    return [number for number, message in job.told if isinstance(message, messages.Stop)]
+
+
+def found(serial, *ranks):
+    each = tuple(RankInspection(rank, f"n{rank // 2}", 1, Condition.ALIVE) for rank in ranks)
+    return Inspected(serial, Inspection(0.0, each, len(ranks)))
+
+
+def test_no_rank_is_stopped_before_all_were_looked_at(job):
+    job.fail(1, 2)
+    assert [number for number, _ in asked(job)] == [0, 1]
+    assert stops(job) == []
+    serial = asked(job)[0][1].serial
+    job.say(1, found(serial, 2, 3))
+    assert stops(job) == []
+    job.say(0, found(serial, 0, 1))
+    assert stops(job) == [0, 1]
+    kept = [message for number, message in job.told if isinstance(message, Inspected)]
+    assert [(each.serial, [rank.rank for rank in each.inspection.ranks]) for each in kept] == [(0, [0, 1, 2, 3])]
+
+
+def test_a_node_that_does_not_answer_is_not_waited_for(job):
+    job.fail(1, 2)
+    job.wait(LOOK - 0.01)
+    assert stops(job) == []
+    job.wait(0.02)
+    assert stops(job) == [0, 1]
+    (kept,) = [message for _, message in job.told if isinstance(message, Inspected)]
+    assert kept.inspection.silent == ("node 0 (n0)", "node 1 (n1)")
+
+
+def test_a_second_ctrl_c_skips_it(job):
+    job.say(1, messages.Interrupted(signal.SIGINT))
+    assert asked(job)
+    assert stops(job) == []
+    job.say(1, messages.Interrupted(signal.SIGINT, again=True))
+    assert [message.grace for _, message in job.told if isinstance(message, messages.Stop)] == [0.0, 0.0]
+
+
+def test_ranks_that_make_room_are_not_looked_at(job):
+    job.say(0, messages.Warned(signal.SIGUSR2))
+    job.wait(100)
+    assert stops(job)
+    assert not asked(job)
+
+
+@pytest.mark.parametrize("rules", [{"grace": 4.0}, {"inspect": False}])
+def test_a_short_grace_leaves_no_time_for_it(rules):
+    job = Job(min_nodes=2, **{"inspect": True, **rules})
+    job.join(1)
+    job.fail(1, 2)
+    assert stops(job) == [0, 1]
+    assert not asked(job)
+
+
+def test_it_is_closer_where_ranks_only_waited(job):
+    job.fail(1, 2, message="RuntimeError: Connection closed by peer")
+    assert {message.detail for _, message in asked(job)} == {Detail.WAITS}
+    job.fail(0, 1, message="ValueError: no such class")
+    assert len(asked(job)) == 2, "once an attempt"
+
+
+def test_an_attempt_that_ends_meanwhile_waits_for_it(job):
+    """Its verdict is to name whom the others waited for."""
+    failures = [job.fail(number, 2 * number, message="RuntimeError: Connection closed by peer") for number in (0, 1)]
+    for number, failure in enumerate(failures):
+        job.say(number, messages.Drained(0, (failure,), 1, 0.0))
+    ends = [message for _, message in job.told if isinstance(message, messages.End)]
+    assert not ends
+    for number in (0, 1):
+        job.say(number, found(asked(job)[0][1].serial, 2 * number, 2 * number + 1))
+    assert [message.outcome.code for _, message in job.told if isinstance(message, messages.End)] == [3, 3]
+
+
+def test_a_node_that_is_lost_meanwhile_is_not_waited_for(job):
+    job.fail(0, 0)
+    job.say(0, found(asked(job)[0][1].serial, 0, 1))
+    job.coordinator.lost(1, "its connection closed")
+    assert stops(job) == [0]
+
+
+def test_whoever_asks_is_answered(job):
+    job.say(1, Inspect(7, Detail.STATE, 3.0))
+    serial = asked(job)[0][1].serial
+    for number in (0, 1):
+        job.say(number, found(serial, 2 * number))
+    number, answer = job.told[-1]
+    assert (number, answer.serial) == (1, 7)
+    assert [rank.rank for rank in answer.inspection.ranks] == [0, 2]
+
+
+def test_what_a_node_says_of_ranks_of_another_is_garbled(job):
+    job.fail(0, 0)
+    with pytest.raises(Garbled):
+        job.say(1, found(asked(job)[0][1].serial, 0))
