@@ -13,7 +13,7 @@ import click
 from ddplaunch.diagnosis.grouping import Alike, grouped
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection, Thread
 from ddplaunch.diagnosis.sentences import sentence, sentences
-from ddplaunch.diagnosis.standing import text
+from ddplaunch.diagnosis.standing import INIT, line_of, text
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.errors import shown
 from ddplaunch.words import ranks
@@ -44,7 +44,8 @@ def notes(inspection: Inspection) -> tuple[str, ...]:
     if inspection.node_only:
         told.append("the ranks of other nodes were not asked: --control none")
     alive = [rank for rank in inspection.ranks if rank.condition is not Condition.EXITED]
-    if alive and all(rank.answers is None for rank in alive) and any(map(_has_torch, alive)):
+    starting = any(wait.operation == INIT for wait in waits(inspection))
+    if alive and not starting and all(rank.answers is None for rank in alive) and any(map(_has_torch, alive)):
         told.append("no rank has told which collective it is in: only stacks are known")
     return tuple(told)
 
@@ -52,8 +53,7 @@ def notes(inspection: Inspection) -> tuple[str, ...]:
 def to_json(inspection: Inspection) -> dict[str, object]:
     """Return the object that ``ddplaunch stacks --json`` prints."""
     return {
-        "moment": inspection.moment,
-        "world_size": inspection.world_size,
+        **inspection.to_json(),
         "sentences": list(sentences(inspection)),
         "notes": list(notes(inspection)),
         "waits": [
@@ -74,9 +74,6 @@ def to_json(inspection: Inspection) -> dict[str, object]:
         "groups": [
             {"ranks": list(alike.ranks), "state": alike.state, "waited": alike.waited} for alike in grouped(inspection)
         ],
-        "ranks": [{**asdict(rank), "condition": rank.condition.value} for rank in inspection.ranks],
-        "silent": list(inspection.silent),
-        "node_only": inspection.node_only,
     }
 
 
@@ -85,10 +82,13 @@ def _group(alike: Alike, inspection: Inspection, several: bool) -> Iterator[str]
     by_number = {rank.rank: rank for rank in inspection.ranks}
     hosts = {by_number[number].host for number in alike.ranks}
     where = f" (on {', '.join(sorted(map(shown, hosts)))})" if several and len(hosts) <= 2 else ""
-    state = alike.state if len(alike.ranks) == 1 else re.sub("^waits", "wait", alike.state)
-    waited = f" for {_seconds(alike.waited)}" if alike.waited is not None else ""
-    yield click.style(f"{ranks(alike.ranks)}{where}: {shown(state)}{waited}", fg="cyan", bold=True)
     rank = alike.example
+    line = line_of(rank)
+    state = shown(alike.state if len(alike.ranks) == 1 else re.sub("^waits", "wait", alike.state))
+    if alike.waited is not None:
+        state += f" for {_seconds(alike.waited)}"
+    said = f"{text(line)} ({state})" if line else state
+    yield click.style(f"{ranks(alike.ranks)}{where}: {said}", fg="cyan", bold=True)
     if rank.no_stack:
         yield f"  no stack: {shown(rank.no_stack)}"
     for number, thread in enumerate(_told(rank)):
@@ -114,7 +114,7 @@ def _stack(thread: Thread) -> Iterator[str]:
             yield from (_library(frames) if innermost else [_skipped(frames)])
             continue
         for frame in frames[: max(MAX_OWN - own, 0)]:
-            yield "  " + click.style(shown(text(frame)), bold=not own)
+            yield f"  {shown(text(frame))}"
             own += 1
         if len(frames) > MAX_OWN:
             yield click.style(f"  … {len(frames) - MAX_OWN} calls more", dim=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -181,6 +180,6 @@ def _number(value: object) -> int:
 def _seconds(value: object, units: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError("expected a number")
-    if not math.isfinite(value) or abs(value) > _MAX_NUMBER:
+    if not abs(value) <= _MAX_NUMBER:  # NaN is not, nor infinity
         raise ValueError("expected a time")
     return value / units

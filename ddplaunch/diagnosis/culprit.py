@@ -19,6 +19,7 @@ from ddplaunch.diagnosis.standing import (
     is_gone,
     line_of,
     place,
+    standing,
     text,
 )
 from ddplaunch.diagnosis.waits import DEFAULT, Wait, title, waits
@@ -170,7 +171,8 @@ def _ended_well(rank: RankInspection) -> bool:
 
 def _is_elsewhere(rank: RankInspection) -> bool:
     """Whether a rank is known to wait for no other."""
-    if rank.moved or call_of(rank) or any(state.enqueued > state.completed for state in rank.groups):
+    groups = {state.group for state in rank.groups}
+    if rank.moved or call_of(rank) or any(each.stuck for group in groups if (each := standing(rank, group))):
         return False
     known = rank.threads or rank.groups or rank.answers is False
     return bool(known) or is_gone(rank) or rank.condition is Condition.STOPPED

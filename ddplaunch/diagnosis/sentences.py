@@ -24,7 +24,8 @@ def sentences(inspection: Inspection) -> tuple[str, ...]:
 def sentence(wait: Wait, inspection: Inspection) -> str:
     """Say of one wait who waits for whom."""
     if wait.different:
-        return f"{mismatch(wait, inspection)}: they wait for each other"
+        told = f"{mismatch(wait, inspection)}: they wait for each other"
+        return "; ".join([told, *(_missing(wait, inspection) if wait.missing else [])])
     told = f"{ranks(wait.waiting)} {_verb('waits', wait.waiting)} in {_titled(wait)}"
     if wait.places:
         told += f", {'entered' if wait.number else 'called'} at {_lines(wait.places)}"
@@ -58,7 +59,7 @@ def _missing(wait: Wait, inspection: Inspection) -> list[str]:
 
 def _nobody_missing(wait: Wait) -> str:
     if wait.unseen:
-        return "the ranks that have not entered it were not reached" if wait.number else "not all ranks were reached"
+        return "not all of its ranks were asked" if wait.number else "not all ranks were asked"
     if wait.number:
         return "all its ranks have entered it: the data is on its way"
     if wait.operation == INIT:
@@ -106,7 +107,9 @@ def still(word: str, end: str) -> str:
 
 
 def end_of(rank: RankInspection) -> str:
-    """How a rank's process has ended: "exit code 0", "SIGKILL"; "" where nobody knows."""
+    """How a rank's program has ended: "exit code 0", "SIGKILL"; "" where nobody knows."""
+    if rank.condition is not Condition.EXITED:
+        return "exit code 0"  # its process would be gone otherwise
     if rank.code is None:
         return ""
     if rank.code >= 0:
@@ -135,8 +138,8 @@ def _no_wait(inspection: Inspection) -> str:
         return "all ranks have ended"
     moved = sum(rank.moved for rank in alive)
     if moved:
-        return f"no rank waits for another: {moved} of {len(alive)} completed collectives in the last 0.1 s"
-    return "no rank waits for another"
+        return f"no rank waits for another rank: {moved} of {len(alive)} have completed collectives in the last 0.1 s"
+    return "no rank waits for another rank"
 
 
 def _lines(places: Sequence[Frame]) -> str:

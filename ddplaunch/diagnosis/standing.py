@@ -55,7 +55,7 @@ class Standing(NamedTuple):
     entered: int  # the last collective that it entered, from 1
     stuck: int  # the first that it entered and has not completed; 0 for none
     collective: Collective | None  # that one or, where it has none, the last; where the rank was asked
-    certain: bool  # whether it was asked for its last collectives, so that no send or recv is in the numbers
+    certain: bool  # whether it was asked: else sends may be in the numbers, and ``stuck`` is the last that it entered
 
 
 def text(frame: Frame) -> str:
@@ -121,14 +121,18 @@ def is_gone(rank: RankInspection) -> bool:
 
 
 def standing(rank: RankInspection, group: str) -> Standing | None:
-    """How far a rank is in a process group; None where it has not used it or did not say."""
+    """How far a rank is in a process group; None where it has not used it or did not say.
+
+    What torch counts as completed is a hint only: gloo's threads write it in any order, so an older collective can be
+    there for ever. The entries of the flight recorder are right.
+    """
     last = [each for each in rank.last if each.group == group]
     if last:
         oldest = next((each for each in last if not each.completed), None)
         return Standing(last[-1].number, oldest.number if oldest else 0, oldest or last[-1], True)
     for state in rank.groups:
         if state.group == group:
-            return Standing(state.enqueued, state.completed + 1 if state.enqueued > state.completed else 0, None, False)
+            return Standing(state.enqueued, state.enqueued if state.enqueued > state.completed else 0, None, False)
     return None
 
 

@@ -68,29 +68,24 @@ def waits(inspection: Inspection) -> tuple[Wait, ...]:
 
 
 def needs(inspection: Inspection) -> tuple[int, ...]:
-    """The ranks whose last collectives must be fetched for a verdict, one for each stack of those that wait.
+    """The ranks whose last collectives must be fetched for a verdict: at first one for each stack of those that wait.
 
-    All of a group where nobody is found missing, or where the numbers have sends in them and do not compare. Ask again
-    once they are there, as that shows only then; no rank is named twice.
+    Ask again once they are there: all ranks of a group are needed where nobody is missing though some wait, or where
+    sends are in the numbers, which do not compare then. No rank is named twice.
     """
     view = _View(inspection)
-    asked: list[int] = []
+    needed: set[int] = set()
     for group in view.groups:
-        stuck = view.stuck(group)
-        if not stuck:
-            continue
-        wait = view.wait_in(group)
-        known = [rank for rank in stuck if view.ranks[rank].last]
-        whole = wait is not None and (wait.missing or wait.unseen or wait.different)
-        if (known or not view.vague(group)) and (view.counts_others(group) or not whole):
-            asked += [number for number, rank in view.ranks.items() if standing(rank, group) and not rank.moved]
-        elif not known:
-            seen: set[object] = set()
-            for rank in stuck:
-                if (stack := stack_of(view.ranks[rank])) not in seen and len(seen) < MAX_ASKED:
-                    seen.add(stack)
-                    asked.append(rank)
-    return tuple(dict.fromkeys(rank for rank in sorted(asked) if not view.ranks[rank].last))
+        waiting = view.perhaps_stuck(group)
+        asked = [number for number in waiting if view.ranks[number].last]
+        if not asked:
+            seen: dict[object, int] = {}
+            for number in waiting:
+                seen.setdefault(stack_of(view.ranks[number]), number)
+            needed.update(list(seen.values())[:MAX_ASKED])
+        elif view.counts_others(group) or ((wait := view.wait_in(group)) and not (wait.missing or wait.different)):
+            needed.update(n for n, rank in view.ranks.items() if standing(rank, group) and not rank.moved)
+    return tuple(number for number in sorted(needed) if not view.ranks[number].last)
 
 
 def stack_of(rank: RankInspection) -> tuple[Frame, ...]:
@@ -130,25 +125,44 @@ class _View:
         found = ((number, standing(rank, group)) for number, rank in self.ranks.items())
         return {number: each for number, each in found if each and (each.certain or not certain)}
 
-    def stuck(self, group: str) -> dict[int, Standing]:
-        """The ranks that wait in a group."""
+    def perhaps_stuck(self, group: str) -> dict[int, Standing]:
+        """The ranks that wait in a group, for all that torch counts; and all that were asked and did."""
         return {
             number: each
             for number, each in self.standings(group).items()
-            if each.stuck and not self.ranks[number].moved and self.ranks[number].condition is not Condition.EXITED
+            if (each.stuck or each.certain)
+            and not self.ranks[number].moved
+            and self.ranks[number].condition is not Condition.EXITED
         }
+
+    def stuck(self, group: str) -> dict[int, Standing]:
+        """The ranks that wait in a group, without those that seem to, only because torch is late to count."""
+        found = self.perhaps_stuck(group)
+        furthest = max((each.entered for each in found.values()), default=0)
+        past = {(stack_of(self.ranks[number]), each.entered) for number, each in found.items() if not each.stuck}
+
+        def waits(number: int, each: Standing) -> bool:
+            rank = self.ranks[number]
+            if each.certain or not rank.threads:
+                return each.stuck > 0
+            behind = each.entered < furthest and call_of(rank) is None
+            return not behind and (stack_of(rank), each.entered) not in past
+
+        return {number: each for number, each in found.items() if waits(number, each)}
 
     def wait_in(self, group: str) -> Wait | None:
         """The wait of a group at the first number at which somebody is missing."""
         stuck = self.stuck(group)
         if not stuck:
             return None
-        everybody = range(self.inspection.world_size)
-        members = self.members.get(group, tuple(self.ranks if self.vague(group) else everybody))
-        numbers = sorted({each.stuck for each in stuck.values()})
-        lacking = {number: self._lacking(group, number, members) for number in numbers}
-        number = next((each for each in numbers if lacking[each]), numbers[0])
-        here = {rank: each for rank, each in stuck.items() if each.stuck == number}
+        vague = self.vague(group)
+        members = self.members.get(group, tuple(self.ranks if vague else range(self.inspection.world_size)))
+        unseen = vague or any(rank not in self.ranks for rank in members)
+        number, missing = self._first_missing(group, stuck, members)
+        certain = {rank: each for rank, each in stuck.items() if each.certain}
+        if not (missing or unseen or certain):
+            return None  # all have entered it, and nobody was asked whether it has completed
+        here = {r: e for r, e in stuck.items() if (e.stuck == number if e.certain else e.entered >= number)}
         exact = [each.collective for each in here.values() if each.collective and each.collective.number == number]
         calls = {call.function for rank in here if (call := call_of(self.ranks[rank]))}
         operation = exact[0].operation if exact else calls.pop() if len(calls) == 1 else ""
@@ -160,12 +174,27 @@ class _View:
             () if default else self.members.get(group, ()),
             exact[0] if exact else None,
             tuple(sorted(here)),
-            tuple(sorted((rank, each.stuck) for rank, each in stuck.items() if each.stuck > number)),
+            tuple(sorted((rank, each.stuck) for rank, each in certain.items() if each.stuck > number)),
             _places(self.ranks[rank] for rank in sorted(here)),
-            tuple(Missing(rank, False) for rank in lacking[number]),
+            tuple(Missing(rank, False) for rank in missing),
             self._different(here, number),
-            self.vague(group) or any(rank not in self.ranks for rank in members),
+            unseen,
         )
+
+    def _first_missing(self, group: str, stuck: dict[int, Standing], members: Iterable[int]) -> tuple[int, list[int]]:
+        """The first collective that ranks wait in and that members have not entered, and those members."""
+        others = [rank for rank in members if rank not in stuck]
+        exact = {each.stuck for each in stuck.values() if each.certain}
+        numbers = sorted({each.stuck for each in stuck.values()})
+        for number in numbers:
+            missing = self._lacking(group, number, others)
+            if not missing:
+                continue
+            if number not in exact:  # some entered several at once, and wait in the first that these have not
+                standings = self.standings(group)
+                number = min((standings[rank].entered + 1 for rank in missing if rank in standings), default=number)
+            return number, self._lacking(group, number, others)
+        return numbers[0], []
 
     def _lacking(self, group: str, number: int, members: Iterable[int]) -> list[int]:
         """The members of a group that have not entered its collective ``number``, as far as is known."""
@@ -194,15 +223,20 @@ class _View:
         """What ranks that wait at one number are in, where that is not the same."""
         kinds: dict[tuple[str, str], list[int]] = {}
         examples: dict[tuple[str, str], Collective] = {}
+        stacks: dict[object, tuple[str, str]] = {}
         for rank, each in sorted(here.items()):
             if (one := each.collective) and one.number == number:
                 kind = one.operation, one.tensors if one.operation in _COMPARED else ""
                 kinds.setdefault(kind, []).append(rank)
                 examples.setdefault(kind, one)
+                stacks.setdefault(stack_of(self.ranks[rank]), kind)
         if len(kinds) < 2:
             return ()
+        for rank, each in here.items():  # who was not asked is where those with an equal stack are
+            if not each.certain and (known := stacks.get(stack_of(self.ranks[rank]))):
+                kinds[known].append(rank)
         ordered = sorted(kinds, key=lambda kind: (-len(kinds[kind]), kinds[kind]))
-        return tuple((examples[kind], tuple(kinds[kind])) for kind in ordered)
+        return tuple((examples[kind], tuple(sorted(kinds[kind]))) for kind in ordered)
 
     def calls(self, taken: set[int]) -> Iterator[Wait]:
         """The waits that only stacks tell: in init_process_group, send and recv, and all of an older torch's."""

@@ -1,4 +1,4 @@
-"""Runs each hang of ``hangs/train.py`` and keeps what its ranks were doing in ``samples``.
+"""Runs each hang of ``programs/train.py`` and keeps what its ranks were doing in ``samples``.
 
 Type ``python -m tests.diagnosis.capture [HANG …]``, on a quiet machine, after a change of a hang or for another torch.
 Paths of this machine do not stay in the samples.
@@ -17,11 +17,27 @@ import ddplaunch
 from tests.conftest import clean_environment, command
 
 HERE = Path(__file__).parent
-HANGS, SAMPLES = HERE / "hangs", HERE / "samples"
+HANGS, SAMPLES = HERE / "programs", HERE / "samples"
 KINDS = (
-    "absent asynchronous broadcast chain circle coalesced ddp fsdp gil loader lock mismatch monitored_barrier no_init "
-    "objects point_to_point ran_longer subgroup"
-).split()
+    "absent",
+    "asynchronous",
+    "broadcast",
+    "chain",
+    "circle",
+    "coalesced",
+    "ddp",
+    "fsdp",
+    "gil",
+    "loader",
+    "lock",
+    "mismatch",
+    "monitored_barrier",
+    "no_init",
+    "objects",
+    "point_to_point",
+    "ran_longer",
+    "subgroup",
+)
 
 PATHS = (
     (f"{HANGS / 'asking.py'}", "/ddplaunch/rank/asking.py"),
@@ -33,7 +49,7 @@ PATHS = (
 
 
 def capture(kind: str) -> None:
-    """Run one hang and write its sample: for each rank its stacks, states and entries, or null where it had ended."""
+    """Run one hang and write its sample: for each rank its stacks, states and entries, or null where it has ended."""
     ranks: list[dict[str, object] | None] = []
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
@@ -45,17 +61,23 @@ def capture(kind: str) -> None:
         )
         for rank in range(3):
             path = Path(folder) / str(rank)
-            if not path.with_suffix(".states").exists():
+            if not (stacks := path.with_suffix(".stacks").read_text()):
                 ranks.append(None)
                 continue
-            stacks = path.with_suffix(".stacks").read_text()
             for here, there in PATHS:
                 stacks = stacks.replace(here, there)
-            found = {name: json.loads(path.with_suffix(f".{name}").read_bytes()) for name in ("states", "entries")}
-            found["entries"]["entries"] = found["entries"]["entries"][-6:]
-            ranks.append({"stacks": stacks.splitlines(), **found})
+            ranks.append({"stacks": stacks.splitlines(), **_told(path)})
     SAMPLES.mkdir(exist_ok=True)
     (SAMPLES / f"{kind}.json").write_text(json.dumps(ranks, indent=1) + "\n")
+
+
+def _told(path: Path) -> dict[str, object]:
+    """What a rank said of its collectives, the last of its entries; nothing where it could not."""
+    if not path.with_suffix(".entries").exists():
+        return {}
+    states, entries = (json.loads(path.with_suffix(suffix).read_bytes()) for suffix in (".states", ".entries"))
+    entries["entries"] = [json.dumps(entry) for entry in entries.get("entries", [])[-4:]]
+    return {"states": json.dumps(states), "entries": entries}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,386 @@
+"""The sentences that a user reads, for real hangs and for what could not be captured."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.diagnosis.grouping import grouped, states_of
+from ddplaunch.diagnosis.inspection import Collective, Condition, Group, GroupState, Inspection, RankInspection
+from ddplaunch.diagnosis.sentences import sentences
+from ddplaunch.diagnosis.waits import needs, waits
+from tests.diagnosis.samples import asked, changed, glance, inspected, stack
+
+STEP = "all_reduce #5 of default_pg (float32[6]), entered at train.py:16"
+LOADING = "load_batch at data.py:9"
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("absent", [f"ranks 0, 1 wait in {STEP}; rank 2 has not entered it: {LOADING}"]),
+        (
+            "asynchronous",
+            [
+                "ranks 0, 1 wait in all_reduce #6 of default_pg (float32[5]), entered at train.py:97; "
+                f"rank 2 has not entered it: {LOADING}"
+            ],
+        ),
+        (
+            "broadcast",
+            [
+                "rank 0 waits in broadcast #5 of default_pg (float32[5]), entered at train.py:103, rank 1 in #6; "
+                f"rank 2 has not entered it: {LOADING}"
+            ],
+        ),
+        (
+            "chain",
+            [
+                "rank 1 waits in all_reduce #1 of tail (ranks 1, 2; float32[2, 3]), entered at train.py:81; "
+                f"rank 2 has not entered it: {LOADING}",
+                "rank 0 waits in all_reduce #1 of pair (ranks 0, 1; float32[2, 3]), entered at train.py:79; "
+                "rank 1 has not entered it: it waits in all_reduce #1 of tail, chain at train.py:81",
+            ],
+        ),
+        (
+            "circle",
+            [
+                f"ranks 1, 2 wait in {STEP}; rank 0 has not entered it: it waits in all_reduce #1 of pair, "
+                "circle at train.py:87; they wait for each other",
+                "rank 0 waits in all_reduce #1 of pair (ranks 0, 1; float32[2, 3]), entered at train.py:87; "
+                "rank 1 has not entered it: it waits in all_reduce #5 of default_pg, step at train.py:16; "
+                "they wait for each other",
+            ],
+        ),
+        (
+            "coalesced",
+            [
+                "ranks 0, 1 wait in all_reduce #5 of default_pg (float32[2, 0], float32[2, 1] and 4 more), "
+                f"entered at train.py:135; rank 2 has not entered it: {LOADING}"
+            ],
+        ),
+        (
+            "ddp",
+            [
+                "ranks 0, 1 wait in all_reduce #12 of default_pg (float32[20]), entered at train.py:112; "
+                f"rank 2 has not entered it: {LOADING}"
+            ],
+        ),
+        (
+            "fsdp",
+            [
+                "ranks 0, 1 wait in all_gather #9 of default_pg (float32[20]), entered at train.py:123; "
+                f"rank 2 has not entered it: {LOADING}"
+            ],
+        ),
+        (
+            "gil",
+            [f"ranks 0, 1 wait in {STEP}; rank 2 does not answer, as native code holds the GIL: hold at data.py:13"],
+        ),
+        (
+            "loader",
+            [
+                f"ranks 0, 1 wait in {STEP}; "
+                "rank 2 has not entered it: it waits for its DataLoader, loader at data.py:37"
+            ],
+        ),
+        ("lock", [f"ranks 0, 1 wait in {STEP}; rank 2 has not entered it: again at data.py:22"]),
+        (
+            "mismatch",
+            [
+                "#5 of default_pg is all_reduce on ranks 0, 1 (train.py:16) and all_gather on rank 2 (train.py:45): "
+                "they wait for each other"
+            ],
+        ),
+        (
+            "monitored_barrier",
+            [f"ranks 0, 1 wait in monitored_barrier, called at train.py:141; rank 2 has not called it: {LOADING}"],
+        ),
+        (
+            "no_init",
+            [f"ranks 0, 1 wait in init_process_group, called at train.py:152; rank 2 has not called it: {LOADING}"],
+        ),
+        (
+            "objects",
+            [
+                "ranks 0, 1 wait in all_gather #5 of default_pg (int64[1]), entered at train.py:129; "
+                f"rank 2 has not entered it: {LOADING}"
+            ],
+        ),
+        (
+            "point_to_point",
+            [
+                f"rank 1 waits in recv, called at train.py:63; rank 2 does not communicate: {LOADING}",
+                "rank 0 waits in all_reduce #6 of default_pg (float32[6]), entered at train.py:16; "
+                f"rank 2 has not entered it: {LOADING}; "
+                "rank 1 has not entered it: it waits in recv, point_to_point at train.py:63",
+            ],
+        ),
+        (
+            "ran_longer",
+            [f"rank 2 waits in {STEP}, which no other rank has entered; ranks 0, 1 have ended (exit code 0)"],
+        ),
+        (
+            "subgroup",
+            [
+                "rank 0 waits in all_reduce #1 of pair (ranks 0, 1; float32[2, 3]), entered at train.py:71; "
+                f"rank 1 has not entered it: {LOADING}",
+                f"rank 2 waits in {STEP}; rank 1 has not entered it: {LOADING}; "
+                "rank 0 has not entered it: it waits in all_reduce #1 of pair, subgroup at train.py:71",
+            ],
+        ),
+    ],
+)
+def test_a_real_hang(kind, told):
+    assert list(sentences(inspected(kind))) == told
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"condition": Condition.STOPPED, "answers": None}, "rank 2 is stopped (SIGSTOP)"),
+        ({"condition": Condition.EXITED, "code": 0}, "rank 2 has ended (exit code 0)"),
+        ({"condition": Condition.EXITED, "code": -9}, "rank 2 has ended (SIGKILL)"),
+        ({"condition": Condition.EXITED, "code": -40}, "rank 2 has ended (signal 40)"),
+        ({"condition": Condition.EXITED}, "rank 2 has ended"),
+        ({"condition": Condition.PENDING}, "rank 2 has not started"),
+        ({"answers": False}, "rank 2 does not answer, as native code holds the GIL"),
+    ],
+)
+def test_a_rank_without_a_stack(fields, told):
+    gone = changed(glance("absent"), 2, **{"threads": (), "groups": (), "answers": None, **fields})
+    assert sentences(asked(gone, "absent")) == (f"ranks 0, 1 wait in {STEP}; {told}",)
+
+
+def test_a_rank_in_the_kernel():
+    blocked = changed(inspected("absent"), 2, condition=Condition.BLOCKED)
+    assert sentences(blocked)[0].endswith(
+        "rank 2 has not entered it: it is blocked in the kernel, by a disk or a driver, load_batch at data.py:9"
+    )
+
+
+def test_a_rank_that_has_left_its_process_group():
+    left = changed(inspected("absent"), 2, answers=None, groups=(), last=(), known=())
+    assert sentences(left) == (f"ranks 0, 1 wait in {STEP}; rank 2 has not entered it: {LOADING}",)
+
+
+def test_a_rank_that_has_just_moved_is_not_awaited():
+    assert sentences(changed(inspected("absent"), 2, moved=True)) == (
+        f"ranks 0, 1 wait in {STEP}; all its ranks have entered it: the data is on its way",
+    )
+
+
+def test_two_that_are_missing_for_different_reasons():
+    both = changed(inspected("absent"), 1, threads=stack("save at train.py:7"), groups=(GroupState("0", 4, 4),))
+    assert sentences(both) == (
+        f"rank 0 waits in {STEP}, which no other rank has entered; rank 1 has not entered it: save at train.py:7; "
+        f"rank 2 has not entered it: {LOADING}",
+    )
+
+
+def rank(number, entered, completed, *frames, **fields):
+    return RankInspection(
+        number,
+        fields.pop("host", "here"),
+        100 + number,
+        Condition.ALIVE,
+        threads=stack(*frames),
+        **{"answers": True, "groups": (GroupState("0", entered, completed),), **fields},
+    )
+
+
+def together(*ranks, **fields):
+    return Inspection(0.0, ranks, fields.pop("world_size", len(ranks)), **fields)
+
+
+WAITING = ("all_reduce", "step at train.py:3")
+
+
+def test_many_ranks_fit_in_a_line():
+    ranks = [rank(n, 8, 7, *WAITING) if n not in (7, 40) else rank(n, 7, 7, "load at data.py:2") for n in range(64)]
+    assert sentences(together(*ranks)) == (
+        "ranks 0 to 6, 8 to 39 and 41 to 63 wait in all_reduce #8 of default_pg, entered at train.py:3; "
+        "ranks 7, 40 have not entered it: load at data.py:2",
+    )
+    assert needs(together(*ranks)) == (0,)
+
+
+def test_many_reasons_are_bounded():
+    ranks = [rank(0, 8, 7, *WAITING), rank(1, 8, 7, *WAITING)]
+    ranks += [rank(n, 7, 7, f"load at data.py:{n}") for n in range(2, 30)]
+    (told,) = sentences(together(*ranks))
+    assert told.count("load at") == 3
+    assert told.endswith("; ranks 5 to 29 too")
+
+
+def test_nobody_waits():
+    assert sentences(together(rank(0, 4, 4, "f at a.py:1"), rank(1, 4, 4, "f at a.py:1"))) == (
+        "no rank waits for another rank",
+    )
+
+
+def test_all_get_on():
+    ranks = [rank(n, 8, 7, *WAITING, moved=True) for n in range(4)]
+    assert sentences(together(*ranks)) == (
+        "no rank waits for another rank: 4 of 4 have completed collectives in the last 0.1 s",
+    )
+    assert needs(together(*ranks)) == ()
+
+
+def test_all_have_ended():
+    ended = RankInspection(0, "here", 1, Condition.EXITED, code=0)
+    assert sentences(together(ended)) == ("all ranks have ended",)
+
+
+def test_what_torch_counts_as_completed_may_be_late_for_ever():
+    """On gloo, whose threads write it: rank 1 has completed all that it entered, and works."""
+    late = together(rank(0, 8, 7, *WAITING), rank(1, 7, 5, "load at data.py:2"))
+    assert sentences(late) == (
+        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; "
+        "rank 1 has not entered it: load at data.py:2",
+    )
+    assert sentences(together(rank(0, 8, 6, "f at a.py:1"), rank(1, 8, 7, "f at a.py:1"))) == (
+        "no rank waits for another rank",
+    )
+
+
+def test_who_is_asked_for_more():
+    alike = together(*(rank(n, 8, 7, *WAITING) for n in range(4)))
+    assert needs(alike) == (0,)
+    ranks = list(alike.ranks)
+    ranks[0] = replace(ranks[0], last=(collective(8),), known=(Group("0", "default_pg", (0, 1, 2, 3)),))
+    assert needs(together(*ranks)) == (1, 2, 3)  # it waits, and nobody is missing
+    ranks[0] = replace(ranks[0], last=(collective(8, completed=True),))
+    assert needs(together(*ranks)) == ()  # it does not, so those at the same place neither
+
+
+def test_at_most_four_are_asked_at_first():
+    ranks = [rank(n, 8, 7, "all_reduce", f"step at train.py:{n}") for n in range(8)]
+    assert needs(together(*ranks, rank(8, 7, 7, "f at a.py:1"))) == (0, 1, 2, 3)
+
+
+def test_sends_make_the_numbers_of_all_doubtful():
+    assert needs(glance("point_to_point")) == (0,)
+    first = glance("point_to_point")
+    one = replace(first, ranks=(inspected("point_to_point").ranks[0], *first.ranks[1:]))
+    assert needs(one) == (1, 2)
+
+
+def collective(number, operation="all_reduce", tensors="float32[6]", completed=False, group="0"):
+    return Collective(group, number, operation, tensors, 600.0, 0.0, completed, True)
+
+
+def test_tensors_that_do_not_fit():
+    ranks = [
+        rank(n, 8, 7, *WAITING, last=(collective(8, tensors="float32[7]" if n == 2 else "float32[6]"),))
+        for n in range(3)
+    ]
+    assert sentences(together(*ranks)) == (
+        "#8 of default_pg is all_reduce of float32[6] on ranks 0, 1 (train.py:3) and all_reduce of float32[7] on "
+        "rank 2 (train.py:3): they wait for each other",
+    )
+
+
+def test_tensors_that_may_differ():
+    ranks = [rank(n, 8, 7, *WAITING, last=(collective(8, "scatter", f"float32[{n}]"),)) for n in range(2)]
+    assert sentences(together(*ranks)) == (
+        "ranks 0, 1 wait in scatter #8 of default_pg (float32[0]), entered at train.py:3; "
+        "all its ranks have entered it: the data is on its way",
+    )
+
+
+def test_the_rest_of_a_group_is_elsewhere():
+    other = together(rank(0, 8, 7, *WAITING), world_size=2, node_only=True)
+    assert sentences(other) == (
+        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; not all of its ranks were asked",
+    )
+
+
+def test_groups_without_a_description_are_named_by_their_number():
+    state, known = (GroupState("7", 1, 0),), (Group("7", "undefined", (0, 1)),)
+    ranks = [
+        rank(0, 0, 0, *WAITING, groups=state, known=known, last=(collective(1, group="7"),)),
+        rank(1, 0, 0, "f at a.py:1", groups=()),
+    ]
+    assert sentences(together(*ranks)) == (
+        "rank 0 waits in all_reduce #1 of group 7 (ranks 0, 1; float32[6]), entered at train.py:3; "
+        "rank 1 has not entered it: f at a.py:1",
+    )
+
+
+def test_only_stacks_with_a_torch_that_tells_nothing_else():
+    ranks = [rank(n, 0, 0, *WAITING, answers=None, groups=()) for n in range(2)]
+    ranks.append(rank(2, 0, 0, "load at data.py:2", answers=None, groups=()))
+    assert sentences(together(*ranks)) == (
+        "ranks 0, 1 wait in all_reduce, called at train.py:3; rank 2 has not called it: load at data.py:2",
+    )
+
+
+def test_all_are_in_init_process_group():
+    ranks = [rank(n, 0, 0, "init_process_group", "setup at train.py:3", answers=None, groups=()) for n in range(2)]
+    assert sentences(together(*ranks)) == (
+        "ranks 0, 1 wait in init_process_group, called at train.py:3; all ranks have called it: they do not reach each "
+        "other",
+    )
+
+
+def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
+    found = grouped(inspected("absent"))
+    assert [(each.ranks, each.state) for each in found] == [
+        ((2,), "computing"),
+        ((0, 1), "waits in all_reduce #5 of default_pg"),
+    ]
+    assert found[0].waited is None
+    assert found[1].waited > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "states"),
+    [
+        ("broadcast", ["waits in broadcast #5 of default_pg", "waits in all_reduce #6 of default_pg", "computing"]),
+        (
+            "mismatch",
+            ["waits in all_reduce #5 of default_pg"] * 2 + ["waits in all_gather #5 of default_pg"],
+        ),
+        ("ran_longer", ["ended (exit code 0)"] * 2 + ["waits in all_reduce #5 of default_pg"]),
+        ("gil", ["waits in all_reduce #5 of default_pg"] * 2 + ["does not answer, as native code holds the GIL"]),
+        ("loader", ["waits in all_reduce #5 of default_pg"] * 2 + ["waits for its DataLoader"]),
+        ("no_init", ["waits in init_process_group"] * 2 + ["computing"]),
+    ],
+)
+def test_the_state_of_each_rank(kind, states):
+    assert list(states_of(inspected(kind)).values()) == states
+
+
+def test_whatever_was_found_is_put_into_words():
+    numbers = random.Random(14)
+    frames = ["all_reduce", "recv", "init_process_group", "f at a.py:1", "g at b.py:2"]
+    for _ in range(2000):
+        size = numbers.randrange(1, 6)
+        ranks = []
+        for number in range(size):
+            groups = [g for g in ("0", "1", "x") if numbers.random() < 0.6]
+            states = tuple(GroupState(g, numbers.randrange(4), numbers.randrange(4)) for g in groups)
+            last = tuple(
+                collective(numbers.randrange(4), numbers.choice("ab"), completed=numbers.random() < 0.5, group=g)
+                for g in groups
+            )
+            ranks.append(
+                replace(
+                    rank(number, 1, 1, *numbers.sample(frames, numbers.randrange(4))),
+                    condition=numbers.choice([Condition.ALIVE, Condition.ALIVE, *Condition]),
+                    answers=numbers.choice([True, True, None, False]),
+                    code=numbers.choice([None, 0, 1, -9]),
+                    moved=numbers.random() < 0.2,
+                    groups=states if numbers.random() < 0.8 else (),
+                    last=last if numbers.random() < 0.4 else (),
+                    known=(Group("1", "pair", (0, 9)),) if numbers.random() < 0.2 else (),
+                )
+            )
+        found = together(*ranks, world_size=size + numbers.randrange(2))
+        assert all(sentences(found))
+        assert set(needs(found)) <= set(range(size))
+        assert sorted(n for each in grouped(found) for n in each.ranks) == list(range(size))
+        assert all(set(wait.waiting).isdisjoint(each.rank for each in wait.missing) for wait in waits(found))
