@@ -84,11 +84,11 @@ def _group(alike: Alike, inspection: Inspection, several: bool) -> Iterator[str]
     where = f" (on {', '.join(sorted(map(shown, hosts)))})" if several and len(hosts) <= 2 else ""
     rank = alike.example
     line = line_of(rank)
-    state = shown(alike.state if len(alike.ranks) == 1 else re.sub("^waits", "wait", alike.state))
+    state = alike.state if len(alike.ranks) == 1 else re.sub("^waits", "wait", alike.state)
     if alike.waited is not None:
         state += f" for {_seconds(alike.waited)}"
     said = f"{text(line)} ({state})" if line else state
-    yield click.style(f"{ranks(alike.ranks)}{where}: {said}", fg="cyan", bold=True)
+    yield click.style(f"{ranks(alike.ranks)}{where}: {shown(said, 300)}", fg="cyan", bold=True)
     if rank.no_stack:
         yield f"  no stack: {shown(rank.no_stack)}"
     for number, thread in enumerate(_told(rank)):

@@ -22,7 +22,7 @@ from ddplaunch.diagnosis.standing import (
     standing,
     text,
 )
-from ddplaunch.diagnosis.waits import DEFAULT, Wait, title, waits
+from ddplaunch.diagnosis.waits import Wait, short_title, title, waits
 from ddplaunch.words import ranks
 
 _TIMEOUT = re.compile(r"Timed out waiting (\d{1,12})ms|Timeout\(ms\)=(\d{1,12})")
@@ -101,8 +101,8 @@ def _of_wait(wait: Wait, inspection: Inspection, failed: Sequence[_Failed], unti
         return None  # send and recv have one peer, and nothing tells which
     if waiters < len(missing) and all(map(_ended_well, missing)):
         alone = _rank(inspection, wait.waiting[0])
-        return _longer(_named(wait), wait.waiting, entered_at(alone), missing)
-    return _blamed(_named(wait), missing, waiters, until, counted=bool(wait.number))
+        return _longer(short_title(wait), wait.waiting, entered_at(alone), missing)
+    return _blamed(short_title(wait), missing, waiters, until, counted=bool(wait.number))
 
 
 def _of_failures(inspection: Inspection, failed: Sequence[_Failed], until: str) -> Culprit | None:
@@ -199,10 +199,6 @@ def _state(rank: RankInspection) -> str:
     if rank.condition is Condition.PENDING:
         return "had not started"
     return still("ended", end_of(rank)) if is_gone(rank) else ""
-
-
-def _named(wait: Wait) -> str:
-    return title(wait).removesuffix(f" of {DEFAULT}")
 
 
 def _rank(inspection: Inspection, number: int) -> RankInspection:

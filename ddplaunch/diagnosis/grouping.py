@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ddplaunch.diagnosis.inspection import Condition, Inspection, RankInspection
 from ddplaunch.diagnosis.sentences import end_of, still
 from ddplaunch.diagnosis.standing import call_of, is_gone, waiting_for
-from ddplaunch.diagnosis.waits import Wait, stack_of, title, waits
+from ddplaunch.diagnosis.waits import Wait, short_title, stack_of, waits
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Alike:
     """Ranks in one state and at the same lines of the user's code."""
 
     ranks: tuple[int, ...]
-    state: str  # "computing", "waits in all_reduce #5 of default_pg", "stopped (SIGSTOP)", "ended (exit code 0)"
+    state: str  # "computing", "waits in all_reduce #5", "stopped (SIGSTOP)", "ended (exit code 0)"
     waited: float | None  # seconds since the first of them came to where they wait; None where it is not known
     example: RankInspection  # the first of them
 
@@ -54,7 +54,7 @@ def _waiting(rank: RankInspection, wait: Wait, number: int) -> str:
     call = call_of(rank)
     same = wait.operation if number == wait.number and not wait.different else ""
     operation = exact or same or (call.function if call else "")
-    return f"waits in {title(replace(wait, operation=operation, number=number))}"
+    return f"waits in {short_title(replace(wait, operation=operation, number=number))}"
 
 
 def _waited(ranks: Iterable[RankInspection], moment: float) -> float | None:

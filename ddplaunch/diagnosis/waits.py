@@ -294,6 +294,11 @@ def title(wait: Wait) -> str:
     return f"{wait.operation or 'collective'} #{wait.number} of {wait.group}"
 
 
+def short_title(wait: Wait) -> str:
+    """Name it without the group where that is the default one: "all_reduce #5"."""
+    return title(wait).removesuffix(f" of {DEFAULT}")
+
+
 def _ordered(waits: Sequence[Wait]) -> Iterator[Wait]:
     """Put those first that wait for a rank which waits for nobody, then those that wait for them."""
     left = sorted(waits, key=lambda wait: (any(each.waits for each in wait.missing), -len(wait.waiting)))

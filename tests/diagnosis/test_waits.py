@@ -330,7 +330,7 @@ def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
     found = grouped(inspected("absent"))
     assert [(each.ranks, each.state) for each in found] == [
         ((2,), "computing"),
-        ((0, 1), "waits in all_reduce #5 of default_pg"),
+        ((0, 1), "waits in all_reduce #5"),
     ]
     assert found[0].waited is None
     assert found[1].waited > 0
@@ -339,14 +339,14 @@ def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
 @pytest.mark.parametrize(
     ("kind", "states"),
     [
-        ("broadcast", ["waits in broadcast #5 of default_pg", "waits in all_reduce #6 of default_pg", "computing"]),
+        ("broadcast", ["waits in broadcast #5", "waits in all_reduce #6", "computing"]),
         (
             "mismatch",
-            ["waits in all_reduce #5 of default_pg"] * 2 + ["waits in all_gather #5 of default_pg"],
+            ["waits in all_reduce #5"] * 2 + ["waits in all_gather #5"],
         ),
-        ("ran_longer", ["ended (exit code 0)"] * 2 + ["waits in all_reduce #5 of default_pg"]),
-        ("gil", ["waits in all_reduce #5 of default_pg"] * 2 + ["does not answer, as native code holds the GIL"]),
-        ("loader", ["waits in all_reduce #5 of default_pg"] * 2 + ["waits for its DataLoader"]),
+        ("ran_longer", ["ended (exit code 0)"] * 2 + ["waits in all_reduce #5"]),
+        ("gil", ["waits in all_reduce #5"] * 2 + ["does not answer, as native code holds the GIL"]),
+        ("loader", ["waits in all_reduce #5"] * 2 + ["waits for its DataLoader"]),
         ("no_init", ["waits in init_process_group"] * 2 + ["computing"]),
     ],
 )
@@ -357,7 +357,7 @@ def test_the_state_of_each_rank(kind, states):
 def test_whatever_was_found_is_put_into_words():
     numbers = random.Random(14)
     frames = ["all_reduce", "recv", "init_process_group", "f at a.py:1", "g at b.py:2"]
-    for _ in range(2000):
+    for _ in range(1000):
         size = numbers.randrange(1, 6)
         ranks = []
         for number in range(size):

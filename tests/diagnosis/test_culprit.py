@@ -1,0 +1,200 @@
+"""Whom a failure report names where all that failed had only waited."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.diagnosis.culprit import culprit
+from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection
+from tests.diagnosis.samples import changed, inspected
+from tests.diagnosis.test_waits import WAITING, collective, rank, together
+
+LOADING = "load_batch at data.py:9"
+
+
+def traceback(function="all_reduce", line='step at "/job/train.py", line 16', error="Connection closed by peer"):
+    name, _, at = line.partition(" at ")
+    return (
+        "Traceback (most recent call last):\n"
+        f"  File {at}, in {name}\n"
+        '  File "/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83, in wrapper\n'
+        "    return func(*args, **kwargs)\n"
+        "           ^^^^^^^^^^^^^^^^^^^^^\n"
+        f'  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252, in {function}\n'
+        "    work.wait()\n"
+        f"RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] {error}\n"
+    )
+
+
+TIMED_OUT = traceback(error="Timed out waiting 600000ms for recv operation to complete")
+
+
+def ended(inspection, *numbers, code=1):
+    """These ranks had ended by themselves before anybody looked."""
+    for number in numbers:
+        fields = {"threads": (), "groups": (), "last": (), "known": (), "answers": None}
+        inspection = changed(inspection, number, condition=Condition.EXITED, code=code, **fields)
+    return inspection
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "told"),
+    [
+        ("absent", (2,), f"rank 2 did not enter all_reduce #5, which 2 ranks waited for{{}}: {LOADING}"),
+        ("chain", (2,), f"rank 2 did not enter all_reduce #1 of tail, which 1 rank waited for{{}}: {LOADING}"),
+        (
+            "circle",
+            (0, 1, 2),
+            "ranks 0 to 2 waited for each other: ranks 1, 2 in all_reduce #5 of default_pg, "
+            "rank 0 in all_reduce #1 of pair",
+        ),
+        (
+            "gil",
+            (2,),
+            "rank 2 did not enter all_reduce #5, which 2 ranks waited for{}: "
+            "hold at data.py:13, in native code that holds the GIL",
+        ),
+        (
+            "loader",
+            (2,),
+            "rank 2 did not enter all_reduce #5, which 2 ranks waited for{}: "
+            "it waits for its DataLoader, loader at data.py:37",
+        ),
+        (
+            "mismatch",
+            (2,),
+            "ranks entered different collectives: #5 of default_pg is all_reduce on ranks 0, 1 (train.py:16) and "
+            "all_gather on rank 2 (train.py:45)",
+        ),
+        ("point_to_point", (2,), f"rank 2 did not enter all_reduce #6, which 1 rank waited for{{}}: {LOADING}"),
+        (
+            "ran_longer",
+            (2,),
+            "rank 2 entered all_reduce #5, which no other rank entered: ranks 0, 1 had ended (exit code 0); "
+            "step at train.py:16",
+        ),
+    ],
+)
+def test_while_all_still_wait(kind, ranks, told):
+    found = culprit(inspected(kind))
+    assert (found.ranks, found.text) == (ranks, told.format(""))
+    late = culprit(inspected(kind), timed_out=True)
+    assert late.text == told.format(" until the timeout (1800 s)")
+
+
+@pytest.mark.parametrize("kind", ["no_init", "monitored_barrier"])
+def test_what_has_no_number(kind):
+    name = kind.replace("no_init", "init_process_group")
+    assert culprit(inspected(kind)).text == f"rank 2 did not call {name}, which 2 ranks waited for: {LOADING}"
+
+
+def test_the_facts_beside_the_sentence():
+    found = culprit(inspected("absent"))
+    assert (found.collective, found.waiters, found.frame) == (
+        "all_reduce #5",
+        2,
+        Frame("load_batch", "data.py", 9, True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"condition": Condition.STOPPED, "threads": (), "answers": None, "groups": (), "last": ()},
+            "rank 2 was stopped (SIGSTOP) and did not enter all_reduce #5, which 2 ranks waited for",
+        ),
+        (
+            {"condition": Condition.EXITED, "code": 0, "threads": (), "answers": None, "groups": (), "last": ()},
+            "rank 2 ended (exit code 0) and did not enter all_reduce #5, which 2 ranks waited for",
+        ),
+    ],
+)
+def test_a_rank_that_runs_no_longer(fields, told):
+    assert culprit(changed(inspected("absent"), 2, **fields)).text == told
+
+
+def test_one_has_failed_of_its_timeout_and_another_still_waits():
+    found = culprit(ended(inspected("absent"), 1), [(1, TIMED_OUT)], timed_out=True, folder="/job")
+    assert found.ranks == (2,)
+    assert found.text == (
+        f"rank 2 did not enter all_reduce #5, which 2 ranks waited for until the timeout (600 s): {LOADING}"
+    )
+
+
+def test_all_that_waited_have_failed():
+    found = culprit(ended(inspected("absent"), 0, 1), [(0, TIMED_OUT), (1, traceback())], timed_out=True, folder="/job")
+    assert found.ranks == (2,)
+    assert found.text == (
+        f"rank 2 did not enter all_reduce #5, which 2 ranks waited for until the timeout (600 s): {LOADING}"
+    )
+
+
+def test_all_that_waited_have_failed_in_backward():
+    text = traceback().replace("distributed_c10d", "graph").replace("all_reduce", "_engine_run_backward")
+    found = culprit(ended(inspected("absent"), 0, 1), [(0, text), (1, text)], folder="/job")
+    assert found.text == f"rank 2 did not enter collective #5, which 2 ranks waited for: {LOADING}"
+
+
+def test_all_that_waited_in_init_process_group_have_failed():
+    text = traceback("init_process_group")
+    found = culprit(ended(inspected("no_init"), 0, 1), [(0, text), (1, text)], folder="/job")
+    assert found.text == f"rank 2 did not call init_process_group, which 2 ranks waited for: {LOADING}"
+
+
+def test_the_one_that_ended_early_with_0_is_named_by_those_that_failed_of_it():
+    gone = ended(ended(inspected("absent"), 0, 1), 2, code=0)
+    found = culprit(gone, [(0, traceback()), (1, traceback())], folder="/job")
+    assert found.text == "rank 2 ended (exit code 0) and did not enter all_reduce, which 2 ranks waited for"
+
+
+def test_the_one_that_ran_longer_has_failed_of_it():
+    gone = ended(ended(inspected("absent"), 0, 1, code=0), 2)
+    found = culprit(gone, [(2, traceback())], folder="/job")
+    assert found.ranks == (2,)
+    assert found.text == (
+        "rank 2 entered all_reduce, which no other rank entered: ranks 0, 1 had ended (exit code 0); "
+        "step at train.py:16"
+    )
+
+
+def test_two_are_missing_for_different_reasons():
+    found = culprit(changed(inspected("ran_longer"), 0, condition=Condition.STOPPED, threads=(), answers=None))
+    assert found.text == (
+        "ranks 0, 1 did not enter all_reduce #5, which 1 rank waited for: rank 0 was stopped (SIGSTOP), "
+        "rank 1 ended (exit code 0)"
+    )
+
+
+def test_nobody_is_blamed_without_a_reason():
+    assert culprit(Inspection(0.0, (), 2)) is None
+    assert culprit(together(rank(0, 4, 4, "f at a.py:1"), rank(1, 4, 4, "f at a.py:1"))) is None
+    lost = ended(inspected("absent"), 0, 1, 2)
+    assert culprit(lost, [(n, traceback()) for n in range(3)]) is None
+
+
+def test_a_rank_that_waits_or_gets_on_is_not_blamed():
+    waits = rank(1, 5, 4, "all_reduce", "step at train.py:3")
+    moves = rank(1, 5, 5, "f at a.py:1", moved=True)
+    silent = replace(rank(1, 0, 0, answers=None, groups=()), threads=())
+    for other in (waits, moves, silent):
+        gone = ended(together(rank(0, 5, 5), other), 0)
+        assert culprit(gone, [(0, traceback())]) is None
+
+
+def test_of_sends_only_one_that_waits_for_nobody_is_named():
+    waits = rank(0, 0, 0, "recv", "get at train.py:3", answers=None, groups=())
+    works = rank(1, 0, 0, "f at a.py:1", answers=None, groups=())
+    assert culprit(together(waits, works)).text == (
+        "rank 1 did not communicate, while 1 rank waited in recv: f at a.py:1"
+    )
+    assert culprit(together(waits, works, replace(works, rank=2))) is None
+
+
+def test_the_timeout_is_that_of_the_collective():
+    ranks = [rank(0, 8, 7, *WAITING, last=(collective(8),)), rank(1, 7, 7, "f at a.py:1")]
+    assert culprit(together(*ranks), timed_out=True).text == (
+        "rank 1 did not enter all_reduce #8, which 1 rank waited for until the timeout (600 s): f at a.py:1"
+    )

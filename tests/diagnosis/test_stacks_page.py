@@ -1,0 +1,129 @@
+"""The page that ``ddplaunch stacks`` prints, and its JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import click
+import pytest
+
+from ddplaunch.console.stacks import render_stacks, to_json
+from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection, Thread
+from tests.diagnosis.samples import changed, inspected, stack
+from tests.diagnosis.test_waits import WAITING, rank, together
+
+
+def page(inspection):
+    return click.unstyle(render_stacks(inspection))
+
+
+def test_a_hang():
+    hang = inspected("absent")
+    entered = hang.ranks[0].last[0].entered
+    assert page(replace(hang, moment=entered + 75)) == (
+        "ranks 0, 1 wait in all_reduce #5 of default_pg (float32[6]), entered at train.py:16; "
+        "rank 2 has not entered it: load_batch at data.py:9\n"
+        "\n"
+        "rank 2: load_batch at data.py:9 (computing)\n"
+        "  load_batch at data.py:9\n"
+        "  absent at train.py:21\n"
+        "  train.py:158\n"
+        "\n"
+        "ranks 0, 1: step at train.py:16 (wait in all_reduce #5 for 75 s)\n"
+        "  all_reduce at torch/distributed/distributed_c10d.py:3252\n"
+        "  … 1 call in torch\n"
+        "  step at train.py:16\n"
+        "  absent at train.py:22\n"
+        "  train.py:158\n"
+    )
+
+
+def test_calls_of_libraries_are_counted():
+    lines = page(inspected("loader")).splitlines()
+    assert "  select at selectors.py:415" in lines
+    assert "  … 8 calls in multiprocessing, torch" in lines
+
+
+def test_a_page_holds_64_ranks_in_80_columns():
+    ranks = [rank(n, 8, 7, *WAITING) if n != 7 else rank(n, 7, 7, "load at data.py:2") for n in range(64)]
+    lines = page(together(*ranks)).splitlines()
+    assert len(lines) <= 24
+    assert all(len(line) <= 80 for line in lines[1:])
+
+
+def test_other_threads_are_shown_where_they_are_in_the_users_code():
+    own, other = Frame("fetch", "data.py", 7, True), Frame("wait", "/usr/lib/python3.11/threading.py", 327, False)
+    threads = (*stack("main at train.py:3"), Thread((other,)), Thread((other, own), "feeder"))
+    lines = page(together(replace(rank(0, 1, 1), threads=threads))).splitlines()
+    assert lines[2:] == [
+        "rank 0: main at train.py:3 (computing)",
+        "  main at train.py:3",
+        "  another thread feeder:",
+        "  wait at threading.py:327",
+        "  fetch at data.py:7",
+    ]
+
+
+def test_deep_recursion_is_cut():
+    lines = page(together(rank(0, 1, 1, *[f"walk at tree.py:{n}" for n in range(100)]))).splitlines()
+    assert len(lines) == 34
+    assert lines[-1] == "  … 70 calls more"
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"no_stack": "it is not a Python program"}, "  no stack: it is not a Python program"),
+        ({"condition": Condition.STOPPED}, "rank 2: stopped (SIGSTOP)"),
+        ({"condition": Condition.EXITED, "code": 0}, "rank 2: ended (exit code 0)"),
+        ({"condition": Condition.PENDING}, "rank 2: not started"),
+        ({"host": "n2"}, "rank 2 (on n2): computing"),
+    ],
+)
+def test_ranks_without_a_stack(fields, line):
+    changed_one = changed(inspected("absent"), 2, threads=(), **fields)
+    assert line in page(changed_one).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("fields", "note"),
+    [
+        ({"silent": ("node 2 (n2)",)}, "note: node 2 (n2) did not answer"),
+        ({"node_only": True}, "note: the ranks of other nodes were not asked: --control none"),
+    ],
+)
+def test_what_was_not_asked_is_said(fields, note):
+    assert note in page(replace(inspected("absent"), **fields)).splitlines()
+
+
+def test_a_torch_that_tells_nothing_is_said():
+    old = together(*(replace(each, answers=None, groups=(), last=()) for each in inspected("absent").ranks))
+    assert "note: no rank has told which collective it is in: only stacks are known" in page(old).splitlines()
+    assert "note:" not in page(inspected("no_init"))
+
+
+def test_names_can_do_nothing_to_a_terminal():
+    evil = RankInspection(
+        0, "\x1b[2J", 1, Condition.ALIVE, threads=(Thread((Frame("f\x1b]0;x\x07", "a\n.py", 1, True),)),)
+    )
+    text = page(Inspection(0.0, (evil, replace(evil, rank=1, host="b")), 2, silent=("node\x1b[2J 1",)))
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+def test_json_has_the_sentences_and_all_that_was_found():
+    found = json.loads(json.dumps(to_json(inspected("subgroup"))))
+    assert found["world_size"] == 3
+    assert len(found["sentences"]) == 2
+    first = found["waits"][0]
+    assert first["text"] == found["sentences"][0]
+    assert (first["operation"], first["group"], first["number"]) == ("all_reduce", "pair", 1)
+    assert (first["waiting"], first["missing"]) == ([0], [{"rank": 1, "waits": False, "calls": ""}])
+    assert found["groups"][0] == {
+        "ranks": [0],
+        "state": "waits in all_reduce #1 of pair",
+        "waited": pytest.approx(found["groups"][0]["waited"]),
+    }
+    assert [each["condition"] for each in found["ranks"]] == ["alive"] * 3
+    assert found["ranks"][1]["threads"][0]["frames"][0]["function"] == "load_batch"
