@@ -28,16 +28,20 @@ def clock(seconds: float) -> str:
 
 def ranks(numbers: Iterable[int]) -> str:
     """Name ranks: "rank 3", "ranks 0, 1, 3", "ranks 0 to 6 and 8"; the first of many."""
+    listed = sorted(set(numbers))
     runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
+    for number in listed:
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    listed = [part for run in runs for part in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
-    word = "ranks" if sum(map(len, runs)) > 1 else "rank"
-    if len(listed) > MAX_NAMED:
-        return f"{word} {named(listed)}"
-    if len(listed) > 1 and any(" " in part for part in listed):
-        return f"{word} {', '.join(listed[:-1])} and {listed[-1]}"
-    return f"{word} {', '.join(listed)}"
+    parts: list[str] = []
+    for run in runs:
+        parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
+        if len(parts) > MAX_NAMED:
+            left = sum(number >= int(parts[MAX_NAMED].partition(" ")[0]) for number in listed)
+            return f"ranks {', '.join(parts[:MAX_NAMED])} and {left} more"
+    word = "ranks" if len(listed) > 1 else "rank"
+    if len(parts) > 1 and len(parts) < len(listed):
+        return f"{word} {', '.join(parts[:-1])} and {parts[-1]}"
+    return f"{word} {', '.join(parts)}"

@@ -11,9 +11,9 @@ from itertools import groupby
 import click
 
 from ddplaunch.diagnosis.grouping import Alike, grouped
-from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection, Thread
+from ddplaunch.diagnosis.inspection import Frame, Inspection, RankInspection, Thread
 from ddplaunch.diagnosis.sentences import sentence, sentences
-from ddplaunch.diagnosis.standing import INIT, line_of, text
+from ddplaunch.diagnosis.standing import INIT, call_of, line_of, text
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.errors import shown
 from ddplaunch.words import ranks
@@ -43,9 +43,8 @@ def notes(inspection: Inspection) -> tuple[str, ...]:
     told = [f"{shown(node)} did not answer" for node in inspection.silent]
     if inspection.node_only:
         told.append("the ranks of other nodes were not asked: --control none")
-    alive = [rank for rank in inspection.ranks if rank.condition is not Condition.EXITED]
-    starting = any(wait.operation == INIT for wait in waits(inspection))
-    if alive and not starting and all(rank.answers is None for rank in alive) and any(map(_has_torch, alive)):
+    calls = [call for rank in inspection.ranks if (call := call_of(rank)) and call.function != INIT]
+    if calls and all(rank.answers is None for rank in inspection.ranks):
         told.append("no rank has told which collective it is in: only stacks are known")
     return tuple(told)
 
@@ -128,9 +127,16 @@ def _library(frames: Sequence[Frame]) -> Iterator[str]:
 
 
 def _skipped(frames: Sequence[Frame]) -> str:
-    packages = dict.fromkeys(_short(frame.file).partition("/")[0].removesuffix(".py") for frame in frames)
+    packages = dict.fromkeys(_package(frame.file) for frame in frames)
     count = f"{len(frames)} call{'s' * (len(frames) > 1)}"
     return click.style(f"  … {count} in {', '.join(list(packages)[:3])}", dim=True)
+
+
+def _package(file: str) -> str:
+    """Name the package or module that a library's file belongs to; "importlib" for "<frozen importlib._bootstrap>"."""
+    if file.startswith("<frozen "):
+        return shown(file[8:].partition(".")[0].rstrip(">"))
+    return _short(file).partition("/")[0].removesuffix(".py")
 
 
 def _short(file: str) -> str:
@@ -139,10 +145,6 @@ def _short(file: str) -> str:
     if len(short) <= MAX_LIBRARY:
         return short
     return f"{short.partition('/')[0]}/…/{os.path.basename(short)}" if "/" in short.strip("/") else short
-
-
-def _has_torch(rank: RankInspection) -> bool:
-    return any("/torch/" in frame.file for thread in rank.threads for frame in thread.frames)
 
 
 def _seconds(seconds: float) -> str:

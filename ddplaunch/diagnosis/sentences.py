@@ -64,7 +64,7 @@ def _nobody_missing(wait: Wait) -> str:
         return "all its ranks have entered it: the data is on its way"
     if wait.operation == INIT:
         return "all ranks have called it: they do not reach each other"
-    return "no rank is elsewhere"
+    return "all other ranks wait too"
 
 
 def _why(wait: Wait, missing: Missing, rank: RankInspection) -> str:

@@ -45,6 +45,17 @@ def test_calls_of_libraries_are_counted():
     assert "  … 8 calls in multiprocessing, torch" in lines
 
 
+def test_the_import_of_a_module_is_pythons_own():
+    frames = [Frame("exec", f"<frozen {name}>", 1, False) for name in ("importlib._bootstrap_external", "runpy")]
+    frames += [
+        Frame("f", "/usr/lib/python3.11/site-packages/numpy/core.py", 2, False),
+        *stack("f at train.py:1")[0].frames,
+    ]
+    frames.insert(0, frames[2])
+    lines = page(together(replace(rank(0, 1, 1), threads=(Thread(tuple(frames)),)))).splitlines()
+    assert lines[3:5] == ["  f at numpy/core.py:2", "  … 3 calls in importlib, runpy, numpy"]
+
+
 def test_a_page_holds_64_ranks_in_80_columns():
     ranks = [rank(n, 8, 7, *WAITING) if n != 7 else rank(n, 7, 7, "load at data.py:2") for n in range(64)]
     lines = page(together(*ranks)).splitlines()

@@ -326,6 +326,15 @@ def test_all_are_in_init_process_group():
     )
 
 
+def test_one_that_receives_from_ranks_which_wait_for_it():
+    waits_for = rank(2, 7, 7, "recv", "get at train.py:5")
+    assert sentences(together(rank(0, 8, 7, *WAITING), rank(1, 8, 7, *WAITING), waits_for)) == (
+        "rank 2 waits in recv, called at train.py:5; all other ranks wait too",
+        "ranks 0, 1 wait in all_reduce #8 of default_pg, entered at train.py:3; "
+        "rank 2 has not entered it: it waits in recv, get at train.py:5",
+    )
+
+
 def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
     found = grouped(inspected("absent"))
     assert [(each.ranks, each.state) for each in found] == [
