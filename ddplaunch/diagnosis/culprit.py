@@ -21,11 +21,12 @@ from ddplaunch.diagnosis.standing import (
     place,
     standing,
     text,
+    where,
 )
 from ddplaunch.diagnosis.waits import Wait, short_title, title, waits
 from ddplaunch.words import ranks
 
-_TIMEOUT = re.compile(r"Timed out waiting (\d{1,12})ms|Timeout\(ms\)=(\d{1,12})")
+_TIMEOUT = re.compile(r"(?:Timed out waiting |wait timeout after |Timeout\(ms\)=)(\d{1,12})")  # milliseconds
 _MAX_TOLD = 3
 
 
@@ -80,7 +81,7 @@ def _until(inspection: Inspection, failed: Sequence[tuple[int, str]]) -> str:
     """How long ranks have waited: " until the timeout (600 s)"."""
     for _, traceback in failed:
         if found := _TIMEOUT.search(traceback):
-            return f" until the timeout ({int(found[1] or found[2]) / 1000:g} s)"
+            return f" until the timeout ({int(found[1]) / 1000:g} s)"
     seconds = {each.timeout for rank in inspection.ranks for each in rank.last if not each.completed and each.timeout}
     return " until the timeout" + (f" ({seconds.pop():g} s)" if len(seconds) == 1 else "")
 
@@ -94,7 +95,7 @@ def _of_wait(wait: Wait, inspection: Inspection, failed: Sequence[_Failed], unti
         return Culprit(odd, title(wait), others, entered_at(_rank(inspection, odd[0])), said)
     lost = {each.rank for each in failed}
     missing = [_rank(inspection, rank) for rank in wait.roots if rank not in lost]
-    waiters = len({*wait.waiting, *dict(wait.ahead), *lost})
+    waiters = len({*wait.waiting, *dict(wait.ahead), *(lost & set(wait.members) if wait.members else lost)})
     if wait.circular:
         return _circle(wait, inspection, waiters)
     if not missing or (wait.operation in POINT_TO_POINT and len(missing) > 1):
@@ -111,7 +112,7 @@ def _of_failures(inspection: Inspection, failed: Sequence[_Failed], until: str) 
     left = [rank for rank in inspection.ranks if rank.rank not in lost and _is_elsewhere(rank)]
     functions = {each.function for each in failed if each.function}
     if not failed or not left:
-        return None
+        return _of_different_calls(inspection, failed)
     if INIT in functions:
         left = [rank for rank in left if not rank.groups and rank.answers is not True]
         return _blamed(INIT, left, len(failed), until, counted=False) if left else None
@@ -121,6 +122,28 @@ def _of_failures(inspection: Inspection, failed: Sequence[_Failed], until: str) 
     if len(failed) < len(missing) and all(map(_ended_well, missing)):
         return _longer(name, [each.rank for each in failed], failed[0].place, missing)
     return _blamed(name, missing, len(failed), until, counted=True)
+
+
+def _of_different_calls(inspection: Inspection, failed: Sequence[_Failed]) -> Culprit | None:
+    """The ranks that had waited in another function than most, where all had waited."""
+    lost = {each.rank for each in failed}
+    calls = [(each.function, each.rank, each.place) for each in failed]
+    for rank in inspection.ranks:
+        if rank.rank not in lost:
+            call = call_of(rank)
+            calls.append((call.function if call else "", rank.rank, call.place if call else None))
+    functions = {function for function, _, _ in calls}
+    if len(functions) < 2 or "" in functions or functions & POINT_TO_POINT:
+        return None
+    by_function = [[call for call in sorted(calls, key=lambda call: call[1]) if call[0] == each] for each in functions]
+    by_function.sort(key=lambda calls: (-len(calls), calls[0][1]))
+    told = []
+    for each in by_function:
+        function, _, line = each[0]
+        told.append(f"{function} on {ranks(rank for _, rank, _ in each)}" + (f" ({where(line)})" if line else ""))
+    odd = by_function[-1]
+    said = f"all ranks waited, but not in the same function: {', '.join(told[:-1])} and {told[-1]}"
+    return Culprit(tuple(rank for _, rank, _ in odd), odd[0][0], len(calls) - len(odd), odd[0][2], said)
 
 
 def _next(left: Sequence[RankInspection], function: str) -> tuple[str, list[RankInspection]]:
@@ -149,13 +172,13 @@ def _blamed(name: str, missing: Sequence[RankInspection], waiters: int, until: s
         said += f"did not communicate, while {waited} in {name}{until}"
     else:
         said += f"did not {'enter' if counted else 'call'} {name}, which {waited} for{until}"
-    where: dict[str, list[int]] = {}
+    reasons: dict[str, list[int]] = {}
     for rank in missing:
-        where.setdefault((_state(rank) if state is None else "") or _doing(rank), []).append(rank.rank)
-    if len(where) == 1:
-        said += "".join(f": {what}" for what in where if what)
+        reasons.setdefault((_state(rank) if state is None else "") or _doing(rank), []).append(rank.rank)
+    if len(reasons) == 1:
+        said += "".join(f": {what}" for what in reasons if what)
     else:
-        told = [f"{ranks(each)} {what}" for what, each in where.items() if what]
+        told = [f"{ranks(each)} {what}" for what, each in reasons.items() if what]
         said += ": " + ", ".join(told[:_MAX_TOLD]) + " and others" * (len(told) > _MAX_TOLD)
     return Culprit(numbers, name, waiters, line_of(missing[0]), said)
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
-from ddplaunch.diagnosis.standing import INIT, POINT_TO_POINT, doing, entered_at, is_gone, text
+from ddplaunch.diagnosis.standing import INIT, POINT_TO_POINT, doing, entered_at, is_gone, text, where
 from ddplaunch.diagnosis.waits import Missing, Wait, title, waits
 from ddplaunch.words import named, ranks
 
@@ -128,7 +128,7 @@ def mismatch(wait: Wait, inspection: Inspection) -> str:
     for each, numbers in wait.different:
         line = entered_at(by_number[numbers[0]])
         what = each.operation + (f" of {each.tensors or 'nothing'}" if tensors else "")
-        told.append(f"{what} on {ranks(numbers)}" + (f" ({line.file}:{line.line})" if line else ""))
+        told.append(f"{what} on {ranks(numbers)}" + (f" ({where(line)})" if line else ""))
     return f"#{wait.number} of {wait.group} is {', '.join(told[:-1])} and {told[-1]}"
 
 
@@ -143,7 +143,7 @@ def _no_wait(inspection: Inspection) -> str:
 
 
 def _lines(places: Sequence[Frame]) -> str:
-    return named(f"{place.file}:{place.line}" for place in places[:3]) + (" and elsewhere" if len(places) > 3 else "")
+    return named(map(where, places[:3])) + (" and elsewhere" if len(places) > 3 else "")
 
 
 def _verb(verb: str, numbers: Sequence[int]) -> str:

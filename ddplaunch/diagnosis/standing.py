@@ -58,10 +58,14 @@ class Standing(NamedTuple):
     certain: bool  # whether it was asked: else sends may be in the numbers, and ``stuck`` is the last that it entered
 
 
+def where(frame: Frame) -> str:
+    """Name a line: "train.py:88"."""
+    return f"{frame.file}:{frame.line}"
+
+
 def text(frame: Frame) -> str:
-    """Name a line: "load_batch at data.py:31"; outside functions "train.py:88"."""
-    line = f"{frame.file}:{frame.line}"
-    return line if frame.function == "<module>" else f"{frame.function} at {line}"
+    """Name a line with its function, where it is in one: "load_batch at data.py:31"."""
+    return where(frame) if frame.function == "<module>" else f"{frame.function} at {where(frame)}"
 
 
 def place(frames: tuple[Frame, ...]) -> Frame | None:
@@ -107,10 +111,10 @@ def waiting_for(rank: RankInspection) -> str:
 def doing(rank: RankInspection) -> str:
     """What a rank that does not wait for others does: "load_batch at data.py:31"; "" where nobody knows."""
     line = line_of(rank)
-    where = text(line) if line else ""
+    told = text(line) if line else ""
     if words := waiting_for(rank):
-        return f"it {words}" + (f", {where}" if where else "")
-    return where
+        return f"it {words}" + (f", {told}" if told else "")
+    return told
 
 
 def is_gone(rank: RankInspection) -> bool:

@@ -168,6 +168,38 @@ def test_two_are_missing_for_different_reasons():
     )
 
 
+def test_all_that_waited_in_different_collectives_have_failed():
+    gather = traceback("all_gather", 'mismatch at "/job/train.py", line 45')
+    told = (
+        "all ranks waited, but not in the same function: all_reduce on ranks 0, 1 (train.py:16) and "
+        "all_gather on rank 2 (train.py:45)"
+    )
+    failed = [(0, TIMED_OUT), (1, traceback()), (2, gather)]
+    found = culprit(ended(inspected("mismatch"), 0, 1, 2), failed, folder="/job")
+    assert (found.ranks, found.text) == ((2,), told)
+    assert culprit(ended(inspected("mismatch"), 0, 1), failed[:2], folder="/job").text == told
+
+
+def test_who_was_not_in_the_group_had_not_waited_for_it():
+    found = culprit(ended(inspected("subgroup"), 2), [(2, TIMED_OUT)], timed_out=True, folder="/job")
+    assert found.text == (
+        f"rank 1 did not enter all_reduce #1 of pair, which 1 rank waited for until the timeout (600 s): {LOADING}"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Timed out waiting 600000ms for recv operation to complete",
+        "wait timeout after 600000ms, keys: /default_pg/0//cpu//0/0",
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, Timeout(ms)=600000) ran",
+    ],
+)
+def test_the_timeout_in_torchs_words(words):
+    found = culprit(ended(inspected("absent"), 0), [(0, traceback(error=words))], timed_out=True, folder="/job")
+    assert "until the timeout (600 s)" in found.text
+
+
 def test_nobody_is_blamed_without_a_reason():
     assert culprit(Inspection(0.0, (), 2)) is None
     assert culprit(together(rank(0, 4, 4, "f at a.py:1"), rank(1, 4, 4, "f at a.py:1"))) is None
