@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ddplaunch.agent.rank_line import RankLine, Said
 from ddplaunch.agent.ranks import Ranks
-from ddplaunch.agent.stack_dump import StackDump
+from ddplaunch.agent.stack_dump import REPLACED, StackDump
 from ddplaunch.diagnosis.collectives import parse_last, parse_states
 from ddplaunch.diagnosis.inspection import Condition, Detail, Group, Inspection, RankInspection
 from ddplaunch.diagnosis.stack_dump import parse_dump
@@ -156,7 +156,8 @@ class Inspector:
             dump.give_up()
             found = self._found[number]
             threads = parse_dump(dump.text, os.getcwd()) if dump.text else ()
-            self._found[number] = replace(found, threads=threads, no_stack=dump.why_not)
+            condition = Condition.REPLACED if dump.why_not == REPLACED else found.condition
+            self._found[number] = replace(found, condition=condition, threads=threads, no_stack=dump.why_not)
         self._dumps.clear()
 
     def _end(self) -> None:

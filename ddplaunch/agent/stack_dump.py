@@ -12,6 +12,7 @@ from pathlib import Path
 from ddplaunch.agent.ranks import RankProcess
 from ddplaunch.diagnosis.inspection import Condition
 
+REPLACED = "it has become another program"
 _FILE = "/memfd:ddplaunch-stacks (deleted)"
 _MAX = 4 << 20  # bytes of a dump
 
@@ -34,7 +35,7 @@ class StackDump:
             return "no signal is free for it"
         try:
             if not self._mask("SigCgt"):
-                return "it has become another program"
+                return REPLACED
             if os.readlink(self._proc / "fd" / str(fd)) != _FILE:
                 return "the program has closed the file for it"
             self._file = os.open(self._proc / "fd" / str(fd), os.O_RDWR | os.O_CLOEXEC)

@@ -221,6 +221,8 @@ def _state(rank: RankInspection) -> str:
         return "was stopped (SIGSTOP)"
     if rank.condition is Condition.PENDING:
         return "had not started"
+    if rank.condition is Condition.REPLACED:
+        return "had become another program"
     return still("ended", end_of(rank)) if is_gone(rank) else ""
 
 

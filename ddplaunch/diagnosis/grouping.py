@@ -67,10 +67,12 @@ def _state(rank: RankInspection) -> str:
         return "stopped (SIGSTOP)"
     if rank.condition is Condition.PENDING:
         return "not started"
+    if rank.condition is Condition.REPLACED:
+        return "another program"
     if is_gone(rank):
         return still("ended", end_of(rank))
     if rank.condition is Condition.BLOCKED:
         return "blocked in the kernel, by a disk or a driver"
     if rank.answers is False:
         return "does not answer, as native code holds the GIL"
-    return waiting_for(rank) or "computing"
+    return waiting_for(rank) or "running"

@@ -22,6 +22,7 @@ class Condition(Enum):
     STOPPED = "stopped"  # by SIGSTOP, Ctrl-Z or a debugger
     BLOCKED = "blocked"  # in uninterruptible sleep: it waits for a disk or a driver
     EXITED = "exited"
+    REPLACED = "replaced"  # by another program, which the rank has executed
     PENDING = "pending"  # it has no process yet
 
 

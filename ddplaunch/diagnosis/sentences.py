@@ -96,6 +96,8 @@ def _state(rank: RankInspection) -> str:
         return "is stopped (SIGSTOP)"
     if rank.condition is Condition.PENDING:
         return "has not started"
+    if rank.condition is Condition.REPLACED:
+        return "has become another program"
     if is_gone(rank):
         return f"has {still('ended', end_of(rank))}"
     return ""

@@ -72,7 +72,7 @@ SENTENCES = {
     "gil": f"{WAIT}; rank 2 does not answer, as native code holds the GIL: step at {{gil}}",
     "stopped": f"{WAIT}; rank 2 is stopped (SIGSTOP)",
     "lock": f"{WAIT}; rank 2 has not entered it: step at {{lock}}",
-    "exec": f"{WAIT}; rank 2 has not entered it: it has become another program",
+    "exec": f"{WAIT}; rank 2 has become another program",
     "other": "#4 of default_pg is all_reduce on ranks 0, 1 ({reduce}) and all_gather on rank 2 ({gather}): "
     "they wait for each other",
     "loader": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{loader}}",

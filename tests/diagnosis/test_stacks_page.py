@@ -25,7 +25,7 @@ def test_a_hang():
         "ranks 0, 1 wait in all_reduce #5 of default_pg (float32[6]), entered at train.py:16; "
         "rank 2 has not entered it: load_batch at data.py:9\n"
         "\n"
-        "rank 2: load_batch at data.py:9 (computing)\n"
+        "rank 2: load_batch at data.py:9 (running)\n"
         "  load_batch at data.py:9\n"
         "  absent at train.py:21\n"
         "  train.py:158\n"
@@ -68,7 +68,7 @@ def test_other_threads_are_shown_where_they_are_in_the_users_code():
     threads = (*stack("main at train.py:3"), Thread((other,)), Thread((other, own), "feeder"))
     lines = page(together(replace(rank(0, 1, 1), threads=threads))).splitlines()
     assert lines[2:] == [
-        "rank 0: main at train.py:3 (computing)",
+        "rank 0: main at train.py:3 (running)",
         "  main at train.py:3",
         "  another thread feeder:",
         "  wait at threading.py:327",
@@ -89,7 +89,7 @@ def test_deep_recursion_is_cut():
         ({"condition": Condition.STOPPED}, "rank 2: stopped (SIGSTOP)"),
         ({"condition": Condition.EXITED, "code": 0}, "rank 2: ended (exit code 0)"),
         ({"condition": Condition.PENDING}, "rank 2: not started"),
-        ({"host": "n2"}, "rank 2 (on n2): computing"),
+        ({"host": "n2"}, "rank 2 (on n2): running"),
     ],
 )
 def test_ranks_without_a_stack(fields, line):

@@ -338,7 +338,7 @@ def test_one_that_receives_from_ranks_which_wait_for_it():
 def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
     found = grouped(inspected("absent"))
     assert [(each.ranks, each.state) for each in found] == [
-        ((2,), "computing"),
+        ((2,), "running"),
         ((0, 1), "waits in all_reduce #5"),
     ]
     assert found[0].waited is None
@@ -348,7 +348,7 @@ def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
 @pytest.mark.parametrize(
     ("kind", "states"),
     [
-        ("broadcast", ["waits in broadcast #5", "waits in all_reduce #6", "computing"]),
+        ("broadcast", ["waits in broadcast #5", "waits in all_reduce #6", "running"]),
         (
             "mismatch",
             ["waits in all_reduce #5"] * 2 + ["waits in all_gather #5"],
@@ -356,7 +356,7 @@ def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
         ("ran_longer", ["ended (exit code 0)"] * 2 + ["waits in all_reduce #5"]),
         ("gil", ["waits in all_reduce #5"] * 2 + ["does not answer, as native code holds the GIL"]),
         ("loader", ["waits in all_reduce #5"] * 2 + ["waits for its DataLoader"]),
-        ("no_init", ["waits in init_process_group"] * 2 + ["computing"]),
+        ("no_init", ["waits in init_process_group"] * 2 + ["running"]),
     ],
 )
 def test_the_state_of_each_rank(kind, states):
