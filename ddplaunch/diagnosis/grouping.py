@@ -16,7 +16,7 @@ class Alike:
     """Ranks in one state and at the same lines of the user's code."""
 
     ranks: tuple[int, ...]
-    state: str  # "computing", "waits in all_reduce #5", "stopped (SIGSTOP)", "ended (exit code 0)"
+    state: str  # "running", "waits in all_reduce #5", "stopped (SIGSTOP)", "ended (exit code 0)"
     waited: float | None  # seconds since the first of them came to where they wait; None where it is not known
     example: RankInspection  # the first of them
 

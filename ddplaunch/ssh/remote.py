@@ -250,7 +250,7 @@ class Guard:
         self._silence = self._loop.after(self._job.heartbeat, self._lost)
         if ASK in data:
             words = [*python_command(sys.executable), "stacks", str(self._launcher.pid)]
-            subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
+            subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
         for byte in data:
             number = SIGNALS.get(bytes([byte]))
             if number is not None:

@@ -28,9 +28,15 @@ class Job:
     """``ddplaunch run WORDS`` on n0, its output in files."""
 
     def __init__(
-        self, servers: Sshd, folder: Path, *words: str, env: dict[str, str] | None = None, pipe: bool = False
+        self,
+        servers: Sshd,
+        folder: Path,
+        *words: str,
+        env: dict[str, str] | None = None,
+        pipe: bool = False,
+        terminal: int | None = None,
     ) -> None:
-        """``pipe``: stdout is one, to be read from ``process.stdout``."""
+        """``pipe``: stdout is one, to be read from ``process.stdout``. ``terminal``: stderr is this descriptor."""
         self.servers, self.hosts = servers, servers.network.hosts
         self.out, self.err = folder / "job.out", folder / "job.err"
         where = {"PYTHONPATH": str(Path(ddplaunch.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -42,7 +48,7 @@ class Job:
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if pipe else out,
-                stderr=err,
+                stderr=err if terminal is None else terminal,
                 start_new_session=True,
             )
 
