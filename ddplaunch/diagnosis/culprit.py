@@ -189,7 +189,7 @@ def _doing(rank: RankInspection) -> str:
 
 
 def _ended_well(rank: RankInspection) -> bool:
-    return is_gone(rank) and (rank.code == 0 or rank.condition is not Condition.EXITED)
+    return is_gone(rank) and (rank.code == 0 or rank.condition is Condition.ALIVE)
 
 
 def _is_elsewhere(rank: RankInspection) -> bool:

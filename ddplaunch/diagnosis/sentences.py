@@ -59,7 +59,7 @@ def _missing(wait: Wait, inspection: Inspection) -> list[str]:
 
 def _nobody_missing(wait: Wait) -> str:
     if wait.unseen:
-        return "not all of its ranks were asked" if wait.number else "not all ranks were asked"
+        return "not all of its ranks could be asked" if wait.number else "not all ranks could be asked"
     if wait.number:
         return "all its ranks have entered it: the data is on its way"
     if wait.operation == INIT:

@@ -157,8 +157,9 @@ class _View:
             return None
         vague = self.vague(group)
         members = self.members.get(group, tuple(self.ranks if vague else range(self.inspection.world_size)))
-        unseen = vague or any(rank not in self.ranks for rank in members)
         number, missing = self._first_missing(group, stuck, members)
+        told = {*self.standings(group), *missing}
+        unseen = vague or any(rank not in told for rank in members)
         certain = {rank: each for rank, each in stuck.items() if each.certain}
         if not (missing or unseen or certain):
             return None  # all have entered it, and nobody was asked whether it has completed

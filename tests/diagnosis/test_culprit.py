@@ -110,6 +110,10 @@ def test_the_facts_beside_the_sentence():
             {"condition": Condition.EXITED, "code": 0, "threads": (), "answers": None, "groups": (), "last": ()},
             "rank 2 ended (exit code 0) and did not enter all_reduce #5, which 2 ranks waited for",
         ),
+        (
+            {"condition": Condition.REPLACED, "threads": (), "answers": None, "groups": (), "last": ()},
+            "rank 2 had become another program and did not enter all_reduce #5, which 2 ranks waited for",
+        ),
     ],
 )
 def test_a_rank_that_runs_no_longer(fields, told):

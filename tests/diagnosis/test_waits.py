@@ -146,6 +146,7 @@ def test_a_real_hang(kind, told):
         ({"condition": Condition.EXITED, "code": -40}, "rank 2 has ended (signal 40)"),
         ({"condition": Condition.EXITED}, "rank 2 has ended"),
         ({"condition": Condition.PENDING}, "rank 2 has not started"),
+        ({"condition": Condition.REPLACED}, "rank 2 has become another program"),
         ({"answers": False}, "rank 2 does not answer, as native code holds the GIL"),
     ],
 )
@@ -294,7 +295,7 @@ def test_tensors_that_may_differ():
 def test_the_rest_of_a_group_is_elsewhere():
     other = together(rank(0, 8, 7, *WAITING), world_size=2, node_only=True)
     assert sentences(other) == (
-        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; not all of its ranks were asked",
+        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; not all of its ranks could be asked",
     )
 
 
@@ -316,6 +317,13 @@ def test_only_stacks_with_a_torch_that_tells_nothing_else():
     assert sentences(together(*ranks)) == (
         "ranks 0, 1 wait in all_reduce, called at train.py:3; rank 2 has not called it: load at data.py:2",
     )
+
+
+def test_a_rank_that_cannot_be_asked_may_have_entered_it():
+    closed = changed(
+        inspected("absent"), 2, threads=(), groups=(), last=(), answers=None, no_stack="no signal is free for it"
+    )
+    assert sentences(closed) == (f"ranks 0, 1 wait in {STEP}; not all of its ranks could be asked",)
 
 
 def test_all_are_in_init_process_group():
