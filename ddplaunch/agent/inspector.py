@@ -22,6 +22,7 @@ AGAIN = 0.1  # seconds between the two readings of the collectives: who moves is
 PATIENCE = 0.25  # seconds for a reading, and what each rank adds: one that holds the GIL never answers
 PER_RANK = 0.01
 DETAILS_PATIENCE = 1.0  # seconds for the last collectives, which a rank takes up to 0.4 s to put into words
+_MAX_ROUNDS = 4  # two readings, and twice details
 _POLL = 0.002  # seconds between two looks for the end of the dumps
 _CONDITIONS = {"T": Condition.STOPPED, "t": Condition.STOPPED, "D": Condition.BLOCKED}
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -146,10 +147,12 @@ class Inspector:
         self._loop.after(pause, lambda: self._read(self._read_twice))
 
     def _read_twice(self) -> None:
+        """Have the last collectives told by those by whom it is clear who waits for whom, and by more if it is not."""
         wanted = needs(self._inspection())
-        if not wanted:
-            return self._end()
-        self._read(self._end, only=wanted)
+        if wanted and self._round < _MAX_ROUNDS:
+            self._read(self._read_twice, only=wanted)
+        else:
+            self._end()
 
     def _take_stacks(self) -> None:
         for number, dump in self._dumps.items():
