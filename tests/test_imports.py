@@ -41,7 +41,7 @@ INSIDE_USER_PROCESSES = {
     "rank.answers": set(),
     "rank.ending": {"rank.messages"},
     "rank.leftovers": set(),
-    "rank.processes": set(),
+    "rank.processes": {"rank.messages"},
     "rank.channel": {"rank.messages"},
 }
 """What runs in a rank or its zygote, and what of ours it may use: user code must not trip over anything else.

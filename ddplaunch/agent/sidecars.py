@@ -24,7 +24,7 @@ from ddplaunch.output.events import Event, SidecarAnswers, SidecarExited, Sideca
 from ddplaunch.rank import processes
 
 if TYPE_CHECKING:
-    from ddplaunch.rank.messages import Program
+    from ddplaunch.rank.messages import Program, Usage
 
 GRACE = 5.0  # seconds at most that they have between SIGTERM and SIGKILL
 
@@ -119,7 +119,7 @@ class Sidecars:
             self._say(f"these processes cannot be killed, and nothing waits for them: {', '.join(stuck)}")
         self._over()
 
-    def exited(self, rank: int, pid: int, code: int) -> None:
+    def exited(self, rank: int, pid: int, code: int, usage: Usage) -> None:
         sidecar = self._all[rank]
         self._emit(SidecarExited(sidecar.name, code))
         self._streams.catch_up(sidecar.name)

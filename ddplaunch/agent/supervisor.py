@@ -45,6 +45,7 @@ from ddplaunch.rank import processes
 if TYPE_CHECKING:
     from ddplaunch.agent.sidecars import Sidecars
     from ddplaunch.diagnosis.inspection import Detail, Inspection
+    from ddplaunch.rank.messages import Usage
 
 
 class Supervisor:
@@ -230,11 +231,11 @@ class Supervisor:
         self._emit(events.FailedToStart(rank, errno, self._ranks.number))
         self._failed(self._ranks.unborn(rank, errno))
 
-    def exited(self, rank: int, pid: int, code: int) -> None:
+    def exited(self, rank: int, pid: int, code: int, usage: Usage) -> None:
         process = self._ranks.ended(rank, pid, code)
         if process is None:
             return
-        self._emit(events.Exited(rank, pid, code, self._ranks.number))
+        self._emit(events.Exited(rank, pid, code, self._ranks.number, *usage))
         failure = None
         if code == EXIT_PREEMPTED and self._outfit.preemption_file.given:
             self._outfit.preemption_file.answered()

@@ -18,7 +18,7 @@ from ddplaunch.agent.mailbox import Mailbox
 from ddplaunch.loop import Loop
 
 if TYPE_CHECKING:
-    from ddplaunch.rank.messages import Config, FromZygote, RankJob
+    from ddplaunch.rank.messages import Config, FromZygote, RankJob, Usage
 
 _ZYGOTE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "zygote.py")
 
@@ -39,7 +39,7 @@ class ZygoteListener(Protocol):
     def refused(self, message: str) -> None: ...  # what was to be imported cannot be
     def spawned(self, rank: int, pid: int, pidfd: int | None) -> None: ...
     def unborn(self, rank: int, errno: int) -> None: ...  # it can be given no process, or no descriptors
-    def exited(self, rank: int, pid: int, code: int) -> None: ...  # -N for signal N
+    def exited(self, rank: int, pid: int, code: int, usage: Usage) -> None: ...  # -N for signal N
     def swept(self, found: list[str], stuck: list[str]) -> None: ...  # nothing is left; as in ``events.Swept``
     def lost(self) -> None: ...  # it has ended unasked
 
@@ -175,7 +175,8 @@ class ZygoteClient:
             self._in_flight -= 1
             self._listener.unborn(message["rank"], message["errno"])
         elif message["op"] == "exited":
-            self._listener.exited(message["rank"], message["pid"], os.waitstatus_to_exitcode(message["status"]))
+            code = os.waitstatus_to_exitcode(message["status"])
+            self._listener.exited(message["rank"], message["pid"], code, message["usage"])
         elif message["op"] == "swept":
             self._listener.swept(message["found"], message["stuck"])
         if not self._mailbox.closed:

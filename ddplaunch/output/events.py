@@ -54,6 +54,9 @@ class Exited(NamedTuple):
     pid: int
     code: int  # -N for signal N
     attempt: int
+    peak_memory: int = 0  # bytes, of the largest of it and its children; 0 where the zygote was lost
+    user_cpu: float = 0.0  # seconds, of it and its children
+    system_cpu: float = 0.0
 
 
 class Signalled(NamedTuple):
@@ -138,7 +141,7 @@ RECORDS: Mapping[type, tuple[str, str]] = {
     Started: ("started", "rank pid attempt"),
     FailedToStart: ("failed_to_start", "rank errno attempt"),
     Finished: ("finished", "rank"),
-    Exited: ("exited", "rank pid code attempt"),
+    Exited: ("exited", "rank pid code attempt peak_memory user_cpu system_cpu"),
     Signalled: ("signal", "number"),
     Preempted: ("preempt", ""),
     Swept: ("swept", "found stuck"),

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+Usage = tuple[int, float, float]
+"""What the kernel says of a process that has ended and of those that it waited for (getrusage(2)): bytes of memory that
+the largest of them had at most, seconds of CPU time in their own code, and in the kernel."""
+
 
 class Config(TypedDict):
     """What a zygote is started with, as ``ZygoteClient`` has it."""
@@ -114,6 +118,7 @@ class Exited(TypedDict):
     rank: int
     pid: int
     status: int
+    usage: Usage
 
 
 class Swept(TypedDict):

@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ddplaunch.rank.messages import Usage
+
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_…, prctl(2)
 KILL_PATIENCE = 5.0  # seconds after SIGKILL until what is still there (state D, mostly) is reported, not waited for
 
@@ -131,25 +133,28 @@ def send(pid: int, number: int) -> None:
         pass
 
 
-def reap() -> list[tuple[int, int]]:
-    """Collect every child that has ended, adopted ones included: (pid, wait status) each, in no order."""
-    ended: list[tuple[int, int]] = []
-    try:
-        while (child := os.waitpid(-1, os.WNOHANG))[0]:
-            ended.append(child)
-    except ChildProcessError:
-        pass
+def reap() -> list[tuple[int, int, Usage]]:
+    """Collect every child that has ended, adopted ones included: pid, wait status and usage each, in no order."""
+    import ctypes  # os.wait4 would import ``resource``, and find what the user has of that name
+
+    libc, status, found = ctypes.CDLL(None), ctypes.c_int(), (ctypes.c_long * 64)()  # struct rusage, and room
+    ended: list[tuple[int, int, Usage]] = []
+    while (pid := libc.wait4(-1, ctypes.byref(status), os.WNOHANG, found)) > 0:
+        peak = found[4] if sys.platform == "darwin" else found[4] << 10  # ru_maxrss
+        ended.append((pid, status.value, (peak, found[0] + found[1] / 1e6, found[2] + found[3] / 1e6)))
     return ended
 
 
-def kill_all_below(root: int, *, spare: Callable[[int], bool] | None = None) -> tuple[list[str], list[tuple[int, int]]]:
+def kill_all_below(
+    root: int, *, spare: Callable[[int], bool] | None = None
+) -> tuple[list[str], list[tuple[int, int, Usage]]]:
     """SIGKILL everything below ``root`` until nothing is left, whatever forks meanwhile; ``root`` is the caller.
 
     Waits at most KILL_PATIENCE. Returns descriptions of what would not die, and what was reaped. Children that
     ``spare`` holds for are left alone, with what is below them.
     """
     deadline = time.monotonic() + KILL_PATIENCE
-    ended: list[tuple[int, int]] = []
+    ended: list[tuple[int, int, Usage]] = []
     pause = 0.001
     while True:
         left = descendants(root, spare=spare)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ddplaunch.rank import channel, leftovers, processes, worker
-    from ddplaunch.rank.messages import Config, FromZygote, Python, RankJob, Spawn
+    from ddplaunch.rank.messages import Config, FromZygote, Python, RankJob, Spawn, Usage
 else:
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -206,10 +206,11 @@ class Zygote:
             pass
         self.report(processes.reap())
 
-    def report(self, ended: list[tuple[int, int]]) -> None:
-        for pid, status in ended:
+    def report(self, ended: list[tuple[int, int, Usage]]) -> None:
+        for pid, status, usage in ended:
             if pid in self.ranks:
-                self.tell({"op": "exited", "rank": self.ranks.pop(pid), "pid": pid, "status": status})
+                rank = self.ranks.pop(pid)
+                self.tell({"op": "exited", "rank": rank, "pid": pid, "status": status, "usage": usage})
 
     def spawn(self, request: Spawn, fds: list[int]) -> tuple[Python, dict[str, int]] | None:
         """Fork a rank; returns None here, and in the fork, if it is to go on as the user's program, what it needs."""

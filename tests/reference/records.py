@@ -91,7 +91,8 @@ EVENTS = {
     "started": "a rank has its process",
     "failed_to_start": "a rank has no process; why, as a number of `errno`",
     "finished": "rank 0's program has ended well; its process stays, for the store",
-    "exited": "a rank's process has ended; `code` is negative for a signal",
+    "exited": "a rank's process has ended; `code` is negative for a signal; bytes of memory that it had at most and "
+    "seconds of CPU time, its children's included",
     "signal": "a signal has come to the launcher",
     "preempt": "the ranks are warned",
     "restart": "the attempt that follows, after `wait` seconds",
