@@ -43,6 +43,7 @@ class Policy:
     stdin: int | None  # the rank that reads our standard input, None for nobody (a single rank always does)
     log_dir: str | None
     inspect: bool  # whether ranks can be asked what they are doing
+    history: bool  # whether the run is kept for ``ddplaunch report`` and the like
     colour: bool
     patience: float  # seconds after which a reader of our output that takes nothing is stuck
     quiet: float  # seconds of a wait for the other nodes without a line about it

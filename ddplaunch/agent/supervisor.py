@@ -38,7 +38,7 @@ from ddplaunch.loop import Callback, Loop
 from ddplaunch.output import events, terminal
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Screen
-from ddplaunch.output.streams import Streams
+from ddplaunch.output.streams import KEPT, Streams
 from ddplaunch.plan.plan import Plan
 from ddplaunch.rank import processes
 
@@ -284,6 +284,10 @@ class Supervisor:
     def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
         """Find out what all ranks of the job are doing; ``answer`` is called with it, after some seconds at most."""
         self._questions.ask(detail, answer)
+
+    def printed(self, rank: int) -> bytes:
+        """The last that a rank printed in its last attempt, as much as is kept."""
+        return self._outfit.streams.tail(rank, KEPT)
 
     def stop(self, now: bool) -> None:
         """End the job as Ctrl-C does; ``now``: as it does when it comes again."""

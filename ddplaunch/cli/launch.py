@@ -16,6 +16,7 @@ from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_PREEMPTED, UsageError
 from ddplaunch.files import create
 from ddplaunch.job.door import Door
+from ddplaunch.job.history import History
 from ddplaunch.job.watch import Watch
 from ddplaunch.loop import Loop
 from ddplaunch.output.events import Observer
@@ -49,6 +50,8 @@ class Job:
         self._log = RunLog(policy.log_dir, self._screen.note, alone=alone)
         self._watch = Watch(plan)
         observers: list[Observer] = [self._screen, self._log, self._watch]
+        if policy.history:
+            observers.append(History(plan, self._printed, lambda: self._log.path, self._screen.note))
         self._supervisor = Supervisor(
             plan,
             policy,
@@ -99,6 +102,9 @@ class Job:
 
     def stop(self, now: bool) -> None:
         self._supervisor.stop(now)
+
+    def _printed(self, rank: int) -> bytes:
+        return self._supervisor.printed(rank)
 
     def _tell(self, outcome: Outcome) -> None:
         """Say how the job has ended: to people, and to the batch script that may start it again."""

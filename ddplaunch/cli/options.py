@@ -41,7 +41,7 @@ SECTIONS = {
         "Stopping and restarting": "--grace --max-restarts --restart-backoff --min-uptime",
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
         "Sidecar programs": "--tensorboard --sidecar",
-        "Output": "--show --stdin --log-dir --no-inspect",
+        "Output": "--show --stdin --log-dir --no-history --no-inspect",
         "Dry run and help": "--dry-run --json --help --help-all",
     }.items()
 }
@@ -237,6 +237,7 @@ class Options(NamedTuple):
     log_dir: str | None = _option(
         "--log-dir DIR", "Write a log folder into DIR: plan, events, the output of each rank, failures.", type=_FOLDER
     )
+    no_history: bool = _flag("--no-history", "Keep no record of this run for `ddplaunch ps`, `logs` and `report`.")
     no_inspect: bool = _flag(
         "--no-inspect", "Prepare no rank for `ddplaunch stacks`, and take no stacks after a failure."
     )

@@ -44,6 +44,7 @@ def read_policy(options: Options, plan: Plan, shown: Shown, *, many_start: bool)
         stdin=options.stdin,
         log_dir=options.log_dir,
         inspect=not options.no_inspect and plan.target.kind is not Kind.PROGRAM,
+        history=not options.no_history,
         patience=over_ssh.PATIENCE if by_ssh else PATIENCE,
         quiet=QUIET if by_ssh or many_start else 0.0,
         preempt_signal=options.preempt_signal,

@@ -152,6 +152,16 @@ BOUNDS: Mapping[str, Check] = {
     "Group.ranks": _each(_COUNT),
     "silent": _each(_line),
     **dict.fromkeys(("condition", "own", "answers", "moved", "alone", "node_only", "stacks", "detail"), _as_it_is),
+    # what is kept of a run
+    **dict.fromkeys(("ended", "started"), _EPOCH),
+    **dict.fromkeys(("run", "cwd", "why", "log_dir", "Record.target"), _line),
+    **dict.fromkeys(("argv", "notes"), _each(_line)),
+    **dict.fromkeys(("peak_memory", "born"), _number(0, 1 << 62)),
+    **dict.fromkeys(("Record.nnodes", "left_out"), _COUNT),
+    "Record.signal": _number(1, 64),
+    "RankRecord.code": _number(-64, 255),
+    **dict.fromkeys(("attempts", "inspections"), _each(bounded)),
+    "fate": _as_it_is,
     # what people read
     **dict.fromkeys(("message", "remark", "how", "blame"), _line),
     "hint": _hint,

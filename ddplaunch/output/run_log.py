@@ -49,7 +49,7 @@ class RunLog:
         return os.path.join(self.path, name) if self.path else None
 
     def rank_file(self, rank: int, attempt: int) -> str | None:
-        return self.file(f"rank-{rank}{_suffix(attempt)}.log")
+        return self.file(rank_file(rank, attempt))
 
     def observe(self, event: Event) -> None:
         if self.path is None:
@@ -81,6 +81,11 @@ class RunLog:
                 file.write("\n")
         except OSError as error:
             self._trouble = f"{name}: {error.strerror}"
+
+
+def rank_file(rank: int, attempt: int) -> str:
+    """What the file of a rank's output is called."""
+    return f"rank-{rank}{_suffix(attempt)}.log"
 
 
 def _suffix(attempt: int) -> str:

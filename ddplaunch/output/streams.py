@@ -11,9 +11,11 @@ from ddplaunch.files import create
 from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.lines import Lines
 from ddplaunch.output.screen import Screen, Source
+from ddplaunch.output.tail import Tail
 
 PIPE_SIZE = 1 << 18  # bytes a rank may be ahead of us before it waits (F_SETPIPE_SZ; the kernel's default is 64 KiB)
 TAIL = 8192  # bytes of each rank's last output that are kept for the failure report
+KEPT = 1 << 18  # bytes of it that are kept where it has no log file
 DRAIN_PATIENCE = 1.0  # seconds to wait for output after all are dead: a process that cannot die may hold a pipe
 
 
@@ -35,7 +37,8 @@ class Streams:
         self._loop, self._screen, self._drained = loop, screen, drained
         self._streams: dict[int, _Stream] = {}
         self._files: dict[Source, int] = {}
-        self._tails: dict[Source, bytes] = {}
+        self._tails: dict[Source, Tail] = {}
+        self._marks: dict[Source, int] = {}  # how much each rank had printed before this attempt
         self._paused = False
         screen.when_relieved(self._resume)
 
@@ -53,6 +56,7 @@ class Streams:
             OSError: too many files are open.
         """
         self._keep(rank, log)
+        self._marks[rank] = self._tails[rank].total if rank in self._tails else 0
         if not reads:
             fds["stdin"] = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         if not (reads and len(show) == 2 and log is None):
@@ -89,8 +93,10 @@ class Streams:
             os.close(before)
         self._files[source] = file
 
-    def tail(self, source: Source) -> bytes:
-        return self._tails.get(source, b"")
+    def tail(self, source: Source, limit: int = TAIL) -> bytes:
+        """The last that it printed, of a rank in its last attempt, at most ``limit`` bytes."""
+        tail = self._tails.get(source)
+        return tail.last(min(limit, tail.total - self._marks.get(source, 0))) if tail else b""
 
     def show(self, name: str, show: bool) -> None:
         """Show what this sidecar prints from now on, or no longer."""
@@ -105,8 +111,8 @@ class Streams:
                 pass
 
     def close(self) -> None:
-        """Give out what is left of every rank's stream and forget them."""
-        for source in {*self._files, *self._tails, *(stream.source for stream in self._streams.values())}:
+        """Give out what is left of every rank's streams; what they printed last is kept until the next attempt."""
+        for source in {*self._files, *(stream.source for stream in self._streams.values())}:
             if isinstance(source, int):
                 self.forget(source)
 
@@ -116,7 +122,6 @@ class Streams:
             self._end(stream)
         if source in self._files:
             os.close(self._files.pop(source))
-        self._tails.pop(source, None)
 
     def _of(self, source: Source) -> list[_Stream]:
         return [stream for stream in self._streams.values() if stream.source == source]
@@ -133,7 +138,9 @@ class Streams:
                 self._loop.soon(self._drained)
             return False
         self._store(stream.source, data)
-        self._tails[stream.source] = (self._tails.get(stream.source, b"") + data[-TAIL:])[-TAIL:]
+        if (tail := self._tails.get(stream.source)) is None:
+            tail = self._tails[stream.source] = Tail(TAIL if stream.source in self._files else KEPT)
+        tail.add(data)
         if stream.show:
             lines = stream.lines.feed(data)
             self._screen.lines(stream.source, stream.number, lines, stream.lines.bar)

@@ -22,6 +22,7 @@ from ddplaunch.control.joining import describe
 from ddplaunch.control.messages import Garbled
 from ddplaunch.control.wire import decode, encode
 from ddplaunch.errors import harmless, shown
+from ddplaunch.job.record import Record
 from ddplaunch.job.requests import Answer, Request
 from tests.control.test_coordinator import Job
 
@@ -49,7 +50,7 @@ def _within(hint: Any) -> Iterator[type]:
 def test_every_field_has_a_check_and_every_check_a_field():
     found = {
         (each, field.name)
-        for kind in [*KINDS, *AT_THE_DOOR]
+        for kind in [*KINDS, *AT_THE_DOOR, Record]
         for each in classes(kind)
         for field in dataclasses.fields(each)
     }

@@ -31,7 +31,8 @@ class Folder:
             text=True,
             start_new_session=True,
         )
-        self._before = {name: os.environ.get(name) for name in ("TMPDIR", MARK)}
+        self._before = {name: os.environ.get(name) for name in ("TMPDIR", "XDG_STATE_HOME", MARK)}
+        os.environ["XDG_STATE_HOME"] = str(self._path / "state")
         os.environ.update({"TMPDIR": str(self._path / "tmp"), MARK: str(self._path)})
         tempfile.tempdir = None
         self._left = ""

@@ -1,0 +1,269 @@
+"""The observer that keeps a run for later: what it was, what happened, and what its ranks printed last if it failed.
+
+A small file is written at the start, so that a launcher that is killed leaves a trace; the rest follows as each attempt
+ends. ``record`` reads it. All is in folders that only this user may enter, as arguments and output can hold secrets.
+No trouble with the disk harms a run.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any
+
+from ddplaunch.errors import shown
+from ddplaunch.output import events
+from ddplaunch.output.events import Event
+from ddplaunch.output.run_log import rank_file
+from ddplaunch.plan.plan import Plan
+
+MAX_RUNS = 100  # that are kept
+MAX_TARGET = 1000  # characters of the target that are kept
+MAX_EVENTS = 20_000  # of an attempt
+MAX_BYTES = 4 << 20  # of the attempts in a file, but the last
+MAX_INSPECTION = 8 << 20  # bytes; of 1,000 ranks with their stacks it has less
+MAX_OUTPUT = 64 << 20  # bytes of what all ranks together printed last
+
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)  # there is none to keep anything, nor need there be
+
+
+def place() -> str | None:
+    """Where the history is: a folder of a folder for each run; None where this user has no home."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):
+        home = os.path.expanduser("~")
+        if not os.path.isdir(home):
+            return None
+        state = os.path.join(home, ".local", "state")
+    return os.path.join(state, "ddplaunch", "runs")
+
+
+def enter(path: str, *, make: bool) -> int:
+    """Open the folder of the history at ``path``, and return its descriptor.
+
+    Raises OSError if it is not there, cannot be made, or is not this user's own folder.
+    """
+    parent = os.path.dirname(path)
+    if make:
+        os.makedirs(os.path.dirname(parent), 0o700, exist_ok=True)
+    os.close(_private(parent, make=make))
+    return _private(path, make=make)
+
+
+def _private(path: str, *, make: bool) -> int:
+    if make:
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            pass
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError:  # a link too
+        raise OSError(errno.ENOTDIR, f"{path} is not a folder", path) from None
+    found = os.fstat(folder)
+    if found.st_uid != os.geteuid():
+        os.close(folder)
+        raise OSError(errno.ENOTDIR, f"{path} belongs to another user", path)
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        os.fchmod(folder, 0o700)
+    return folder
+
+
+class History:
+    """Keeps one node's share of a run; where there is no place for it, nothing."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        printed: Callable[[int], bytes],
+        log_dir: Callable[[], str | None],
+        note: Callable[[str], None],
+    ) -> None:
+        """``printed`` gives what a rank printed last in its attempt, ``log_dir`` the folder of --log-dir."""
+        self._plan, self._printed, self._log_dir, self._note = plan, printed, log_dir, note
+        self._began = time.time()
+        self._folder: int | None = None  # this run's, once something is written
+        self._file = ""
+        self._trouble: OSError | None = None
+        self._attempt: list[tuple[Event, float]] = []  # what has happened in it
+        self._number = 0
+        self._begun = b""  # the line of its start, until it is written
+        self._size = 0  # bytes written
+        self._left_out = 0  # attempts in a row
+        self._outputs: list[str] = []  # files of what ranks had printed when the last attempt failed
+
+    def observe(self, event: Event) -> None:
+        if self._trouble:
+            return self._end() if isinstance(event, events.Ended) else None
+        if isinstance(event, events.Planned):
+            self._plan, self._number = event.plan, event.attempt
+            self._begin()
+        elif len(self._attempt) < MAX_EVENTS or isinstance(event, _LAST):
+            self._attempt.append((event, time.time()))
+        if isinstance(event, _LAST):
+            self._keep(event)
+        if isinstance(event, events.Ended):
+            self._end()
+
+    def _begin(self) -> None:
+        plan = self._plan
+        ranks = [[rank.rank, rank.host or ""] for rank in plan.local_ranks]
+        begun = {"event": "begun", "attempt": self._number, "node_rank": plan.node_rank, "nnodes": plan.nnodes}
+        self._begun = _line({"time": time.time(), **begun, "world_size": plan.world_size, "ranks": ranks})
+        try:
+            if self._folder is None:
+                self._open()
+                self._append([self._begun])
+                self._begun = b""
+        except OSError as error:
+            self._trouble = error
+
+    def _open(self) -> None:
+        """Make this run's folder and its file; RUN_ID.2 and so on where RUN_ID is an earlier run's."""
+        path = place()
+        if path is None:
+            raise OSError(errno.ENOENT, "no home")
+        above = enter(path, make=True)
+        try:
+            names = itertools.chain([self._plan.run_id], (f"{self._plan.run_id}.{n}" for n in range(2, 10_000)))
+            self._file = f"node-{self._plan.node_rank}.jsonl"
+            for name in names:
+                try:
+                    os.mkdir(name, 0o700, dir_fd=above)
+                except FileExistsError:
+                    pass  # another node's, or an earlier run's
+                folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+                try:
+                    file = os.open(self._file, _FLAGS | os.O_EXCL, 0o600, dir_fd=folder)
+                except FileExistsError:
+                    os.close(folder)
+                    continue
+                self._folder = folder
+                with os.fdopen(file, "wb", 0) as writing:
+                    writing.write(_line(self._head()))
+                return
+        finally:
+            os.close(above)
+
+    def _head(self) -> dict[str, object]:
+        plan = self._plan
+        return {
+            "run_id": plan.run_id,
+            "target": shown(" ".join(plan.target.argv), MAX_TARGET),
+            "argv": ["ddplaunch", *without_token(sys.argv[1:])],
+            "host": os.uname().nodename,
+            "cwd": _cwd(),
+            "pid": os.getpid(),
+            "born": _born(),
+            "began": self._began,
+            "node_rank": plan.node_rank,
+            "nnodes": plan.nnodes,
+            "world_size": plan.world_size,
+            "log_dir": os.path.join(_cwd(), log_dir) if (log_dir := self._log_dir()) else None,
+        }
+
+    def _keep(self, last: events.Restarting | events.Ended) -> None:
+        """Write what has happened in this attempt, and if it failed, what its ranks printed last."""
+        over, well = isinstance(last, events.Ended), last == events.Ended(0, None)
+        try:
+            if self._folder is None:
+                self._open()  # the job ends before any rank was planned
+            if not over and self._size > MAX_BYTES:
+                self._left_out += 1
+            else:
+                left_out = _line({"time": time.time(), "event": "left_out", "attempts": self._left_out})
+                head = [left_out] if self._left_out else []
+                self._append([*head, self._begun, *map(_kept, self._attempt)])
+                self._begun = b""
+            if not well and self._log_dir() is None:
+                self._keep_output()
+        except OSError as error:
+            self._trouble = error
+        self._attempt.clear()
+
+    def _append(self, lines: Sequence[bytes]) -> None:
+        with os.fdopen(os.open(self._file, _FLAGS | os.O_APPEND, 0o600, dir_fd=self._folder), "wb") as file:
+            self._size += file.write(b"".join(lines))
+
+    def _keep_output(self) -> None:
+        """Write it for each rank of the attempt, in the place of an earlier one's."""
+        for name in self._outputs:
+            os.unlink(name, dir_fd=self._folder)
+        self._outputs.clear()
+        ranks = self._plan.local_ranks
+        for rank in ranks:
+            if data := self._printed(rank.rank)[-MAX_OUTPUT // len(ranks) :]:
+                name = rank_file(rank.rank, self._number)
+                with os.fdopen(os.open(name, _FLAGS | os.O_TRUNC, 0o600, dir_fd=self._folder), "wb") as file:
+                    self._outputs.append(name)
+                    file.write(data)
+
+    def _end(self) -> None:
+        if self._trouble and self._trouble.errno not in _NO_PLACE:
+            self._note(f"the history has no full record of this run: {self._trouble.strerror}")
+        if self._folder is None:
+            return
+        os.close(self._folder)
+        self._folder = None
+        with suppress(OSError):
+            if self._outputs or len(os.listdir(place() or "/")) > MAX_RUNS:
+                from ddplaunch.job.past import make_room
+
+                make_room()
+
+
+_LAST = (events.Restarting, events.Ended)
+_SKIPPED = (events.Ready, events.Finished, events.SidecarStarted, events.SidecarAnswers, events.SidecarExited)
+
+
+def without_token(words: Sequence[str]) -> list[str]:
+    """Words that were typed, without the value of --token."""
+    hidden = [
+        "…" if before == "--token" else "--token=…" if word.startswith("--token=") else word
+        for before, word in itertools.pairwise(["", *words])
+    ]
+    return hidden
+
+
+def _kept(happened: tuple[Event, float]) -> bytes:
+    """An event as a line of the file; nothing for what is not kept."""
+    event, moment = happened
+    if isinstance(event, _SKIPPED):
+        return b""
+    if isinstance(event, events.Inspected):
+        line = _line({"time": moment, "event": "inspected", "inspection": asdict(event.inspection)})
+        return line if len(line) <= MAX_INSPECTION else b""
+    content = {"time": moment, **events.record(event)}
+    if isinstance(event, events.Restarting):
+        content |= {"text": event.text, "verdict": replace(event.verdict, others=()).to_json()}
+    elif isinstance(event, events.Ended):
+        content["verdict"] = event.verdict.to_json() if event.verdict else None
+    return _line(content)
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, default=lambda each: each.value).encode() + b"\n"
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
+
+
+def _born() -> int:
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return 0

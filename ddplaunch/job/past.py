@@ -1,0 +1,83 @@
+"""The runs that the history keeps: which there are, their files, and how they are removed, the oldest by themselves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ddplaunch.job.history import MAX_RUNS, enter, place
+from ddplaunch.job.record import Fate, Record, read
+
+MAX_BYTES = 256 << 20  # of all that is kept
+ROOM = 10  # runs that may come until some are removed again
+
+
+def names() -> list[str]:
+    """The names of all runs that are kept, the latest first; none where the history is not this user's own."""
+    path = place()
+    if path is None:
+        return []
+    try:
+        os.close(enter(path, make=False))
+        with os.scandir(path) as entries:
+            found = [(each.stat(follow_symlinks=False).st_mtime_ns, each.name) for each in entries if _is_run(each)]
+    except OSError:
+        return []
+    return [name for _, name in sorted(found, reverse=True)]
+
+
+def _is_run(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+
+
+def folder(name: str) -> str:
+    """Where the files of a run are."""
+    return os.path.join(place() or "", name)
+
+
+def shares(name: str) -> list[Record]:
+    """The records of a run, one for each node that kept its own here, node 0 first."""
+    with suppress(OSError):
+        files = [each for each in os.listdir(folder(name)) if each.startswith("node-") and each.endswith(".jsonl")]
+        found = [read(os.path.join(folder(name), file), name) for file in files]
+        return sorted((each for each in found if each is not None), key=lambda each: each.node_rank)
+    return []
+
+
+def record(name: str) -> Record | None:
+    """The record of a run: of node 0 where that is here."""
+    return next(iter(shares(name)), None)
+
+
+def records() -> Iterator[Record]:
+    """All runs that are kept, the latest first."""
+    yield from filter(None, map(record, names()))
+
+
+def remove(name: str) -> bool:
+    """Remove a run that has ended; return whether nothing of it is left."""
+    if any(each.fate is Fate.RUNNING for each in shares(name)):
+        return False
+    shutil.rmtree(folder(name), ignore_errors=True)
+    return not os.path.lexists(folder(name))
+
+
+def make_room() -> None:
+    """Remove the oldest runs, where there are too many or they take too many bytes."""
+    size = 0
+    known = names()
+    most = MAX_RUNS if len(known) <= MAX_RUNS else MAX_RUNS - ROOM
+    for count, name in enumerate(known, 1):
+        size += _size(folder(name))
+        if count > 1 and (count > most or size > MAX_BYTES):
+            remove(name)
+
+
+def _size(path: str) -> int:
+    try:
+        with os.scandir(path) as entries:
+            return sum(each.stat(follow_symlinks=False).st_size for each in entries)
+    except OSError:
+        return 0

@@ -1,0 +1,243 @@
+"""What is kept of a run: one frozen record, folded from the events that ``history`` wrote; nothing else writes it.
+
+A file of the history is made of lines of JSON: what was started, then what happened. It may be torn or hostile, so each
+line is checked as a node's message is; a line that makes no sense is passed over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ddplaunch.control.failure import Verdict, signal_name
+from ddplaunch.diagnosis.inspection import Inspection
+from ddplaunch.errors import EXIT_PREEMPTED
+from ddplaunch.files import read_owned
+from ddplaunch.output import events
+from ddplaunch.output.events import Event
+
+MAX_BYTES = 64 << 20  # of a file of the history
+
+
+class Fate(Enum):
+    """What has become of a run."""
+
+    RUNNING = "running"
+    DONE = "done"  # with exit code 0
+    FAILED = "failed"
+    STOPPED = "stopped"  # by Ctrl-C, a signal or ``ddplaunch stop``
+    PREEMPTED = "preempted"  # it made room for another job
+    LOST = "lost"  # its launcher was killed, or the machine went down
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One rank of one attempt; times in seconds since the epoch, None where they are not known."""
+
+    rank: int
+    host: str
+    pid: int = 0  # 0 where it never had a process
+    started: float | None = None
+    ended: float | None = None
+    code: int | None = None  # -N for signal N
+    peak_memory: int = 0  # bytes that the largest of it and its children had at most; 0 where it is not known
+    cpu: float = 0.0  # seconds of CPU time of it and its children
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt, as this node saw it."""
+
+    number: int  # 0 is the first
+    began: float
+    ended: float | None = None
+    ranks: tuple[RankRecord, ...] = ()  # those of this node, in order
+    why: str = ""  # why it ended, in one line; "" where all went well or it runs
+    verdict: Verdict | None = None  # the failure that ended it, without the ``others`` where a restart followed
+
+
+@dataclass(frozen=True)
+class Record:
+    """This node's share of a run; times in seconds since the epoch."""
+
+    run: str  # its name in the history: the run id, or RUN_ID.2 where an earlier run had that one
+    run_id: str
+    target: str  # what was typed, on one line
+    argv: tuple[str, ...]  # the whole command, without its token
+    host: str  # the launcher's
+    cwd: str  # where the command was typed
+    pid: int  # the launcher's
+    began: float  # when the launcher did
+    born: int = 0  # when the kernel made the launcher's process, in ticks since its own start
+    node_rank: int = 0
+    nnodes: int = 1
+    world_size: int = 0
+    log_dir: str | None = None  # this run's folder of --log-dir
+    ended: float | None = None
+    code: int | None = None  # the exit code
+    fate: Fate = Fate.RUNNING
+    signal: int | None = None  # the first that came to the launcher
+    attempts: tuple[Attempt, ...] = ()
+    left_out: int = 0  # attempts of which nothing was kept, as there were too many
+    verdict: Verdict | None = None  # the failure that decided it
+    inspections: tuple[Inspection, ...] = ()  # what the ranks were doing when they were about to be stopped
+    notes: tuple[str, ...] = ()
+
+    def after(self, event: Event | Begun | LeftOut, moment: float) -> Record:
+        """The record once ``event`` has happened at ``moment``."""
+        match event:
+            case Begun():
+                ranks = tuple(RankRecord(rank, host) for rank, host in event.ranks)
+                attempt = Attempt(event.attempt, moment, ranks=ranks)
+                node, nodes, size = event.node_rank, event.nnodes, event.world_size
+                attempts = (*self.attempts, attempt)
+                return replace(self, node_rank=node, nnodes=nodes, world_size=size, attempts=attempts)
+            case LeftOut(attempts=attempts):
+                return replace(self, left_out=attempts)
+            case events.Started(rank=rank, pid=pid):
+                return self._rank(rank, pid=pid, started=moment)
+            case events.Exited(rank=rank, code=code) if self.attempts and event.attempt == self.attempts[-1].number:
+                cpu = event.user_cpu + event.system_cpu
+                return self._rank(rank, ended=moment, code=code, peak_memory=event.peak_memory, cpu=cpu)
+            case events.Signalled(number=number) if self.signal is None:
+                return replace(self._because(f"stopped by {signal_name(number)}"), signal=number)
+            case events.Preempted():
+                return self._because("preempted")
+            case events.Swept():
+                return self._swept(moment)
+            case events.Restarting(verdict=verdict):
+                return self._last(why=verdict.first.headline, verdict=verdict)
+            case events.Noted(text=text):
+                return replace(self, notes=(*self.notes, text))
+            case events.Inspected(inspection=inspection):
+                return replace(self, inspections=(*self.inspections, inspection))
+            case events.Ended(code=code, verdict=verdict):
+                over = self._last(why=verdict.first.headline, verdict=verdict) if verdict else self
+                return replace(over, ended=moment, code=code, verdict=verdict, fate=self._fate(code))
+        return self
+
+    def _fate(self, code: int) -> Fate:
+        if code == 0:
+            return Fate.DONE
+        if code == EXIT_PREEMPTED:
+            return Fate.PREEMPTED
+        return Fate.STOPPED if self.signal is not None and code == 128 + self.signal else Fate.FAILED
+
+    def _because(self, why: str) -> Record:
+        return self if self.attempts and self.attempts[-1].why else self._last(why=why)
+
+    def _swept(self, moment: float) -> Record:
+        if not self.attempts:
+            return self
+        ranks = (
+            replace(each, ended=moment) if each.ended is None and each.started is not None else each
+            for each in self.attempts[-1].ranks
+        )
+        return self._last(ended=moment, ranks=tuple(ranks))
+
+    def _last(self, **changes: Any) -> Record:
+        if not self.attempts:
+            return self
+        return replace(self, attempts=(*self.attempts[:-1], replace(self.attempts[-1], **changes)))
+
+    def _rank(self, number: int, **changes: Any) -> Record:
+        if not self.attempts:
+            return self
+        ranks = self.attempts[-1].ranks
+        index = number - ranks[0].rank if ranks else -1  # the ranks of a node follow one another
+        if not 0 <= index < len(ranks):
+            return self
+        return self._last(ranks=(*ranks[:index], replace(ranks[index], **changes), *ranks[index + 1 :]))
+
+
+class Begun(NamedTuple):
+    """What the history keeps of ``events.Planned``; of each rank of this node its number and host."""
+
+    attempt: int
+    node_rank: int
+    nnodes: int
+    world_size: int
+    ranks: tuple[tuple[int, str], ...]
+
+
+class LeftOut(NamedTuple):
+    """So many attempts, the last before this line, are not in the file."""
+
+    attempts: int
+
+
+_KINDS: Mapping[str, type[Any]] = {
+    "begun": Begun,
+    "left_out": LeftOut,
+    "inspected": events.Inspected,
+    **{name: kind for kind, (name, _) in events.RECORDS.items()},
+}
+"""What the lines are, by their ``event``."""
+
+
+def read(path: str, run: str) -> Record | None:
+    """Return the record in a file of the history, of the run named ``run``; None where there is none of this user.
+
+    A run whose launcher is gone without a word is LOST.
+    """
+    try:
+        data, owner = read_owned(path, MAX_BYTES, links=False)
+    except OSError:
+        return None
+    return parse(data, run) if owner == os.geteuid() else None
+
+
+def parse(data: bytes, run: str) -> Record | None:
+    """Return the record that the lines ``data`` make; None where not even the first is whole."""
+    import msgspec
+
+    from ddplaunch.control.bounds import bounded
+
+    wrong = (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError)
+    first, *lines = data.split(b"\n")
+    try:
+        record = bounded(msgspec.convert({**msgspec.json.decode(first), "run": run}, Record))
+    except wrong:
+        return None
+    record = replace(record, attempts=(), inspections=(), fate=Fate.RUNNING)
+    for line in filter(None, lines):
+        try:
+            found = msgspec.json.decode(line)
+            moment = msgspec.convert(found["time"], float)
+            record = record.after(_event(found), moment)
+        except wrong:
+            continue
+    try:
+        record = bounded(record)
+    except wrong:
+        return None
+    return replace(record, fate=Fate.LOST) if record.fate is Fate.RUNNING and not lives(record) else record
+
+
+def _event(line: dict[str, Any]) -> Any:
+    """The event of a line, its fields checked by their types."""
+    import msgspec
+
+    kind = _KINDS[line["event"]]
+    if kind is events.Inspected:
+        return events.Inspected(msgspec.convert(line["inspection"], Inspection))
+    known = {**kind._field_defaults, **line}
+    return msgspec.convert([known[name] for name in kind._fields], kind)
+
+
+def lives(record: Record) -> bool:
+    """Whether the launcher of a run that has not ended is still there; True where it is on another machine."""
+    return record.host != os.uname().nodename or born(record.pid) == record.born
+
+
+def born(pid: int) -> int:
+    """When the kernel made this process, in ticks since its own start; -1 where there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return -1
+    return -1 if fields[0] in b"ZX" else int(fields[19])
