@@ -38,7 +38,7 @@ from ddplaunch.loop import Callback, Loop
 from ddplaunch.output import events, terminal
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Screen
-from ddplaunch.output.streams import KEPT, Streams
+from ddplaunch.output.streams import Streams
 from ddplaunch.plan.plan import Plan
 from ddplaunch.rank import processes
 
@@ -285,9 +285,10 @@ class Supervisor:
         """Find out what all ranks of the job are doing; ``answer`` is called with it, after some seconds at most."""
         self._questions.ask(detail, answer)
 
-    def printed(self, rank: int) -> bytes:
-        """The last that a rank printed in its last attempt, as much as is kept."""
-        return self._outfit.streams.tail(rank, KEPT)
+    @property
+    def streams(self) -> Streams:
+        """What the ranks print."""
+        return self._outfit.streams
 
     def stop(self, now: bool) -> None:
         """End the job as Ctrl-C does; ``now``: as it does when it comes again."""

@@ -22,6 +22,7 @@ from ddplaunch.loop import Loop
 from ddplaunch.output.events import Observer
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import choose
+from ddplaunch.output.streams import KEPT
 from ddplaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Job:
         self._watch = Watch(plan)
         observers: list[Observer] = [self._screen, self._log, self._watch]
         if policy.history:
-            observers.append(History(plan, self._printed, lambda: self._log.path, self._screen.note))
+            observers.append(History(plan, self.printed, lambda: self._log.path, self._screen.note))
         self._supervisor = Supervisor(
             plan,
             policy,
@@ -68,10 +69,12 @@ class Job:
 
     def run(self) -> int:
         """Run it to its end; return the exit code. UsageError: the nodes disagree on what was typed."""
+        code = None
         try:
             outcome = self._supervisor.run()
+            code = outcome.code
         finally:
-            self._door.close()
+            self._door.close(code)
         try:
             self._tell(outcome)
         finally:  # they may take some seconds
@@ -103,8 +106,17 @@ class Job:
     def stop(self, now: bool) -> None:
         self._supervisor.stop(now)
 
-    def _printed(self, rank: int) -> bytes:
-        return self._supervisor.printed(rank)
+    def ranks(self) -> list[int]:
+        return self._supervisor.streams.ranks()
+
+    def printed(self, rank: int) -> bytes:
+        return self._supervisor.streams.tail(rank, KEPT)
+
+    def listen(self, hear: Callable[[int, bytes], None]) -> None:
+        self._supervisor.streams.listen(hear)
+
+    def forget(self, hear: Callable[[int, bytes], None]) -> None:
+        self._supervisor.streams.ignore(hear)
 
     def _tell(self, outcome: Outcome) -> None:
         """Say how the job has ended: to people, and to the batch script that may start it again."""

@@ -152,6 +152,9 @@ BOUNDS: Mapping[str, Check] = {
     "Group.ranks": _each(_COUNT),
     "silent": _each(_line),
     **dict.fromkeys(("condition", "own", "answers", "moved", "alone", "node_only", "stacks", "detail"), _as_it_is),
+    "Tail.ranks": _each(_COUNT),
+    "missed": _number(0, 1 << 62),
+    **dict.fromkeys(("follow", "data"), _as_it_is),
     # what is kept of a run
     **dict.fromkeys(("ended", "started"), _EPOCH),
     **dict.fromkeys(("run", "cwd", "why", "log_dir", "Record.target"), _line),

@@ -91,6 +91,11 @@ class Connection(Generic[M]):
     def open(self) -> bool:
         return self._socket.fileno() >= 0
 
+    @property
+    def waiting(self) -> int:
+        """Bytes that the peer has not taken yet."""
+        return len(self._going) if self.open else 0
+
     def expect(self, accepted: Iterable[type[M]], max_bytes: int = MAX_BYTES) -> None:
         """From now on accept other messages."""
         self._accepted, self._max_bytes = tuple(accepted), max_bytes

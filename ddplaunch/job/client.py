@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from ddplaunch.control.messages import Garbled
 from ddplaunch.control.wire import LENGTH, decode, encode
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError
-from ddplaunch.job.door import MAX_ANSWER
+from ddplaunch.job.door import MAX_ANSWER, MAX_FOLLOWERS
 from ddplaunch.job.folder import peer_uid
-from ddplaunch.job.requests import Answer, Look, Looked, Request, Show, Stop, Stopping
+from ddplaunch.job.requests import Answer, Look, Looked, Over, Printed, Request, Show, Stop, Stopping, Tail, Wait
 from ddplaunch.job.status import Status
 
 TIMEOUT = 10.0  # seconds in which a job must answer: its launcher may be suspended
@@ -49,8 +52,50 @@ def stop(path: str, *, now: bool = False, timeout: float = TIMEOUT) -> None:
     _ask(path, Stop(now), Stopping, timeout)
 
 
+def tail(path: str, ranks: Sequence[int] = (), *, follow: bool = False, timeout: float = TIMEOUT) -> Iterator[Printed]:
+    """What these ranks of that job printed last, all of its node for none; ``follow``: and what they print, to its end.
+
+    Raises:
+        Unanswered: it does not begin in ``timeout`` seconds, or too many follow it already.
+    """
+    with _asked(path, Tail(tuple(ranks), follow), timeout) as sock:
+        _admitted(sock, timeout)
+        while True:
+            try:
+                yield _answer(sock, Printed, math.inf if follow else time.monotonic() + timeout)
+            except (EOFError, ConnectionError):  # the job has ended, its launcher may have been killed
+                return
+
+
+def wait(path: str, *, timeout: float = TIMEOUT) -> int | None:
+    """Wait for the end of that job; return its exit code, None where its launcher was killed.
+
+    Raises:
+        Unanswered: it does not begin to answer in ``timeout`` seconds, or too many wait for it already.
+    """
+    with _asked(path, Wait(), timeout) as sock:
+        _admitted(sock, timeout)
+        try:
+            return _answer(sock, Over, math.inf).code
+        except (EOFError, ConnectionError):
+            return None
+
+
+def _admitted(sock: socket.socket, timeout: float) -> None:
+    try:
+        _answer(sock, Status, time.monotonic() + timeout)
+    except EOFError:
+        raise Unanswered(f"{MAX_FOLLOWERS} others follow this job or wait for it, and no more can") from None
+
+
 def _ask(path: str, request: Request, kind: type[A], timeout: float) -> A:
-    until = time.monotonic() + timeout
+    with _asked(path, request, timeout) as sock:
+        return _answer(sock, kind, time.monotonic() + timeout)
+
+
+@contextmanager
+def _asked(path: str, request: Request, timeout: float) -> Iterator[socket.socket]:
+    """A connection on which ``request`` has been sent, and what goes wrong on it as Unanswered."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout)
         try:
@@ -58,10 +103,7 @@ def _ask(path: str, request: Request, kind: type[A], timeout: float) -> A:
             if peer_uid(sock) != os.geteuid():
                 raise Unanswered(f"{path} belongs to another user")
             sock.sendall(encode(request))
-            (length,) = LENGTH.unpack(_receive(sock, LENGTH.size, until))
-            if length > MAX_ANSWER:
-                raise Garbled
-            return decode(_receive(sock, length, until), [kind])
+            yield sock
         except TimeoutError:
             raise Unanswered(f"{path} does not answer within {timeout:g} s") from None
         except (Garbled, EOFError):
@@ -70,13 +112,20 @@ def _ask(path: str, request: Request, kind: type[A], timeout: float) -> A:
             raise Unanswered(f"{path}: {os.strerror(error.errno or 0).lower()}", "the job may have ended") from None
 
 
+def _answer(sock: socket.socket, kind: type[A], until: float) -> A:
+    (length,) = LENGTH.unpack(_receive(sock, LENGTH.size, until))
+    if length > MAX_ANSWER:
+        raise Garbled
+    return decode(_receive(sock, length, until), [kind])
+
+
 def _receive(sock: socket.socket, count: int, until: float) -> bytes:
     data = bytearray()
     while len(data) < count:
         left = until - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        sock.settimeout(left)
+        sock.settimeout(None if left == math.inf else left)
         if not (got := sock.recv(min(count - len(data), 1 << 18))):
             raise EOFError
         data += got

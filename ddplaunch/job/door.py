@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, get_args
 
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
 
     from ddplaunch.control.wire import Connection
     from ddplaunch.diagnosis.inspection import Detail, Inspection
-    from ddplaunch.job.requests import Answer, Request
+    from ddplaunch.job.follower import Follower
+    from ddplaunch.job.requests import Answer, Request, Tail, Wait
     from ddplaunch.job.status import Status
 
-MAX_CLIENTS = 8  # connections at a time; further ones wait in the kernel
+MAX_CLIENTS = 16  # connections at a time; further ones wait in the kernel
 DEADLINE = 5.0  # seconds from a connection to its end
 MAX_REQUEST = 4 << 10  # bytes of a request
 MAX_ANSWER = 64 << 20  # bytes of an answer: the status of 16,000 ranks fits, and the stacks of 1,000
+MAX_FOLLOWERS = 8  # of these that last as long as the job does
+LAST_WORDS = 0.5  # seconds in which followers may read the end of what the ranks printed
 FULL_PAUSE = 0.5  # seconds without accepting where the system has no descriptor left
 
 
@@ -41,6 +45,18 @@ class Job(Protocol):
     def stop(self, now: bool) -> None:
         """End the job, as Ctrl-C does; ``now`` as a second one does."""
 
+    def ranks(self) -> list[int]:
+        """The ranks of this node whose output is in memory."""
+
+    def printed(self, rank: int) -> bytes:
+        """The last that such a rank printed in its attempt."""
+
+    def listen(self, hear: Callable[[int, bytes], None]) -> None:
+        """From now on call ``hear`` with each piece that a rank prints."""
+
+    def forget(self, hear: Callable[[int, bytes], None]) -> None:
+        """No longer."""
+
 
 class Door:
     """Serves one job until it is closed."""
@@ -50,19 +66,29 @@ class Door:
         self._loop = loop
         self._job = job
         self._clients: dict[Connection[Request], Timer] = {}
+        self._followers: dict[Connection[Request], Follower | None] = {}  # None waits for the end alone
         self._socket: socket.socket | None
         self.path: str | None  # both None where there is no folder for it: the job runs without a door
         self._socket, self.path = listen(run_id)
         self._accept_again()
 
-    def close(self) -> None:
-        """Remove it; who is being answered has what the kernel took of the answer."""
+    def close(self, code: int | None = None) -> None:
+        """Remove it; who is being answered has what the kernel took of the answer, who follows has a moment more.
+
+        ``code`` is the job's exit code, None where it has none.
+        """
         if self._socket is None or self.path is None:
             return
         remove(self.path)
         self._loop.forget(self._socket.fileno())
         self._socket.close()
         self._socket = None
+        for client, follower in self._followers.items():
+            self._say_end(client, follower, code)
+        over = time.monotonic() + LAST_WORDS
+        self._loop.after(LAST_WORDS, lambda: None)
+        while any(client.waiting for client in self._followers) and time.monotonic() < over:
+            self._loop.step()
         for client in list(self._clients):
             self._part(client)
 
@@ -101,7 +127,7 @@ class Door:
 
     def _answer(self, client: Connection[Request], request: Request) -> None:
         from ddplaunch.diagnosis.inspection import Detail
-        from ddplaunch.job.requests import Look, Show, Stop, Stopping
+        from ddplaunch.job.requests import Look, Show, Stop, Stopping, Tail, Wait
 
         client.expect(())
         match request:
@@ -112,6 +138,32 @@ class Door:
             case Stop(now=now):
                 self._send(client, Stopping())
                 self._loop.soon(partial(self._stop, now))
+            case Tail() | Wait():
+                self._follow(client, request)
+
+    def _follow(self, client: Connection[Request], request: Tail | Wait) -> None:
+        from ddplaunch.job.follower import Follower
+        from ddplaunch.job.requests import Tail
+
+        lasts = not isinstance(request, Tail) or request.follow
+        if lasts and len(self._followers) == MAX_FOLLOWERS:
+            return client.finish()
+        client.send(self._job.status())
+        follower = Follower(client, self._job, request) if isinstance(request, Tail) else None
+        if lasts:
+            self._followers[client] = follower
+            self._clients[client].cancel()
+        else:
+            client.finish()
+
+    def _say_end(self, client: Connection[Request], follower: Follower | None, code: int | None) -> None:
+        from ddplaunch.job.requests import Over
+
+        if follower:
+            follower.leave()
+        elif code is not None:
+            client.send(Over(code))
+        client.finish()
 
     def _looked(self, client: Connection[Request], inspection: Inspection) -> None:
         from ddplaunch.job.requests import Looked
@@ -128,5 +180,7 @@ class Door:
 
     def _part(self, client: Connection[Request]) -> None:
         self._clients.pop(client).cancel()
+        if follower := self._followers.pop(client, None):
+            follower.leave()
         client.close()
         self._accept_again()

@@ -40,5 +40,37 @@ class Stopping:
     """The job is being stopped: the answer to ``Stop``."""
 
 
-Request = Show | Look | Stop
-Answer = Status | Looked | Stopping
+@dataclass(frozen=True)
+class Tail:
+    """Answer with the status, then what these ranks of this node printed last; ``follow``: and what they then print.
+
+    None are all ranks. There is no answer where too many follow the job already.
+    """
+
+    ranks: tuple[int, ...] = ()
+    follow: bool = False
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A piece of what a rank prints: there are any number, until the connection ends."""
+
+    rank: int
+    data: bytes
+    missed: int = 0  # bytes before it that were left out, as the client did not keep up
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Answer with the status, then when the job has ended."""
+
+
+@dataclass(frozen=True)
+class Over:
+    """The job has ended with this exit code: the last answer to ``Wait``."""
+
+    code: int
+
+
+Request = Show | Look | Stop | Tail | Wait
+Answer = Status | Looked | Stopping | Printed | Over

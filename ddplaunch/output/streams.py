@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -39,6 +40,7 @@ class Streams:
         self._files: dict[Source, int] = {}
         self._tails: dict[Source, Tail] = {}
         self._marks: dict[Source, int] = {}  # how much each rank had printed before this attempt
+        self._listeners: tuple[Callable[[int, bytes], None], ...] = ()
         self._paused = False
         screen.when_relieved(self._resume)
 
@@ -98,6 +100,18 @@ class Streams:
         tail = self._tails.get(source)
         return tail.last(min(limit, tail.total - self._marks.get(source, 0))) if tail else b""
 
+    def ranks(self) -> list[int]:
+        """The ranks whose output is in memory, in order."""
+        return sorted(source for source in self._tails if isinstance(source, int))
+
+    def listen(self, hear: Callable[[int, bytes], None]) -> None:
+        """From now on call ``hear`` with each piece that a rank prints."""
+        self._listeners += (hear,)
+
+    def ignore(self, hear: Callable[[int, bytes], None]) -> None:
+        """No longer."""
+        self._listeners = tuple(each for each in self._listeners if each != hear)
+
     def show(self, name: str, show: bool) -> None:
         """Show what this sidecar prints from now on, or no longer."""
         for stream in self._of(name):
@@ -141,6 +155,9 @@ class Streams:
         if (tail := self._tails.get(stream.source)) is None:
             tail = self._tails[stream.source] = Tail(TAIL if stream.source in self._files else KEPT)
         tail.add(data)
+        if isinstance(stream.source, int):
+            for hear in self._listeners:
+                hear(stream.source, data)
         if stream.show:
             lines = stream.lines.feed(data)
             self._screen.lines(stream.source, stream.number, lines, stream.lines.bar)

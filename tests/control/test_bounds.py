@@ -91,6 +91,8 @@ class Maker:
             return pick((*typing.get_args(hint), "x"))
         if hint is type(None):
             return None
+        if hint is bytes:
+            return pick(("", "eA==", "AAECAw==", "x", "日"))
         if hint is bool:
             return pick((True, False))
         if hint is int:

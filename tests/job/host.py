@@ -49,6 +49,8 @@ class Host:
         self.attempt = -1
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.stopped: str | None = None
+        self.output: dict[int, bytes] = {}
+        self.listeners: list[Callable[[int, bytes], None]] = []
         began = time.process_time()
         self.door = Door(self.loop, run_id, self)
         seconds = time.process_time() - began
@@ -66,6 +68,19 @@ class Host:
         self.watch.observe(events.Signalled(signal.SIGTERM))
         for process in self.processes.values():
             process.kill()
+
+    def ranks(self) -> list[int]:
+        return sorted(self.output)
+
+    def printed(self, rank: int) -> bytes:
+        return self.output[rank]
+
+    def listen(self, hear: Callable[[int, bytes], None]) -> None:
+        self.listeners.append(hear)
+
+    def forget(self, hear: Callable[[int, bytes], None]) -> None:
+        if hear in self.listeners:
+            self.listeners.remove(hear)
 
     def start(self) -> None:
         self.attempt += 1

@@ -1,0 +1,60 @@
+"""One client that reads what ranks print: what is in memory, then what follows; a slow one misses some of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from ddplaunch.job.requests import Printed, Tail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.control.wire import Connection
+    from ddplaunch.job.requests import Request
+
+MAX_WAITING = 1 << 20  # bytes that it has not read yet, over which it misses what comes
+MAX_BEFORE = 32 << 20  # bytes of what all ranks had printed before
+
+
+class Printing(Protocol):
+    """Where a follower hears what ranks print."""
+
+    def printed(self, rank: int) -> bytes:
+        """The last that this rank of this node printed."""
+
+    def ranks(self) -> list[int]:
+        """The ranks of this node whose output is in memory."""
+
+    def listen(self, hear: Callable[[int, bytes], None]) -> None:
+        """From now on call ``hear`` with each piece that a rank prints."""
+
+    def forget(self, hear: Callable[[int, bytes], None]) -> None:
+        """No longer."""
+
+
+class Follower:
+    """Sends to one client."""
+
+    def __init__(self, client: Connection[Request], job: Printing, request: Tail) -> None:
+        self._client, self._job = client, job
+        self._wanted = frozenset(request.ranks)
+        self._missed: dict[int, int] = {}  # bytes, by rank
+        here = [rank for rank in job.ranks() if rank in self._wanted or not self._wanted]
+        for rank in here:
+            if data := job.printed(rank)[-(MAX_BEFORE // len(here)) :]:
+                client.send(Printed(rank, data))
+        if request.follow:
+            job.listen(self.hear)
+
+    def hear(self, rank: int, data: bytes) -> None:
+        """Send what a rank has printed, if the client wants it and keeps up."""
+        if self._wanted and rank not in self._wanted:
+            return
+        if self._client.waiting > MAX_WAITING:
+            self._missed[rank] = self._missed.get(rank, 0) + len(data)
+        else:
+            self._client.send(Printed(rank, data, self._missed.pop(rank, 0)))
+
+    def leave(self) -> None:
+        """Send no more."""
+        self._job.forget(self.hear)
