@@ -1,4 +1,4 @@
-"""Small words: lists of names, near misses, times."""
+"""Small words: lists of names, near misses, times, sizes."""
 
 from __future__ import annotations
 
@@ -45,3 +45,24 @@ def ranks(numbers: Iterable[int]) -> str:
     if len(parts) > 1 and len(parts) < len(listed):
         return f"{word} {', '.join(parts[:-1])} and {parts[-1]}"
     return f"{word} {', '.join(parts)}"
+
+
+def span(seconds: float) -> str:
+    """A time in its two largest units: "0.4s", "12s", "3m12s", "2h05m", "3d04h"."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0):.1f}s"
+    whole = round(seconds)
+    for unit, below, name, of_below in ((86400, 3600, "d", "h"), (3600, 60, "h", "m"), (60, 1, "m", "s")):
+        if whole >= unit:
+            return f"{whole // unit}{name}{whole % unit // below:02}{of_below}"
+    return f"{whole}s"
+
+
+def size(count: int) -> str:
+    """Bytes in the largest unit that leaves a digit before the point: "312 KiB", "1.4 GiB"."""
+    amount, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.1f} {unit}" if unit in ("GiB", "TiB") else f"{amount:.0f} {unit}"

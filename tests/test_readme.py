@@ -5,13 +5,14 @@ Read from each page's fenced blocks:
 ``console``
     lines that begin with ``$ `` are typed into one bash, in order, in a folder that has the page's programs and
     docs/examples: each when the one before is done, or, where that ends in ``&``, has printed what is shown of it.
-    Every other line must be a line of that command's output, in any order (ranks race), where ``…`` stands for anything
-    and one number is as good as another; what ``echo $?`` prints must be exact. A line ``^C`` is Ctrl-C, pressed when
-    the lines above it have come. Blocks are run as on a machine without GPUs; with ``console gpus=4`` as the info
-    string, with four that the tests' stand-in for NVIDIA's library plays. With ``ports=6006`` a command takes this
-    port, so the block has a virtual host to itself, where there can be one. The making of an environment in front of a
-    command is left out, and so is a pytest command: we are in such an environment already, run by pytest. ``console
-    needs=lightning`` is skipped where that is missing. A comma stands between two settings.
+    Every other line must be a line of that command's output, in any order (ranks race), where ``…`` stands for
+    anything, one number is as good as another, and columns have any width; what ``echo $?`` prints must be exact. A
+    line ``^C`` is Ctrl-C, pressed when the lines above it have come. Blocks are run as on a machine without GPUs; with
+    ``console gpus=4`` as the info string, with four that the tests' stand-in for NVIDIA's library plays. With
+    ``ports=6006`` a command takes this port, so the block has a virtual host to itself, where there can be one. The
+    making of an environment in front of a command is left out, and so is a pytest command: we are in such an
+    environment already, run by pytest. ``console needs=lightning`` is skipped where that is missing. A comma stands
+    between two settings.
 ``hosts``
     the same on several machines: ``n0$ …`` and ``n1$ …`` are run at the same time, each on a virtual host of that name;
     the lines behind each are of that host's output.
@@ -181,8 +182,9 @@ def environment(gpus: int, request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 def pattern(line: str) -> re.Pattern[str]:
-    """What a shown line means: numbers are any numbers, ``…`` is anything."""
+    """What a shown line means: numbers are any numbers, ``…`` is anything, columns are of any width."""
     parts = (re.sub(r"\d+", r"\\d+", re.escape(part)) for part in line.rstrip().split("…"))
+    parts = (re.sub(r"(\\ ){2,}", r" {2,}", part) for part in parts)
     return re.compile(".*".join(parts))
 
 
@@ -293,7 +295,8 @@ def test_commands_print_what_the_page_shows(alike: list[Block], folder: Path, re
     start = subprocess.Popen
     if "ports" in settings and unsupported() is None:
         start = request.getfixturevalue("network")(1).hosts[0].start
-    with Shell(folder, environment(int(settings.get("gpus", 0)), request), start) as shell:
+    variables = {**environment(int(settings.get("gpus", 0)), request), "XDG_STATE_HOME": str(folder / ".state")}
+    with Shell(folder, variables, start) as shell:
         printed = [shell.carry_out(command) for command in alike[0].commands]
         shell.leave()
     for block in alike:

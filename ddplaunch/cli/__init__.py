@@ -21,7 +21,13 @@ _COMMANDS = {
     "run": "Start a training job on this machine, or this machine's share of one.",
     "submit": "Submit a training job to Slurm.",
     "manifest": "Print a training job for Kubernetes as YAML.",
+    "ps": "Show your jobs on this machine, and those that have ended.",
     "stacks": "Show who waits for whom in a running job, and where each rank is.",
+    "logs": "Print what the ranks of a run print, or printed last.",
+    "stop": "Stop a running job.",
+    "wait": "Wait for the end of a job, and return its exit code.",
+    "report": "Tell how a run ended, and what each rank used.",
+    "clean": "Remove what is kept of runs that have ended.",
     "devices": "Show the GPUs, processors and NUMA nodes of this machine.",
 }
 """Each name is also that of its module, imported only when it is needed: start-up is part of the product."""

@@ -85,7 +85,8 @@ def _admitted(sock: socket.socket, timeout: float) -> None:
     try:
         _answer(sock, Status, time.monotonic() + timeout)
     except EOFError:
-        raise Unanswered(f"{MAX_FOLLOWERS} others follow this job or wait for it, and no more can") from None
+        what = f"{MAX_FOLLOWERS} others follow this job already, or it runs another version of ddplaunch"
+        raise Unanswered(what) from None
 
 
 def _ask(path: str, request: Request, kind: type[A], timeout: float) -> A:

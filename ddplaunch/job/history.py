@@ -16,10 +16,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from ddplaunch.errors import shown
+from ddplaunch.job.process import born
 from ddplaunch.output import events
 from ddplaunch.output.events import Event
 from ddplaunch.output.run_log import rank_file
@@ -147,9 +148,15 @@ class History:
                 except FileExistsError:
                     os.close(folder)
                     continue
+                try:
+                    with os.fdopen(file, "wb", 0) as writing:
+                        writing.write(_line(self._head()))
+                except OSError:  # the disk is full
+                    os.unlink(self._file, dir_fd=folder)
+                    os.close(folder)
+                    os.rmdir(name, dir_fd=above)
+                    raise
                 self._folder = folder
-                with os.fdopen(file, "wb", 0) as writing:
-                    writing.write(_line(self._head()))
                 return
         finally:
             os.close(above)
@@ -163,7 +170,7 @@ class History:
             "host": os.uname().nodename,
             "cwd": _cwd(),
             "pid": os.getpid(),
-            "born": _born(),
+            "born": max(0, born(os.getpid())),
             "began": self._began,
             "node_rank": plan.node_rank,
             "nnodes": plan.nnodes,
@@ -240,7 +247,7 @@ def _kept(happened: tuple[Event, float]) -> bytes:
     if isinstance(event, _SKIPPED):
         return b""
     if isinstance(event, events.Inspected):
-        line = _line({"time": moment, "event": "inspected", "inspection": asdict(event.inspection)})
+        line = _line({"time": moment, "event": "inspected", "inspection": event.inspection.to_json()})
         return line if len(line) <= MAX_INSPECTION else b""
     content = {"time": moment, **events.record(event)}
     if isinstance(event, events.Restarting):
@@ -251,7 +258,7 @@ def _kept(happened: tuple[Event, float]) -> bytes:
 
 
 def _line(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, default=lambda each: each.value).encode() + b"\n"
+    return json.dumps(content).encode() + b"\n"
 
 
 def _cwd() -> str:
@@ -259,11 +266,3 @@ def _cwd() -> str:
         return os.getcwd()
     except OSError:  # it was removed
         return ""
-
-
-def _born() -> int:
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except OSError:
-        return 0

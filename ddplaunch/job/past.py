@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -11,6 +12,7 @@ from ddplaunch.job.history import MAX_RUNS, enter, place
 from ddplaunch.job.record import Fate, Record, read
 
 MAX_BYTES = 256 << 20  # of all that is kept
+ELSEWHERE = 30 * 86400.0  # seconds after which a run on another machine, of which nothing more came, has ended
 ROOM = 10  # runs that may come until some are removed again
 
 
@@ -58,10 +60,15 @@ def records() -> Iterator[Record]:
 
 def remove(name: str) -> bool:
     """Remove a run that has ended; return whether nothing of it is left."""
-    if any(each.fate is Fate.RUNNING for each in shares(name)):
+    if any(map(_may_run, shares(name))):
         return False
     shutil.rmtree(folder(name), ignore_errors=True)
     return not os.path.lexists(folder(name))
+
+
+def _may_run(share: Record) -> bool:
+    here = share.host == os.uname().nodename
+    return share.fate is Fate.RUNNING and (here or time.time() - share.began < ELSEWHERE)
 
 
 def make_room() -> None:
@@ -70,14 +77,15 @@ def make_room() -> None:
     known = names()
     most = MAX_RUNS if len(known) <= MAX_RUNS else MAX_RUNS - ROOM
     for count, name in enumerate(known, 1):
-        size += _size(folder(name))
+        size += size_of(name)
         if count > 1 and (count > most or size > MAX_BYTES):
             remove(name)
 
 
-def _size(path: str) -> int:
+def size_of(name: str) -> int:
+    """Bytes of all files of a run."""
     try:
-        with os.scandir(path) as entries:
+        with os.scandir(folder(name)) as entries:
             return sum(each.stat(follow_symlinks=False).st_size for each in entries)
     except OSError:
         return 0

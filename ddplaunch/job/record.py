@@ -16,6 +16,7 @@ from ddplaunch.control.failure import Verdict, signal_name
 from ddplaunch.diagnosis.inspection import Inspection
 from ddplaunch.errors import EXIT_PREEMPTED
 from ddplaunch.files import read_owned
+from ddplaunch.job.process import born
 from ddplaunch.output import events
 from ddplaunch.output.events import Event
 
@@ -230,14 +231,11 @@ def _event(line: dict[str, Any]) -> Any:
 
 def lives(record: Record) -> bool:
     """Whether the launcher of a run that has not ended is still there; True where it is on another machine."""
-    return record.host != os.uname().nodename or born(record.pid) == record.born
+    return record.host != os.uname().nodename or max(0, born(record.pid)) == record.born
 
 
-def born(pid: int) -> int:
-    """When the kernel made this process, in ticks since its own start; -1 where there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return -1
-    return -1 if fields[0] in b"ZX" else int(fields[19])
+def to_json(record: Record) -> str:
+    """A record as ``ddplaunch report --json`` prints it."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(record), indent=2).decode()

@@ -44,7 +44,7 @@ def running(word: str | None) -> Running:
     Raises:
         UsageError: there is none, or several may be meant.
     """
-    jobs = {name: job for name, job in _all().items() if job}
+    jobs = {name: job for name, job in known().items() if job}
     if word is None:
         return jobs[_only(jobs)]
     if name := _meant(word, jobs):
@@ -54,13 +54,24 @@ def running(word: str | None) -> Running:
     raise _unknown(word, jobs)
 
 
+def only() -> Found:
+    """The only running job.
+
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    jobs = {name: job for name, job in known().items() if job}
+    name = _only(jobs)
+    return Found(name, jobs[name], past.record(name))
+
+
 def find(word: str | None) -> Found:
     """The run that ``word`` means, running or ended; None is the latest.
 
     Raises:
         UsageError: there is none, or several may be meant.
     """
-    runs = _all()
+    runs = known()
     if word is None:
         if not runs:
             raise UsageError("no run is kept or running", "ddplaunch run train.py")
@@ -75,8 +86,8 @@ def find(word: str | None) -> Found:
     return found
 
 
-def _all() -> dict[str, Running | None]:
-    """All runs by their names, the latest first; those that run with their doors."""
+def known() -> dict[str, Running | None]:
+    """All runs of this user by their names, the latest first; those that run with their doors."""
     runs: dict[str, Running | None] = dict.fromkeys(past.names())
     unkept: dict[str, Running | None] = {}
     for job in all_running():

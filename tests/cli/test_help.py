@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from ddplaunch import __version__
+from ddplaunch.cli import _COMMANDS
 from ddplaunch.cli.manifest import manifest
 from ddplaunch.cli.run import run
 from ddplaunch.cli.submit import submit
@@ -130,7 +131,7 @@ def test_completion_is_offered(shell, tmp_path):
 @pytest.mark.parametrize(
     ("words", "completions"),
     [
-        ("ddplaunch ", ["plain,run", "plain,submit", "plain,manifest", "plain,devices"]),
+        ("ddplaunch ", [f"plain,{name}" for name in _COMMANDS]),
         ("ddplaunch run --np", ["plain,--nproc"]),
         ("ddplaunch run --help", ["plain,--help", "plain,--help-all"]),
         ("ddplaunch run --nproc 4 --dr", ["plain,--dry-run"]),

@@ -195,6 +195,12 @@ def _files() -> Iterator[str]:
     yield "## The devices as JSON\n"
     yield "`ddplaunch devices --json`. Sizes are in bytes; `null` is unknown. Fields may be added.\n"
     yield table(("field", "is"), described(records.devices_fields(), records.DEVICES))
+    yield "## The runs as JSON\n"
+    yield "`ddplaunch ps --json`: a list of these. Fields may be added.\n"
+    yield table(("field", "is"), described(records.runs_fields(), records.RUNS))
+    yield "## A run as JSON\n"
+    yield "`ddplaunch report --json`, of [a run](runs.md). `null` is unknown, or not yet. Fields may be added.\n"
+    yield table(("field", "is"), described(records.record_fields(), records.RECORD))
     yield "## events.jsonl\n"
     yield (
         "One object a line, in the [log folder](logs.md#the-log-folder): `time` since the epoch and `elapsed` since "

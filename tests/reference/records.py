@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -10,8 +11,12 @@ from typing import Any
 
 import ddplaunch
 from ddplaunch.console.devices import devices_json
+from ddplaunch.console.runs import ended_json, running_json
 from ddplaunch.control.failure import Failure, Verdict
 from ddplaunch.devices.visible import Visible, VisibleGpu
+from ddplaunch.job.glance import Glance
+from ddplaunch.job.record import Attempt, RankRecord, Record, to_json
+from ddplaunch.job.runs import Running
 from ddplaunch.output.events import RECORDS
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
 from ddplaunch.plan.layout import Slot
@@ -110,6 +115,7 @@ VERDICT = {
     "others": "other failures, like `first`",
     "stopped": "how many ranks were stopped because of it",
     "world_size": "how many ranks there were",
+    "blame": "the rank that those which failed had waited for, and its line; `null` for none",
 }
 
 FAILURE = {
@@ -128,6 +134,61 @@ FAILURE = {
     "tail": "the last lines that it printed",
     "reason": "how it ended, in words",
     "code": "its exit code, or 128 + the signal's number",
+}
+
+
+RUNS = {
+    "run": "its name",
+    "state": "of a running job `joining`, `starting`, `running`, `preempted`, `stopping`, `swept`, `restarting`, or "
+    "`null` if its launcher does not answer; of one that has ended `done`, `failed`, `stopped`, `preempted`, `lost`",
+    "pid": "of its launcher",
+    "node_rank": "this node",
+    "world_size": "how many ranks it has on all nodes",
+    "ranks": "those of this node",
+    "attempt": "0 is the first, -1 none yet",
+    "restarts": "how many there were",
+    "began": "when the launcher did, in seconds since the epoch",
+    "ended": "when it did; `null` while it runs",
+    "code": "its exit code",
+    "collectives_per_second": "what its lowest rank here completes in the default process group; `null` if not known",
+    "target": "as typed",
+}
+
+RECORD = {
+    "run": "its name: the run id, or `ID.2` where an earlier run had that",
+    "run_id": "the run id",
+    "target": "as typed",
+    "argv[]": "the whole command, without its token",
+    "host": "where this record was kept",
+    "cwd": "where the command was typed",
+    "pid": "of the launcher",
+    "began": "when the launcher did, in seconds since the epoch, as all times here",
+    "born": "when the kernel made that process, in its ticks",
+    "node_rank": "of the node whose record this is",
+    "nnodes": "how many nodes",
+    "world_size": "how many ranks on all nodes",
+    "log_dir": "the run's folder of `--log-dir`",
+    "ended": "when the job did; `null` while it runs, and where it was lost",
+    "code": "its exit code",
+    "fate": "`running`, `done`, `failed`, `stopped`, `preempted` or `lost`",
+    "signal": "the first that came to the launcher",
+    "attempts[].number": "0 is the first",
+    "attempts[].began": "when its ranks were about to start",
+    "attempts[].ended": "when nothing of it was left",
+    "attempts[].ranks[].rank": "a rank of this node",
+    "attempts[].ranks[].host": "its node's name",
+    "attempts[].ranks[].pid": "its process; 0 for none",
+    "attempts[].ranks[].started": "when it had its process",
+    "attempts[].ranks[].ended": "when that was gone",
+    "attempts[].ranks[].code": "its exit code, negative for a signal; `null` if nobody saw its end",
+    "attempts[].ranks[].peak_memory": "bytes that the largest of it and its children had at most; 0 if not known",
+    "attempts[].ranks[].cpu": "seconds of CPU time of it and its children",
+    "attempts[].why": "why it ended, in a line",
+    "attempts[].verdict": "as in failure.json, but for `others`, of an attempt that failed",
+    "left_out": "attempts that are not here, as there were too many: those before the last",
+    "verdict": "as in failure.json, of a run that failed",
+    "inspections": "what the ranks were doing when they were about to be stopped",
+    "notes[]": "sentences for people",
 }
 
 
@@ -152,6 +213,23 @@ def devices_fields() -> list[str]:
     return list(_paths(devices_json(Hardware(cpu, (gpu,)), visible), ""))
 
 
+def runs_fields() -> list[str]:
+    """Those of ``ddplaunch ps --json``, alike for jobs that run and that have ended."""
+    running = running_json(Glance("", Running("", "", 1), None, None))
+    assert running.keys() == ended_json(_record()).keys()
+    return list(running)
+
+
+def record_fields() -> list[str]:
+    """Those of ``ddplaunch report --json``."""
+    return list(_paths(json.loads(to_json(_record())), ""))
+
+
+def _record() -> Record:
+    attempt = Attempt(0, 0.0, ranks=(RankRecord(0, ""),))
+    return Record("", "", "", (), "", "", 1, 0.0, attempts=(attempt,))
+
+
 def plan_environment() -> dict[str, str]:
     """The variables of its rank."""
     variables: dict[str, str] = _plan()["ranks"][0]["env"]
@@ -165,7 +243,7 @@ def _paths(value: Any, path: str) -> Iterator[str]:
     elif isinstance(value, list) and value and isinstance(value[0], dict):
         yield from _paths(value[0], f"{path}[]")
     else:
-        yield f"{path}[]" if path == "notes" else path
+        yield f"{path}[]" if path in ("notes", "argv") else path
 
 
 def events() -> dict[str, list[str]]:

@@ -41,6 +41,8 @@ def test_every_field_is_described():
     verdict, failure = records.failure_fields()
     assert records.plan_fields() == list(records.PLAN)
     assert records.devices_fields() == list(records.DEVICES)
+    assert records.runs_fields() == list(records.RUNS)
+    assert records.record_fields() == list(records.RECORD)
     assert set(records.events()) == set(records.EVENTS)
     assert (verdict, failure) == (list(records.VERDICT), list(records.FAILURE))
 

@@ -1,0 +1,36 @@
+"""``ddplaunch clean``: remove what is kept of runs."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("run", required=False, metavar="[RUN]")
+def clean(run: str | None) -> None:
+    """Remove what is kept of all runs that have ended, or of RUN.
+
+    Log folders of --log-dir stay.
+    """
+    from ddplaunch.errors import LaunchError, UsageError
+    from ddplaunch.job import past, runs
+    from ddplaunch.words import size
+
+    names = past.names()
+    if run is not None:
+        if run not in names:
+            run = runs.find(run).run
+        if runs.known().get(run):
+            raise UsageError(f"{run} is still running", f"ddplaunch stop {run}")
+        names = [run]
+    removed, freed, left = 0, 0, []
+    for name in names:
+        bytes_of = past.size_of(name)
+        if past.remove(name):
+            removed, freed = removed + 1, freed + bytes_of
+        else:
+            left.append(name)
+    if run is not None and left:
+        raise LaunchError(f"{run} cannot be removed: {past.folder(run)}")
+    still = f"; {len(left)} still running" if left else ""
+    click.echo(f"removed {removed} run{'s' * (removed != 1)}, {size(freed)}{still}", err=True)

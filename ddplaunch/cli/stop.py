@@ -1,0 +1,50 @@
+"""``ddplaunch stop``: end a running job from another terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ddplaunch.job.runs import Running
+
+LOOK_EVERY = 1.0  # seconds
+
+
+@click.command()
+@click.argument("run", required=False, metavar="[RUN]")
+@click.option("--now", is_flag=True, help="Kill the ranks at once, without the time that --grace gives them.")
+def stop(run: str | None, now: bool) -> None:
+    """Stop a running job, as Ctrl-C in its terminal does, and wait until it has ended.
+
+    RUN is its name in `ddplaunch ps`, a part of that name, or its PID. It may be left out where one job runs. On any
+    node of a job with several, all nodes stop. Ctrl-C ends the waiting, and the job still stops.
+    """
+    from ddplaunch.job import client, runs
+
+    job = runs.running(run)
+    status = client.show(job.path)
+    ranks = len(status.ranks)
+    client.stop(job.path, now=now)
+    click.echo(f"stopping {status.run_id}: {ranks} rank{'s' * (ranks != 1)}", err=True)
+    _await(job)
+    click.echo(f"{status.run_id} has ended", err=True)
+
+
+def _await(job: Running) -> None:
+    """Wait for the end of its launcher, and say how many ranks are left as that changes."""
+    from ddplaunch.job import client
+    from ddplaunch.job.client import Unanswered
+    from ddplaunch.job.process import ended
+    from ddplaunch.job.status import RankState
+
+    said = -1
+    while not ended(job.pid, LOOK_EVERY):
+        try:
+            left = sum(each.state is RankState.RUNNING for each in client.show(job.path, LOOK_EVERY).ranks)
+        except Unanswered:
+            continue
+        if left and left != said:
+            click.echo(f"waiting for {left} rank{'s' * (left != 1)}; --now kills what is left", err=True)
+            said = left

@@ -1,0 +1,102 @@
+"""What the ranks of a run have printed: from its log folder, from what was kept of a failure, or from its launcher."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import BinaryIO
+
+from ddplaunch.job import client, past
+from ddplaunch.job.record import Record
+from ddplaunch.job.runs import Found
+
+CHUNK = 1 << 16
+
+_NAME = re.compile(r"rank-(\d+)(?:\.attempt-(\d+))?\.log")
+
+
+def files(run: Found) -> dict[int, list[str]]:
+    """The files of each rank's output, those of the first attempt first; none where nothing is on disk here."""
+    folders = [record.log_dir for record in past.shares(run.run) if record.log_dir] or [past.folder(run.run)]
+    found: dict[int, list[tuple[int, str]]] = {}
+    for folder in folders:
+        with suppress(OSError):
+            for name in os.listdir(folder):
+                if match := _NAME.fullmatch(name):
+                    found.setdefault(int(match[1]), []).append((int(match[2] or 0), os.path.join(folder, name)))
+    return {rank: [path for _, path in sorted(paths)] for rank, paths in sorted(found.items())}
+
+
+def failed(record: Record) -> list[int]:
+    """The ranks that failed in the last attempt that did, the first cause first."""
+    verdicts = [each.verdict for each in record.attempts if each.verdict] + [record.verdict]
+    verdict = next(filter(None, reversed(verdicts)), None)
+    if verdict is None:
+        return []
+    return [verdict.first.rank, *verdict.alike, *(each.rank for each in verdict.others)]
+
+
+def stored(paths: Mapping[int, Sequence[str]], ranks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """Give out the last attempt's output of these ranks, one after the other."""
+    for rank in ranks:
+        with suppress(OSError), open(paths[rank][-1], "rb") as file:
+            while data := file.read(CHUNK):
+                yield rank, data
+
+
+def live(path: str, ranks: Sequence[int], *, follow: bool) -> Iterator[tuple[int, bytes]]:
+    """Give out what a launcher has in memory of these ranks' output; ``follow``: and what they print, to the end."""
+    for piece in client.tail(path, ranks, follow=follow):
+        if piece.missed:
+            yield piece.rank, f"\n… {piece.missed} bytes left out: they came faster than they were read …\n".encode()
+        yield piece.rank, piece.data
+
+
+def followed(run: Found, path: str, ranks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """Give out the log files of these ranks, and what comes into them until the job ends.
+
+    The launcher says when there is more, so nobody has to look again and again.
+    """
+    known = files(run)
+    wanted = ranks or list(known)
+    with ExitStack() as stack:
+        reading = {rank: _Growing(stack) for rank in wanted}
+        for rank, growing in reading.items():
+            yield from ((rank, data) for data in growing.read(known.get(rank, [])[-1:]))
+        for piece in client.tail(path, ranks, follow=True):
+            if piece.rank not in reading:
+                reading[piece.rank] = _Growing(stack)
+            yield from ((piece.rank, data) for data in reading[piece.rank].read(_from_last(run, piece.rank)))
+        for rank, growing in reading.items():
+            yield from ((rank, data) for data in growing.read(_from_last(run, rank)))
+
+
+def _from_last(run: Found, rank: int) -> list[str]:
+    return files(run).get(rank, [])
+
+
+class _Growing:
+    """A rank's files, one an attempt, as they grow."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._path: str | None = None
+        self._file: BinaryIO | None = None
+
+    def read(self, paths: Sequence[str]) -> Iterator[bytes]:
+        """Give out what is new in the file that is being read, then in those after it."""
+        yield from self._rest()
+        later = paths[paths.index(self._path) + 1 :] if self._path in paths else paths
+        for path in later:
+            try:
+                self._file = self._stack.enter_context(open(path, "rb"))  # noqa: SIM115
+            except OSError:
+                continue
+            self._path = path
+            yield from self._rest()
+
+    def _rest(self) -> Iterator[bytes]:
+        while self._file and (data := self._file.read(CHUNK)):
+            yield data

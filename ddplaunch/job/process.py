@@ -1,0 +1,44 @@
+"""The process of a launcher, which is not a child of ours: when it was born, whether it has ended."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+
+def born(pid: int) -> int:
+    """When the kernel made this process, in ticks since its own start; -1 where there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return -1
+    return -1 if fields[0] in b"ZX" else int(fields[19])
+
+
+def ended(pid: int, seconds: float | None = None) -> bool:
+    """Wait at most ``seconds`` for the end of a process, None for ever; return whether it has ended."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except (AttributeError, OSError):  # an old kernel, or not Linux
+        return _looked_for(pid, seconds)
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(None if seconds is None else seconds * 1000))
+    finally:
+        os.close(fd)
+
+
+def _looked_for(pid: int, seconds: float | None) -> bool:
+    over = None if seconds is None else time.monotonic() + seconds
+    while over is None or time.monotonic() < over:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False

@@ -1,0 +1,282 @@
+"""The commands for runs, typed: ps, logs, stop, wait, report, clean."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.job import past
+from tests.conftest import clean_environment, command, wait_until, write
+from tests.job.test_history import FAILS, keep, state  # noqa: F401
+from tests.starts import LIGHT
+
+pytestmark = pytest.mark.usefixtures("state")
+
+NAME = f"train-{os.getpid()}-7"
+"""Of the job that runs: other tests of this user run theirs at the same time, and commands see them all."""
+
+MINE = f"mine-{os.getpid()}"
+"""Of one that has ended."""
+
+WAITS = """
+    import os, time
+    print("up", os.environ["RANK"], flush=True)
+    while True:
+        time.sleep(0.02)
+        print("on", flush=True)
+"""
+
+
+@pytest.fixture
+def running(start, tmp_path):
+    """Two ranks that print for ever, in a run called NAME."""
+    write(tmp_path, "waits.py", WAITS)
+
+    def begin(*words: str | Path, run_id: str = NAME):
+        job = start("run", "--nproc", "2", "--run-id", run_id, *words, *LIGHT, "waits.py")
+        job.wait_for("up", 2)
+        return job
+
+    return begin
+
+
+def row(out: str, run: str) -> list[str]:
+    (line,) = (line for line in out.splitlines() if line.split()[:1] == [run])
+    return line.split()
+
+
+def test_ps(running, answer):
+    job = running()
+    keep(run_id="before", code=1)
+    done = answer("ps")
+    assert row(done.stdout, NAME)[1:2] == ["running"]
+    assert row(done.stdout, NAME)[3:6] == ["2", "-", str(job.process.pid)]
+    assert row(done.stdout, "before")[1:3] == ["failed", "(1)"]
+    found = {each["run"]: each for each in json.loads(answer("ps", "--json").stdout)}
+    assert found[NAME]["state"] == "running"
+    assert found[NAME]["ranks"] == [0, 1]
+    assert (found["before"]["state"], found["before"]["code"]) == ("failed", 1)
+    assert found[NAME].keys() == found["before"].keys()
+
+
+def test_ps_shows_the_latest_of_those_that_ended(answer):
+    for number in range(8):
+        keep(run_id=f"r{number}")
+        os.utime(past.folder(f"r{number}"), (number, number))
+    shown = [line.split()[0] for line in answer("ps").stdout.splitlines() if line.startswith("r")]
+    assert shown == ["r7", "r6", "r5", "r4", "r3"]
+    assert len([line for line in answer("ps", "--all").stdout.splitlines() if line.startswith("r")]) == 8
+
+
+def test_a_launcher_that_is_stopped_does_not_hold_ps_up(running, answer):
+    job = running()
+    job.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        assert row(answer("ps").stdout, NAME)[1] == "silent"
+        assert time.monotonic() - began < 20
+    finally:
+        job.signal(signal.SIGCONT)
+
+
+def test_logs_of_a_failure(launch, answer, tmp_path):
+    write(tmp_path, "fails.py", FAILS)
+    launch("run", "--nproc", "2", "--run-id", MINE, *LIGHT, "fails.py")
+    out = answer("logs", MINE).stdout
+    assert "[0] rank 0 speaks\n" in out
+    assert "[1] rank 1 speaks\n[1] Traceback (most recent call last):\n" in out
+    assert answer("logs", MINE, "--rank", "0").stdout == "rank 0 speaks\n"
+    failed = answer("logs", MINE[2:], "--failed").stdout
+    assert failed.startswith("rank 1 speaks\nTraceback")
+    first = json.loads(answer("logs", MINE, "--json", "--rank", "0").stdout)
+    assert first == {"rank": 0, "line": "rank 0 speaks"}
+
+
+def test_logs_of_a_log_folder(launch, answer, tmp_path):
+    write(tmp_path, "ends.py", "import os; print('rank', os.environ['RANK'])")
+    launch("run", "--nproc", "2", "--log-dir", "logs", "--run-id", MINE, *LIGHT, "ends.py")
+    assert sorted(answer("logs", MINE, cwd=Path("/")).stdout.splitlines()) == ["[0] rank 0", "[1] rank 1"]
+
+
+@pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
+def test_following_a_job_to_its_end(running, tmp_path, words):
+    job = running(*words)
+    following = subprocess.Popen(
+        command("logs", NAME, "-f", "--rank", "1"), stdout=subprocess.PIPE, text=True, env=clean_environment()
+    )
+    assert following.stdout
+    assert following.stdout.readline() == "up 1\n"
+    assert following.stdout.readline() == "on\n"
+    job.signal(signal.SIGTERM)
+    assert set(following.stdout.read().splitlines()) <= {"on", "o"}
+    assert following.wait() == 0
+
+
+def test_ctrl_c_ends_the_following_alone(running):
+    job = running()
+    following = subprocess.Popen(
+        command("logs", NAME, "-f"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()
+    )
+    assert following.stdout
+    following.stdout.readline()
+    following.send_signal(signal.SIGINT)
+    _, err = following.communicate()
+    assert (following.returncode, err.strip()) == (130, b"")
+    assert job.process.poll() is None
+
+
+def test_who_reads_no_further_is_no_error(running):
+    running()
+    words = " ".join(command("logs", NAME, "-f"))
+    done = subprocess.run(
+        ["bash", "-c", f"{words} | head -n 2"], capture_output=True, text=True, env=clean_environment(), check=False
+    )
+    assert done.stdout.count("\n") == 2
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_stop(running, answer, now):
+    job = running()
+    done = answer("stop", NAME[:-1], *["--now"] * now)
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[0] == f"stopping {NAME}: 2 ranks"
+    assert done.stderr.splitlines()[-1] == f"{NAME} has ended"
+    assert job.process.poll() == 130
+    assert past.record(NAME).fate.value == "stopped"
+    assert answer("stop", NAME).stderr.startswith(f"Error: {NAME} has ended\n  ddplaunch report {NAME}")
+
+
+def test_stop_says_whom_it_waits_for(start, answer, tmp_path):
+    write(
+        tmp_path,
+        "stubborn.py",
+        """
+        import signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print("up", flush=True)
+        time.sleep(600)
+        """,
+    )
+    job = start("run", "--nproc", "2", "--run-id", f"stubborn-{MINE}", "--grace", "3", *LIGHT, "stubborn.py")
+    job.wait_for("up", 2)
+    assert "waiting for 2 ranks; --now kills what is left\n" in answer("stop", f"stubborn-{MINE}").stderr
+    assert job.wait() == 130
+
+
+def test_wait(running, answer):
+    job = running()
+    waiting = subprocess.Popen(command("wait", NAME), env=clean_environment())
+    os.kill(job.ranks()[1], signal.SIGKILL)
+    assert waiting.wait() == job.wait() == 137
+    assert answer("wait", NAME).returncode == 137
+
+
+def test_wait_for_a_run_whose_launcher_was_killed(running, answer):
+    job = running()
+    waiting = subprocess.Popen(command("wait", NAME), stderr=subprocess.PIPE, text=True, env=clean_environment())
+    job.signal(signal.SIGKILL)
+    _, err = waiting.communicate()
+    assert (waiting.returncode, err) == (69, f"Error: {NAME} has no exit code: its launcher was killed\n")
+    assert answer("wait", NAME).returncode == 69
+
+
+def test_report(launch, answer, tmp_path):
+    write(tmp_path, "fails.py", FAILS)
+    told = launch("run", "--nproc", "2", "--max-restarts", "1", "--run-id", MINE, *LIGHT, "fails.py").stderr
+    out = answer("report", MINE).stdout
+    assert out.startswith(f"{MINE}: failed with exit code 1\n  ddplaunch run --nproc 2 ")
+    report = told[told.rindex("ddplaunch: rank 1 failed with") :].partition("ddplaunch: no restart")[0]
+    assert report in out
+    assert [line.split()[0] for line in out.partition("ATTEMPT")[2].splitlines()[1:3]] == ["0", "1"]
+    assert "MiB" in row(out.partition("RANK ")[2], "1")
+    assert out.endswith(f"output: ddplaunch logs {MINE}\n")
+    found = json.loads(answer("report", MINE, "--json").stdout)
+    assert (found["fate"], found["code"], len(found["attempts"])) == ("failed", 1, 2)
+    assert found["verdict"]["first"]["rank"] == 1
+
+
+def test_clean(running, answer):
+    running()
+    for name in ("a", "b", "c"):
+        keep(run_id=name)
+    assert answer("clean", "b").stderr.startswith("removed 1 run, ")
+    assert sorted(past.names()) == ["a", "c", NAME]
+    refused = answer("clean", NAME)
+    assert (refused.returncode, refused.stderr) == (2, f"Error: {NAME} is still running\n  ddplaunch stop {NAME}\n")
+    assert answer("clean").stderr.startswith("removed 2 runs, ")
+    assert past.names() == [NAME]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("logs", "gone"), "no run is called gone"),
+        (("report", "don"), "no run is called don"),
+        (("stop", "gone"), "no run is called gone"),
+        (("wait", "gone"), "no run is called gone"),
+        (("clean", "gone"), "no run is called gone"),
+        (("logs", "done"), "done ended well, and then no output is kept\n  ddplaunch run --log-dir DIR"),
+        (("logs", "done", "--failed"), "no rank of done has failed"),
+        (("logs", "done", "--rank", "2"), "--rank 2: done has ranks 0 to 1\n  --rank 1"),
+        (("logs", "done", "--rank", "-1"), "--rank -1: done has ranks 0 to 1"),
+        (("logs", "done", "--rank", "x,1"), "--rank x,1: expected ranks like 3 or 0,3"),
+        (("logs", "done", "--rank", "1", "--failed"), "--rank and --failed contradict each other"),
+        (("stop", "done"), "done has ended\n  ddplaunch report done"),
+        (("logs", "\x1b[2J" + "x" * 5000), "no run is called "),
+    ],
+)
+def test_what_is_typed_wrong(answer, words, said):
+    if words[:2] != ("report", "don"):
+        keep(run_id="done")
+    done = answer(*words)
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith(f"Error: {said}")
+    assert len(done.stderr.splitlines()) <= 3
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
+@pytest.mark.parametrize("words", [("ps", "--json"), ("logs", NAME), ("stop", NAME), ("report", NAME)])
+def test_another_user_sees_and_reaches_nothing(running, words):
+    job = running()
+    text = (
+        "import os, sys, json, difflib, msgspec, tempfile, ddplaunch.cli\n"
+        "from ddplaunch.cli import logs, ps, report, stop\n"
+        "from ddplaunch.console import report, runs, streamed\n"
+        "from ddplaunch.job import client, glance, logs, past, process, runs\n"
+        "os.chdir('/'); os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        f"sys.argv = ['ddplaunch', *{words!r}]; ddplaunch.cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, env=clean_environment(), check=False
+    )
+    assert NAME not in done.stdout
+    if words[0] == "ps":
+        assert json.loads(done.stdout) == []
+    else:
+        assert done.stderr.startswith(f"Error: no run is called {NAME}")
+    assert job.process.poll() is None
+
+
+def test_two_nodes_keep_their_shares(launch, start, answer, tmp_path):
+    """On one machine here; each has the ranks of its own."""
+    write(tmp_path, "ends.py", "import os; print('rank', os.environ['RANK'])")
+    port = os.getpid() % 20000 + 20000
+    node = ("run", "--nnodes", "2", "--nproc", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
+    second = start(*node, "--node-rank", "1", "--run-id", "both", *LIGHT, "ends.py")
+    assert launch(*node, "--node-rank", "0", "--run-id", "both", *LIGHT, "ends.py").returncode == 0
+    assert second.wait() == 0
+    wait_until(lambda: len(past.shares("both")) == 2, "both shares")
+    assert [[each.rank for each in share.attempts[0].ranks] for share in past.shares("both")] == [[0, 1], [2, 3]]
+    out = answer("report", "both").stdout
+    assert "4 ranks on 2 nodes" in out
+    assert [row(out.partition("RANK ")[2], str(rank))[0] for rank in range(4)] == ["0", "1", "2", "3"]

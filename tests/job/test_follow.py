@@ -1,0 +1,170 @@
+"""Following what ranks print, and waiting for a job's end, at the door of a real run and of one that plays tricks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from ddplaunch.job import client
+from ddplaunch.job.client import Unanswered
+from ddplaunch.job.door import MAX_FOLLOWERS
+from ddplaunch.job.follower import MAX_WAITING, Follower
+from ddplaunch.job.requests import Printed, Tail
+from tests.conftest import wait_until, write
+from tests.job.test_live import door
+from tests.starts import LIGHT
+
+SPEAKS = """
+    import os, sys, time
+    print("begun", os.environ["RANK"], flush=True)
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    for number in range(3):
+        print("then", number, flush=True)
+    print("no end of line", end="", flush=True)
+"""
+
+
+@pytest.fixture
+def job(start, tmp_path):
+    """Two ranks that wait for the file ``go``."""
+    write(tmp_path, "speaks.py", SPEAKS)
+    begun = start("run", "--nproc", "2", "--no-history", *LIGHT, "speaks.py", tmp_path / "go")
+    begun.wait_for("begun", 2)
+    return begun
+
+
+def printed(pieces) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for piece in pieces:
+        found[piece.rank] = found.get(piece.rank, "") + piece.data.decode()
+    return found
+
+
+def test_what_is_in_memory(job):
+    assert printed(client.tail(door(job))) == {0: "begun 0\n", 1: "begun 1\n"}
+    assert printed(client.tail(door(job), [1])) == {1: "begun 1\n"}
+    assert printed(client.tail(door(job), [7])) == {}
+
+
+def test_what_follows_to_the_last_byte(job, tmp_path):
+    pieces = client.tail(door(job), follow=True)
+    first = [next(pieces), next(pieces)]
+    assert printed(first) == {0: "begun 0\n", 1: "begun 1\n"}
+    (tmp_path / "go").touch()
+    rest = "then 0\nthen 1\nthen 2\nno end of line"
+    assert printed(pieces) == {0: rest, 1: rest}
+    assert job.wait() == 0
+
+
+def test_the_exit_code(job, tmp_path):
+    codes: list[int | None] = []
+    waiting = threading.Thread(target=lambda: codes.append(client.wait(door(job))))
+    waiting.start()
+    os.kill(job.ranks()[0], signal.SIGKILL)
+    waiting.join()
+    assert codes == [job.wait()] == [137]
+
+
+def test_a_launcher_that_is_killed_has_none(job):
+    codes: list[int | None] = []
+    path, seen = door(job), threading.Event()
+
+    def wait() -> None:
+        seen.set()
+        codes.append(client.wait(path))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    pieces = client.tail(path, follow=True)
+    next(pieces)
+    job.signal(signal.SIGKILL)
+    waiting.join()
+    assert codes == [None]
+    assert printed(pieces).keys() <= {0, 1}
+
+
+def test_only_so_many_may_follow(job, tmp_path):
+    path = door(job)
+    followers = [client.tail(path, follow=True) for _ in range(MAX_FOLLOWERS)]
+    for each in followers:
+        next(each)
+    with pytest.raises(Unanswered, match="others follow this job already"):
+        next(client.tail(path, follow=True))
+    assert client.show(path).world_size == 2, "others are still answered"
+    followers.pop().close()
+
+    def admitted() -> bool:
+        try:
+            followers.append(client.tail(path, follow=True))
+            next(followers[-1])
+        except Unanswered:
+            return False
+        return True
+
+    wait_until(admitted, "the place of the one that left")
+    (tmp_path / "go").touch()
+    assert job.wait() == 0
+
+
+class Slow:
+    """A client that reads nothing, and the job that it follows."""
+
+    def __init__(self, unread: int) -> None:
+        self.waiting = unread
+        self.sent: list[object] = []
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
+
+    def ranks(self) -> list[int]:
+        return [0, 1]
+
+    def printed(self, rank: int) -> bytes:
+        return b"before"
+
+    def listen(self, hear) -> None:
+        self.hear = hear
+
+    def forget(self, hear) -> None:
+        pass
+
+
+def test_who_reads_slowly_misses_some_and_is_told():
+    slow = Slow(0)
+    follower = Follower(slow, slow, Tail((1,), follow=True))  # type: ignore[arg-type]
+    follower.hear(0, b"another rank")
+    follower.hear(1, b"one")
+    slow.waiting = MAX_WAITING + 1
+    follower.hear(1, b"two")
+    follower.hear(1, b"three")
+    slow.waiting = 0
+    follower.hear(1, b"four")
+    assert slow.sent == [Printed(1, b"before"), Printed(1, b"one"), Printed(1, b"four", missed=8)]
+
+
+def test_one_who_stops_reading_does_not_hold_the_job_up(start, tmp_path):
+    go = tmp_path / "go"
+    write(
+        tmp_path,
+        "loud.py",
+        f"""
+        import os, time
+        print("begun", flush=True)
+        while not os.path.exists({str(go)!r}):
+            time.sleep(0.01)
+        for _ in range(3000):
+            print("x" * 10_000, flush=True)
+        """,
+    )
+    job = start("run", "--nproc", "2", "--show", "none", *LIGHT, "loud.py")
+    wait_until(lambda: len(list(client.tail(door(job)))) == 2, "both ranks to speak")
+    pieces = client.tail(door(job), follow=True)
+    next(pieces)
+    go.touch()
+    assert job.wait() == 0
+    left = [piece for piece in pieces if piece.missed]
+    assert sum(len(piece.data) for piece in left) < 64 << 20

@@ -1,0 +1,92 @@
+"""Which run a word means."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.errors import UsageError
+from ddplaunch.job import folder, past, runs
+from tests.job.test_door import Running, run, runtime  # noqa: F401
+from tests.job.test_history import keep, state  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def alone(runtime: Path, state: Path, monkeypatch) -> None:  # noqa: F811
+    """No other jobs of this user: only doors of this test count."""
+    monkeypatch.setattr(folder, "candidates", lambda: [str(runtime / "ddplaunch")])
+
+
+def test_none_at_all():
+    with pytest.raises(UsageError, match="no job of yours is running here"):
+        runs.running(None)
+    with pytest.raises(UsageError, match="no run is kept or running"):
+        runs.find(None)
+    with pytest.raises(UsageError, match="no run is called x"):
+        runs.find("x")
+
+
+@pytest.mark.parametrize("word", [None, "train-7", "train", "in-7", "PID"])
+def test_the_only_one(run, word):  # noqa: F811
+    job = run("train-7")
+    word = str(job.process.pid) if word == "PID" else word
+    assert runs.running(word) == (job.path, "train-7", job.process.pid)
+    assert runs.find(word).running == runs.running(word)
+
+
+def test_one_of_several(run):  # noqa: F811
+    first, second = run("train-a"), run("train-b")
+    assert runs.running("train-b").pid == second.process.pid
+    assert runs.running(str(first.process.pid)).run_id == "train-a"
+    for word in (None, "train"):
+        with pytest.raises(UsageError) as raised:
+            runs.running(word)
+        assert "train-a" in (raised.value.hint or "")
+        assert "train-b" in (raised.value.hint or "")
+
+
+def test_two_of_one_name(run):  # noqa: F811
+    first, second = run("same"), run("same")
+    assert {each.run_id for each in runs.all_running()} == {"same"}
+    assert {runs.running(str(job.process.pid)).path for job in (first, second)} == {first.path, second.path}
+    names = list(runs.known())
+    assert len(names) == 2
+    assert {runs.running(name).path for name in names} == {first.path, second.path}
+
+
+def test_a_run_that_has_ended():
+    keep(run_id="train-1")
+    assert runs.find("train").record.run == "train-1"
+    assert runs.find(None).run == "train-1"
+    with pytest.raises(UsageError, match="train-1 has ended"):
+        runs.running("train-1")
+    with pytest.raises(UsageError) as raised:
+        runs.find("trian-1")
+    assert raised.value.hint == "did you mean train-1?"
+
+
+def test_the_latest():
+    for number in range(3):
+        keep(run_id=f"r{number}")
+        os.utime(past.folder(f"r{number}"), (number, number))
+    assert runs.find(None).run == "r2"
+    os.utime(past.folder("r0"), (9, 9))
+    assert runs.find(None).run == "r0"
+
+
+def test_a_name_that_begins_others():
+    for name in ("a", "a.2", "ab", "xab"):
+        keep(run_id=name)
+    assert runs.find("a").run == "a"
+    with pytest.raises(UsageError, match="b may mean 2 runs") as raised:
+        runs.find("b")
+    assert "ab" in (raised.value.hint or "")
+
+
+def test_a_record_that_cannot_be_read():
+    keep(run_id="broken")
+    (Path(past.folder("broken")) / "node-0.jsonl").write_text("{")
+    with pytest.raises(UsageError, match="the record of broken cannot be read"):
+        runs.find("broken")
