@@ -45,6 +45,7 @@ class Policy:
     inspect: bool  # whether ranks can be asked what they are doing
     history: bool  # whether the run is kept for ``ddplaunch report`` and the like
     colour: bool
+    prefix: str  # before each line of a rank: output/prefix.py
     patience: float  # seconds after which a reader of our output that takes nothing is stuck
     quiet: float  # seconds of a wait for the other nodes without a line about it
     preempt_signal: int | None  # the scheduler's warning, None where none is listened for

@@ -13,7 +13,6 @@ from importlib import import_module
 import click
 
 from ddplaunch import __version__
-from ddplaunch.console import colour_wanted
 from ddplaunch.errors import EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_USAGE, LaunchError, UsageError, shown
 from ddplaunch.words import nearest
 
@@ -100,8 +99,7 @@ def main() -> None:
     try:
         code = cli.main(prog_name="ddplaunch", complete_var=COMPLETE, standalone_mode=False)
     except LaunchError as error:
-        complain(error.message, error.hint)
-        code = error.exit_code
+        complain(error.message, error.hint, code := error.exit_code)
     except click.NoSuchOption as error:
         known = [each for param in error.ctx.command.params for each in param.opts] if error.ctx else []
         near = nearest(error.option_name, known)
@@ -118,13 +116,18 @@ def main() -> None:
     _leave(code if isinstance(code, int) else 0)
 
 
-def complain(message: str, hint: str | None) -> None:
-    """Print what is wrong: a line, and at most two of what to do; what was typed may be of any length, or harmful."""
-    colour = None if colour_wanted() else False
+def complain(message: str, hint: str | None, code: int = EXIT_USAGE) -> None:
+    """Print what is wrong: a line, and at most two of what to do; what was typed may be of any length, or harmful.
+
+    ``code`` is the exit code that follows.
+    """
+    from ddplaunch.cli.say import say
+    from ddplaunch.output.voice import Kind, Said
+
     said = shown(re.sub(_LONG_WORD, r"\1…\2", message), MAX_IN_MESSAGE)
-    click.echo(f"{click.style('Error:', fg='red', bold=True)} {said}", err=True, color=colour)
-    for line in (hint or "").splitlines()[:2]:
-        click.echo(f"  {shown(line, MAX_IN_HINT)}", err=True)
+    hints = [shown(line, MAX_IN_HINT) for line in (hint or "").splitlines()[:2]]
+    lines = f"{click.style('Error:', fg='red', bold=True)} {said}\n" + "".join(f"  {line}\n" for line in hints)
+    say(Said(Kind.ERROR, said, {"hint": "\n".join(hints) or None, "code": code}, lines))
 
 
 def _confess(error: Exception) -> None:
@@ -134,7 +137,7 @@ def _confess(error: Exception) -> None:
 
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # what stdout is sent to
-        return complain(said, "free some space, or write elsewhere")
+        return complain(said, "free some space, or write elsewhere", EXIT_SOFTWARE)
     try:
         # the words typed stay out: one may be a token
         details = f"ddplaunch {__version__}, Python {sys.version}\n{traceback.format_exc()}"
@@ -144,7 +147,7 @@ def _confess(error: Exception) -> None:
     except OSError:
         last = traceback.extract_tb(error.__traceback__)[-1]
         kept = f"it came from {last.filename}, line {last.lineno}"
-    complain(f"bug in ddplaunch: {said}", f"please report it; {kept}")
+    complain(f"bug in ddplaunch: {said}", f"please report it; {kept}", EXIT_SOFTWARE)
 
 
 def _help_hint(error: click.ClickException) -> str | None:

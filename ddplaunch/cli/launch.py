@@ -7,10 +7,9 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-import click
-
 from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.supervisor import Supervisor
+from ddplaunch.cli.say import say, say_note
 from ddplaunch.control.failure import Outcome
 from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_PREEMPTED, UsageError
@@ -23,6 +22,7 @@ from ddplaunch.output.events import Observer
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import choose
 from ddplaunch.output.streams import KEPT
+from ddplaunch.output.voice import VOICE, Kind, Said
 from ddplaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -47,7 +47,15 @@ class Job:
         loop = Loop()
         alone = rules.port is None
         speaks = alone or not (rules.one_log and plan.node_rank)
-        self._screen = choose(loop, colour=policy.colour, patience=policy.patience, quiet=policy.quiet, speaks=speaks)
+        VOICE.of(plan, numbered=plan.numbered)
+        self._screen = choose(
+            loop,
+            colour=policy.colour,
+            patience=policy.patience,
+            quiet=policy.quiet,
+            speaks=speaks,
+            prefix=policy.prefix,
+        )
         self._log = RunLog(policy.log_dir, self._screen.note, alone=alone)
         self._watch = Watch(plan)
         observers: list[Observer] = [self._screen, self._log, self._watch]
@@ -81,8 +89,11 @@ class Job:
             if self._supervisor.sidecars:
                 self._supervisor.sidecars.end()
         if self._log.path:
-            where = f" on {os.uname().nodename}" if self._plan.nnodes > 1 else ""
-            click.echo(f"ddplaunch: kept in {self._log.path}{where}", err=True)
+            host = os.uname().nodename
+            where = f" on {host}" if self._plan.nnodes > 1 else ""
+            say_note(f"kept in {self._log.path}{where}", path=self._log.path, host=host)
+        if self._screen.speaks:
+            say(Said(Kind.END, f"ended with exit code {outcome.code}", {"code": outcome.code}, lines=""))
         return outcome.code
 
     def status(self) -> Status:
@@ -98,10 +109,14 @@ class Job:
         self._supervisor.inspect(Detail.WAITS, self._tell_stacks)
 
     def _tell_stacks(self, inspection: Inspection) -> None:
-        from ddplaunch.console.stacks import render_stacks
+        import click
 
-        text = render_stacks(inspection)
-        self._screen.page(text if self._policy.colour else click.unstyle(text))
+        from ddplaunch.console.stacks import render_stacks, to_json
+        from ddplaunch.diagnosis.sentences import sentences
+
+        page = render_stacks(inspection)
+        lines = page if self._policy.colour else click.unstyle(page)
+        self._screen.say(Said(Kind.STACKS, "\n".join(sentences(inspection)), {"stacks": to_json(inspection)}, lines))
 
     def stop(self, now: bool) -> None:
         self._supervisor.stop(now)
@@ -128,10 +143,11 @@ class Job:
         if outcome.verdict:
             from ddplaunch.console.failure import render_verdict
 
-            text = render_verdict(outcome.verdict, self._plan.nnodes)
-            click.echo(text, err=True, nl=False, color=None if self._policy.colour else False)
+            report = render_verdict(outcome.verdict, self._plan.nnodes)
+            text = outcome.verdict.blame or outcome.verdict.first.headline
+            say(Said(Kind.FAILURE, text, {"verdict": outcome.verdict}, lines=report))
         if outcome.remark:
-            click.echo(f"ddplaunch: {outcome.remark}", err=True)
+            say_note(outcome.remark)
         if outcome.code == EXIT_PREEMPTED and self._plan.node_rank == 0:
             _ask_for_requeue()
 
@@ -147,4 +163,4 @@ def _ask_for_requeue() -> None:
     try:
         os.close(create(path, 0, 0o600))
     except OSError as error:
-        click.echo(f"ddplaunch: the job will not be requeued: {path}: {error.strerror}", err=True)
+        say_note(f"the job will not be requeued: {path}: {error.strerror}")

@@ -41,7 +41,7 @@ SECTIONS = {
         "Stopping and restarting": "--grace --max-restarts --restart-backoff --min-uptime",
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
         "Sidecar programs": "--tensorboard --sidecar",
-        "Output": "--show --stdin --log-dir --no-history --no-inspect",
+        "Output": "--show --prefix --stdin --log-dir --log-json --no-history --no-inspect",
         "Dry run and help": "--dry-run --json --help --help-all",
     }.items()
 }
@@ -65,6 +65,9 @@ class Source(Enum):
     DEFAULT = "default"
 
 
+LOG_JSON = "DDPLAUNCH_LOG_JSON"
+"""The variable that stands for ``--log-json``."""
+
 _BY_CLICK = {"COMMANDLINE": Source.TYPED, "ENVIRONMENT": Source.VARIABLE, "DEFAULT_MAP": Source.FILE}
 
 
@@ -77,8 +80,8 @@ def _option(spelling: str, help: str, read: Any = None, **how: Any) -> Any:
     return click.Option([name], metavar=metavar or None, help=help, callback=read, show_default="default" in how, **how)
 
 
-def _flag(spellings: str, help: str) -> Any:
-    return click.Option(spellings.split(), is_flag=True, help=help)
+def _flag(spellings: str, help: str, **how: Any) -> Any:
+    return click.Option(spellings.split(), is_flag=True, help=help, **how)
 
 
 def _seconds(name: str, default: str, help: str, read: Any = values.seconds) -> Any:
@@ -231,11 +234,22 @@ class Options(NamedTuple):
         "Show the output of these ranks: all, none, 0,3, or local:0 on every node. 0/err is only its stderr.",
         default="all",
     )
+    prefix: str = _option(
+        "--prefix TEMPLATE",
+        "Begin each line of a rank with this: text with {rank}, {local_rank}, {node_rank}, {host} or {role}; none "
+        "leaves it out.",
+        values.prefix,
+        default="[{rank}]",
+        envvar="DDPLAUNCH_PREFIX",
+    )
     stdin: int | None = _option(
         "--stdin RANK", "Connect the terminal to this rank, for pdb. A single rank always has it.", values.integer
     )
     log_dir: str | None = _option(
         "--log-dir DIR", "Write a log folder into DIR: plan, events, the output of each rank, failures.", type=_FOLDER
+    )
+    log_json: bool = _flag(
+        "--log-json", "Write what ddplaunch itself says as JSON, an object a line, on stderr.", envvar=LOG_JSON
     )
     no_history: bool = _flag("--no-history", "Keep no record of this run for `ddplaunch ps`, `logs` and `report`.")
     no_inspect: bool = _flag(

@@ -8,14 +8,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import click
-
 from ddplaunch.cli.options import Options, Source
 from ddplaunch.cli.rules import check_control_port
 from ddplaunch.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from ddplaunch.cli.options import Inferred
+    from ddplaunch.ssh.fleet import Problem
     from ddplaunch.ssh.hosts import Host
     from ddplaunch.target.target import Target
 
@@ -114,12 +113,20 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
 
     code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])
     if fleet.problems:
-        bad = len({problem.host for problem in fleet.problems})
-        click.echo(f"ddplaunch: {bad} of {len(hosts)} hosts cannot take part, and nothing was started", err=True)
-        width = max(len(problem.host) for problem in fleet.problems)
-        for problem in fleet.problems:
-            click.echo(f"  {problem.host.ljust(width)}  {problem.text}", err=True)
+        _say_problems(fleet.problems, len(hosts), code)
     return code
+
+
+def _say_problems(problems: list[Problem], hosts: int, code: int) -> None:
+    from ddplaunch.cli.say import say
+    from ddplaunch.output.voice import Kind, Said
+
+    bad = len({problem.host for problem in problems})
+    width = max(len(problem.host) for problem in problems)
+    text = f"{bad} of {hosts} hosts cannot take part, and nothing was started"
+    lines = [f"ddplaunch: {text}", *(f"  {problem.host.ljust(width)}  {problem.text}" for problem in problems)]
+    found = [{"host": problem.host, "text": problem.text} for problem in problems]
+    say(Said(Kind.ERROR, text, {"problems": found, "code": code}, "".join(f"{line}\n" for line in lines)))
 
 
 def planned(hosts: tuple[Host, ...], options: Options) -> tuple[Options, str]:

@@ -50,6 +50,7 @@ def read_policy(options: Options, plan: Plan, shown: Shown, *, many_start: bool)
         preempt_signal=options.preempt_signal,
         preempt_forward=options.preempt_forward,
         colour=colour_wanted(),
+        prefix=options.prefix,
         sidecars=sidecars.read(options) if plan.node_rank == 0 else (),
     )
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import click
 
 from ddplaunch.cli import over_ssh
 from ddplaunch.cli.dry_run import print_plan
-from ddplaunch.cli.options import COMMON, PARAMS, SECTIONS, read
+from ddplaunch.cli.options import COMMON, LOG_JSON, PARAMS, SECTIONS, read
 from ddplaunch.cli.policy import read_policy, read_shown
 from ddplaunch.cli.rules import read_rules
 from ddplaunch.cli.surroundings import check_token, one_log
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand, find_target, remarks
 from ddplaunch.errors import UsageError
+from ddplaunch.output.voice import VOICE
 
 if TYPE_CHECKING:
     import socket
@@ -32,6 +35,12 @@ class _RunCommand(TargetCommand):
         ("2 hosts by SSH, 4 ranks on each", "ddplaunch run --hosts n1:4,n2:4 train.py"),
         ("print what would run where; start nothing", "ddplaunch run --dry-run --nproc 4 train.py"),
     )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # An error in these words is to be said in the form that they ask for; what they mean is known only afterwards.
+        typed = "--log-json" in takewhile(lambda word: word != "--", args)
+        VOICE.for_machines = typed or os.environ.get(LOG_JSON, "0") not in ("", "0")
+        return super().parse_args(ctx, args)
 
 
 @click.command(cls=_RunCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=PARAMS)
@@ -54,6 +63,7 @@ def run(**_: object) -> int:
     """
     said = remarks()
     options = read(click.get_current_context(), said.from_variables)
+    VOICE.for_machines = options.log_json
     listening: socket.socket | None = None
     try:
         from ddplaunch.cli.planning import make_plan, new_run_id
@@ -74,9 +84,11 @@ def run(**_: object) -> int:
         hosts = over_ssh.read(options)
         alike = [f"note: {said.alike}"] if said.alike else []
         if hosts and not options.dry_run:
+            VOICE.run_id = options.run_id or new_run_id()
             _say(*said.torchrun, *alike)
-            return over_ssh.start(hosts, options, target, options.run_id or new_run_id())
+            return over_ssh.start(hosts, options, target, VOICE.run_id)
         plan, completed, finding, plan_as = make_plan(options, target, hosts, said.torchrun)
+        VOICE.of(plan, numbered=plan.numbered)
         shown = read_shown(completed, plan)
         if plan.node_rank == 0 or not one_log(finding):
             _say(*alike)
@@ -101,12 +113,18 @@ def run(**_: object) -> int:
     except UsageError as error:
         from ddplaunch.cli import complain, declining
 
-        complain(error.message, error.hint)  # at once, for the others may take their time to hear of it
+        complain(
+            error.message, error.hint, error.exit_code
+        )  # at once, for the others may take their time to hear of it
         declining.tell(error, options, listening)
         return error.exit_code
     return job.run()
 
 
 def _say(*notes: str) -> None:
+    if not notes:
+        return
+    from ddplaunch.cli.say import say_note
+
     for note in notes:
-        click.echo(f"ddplaunch: {note}", err=True)
+        say_note(note)

@@ -73,6 +73,15 @@ def name(ctx: click.Context, param: click.Parameter, text: str | None) -> str | 
     return text
 
 
+def prefix(ctx: click.Context, param: click.Parameter, text: str) -> str:
+    """Read a template of what stands before the lines of ranks."""
+    if text != param.default:
+        from ddplaunch.output.prefix import check
+
+        check(text)
+    return text
+
+
 def signal_number(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
     """Read the name of a signal that can be a warning."""
     import signal
@@ -96,10 +105,12 @@ def commands(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...])
 
 def as_typed(param: click.Option, value: Any) -> Iterator[str]:
     """The words of an option that was typed, from the value that was read."""
+    if param.is_flag:
+        yield from [param.opts[-1]] * value  # a variable can say that it is not wanted
+        return
     for each in value if param.multiple else (value,):
         yield param.opts[-1]
-        if not param.is_flag:
-            yield _spelled(param, each)
+        yield _spelled(param, each)
 
 
 def _spelled(param: click.Parameter, value: Any) -> str:

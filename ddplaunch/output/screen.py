@@ -12,8 +12,10 @@ from typing import Protocol
 
 from ddplaunch.loop import Callback, Loop, Timer
 from ddplaunch.output.events import Ended, Event, Noted, Observer, Planned, Restarting
+from ddplaunch.output.prefix import prefixes
 from ddplaunch.output.sink import Sink
 from ddplaunch.output.terminal import watched
+from ddplaunch.output.voice import VOICE, Kind, Said
 from ddplaunch.words import clock
 
 Source = int | str
@@ -46,30 +48,33 @@ class Screen(Observer, Protocol):
     def note(self, text: str, *, of_job: bool = False) -> None:
         """Say something ourselves, between whole lines of the ranks; ``of_job``: it concerns more than this node."""
 
-    def page(self, text: str) -> None:
-        """Show a text of ours that somebody has asked for, as it is."""
+    def say(self, said: Said, *, of_job: bool = False) -> None:
+        """Say something of another kind, likewise."""
 
     def footer(self, text: str, *, of_job: bool = False) -> None:
         """Show what we wait for, and for how long, until the ranks start or the job ends."""
 
 
-def choose(loop: Loop, *, colour: bool, patience: float, quiet: float, speaks: bool) -> Screen:
-    """Make the screen for where our stdout and stderr lead; ``patience`` and ``quiet`` as in the policy."""
+def choose(loop: Loop, *, colour: bool, patience: float, quiet: float, speaks: bool, prefix: str) -> Screen:
+    """Make the screen for where our stdout and stderr lead; ``patience``, ``quiet`` and ``prefix`` as in the policy."""
     if watched(1) or watched(2):
-        return Terminal(loop, patience, quiet, speaks=speaks, colour=colour)
-    return Plain(loop, patience, quiet, speaks=speaks)
+        return Terminal(loop, patience, quiet, prefix, speaks=speaks, colour=colour)
+    return Plain(loop, patience, quiet, prefix, speaks=speaks)
 
 
 class Plain:
     """Whole lines, each with its rank before it: for files, pipes and logs."""
 
-    def __init__(self, loop: Loop, patience: float, quiet: float, *, speaks: bool) -> None:
+    def __init__(self, loop: Loop, patience: float, quiet: float, prefix: str, *, speaks: bool) -> None:
         self.speaks = speaks
         self._stdout = Sink(loop, 1, patience)
         self._stderr = self._stdout if _same_file(1, 2) else Sink(loop, 2, patience)
         self.terminal, self.by_lines = self._stdout.terminal, self._stdout.by_lines
-        self._width = 1
-        self._waiting = Waiting(loop, self._show_footer, quiet, counts=self._stderr.terminal)
+        self._template = prefix
+        self._prefixes: dict[int, str] = {}
+        self._width = 0
+        counts = self._stderr.terminal and not VOICE.for_machines
+        self._waiting = Waiting(loop, self._show_footer, quiet, counts=counts)
 
     @property
     def full(self) -> bool:
@@ -91,22 +96,25 @@ class Plain:
         self._show(sink, lines)
 
     def note(self, text: str, *, of_job: bool = False) -> None:
-        if self.speaks or not of_job:
-            said = "".join(f"ddplaunch: {line}\n" for line in text.splitlines())
-            self._show(self._stderr, said.encode(errors="replace"))
+        self.say(Said(Kind.NOTE, text), of_job=of_job)
 
-    def page(self, text: str) -> None:
-        self._show(self._stderr, text.encode(errors="replace"))
+    def say(self, said: Said, *, of_job: bool = False) -> None:
+        if self.speaks or not of_job:
+            self._show(self._stderr, VOICE.form(said).encode(errors="replace"))
 
     def footer(self, text: str, *, of_job: bool = False) -> None:
         self._waiting.tell(text if self.speaks or not of_job else "")
 
     def observe(self, event: Event) -> None:
         match event:
-            case Noted(text=text) | Restarting(text=text):
+            case Noted(text=text):
                 self.note(text, of_job=True)
+            case Restarting(attempt, wait, text, verdict):
+                fields = {"attempt": attempt, "wait": wait, "verdict": verdict}
+                self.say(Said(Kind.RESTART, text, fields), of_job=True)
             case Planned(plan=plan):
-                self._width = len(str(plan.world_size - 1))
+                VOICE.of(plan)
+                self._prefixes, self._width = prefixes(self._template, plan)
                 self.footer("")
             case Ended():
                 self.footer("")
@@ -115,23 +123,26 @@ class Plain:
         return self._stdout if number == 1 else self._stderr
 
     def _show_footer(self, text: str) -> None:
-        self.note(text)
+        self.say(Said(Kind.WAITING, text))
 
     def _show(self, sink: Sink, lines: bytes) -> None:
         sink.write(lines)
 
     def _marker(self, source: Source) -> str:
-        return f"[{source}]".ljust(self._width + 2)
+        if isinstance(source, str):
+            return f"[{source}]".ljust(self._width)
+        return self._prefixes.get(source, "").ljust(self._width)
 
     def _prefix(self, source: Source, sink: Sink) -> bytes:
-        return self._marker(source).encode() + b" "
+        marker = self._marker(source)
+        return f"{marker} ".encode(errors="replace") if marker else b""
 
 
 class Terminal(Plain):
     """As ``Plain``; below all lines stays the progress bar of the lowest rank that draws one, or the footer."""
 
-    def __init__(self, loop: Loop, patience: float, quiet: float, *, speaks: bool, colour: bool) -> None:
-        super().__init__(loop, patience, quiet, speaks=speaks)
+    def __init__(self, loop: Loop, patience: float, quiet: float, prefix: str, *, speaks: bool, colour: bool) -> None:
+        super().__init__(loop, patience, quiet, prefix, speaks=speaks)
         self._colour = colour
         self._bars: dict[tuple[bool, Source, int], bytes] = {}
         self._below = b""
@@ -146,7 +157,7 @@ class Terminal(Plain):
         super().lines(source, number, lines)
 
     def _show_footer(self, text: str) -> None:
-        if not self._stderr.terminal:
+        if not self._stderr.terminal or VOICE.for_machines:
             return super()._show_footer(text)
         self._below = f"ddplaunch: {text}".encode(errors="replace") if text else b""
         self._show(self._stderr, b"")
@@ -164,7 +175,7 @@ class Terminal(Plain):
         self._drawn = bool(below)
 
     def _prefix(self, source: Source, sink: Sink) -> bytes:
-        if not (self._colour and sink.terminal):
+        if not (self._colour and sink.terminal and self._marker(source)):
             return super()._prefix(source, sink)
         colour = _COLOURS[source % len(_COLOURS)] if isinstance(source, int) else _FAINT
         return f"\x1b[{colour}m{self._marker(source)}\x1b[0m ".encode()

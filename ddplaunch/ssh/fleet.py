@@ -17,6 +17,7 @@ from ddplaunch.agent.signals import Question
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, shown
 from ddplaunch.loop import Loop
 from ddplaunch.output.sink import Sink
+from ddplaunch.output.voice import BEGINNING, VOICE, Kind, Said, same_words
 from ddplaunch.ssh.client import LONGEST_COMPLAINT, Session
 from ddplaunch.ssh.remote import ASK, BEAT, GO, KILL_AFTER, SIGNALS
 from ddplaunch.ssh.turns import PAUSE, Turns
@@ -27,6 +28,8 @@ MAX_PROBLEMS = 20  # lines for one host in the list of problems
 LAST_WORDS = 5.0  # seconds between the end of the first host and SIGTERM for those that still run
 _OTHER_FILES = 40  # descriptors beside those of the hosts: the event loop, outputs, an ssh that starts
 _COMPARED = {"python": "Python", "torch": "torch", "cuda": "torch's CUDA", "nccl": "NCCL"}
+_OBJECT = BEGINNING.encode()
+_BEGINNINGS = (b"ddplaunch: ", b"Error: ", _OBJECT)  # of what a launcher says
 _LETTERS = {number: letter for letter, number in SIGNALS.items()}
 
 
@@ -88,6 +91,7 @@ class Fleet:
         self._paused = False
         self._said: Counter[bytes] = Counter()
         self._said_by: dict[Session, Counter[bytes]] = {}
+        self._reporting: set[Session] = set()  # those whose last line was their launcher's
 
     def run(self, begin: Sequence[Callable[[Loop], Session]]) -> int:
         """Connect to all hosts, run the job, and return its exit code when no host is left; see ``problems``."""
@@ -200,17 +204,25 @@ class Fleet:
         """Pass on what ranks print; a line that several launchers print, a report say, only once."""
         if self._stage is FleetState.CHECKING or self.problems:
             return  # a greeting, or what the problems say
-        if number == 2 and not line.startswith(b"[") and len(self._hosts) > 1:
+        if number == 2 and len(self._hosts) > 1 and self._is_launchers(host, line):
+            words = same_words(line) if line.startswith(_OBJECT) else line
             said = self._said_by.setdefault(host, Counter())
-            said[line] += 1
-            if said[line] <= self._said[line]:
+            said[words] += 1
+            if said[words] <= self._said[words]:
                 return
-            self._said[line] += 1
+            self._said[words] += 1
         self._sinks[number].write(line)
         if self._sinks[number].full and not self._paused:
             self._paused = True
             for each in self._live():
                 each.pause()
+
+    def _is_launchers(self, host: Session, line: bytes) -> bool:
+        """Whether a launcher says it, and no rank: its first words tell, or it belongs to such a line above it."""
+        begins = line.startswith(_BEGINNINGS)
+        below = line.startswith(b"  ") and host in self._reporting
+        (self._reporting.add if begins or below else self._reporting.discard)(host)
+        return begins or below
 
     def _read_on(self) -> None:
         if self._paused and not any(sink.full for sink in self._sinks.values()):
@@ -219,7 +231,7 @@ class Fleet:
                 host.read_on()
 
     def _say(self, text: str) -> None:
-        self._sinks[2].write(f"ddplaunch: {text}\n".encode())
+        self._sinks[2].write(VOICE.form(Said(Kind.NOTE, text)).encode())
 
     def _signalled(self, number: int) -> None:
         if number == signal.SIGCHLD:

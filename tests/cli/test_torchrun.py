@@ -221,7 +221,6 @@ def test_what_makes_no_sense(line, environ, message, answer, tmp_path):
     [
         ("--rdzv-conf join_timeot=3,timeout=60 train.py", "--rdzv-conf join_timeot=3"),
         ("--rdzv-conf \"'timeout=60'\" train.py", "--rdzv-conf 'timeout=60'"),
-        ("--log-line-prefix-template '${hostname}: ' train.py", "--log-line-prefix-template ${hostname}: "),
     ],
 )
 def test_what_changes_nothing_is_told_of(line, note, answer, tmp_path):

@@ -109,6 +109,27 @@ EVENTS = {
     "ended": "the job is over; its exit code",
 }
 
+SAID = {
+    "source": "`ddplaunch`; always first, so that each of these lines begins alike",
+    "kind": "one of those below",
+    "level": "`info`, `warning` or `error`",
+    "time": "seconds since the epoch",
+    "run_id": "the job's name; `null` before it has one",
+    "node_rank": "which node says it; `null` before it has a rank, and for a job over SSH as a whole",
+    "text": "a sentence for people",
+}
+
+SAID_KINDS = {
+    "note": ("none; where a file is kept: `path`, `host`", "what people are told"),
+    "waiting": ("none", "whom node 0, or this node, waits for; again every 30 s"),
+    "restart": ("`attempt`, `wait`, `verdict`", "as `restart` in events.jsonl, and the failure before it"),
+    "stacks": ("`stacks`", "what the ranks do, after Ctrl-\\, as `ddplaunch stacks --json` prints it"),
+    "failure": ("`verdict`", "the failure report, as failure.json has it"),
+    "error": ("`code`, `hint`, or `problems[]`: `host`, `text`", "the command is refused, or a host over SSH is"),
+    "end": ("`code`", "the job has ended with this exit code; the last line"),
+}
+"""Of each kind: its own fields, and what it means."""
+
 VERDICT = {
     "first": "the first cause, with the fields below",
     "alike": "ranks that failed alike, at the same place",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 OF_DDPLAUNCH = {
     "DDPLAUNCH_TOKEN": "read: `--token`, kept out of `ps`; no rank has it",
+    "DDPLAUNCH_LOG_JSON": "read: `1` is `--log-json`",
+    "DDPLAUNCH_PREFIX": "read: `--prefix`",
     "DDPLAUNCH_NNODES": "read in a pod of an indexed Job, where `ddplaunch manifest` sets it: `--nnodes`",
     "DDPLAUNCH_OVER_SSH": "set for launchers that `--hosts` starts, which come at the same time; no rank has it",
     "DDPLAUNCH_REQUEUE_FILE": "read, where `submit --requeue` sets it: the mark to leave when the job made room; "

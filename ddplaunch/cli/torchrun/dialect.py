@@ -87,7 +87,6 @@ def _translated(torchrun: TorchrunOptions) -> Iterator[OurOption]:
             yield flag, "", torchrun.source(flag)
     torchrun.ignore("--monitor-interval", default="0.1")
     torchrun.ignore("--start-method", default="spawn")
-    torchrun.ignore("--log-line-prefix-template")
     yield from _signals(torchrun)
 
 

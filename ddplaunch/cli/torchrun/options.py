@@ -30,7 +30,10 @@ _SHORT = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
 _WITHOUT_VARIABLE = {"--logs-specs", "--numa-binding", "--print-completion", "--use-env"}
 
 _VARIABLE = "PET_{}"  # PET_LOG_DIR is --log-dir where that is not typed: torch/distributed/argparse_util.py
-_SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_OTHER_VARIABLES = {
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "--shutdown-timeout",
+    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "--log-line-prefix-template",
+}
 
 _INSIDE = ("DDPLAUNCH_DEVICE", "TORCHELASTIC_RUN_ID")
 """A rank has these; the variables were meant for the launcher that has started it."""
@@ -133,8 +136,9 @@ def variables(environ: Mapping[str, str], typed: Mapping[str, Given], our_names:
         for name in sorted((FLAGS | VALUES) - _WITHOUT_VARIABLE - typed.keys())
         if (value := environ.get(variable := _VARIABLE.format(name[2:].replace("-", "_").upper())))
     }
-    if seconds := environ.get(_SHUTDOWN):
-        found.setdefault("--shutdown-timeout", Given(seconds, _SHUTDOWN))
+    for variable, name in _OTHER_VARIABLES.items():
+        if name not in typed and (value := environ.get(variable)):
+            found.setdefault(name, Given(value, variable))
     for name in FLAGS & found.keys():
         value, variable = found[name]
         if value not in ("0", "1"):

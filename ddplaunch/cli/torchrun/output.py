@@ -1,4 +1,4 @@
-"""torchrun's redirects, tees and filter as what we show and keep.
+"""torchrun's redirects, tees, filter and prefix as what we show and keep.
 
 What ``--redirects`` sends to files is not shown, what ``--tee`` does is shown too, and ``--local-ranks-filter`` leaves
 ranks out of what is shown. With ``--log-dir`` we keep all that each rank prints in any case.
@@ -17,6 +17,9 @@ _BOTH = 3
 _SHOWN = {0: "/none", 1: "/out", 2: "/err", _BOTH: ""}
 """torchrun's numbers for no stream, stdout, stderr and both, as ``--show`` has them."""
 
+_PREFIX = {"role_name": "{role}", "hostname": "{host}", "rank": "{rank}", "local_rank": "{local_rank}"}
+"""torchrun's macros of a prefix, of torch 2.14, as ``--prefix`` has them."""
+
 _RANK = "[0-9]{1,9}"
 Streams = dict[int | None, int]  # of each local rank some streams; None stands for all others
 
@@ -33,8 +36,25 @@ def translated(torchrun: TorchrunOptions) -> Iterator[OurOption]:
         name = f"ddplaunch-logs-{os.getuid()}-{os.urandom(8).hex()}"  # which nobody else can make first
         yield "--log-dir", os.path.join(tempfile.gettempdir(), name), torchrun.source(used[0])
     shown = _show(redirected, teed, only)
+    if "--log-line-prefix-template" in torchrun:
+        yield "--prefix", _prefix(torchrun), torchrun.source("--log-line-prefix-template")
     if shown != "all":
         yield "--show", shown, torchrun.source("--local-ranks-filter" if only else used[0])
+
+
+def _prefix(torchrun: TorchrunOptions) -> str:
+    """Read "${hostname}:${rank}: " as Python's ``string.Template`` does."""
+
+    def ours(found: re.Match[str]) -> str:
+        macro = found[1] or found[2]
+        if macro is not None and macro not in _PREFIX:
+            source = torchrun.source("--log-line-prefix-template")
+            raise UsageError(f"{source} {text}: unknown macro ${{{macro}}}", f"known: {known}")
+        return _PREFIX[macro] if macro else "$"
+
+    text = torchrun.value("--log-line-prefix-template")
+    known = ", ".join(f"${{{macro}}}" for macro in _PREFIX)
+    return re.sub(r"\$(?:\$|([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", ours, text)
 
 
 def _show(redirected: Streams, teed: Streams, only: set[int]) -> str:

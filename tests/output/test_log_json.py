@@ -1,0 +1,144 @@
+"""``--log-json``: all that ddplaunch itself says is an object a line, and ranks' lines stay as they are."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from typing import Any
+
+import pytest
+
+from ddplaunch.output.voice import Kind
+from tests.conftest import clean_environment, command, write
+from tests.control.test_joining import free_port
+from tests.output.test_output import Terminal
+from tests.reference.records import SAID, SAID_KINDS
+from tests.starts import LIGHT
+
+LOG_JSON = ("run", "--log-json", *LIGHT)
+PRINTS = """
+    import os
+    import sys
+
+    print("hello from", os.environ["RANK"])
+    print('{"source": "me"}', file=sys.stderr)
+"""
+FAILS = f"""
+    {PRINTS.strip()}
+    if os.environ["RANK"] == "1":
+        raise ValueError("no labels\\x1b[31m")
+"""
+
+
+def said(text: str) -> list[dict[str, Any]]:
+    """What ddplaunch says in it; every line is an object, or a rank's."""
+    lines = [line for line in text.splitlines() if not line.startswith("[")]
+    assert all(line.startswith('{"source": "ddplaunch", ') for line in lines), text
+    found = [json.loads(line) for line in lines]
+    for each in found:
+        assert list(each)[: len(SAID)] == list(SAID)
+        assert each["kind"] in SAID_KINDS
+    return found
+
+
+def kinds(text: str) -> list[str]:
+    return [each["kind"] for each in said(text)]
+
+
+def test_the_page_has_every_kind():
+    assert {kind.value[0] for kind in Kind} == set(SAID_KINDS)
+
+
+def test_a_job_that_ends_well(launch, tmp_path):
+    done = launch(*LOG_JSON, "--run-id", "a", "--nproc", "2", write(tmp_path, "train.py", PRINTS))
+    assert sorted(done.stdout.splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
+    (end,) = said(done.stderr)
+    assert (end["kind"], end["level"], end["run_id"], end["node_rank"], end["code"]) == ("end", "info", "a", 0, 0)
+    assert '[0] {"source": "me"}' in done.stderr.splitlines()
+
+
+def test_a_failure_with_its_restart_has_the_verdict(launch, tmp_path):
+    script = write(tmp_path, "train.py", FAILS)
+    done = launch(*LOG_JSON, "--nproc", "2", "--max-restarts", "1", "--log-dir", "logs", script)
+    assert done.returncode == 1
+    restart, failure, *notes, end = said(done.stderr)
+    assert (restart["kind"], restart["level"], restart["attempt"], restart["wait"]) == ("restart", "warning", 1, 0)
+    assert failure["kind"] == "failure"
+    assert failure["text"] == "rank 1 failed with ValueError: no labels (exit code 1)"
+    kept = next(each["path"] for each in notes if "path" in each)
+    assert failure["verdict"] == json.loads((tmp_path / kept / "failure.json").read_text())
+    assert (end["kind"], end["code"]) == ("end", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--nproc", "x", "train.py"), "--nproc x: expected"),
+        (("--nprox", "2", "train.py"), "no such option: --nprox"),
+        (("nothing.py",), "no such script: nothing.py"),
+        (("--nproc",), "--nproc needs a value"),
+        ((), "the target is missing"),
+    ],
+)
+def test_a_refusal_is_an_object(words, text, answer, tmp_path):
+    write(tmp_path, "train.py", "")
+    done = answer("run", "--log-json", *words)
+    (error,) = said(done.stderr)
+    assert done.returncode == error["code"] == 2
+    assert error["kind"] == "error"
+    assert error["text"].startswith(text)
+
+
+def test_a_variable_does_it_too_for_run_alone(answer):
+    env = {"DDPLAUNCH_LOG_JSON": "1"}
+    assert kinds(answer("run", "nothing.py", env=env).stderr) == ["error"]
+    assert answer("run", "nothing.py", env={"DDPLAUNCH_LOG_JSON": "0"}).stderr.startswith("Error: ")
+    assert answer("devices", "--nonsense", env=env).stderr.startswith("Error: ")
+
+
+def test_the_program_s_own_log_json_is_the_program_s(launch, tmp_path):
+    script = write(tmp_path, "train.py", "import sys\nprint(sys.argv[1:])\n")
+    done = launch("run", "--nproc", "1", script, "--log-json")
+    assert done.stdout == "['--log-json']\n"
+    assert done.stderr.startswith("ddplaunch: note: --log-json goes to ")
+
+
+def test_notes_before_the_job(launch, tmp_path):
+    script = write(tmp_path, "train.py", PRINTS)
+    done = launch(*LOG_JSON, "--nproc", "2", script, env={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${rank}]"})
+    note, end = said(done.stderr)
+    assert (note["kind"], end["kind"]) == ("note", "end")
+    assert note["text"] == "read as options of torchrun: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+    assert note["run_id"] == end["run_id"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_and_waiting(start, tmp_path):
+    words = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    job = start(*LOG_JSON, "--nproc", "1", *words, write(tmp_path, "train.py", PRINTS))
+    job.wait_for("waiting for node 1")
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    found = said(job.stderr())
+    assert found[0]["kind"] == "waiting"
+    assert found[0]["text"].startswith("1/2 nodes joined, waiting for node 1")
+    assert (found[-1]["kind"], found[-1]["code"]) == ("end", 130)
+
+
+@pytest.mark.slow
+def test_on_a_terminal_nothing_is_drawn_over(tmp_path):
+    words = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    terminal = Terminal([*LOG_JSON, "--nproc", "1", *words, write(tmp_path, "train.py", PRINTS)], tmp_path)
+    terminal.read_until("waiting for node 1")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == 130
+    assert "\x1b" not in terminal.shown
+    assert "end" in kinds(terminal.shown)
+
+
+def test_a_closed_stderr_harms_nothing(tmp_path):
+    script = write(tmp_path, "train.py", PRINTS)
+    words = command(*LOG_JSON, "--nproc", "2", script)
+    done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *words], env=clean_environment(), cwd=tmp_path)
+    assert done.returncode == 0
