@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.output.voice import Kind
-from tests.conftest import clean_environment, command, write
+from tests.conftest import clean_environment, command, wait_until, write
 from tests.control.test_joining import free_port
 from tests.output.test_output import Terminal
 from tests.reference.records import SAID, SAID_KINDS
@@ -117,7 +117,7 @@ def test_notes_before_the_job(launch, tmp_path):
 def test_ctrl_c_and_waiting(start, tmp_path):
     words = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     job = start(*LOG_JSON, "--nproc", "1", *words, write(tmp_path, "train.py", PRINTS))
-    job.wait_for("waiting for node 1")
+    wait_until(lambda: "waiting for node 1" in job.stderr(), "the wait to be said")
     job.signal(signal.SIGINT)
     assert job.wait() == 130
     found = said(job.stderr())

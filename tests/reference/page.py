@@ -212,7 +212,10 @@ def _files() -> Iterator[str]:
     ]
     yield table(("event", "fields", "means"), rows)
     yield "## What --log-json writes\n"
-    yield "One object a line, on stderr, for all that [ddplaunch itself says](logs.md#for-machines). Fields may be added.\n"
+    yield (
+        "One object a line, on stderr, for all that [ddplaunch itself says](logs.md#for-machines). "
+        "Fields may be added.\n"
+    )
     yield table(("field", "is"), described(records.SAID, records.SAID))
     yield "A kind may have more:\n"
     yield table(("kind", "own fields", "means"), [(f"`{kind}`", *row) for kind, row in records.SAID_KINDS.items()])

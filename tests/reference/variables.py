@@ -85,6 +85,7 @@ READ = {
     "PYTHONPATH": "likewise",
     "JE_ARROW_MALLOC_CONF": "see [what a rank sees](fidelity.md#with---start-zygote)",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "torchrun's: `--grace`",
+    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "torchrun's: `--prefix`",
     "SSH_CONNECTION": "`--tensorboard` says how to reach it from another machine",
     "SUBMITIT_PREEMPT_SIGNAL": "submitit's warning, in its `Task`",
 }

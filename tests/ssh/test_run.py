@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -95,6 +96,30 @@ def test_a_rank_that_fails_is_told_of_once(job, tmp_path):
         "  2 other ranks were stopped",
     ]
     run.assert_nothing_left()
+
+
+def test_with_log_json_too(job, tmp_path):
+    write(tmp_path, "train.py", FAILS)
+    run = job(2, "--hosts", "n0:2,n1:1", "--log-json", "--prefix", "none", *LIGHT, "train.py")
+    assert run.wait() == 1
+    said = [json.loads(line) for line in run.stderr().splitlines() if line.startswith("{")]
+    told = [each for each in said if each["kind"] != "waiting"]
+    assert [each["kind"] for each in told] == ["failure", "end"]
+    assert told[0]["verdict"]["first"]["host"] == "n1"
+    assert told[0]["run_id"]
+    run.assert_nothing_left()
+
+
+def test_what_ranks_of_two_hosts_say_alike_is_shown_twice_without_a_prefix(job, tmp_path):
+    write(tmp_path, "train.py", "import sys\nprint('  indented\\nalike', file=sys.stderr)\n")
+    run = job(2, "--hosts", "n0:1,n1:1", "--prefix", "none", *LIGHT, "train.py")
+    assert run.wait() == 0
+    assert sorted(line for line in run.stderr().splitlines() if "waiting" not in line) == [
+        "  indented",
+        "  indented",
+        "alike",
+        "alike",
+    ]
 
 
 @pytest.mark.parametrize("code", [3, 255])
