@@ -1,0 +1,150 @@
+"""A run for the page: what its nodes have kept, put together; and times and sizes in words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from ddplaunch.control.failure import describe_end, signal_name
+
+if TYPE_CHECKING:
+    from ddplaunch.control.failure import Verdict
+    from ddplaunch.job.record import RankRecord, Record
+
+
+class End(Enum):
+    """How a rank has ended, as people ask for it; the value is its class in the style sheet."""
+
+    WELL = "well"
+    FAILED = "failed"  # first, or in the same way
+    FELL = "fell"  # after that, by itself
+    STOPPED = "stopped"  # by us, or by somebody else
+    RUNNING = "running"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rank in one attempt."""
+
+    attempt: int
+    rank: RankRecord
+    end: End
+
+    @property
+    def words(self) -> str:
+        """How it ended: "exited with code 1"."""
+        if self.end is End.RUNNING:
+            return "was running"
+        if self.end is End.STOPPED and (self.rank.code or 0) < 0:
+            return f"was stopped ({signal_name(-(self.rank.code or 0))})"
+        return "ended" if self.rank.code is None else describe_end(self.rank.code)
+
+
+@dataclass(frozen=True)
+class Try:
+    """One attempt, with the ranks of all nodes that are known; ``ended`` is at least a guess."""
+
+    number: int
+    began: float
+    ended: float
+    rows: tuple[Row, ...]  # by rank
+    why: str
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that is known of a run; times in seconds since the epoch."""
+
+    first: Record  # node 0's, or that of the lowest node whose record is here
+    shares: tuple[Record, ...]
+    tries: tuple[Try, ...]
+    began: float
+    ended: float  # the last moment that is known, where it has not ended
+    verdict: Verdict | None
+
+    @classmethod
+    def of(cls, shares: Sequence[Record]) -> Run:
+        """Put the records of a run's nodes together; there is at least one."""
+        began = min(each.began for each in shares)
+        ended = max((each.ended for each in shares if each.ended), default=0.0) or max(map(_last_moment, shares))
+        numbers = sorted({attempt.number for each in shares for attempt in each.attempts})
+        tries = tuple(_try(shares, number, ended) for number in numbers)
+        verdict = next((each.verdict for each in shares if each.verdict), None)
+        return cls(shares[0], tuple(shares), tries, began, max(ended, began), verdict)
+
+    @property
+    def name(self) -> str:
+        return self.first.run
+
+
+def _try(shares: Sequence[Record], number: int, ended: float) -> Try:
+    parts = [each for share in shares for each in share.attempts if each.number == number]
+    verdict = next((each.verdict for each in parts if each.verdict), None)
+    rows = [Row(number, rank, _end(rank, verdict)) for part in parts for rank in part.ranks]
+    known = [each.ended for each in parts if each.ended]
+    return Try(
+        number,
+        min(each.began for each in parts),
+        max(known) if len(known) == len(parts) else ended,
+        tuple(sorted(rows, key=lambda row: row.rank.rank)),
+        next((each.why for each in parts if each.why), ""),
+        verdict,
+    )
+
+
+def _end(rank: RankRecord, verdict: Verdict | None) -> End:
+    if rank.ended is None:
+        return End.RUNNING if rank.started else End.UNKNOWN
+    if verdict and rank.rank in (verdict.first.rank, *verdict.alike):
+        return End.FAILED
+    if verdict and any(rank.rank == other.rank for other in verdict.others):
+        return End.FELL
+    if rank.code is None:
+        return End.UNKNOWN
+    return End.WELL if rank.code == 0 else End.STOPPED
+
+
+def _last_moment(record: Record) -> float:
+    """The last that is known of a run whose end is not: now, if it runs here."""
+    if record.fate.value == "running":
+        return time.time()
+    ranks = [rank for attempt in record.attempts for rank in attempt.ranks]
+    moments = [moment for rank in ranks for moment in (rank.started, rank.ended) if moment]
+    seen = [each.moment for each in record.inspections]
+    return max([record.began, *(each.began for each in record.attempts), *moments, *seen])
+
+
+def moment(seconds: float) -> str:
+    """A time of day, with its offset from UTC: "2026-11-22 15:50:25 +01:00"."""
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds").replace("+", " +")
+    except (ValueError, OverflowError, OSError):  # a year beyond all calendars
+        return "at an unknown time"
+
+
+def duration(seconds: float) -> str:
+    """A length of time, as exact as anybody needs: "0.42 s", "12.3 s", "3 min 20 s", "2 h 5 min", "3 d 4 h"."""
+    seconds = max(0.0, seconds)
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, name, smaller, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit:
+            rest = whole % unit // smaller
+            return f"{whole // unit} {name}" + (f" {rest} {below}" if rest else "")
+    return f"{whole} s"
+
+
+def size(count: float) -> str:
+    """Bytes in words: "512 MiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB" if count < 1000 else f"{count / 1024:.1f} TiB"

@@ -1,0 +1,97 @@
+"""Records of runs that never were, for the page: as ``job/record.py`` has them."""
+
+from __future__ import annotations
+
+from ddplaunch.control.failure import Failure, Verdict
+from ddplaunch.diagnosis.inspection import (
+    Collective,
+    Condition,
+    Frame,
+    Group,
+    GroupState,
+    Inspection,
+    RankInspection,
+    Thread,
+)
+from ddplaunch.job.record import Attempt, Fate, RankRecord, Record
+
+BEGAN = 1_795_362_600.0
+GIB = 1 << 30
+
+_TORCH = Frame("all_reduce", "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py", 2938, False)
+_LOOP = (Frame("train", "train.py", 88, True), Frame("<module>", "train.py", 120, True))
+
+
+def failure(rank: int, message: str, attempt: int = 0) -> Failure:
+    """A rank that raised ``ValueError(message)``."""
+    said = f"ValueError: {message}"
+    traceback = f'Traceback (most recent call last):\n  File "train.py", line 88, in train\n    check(batch)\n{said}'
+    return Failure(rank, rank, "n0", 4000 + rank, attempt, 1, None, said, traceback, BEGAN + 60, None)
+
+
+def verdict(rank: int, ranks: int, message: str = "batch 30 has no labels", attempt: int = 0) -> Verdict:
+    return Verdict(failure(rank, message, attempt), (), (), ranks - 1, ranks)
+
+
+def inspection(ranks: int, absent: int, moment: float, where: str = "data.py") -> Inspection:
+    """All ranks but one wait in a collective."""
+
+    def one(rank: int) -> RankInspection:
+        entered = 4120 if rank == absent else 4121
+        last = Collective("0", entered, "all_reduce", "float32[6]", 600.0, moment - 9, rank == absent, True)
+        frames = (Frame("load_batch", where, 31, True), *_LOOP) if rank == absent else (_TORCH, *_LOOP)
+        return RankInspection(
+            rank,
+            f"n{rank // 8}",
+            4000 + rank,
+            Condition.ALIVE,
+            threads=(Thread(frames),),
+            answers=True,
+            groups=(GroupState("0", entered, 4120),),
+            last=(last,),
+            known=(Group("0", "default_pg", tuple(range(ranks))),),
+        )
+
+    return Inspection(moment, tuple(map(one, range(ranks))), ranks)
+
+
+def record(ranks: int, attempts: int = 1, *, target: str = "train.py --lr 0.1", message: str = "no labels") -> Record:
+    """A run whose attempts last a minute each, with 2 s between them; rank 2 fails in all of them."""
+    tries = []
+    for number in range(attempts):
+        began = BEGAN + 62 * number
+        rows = tuple(
+            RankRecord(
+                rank,
+                f"n{rank // 8}",
+                4000 + rank,
+                began + 0.5 + rank * 0.001,
+                began + (58 if rank == 2 else 60),
+                1 if rank == 2 else -15,
+                peak_memory=GIB + (rank * 7919) % 97 * (GIB >> 7),
+                cpu=50.0 + (rank * 104_729) % 31,
+            )
+            for rank in range(ranks)
+        )
+        found = verdict(2, ranks, message, number)
+        tries.append(Attempt(number, began, began + 60, rows, found.first.headline, found))
+    ended = BEGAN + 62 * attempts - 2
+    return Record(
+        run="20261122-155025-f409",
+        run_id="20261122-155025-f409",
+        target=target,
+        argv=("ddplaunch", "run", "--nproc", str(ranks), *target.split()),
+        host="n0",
+        cwd="/home/ada/nets",
+        pid=3999,
+        began=BEGAN,
+        nnodes=1 + (ranks - 1) // 8,
+        world_size=ranks,
+        ended=ended,
+        code=1,
+        fate=Fate.FAILED,
+        attempts=tuple(tries),
+        verdict=tries[-1].verdict if tries else None,
+        inspections=(inspection(ranks, 2, ended - 1),),
+        notes=("no restart is left: all 2 were used",),
+    )
