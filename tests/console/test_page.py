@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.console.page import page
-from ddplaunch.console.page.run import duration, size
+from ddplaunch.diagnosis.inspection import Condition
 from ddplaunch.job.record import Fate, Record
 from tests.browser import layout, needs_browser, visit
 from tests.console.samples import BEGAN, inspection, record
@@ -72,7 +72,7 @@ def test_it_has_all_of_a_run():
         'File "train.py", line 88, in train',
         "ranks 0, 1, 3 wait in all_reduce #4121 of default_pg (float32[6]), entered at train.py:88; rank 2 has not "
         "entered it: load_batch at data.py:31",
-        "rank 2 on n0, attempt 1: exited with code 1; started at 1 min 3 s, lasted 57.5 s",
+        "rank 2 on n0, attempt 1: exited with code 1; started at 1m03s, lasted 57s",
         "Peak memory: 1.7 GiB (rank 3)",
         "no restart is left: all 2 were used",
         "ddplaunch run --nproc 4 train.py --lr 0.1",
@@ -100,6 +100,23 @@ def test_no_name_becomes_markup():
     assert bad.text.count(EVIL) >= 12
     assert r"a\x1b[31mred" not in bad.text
     assert r"ared\x00\u202eone" in bad.text
+
+
+def test_who_only_waited_is_not_called_the_first():
+    whole = record(4)
+    blamed = dataclasses.replace(whole.verdict, blame="rank 2 did not enter all_reduce #41", alike=(0, 1))
+    attempt = dataclasses.replace(whole.attempts[0], verdict=blamed)
+    ended = tuple(
+        dataclasses.replace(each, condition=Condition.EXITED, code=1, groups=(), last=())
+        for each in whole.inspections[0].ranks
+    )
+    seen = dataclasses.replace(whole.inspections[0], ranks=ended)
+    run = dataclasses.replace(whole, attempts=(attempt,), verdict=blamed, inspections=(seen,))
+    elements = Elements(page([run]))
+    assert elements.count("rect", "failed") == 0
+    assert elements.count("rect", "fell") == 3
+    assert elements.text.count("rank 2 did not enter all_reduce #41") == 2, "in the report and of the attempt"
+    assert "no rank waits" not in elements.text
 
 
 @pytest.mark.parametrize("fate", Fate)
@@ -144,23 +161,6 @@ def test_ranks_of_a_large_job_that_fared_alike_share_a_row():
     assert elements.count("rect", "stopped") == 6
     assert "3–511" in elements.text
     assert len(text) < 500_000
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-1, "0.00 s"), (0.423, "0.42 s"), (12.34, "12.3 s"), (59.99, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min"),
-     (273_600, "3 d 4 h")],
-)  # fmt: skip
-def test_durations(seconds, text):
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (512 << 20, "512 MiB"), (3 << 29, "1.5 GiB"), (3 << 39, "1.5 TiB")],
-)
-def test_sizes(count, text):
-    assert size(count) == text
 
 
 def test_odd_times_are_no_trouble():

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from ddplaunch import __version__
 from ddplaunch.console.page.markup import Markup, tag
-from ddplaunch.console.page.run import Run, duration, moment
+from ddplaunch.console.page.run import Run, moment
 from ddplaunch.control.failure import signal_name
-from ddplaunch.words import named
+from ddplaunch.words import named, span
 
 _GOOD = {"done": "well", "running": "running", "failed": "failed"}
 _MAX_NOTES = 200
@@ -23,7 +23,7 @@ def header(run: Run) -> Markup:
     code = f"exit code {record.code}, " if record.code is not None else ""
     size = f"{record.world_size} rank{'s' * (record.world_size != 1)}"
     nodes = f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
-    line = f"{code}{duration(run.ended - run.began)}, {size}{nodes}, {moment(run.began)}"
+    line = f"{code}{span(run.ended - run.began)}, {size}{nodes}, {moment(run.began)}"
     return tag("header", tag("h1", run.name, " ", fate), tag("p", tag("code", record.target)), tag("p", line))
 
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.console.failure import render_verdict
 from ddplaunch.console.page.markup import Markup, joined, tag
-from ddplaunch.console.page.run import Run, duration
+from ddplaunch.console.page.run import Run
 from ddplaunch.console.stacks import notes
 from ddplaunch.diagnosis.grouping import Alike, grouped
+from ddplaunch.diagnosis.inspection import Condition
 from ddplaunch.diagnosis.sentences import sentences
-from ddplaunch.words import named, ranks
+from ddplaunch.diagnosis.waits import waits
+from ddplaunch.words import named, ranks, span
 
 if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Frame, Inspection, RankInspection
@@ -35,12 +37,13 @@ def inspections(run: Run) -> Iterator[Markup]:
     """What the ranks were doing, each time that they were asked."""
     found = sorted((each for share in run.shares for each in share.inspections), key=lambda each: each.moment)
     for number, each in enumerate(found):
-        when = f"after {duration(each.moment - run.began)}"
-        said = tag("ul", *(tag("li", sentence) for sentence in sentences(each)), class_="waits")
+        when = f"after {span(each.moment - run.began)}"
+        waited = waits(each) or run.verdict is None  # else those who waited may have ended: the headline tells of it
+        said = [tag("ul", *(tag("li", text) for text in sentences(each)), class_="waits")] if waited else []
         title = tag("h2", "What the ranks were doing, ", tag("span", when, class_="dim"))
         told = (tag("p", note, class_="dim") for note in notes(each))
         groups = (_group(alike, each, place < _OPEN) for place, alike in enumerate(grouped(each)))
-        yield tag("section", title, said, *told, *groups, id=f"stacks-{number}")
+        yield tag("section", title, *said, *told, *groups, id=f"stacks-{number}")
 
 
 def _group(alike: Alike, inspection: Inspection, unfolded: bool) -> Markup:
@@ -49,11 +52,12 @@ def _group(alike: Alike, inspection: Inspection, unfolded: bool) -> Markup:
     hosts = dict.fromkeys(each.host for each in inspection.ranks if each.rank in members and each.host)
     where = tag("span", f" on {named(hosts)}", class_="dim") if hosts else ""
     state = alike.state if len(members) == 1 else re.sub("^waits", "wait", alike.state)
-    waited = f" for {duration(alike.waited)}" if alike.waited is not None else ""
+    waited = f" for {span(alike.waited)}" if alike.waited is not None else ""
     head = joined(tag("b", ranks(alike.ranks)), where, f": {state}{waited}")
     if threads := [*_threads(alike.example)]:
         return tag("details", tag("summary", head), *threads, open="" if unfolded else None)
-    why = f"; no stack: {alike.example.no_stack}" if alike.example.no_stack else ""
+    ended = alike.example.condition is Condition.EXITED
+    why = f"; no stack: {alike.example.no_stack}" if alike.example.no_stack and not ended else ""
     return tag("p", joined(head, why), class_="stackless")
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from ddplaunch.console.page.markup import Markup, joined, table, tag
-from ddplaunch.console.page.run import Row, Run, duration, size
+from ddplaunch.console.page.run import Row, Run
+from ddplaunch.words import size, span
 
 _FOLDED = 32  # ranks from which on the table is folded
 
@@ -51,12 +52,10 @@ def _summary(used: list[Usage]) -> list[Markup]:
     cpu = sum(each.cpu for each in used)
     lines = []
     if most.peak:
-        middle = median(each.peak for each in used)
+        middle = int(median(each.peak for each in used))
         lines.append(f"Peak memory: {size(most.peak)} (rank {most.last.rank.rank}), {size(middle)} in the median")
     if busiest.cpu:
-        lines.append(
-            f"CPU time: {duration(cpu)} in all, {duration(busiest.cpu)} at most (rank {busiest.last.rank.rank})"
-        )
+        lines.append(f"CPU time: {span(cpu)} in all, {span(busiest.cpu)} at most (rank {busiest.last.rank.rank})")
     return [tag("li", line) for line in lines]
 
 
@@ -67,7 +66,7 @@ def _rows(used: list[Usage]) -> list[list[str]]:
             str(each.last.rank.rank),
             each.last.rank.host or "–",
             _bar(size(each.peak) if each.peak else "–", each.peak / memory if memory else 0),
-            _bar(duration(each.cpu), each.cpu / cpu if cpu else 0),
+            _bar(span(each.cpu), each.cpu / cpu if cpu else 0),
             f"{each.cpu / each.lived:.1f}" if each.lived else "–",
             each.last.words,
         ]

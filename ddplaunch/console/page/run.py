@@ -1,4 +1,4 @@
-"""A run for the page: what its nodes have kept, put together; and times and sizes in words."""
+"""A run for the page: what its nodes have kept, put together; and times of day in words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class End(Enum):
 
     WELL = "well"
     FAILED = "failed"  # first, or in the same way
-    FELL = "fell"  # after that, by itself
+    FELL = "fell"  # after that, or because it had waited for another
     STOPPED = "stopped"  # by us, or by somebody else
     RUNNING = "running"
     UNKNOWN = "unknown"
@@ -93,7 +93,7 @@ def _try(shares: Sequence[Record], number: int, ended: float) -> Try:
         min(each.began for each in parts),
         max(known) if len(known) == len(parts) else ended,
         tuple(sorted(rows, key=lambda row: row.rank.rank)),
-        next((each.why for each in parts if each.why), ""),
+        (verdict.blame if verdict else None) or next((each.why for each in parts if each.why), ""),
         verdict,
     )
 
@@ -102,7 +102,7 @@ def _end(rank: RankRecord, verdict: Verdict | None) -> End:
     if rank.ended is None:
         return End.RUNNING if rank.started else End.UNKNOWN
     if verdict and rank.rank in (verdict.first.rank, *verdict.alike):
-        return End.FAILED
+        return End.FELL if verdict.blame else End.FAILED
     if verdict and any(rank.rank == other.rank for other in verdict.others):
         return End.FELL
     if rank.code is None:
@@ -126,25 +126,3 @@ def moment(seconds: float) -> str:
         return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds").replace("+", " +")
     except (ValueError, OverflowError, OSError):  # a year beyond all calendars
         return "at an unknown time"
-
-
-def duration(seconds: float) -> str:
-    """A length of time, as exact as anybody needs: "0.42 s", "12.3 s", "3 min 20 s", "2 h 5 min", "3 d 4 h"."""
-    seconds = max(0.0, seconds)
-    if seconds < 59.95:
-        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
-    whole = round(seconds)
-    for unit, name, smaller, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= unit:
-            rest = whole % unit // smaller
-            return f"{whole // unit} {name}" + (f" {rest} {below}" if rest else "")
-    return f"{whole} s"
-
-
-def size(count: float) -> str:
-    """Bytes in words: "512 MiB"."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB" if count < 1000 else f"{count / 1024:.1f} TiB"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddplaunch.console.page.markup import Markup, table, tag
-from ddplaunch.console.page.run import End, Row, Run, Try, duration
-from ddplaunch.words import ranks
+from ddplaunch.console.page.run import End, Row, Run, Try
+from ddplaunch.words import ranks, span
 
 _HEIGHTS = ((32, 16), (128, 8), (256, 4))  # up to so many ranks, so many pixels for each
 _LEAST = 2
@@ -23,7 +23,7 @@ _ALIKE = 0.01  # of the whole time: by so much ranks may differ that share a row
 _LEGEND = {
     End.WELL: "ended with 0",
     End.FAILED: "failed first",
-    End.FELL: "failed after that",
+    End.FELL: "failed because of another",
     End.STOPPED: "was stopped",
     End.RUNNING: "was running",
     End.UNKNOWN: "unknown end",
@@ -94,7 +94,7 @@ def _chart(run: Run, rows: list[Row]) -> Markup:
             rect = tag("rect", **where, y=place * lane_height, height=lane_height - gap, class_=bar.row.end.value)
             drawn.append(tag("g", rect, tag("title", _title(lane, bar, run))))
     drawn += [_mark(at(each), text, height) for each, text in _moments(run)]
-    label = f"{len({row.rank.rank for row in rows})} ranks over {duration(total)}"
+    label = f"{len({row.rank.rank for row in rows})} ranks over {span(total)}"
     size = {"width": "100%", "height": height + _AXIS}
     chart = tag("svg", *drawn, *_axis(total, height), **size, role="img", aria_label=label)
     return tag("div", _labels(lanes, lane_height, height), chart, class_="chart")
@@ -152,7 +152,7 @@ def _mark(x: float, text: str, height: int) -> Markup:
 def _moments(run: Run) -> Iterator[tuple[float, str]]:
     for share in run.shares:
         for each in share.inspections:
-            yield each.moment, f"{duration(each.moment - run.began)}: stacks of the ranks were taken"
+            yield each.moment, f"{span(each.moment - run.began)}: stacks of the ranks were taken"
 
 
 def _axis(total: float, height: int) -> Iterator[Markup]:
@@ -171,13 +171,13 @@ def _axis(total: float, height: int) -> Iterator[Markup]:
 
 
 def _tick(seconds: float) -> str:
-    return f"{seconds:g} s" if seconds < 60 else duration(seconds)
+    return f"{seconds:g} s" if seconds < 60 else span(seconds)
 
 
 def _title(lane: Lane, bar: Bar, run: Run) -> str:
     where = f" on {bar.row.rank.host}" if bar.row.rank.host and len(lane.numbers) == 1 else ""
     attempt = f", attempt {bar.row.attempt}" if len(run.tries) > 1 else ""
-    times = f"started at {duration(bar.began - run.began)}, lasted {duration(bar.ended - bar.began)}"
+    times = f"started at {span(bar.began - run.began)}, lasted {span(bar.ended - bar.began)}"
     return f"{ranks(lane.numbers)}{where}{attempt}: {bar.row.words}; {times}"
 
 
@@ -188,8 +188,8 @@ def _attempts(run: Run) -> Iterator[Markup]:
     rows = [
         [
             str(each.number),
-            duration(each.began - run.began),
-            duration(each.ended - each.began),
+            span(each.began - run.began),
+            span(each.ended - each.began),
             str(len(each.rows)),
             each.why or "–",
         ]
