@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -237,5 +238,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     yield begin
     for job in jobs:
         for pid in job.left():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it went with one that was killed before it
+                os.kill(pid, signal.SIGKILL)
         job.process.wait()

@@ -33,10 +33,10 @@ StrictModes no
 PidFile none
 PrintMotd no
 LogLevel VERBOSE
-SetEnv TMPDIR=/dev/shm
+SetEnv TMPDIR=/dev/shm "XDG_STATE_HOME={folder}/state"
 """
 # UsePAM no, or logins would depend on this machine's; StrictModes no, for folders of tests may lie in any other;
-# TMPDIR, for a host whose power is cut removes nothing.
+# TMPDIR, for a host whose power is cut removes nothing; XDG_STATE_HOME, for no run of a test is the user's.
 
 _CLIENT = """
 Host *
