@@ -1,4 +1,4 @@
-"""A short look at several running jobs at once: how each stands, and how many collectives a second it completes."""
+"""A short look at several running jobs at once: how each stands, and how many collectives a second it enters."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ def _glance(run: str, job: Running, first: Looked | None, second: Looked | None)
 def rate(first: Looked, second: Looked) -> float | None:
     """Collectives a second in the default process group, of the lowest rank that both know."""
     seconds = second.inspection.moment - first.inspection.moment
-    before, after = _completed(first), _completed(second)
+    before, after = _entered(first), _entered(second)
     both = sorted(before.keys() & after.keys())
     if first.status.attempt != second.status.attempt or not both or seconds <= 0:
         return None
     return max(0.0, (after[both[0]] - before[both[0]]) / seconds)
 
 
-def _completed(looked: Looked) -> dict[int, int]:
+def _entered(looked: Looked) -> dict[int, int]:
     return {
-        rank.rank: group.completed
+        rank.rank: group.enqueued  # what gloo counts as completed comes late and out of order
         for rank in looked.inspection.ranks
         for group in rank.groups
         if group.group == DEFAULT_GROUP
