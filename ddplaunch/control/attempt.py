@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Inspection
 
 SETTLE = 1.0  # seconds that a rank which only lost a peer waits for the peer's own, truer, failure
+HANGS = 10.0  # seconds: ranks that have waited longer than this in a collective may have waited for ever
 MAX_HEARD = 16 << 20  # characters that failures may bring as they come, from all nodes together
 
 
@@ -104,6 +105,17 @@ class JobAttempt:
         if found is None or len(set(hosts.values())) < 2 or found.ranks[0] not in hosts:
             return found.text if found else None
         return f"{found.text} (on {hosts[found.ranks[0]]})"
+
+    @property
+    def waits(self) -> str | None:
+        """Who waited for whom when it was stopped, if that had lasted for long: somebody may have stopped a hang."""
+        look = self.look
+        entered = [each.entered for rank in look.ranks for each in rank.last if not each.completed] if look else []
+        if look is None or not any(look.moment - moment > HANGS for moment in entered):
+            return None
+        from ddplaunch.diagnosis.sentences import sentences
+
+        return f"when it was stopped: {'; '.join(sentences(look))}"
 
     @property
     def whole(self) -> bool:

@@ -356,7 +356,7 @@ class Coordinator:
         attempt, verdict = self._attempt, self._attempt.verdict
         whole = self._stage is Stage.RUNNING and attempt.whole
         if self._interrupted is not None:
-            self._end(Outcome(EXIT_SIGNAL + self._interrupted))
+            self._end(Outcome(EXIT_SIGNAL + self._interrupted, remark=attempt.waits))
         elif self._preempted and not (whole and not self._preemption_seen):
             remark = f"preempted by {self._preempted}: the same command may be run again (exit code {EXIT_PREEMPTED})"
             self._end(Outcome(EXIT_PREEMPTED, verdict, remark=remark))

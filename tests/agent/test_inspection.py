@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until, write
+from tests.impatient import impatient
 from tests.patience import patience
 from tests.starts import EXEC, FORKED, LIGHT
 
@@ -260,6 +261,17 @@ def test_what_ranks_did_is_kept_before_they_are_stopped(start, tmp_path):
     (folder,) = (tmp_path / "logs").iterdir()
     kept = json.loads((folder / "stacks.json").read_text())
     assert [rank["threads"][0]["frames"][0]["function"] for rank in kept["ranks"]][2] == "step"
+
+
+@pytest.mark.slow
+def test_a_hang_that_is_stopped_is_told(start, tmp_path, found):
+    script = write(tmp_path, "train.py", HANG)
+    sooner = impatient(tmp_path, "control.attempt.HANGS", 0.1)
+    job = start("run", "--nproc", "3", script, "sleep", executable=sooner)
+    found(job, sentence("sleep"))
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert job.stderr().splitlines()[-1] == f"ddplaunch: when it was stopped: {sentence('sleep')}"
 
 
 @pytest.mark.slow
