@@ -1,0 +1,81 @@
+"""When a rank arrived at its last collectives: read from the trace that torch keeps of them, in a form that travels.
+
+torch keeps the last 2,000 operations of each rank, on every backend, and ``_dump_fr_trace_json(True, False)`` gives
+them; the time is that of the call, by the clock of the rank's host.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from ddplaunch.errors import shown
+
+KEPT = 2000
+"""Operations that torch keeps of a rank (TORCH_FR_BUFFER_SIZE)."""
+
+_MOST_NS = 10**20  # of the time of an arrival: 1e11 seconds
+_MOST = 1 << 62  # of the number of a collective
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """When a rank arrived at consecutive collectives of a process group."""
+
+    rank: int
+    group: str  # torch's name of the group, one in a job: "0" is the default one
+    description: str  # "default_pg", "mesh_dp", or "undefined"
+    number: int  # of the first collective, counted in the group
+    began: float  # seconds since the epoch, when the rank arrived at it
+    gaps: tuple[int, ...]  # microseconds from each arrival to the next
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        """The numbers of the collectives, and seconds since the epoch."""
+        for number, elapsed in enumerate(accumulate(self.gaps, initial=0), self.number):
+            yield number, self.began + elapsed / 1e6
+
+
+def read_trace(rank: int, trace: bytes, most: int = KEPT) -> tuple[Arrivals, ...]:
+    """Read the arrivals in a rank's trace, of its last ``most`` operations; several where a number was left out.
+
+    Raises:
+        ValueError: it is not such a trace.
+    """
+    try:
+        entries = json.loads(trace)["entries"][-most:]
+        calls = [_call(entry) for entry in entries if not entry["is_p2p"]]
+    except (KeyError, TypeError, IndexError, RecursionError) as error:  # the last of deep nesting
+        raise ValueError(f"not a trace of collectives ({type(error).__name__})") from None
+    runs: dict[tuple[str, str], list[tuple[int, list[int]]]] = {}
+    for group, number, microseconds in calls:
+        of_group = runs.setdefault(group, [])
+        if of_group:
+            first, times = of_group[-1]
+            expected = first + len(times)
+            if number == expected:
+                times.append(microseconds)
+                continue
+            if number == expected - 1:  # several operations made one collective
+                continue
+            if number < expected:  # another group with the name of one that was destroyed
+                of_group.clear()
+        of_group.append((number, [microseconds]))
+    return tuple(
+        Arrivals(rank, *group, first, times[0] / 1e6, tuple(b - a for a, b in pairwise(times)))
+        for group, of_group in runs.items()
+        for first, times in of_group
+    )
+
+
+def _call(entry: dict[str, object]) -> tuple[tuple[str, str], int, int]:
+    """The group, the number and the microseconds since the epoch of an entry."""
+    group, number, created = entry["process_group"], entry["collective_seq_id"], entry["time_created_ns"]
+    if not isinstance(group, list) or len(group) != 2 or not all(isinstance(each, str) for each in group):
+        raise ValueError("a process group without a name")
+    if type(number) is not int or not 0 <= number < _MOST:
+        raise ValueError("a collective without a number")
+    if type(created) is not int or not 0 <= created < _MOST_NS:
+        raise ValueError("a collective without a time")
+    return (shown(group[0]), shown(group[1])), number, created // 1000

@@ -1,0 +1,254 @@
+"""Who is slow: which rank arrives last at collectives, how often, by how much, and what the others' wait for it costs.
+
+A rank is late by the time for which at least half of the others had been there, less what it waited itself in other
+process groups meanwhile. It is slow where the others wait for it much longer than for the next, again and again.
+Times of different hosts are compared as well as their clocks are known, and no better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from ddplaunch.diagnosis.arrivals import Arrivals, read_trace
+from ddplaunch.words import named
+
+BALANCED = "no rank is slower than the others"
+
+FEW = 10  # collectives that say nothing yet
+RESOLUTION = 1e-4  # seconds by which ranks of one host differ without any reason
+COSTLY = 0.02  # share of the time that is worth a word
+UNUSUAL = 3.0  # times what the next rank costs
+COMPARABLE = 0.2  # of what the slowest rank costs: what one costs that is slow, too
+HABIT = 5  # times that a rank was last, to be a slow one
+HICCUPS = 2  # its longest waits, which do not make it one
+MOST_SENTENCES = 3
+
+
+class RankClock(NamedTuple):
+    """What is known of the clock by which a rank's arrivals are told."""
+
+    node: int
+    ahead: float = 0.0  # seconds, of the clock that others are compared with
+    error: float = 0.0  # seconds by which ``ahead`` may be wrong either way; infinite where nothing is known
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How one rank kept up with the others of a process group."""
+
+    rank: int
+    last: int  # how many times it arrived last, and was late
+    lateness: float  # seconds, the median of those times
+    waited: float  # share of the whole time in which the others waited for it
+    habit: float  # the same without the longest waits
+    excused: float  # share of the whole time by which it was late because it waited in another group
+
+    @property
+    def cost(self) -> float:
+        """What it may be blamed for: its habit, where that is more than what others brought about."""
+        return self.habit if self.habit > self.excused else 0.0
+
+
+@dataclass(frozen=True)
+class GroupPace:
+    """How the ranks of one process group kept up with each other."""
+
+    group: str
+    description: str
+    collectives: int  # that were compared
+    seconds: float  # from the first to the last of them
+    ranks: tuple[Pace, ...]  # in order
+    unclear: float  # share of the time lost to a rank that the clocks cannot tell; infinite where none was compared
+    error: float  # seconds by which the clocks may be wrong, where that made it unclear
+
+    @property
+    def slow(self) -> tuple[Pace, ...]:
+        """The ranks that are slower than the others, the slowest first; none in a balanced job."""
+        order = sorted(self.ranks, key=lambda each: -each.cost)
+        found = 0
+        for count, (this, following) in enumerate(pairwise(order[: (len(order) + 3) // 2]), 1):
+            if this.last < HABIT or this.cost < COMPARABLE * order[0].cost:
+                break
+            if this.cost > UNUSUAL * following.cost:
+                found = count
+        slow = tuple(order[:found])
+        return slow if sum(each.cost for each in slow) >= COSTLY else ()
+
+
+def pace_of(traces: Mapping[int, bytes], clocks: Mapping[int, RankClock] | None = None) -> tuple[GroupPace, ...]:
+    """Compare the ranks whose traces these are; one that cannot be read counts as none."""
+    found: list[Arrivals] = []
+    for rank, trace in traces.items():
+        try:
+            found += read_trace(rank, trace)
+        except ValueError:
+            continue
+    return compare(found, clocks)
+
+
+def compare(arrivals: Iterable[Arrivals], clocks: Mapping[int, RankClock] | None = None) -> tuple[GroupPace, ...]:
+    """Compare the ranks in each process group that two of them are in; ``clocks`` by rank, one clock where not given.
+
+    Only collectives count at which more than half of a group's ranks were seen. A group with few of them is left out.
+    """
+    known = _Clocks(clocks or {})
+    groups: dict[str, _Group] = {}
+    for each in arrivals:
+        group = groups.setdefault(each.group, _Group(each.description))
+        group.ranks.add(each.rank)
+        ahead = known[each.rank].ahead
+        for number, seconds in each:
+            group.arrived[number].append((seconds - ahead, each.rank))
+    counted = {name: group for name, group in groups.items() if group.settle()}
+    excuses = _Excuses(counted)
+    return tuple(_pace(name, group, known, excuses) for name, group in counted.items())
+
+
+class _Clocks(dict[int, RankClock]):
+    def __missing__(self, rank: int) -> RankClock:
+        return RankClock(0)
+
+    def error(self, rank: int, other: int) -> float:
+        """By how many seconds the time between arrivals of two ranks may be wrong."""
+        one, two = self[rank], self[other]
+        return 0.0 if one.node == two.node else one.error + two.error
+
+
+class _Group:
+    """The arrivals at a group's collectives."""
+
+    def __init__(self, description: str) -> None:
+        self.description = description
+        self.ranks: set[int] = set()
+        self.arrived: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)  # by number; then in time
+
+    def settle(self) -> bool:
+        """Keep the collectives that count; return whether they are enough."""
+        least = max(2, len(self.ranks) // 2 + 1)
+        self.arrived = defaultdict(list, {n: sorted(found) for n, found in self.arrived.items() if len(found) >= least})
+        return len(self.arrived) >= FEW
+
+
+class _Excuses:
+    """How long each rank waited in other groups between two collectives of one."""
+
+    def __init__(self, groups: Mapping[str, _Group]) -> None:
+        self._seconds: dict[tuple[str, int, int], float] = {}
+        if len(groups) < 2:
+            return
+        steps: defaultdict[int, list[tuple[float, str, int, float]]] = defaultdict(list)
+        for name, group in groups.items():
+            for number, found in group.arrived.items():
+                for seconds, rank in found:
+                    steps[rank].append((seconds, name, number, found[-1][0] - seconds))
+        for rank, taken in steps.items():
+            waited = 0.0
+            before: dict[str, float] = {}
+            for _, name, number, wait in sorted(taken):
+                self._seconds[name, number, rank] = waited - before.get(name, 0.0)
+                waited += wait
+                before[name] = waited
+
+    def of(self, group: str, number: int, rank: int, other: int) -> float:
+        """Seconds by which ``rank`` had waited elsewhere longer than ``other``."""
+        excuse = self._seconds.get((group, number, rank), 0.0) - self._seconds.get((group, number, other), 0.0)
+        return max(0.0, excuse)
+
+
+def _pace(name: str, group: _Group, clocks: _Clocks, excuses: _Excuses) -> GroupPace:
+    noise = max(RESOLUTION, median(_middle(found)[0] - found[0][0] for found in group.arrived.values()))
+    late: defaultdict[int, list[float]] = defaultdict(list)
+    excused: defaultdict[int, float] = defaultdict(float)
+    unclear, errors = 0.0, []
+    for number, found in group.arrived.items():
+        (seconds, rank), (middle, other) = found[-1], _middle(found)
+        excuse = min(seconds - middle, excuses.of(name, number, rank, other))
+        lateness, error = seconds - middle - excuse, clocks.error(rank, other)
+        excused[rank] += excuse
+        if lateness > noise + error:
+            late[rank].append(lateness)
+        elif lateness > noise or error == math.inf:
+            unclear += lateness if error < math.inf else error
+            errors.append(error)
+    first = min(found[0][0] for found in group.arrived.values())
+    whole = max(found[-1][0] for found in group.arrived.values()) - first or 1.0
+    ranks = []
+    for rank in sorted(group.ranks):
+        waits = sorted(late[rank])
+        shares = sum(waits) / whole, sum(waits[:-HICCUPS]) / whole, excused[rank] / whole
+        ranks.append(Pace(rank, len(waits), median(waits or [0.0]), *shares))
+    error = median(errors or [0.0])
+    return GroupPace(name, group.description, len(group.arrived), whole, tuple(ranks), unclear / whole, error)
+
+
+def _middle(found: list[tuple[float, int]]) -> tuple[float, int]:
+    """The arrival by which at least half of those before the last were there."""
+    return found[(len(found) - 2) // 2]
+
+
+# ------------------------------------------------------------------------------------------------------- for people
+
+
+def sentences(groups: Iterable[GroupPace]) -> tuple[str, ...]:
+    """Say who is slow, the most costly first; nothing where the ranks are alike, or too little is known of them."""
+    said: set[int] = set()
+    found: list[str] = []
+    groups = list(groups)
+    for group in sorted(groups, key=lambda each: -sum(rank.waited for rank in each.slow)):
+        slow = [each for each in group.slow if each.rank not in said]
+        said.update(each.rank for each in slow)
+        parts = [[each] for each in slow] if len(slow) <= 2 else [slow]
+        found += [_sentence(part, group) for part in parts if part]
+        if not group.slow and group.unclear >= COSTLY:
+            found.append(_unclear(group))
+    found += [_excuse(group) for group in groups if any(each.excused >= COSTLY for each in group.ranks)]
+    return tuple(dict.fromkeys(found))[:MOST_SENTENCES]
+
+
+def _sentence(slow: list[Pace], group: GroupPace) -> str:
+    """ "rank 5 arrived last in 92 % of the last 2,000 collectives, 38 ms late in the median: 11 % of …"."""
+    last, waited = sum(each.last for each in slow), sum(each.waited for each in slow)
+    lateness = sum(each.lateness * each.last for each in slow) / last
+    share = last / group.collectives
+    often = f"{100 * share:.0f} %" if share >= 0.01 else f"{last}"
+    which = "" if group.description == "default_pg" else f" of {_group_name(group)}"
+    return (
+        f"{_ranks(slow)} arrived last in {often} of the last {group.collectives:,} collectives{which},"
+        f" {_span(lateness)} late in the median: {100 * waited:.0f} % of that time waited for"
+        f" {'it' if len(slow) == 1 else 'them'}"
+    )
+
+
+def _excuse(group: GroupPace) -> str:
+    late = [each for each in group.ranks if each.excused >= COSTLY]
+    names = f"{_ranks(late)} arrived late at the collectives of {_group_name(group)}"
+    return f"{names} because {'it' if len(late) == 1 else 'they'} waited in another group"
+
+
+def _ranks(paces: list[Pace]) -> str:
+    return ("rank " if len(paces) == 1 else "ranks ") + named(str(each.rank) for each in sorted(paces, key=_by_rank))
+
+
+def _by_rank(pace: Pace) -> int:
+    return pace.rank
+
+
+def _group_name(group: GroupPace) -> str:
+    return f"group {group.group}" if group.description in ("", "undefined") else group.description
+
+
+def _unclear(group: GroupPace) -> str:
+    known = "have not been compared yet" if group.error == math.inf else f"are known to {_span(group.error)} only"
+    return f"which node is slow cannot be told: their clocks {known}"
+
+
+def _span(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
