@@ -14,6 +14,7 @@ from functools import partial
 from typing import get_args
 
 from ddplaunch.control import messages, proof, route
+from ddplaunch.control.clock_offset import PeerClock
 from ddplaunch.control.failure import Outcome, signal_name
 from ddplaunch.control.heartbeat import Heartbeat
 from ddplaunch.control.messages import PROTOCOL, Declined, FromNode, FromNodeZero, Garbled, Hello, Message, Start, Stop
@@ -67,6 +68,7 @@ class Member:
         self._connecting: list[socket.socket] = []
         self._connection: Connection[Message] | None = None
         self._heartbeat: Heartbeat | None = None
+        self._clock = PeerClock()
         self._attempt: int | None = None  # of ours, while something of it is left
         self._latest = -1  # the attempt that started last; -1 before the first
         self._interrupted: int | None = None
@@ -292,6 +294,7 @@ class Member:
         self._connection.expect(get_args(FromNodeZero))
         self._connection.hear = self._heard
         self._connection.lost = self._lost
+        self._clock = PeerClock()
         self._heartbeat = Heartbeat(self._loop, message.heartbeat_timeout, self._beat, self._silent)
         self._heartbeat.heard(0)
         if self._unable is not None:
@@ -308,7 +311,7 @@ class Member:
         self._heartbeat.heard(0)
         match message:
             case messages.Beat():
-                return
+                return self._clock.hear(message)
             case messages.JoinStatus() if self._latest >= 0:
                 raise Garbled("who has joined, after the start")
             case messages.End():
@@ -332,7 +335,7 @@ class Member:
 
     def _beat(self) -> None:
         if self._connection is not None:
-            self._connection.send(messages.Beat())
+            self._connection.send(self._clock.beat())
 
     def _silent(self, peer: int, seconds: float) -> None:
         if self._connection is not None:

@@ -14,7 +14,7 @@ from ddplaunch.plan.share import Share
 if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Detail, Inspection
 
-PROTOCOL = 5  # raised whenever a message changes, so that launchers of different versions tell each other so
+PROTOCOL = 6  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 class Garbled(Exception):
@@ -268,7 +268,11 @@ class Inspected:
 
 @dataclass(frozen=True)
 class Beat:
-    """Still here."""
+    """Still here; and what both need to compare their clocks (``clock_offset``)."""
+
+    clock: float  # seconds since the epoch, by the sender's clock
+    heard: float | None = None  # the receiver's in the last beat that the sender heard from it
+    held: float = 0.0  # seconds since then
 
 
 FromNode = Failed | Finished | Drained | Unable | Interrupted | Warned | Inspect | Inspected | Beat

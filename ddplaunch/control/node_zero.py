@@ -16,6 +16,7 @@ from ddplaunch.loop import Loop
 from ddplaunch.words import named
 
 if TYPE_CHECKING:
+    from ddplaunch.control.clock_offset import ClockOffset, PeerClock
     from ddplaunch.control.wire import Connection
 
 PARTING = 1.0  # seconds in which the others must have read that the job is over
@@ -40,6 +41,7 @@ class NodeZero:
         self._hear = hear
         self._listening = listening
         self._peers: dict[int, Connection[Message]] = {}
+        self._clocks: dict[int, PeerClock] = {}
         self._leaving: list[Connection[Message]] = []
         self._ranks = len(hello.share.devices)
         self._coordinator = Coordinator(rules, hello, run_id, self._tell, self._drop, loop.after)
@@ -58,6 +60,10 @@ class NodeZero:
 
     def tell(self, message: FromNode) -> None:
         self._coordinator.hear(0, message)
+
+    def offset(self, number: int) -> ClockOffset | None:
+        """How far the clock of a node is ahead of ours; None where that is not known yet, or the node is not there."""
+        return self._clocks[number].offset() if number in self._clocks else None
 
     def close(self) -> None:
         """Part from the others, once they have read how the job ended or had the time to."""
@@ -79,8 +85,11 @@ class NodeZero:
         admitted = self._coordinator.admit(hello)
         if isinstance(admitted, Refused):
             return self._listener.dismiss(connection, admitted)
+        from ddplaunch.control.clock_offset import PeerClock
+
         number = admitted.share.node_rank
         self._peers[number] = connection
+        self._clocks[number] = PeerClock()
         connection.expect(get_args(FromNode))
         connection.hear = partial(self._heard, number)
         connection.lost = partial(self._lost, number)
@@ -91,16 +100,21 @@ class NodeZero:
 
     def _heard(self, number: int, message: Message) -> None:
         self._heartbeat.heard(number)
+        if isinstance(message, messages.Beat):
+            return self._clocks[number].hear(message)
         self._coordinator.hear(number, message)  # type: ignore[arg-type]  # the connection accepts nothing else
 
     def _lost(self, number: int, why: str, silence: float = 0.0) -> None:
-        del self._peers[number]
-        self._heartbeat.forget(number)
+        self._forget(number)
         self._coordinator.lost(number, why, silence)
 
     def _drop(self, number: int) -> None:
-        self._peers.pop(number).close()
+        self._forget(number).close()
+
+    def _forget(self, number: int) -> Connection[Message]:
         self._heartbeat.forget(number)
+        del self._clocks[number]
+        return self._peers.pop(number)
 
     def _silent(self, number: int, seconds: float) -> None:
         self._peers[number].close()
@@ -108,7 +122,7 @@ class NodeZero:
 
     def _beat(self) -> None:
         for number in list(self._peers):
-            self._tell(number, _BEAT)
+            self._peers[number].send(self._clocks[number].beat())
 
     def _tell(self, number: int, message: Message) -> None:
         if number:
@@ -147,6 +161,3 @@ class NodeZero:
             plural = "s" if self._counted > 1 else ""
             text = f"{self._counted} connection{plural} to the control port did not belong to this job: {reasons}"
             self._hear(messages.Note(text))
-
-
-_BEAT = messages.Beat()

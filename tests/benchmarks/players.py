@@ -115,7 +115,6 @@ class Players:
         self.heard: Counter[str] = Counter()
         self._loop = Loop()
         self._beat_every = heartbeat_timeout / 4
-        self._frame = encode(Beat())
         python = Versions(f"{sys.version_info.major}.{sys.version_info.minor}")
         hellos = [
             Hello(Share(rank, f"host-{rank:05}", DEVICES), str(nodes), None, "/bin/sh", None, 0, python, (), "0" * 32)
@@ -147,5 +146,6 @@ class Players:
 
     def _beat(self) -> None:
         self._loop.after(self._beat_every, self._beat)
+        frame = encode(Beat(time.time()))
         for player in self.all:
-            player.say_frame(self._frame)
+            player.say_frame(frame)

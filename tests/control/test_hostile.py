@@ -117,7 +117,7 @@ def test_a_node_that_beats_and_never_ends_is_waited_for_no_longer_than_somebody_
         order = peer.hear("Stop")
         assert order
         assert order["grace"] == (60 if times == 1 else 0)
-        peer.say("Beat")
+        peer.say("Beat", clock=1e9)
     launcher.signal(signal.SIGINT)
     assert launcher.wait(10) == 130
     assert peer.hear("End")

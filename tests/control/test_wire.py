@@ -21,7 +21,8 @@ SHARE = Share(1, "n1", ("cuda:0", "cuda:1"), "4")
 @pytest.mark.parametrize(
     "message",
     [
-        Beat(),
+        Beat(1.79e9),
+        Beat(1.79e9, 1.78e9, 0.25),
         Failed(0, FAILURE, 2.5),
         Drained(1, (FAILURE, FAILURE), 3, 2.5, None),
         End(Outcome(69, judge([FAILURE], 2, 4), ("no", "yes"), "remark")),
@@ -90,7 +91,7 @@ def test_frames_in_pieces_and_many_at_once():
     frame = encode(Failed(0, FAILURE, 1.0))
     for i in range(len(frame)):
         pair.other.send(frame[i : i + 1])
-    pair.other.send(encode(Beat()) * 500)
+    pair.other.send(encode(Beat(1e9)) * 500)
     pair.step_until(lambda: len(pair.heard) == 501)
     assert pair.heard[0] == Failed(0, FAILURE, 1.0)
 

@@ -239,7 +239,7 @@ def test_the_last_ones_of_many():
     ids=lambda text: str(text[-60:]),
 )  # fmt: skip
 def test_a_hostile_trace_is_none(hostile):
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         read_trace(0, hostile)
     assert pace_of({0: hostile, 1: hostile}) == ()
 

@@ -1,0 +1,75 @@
+"""How far the clock of a peer is ahead of ours, as heartbeats tell: NTP's reckoning, with beats that cross.
+
+A beat says what its sender's clock shows, and which clock of ours it heard last and how long ago. What is left of the
+time since we sent that is a round trip; the peer's clock was read in the middle of it, give or take a half.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ddplaunch.control.messages import Beat
+
+SAMPLES = 16  # the last round trips, of which the one that tells most counts
+DRIFT = 15e-6  # seconds a second by which two clocks may part (NTP's PHI)
+LONGEST = 3600.0  # seconds for which a beat that was heard is worth telling of
+
+
+class ClockOffset(NamedTuple):
+    """Seconds by which a peer's clock is ahead of ours, and by which that may be wrong, either way."""
+
+    ahead: float
+    error: float
+
+
+class _Sample(NamedTuple):
+    ahead: float
+    error: float  # when it was taken
+    taken: float
+
+    def error_at(self, now: float) -> float:
+        return self.error + DRIFT * (now - self.taken)
+
+
+def uptime() -> float:
+    """Seconds on a clock that nobody sets, and that goes on while the machine is suspended where the system has one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class PeerClock:
+    """What the beats from and to one peer tell of its clock."""
+
+    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = uptime) -> None:
+        self._wall, self._steady = wall, steady
+        self._sent: deque[tuple[float, float]] = deque(maxlen=SAMPLES)  # our clock in each beat, and when it left
+        self._heard: tuple[float, float] | None = None  # the peer's in its last one, and when it came
+        self._samples: deque[_Sample] = deque(maxlen=SAMPLES)
+
+    def beat(self) -> Beat:
+        """The beat to be sent now."""
+        clock, now = self._wall(), self._steady()
+        self._sent.append((clock, now))
+        if self._heard is None or not 0 <= now - self._heard[1] <= LONGEST:
+            return Beat(clock)
+        return Beat(clock, self._heard[0], now - self._heard[1])
+
+    def hear(self, beat: Beat) -> None:
+        """A beat has come; one that answers none of ours, or before it left, tells nothing."""
+        clock, now = self._wall(), self._steady()
+        self._heard = beat.clock, now
+        left = next((at for sent, at in reversed(self._sent) if sent == beat.heard), None)
+        if left is None or (trip := now - left - beat.held) < 0:
+            return
+        sample = _Sample(beat.clock + trip / 2 - clock, trip / 2 + DRIFT * beat.held, now)
+        # A clock that was set, or stood still, makes all older samples wrong.
+        agreeing = [each for each in self._samples if abs(each.ahead - sample.ahead) <= each.error_at(now) + sample.error]
+        self._samples = deque([*agreeing, sample], SAMPLES)
+
+    def offset(self) -> ClockOffset | None:
+        """The best that is known; None before the second beat, about."""
+        now = self._steady()
+        best = min(self._samples, key=lambda each: each.error_at(now), default=None)
+        return ClockOffset(best.ahead, best.error_at(now)) if best else None

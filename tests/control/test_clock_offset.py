@@ -1,0 +1,150 @@
+"""The clocks of two nodes: how far they are apart is told within the error that is stated, whatever happens to them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import socket
+import sys
+import time
+
+import pytest
+
+from ddplaunch.control import clock_offset
+from ddplaunch.control.clock_offset import DRIFT, PeerClock, uptime
+from ddplaunch.control.link import make_link
+from ddplaunch.control.messages import Beat
+from ddplaunch.loop import Loop
+from tests.conftest import wait_until
+from tests.hosts.talk import echo
+from tests.patience import patience
+
+EVERY = 3.75  # seconds between two beats, by default
+
+
+class Machine:
+    """One end: a clock that is off, may go wrong and be set, and a steady one that may stand still."""
+
+    def __init__(self, world, ahead=0.0, drift=0.0):
+        self.world, self.ahead, self.drift, self.asleep = world, ahead, drift, 0.0
+        self.peer = PeerClock(self.wall, self.steady)
+
+    def wall(self):
+        return 1.79e9 + self.world.now * (1 + self.drift) + self.ahead
+
+    def steady(self):
+        return 500 * id(self) % 9999 + self.world.now * (1 + self.drift) - self.asleep
+
+
+class World:
+    """Two machines, and beats on their way between them."""
+
+    def __init__(self, ahead, *, there=0.0001, back=0.0001, jitter=0.0, drift=0.0):
+        self.now, self.delays, self.jitter = 0.0, (there, back), jitter
+        self.ends = [Machine(self), Machine(self, ahead, drift)]
+        self._chance = random.Random(1)
+        self._order = itertools.count()
+        self._events = [(0.4, next(self._order), 0, None), (1.7, next(self._order), 1, None)]
+
+    @property
+    def truth(self):
+        """Seconds by which the second clock is ahead of the first."""
+        return self.ends[1].wall() - self.ends[0].wall()
+
+    def go_on(self, seconds):
+        until = self.now + seconds
+        while self._events[0][0] <= until:
+            self.now, _, number, beat = heapq.heappop(self._events)
+            if beat is not None:
+                self.ends[number].peer.hear(beat)
+                continue
+            late = self.delays[number] + self._chance.expovariate(1 / self.jitter) if self.jitter else 0.0
+            arrives = self.now + self.delays[number] + late
+            said = self.ends[number].peer.beat()
+            heapq.heappush(self._events, (arrives, next(self._order), 1 - number, said))
+            heapq.heappush(self._events, (self.now + EVERY, next(self._order), number, None))
+        self.now = until
+
+    def check(self, most):
+        """Both know the truth, within what they say and ``most``."""
+        for number, sign in ((0, 1), (1, -1)):
+            offset = self.ends[number].peer.offset()
+            assert offset is not None
+            assert abs(offset.ahead - sign * self.truth) <= offset.error + 1e-6
+            assert offset.error < most
+
+
+@pytest.mark.parametrize("ahead", [0.0, 0.003, -7.5, 86400.0])
+@pytest.mark.parametrize(("there", "back"), [(1e-4, 1e-4), (0.03, 0.03), (0.001, 0.08), (5.0, 1.0)])
+def test_both_sides_know_it_after_two_beats(ahead, there, back):
+    world = World(ahead, there=there, back=back)
+    world.go_on(0.5)
+    assert world.ends[1].peer.offset() is None or there > 0.1
+    world.go_on(2 * EVERY + 2 * (there + back))
+    world.check((there + back) / 2 + 3e-4)
+
+
+def test_the_shortest_round_trip_counts():
+    world = World(1.0, there=0.0002, back=0.0002, jitter=0.05)
+    world.go_on(EVERY * 40)
+    world.check(0.02)
+
+
+def test_clocks_that_part_are_known_less_well_as_time_goes_by():
+    world = World(1.0, drift=DRIFT * 0.9)
+    world.go_on(100)
+    world.check(0.001)
+    early = world.ends[0].peer.offset().error
+    world.delays = (10.0, 10.0)
+    world.go_on(45)
+    world.check(0.01)
+    assert world.ends[0].peer.offset().error > early + 20 * DRIFT
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("step", [-3600.0, -0.01, 0.002, 30.0])
+def test_a_clock_that_is_set(which, step):
+    """At any moment, as beats are on their way or held."""
+    for phase in range(20):
+        world = World(0.5)
+        world.go_on(60 + phase * EVERY / 20)
+        world.ends[which].ahead += step
+        world.go_on(2 * EVERY + 0.01)
+        world.check(0.001)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("seconds", [1.0, 5000.0])
+def test_a_machine_whose_clocks_stood_still(which, seconds):
+    """A virtual machine that was stopped and continued: what was heard before is of no use."""
+    for phase in range(20):
+        world = World(0.5)
+        world.go_on(60 + phase * EVERY / 20)
+        world.ends[which].asleep += seconds
+        world.ends[which].ahead -= seconds
+        world.go_on(3 * EVERY + 0.01)
+        world.check(0.001)
+
+
+@pytest.mark.parametrize("beat", [
+    Beat(0.0), Beat(1e11, 1e11, 604800.0), Beat(5.0, 1.79e9, 0.0), Beat(5.0, 0.0, 1e-9), Beat(5.0, None, 3.0),
+])  # fmt: skip
+def test_what_answers_nothing_tells_nothing(beat):
+    peer = PeerClock()
+    peer.beat()
+    peer.hear(beat)
+    assert peer.offset() is None
+
+
+def test_an_answer_from_before_the_question_tells_nothing():
+    peer = PeerClock()
+    ours = peer.beat()
+    peer.hear(Beat(5.0, ours.clock, 1.0))
+    assert peer.offset() is None
+    peer.hear(Beat(5.0, ours.clock, 0.0))
+    assert peer.offset() is not None
+
+
+def test_the_steady_clock_goes_on():
+    assert 0 < uptime() <= uptime()
