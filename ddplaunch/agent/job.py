@@ -23,6 +23,10 @@ OURS_ALONE = frozenset({"DDPLAUNCH_TOKEN", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_
 """Variables of the launcher that no rank gets."""
 
 
+LONG = 300.0
+"""Seconds since its first process group after which a rank that has done its work tells of its last collectives."""
+
+
 def shielded(warning: int | None) -> list[int]:
     """The scheduler's warning, which may come to every process of ours; but SIGTERM is how ranks are stopped too."""
     return [] if warning is None or warning in (signal.SIGTERM, signal.SIGHUP) else [warning]
@@ -95,6 +99,8 @@ class Outfit:
             "init_method": plan.init_method,
             "store": (plan.master_addr, plan.master_port),
             "error_file": error_file,
+            "trace_file": ranks.trace_file(rank.rank),
+            "trace_after": LONG,
             "line_buffered": self.screen.by_lines,
             "title": " ".join(target.argv),
         }

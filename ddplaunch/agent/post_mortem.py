@@ -1,4 +1,4 @@
-"""What is left of a rank that ended: its error file, the kernel's counters, its last lines."""
+"""What is left of a rank that ended: its error file, its trace, the kernel's counters, its last lines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import json
 import os
 import signal
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent import limits
 from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, readable
 from ddplaunch.errors import shown
 from ddplaunch.files import read_regular
+
+if TYPE_CHECKING:
+    from ddplaunch.diagnosis.inspection import Arrivals
 
 MAX_RECORDED = 16 << 20  # bytes of an error file; a larger one, with a message of megabytes twice in it, counts as none
 
@@ -37,6 +41,21 @@ def read_error_file(path: str | None) -> Recorded:
         return _recorded(json.loads(read_regular(path, MAX_RECORDED, links=False))["message"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # the last of deep nesting
         return Recorded()
+
+
+def read_trace_file(path: str, rank: int, world_size: int) -> tuple[Arrivals, ...]:
+    """Read when a rank arrived at its last collectives, as ``rank/answers.py`` wrote it; remove the file.
+
+    One that is cut short, as on a full disk, says nothing.
+    """
+    from ddplaunch.diagnosis.arrivals import kept, read_trace
+
+    try:
+        traces = read_regular(path, MAX_RECORDED, links=False).splitlines()
+        os.unlink(path)
+        return tuple(each for trace in traces for each in read_trace(rank, trace, kept(world_size)))
+    except (OSError, ValueError):
+        return ()
 
 
 def _recorded(content: object) -> Recorded:

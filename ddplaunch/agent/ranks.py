@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent import limits, post_mortem
 from ddplaunch.agent.rank_line import RankLine
@@ -23,6 +24,9 @@ from ddplaunch.output.streams import Streams
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
 from ddplaunch.words import named
+
+if TYPE_CHECKING:
+    from ddplaunch.diagnosis.inspection import Arrivals
 
 INTERRUPT_PATIENCE = 3.0  # seconds from SIGINT until ranks are told by SIGTERM: a wait inside torch sees no SIGINT
 STRAGGLING = 30.0  # seconds since a rank ended until the others are named: rank 0 may write the last checkpoint
@@ -129,6 +133,7 @@ class Ranks:
         self.codes: dict[int, int] = {}  # how those that have ended did: -N for signal N
         self.pending = 0  # wanted and not there yet
         self.failures: list[Failure] = []  # those that nobody asked for
+        self.arrivals: list[Arrivals] = []  # of those that have done their work, after a long run
         self.stopped = 0  # how many ended because they were told to
         self.sent: set[int] = set()  # the signals that were to stop them
         self.finished = False  # all have done their work
@@ -146,6 +151,10 @@ class Ranks:
     def error_file(self, rank: int) -> str | None:
         folder = self._folder.path
         return os.path.join(folder, f"{rank}.{self.number}.json") if folder else None
+
+    def trace_file(self, rank: int) -> str | None:
+        folder = self._folder.path
+        return os.path.join(folder, f"{rank}.{self.number}.trace.json") if folder else None
 
     def line(self, rank: int) -> int:
         """Return the end of its line that a rank is given. OSError: too many files are open."""
@@ -173,6 +182,12 @@ class Ranks:
         if process.pidfd is not None:
             os.close(process.pidfd)
         return process
+
+    def finish(self, rank: int) -> None:
+        """A rank has done its work: keep what it told of its last collectives."""
+        path = self.trace_file(rank)
+        if path and os.path.exists(path):
+            self.arrivals += post_mortem.read_trace_file(path, rank, self.plan.world_size)
 
     def judge(self, process: RankProcess, code: int) -> Failure | None:
         """Tell a failure from the end that we asked for; ``code`` is -N for signal N."""

@@ -239,7 +239,9 @@ class Supervisor:
         failure = None
         if code == EXIT_PREEMPTED and self._outfit.preemption_file.given:
             self._outfit.preemption_file.answered()
-        elif code != 0 and not process.finished:
+        elif code == 0:
+            self._ranks.finish(rank)
+        elif not process.finished:
             failure = self._ranks.judge(process, code)
         self._failed(failure)
 
@@ -300,6 +302,8 @@ class Supervisor:
         if self._outcome is not None:
             return self._finish(self._outcome)
         self._ranks.enter(Phase.WAITING)
+        if self._ranks.arrivals:
+            self._link.tell(messages.Arrived(self._ranks.number, tuple(self._ranks.arrivals)))
         self._link.tell(account)
 
     def _finish(self, outcome: Outcome) -> None:

@@ -19,6 +19,7 @@ from ddplaunch.errors import shown
 
 MANY = 10_000_000  # more ranks, nodes, attempts or restarts than any job has
 WEEK = 7 * 86400.0  # seconds: the longest time that an option takes
+WEEK_US = int(WEEK) * 1_000_000
 
 M = TypeVar("M")
 Check = Callable[[Any], Any]  # returns the value as it may be used; raises ValueError if it makes no sense
@@ -41,6 +42,17 @@ def _letters(limit: int, *, in_path: bool = False) -> Check:
         if len(text) > limit or not text.isprintable() or leads_elsewhere:
             raise ValueError("an invalid name")
         return text
+
+    return check
+
+
+def _all_within(lowest: int, highest: int) -> Check:
+    """As ``_each`` of ``_number``, for thousands of them."""
+
+    def check(values: tuple[int, ...]) -> tuple[int, ...]:
+        if values and not lowest <= min(values) <= max(values) <= highest:
+            raise ValueError("a number out of range")
+        return values
 
     return check
 
@@ -147,7 +159,9 @@ BOUNDS: Mapping[str, Check] = {
     "GroupState.completed": _number(-1, 1 << 62),
     "Collective.completed": _as_it_is,
     "RankInspection.code": _number(-64, 255),
-    **dict.fromkeys(("frames", "threads", "groups", "last", "known"), _each(bounded)),
+    "gaps": _all_within(-WEEK_US, WEEK_US),
+    "Arrivals.number": _number(0, 1 << 62),
+    **dict.fromkeys(("frames", "threads", "groups", "last", "known", "arrivals"), _each(bounded)),
     "Share.threads": _NAME,
     "Group.ranks": _each(_COUNT),
     "silent": _each(_line),

@@ -6,6 +6,7 @@ time since we sent that is a round trip; the peer's clock was read in the middle
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,10 @@ class ClockOffset(NamedTuple):
     error: float
 
 
+OURS = ClockOffset(0.0, 0.0)
+UNKNOWN = ClockOffset(0.0, math.inf)
+
+
 class _Sample(NamedTuple):
     ahead: float
     error: float  # when it was taken
@@ -32,6 +37,9 @@ class _Sample(NamedTuple):
 
     def error_at(self, now: float) -> float:
         return self.error + DRIFT * (now - self.taken)
+
+    def agrees(self, later: _Sample) -> bool:
+        return abs(self.ahead - later.ahead) <= self.error_at(later.taken) + later.error
 
 
 def uptime() -> float:
@@ -65,11 +73,11 @@ class PeerClock:
             return
         sample = _Sample(beat.clock + trip / 2 - clock, trip / 2 + DRIFT * beat.held, now)
         # A clock that was set, or stood still, makes all older samples wrong.
-        agreeing = [each for each in self._samples if abs(each.ahead - sample.ahead) <= each.error_at(now) + sample.error]
+        agreeing = [each for each in self._samples if each.agrees(sample)]
         self._samples = deque([*agreeing, sample], SAMPLES)
 
-    def offset(self) -> ClockOffset | None:
-        """The best that is known; None before the second beat, about."""
+    def offset(self) -> ClockOffset:
+        """The best that is known: nothing before the second beat, about."""
         now = self._steady()
         best = min(self._samples, key=lambda each: each.error_at(now), default=None)
-        return ClockOffset(best.ahead, best.error_at(now)) if best else None
+        return ClockOffset(best.ahead, best.error_at(now)) if best else UNKNOWN

@@ -168,7 +168,7 @@ class Coordinator:
             return self._unable(seat, message)
         if isinstance(message, messages.Inspect | messages.Inspected):
             return self._looking.hear(number, message)
-        if isinstance(message, messages.Beat) or message.attempt != self._attempt.number:
+        if isinstance(message, messages.Beat | messages.Arrived) or message.attempt != self._attempt.number:
             return
         if number:  # our own we know
             seat.check(message, {each.rank for each in self._attempt.failures})

@@ -12,7 +12,7 @@ from ddplaunch.control.failure import Failure, Outcome, Verdict
 from ddplaunch.plan.share import Share
 
 if TYPE_CHECKING:
-    from ddplaunch.diagnosis.inspection import Detail, Inspection
+    from ddplaunch.diagnosis.inspection import Arrivals, Detail, Inspection
 
 PROTOCOL = 6  # raised whenever a message changes, so that launchers of different versions tell each other so
 
@@ -110,6 +110,14 @@ class Drained:
     clock: float  # as in ``Failed``
     broken: Broken | None = None
     preemption_seen: bool = False  # whether a rank asked if the job is preempted, and the answer was yes
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """When ranks of this node that have done their work had arrived at their last collectives; before ``Drained``."""
+
+    attempt: int
+    arrivals: tuple[Arrivals, ...]
 
 
 @dataclass(frozen=True)
@@ -275,6 +283,6 @@ class Beat:
     held: float = 0.0  # seconds since then
 
 
-FromNode = Failed | Finished | Drained | Unable | Interrupted | Warned | Inspect | Inspected | Beat
+FromNode = Failed | Finished | Arrived | Drained | Unable | Interrupted | Warned | Inspect | Inspected | Beat
 FromNodeZero = JoinStatus | Start | Stop | Preempt | Release | Again | Note | End | Inspect | Inspected | Beat
 Message = Hello | Declined | Welcome | Refused | Joined | Seeking | Alone | FromNode | FromNodeZero

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, get_args
 
 from ddplaunch.control import messages
 from ddplaunch.control.coordinator import Coordinator
-from ddplaunch.control.messages import Declined, End, FromNode, Hello, Message, Refused, Start
+from ddplaunch.control.messages import Declined, End, FromNode, Garbled, Hello, Message, Refused, Start
 from ddplaunch.control.rules import Rules
 from ddplaunch.loop import Loop
 from ddplaunch.words import named
 
 if TYPE_CHECKING:
-    from ddplaunch.control.clock_offset import ClockOffset, PeerClock
+    from ddplaunch.control.clock_offset import PeerClock
+    from ddplaunch.control.pacing import Pacing
     from ddplaunch.control.wire import Connection
 
 PARTING = 1.0  # seconds in which the others must have read that the job is over
@@ -47,6 +48,8 @@ class NodeZero:
         self._coordinator = Coordinator(rules, hello, run_id, self._tell, self._drop, loop.after)
         self._frame: tuple[Message | None, bytes] = (None, b"")
         self._counted = 0
+        self._start: Start | None = None  # the latest
+        self._pacing: Pacing | None = None
 
     def begin(self) -> None:
         """Wait for the others, or start at once where there are none."""
@@ -59,11 +62,9 @@ class NodeZero:
         self._coordinator.open()
 
     def tell(self, message: FromNode) -> None:
+        if isinstance(message, messages.Arrived):
+            return self._compare(0, message)
         self._coordinator.hear(0, message)
-
-    def offset(self, number: int) -> ClockOffset | None:
-        """How far the clock of a node is ahead of ours; None where that is not known yet, or the node is not there."""
-        return self._clocks[number].offset() if number in self._clocks else None
 
     def close(self) -> None:
         """Part from the others, once they have read how the job ended or had the time to."""
@@ -102,7 +103,20 @@ class NodeZero:
         self._heartbeat.heard(number)
         if isinstance(message, messages.Beat):
             return self._clocks[number].hear(message)
+        if isinstance(message, messages.Arrived):
+            return self._compare(number, message)
         self._coordinator.hear(number, message)  # type: ignore[arg-type]  # the connection accepts nothing else
+
+    def _compare(self, number: int, message: messages.Arrived) -> None:
+        """Keep when ranks arrived at collectives, with what is known now of their clock."""
+        from ddplaunch.control.clock_offset import OURS
+        from ddplaunch.control.pacing import Pacing
+
+        if self._start is None:
+            raise Garbled("collectives before the start")
+        if self._pacing is None:
+            self._pacing = Pacing(self._start)
+        self._pacing.hear(number, message, self._clocks[number].offset() if number else OURS)
 
     def _lost(self, number: int, why: str, silence: float = 0.0) -> None:
         self._forget(number)
@@ -132,7 +146,10 @@ class NodeZero:
         if isinstance(message, Start | End):
             self._note_strangers()
         if isinstance(message, Start):
+            self._start, self._pacing = message, None
             message = self._with_route(message)
+        if isinstance(message, End) and message.outcome.code == 0:
+            self._note_pace()
         self._hear(message)
 
     def _encoded(self, message: Message) -> bytes:
@@ -150,6 +167,10 @@ class NodeZero:
 
         address = self._peers[min(self._peers)].here
         return replace(start, address=address, interface=self._rules.interface or interface_of(address))
+
+    def _note_pace(self) -> None:
+        for sentence in self._pacing.sentences() if self._pacing else ():
+            self._hear(messages.Note(sentence))
 
     def _note_strangers(self) -> None:
         if self._listening is None:

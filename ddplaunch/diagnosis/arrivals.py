@@ -7,34 +7,23 @@ them; the time is that of the call, by the clock of the rank's host.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
+from ddplaunch.diagnosis.inspection import Arrivals
 from ddplaunch.errors import shown
 
 KEPT = 2000
 """Operations that torch keeps of a rank (TORCH_FR_BUFFER_SIZE)."""
 
+_ALL, _LEAST = 200_000, 50  # arrivals of all ranks together, and of one
+_MOST_RUNS = 64  # of consecutive numbers
 _MOST_NS = 10**20  # of the time of an arrival: 1e11 seconds
 _MOST = 1 << 62  # of the number of a collective
 
 
-@dataclass(frozen=True)
-class Arrivals:
-    """When a rank arrived at consecutive collectives of a process group."""
-
-    rank: int
-    group: str  # torch's name of the group, one in a job: "0" is the default one
-    description: str  # "default_pg", "mesh_dp", or "undefined"
-    number: int  # of the first collective, counted in the group
-    began: float  # seconds since the epoch, when the rank arrived at it
-    gaps: tuple[int, ...]  # microseconds from each arrival to the next
-
-    def __iter__(self) -> Iterator[tuple[int, float]]:
-        """The numbers of the collectives, and seconds since the epoch."""
-        for number, elapsed in enumerate(accumulate(self.gaps, initial=0), self.number):
-            yield number, self.began + elapsed / 1e6
+def kept(world_size: int) -> int:
+    """Return how many of its last operations a rank tells of, so that those of all can be compared in one place."""
+    return max(_LEAST, min(KEPT, _ALL // world_size))
 
 
 def read_trace(rank: int, trace: bytes, most: int = KEPT) -> tuple[Arrivals, ...]:
@@ -62,11 +51,12 @@ def read_trace(rank: int, trace: bytes, most: int = KEPT) -> tuple[Arrivals, ...
             if number < expected:  # another group with the name of one that was destroyed
                 of_group.clear()
         of_group.append((number, [microseconds]))
-    return tuple(
+    found = [
         Arrivals(rank, *group, first, times[0] / 1e6, tuple(b - a for a, b in pairwise(times)))
         for group, of_group in runs.items()
         for first, times in of_group
-    )
+    ]
+    return tuple(found[-_MOST_RUNS:])
 
 
 def _call(entry: dict[str, object]) -> tuple[tuple[str, str], int, int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
+from itertools import accumulate
 from typing import Any
 
 
@@ -74,6 +76,23 @@ class Collective:
     entered: float  # seconds since the epoch, by the clock of the rank's host
     completed: bool
     alone: bool  # whether no send or recv was counted with it: then ``GroupState`` has the same numbers
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """When a rank arrived at consecutive collectives of a process group."""
+
+    rank: int
+    group: str  # torch's name of the group, one in a job: "0" is the default one
+    description: str  # "default_pg", "mesh_dp", or "undefined"
+    number: int  # of the first collective, counted in the group
+    began: float  # seconds since the epoch, when the rank arrived at it, by the clock of its host
+    gaps: tuple[int, ...]  # microseconds from each arrival to the next
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        """The numbers of the collectives, and seconds since the epoch."""
+        for number, elapsed in enumerate(accumulate(self.gaps, initial=0), self.number):
+            yield number, self.began + elapsed / 1e6
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from ddplaunch.diagnosis.arrivals import Arrivals, read_trace
-from ddplaunch.words import named
+from ddplaunch import words
+from ddplaunch.diagnosis.arrivals import read_trace
+from ddplaunch.diagnosis.inspection import Arrivals
 
 BALANCED = "no rank is slower than the others"
 
@@ -232,11 +233,7 @@ def _excuse(group: GroupPace) -> str:
 
 
 def _ranks(paces: list[Pace]) -> str:
-    return ("rank " if len(paces) == 1 else "ranks ") + named(str(each.rank) for each in sorted(paces, key=_by_rank))
-
-
-def _by_rank(pace: Pace) -> int:
-    return pace.rank
+    return words.ranks(each.rank for each in paces)
 
 
 def _group_name(group: GroupPace) -> str:

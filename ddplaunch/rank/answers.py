@@ -37,6 +37,7 @@ class Answers:
         self._fd = _moved_up(fd)
         self._inode = os.fstat(self._fd).st_ino
         self._thread = 0  # the kernel's id of it
+        self._since = 0.0  # when there was a process group first, on the monotonic clock
         try:
             self._say(b"h %d %d" % (_register_stacks() or (0, 0)))
             self._await_torch()
@@ -61,6 +62,21 @@ class Answers:
         deadline = time.monotonic() + _LEAVE_PATIENCE
         while os.path.exists(f"/proc/self/task/{tid}") and time.monotonic() < deadline:
             time.sleep(0.0005)
+
+    def keep_trace(self, path: str, after: float) -> None:
+        """Write what torch has kept of the last collectives, where the first group is ``after`` seconds old or more.
+
+        That takes up to 0.4 s, which only a long run may cost; a disk that is full costs the trace.
+        """
+        import time
+
+        try:
+            if self._since and time.monotonic() - self._since >= after and os.getpid() == self._pid:
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                with os.fdopen(fd, "wb") as file:
+                    file.write(b"\n".join(_traces(details=True)))
+        except Exception:
+            pass
 
     def _say(self, line: bytes) -> None:
         data = memoryview(line + b"\n")
@@ -89,6 +105,9 @@ class Answers:
         if os.getpid() != self._pid:
             return
         import _thread
+        import time
+
+        self._since = time.monotonic()
 
         # No signal is for this thread: one that it took would not interrupt what the program waits in.
         before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
@@ -125,11 +144,16 @@ class Answers:
 
 def _answer(module: ModuleType, *, details: bool) -> bytes:
     """``1`` or ``0``, whether there is a process group; its groups, with ``details``; what each recorder says."""
+    parts = [b"%d" % module.is_initialized(), _groups(module) if details else b"[]", *_traces(details=details)]
+    return b"\t".join(parts)
+
+
+def _traces(*, details: bool) -> list[bytes]:
+    """What each recorder says, in a line without tabs."""
     torch = _recorder()
     names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-    traces = [getattr(torch, name)(details, False) for name in names if hasattr(torch, name)]
-    parts = [b"%d" % module.is_initialized(), _groups(module) if details else b"[]", *traces]
-    return b"\t".join(bytes(part).replace(b"\t", b" ").replace(b"\n", b" ") for part in parts)
+    found = [getattr(torch, name)(details, False) for name in names if hasattr(torch, name)]
+    return [bytes(each).replace(b"\t", b" ").replace(b"\n", b" ") for each in found]
 
 
 def _recorder() -> Any:

@@ -62,6 +62,8 @@ class Python(_Rank):
     init_method: str | None
     store: tuple[str, int]
     error_file: str | None  # where an exception is recorded
+    trace_file: str | None  # where the rank tells of its last collectives
+    trace_after: float  # seconds since its first process group
     line_buffered: bool  # whether each line comes at once
     title: str  # what ps shows
 

@@ -139,6 +139,8 @@ class Life:
         self._error = None
         hold = self._fds.get("hold")
         holds = hold is not None and self._code == 0
+        if self._answers is not None and self._code == 0 and self._job["trace_file"]:
+            self._answers.keep_trace(self._job["trace_file"], self._job["trace_after"])
         if self._forked or holds:
             import atexit
 

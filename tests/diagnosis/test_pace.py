@@ -10,7 +10,8 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from ddplaunch.diagnosis.arrivals import Arrivals, read_trace
+from ddplaunch.diagnosis.arrivals import kept, read_trace
+from ddplaunch.diagnosis.inspection import Arrivals
 from ddplaunch.diagnosis.pace import RankClock, compare, pace_of, sentences
 from tests.conftest import write
 
@@ -61,7 +62,7 @@ def test_a_balanced_job_has_no_slow_rank(ranks, jitter):
 
 def test_the_slow_ranks_of_one_host_are_one_sentence():
     (sentence,) = said(steps(8, slow=dict.fromkeys((4, 5, 6, 7), 0.04)))
-    assert sentence.startswith("ranks 4, 5, 6, 7 arrived last in 100 % of the last 2,000 collectives, 4")
+    assert sentence.startswith("ranks 4 to 7 arrived last in 100 % of the last 2,000 collectives, 4")
     assert sentence.endswith("of that time waited for them")
 
 
@@ -254,6 +255,13 @@ def test_names_of_groups_are_harmless():
 def test_many_ranks_take_little():
     found = steps(64)
     assert len(msgspec.json.encode(found)) < 3 << 20
+    assert (kept(1), kept(64), kept(1000), kept(1_000_000)) == (2000, 2000, 200, 50)
+
+
+def test_numbers_out_of_order_take_little():
+    found = read_trace(0, trace(*(entry(3 * number, EPOCH) for number in range(2000))))
+    assert len(found) == 64
+    assert (found[0].number, found[-1].number) == (3 * 1936, 3 * 1999)
 
 
 # -------------------------------------------------------------------------------------------------------- real traces

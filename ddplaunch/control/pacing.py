@@ -1,0 +1,40 @@
+"""Who was slow in the attempt that ended well: what all nodes tell of their ranks' last collectives, on node 0."""
+
+from __future__ import annotations
+
+from ddplaunch.control.clock_offset import ClockOffset
+from ddplaunch.control.messages import Arrived, Garbled, Start
+from ddplaunch.diagnosis.inspection import Arrivals
+from ddplaunch.diagnosis.pace import RankClock, compare, sentences
+
+MOST = 1_000_000  # arrivals that are kept of all nodes together: several times what they send
+
+
+class Pacing:
+    """That of the latest attempt."""
+
+    def __init__(self, start: Start) -> None:
+        self._attempt = start.attempt
+        self._ranks: dict[int, range] = {}  # by node
+        first = 0
+        for share in start.shares:
+            self._ranks[share.node_rank] = range(first, first := first + len(share.devices))
+        self._arrivals: list[Arrivals] = []
+        self._clocks: dict[int, RankClock] = {}
+        self._room = MOST
+
+    def hear(self, node: int, message: Arrived, offset: ClockOffset) -> None:
+        """Take in what a node tells, whose clock is off by ``offset``; Garbled where its ranks are not its own."""
+        if message.attempt != self._attempt:
+            return
+        ranks = {each.rank for each in message.arrivals}
+        if not ranks <= set(self._ranks[node]) or ranks & self._clocks.keys():
+            raise Garbled("collectives of ranks that are not its own, or again")
+        self._room -= sum(len(each.gaps) + 1 for each in message.arrivals)
+        if self._room >= 0:
+            self._arrivals += message.arrivals
+            self._clocks |= dict.fromkeys(ranks, RankClock(node, *offset))
+
+    def sentences(self) -> tuple[str, ...]:
+        """Who was slow; nothing where the ranks were alike, or the run was short."""
+        return sentences(compare(self._arrivals, self._clocks)) if self._arrivals else ()
