@@ -1,0 +1,132 @@
+"""The last lines of a long run: which rank the others waited for; here a run is long after half a second."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ddplaunch.agent import job
+from tests.conftest import write
+from tests.control.test_joining import free_port
+from tests.impatient import impatient
+from tests.skewed_clock import skewed
+
+pytestmark = pytest.mark.slow
+
+LONG = "agent.job.LONG"
+
+PROGRAM = """
+import os, sys, time
+import torch, torch.distributed as dist
+
+slow, seconds, steps = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+dist.init_process_group("gloo")
+numbers = torch.ones(6)
+for _ in range(steps):
+    if dist.get_rank() == slow:
+        time.sleep(seconds)
+    dist.all_reduce(numbers)
+if len(sys.argv) > 4:
+    exec(sys.argv[4])
+dist.destroy_process_group()
+"""
+
+SENTENCE = re.compile(
+    r"ddplaunch: rank (\d+) arrived last in (\d+) % of the last (\d+) collectives, "
+    r"(\d+) ms late in the median: (\d+) % of that time waited for it\n"
+)
+
+
+@pytest.fixture
+def run(start, tmp_path):
+    """Run a job of 3 ranks to its end; return what the launcher said."""
+    write(tmp_path, "program.py", PROGRAM)
+
+    def launch(*words: str, options=(), long=0.5, **how) -> str:
+        launcher = start(
+            *("run", "--nproc", "3", *options, "program.py", *words),
+            executable=impatient(tmp_path, LONG, long), **how,
+        )  # fmt: skip
+        assert launcher.wait() == 0, launcher.stderr()
+        launcher.assert_nothing_left()
+        return launcher.stderr()
+
+    return launch
+
+
+@pytest.mark.parametrize("how", [(), ("--start", "exec"), ("--backend", "gloo")], ids=["fork", "exec", "backend"])
+def test_the_slow_rank_is_named(run, how, tmp_path):
+    assert job.LONG == 300
+    if "--backend" in how:
+        text = PROGRAM.replace('dist.init_process_group("gloo")', "").replace("dist.destroy_process_group()", "")
+        write(tmp_path, "program.py", text)
+    found = SENTENCE.fullmatch(run("1", "0.03", "40", options=how))
+    assert found
+    rank, share, collectives, late, waited = map(int, found.groups())
+    assert rank == 1
+    assert collectives in (40, 41)
+    assert share > 80
+    assert late >= 30
+    assert waited > 50
+
+
+def test_nothing_is_said_of_a_short_run(run):
+    assert run("1", "0.03", "40", long=60.0) == ""
+
+
+def test_nothing_is_measured_with_no_inspect(run):
+    assert run("1", "0.03", "40", options=["--no-inspect"]) == ""
+
+
+SPOILS = {
+    "a full disk": "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))",
+    "another's file": "open(trace, 'w').write('{\"entries\": [[[')",
+    "a link": "os.symlink('/etc/passwd', trace)",
+    "a pipe": "os.mkfifo(trace)",
+    "a folder": "os.mkdir(trace)",
+    "no folder": "import shutil; shutil.rmtree(os.path.dirname(trace), ignore_errors=True)",
+    "no recorder": "import torch._C._distributed_c10d as c; del c._dump_fr_trace_json",
+    "a recorder that fails": "import torch._C._distributed_c10d as c; c._dump_fr_trace_json = lambda *a: 1 / 0",
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("what", SPOILS)
+def test_what_spoils_the_trace_harms_nothing(run, what):
+    trace = "trace = os.environ['TORCHELASTIC_ERROR_FILE'].replace('.json', '.trace.json'); "
+    assert run("1", "0.03", "40", trace + SPOILS[what]) == ""
+
+
+def nodes(start, folder, *words, heartbeat="2", **environ):
+    """Two nodes of two ranks, the second with a clock of its own; return what each launcher said."""
+    write(folder, "program.py", PROGRAM)
+    launchers = []
+    shared = ("--nnodes", "2", "--nproc", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    for number in ("0", "1"):
+        launchers.append(
+            start(
+                *("run", *shared, "--node-rank", number, "--heartbeat-timeout", heartbeat, "program.py", *words),
+                executable=impatient(folder, LONG, 0.5),
+                env=environ if number == "1" else None,
+            )  # fmt: skip
+        )
+    assert [launcher.wait() for launcher in launchers] == [0, 0], [launcher.stderr() for launcher in launchers]
+    return [launcher.stderr() for launcher in launchers]
+
+
+@pytest.mark.parametrize("ahead", [0, 100, -3600])
+def test_clocks_of_two_nodes_that_are_apart(start, tmp_path, ahead):
+    """The heartbeats tell by how much, in the first two seconds."""
+    first, second = nodes(start, tmp_path, "3", "0.05", "60", **skewed(tmp_path, ahead))
+    found = SENTENCE.search(first)
+    assert found, first
+    assert found[1] == "3"
+    assert 50 <= int(found[4]) < 150
+    assert "arrived last" not in second
+
+
+def test_clocks_of_two_nodes_that_were_not_compared(start, tmp_path):
+    """The run is over before two heartbeats."""
+    first, _ = nodes(start, tmp_path, "3", "0.05", "14", heartbeat="600", **skewed(tmp_path, 100))
+    assert "which node is slow cannot be told: their clocks have not been compared yet" in first

@@ -1,0 +1,56 @@
+"""Hosts with a long way between them: who is slow is told as exactly as their clocks can be compared over it."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.agent.test_slow_rank import LONG, PROGRAM, SENTENCE
+from tests.conftest import clean_environment, command, write
+from tests.impatient import impatient
+from tests.patience import patience
+from tests.skewed_clock import skewed
+
+pytestmark = [pytest.mark.ci, pytest.mark.slow]
+
+DELAY = 20  # milliseconds, each way
+
+
+@pytest.fixture
+def run(network, tmp_path):
+    """Run a job of one rank on each of two hosts, the second with a clock of its own; return what node 0 said."""
+    hosts = network(2).hosts
+    hosts[1].delay(DELAY)
+    write(tmp_path, "program.py", PROGRAM)
+    environ = clean_environment(skewed(tmp_path, 50))
+    executable = impatient(tmp_path, LONG, 0.5)
+
+    def launch(*words: str) -> str:
+        shared = ("--nnodes", "2", "--nproc", "1", "--master-addr", "10.77.0.10", "--heartbeat-timeout", "2")
+        processes = [
+            host.start(
+                command("run", *shared, "--node-rank", str(number), "program.py", *words), executable=executable,
+                cwd=tmp_path, env=environ if number else clean_environment(), stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            )
+            for number, host in enumerate(hosts)
+        ]  # fmt: skip
+        said = [process.communicate(timeout=patience(100))[1] for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], said
+        return said[0]
+
+    return launch
+
+
+def test_a_rank_that_is_later_than_the_way_is_long(run):
+    found = SENTENCE.search(run("1", "0.2", "30"))
+    assert found
+    assert found[1] == "1"
+    assert abs(int(found[4]) - 200) <= 2 * DELAY
+
+
+def test_a_rank_that_is_hardly_late(run):
+    said = run("1", "0.01", "60")
+    assert "which node is slow cannot be told: their clocks are known to 2" in said
+    assert "arrived last" not in said
