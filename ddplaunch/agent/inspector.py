@@ -11,6 +11,7 @@ from dataclasses import replace
 from ddplaunch.agent.rank_line import RankLine, Said
 from ddplaunch.agent.ranks import Ranks
 from ddplaunch.agent.stack_dump import REPLACED, StackDump
+from ddplaunch.diagnosis.arrivals import kept, read_trace
 from ddplaunch.diagnosis.collectives import parse_last, parse_states
 from ddplaunch.diagnosis.inspection import Condition, Detail, Group, Inspection, RankInspection
 from ddplaunch.diagnosis.stack_dump import parse_dump
@@ -47,8 +48,10 @@ class Inspector:
     def begin(self) -> None:
         for rank in self._ranks.plan.local_ranks:
             self._found[rank.rank] = self._kernels_word(rank.rank)
-        if self._detail is not Detail.STATE:
+        if self._detail in (Detail.STACKS, Detail.WAITS):
             self._dump()
+        if self._detail is Detail.PACE:
+            return self._read(self._end, only=tuple(self._found))
         self._read(self._read_once)
 
     def _kernels_word(self, number: int) -> RankInspection:
@@ -126,6 +129,11 @@ class Inspector:
         self._ranks.lines[number].rest()
         found = self._found[number]
         try:
+            if self._detail is Detail.PACE:
+                most = kept(self._ranks.plan.world_size)
+                arrivals = [each for trace in said.traces for each in read_trace(number, trace, most)]
+                self._found[number] = replace(found, answers=said.initialised or None, arrivals=tuple(arrivals))
+                return
             groups = tuple(state for trace in said.traces for state in parse_states(trace))
             if self._round == 1:
                 found = replace(found, answers=said.initialised or None, groups=groups)

@@ -16,7 +16,7 @@ from ddplaunch.loop import Loop
 from ddplaunch.words import named
 
 if TYPE_CHECKING:
-    from ddplaunch.control.clock_offset import PeerClock
+    from ddplaunch.control.clock_offset import ClockOffset, PeerClock
     from ddplaunch.control.pacing import Pacing
     from ddplaunch.control.wire import Connection
 
@@ -109,14 +109,30 @@ class NodeZero:
 
     def _compare(self, number: int, message: messages.Arrived) -> None:
         """Keep when ranks arrived at collectives, with what is known now of their clock."""
-        from ddplaunch.control.clock_offset import OURS
-        from ddplaunch.control.pacing import Pacing
-
-        if self._start is None:
+        if (pacing := self._paces()) is None:
             raise Garbled("collectives before the start")
-        if self._pacing is None:
+        pacing.hear(number, message, self._offset(number))
+
+    def _paces(self) -> Pacing | None:
+        """Those of the latest attempt."""
+        if self._pacing is None and self._start is not None:
+            from ddplaunch.control.pacing import Pacing
+
             self._pacing = Pacing(self._start)
-        self._pacing.hear(number, message, self._clocks[number].offset() if number else OURS)
+        return self._pacing
+
+    def _judged(self, message: messages.Inspected) -> messages.Inspected:
+        """With who is slow in place of when the ranks arrived."""
+        if any(rank.arrivals for rank in message.inspection.ranks) and (pacing := self._paces()):
+            return replace(message, inspection=pacing.judge(message.inspection, self._offset))
+        return message
+
+    def _offset(self, number: int) -> ClockOffset:
+        from ddplaunch.control.clock_offset import OURS, UNKNOWN
+
+        if number == 0:
+            return OURS
+        return self._clocks[number].offset() if number in self._clocks else UNKNOWN
 
     def _lost(self, number: int, why: str, silence: float = 0.0) -> None:
         self._forget(number)
@@ -139,6 +155,8 @@ class NodeZero:
             self._peers[number].send(self._clocks[number].beat())
 
     def _tell(self, number: int, message: Message) -> None:
+        if isinstance(message, messages.Inspected):
+            message = self._judged(message)
         if number:
             if number in self._peers:
                 self._peers[number].send_frame(self._encoded(message))

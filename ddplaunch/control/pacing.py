@@ -1,10 +1,13 @@
-"""Who was slow in the attempt that ended well: what all nodes tell of their ranks' last collectives, on node 0."""
+"""Who is slow, or was in the attempt that ended: what all nodes tell of their ranks' last collectives, on node 0."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from ddplaunch.control.clock_offset import ClockOffset
 from ddplaunch.control.messages import Arrived, Garbled, Start
-from ddplaunch.diagnosis.inspection import Arrivals
+from ddplaunch.diagnosis.inspection import Arrivals, Inspection
 from ddplaunch.diagnosis.pace import RankClock, compare, sentences
 
 MOST = 1_000_000  # arrivals that are kept of all nodes together: several times what they send
@@ -34,6 +37,13 @@ class Pacing:
         if self._room >= 0:
             self._arrivals += message.arrivals
             self._clocks |= dict.fromkeys(ranks, RankClock(node, *offset))
+
+    def judge(self, inspection: Inspection, offset: Callable[[int], ClockOffset]) -> Inspection:
+        """Say who is slow in place of the times at which the ranks of an inspection arrived; ``offset`` of a node."""
+        clocks = {rank: RankClock(node, *offset(node)) for node, ranks in self._ranks.items() for rank in ranks}
+        arrivals = [each for rank in inspection.ranks for each in rank.arrivals]
+        ranks = tuple(replace(rank, arrivals=()) for rank in inspection.ranks)
+        return replace(inspection, ranks=ranks, pace=sentences(compare(arrivals, clocks)))
 
     def sentences(self) -> tuple[str, ...]:
         """Who was slow; nothing where the ranks were alike, or the run was short."""

@@ -10,11 +10,12 @@ from typing import Any
 
 
 class Detail(Enum):
-    """How closely ranks are looked at; each has what those before it have."""
+    """How closely ranks are looked at; each but the last has what those before it have."""
 
     STATE = "state"  # the kernel's word and the collectives: a millisecond for a rank
     STACKS = "stacks"
     WAITS = "waits"  # the collectives twice, a tenth of a second apart, and the last ones of those who wait
+    PACE = "pace"  # who is slow, by when each arrived at its last collectives: up to 0.4 s of each rank
 
 
 class Condition(Enum):
@@ -112,6 +113,7 @@ class RankInspection:
     last: tuple[Collective, ...] = ()  # in each group the last, before it the oldest not complete; only where asked for
     known: tuple[Group, ...] = ()  # the groups that it is in; of the same ranks
     cpu: float = 0.0  # seconds of CPU time that it and its children have used
+    arrivals: tuple[Arrivals, ...] = ()  # on the way to node 0
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class Inspection:
     world_size: int
     silent: tuple[str, ...] = ()  # the nodes that did not answer: "node 2 (n2)"
     node_only: bool = False  # whether other nodes were not asked (--control none)
+    pace: tuple[str, ...] = ()  # who is slow, in sentences, where that was asked; none where no rank is
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that stacks.json holds."""

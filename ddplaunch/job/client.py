@@ -34,13 +34,15 @@ def show(path: str, timeout: float = TIMEOUT) -> Status:
     return _ask(path, Show(), Status, timeout)
 
 
-def look(path: str, *, stacks: bool = False, timeout: float = TIMEOUT) -> Looked:
+def look(path: str, *, stacks: bool = False, pace: bool = False, timeout: float = TIMEOUT) -> Looked:
     """Return the status of that job and what its ranks are doing; ``stacks``: and where in their code they are.
+
+    ``pace`` instead: who is slow, which takes some time of each rank, so every 10 s is often enough.
 
     Raises:
         Unanswered: it gives none in ``timeout`` seconds.
     """
-    return _ask(path, Look(stacks), Looked, timeout)
+    return _ask(path, Look(stacks, pace), Looked, timeout)
 
 
 def stop(path: str, *, now: bool = False, timeout: float = TIMEOUT) -> None:

@@ -133,8 +133,9 @@ class Door:
         match request:
             case Show():
                 self._send(client, self._job.status())
-            case Look(stacks=stacks):
-                self._job.inspect(Detail.WAITS if stacks else Detail.STATE, partial(self._looked, client))
+            case Look(stacks=stacks, pace=pace):
+                detail = Detail.WAITS if stacks else Detail.PACE if pace else Detail.STATE
+                self._job.inspect(detail, partial(self._looked, client))
             case Stop(now=now):
                 self._send(client, Stopping())
                 self._loop.soon(partial(self._stop, now))

@@ -15,9 +15,13 @@ class Show:
 
 @dataclass(frozen=True)
 class Look:
-    """Answer with what all ranks are doing now; ``stacks``: and where in their code each of their threads is."""
+    """Answer with what all ranks are doing now; ``stacks``: and where in their code each of their threads is.
+
+    ``pace``, without ``stacks``: who is slow; that takes some time of each rank, so ask it every 10 s at most.
+    """
 
     stacks: bool = False
+    pace: bool = False
 
 
 @dataclass(frozen=True)

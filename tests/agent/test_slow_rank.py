@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
 
 import pytest
 
 from ddplaunch.agent import job
-from tests.conftest import write
+from ddplaunch.job.client import look
+from tests.conftest import wait_until, write
 from tests.control.test_joining import free_port
 from tests.impatient import impatient
 from tests.skewed_clock import skewed
@@ -109,7 +111,7 @@ def nodes(start, folder, *words, heartbeat="2", **environ):
                 *("run", *shared, "--node-rank", number, "--heartbeat-timeout", heartbeat, "program.py", *words),
                 executable=impatient(folder, LONG, 0.5),
                 env=environ if number == "1" else None,
-            )  # fmt: skip
+            )
         )
     assert [launcher.wait() for launcher in launchers] == [0, 0], [launcher.stderr() for launcher in launchers]
     return [launcher.stderr() for launcher in launchers]
@@ -130,3 +132,43 @@ def test_clocks_of_two_nodes_that_were_not_compared(start, tmp_path):
     """The run is over before two heartbeats."""
     first, _ = nodes(start, tmp_path, "3", "0.05", "14", heartbeat="600", **skewed(tmp_path, 100))
     assert "which node is slow cannot be told: their clocks have not been compared yet" in first
+
+
+FOREVER = """
+import time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+numbers = torch.ones(6)
+while True:
+    time.sleep(0.01 + 0.04 * (dist.get_rank() == 1))
+    dist.all_reduce(numbers)
+"""
+
+
+def test_a_running_job_says_who_is_slow(start, tmp_path):
+    """At the door of either node."""
+    write(tmp_path, "forever.py", FOREVER)
+    shared = ("--nnodes", "2", "--nproc", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    jobs = [
+        start("run", *shared, "--node-rank", number, "--heartbeat-timeout", "2", "--grace", "1", "forever.py",
+              env={"XDG_RUNTIME_DIR": str(private(tmp_path, number))})
+        for number in "01"
+    ]  # fmt: skip
+    for number in "01":
+        folder = tmp_path / number / "ddplaunch"
+        wait_until(lambda folder=folder: [*folder.glob("*")], "a door")
+        (door,) = map(str, folder.iterdir())
+        wait_until(lambda door=door: "rank 1 arrived last in" in "".join(look(door, pace=True).inspection.pace), "it")
+        found = look(door).inspection
+        assert found.pace == ()
+        assert len(found.ranks) == 2
+    jobs[0].signal(signal.SIGINT)
+    assert [job.wait() for job in jobs] == [130, 130]
+
+
+def private(folder, name):
+    """A folder for a door."""
+    path = folder / name
+    path.mkdir(mode=0o700)
+    return path

@@ -77,6 +77,11 @@ def failure(rank: int = 1, **changed: Any) -> dict[str, Any]:
     return {**body, **changed}
 
 
+def arrivals(rank: int = 1, **changed: Any) -> dict[str, Any]:
+    """When a rank of that node came to its last collectives."""
+    return {"rank": rank, "group": "0", "description": "", "number": 1, "began": 1e9, "gaps": [5], **changed}
+
+
 def node(job: Any, **changed: Any) -> Peer:
     """Join the launcher of node 0 of ``job`` (test_joining's Nodes) as its node 1."""
     peer = Peer(job.call())

@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.errors import harmless
 from tests.conftest import wait_until, write
-from tests.control.peer import HOST, NodeZero, failure, node, share
+from tests.control.peer import HOST, NodeZero, arrivals, failure, node, share
 from tests.control.test_joining import Nodes
 
 WAITS = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
@@ -56,6 +56,11 @@ def assert_clean(text: str) -> None:
         ("Failed", {"failure": failure(moment=1e308)}),
         ("Drained", {"failures": [failure(), failure()], "stopped": 0}),
         ("Drained", {"failures": [], "stopped": 2}),
+        ("Arrived", {"arrivals": [arrivals(rank=0)]}),
+        ("Arrived", {"arrivals": [arrivals(gaps=[1 << 60])]}),
+        ("Arrived", {"arrivals": [arrivals(number=-1)]}),
+        ("Beat", {"heard": -1.0}),
+        ("Beat", {"held": 1e9}),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
