@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from ddplaunch.control.messages import Beat
 
-SAMPLES = 16  # the last round trips, of which the one that tells most counts
+UNDER_WAY = 16  # beats of ours that the peer may not have answered yet
 DRIFT = 15e-6  # seconds a second by which two clocks may part (NTP's PHI)
 LONGEST = 3600.0  # seconds for which a beat that was heard is worth telling of
 
@@ -31,6 +30,8 @@ UNKNOWN = ClockOffset(0.0, math.inf)
 
 
 class _Sample(NamedTuple):
+    """A round trip; a better one takes its place, and so does in time one that is as good."""
+
     ahead: float
     error: float  # when it was taken
     taken: float
@@ -52,14 +53,16 @@ class PeerClock:
 
     def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = uptime) -> None:
         self._wall, self._steady = wall, steady
-        self._sent: deque[tuple[float, float]] = deque(maxlen=SAMPLES)  # our clock in each beat, and when it left
+        self._sent: dict[float, float] = {}  # when a beat of ours left, by our clock in it
         self._heard: tuple[float, float] | None = None  # the peer's in its last one, and when it came
-        self._samples: deque[_Sample] = deque(maxlen=SAMPLES)
+        self._best: _Sample | None = None
 
     def beat(self) -> Beat:
         """The beat to be sent now."""
         clock, now = self._wall(), self._steady()
-        self._sent.append((clock, now))
+        self._sent[clock] = now
+        if len(self._sent) > UNDER_WAY:
+            del self._sent[next(iter(self._sent))]
         if self._heard is None or not 0 <= now - self._heard[1] <= LONGEST:
             return Beat(clock)
         return Beat(clock, self._heard[0], now - self._heard[1])
@@ -68,16 +71,16 @@ class PeerClock:
         """A beat has come; one that answers none of ours, or before it left, tells nothing."""
         clock, now = self._wall(), self._steady()
         self._heard = beat.clock, now
-        left = next((at for sent, at in reversed(self._sent) if sent == beat.heard), None)
+        left = None if beat.heard is None else self._sent.get(beat.heard)
         if left is None or (trip := now - left - beat.held) < 0:
             return
         sample = _Sample(beat.clock + trip / 2 - clock, trip / 2 + DRIFT * beat.held, now)
-        # A clock that was set, or stood still, makes all older samples wrong.
-        agreeing = [each for each in self._samples if each.agrees(sample)]
-        self._samples = deque([*agreeing, sample], SAMPLES)
+        best = self._best
+        # One that disagrees: a clock was set, or stood still, and what was known before is wrong.
+        if best is None or sample.error <= best.error_at(now) or not best.agrees(sample):
+            self._best = sample
 
     def offset(self) -> ClockOffset:
         """The best that is known: nothing before the second beat, about."""
         now = self._steady()
-        best = min(self._samples, key=lambda each: each.error_at(now), default=None)
-        return ClockOffset(best.ahead, best.error_at(now)) if best else UNKNOWN
+        return ClockOffset(self._best.ahead, self._best.error_at(now)) if self._best else UNKNOWN
