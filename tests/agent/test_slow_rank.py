@@ -146,17 +146,23 @@ while True:
 """
 
 
-def test_a_running_job_says_who_is_slow(start, tmp_path):
+@pytest.fixture
+def short(tmp_path_factory):
+    """A short path: those of sockets are."""
+    return tmp_path_factory.mktemp("r")
+
+
+def test_a_running_job_says_who_is_slow(start, tmp_path, short):
     """At the door of either node."""
     write(tmp_path, "forever.py", FOREVER)
     shared = ("--nnodes", "2", "--nproc", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     jobs = [
         start("run", *shared, "--node-rank", number, "--heartbeat-timeout", "2", "--grace", "1", "forever.py",
-              env={"XDG_RUNTIME_DIR": str(private(tmp_path, number))})
+              env={"XDG_RUNTIME_DIR": str(private(short, number))})
         for number in "01"
     ]  # fmt: skip
     for number in "01":
-        folder = tmp_path / number / "ddplaunch"
+        folder = short / number / "ddplaunch"
         wait_until(lambda folder=folder: [*folder.glob("*")], "a door")
         (door,) = map(str, folder.iterdir())
         wait_until(lambda door=door: "rank 1 arrived last in" in "".join(look(door, pace=True).inspection.pace), "it")
