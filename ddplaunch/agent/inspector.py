@@ -12,7 +12,7 @@ from ddplaunch.agent.rank_line import RankLine, Said
 from ddplaunch.agent.ranks import Ranks
 from ddplaunch.agent.stack_dump import REPLACED, StackDump
 from ddplaunch.diagnosis.arrivals import kept, read_trace
-from ddplaunch.diagnosis.collectives import parse_last, parse_states
+from ddplaunch.diagnosis.collectives import named, parse_last, parse_states
 from ddplaunch.diagnosis.inspection import Condition, Detail, Group, Inspection, RankInspection
 from ddplaunch.diagnosis.stack_dump import parse_dump
 from ddplaunch.diagnosis.waits import needs
@@ -134,14 +134,15 @@ class Inspector:
                 arrivals = [each for trace in said.traces for each in read_trace(number, trace, most)]
                 self._found[number] = replace(found, answers=said.initialised or None, arrivals=tuple(arrivals))
                 return
-            groups = tuple(state for trace in said.traces for state in parse_states(trace))
+            known = tuple(map(_group, json.loads(said.groups)))
+            names = [each.group for each in known]
+            groups = tuple(state for trace in said.traces for state in named(parse_states(trace), names, number))
             if self._round == 1:
                 found = replace(found, answers=said.initialised or None, groups=groups)
             elif self._round == 2:
                 found = replace(found, groups=groups, moved=groups != found.groups)
             else:
                 last = tuple(each for trace in said.traces for each in parse_last(trace))
-                known = tuple(map(_group, json.loads(said.groups)))
                 found = replace(found, last=last, known=known)
         except (ValueError, TypeError):  # the program has written to our socket
             found = replace(found, answers=None)

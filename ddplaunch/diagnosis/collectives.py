@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -43,6 +44,19 @@ def parse_states(dump: bytes) -> tuple[GroupState, ...]:
         )
         for name, state in islice(_mapping(_load(dump).get("pg_status", {})).items(), MAX_GROUPS)
     )
+
+
+def named(states: Sequence[GroupState], names: Sequence[str], rank: int) -> tuple[GroupState, ...]:
+    """Give states the names of their groups: torch counts these in each process, as it makes them.
+
+    ``names`` are those of the groups that there are, in that order. Once some were destroyed the numbers no longer
+    tell: with one group left it is the last of the states; any other gets a name that no other rank has.
+    """
+    if all(state.group.isdecimal() and int(state.group) < len(names) for state in states):
+        return tuple(replace(state, group=names[int(state.group)]) for state in states)
+    if len(names) == 1:
+        return (replace(states[-1], group=names[0]),)
+    return tuple(replace(state, group=f"#{rank}.{state.group}") for state in states)
 
 
 def parse_last(dump: bytes) -> tuple[Collective, ...]:

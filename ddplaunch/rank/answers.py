@@ -143,8 +143,8 @@ class Answers:
 
 
 def _answer(module: ModuleType, *, details: bool) -> bytes:
-    """``1`` or ``0``, whether there is a process group; its groups, with ``details``; what each recorder says."""
-    parts = [b"%d" % module.is_initialized(), _groups(module) if details else b"[]", *_traces(details=details)]
+    """``1`` or ``0``, whether there is a process group; all groups; what each recorder says."""
+    parts = [b"%d" % module.is_initialized(), _groups(module, members=details), *_traces(details=details)]
     return b"\t".join(parts)
 
 
@@ -161,17 +161,19 @@ def _recorder() -> Any:
     return getattr(sys.modules["torch"]._C, "_distributed_c10d", None)
 
 
-def _groups(module: ModuleType) -> bytes:
-    """The groups that this rank is in: name, description and members, a JSON array each."""
+def _groups(module: ModuleType, *, members: bool) -> bytes:
+    """The groups that this rank is in, in the order in which they were made: JSON, as ``_group`` writes each."""
     try:
         world = module._world
-        found = list(world.pg_group_ranks.items())[:_MAX_GROUPS]
-        return b"[" + b",".join(_group(world.pg_names.get(each), each, ranks) for each, ranks in found) + b"]"
+        found = list(world.pg_names.items())[:_MAX_GROUPS]
+        ranks = world.pg_group_ranks if members else {}
+        return b"[" + b",".join(_group(name, each, ranks.get(each, {})) for each, name in found) + b"]"
     except Exception:
         return b"[]"
 
 
 def _group(name: object, group: Any, members: dict[int, int]) -> bytes:
+    """Its name, description and members, a JSON array."""
     words = [str(name), str(getattr(group, "group_desc", "") or "")]
     texts = ['"' + "".join(c if c.isalnum() or c in " _-.:/()[]" else "_" for c in word[:200]) + '"' for word in words]
     ranks = ",".join(str(int(rank)) for rank in sorted(members)[:_MAX_MEMBERS])

@@ -129,6 +129,66 @@ def test_ranks_that_are_started_one_by_one(start, tmp_path, found):
     job.wait()
 
 
+@pytest.mark.slow
+def test_groups_of_a_device_mesh(start, tmp_path, found):
+    """torch counts the groups of a mesh in each rank for itself; by their names they are the same."""
+    text = """
+        import time, torch, torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        dp, tp = mesh.get_group("dp"), mesh.get_group("tp")
+        for group in (dp, tp):
+            dist.all_reduce(torch.ones(4), group=group)
+        if dist.get_rank() == 3:
+            time.sleep(600)
+        dist.all_reduce(torch.ones(4), group=tp)
+        dist.all_reduce(torch.ones(4), group=dp)
+        time.sleep(600)
+    """
+    job = start("run", "--nproc", "4", write(tmp_path, "train.py", text))
+    said = found(
+        job,
+        "rank 2 waits in all_reduce #2 of mesh_tp (ranks 2, 3; float32[4]), entered at train.py:10; "
+        "rank 3 has not entered it: train.py:9",
+    )
+    assert said["sentences"][-1] == (
+        "rank 0 waits in all_reduce #2 of mesh_dp (ranks 0, 2; float32[4]), entered at train.py:11; "
+        "rank 2 has not entered it: it waits in all_reduce #2 of mesh_tp, train.py:10"
+    )
+    assert len(said["sentences"]) == 3
+    job.process.kill()
+    job.wait()
+
+
+@pytest.mark.slow
+def test_groups_that_were_made_anew(start, tmp_path, found):
+    text = """
+        import os, time, torch, torch.distributed as dist
+
+        def begin(name):
+            store = dist.FileStore(os.path.abspath(name), 2)
+            dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=2)
+
+        begin("first")
+        for _ in range(3):
+            dist.all_reduce(torch.ones(4))
+        dist.destroy_process_group()
+        begin("second")
+        if dist.get_rank() == 1:
+            time.sleep(600)
+        dist.all_reduce(torch.ones(4))
+    """
+    job = start("run", "--nproc", "2", write(tmp_path, "train.py", text))
+    found(
+        job,
+        "rank 0 waits in all_reduce #1 of default_pg (float32[4]), entered at train.py:14; "
+        "rank 1 has not entered it: train.py:13",
+    )
+    job.process.kill()
+    job.wait()
+
+
 SLEEPS = """
     import threading, time
 
