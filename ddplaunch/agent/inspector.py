@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -12,8 +11,8 @@ from ddplaunch.agent.rank_line import RankLine, Said
 from ddplaunch.agent.ranks import Ranks
 from ddplaunch.agent.stack_dump import REPLACED, StackDump
 from ddplaunch.diagnosis.arrivals import kept, read_trace
-from ddplaunch.diagnosis.collectives import named, parse_last, parse_states
-from ddplaunch.diagnosis.inspection import Condition, Detail, Group, Inspection, RankInspection
+from ddplaunch.diagnosis.collectives import named, parse_known, parse_last, parse_states
+from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection, RankInspection
 from ddplaunch.diagnosis.stack_dump import parse_dump
 from ddplaunch.diagnosis.waits import needs
 from ddplaunch.loop import Loop, Timer
@@ -134,16 +133,15 @@ class Inspector:
                 arrivals = [each for trace in said.traces for each in read_trace(number, trace, most)]
                 self._found[number] = replace(found, answers=said.initialised or None, arrivals=tuple(arrivals))
                 return
-            known = tuple(map(_group, json.loads(said.groups)))
-            names = [each.group for each in known]
-            groups = tuple(state for trace in said.traces for state in named(parse_states(trace), names, number))
+            known = parse_known(said.groups)
+            groups = tuple(state for trace in said.traces for state in named(parse_states(trace), known))
             if self._round == 1:
                 found = replace(found, answers=said.initialised or None, groups=groups)
             elif self._round == 2:
                 found = replace(found, groups=groups, moved=groups != found.groups)
             else:
                 last = tuple(each for trace in said.traces for each in parse_last(trace))
-                found = replace(found, last=last, known=known)
+                found = replace(found, last=last, known=tuple(known))
         except (ValueError, TypeError):  # the program has written to our socket
             found = replace(found, answers=None)
         self._found[number] = found
@@ -183,9 +181,3 @@ class Inspector:
         plan = self._ranks.plan
         found = tuple(self._found[number] for number in sorted(self._found))
         return Inspection(time.time(), found, plan.world_size)
-
-
-def _group(said: list[object]) -> Group:
-    """A group as ``rank/answers.py`` writes it."""
-    name, description, ranks = said
-    return Group(str(name), str(description), tuple(map(int, ranks)))  # type: ignore[call-overload]

@@ -20,7 +20,7 @@ class Said:
     """What a rank answered: whether it has a process group, and torch's JSON."""
 
     initialised: bool
-    groups: bytes  # name and description of each group, in the order in which it made them; the members with details
+    groups: bytes  # an array for each group, in the order in which they were made (``rank/answers.py``)
     traces: tuple[bytes, ...]  # of its flight recorders
 
 

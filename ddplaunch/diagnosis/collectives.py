@@ -46,17 +46,35 @@ def parse_states(dump: bytes) -> tuple[GroupState, ...]:
     )
 
 
-def named(states: Sequence[GroupState], names: Sequence[str], rank: int) -> tuple[GroupState, ...]:
-    """Give states the names of their groups: torch counts these in each process, as it makes them.
+def parse_known(said: bytes) -> dict[Group, int]:
+    """Read the groups of a rank, in the order in which it made them, and the operations in each so far.
 
-    ``names`` are those of the groups that there are, in that order. Once some were destroyed the numbers no longer
-    tell: with one group left it is the last of the states; any other gets a name that no other rank has.
+    It is what ``rank/answers.py`` writes; -1 is a number that is not known. ValueError for anything else.
     """
-    if all(state.group.isdecimal() and int(state.group) < len(names) for state in states):
-        return tuple(replace(state, group=names[int(state.group)]) for state in states)
-    if len(names) == 1:
-        return (replace(states[-1], group=names[0]),)
-    return tuple(replace(state, group=f"#{rank}.{state.group}") for state in states)
+    found: dict[Group, int] = {}
+    try:
+        for name, description, ranks, count in islice(json.loads(said), MAX_GROUPS):
+            found[Group(shown(str(name)), shown(str(description)), tuple(map(int, ranks)))] = int(count)
+    except (TypeError, RecursionError) as error:
+        raise ValueError("no groups") from error
+    return found
+
+
+def named(states: Sequence[GroupState], known: Mapping[Group, int]) -> tuple[GroupState, ...]:
+    """Give states the names of their groups, which torch numbers in each process as it makes them.
+
+    Once groups were destroyed the numbers no longer fit, and what is ``known`` says so. Then nobody knows what has
+    completed: all but the last operation is taken for it, so that whoever seems to wait is asked for more.
+    """
+    groups = list(known)
+    if all(
+        each.group.isdecimal()
+        and int(each.group) < len(groups)
+        and not 0 <= known[groups[int(each.group)]] < each.enqueued
+        for each in states
+    ):
+        return tuple(replace(each, group=groups[int(each.group)].group) for each in states)
+    return tuple(GroupState(group.group, count, count - 1) for group, count in known.items() if count > 0)
 
 
 def parse_last(dump: bytes) -> tuple[Collective, ...]:

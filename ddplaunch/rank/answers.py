@@ -173,11 +173,15 @@ def _groups(module: ModuleType, *, members: bool) -> bytes:
 
 
 def _group(name: object, group: Any, members: dict[int, int]) -> bytes:
-    """Its name, description and members, a JSON array."""
+    """Its name, description, members and operations so far (-1 where nobody knows), a JSON array."""
+    try:
+        count = int(group._get_sequence_number_for_group())
+    except Exception:
+        count = -1
     words = [str(name), str(getattr(group, "group_desc", "") or "")]
     texts = ['"' + "".join(c if c.isalnum() or c in " _-.:/()[]" else "_" for c in word[:200]) + '"' for word in words]
     ranks = ",".join(str(int(rank)) for rank in sorted(members)[:_MAX_MEMBERS])
-    return f"[{texts[0]},{texts[1]},[{ranks}]]".encode("ascii", "replace")
+    return f"[{texts[0]},{texts[1]},[{ranks}],{count}]".encode("ascii", "replace")
 
 
 class _Once:
