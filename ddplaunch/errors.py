@@ -20,6 +20,9 @@ EXIT_OS = 71
 EXIT_PREEMPTED = 75
 """The job had to make room for another; the same may be tried again (EX_TEMPFAIL of sysexits.h)."""
 
+EXIT_TIMEOUT = 124
+"""A time limit was over: --timeout, --stall-timeout or --straggler-timeout (the exit code of timeout(1))."""
+
 EXIT_SIGNAL = 128
 """Added to the number of the signal that ended the job, as shells do: 130 is Ctrl-C, 143 SIGTERM, 137 SIGKILL."""
 

@@ -18,8 +18,9 @@ Callback = Callable[[], object]
 class Timer:
     """One call in the future, unless cancelled."""
 
-    def __init__(self, callback: Callback) -> None:
+    def __init__(self, callback: Callback, when: float) -> None:
         self.callback: Callback | None = callback
+        self.when = when  # by the monotonic clock; a later moment may be put here, which costs nothing and wakes nobody
 
     def cancel(self) -> None:
         self.callback = None
@@ -69,8 +70,8 @@ class Loop:
             self._selector.unregister(fd)
 
     def after(self, seconds: float, callback: Callback) -> Timer:
-        timer = Timer(callback)
-        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), timer))
+        timer = Timer(callback, time.monotonic() + seconds)
+        heapq.heappush(self._timers, (timer.when, next(self._order), timer))
         return timer
 
     def soon(self, callback: Callback) -> None:
@@ -103,8 +104,7 @@ class Loop:
 
         A signal is next in any case: of descriptors there may be thousands.
         """
-        while self._timers and self._timers[0][2].callback is None:
-            heapq.heappop(self._timers)
+        self._next_timer()
         timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
         for key, mask in self._selector.select(0 if self._posted else timeout):
             for event in (EVENT_READ, EVENT_WRITE):
@@ -114,9 +114,21 @@ class Loop:
                     known.data[event]()
                     while self._signals:
                         self._signalled(self._signals.pop(0))
-        while self._timers and self._timers[0][0] <= time.monotonic():
+        while self._next_timer() and self._timers[0][0] <= time.monotonic():
             timer = heapq.heappop(self._timers)[2]
             if timer.callback is not None:
                 timer.callback()
         while self._posted:
             self._posted.popleft()()
+
+    def _next_timer(self) -> bool:
+        """Put the next timer first, without those that were cancelled; return whether there is one."""
+        while self._timers:
+            when, _, timer = self._timers[0]
+            if timer.callback is None:
+                heapq.heappop(self._timers)
+            elif timer.when > when:
+                heapq.heapreplace(self._timers, (timer.when, next(self._order), timer))
+            else:
+                return True
+        return False

@@ -9,7 +9,7 @@ from tests.conftest import write
 
 
 def impatient(folder: Path, constant: str, seconds: float) -> Path:
-    """Write the launcher with ``constant``, say "agent.ranks.STRAGGLING", of so many seconds.
+    """Write the launcher with ``constant``, say "agent.stragglers.STRAGGLING", of so many seconds.
 
     The program is for ``subprocess.Popen(command(…), executable=…)``, and so for ``start(…, executable=…)``.
     """

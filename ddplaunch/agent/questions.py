@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.control.messages import FromNode, Inspect, Inspected
 from ddplaunch.loop import Loop, Timer
@@ -16,8 +16,15 @@ if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Detail, Inspection
 
 PATIENCE = 4.0  # seconds for node 0 to answer
-_WITHIN = 3.0  # seconds that it has for the ranks
+_WITHIN = 3.0  # seconds that a look at the ranks takes at most
 _EARLY = 0.1  # seconds that an answer needs on its way
+
+
+class _Look(NamedTuple):
+    ranks: Ranks
+    detail: Detail
+    done: Callable[[Inspection], None]
+    until: float
 
 
 class Questions:
@@ -28,7 +35,8 @@ class Questions:
         self._loop, self._tell, self._node_only = loop, tell, node_only
         self._open: dict[int, tuple[Callable[[Inspection], None], Timer]] = {}
         self._serial = 0
-        self._looks: deque[tuple[Ranks, Inspect, float]] = deque()
+        self._looks: deque[_Look] = deque()
+        self.complete: Callable[[Inspection, Ranks], Inspection] = lambda inspection, ranks: inspection
 
     def ask(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
         """Ask what all ranks of the job are doing; ``answer`` is called with it, after PATIENCE at the latest."""
@@ -48,19 +56,30 @@ class Questions:
 
     def look(self, ranks: Ranks, message: Inspect) -> None:
         """Look at the ranks here, for node 0."""
-        self._looks.append((ranks, message, time.monotonic() + message.within - _EARLY))
+
+        def looked(inspection: Inspection) -> None:
+            if message.detail is Detail.WAITS:
+                inspection = self.complete(inspection, ranks)
+            self._tell(Inspected(message.serial, inspection))
+
+        self.look_here(ranks, message.detail, looked, message.within - _EARLY)
+
+    def look_here(
+        self, ranks: Ranks, detail: Detail, looked: Callable[[Inspection], None], within: float = _WITHIN
+    ) -> None:
+        """Look at the ranks of this node; ``looked`` gets what was found, after ``within`` seconds at most."""
+        self._looks.append(_Look(ranks, detail, looked, time.monotonic() + within))
         if len(self._looks) == 1:
             self._look_next()
 
     def _look_next(self) -> None:
         from ddplaunch.agent.inspector import Inspector
 
-        ranks, message, until = self._looks[0]
-        within = max(0.0, until - time.monotonic())
-        Inspector(self._loop, ranks, message.detail, self._looked, within=within).begin()
+        look = self._looks[0]
+        within = max(0.0, look.until - time.monotonic())
+        Inspector(self._loop, look.ranks, look.detail, self._looked, within=within).begin()
 
     def _looked(self, inspection: Inspection) -> None:
-        _, message, _ = self._looks.popleft()
-        self._tell(Inspected(message.serial, inspection))
+        self._looks.popleft().done(inspection)
         if self._looks:
             self._loop.soon(self._look_next)

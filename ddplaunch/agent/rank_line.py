@@ -37,7 +37,8 @@ class RankLine:
         self.given = theirs.detach()  # the rank's end, which is to be handed over
         self.signal = self.stacks = 0  # by which it dumps its stacks, and the descriptor that it writes to
         self.begun = False  # whether it has said so much as these
-        self.answers = False  # whether its thread is there, with a process group
+        self.answers = False  # whether its thread is there: it has called init_process_group
+        self.taken = 0  # bytes that it has said
         ours.setblocking(False)
 
     def close(self) -> None:
@@ -69,6 +70,7 @@ class RankLine:
         try:
             while data := self._socket.recv(_CHUNK):
                 self._coming += data
+                self.taken += len(data)
                 *lines, rest = self._coming.split(b"\n")
                 self._coming = bytearray(rest)
                 for line in lines:

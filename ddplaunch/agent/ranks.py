@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -19,17 +18,15 @@ from ddplaunch.control.failure import MAX_REPORT, Failure, within
 from ddplaunch.control.messages import Broken, Drained
 from ddplaunch.control.port import Port
 from ddplaunch.errors import EXIT_OS
-from ddplaunch.loop import Callback, Loop, Timer, Timers
+from ddplaunch.loop import Callback, Loop, Timers
 from ddplaunch.output.streams import Streams
 from ddplaunch.plan.layout import Rank
 from ddplaunch.plan.plan import Plan
-from ddplaunch.words import named
 
 if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Arrivals
 
 INTERRUPT_PATIENCE = 3.0  # seconds from SIGINT until ranks are told by SIGTERM: a wait inside torch sees no SIGINT
-STRAGGLING = 30.0  # seconds since a rank ended until the others are named: rank 0 may write the last checkpoint
 
 
 class Phase(Enum):
@@ -120,9 +117,7 @@ class FirstRank:
 class Ranks:
     """All of them, from the order to start to the account of how they ended."""
 
-    def __init__(
-        self, number: int, plan: Plan, loop: Loop, folder: Temporary, note: Callable[[str], None], finished: Callback
-    ) -> None:
+    def __init__(self, number: int, plan: Plan, loop: Loop, folder: Temporary, finished: Callback) -> None:
         """``folder`` is for error files; ``finished`` is called when rank 0's program is done."""
         self.number, self.plan = number, plan  # of the attempt: 0 is the first, -1 none yet
         self.phase = Phase.WAITING
@@ -141,8 +136,7 @@ class Ranks:
         self._started = 0
         self._broken: Broken | None = None
         self._memory = post_mortem.Memory()
-        self._loop, self._folder, self._note = loop, folder, note
-        self._patience: Timer | None = None
+        self._loop, self._folder = loop, folder
 
     def enter(self, phase: Phase) -> None:
         assert phase in NEXT[self.phase], f"{self.phase} to {phase}"
@@ -266,19 +260,6 @@ class Ranks:
             self.judge(process, -signal.SIGKILL)
         self.processes.clear()
         self.pending = 0
-
-    def await_stragglers(self) -> None:
-        """A rank has ended: name those that still run a while later. Often one hangs, and nothing else says which."""
-        if self._patience is not None:
-            self._patience.cancel()
-        self._patience = self._loop.after(STRAGGLING, self._name_stragglers)
-
-    def _name_stragglers(self) -> None:
-        left = [each for each in self.processes.values() if not each.finished and not each.signalled]
-        if left and not self.pending and not self.failures:
-            names = named(f"rank {each.rank.rank} (pid {each.pid})" for each in left)
-            where = f" on {left[0].rank.host or 'this node'}" if self.plan.nnodes > 1 else ""
-            self._note(f"the other ranks{where} are done; waiting for {names}")
 
     def close(self) -> None:
         """Nothing of them is left."""

@@ -22,7 +22,9 @@ from ddplaunch.agent.preemption_file import PreemptionFile
 from ddplaunch.agent.questions import Questions
 from ddplaunch.agent.ranks import Phase, Ranks
 from ddplaunch.agent.signals import STOPPING, Signals
+from ddplaunch.agent.stall_clock import StallClock
 from ddplaunch.agent.store import Store
+from ddplaunch.agent.stragglers import Stragglers
 from ddplaunch.agent.teardown import Teardown
 from ddplaunch.agent.tree import Tree
 from ddplaunch.control import messages
@@ -85,16 +87,25 @@ class Supervisor:
         self._name_server = NameServer(screen.note) if rules.port is not None else None
         self._signals = Signals(policy.preempt_signal)
         self._questions = Questions(loop, self._link.tell, node_only=rules.port is None and plan.nnodes > 1)
+        self._stall_clock = StallClock(loop, rules, partial(self._look, "state"), self._link.tell)
+        self._questions.complete = self._stall_clock.complete
+        streams.printed = self._stall_clock.printed
         self._outcome: Outcome | None = None
         self.sidecars: Sidecars | None = None  # to be ended when people have been told of the job's end
         self._begin(-1, self._plan)
 
     def _begin(self, attempt: int, plan: Plan) -> None:
-        note, finished = self._screen.note, self._first_rank_finished
-        ranks = self._ranks = Ranks(attempt, plan, self._loop, self._tree.temporary, note, finished)
-        self._teardown = Teardown(
-            ranks, self._tree, self._outfit, self._rules, self._emit, self._link.tell, self._drained
-        )
+        tell, rules = self._link.tell, self._rules
+        ranks = self._ranks = Ranks(attempt, plan, self._loop, self._tree.temporary, self._first_rank_finished)
+        look, patience = partial(self._look, "stacks"), rules.straggler_timeout
+        stragglers = Stragglers(self._loop, ranks, patience, look, tell, self._screen.note)
+        self._teardown = Teardown(ranks, self._tree, self._outfit, rules, self._emit, tell, self._drained, stragglers)
+
+    def _look(self, detail: str, ranks: Ranks, looked: Callable[[Inspection], None]) -> None:
+        """Look at the ranks of this node."""
+        from ddplaunch.diagnosis.inspection import Detail
+
+        self._questions.look_here(ranks, Detail(detail), looked)
 
     def run(self) -> Outcome:
         """Run the job; returns when nothing of it is left here but its sidecars."""
@@ -176,6 +187,11 @@ class Supervisor:
         ranks.enter(Phase.RUNNING if zygote.ready else Phase.LOADING)
         self._outfit.store.begin()
         ranks.pending = len(plan.local_ranks)
+        alone = plan.world_size == 1 or (
+            self._rules.port is None and plan.nnodes > 1
+        )  # then no wait can be judged here
+        if self._policy.inspect and not alone:
+            self._stall_clock.begin(ranks)
         zygote.spawn((rank.rank, partial(self._outfit.prepare, ranks, rank)) for rank in plan.local_ranks)
         if self._policy.sidecars and self.sidecars is None:
             from ddplaunch.agent.sidecars import Sidecars
@@ -266,7 +282,8 @@ class Supervisor:
 
     def _signalled(self, number: int) -> None:
         if number == signal.SIGTSTP:
-            return self._ranks.suspend()
+            self._ranks.suspend()
+            return self._stall_clock.restart()
         if self._ranks.phase is Phase.ENDED:  # sidecars, output that nobody reads, or a peer, is all that we wait for
             if not (self.sidecars and self.sidecars.hurry()):
                 os._exit(self._outcome.code if self._outcome else EXIT_SIGNAL + number)

@@ -7,6 +7,7 @@ from functools import partial
 
 from ddplaunch.agent.job import Outfit
 from ddplaunch.agent.ranks import Phase, Ranks
+from ddplaunch.agent.stragglers import Stragglers
 from ddplaunch.agent.tree import Tree
 from ddplaunch.agent.zygote_client import LEFTOVER_GRACE
 from ddplaunch.control.messages import Drained, Finished, FromNode, Interrupted, Stop
@@ -31,18 +32,20 @@ class Teardown:
         emit: Callable[[Event], None],
         tell: Callable[[FromNode], None],
         done: Callable[[Drained], None],
+        stragglers: Stragglers,
     ) -> None:
         """``tell`` tells the job; ``done`` gets the account when nothing is left."""
         self._ranks, self._tree = ranks, tree
         self._screen, self._streams, self._preemption_file = outfit.screen, outfit.streams, outfit.preemption_file
         self._grace, self._looks = rules.grace, rules.looks
         self._emit, self._tell, self._done = emit, tell, done
+        self._stragglers = stragglers
         self._interrupted = False
 
     def go_on(self) -> None:
         """A rank may have ended: say when all are done, let rank 0 go, and sweep once no other node needs the store."""
         ranks = self._ranks
-        ranks.await_stragglers()
+        self._stragglers.await_them()
         if ranks.phase not in RUNS or not ranks.idle:
             return
         well = ranks.phase is Phase.RUNNING and not ranks.failures

@@ -39,6 +39,7 @@ SECTIONS = {
         "Elastic jobs (--nnodes 2:4)": "--join-window --max-membership-changes --grow",
         "Starting ranks": "--backend --init-method --start --preload --role",
         "Stopping and restarting": "--grace --max-restarts --restart-backoff --min-uptime",
+        "Time limits": "--timeout --stall-timeout --on-stall --straggler-timeout",
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
         "Sidecar programs": "--tensorboard --sidecar",
         "Output": "--show --prefix --stdin --log-dir --log-json --no-history --no-inspect",
@@ -84,16 +85,16 @@ def _flag(spellings: str, help: str, **how: Any) -> Any:
     return click.Option(spellings.split(), is_flag=True, help=help, **how)
 
 
-def _seconds(name: str, default: str, help: str, read: Any = values.seconds) -> Any:
-    return _option(f"{name} SECONDS", help, read, default=default)
+def _seconds(name: str, default: str | None, help: str, read: Any = values.seconds) -> Any:
+    return _option(f"{name} TIME", help, read, **({"default": default} if default else {}))
 
 
 _FILE, _FOLDER = Paths(dir_okay=False), Paths(file_okay=False)
 _port = number(int, 1, 65535, "a port from 1 to 65535")
 _any_port = number(int, 0, 65535, "a port from 1 to 65535, or 0 for any free one")
 _count = number(int, 0, INFINITE, "a number from 0 up")
-_silence = number(
-    float, MIN_HEARTBEAT, WEEK, f"{MIN_HEARTBEAT:g} or more seconds: with fewer, a busy node counts as lost"
+_silence = values.duration(
+    MIN_HEARTBEAT, WEEK, f"{MIN_HEARTBEAT:g} or more seconds: with fewer, a busy node counts as lost"
 )
 
 
@@ -205,6 +206,27 @@ class Options(NamedTuple):
     )
     min_uptime: float = _seconds(
         "--min-uptime", "5", "Give up after three attempts in a row that lasted less than this."
+    )
+    timeout: float | None = _seconds(
+        "--timeout", None, "Stop the job after this time, like 90 (seconds), 10m or 2h.", values.limit
+    )
+    stall_timeout: float | None = _seconds(
+        "--stall-timeout",
+        None,
+        "Stop the job when nothing gets on for this long: no output, no collective, and the ranks that others wait for "
+        "are idle.  [default: a note after 5 minutes]",
+        values.limit,
+    )
+    on_stall: str | None = _option(
+        "--on-stall stop|restart|report",
+        "After --stall-timeout: stop the job, restart all ranks (--max-restarts), or only say who waits for whom.  "
+        "[default: stop]",
+    )
+    straggler_timeout: float | None = _seconds(
+        "--straggler-timeout",
+        None,
+        "End ranks that still run this long after the last of the others has ended.",
+        values.limit,
     )
     preempt_signal: int | None = _option(
         "--preempt-signal SIGNAL",

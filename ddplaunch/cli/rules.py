@@ -25,6 +25,24 @@ def check_nodes(options: Options) -> None:
         raise UsageError("--node-rank auto does not work with --control none", "leave --control none out")
 
 
+def check_time_limits(options: Options) -> None:
+    """Refuse time limits that cannot work."""
+    stall, on_stall = options.stall_timeout, options.on_stall
+    if on_stall and stall is None:
+        raise UsageError(f"--on-stall {on_stall} works only with --stall-timeout", "add --stall-timeout 10m")
+    if on_stall == "restart" and not options.max_restarts:
+        raise UsageError("--on-stall restart works only with --max-restarts", "add --max-restarts 3")
+    if stall is None:
+        return
+    for given, name, why in (
+        (options.no_inspect, "--no-inspect", "ranks must be asked how far they are"),
+        (options.no_python, "--no-python", "only Python programs can be asked how far they are"),
+        (options.control == "none" and options.nnodes[1] > 1, "--control none", "a node sees its own ranks alone"),
+    ):
+        if given:
+            raise UsageError(f"--stall-timeout does not work with {name}: {why}", "leave one of them out")
+
+
 def check_control_port(port: int, master_port: int) -> None:
     """Refuse a control port that there is not; it is the one behind the master port where no option names it."""
     if port > 65535:
@@ -33,7 +51,7 @@ def check_control_port(port: int, master_port: int) -> None:
 
 def read_rules(options: Options, address: str, master_port: int, finding: Finding | None) -> Rules:
     """Return the rules of a job whose node 0 is at this address; refuse one without a control port."""
-    from ddplaunch.control.rules import Rules
+    from ddplaunch.control.rules import STALLED, Rules
 
     lowest, highest = options.nnodes
     port = None
@@ -66,5 +84,10 @@ def read_rules(options: Options, address: str, master_port: int, finding: Findin
         grow=options.grow,
         allow_mismatch=options.allow_mismatch,
         inspect=not options.no_inspect,
+        timeout=options.timeout,
+        stall_timeout=options.stall_timeout or STALLED,
+        stall_strict=options.stall_timeout is not None,
+        on_stall=options.on_stall or ("stop" if options.stall_timeout else "report"),
+        straggler_timeout=options.straggler_timeout,
         one_log=one_log(finding),
     )

@@ -12,7 +12,7 @@ from ddplaunch.cli import over_ssh
 from ddplaunch.cli.dry_run import print_plan
 from ddplaunch.cli.options import COMMON, LOG_JSON, PARAMS, SECTIONS, read
 from ddplaunch.cli.policy import read_policy, read_shown
-from ddplaunch.cli.rules import read_rules
+from ddplaunch.cli.rules import check_time_limits, read_rules
 from ddplaunch.cli.surroundings import check_token, one_log
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand, find_target, remarks
 from ddplaunch.errors import UsageError
@@ -81,6 +81,7 @@ def run(**_: object) -> int:
             preload=options.preload,
         )
         check_token(options.token)
+        check_time_limits(options)
         hosts = over_ssh.read(options)
         alike = [f"note: {said.alike}"] if said.alike else []
         if hosts and not options.dry_run:

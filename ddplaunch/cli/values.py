@@ -45,7 +45,28 @@ def number(
 
 
 integer = number(int, -INFINITE, INFINITE, "a whole number")
-seconds = number(float, 0, WEEK, "seconds from 0 up to a week, like 2.5")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+
+
+def duration(
+    lowest: float, highest: float, expected: str
+) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Read an option's value as seconds: "90", "2.5", or with a unit "90s", "10m", "2h", "1d"."""
+
+    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
+        if text is None:
+            return None
+        unit = _UNITS.get(text[-1:], 1)
+        value = decimal(text[:-1] if text[-1:] in _UNITS else text)
+        if value is None or not lowest <= value * unit <= highest:
+            raise UsageError(f"{param.opts[-1]} {text}: expected {expected}")
+        return value * unit
+
+    return read
+
+
+seconds = duration(0, WEEK, "a time from 0 up to a week, like 2.5 (seconds), 10m or 2h")
+limit = duration(1, 52 * WEEK, "a time from 1 second up to a year, like 90 (seconds), 10m or 2h")
 
 
 def nodes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
@@ -120,4 +141,4 @@ def _spelled(param: click.Parameter, value: Any) -> str:
         return "none" if value is None else signal.Signals(value).name.removeprefix("SIG")
     if param.callback is nodes:
         return ":".join(map(str, dict.fromkeys(value)))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:.15g}" if isinstance(value, float) else str(value)

@@ -16,7 +16,7 @@ def render_verdict(verdict: Verdict, nnodes: int) -> str:
     first = verdict.first
     where = f" (on {first.host})" if nnodes > 1 and first.host else ""
     lines = [click.style(f"ddplaunch: {verdict.blame or first.headline + where}", fg="red", bold=True)]
-    if verdict.blame:
+    if verdict.blame and first.is_consequence:
         lines.append(f"  then {first.headline}{where}")
     if first.hint:
         lines.append(f"  {first.hint}")

@@ -14,6 +14,9 @@ from ddplaunch.control.messages import Drained
 if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Inspection
 
+if TYPE_CHECKING:
+    from ddplaunch.control.time_limits import Cut
+
 SETTLE = 1.0  # seconds that a rank which only lost a peer waits for the peer's own, truer, failure
 HANGS = 10.0  # seconds: ranks that have waited longer than this in a collective may have waited for ever
 MAX_HEARD = 16 << 20  # characters that failures may bring as they come, from all nodes together
@@ -54,6 +57,7 @@ class JobAttempt:
     looking: bool = False  # whether the ranks are being looked at, before any is stopped
     after_look: list[Callable[[], object]] = field(default_factory=list)  # what is to follow on that
     look: Inspection | None = None  # what they were doing then
+    cut: Cut | None = None  # the time limit that stopped it
     heard: int = 0  # characters of the failures' texts, as they came
 
     def gone(self, node: int) -> None:
@@ -87,6 +91,11 @@ class JobAttempt:
     @property
     def verdict(self) -> Verdict | None:
         """Which failure came first, and what it brought about; None where no rank failed."""
+        if self.cut is not None and self.cut.failure is not None:
+            first = self.cut.failure
+            others = tuple(each for each in self.failures if each.rank != first.rank)
+            stopped = self.stopped - (self.cut.lives and len(others) == len(self.failures))
+            return Verdict(first, (), tuple(within(others, MAX_REPORT)), stopped, self.world_size, self.cut.text)
         if not self.failures:
             return None
         verdict = judge(self.failures, self.stopped, self.world_size)
@@ -120,7 +129,7 @@ class JobAttempt:
     @property
     def whole(self) -> bool:
         """Whether nothing went wrong."""
-        return not (self.failures or self.lost or self.broken)
+        return not (self.failures or self.lost or self.broken or self.cut)
 
 
 def on_our_clock(moment: float, clock: float) -> float:

@@ -21,9 +21,10 @@ from ddplaunch.control.messages import Hello, Message
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seat, Seats
-from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
+from ddplaunch.control.time_limits import Cut, TimeLimits, told
+from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Timer
-from ddplaunch.words import named
+from ddplaunch.words import lasting, named
 
 EARLY_REPORT = 0.6  # seconds after a failure when people read of it, if its report cannot be given by then
 EARLY = 1.0  # seconds after which a node that has finished says which nodes it waits for
@@ -80,6 +81,7 @@ class Coordinator:
         self._attempt = JobAttempt()
         self._changes = 0
         self._restarts = Restarts(rules)
+        self._limits = TimeLimits(rules, run_id, self._seats, self._looking, after, self._note, self._cut)
         self._interrupted: int | None = None
         self._hurried = False  # whether it was again
         self._preempted: str | None = None  # by what: "SIGUSR2 on node 1"
@@ -151,6 +153,7 @@ class Coordinator:
         world_size = sum(len(share.devices) for share in shares)
         nodes = set(self._seats)
         self._attempt = JobAttempt(self._attempt.number + 1, world_size, self._clock(), nodes, set(nodes))
+        self._limits.begin(self._attempt.number)
         start = messages.Start(self._attempt.number, self._run_id, shares)
         for number in sorted(self._seats):  # node 0 first: it removes a store in a file before anybody can open it
             self._tell(number, start)
@@ -170,7 +173,7 @@ class Coordinator:
             return self._looking.hear(number, message)
         if isinstance(message, messages.Beat | messages.Arrived) or message.attempt != self._attempt.number:
             return
-        if number:  # our own we know
+        if number and isinstance(message, messages.Failed | messages.Finished | messages.Drained):  # our own we know
             seat.check(message, {each.rank for each in self._attempt.failures})
         match message:
             case messages.Failed(failure=failure, clock=clock):
@@ -179,6 +182,10 @@ class Coordinator:
                 self._finished(seat)
             case messages.Drained():
                 self._drained(seat, message)
+            case messages.Suspicion():
+                self._limits.suspect()
+            case messages.Straggling():
+                self._limits.straggles(number)
 
     def _unable(self, seat: Seat, message: messages.Unable) -> None:
         text = f"{seat.name}: {message.message}" if self._several else message.message
@@ -215,9 +222,11 @@ class Coordinator:
         self._attempt.working.discard(seat.number)
         if not self._attempt.working:
             self._release()
-        elif not self._attempt.finishing:
-            self._attempt.finishing = True
-            self._after(EARLY, self._tell_early)
+        else:
+            self._limits.finished()
+            if not self._attempt.finishing:
+                self._attempt.finishing = True
+                self._after(EARLY, self._tell_early)
 
     def _tell_early(self) -> None:
         """Tell the nodes that have finished which others they wait for; all of them together, now and then."""
@@ -333,6 +342,21 @@ class Coordinator:
             self._drop(number)
             self.lost(number, why)
 
+    def _cut(self, cut: Cut) -> None:
+        """A time limit is over."""
+        if self._stage in (Stage.JOINING, Stage.PAUSING):
+            return self._end(Outcome(EXIT_TIMEOUT, remark=cut.text))
+        if self._stage is not Stage.RUNNING or self._preempted or self._attempt.looking:
+            return
+        self._attempt.cut = cut
+        if cut.inspection is not None:
+            self._looking.keep(self._attempt, cut.inspection)
+        if cut.failure is not None:
+            self._after(EARLY_REPORT, self._tell_failure)
+        else:
+            self._note(f"{lasting(self._rules.timeout or 0)} have passed (--timeout): stopping the ranks")
+        self._stop(signal.SIGTERM)
+
     # -------------------------------------------------------------------------------------------------- what follows
 
     def _check_drained(self) -> None:
@@ -364,6 +388,9 @@ class Coordinator:
             self._end(Outcome(EXIT_SIGNAL + signal.SIGKILL, remark=attempt.broken.text))
         elif attempt.lost and attempt.lost[0].came_before(verdict):
             self._regroup(attempt.lost[0].text)
+        elif attempt.cut and not attempt.cut.restarts:
+            remark = None if attempt.cut.failure else told(attempt.cut, attempt.look)
+            self._end(Outcome(EXIT_TIMEOUT, None if remark else verdict, remark=remark))
         elif verdict is None and attempt.growing:
             self._regroup("")
         elif verdict is None:
@@ -374,6 +401,9 @@ class Coordinator:
             self._restart(verdict)
 
     def _restart(self, verdict: Verdict) -> None:
+        if self._limits.over:
+            over = "no restart: the time of the job is over (--timeout)"
+            return self._end(Outcome(verdict.first.code, verdict, remark=over))
         decision = self._restarts.after(self._clock() - self._attempt.began)
         if decision.wait is None:
             return self._end(Outcome(verdict.first.code, verdict, remark=decision.remark))
@@ -387,6 +417,8 @@ class Coordinator:
         self._pause(decision.wait)
 
     def _regroup(self, why: str) -> None:
+        if self._limits.over:
+            return self._end(Outcome(EXIT_TIMEOUT, remark=f"{why}; the time of the job is over (--timeout)"))
         few = len(self._seats) < self._rules.min_nodes
         if few or self._changes >= self._rules.max_membership_changes:
             if not few:
@@ -414,6 +446,7 @@ class Coordinator:
     def _end(self, outcome: Outcome) -> None:
         self._enter(Stage.ENDED)
         self._cancel()
+        self._limits.end()
         self._tell_all(messages.End(outcome))
 
     # ------------------------------------------------------------------------------------------------------ helpers

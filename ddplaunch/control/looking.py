@@ -14,7 +14,7 @@ from ddplaunch.loop import Timer
 
 if TYPE_CHECKING:
     from ddplaunch.control.inquiry import Inquiry
-    from ddplaunch.diagnosis.inspection import Inspection
+    from ddplaunch.diagnosis.inspection import Detail, Inspection
 
 LOOK = 1.0  # seconds at most for a look at the ranks before they are stopped
 
@@ -66,8 +66,16 @@ class Looking:
             attempt.after_look.append(then)
         return attempt.looking
 
-    def _looked(self, attempt: JobAttempt, inspection: Inspection) -> None:
+    def ask(self, detail: Detail, done: Callable[[Inspection], None]) -> None:
+        """Look at all ranks for ``done``, whatever becomes of them."""
+        self._inquiry.ask(detail, done)
+
+    def keep(self, attempt: JobAttempt, inspection: Inspection) -> None:
+        """Have what was found as what the ranks of an attempt were doing before they were stopped."""
         attempt.looking, attempt.look = False, inspection
         self._tell(0, Inspected(0, inspection))
+
+    def _looked(self, attempt: JobAttempt, inspection: Inspection) -> None:
+        self.keep(attempt, inspection)
         for then in attempt.after_look:
             then()

@@ -137,6 +137,20 @@ class Interrupted:
 
 
 @dataclass(frozen=True)
+class Suspicion:
+    """The ranks here have been silent for the stall timeout, and none of them gets on: has the job stalled?"""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Straggling:
+    """Ranks here still run, though the last of the others ended as long ago as ``--straggler-timeout`` allows."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
 class Warned:
     """The scheduler's warning has come here, by this signal: it soon needs the machines back."""
 
@@ -283,6 +297,19 @@ class Beat:
     held: float = 0.0  # seconds since then
 
 
-FromNode = Failed | Finished | Arrived | Drained | Unable | Interrupted | Warned | Inspect | Inspected | Beat
+FromNode = (
+    Failed
+    | Finished
+    | Arrived
+    | Drained
+    | Unable
+    | Interrupted
+    | Warned
+    | Suspicion
+    | Straggling
+    | Inspect
+    | Inspected
+    | Beat
+)
 FromNodeZero = JoinStatus | Start | Stop | Preempt | Release | Again | Note | End | Inspect | Inspected | Beat
 Message = Hello | Declined | Welcome | Refused | Joined | Seeking | Alone | FromNode | FromNodeZero

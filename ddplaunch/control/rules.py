@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ddplaunch.plan.plan import Plan
 
 MIN_GRACE = 5.0  # seconds
+STALLED = 300.0  # seconds without --stall-timeout
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Rules:
     grow: bool = False  # whether a node that comes later interrupts the attempt
     allow_mismatch: bool = False  # whether differing versions only give a warning
     inspect: bool = True  # whether ranks are looked at before they are stopped
+    timeout: float | None = None  # of the whole job, from its first start on
+    stall_timeout: float = STALLED  # how long nothing may happen until people hear of it, or what ``on_stall`` says
+    stall_strict: bool = False  # whether a job counts as stalled, too, whose ranks are idle and wait for nobody
+    on_stall: str = "report"  # or "stop" or "restart"
+    straggler_timeout: float | None = None  # how long ranks may run on after the others have ended
     one_log: bool = False  # whether all nodes print into one log, in which node 0 alone writes what concerns all
 
     @property
@@ -47,6 +53,11 @@ class Rules:
     def looks(self) -> bool:
         """Whether ranks are looked at before they are stopped: with a short grace they have no time for it."""
         return self.inspect and self.grace >= MIN_GRACE
+
+    @property
+    def stall_pause(self) -> float:
+        """Seconds between two looks at ranks that may have stalled."""
+        return max(self.stall_timeout / 5, min(1.0, self.stall_timeout / 2))
 
     @property
     def nnodes(self) -> str:

@@ -42,6 +42,7 @@ class Streams:
         self._marks: dict[Source, int] = {}  # how much each rank had printed before this attempt
         self._listeners: tuple[Callable[[int, bytes], None], ...] = ()
         self._paused = False
+        self.printed: Callable[[int], None] = lambda rank: None  # called with each rank whenever it prints
         screen.when_relieved(self._resume)
 
     @property
@@ -62,8 +63,8 @@ class Streams:
         if not reads:
             fds["stdin"] = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         if not (reads and len(show) == 2 and log is None):
-            fds["stdout"] = self._pipe(rank, 1, show=1 in show)
-            fds["stderr"] = self._pipe(rank, 2, show=2 in show)
+            fds["stdout"] = self._pipe(rank, 1, show=1 in show, heard=lambda: self.printed(rank))
+            fds["stderr"] = self._pipe(rank, 2, show=2 in show, heard=lambda: self.printed(rank))
 
     def sidecar(self, fds: dict[str, int], name: str, *, show: bool, log: str | None, heard: Callback) -> None:
         """Put into ``fds`` what a sidecar has, shown on stderr; ``heard`` is called whenever ``tail`` has more."""

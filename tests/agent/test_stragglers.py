@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from ddplaunch.agent import ranks
+from ddplaunch.agent import stragglers
 from tests.conftest import wait_until, write
 from tests.control.test_joining import free_port
 from tests.impatient import impatient
@@ -16,7 +16,7 @@ from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow
 
-STRAGGLING = "agent.ranks.STRAGGLING"
+STRAGGLING = "agent.stragglers.STRAGGLING"
 
 ENDS_WHEN_TOLD = """
     import os
@@ -28,14 +28,15 @@ ENDS_WHEN_TOLD = """
 
 
 def test_those_that_still_run_are_named_once(start, tmp_path):
-    assert ranks.STRAGGLING == 30
+    assert stragglers.STRAGGLING == 30
     os.mkfifo(tmp_path / "end")
     script = write(tmp_path, "train.py", ENDS_WHEN_TOLD)
     job = start("run", *LIGHT, "--nproc", "4", script, executable=impatient(tmp_path, STRAGGLING, patience(2)))
     wait_until(job.stderr, "a word on the ranks that still run")
     pids = dict(line.split()[1:] for line in job.stdout().splitlines())
     assert job.stderr() == (
-        f"ddplaunch: the other ranks are done; waiting for rank 0 (pid {pids['0']}), rank 3 (pid {pids['3']})\n"
+        f"ddplaunch: the other ranks are done; waiting for rank 0 (pid {pids['0']}): train.py:5; "
+        f"rank 3 (pid {pids['3']}): train.py:5\n"
     )
     (tmp_path / "end").open("w").close()
     assert job.wait() == 0

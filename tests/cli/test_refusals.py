@@ -127,8 +127,14 @@ limit = 3
         ("run --nproc 2 --show 9 train.py", ("--show 9: the job has ranks 0 to 1", "all, none")),
         ("run --show x train.py", ("--show x: expected all, none, ranks like 0,3", "stderr of rank 0")),
         ("run --stdin 9 train.py", ("--stdin 9: this node has rank 0 only", "--stdin 0")),
-        ("run --grace -1 train.py", ("--grace -1: expected seconds from 0 up to a week, like 2.5",)),
-        ("run --grace nan train.py", ("--grace nan: expected seconds from 0 up to a week, like 2.5",)),
+        (
+            "run --grace -1 train.py",
+            ("--grace -1: expected a time from 0 up to a week, like 2.5 (seconds), 10m or 2h",),
+        ),
+        (
+            "run --grace nan train.py",
+            ("--grace nan: expected a time from 0 up to a week, like 2.5 (seconds), 10m or 2h",),
+        ),
         ("run --max-restarts x train.py", ("--max-restarts x: expected a number from 0 up",)),
         ("run --start fork train.py", ("'fork' is not one of 'auto', 'zygote', 'exec'",)),
         ("run --start exec --preload json train.py", ("--preload does not work with --start exec", "one of them out")),

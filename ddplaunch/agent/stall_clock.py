@@ -1,0 +1,177 @@
+"""A node's clock that silence runs: once its ranks have long printed nothing, it looks at them, and may tell node 0.
+
+Whatever a rank prints puts it back, at no cost and without a wake-up. At most once in the stall timeout it wakes the
+launcher, and once more, a fifth of it later, where ranks are in a collective. Whether the job has stalled is for node 0
+to say: it asks all nodes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddplaunch.agent.ranks import Phase, Ranks
+from ddplaunch.control.messages import FromNode, Suspicion
+from ddplaunch.control.rules import Rules
+from ddplaunch.loop import Loop, Timer
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.usage import Usage
+    from ddplaunch.diagnosis.inspection import Inspection, RankInspection
+
+LATE = 2.0  # seconds: a look that comes later than that was held up, as all of us were (Ctrl-Z, a frozen container)
+SET = 1.0  # seconds that the wall clock may gain or lose between two looks; with more it was set, or the machine slept
+NOISE = 0.02  # seconds of CPU time that a rank may use for our own questions, and the kernel's rounding
+
+Look = Callable[["Ranks", Callable[["Inspection"], None]], None]
+
+
+class _Reading(NamedTuple):
+    """What the ranks had used at one moment."""
+
+    moment: float
+    usage: dict[int, Usage]  # by pid, ours already left out
+
+
+class StallClock:
+    """That of one node, from attempt to attempt."""
+
+    def __init__(self, loop: Loop, rules: Rules, look: Look, tell: Callable[[FromNode], None]) -> None:
+        """``look`` looks at the ranks' state on this node alone; ``tell`` tells the job."""
+        self._loop, self._look, self._tell = loop, look, tell
+        self._timeout, self._pause, self._strict = rules.stall_timeout, rules.stall_pause, rules.stall_strict
+        self._ranks: Ranks | None = None
+        self._timer: Timer | None = None
+        self._printed: dict[int, float] = {}
+        self._readings: list[_Reading] = []  # the last two
+        self._since: dict[int, tuple[object, float]] = {}  # the collectives of a rank, and since when they are these
+        self._looked = 0.0
+        self._offset = 0.0
+        self._clock_set = 0.0  # the wall clock's time when it was last set
+
+    def begin(self, ranks: Ranks) -> None:
+        """A new attempt starts."""
+        self.end()
+        self._ranks = ranks
+        self._offset = time.time() - time.monotonic()
+        self._looked = time.monotonic() - self._timeout
+        self._timer = self._loop.after(self._timeout - self._pause, self._wake)
+        self.restart()
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._ranks = self._timer = None
+        self._printed.clear()
+
+    def restart(self) -> None:
+        """Nothing counts that was before: we were stopped ourselves."""
+        self._readings.clear()
+        self._since.clear()
+        if self._ranks is not None:
+            for rank in self._ranks.plan.local_ranks:
+                self.printed(rank.rank)
+
+    def printed(self, rank: int) -> None:
+        now = self._printed[rank] = time.monotonic()
+        if self._timer is not None:
+            self._timer.when = max(now + self._timeout - self._pause, self._looked + self._timeout)
+
+    def _wake(self) -> None:
+        ranks, due = self._ranks, self._timer.when if self._timer else 0.0
+        if ranks is None or ranks.phase not in (Phase.LOADING, Phase.RUNNING):
+            return
+        if time.monotonic() - due > max(LATE, self._pause):
+            self.restart()
+            return self._again(self._timeout - self._pause)
+        for line in ranks.lines.values():
+            line.catch_up()
+        if not any(line.answers for line in ranks.lines.values()):
+            return self._again(self._timeout)  # no rank has called init_process_group
+        self._look(ranks, lambda found: self._found(ranks, found))
+
+    def _again(self, seconds: float) -> None:
+        self._looked = time.monotonic()
+        self._timer = self._loop.after(seconds, self._wake)
+
+    def _found(self, ranks: Ranks, inspection: Inspection) -> None:
+        from ddplaunch.diagnosis.stall import works
+
+        if ranks is not self._ranks or ranks.phase is not Phase.RUNNING:
+            return
+        latest = self._readings[-1].moment if self._readings else 0.0
+        inspection = self.complete(inspection, ranks, keep=True)
+        stuck = [rank for rank in inspection.ranks if self._may_wait(rank, ranks)]
+        still = all((rank.standstill or 0.0) >= self._pause / 2 for rank in inspection.ranks)
+        if not stuck and not self._strict:
+            return self._again(self._timeout)
+        if latest < max(self._printed.values()):  # nothing to compare with yet
+            return self._again(self._pause)
+        if still and not any(works(rank) for rank in inspection.ranks if rank not in stuck):
+            self._tell(Suspicion(ranks.number))
+        self._again(self._timeout)
+
+    def _may_wait(self, rank: RankInspection, ranks: Ranks) -> bool:
+        """Whether a rank is in a collective, or perhaps in ``init_process_group``."""
+        begins = rank.answers is None and rank.rank in ranks.lines and ranks.lines[rank.rank].answers
+        return begins or any(each.enqueued > each.completed for each in rank.groups)
+
+    # --------------------------------------------------------------------------------------- what this node alone knows
+
+    def complete(self, inspection: Inspection, ranks: Ranks, *, keep: bool = False) -> Inspection:
+        """Add how long ranks have been quiet and stood still, and what they have used, which ``keep`` keeps."""
+        from dataclasses import replace
+
+        if ranks is not self._ranks:
+            return inspection
+        self._check_wall_clock()
+        reading = self._read(ranks)
+        before = next((each for each in self._readings[::-1] if reading.moment - each.moment > self._pause / 2), None)
+        found = []
+        for rank in inspection.ranks:
+            printed = self._printed.get(rank.rank)
+            quiet = None if printed is None else reading.moment - printed
+            busy, traffic = _rates(rank.pid, before, reading)
+            still = self._standstill(rank, reading.moment)
+            found.append(replace(rank, quiet=quiet, standstill=still, busy=busy, traffic=traffic))
+        if keep:
+            self._readings = [*self._readings[-1:], reading]
+        return replace(inspection, ranks=tuple(found))
+
+    def _read(self, ranks: Ranks) -> _Reading:
+        """Read what the ranks have used, without the bytes of their answers to us."""
+        from ddplaunch.agent.usage import usage
+
+        taken = {
+            process.pid: ranks.lines[rank].taken for rank, process in ranks.processes.items() if rank in ranks.lines
+        }
+        found = usage([process.pid for process in ranks.processes.values()])
+        ours = {pid: used._replace(moved=used.moved - taken.get(pid, 0)) for pid, used in found.items()}
+        return _Reading(time.monotonic(), ours)
+
+    def _standstill(self, rank: RankInspection, now: float) -> float:
+        """Seconds since its collectives are as they are: since we saw them so, or since it entered the last one."""
+        known, since = self._since.setdefault(rank.rank, (rank.groups, now))
+        if known != rank.groups and rank.answers is not False:  # one that does not answer may be where it was
+            since = now
+            self._since[rank.rank] = rank.groups, now
+        seen = now - since
+        last = max((each.entered for each in rank.last), default=0.0)
+        return max(seen, time.time() - last) if last > self._clock_set else seen
+
+    def _check_wall_clock(self) -> None:
+        offset = time.time() - time.monotonic()
+        if abs(offset - self._offset) > SET:
+            self._offset, self._clock_set = offset, time.time()
+
+
+def _rates(pid: int, before: _Reading | None, now: _Reading) -> tuple[float | None, float | None]:
+    """CPUs and bytes a second between two readings; None where there are not two, or a process has gone unseen."""
+    if before is None or pid not in now.usage:
+        return None, None
+    first, last = before.usage.get(pid), now.usage[pid]
+    if first is None or last.cpu < first.cpu:
+        return None, None
+    seconds = now.moment - before.moment
+    return max(0.0, last.cpu - first.cpu - NOISE) / seconds, max(0, last.moved - first.moved) / seconds

@@ -1,0 +1,75 @@
+"""The ranks that still run on this node when others have ended: often one hangs, and nothing else says which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.ranks import Phase, RankProcess, Ranks
+from ddplaunch.control.messages import FromNode, Straggling
+from ddplaunch.loop import Loop, Timer
+from ddplaunch.words import MAX_NAMED
+
+if TYPE_CHECKING:
+    from ddplaunch.diagnosis.inspection import Inspection
+
+STRAGGLING = 30.0  # seconds since a rank ended until the others are named: rank 0 may write the last checkpoint
+
+Look = Callable[[Ranks, Callable[["Inspection"], None]], None]
+
+
+class Stragglers:
+    """Those of one attempt."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        ranks: Ranks,
+        timeout: float | None,
+        look: Look,
+        tell: Callable[[FromNode], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """``look`` looks at the stacks of this node's ranks; ``tell`` tells the job of those left after ``timeout``."""
+        self._loop, self._ranks, self._timeout = loop, ranks, timeout
+        self._look, self._tell, self._note = look, tell, note
+        self._timers: list[Timer] = []
+
+    def await_them(self) -> None:
+        """A rank may have ended; those that still run have their time from now on."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = [self._loop.after(STRAGGLING, self._name)] if self._left() else []
+        others_ended = self._ranks.codes or any(each.finished for each in self._ranks.processes.values())
+        if self._timers and self._timeout is not None and others_ended:
+            self._timers.append(self._loop.after(self._timeout, self._report))
+
+    def _left(self) -> list[RankProcess]:
+        ranks = self._ranks
+        if ranks.phase is not Phase.RUNNING or ranks.pending or ranks.failures:
+            return []
+        return [each for each in ranks.processes.values() if not each.finished and not each.signalled]
+
+    def _report(self) -> None:
+        if self._left():
+            self._tell(Straggling(self._ranks.number))
+
+    def _name(self) -> None:
+        if self._left():
+            self._look(self._ranks, self._found)
+
+    def _found(self, inspection: Inspection) -> None:
+        if left := self._left():
+            self._note(self._told(left, inspection))
+
+    def _told(self, left: Sequence[RankProcess], inspection: Inspection) -> str:
+        from ddplaunch.diagnosis.stall import where
+
+        places = {rank.rank: where([rank]) for rank in inspection.ranks}
+        on = f" on {left[0].rank.host or 'this node'}" if self._ranks.plan.nnodes > 1 else ""
+        told = []
+        for each in left[:MAX_NAMED]:
+            place = places.get(each.rank.rank)
+            told.append(f"rank {each.rank.rank} (pid {each.pid})" + (f": {place}" if place else ""))
+        more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
+        return f"the other ranks{on} are done; waiting for {'; '.join(told)}{more}"

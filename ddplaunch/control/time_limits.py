@@ -1,0 +1,194 @@
+"""The time limits of a job: how long it may take, stand still, and wait for its last ranks. Decisions are its
+coordinator's to carry out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddplaunch.control.failure import Failure
+from ddplaunch.control.looking import Looking
+from ddplaunch.control.rules import Rules
+from ddplaunch.control.seat import Part, Seats
+from ddplaunch.errors import EXIT_TIMEOUT
+from ddplaunch.loop import Timer
+from ddplaunch.words import lasting, ranks
+
+if TYPE_CHECKING:
+    from ddplaunch.diagnosis.inspection import Inspection
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Why an attempt is stopped though no rank has failed."""
+
+    text: str  # for people
+    failure: Failure | None  # of the rank that the others waited for; None where none is to blame
+    lives: bool = False  # whether that rank had not ended by itself
+    restarts: bool = False  # whether the job may start again
+    inspection: Inspection | None = None  # what all ranks were doing, where that is known already
+
+
+class TimeLimits:
+    """Those of one job."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        run_id: str,
+        seats: Seats,
+        looking: Looking,
+        after: Callable[[float, Callable[[], None]], Timer],
+        note: Callable[[str], None],
+        cut: Callable[[Cut], None],
+    ) -> None:
+        """``after`` is the loop's; ``cut`` stops the attempt, if ranks run."""
+        self._rules, self._run_id, self._seats = rules, run_id, seats
+        self._looking, self._after, self._note, self._cut = looking, after, note, cut
+        self.over = False  # whether the time of the job is
+        self._attempt = -1
+        self._asking = False  # or resting from that
+        self._suspected = False  # meanwhile
+        self._reported: tuple[object, ...] = ()
+        self._straggling: set[int] = set()  # the nodes whose ranks do, to their knowledge
+        self._timers: dict[str, Timer] = {}
+        self._job_timer: Timer | None = None
+
+    def begin(self, attempt: int) -> None:
+        """An attempt starts; the time of the job runs from the first one on."""
+        if self._attempt < 0 and self._rules.timeout is not None:
+            self._job_timer = self._after(self._rules.timeout, self._job_over)
+        self._attempt = attempt
+        self._asking = self._suspected = False
+        self._reported = ()
+        self._straggling.clear()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def end(self) -> None:
+        """The job is over."""
+        self.begin(self._attempt)
+        if self._job_timer is not None:
+            self._job_timer.cancel()
+
+    def _job_over(self) -> None:
+        self.over = True
+        self._cut(Cut(f"stopped after {lasting(self._rules.timeout or 0)} (--timeout)", None))
+
+    def _set(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
+        """Set one of the timers of an attempt, which each replace the one of the same name."""
+        if name in self._timers:
+            self._timers[name].cancel()
+        self._timers[name] = self._after(seconds, callback)
+
+    # ------------------------------------------------------------------------------------------------------- stalls
+
+    def suspect(self) -> None:
+        """A node's ranks do not get on: ask all nodes, but not once for each of them."""
+        if self._asking:
+            self._suspected = True
+        else:
+            self._ask_whether()
+
+    def _ask_whether(self) -> None:
+        from ddplaunch.diagnosis.inspection import Detail
+
+        self._asking, self._suspected = True, False
+        attempt = self._attempt
+        self._looking.ask(Detail.WAITS, lambda inspection: self._judge(attempt, inspection))
+
+    def _judge(self, attempt: int, inspection: Inspection) -> None:
+        from ddplaunch.diagnosis.stall import judge
+
+        if attempt != self._attempt:
+            return
+        rules = self._rules
+        stall, sooner = judge(inspection, rules.stall_timeout, strict=rules.stall_strict)
+        if sooner is None:
+            self._set("asking", rules.stall_pause / 2, self._rested)
+        else:
+            self._set("asking", sooner, self._ask_whether)
+        if stall is None:
+            return
+        if rules.on_stall != "report" and stall.killable:
+            text = (
+                f"rank {stall.rank} stalled the job for {lasting(round(stall.seconds))} (--stall-timeout): {stall.text}"
+            )
+            failure = self._failure(inspection, stall.rank, "the job stalled", stall.trace)
+            self._cut(Cut(text, failure, stall.lives, rules.on_stall == "restart", inspection))
+        elif stall.mark != self._reported:
+            self._reported = stall.mark
+            closer = f"look closer with `ddplaunch stacks {self._run_id}`"
+            self._note(f"no progress for {lasting(round(stall.seconds))}: {stall.text}; {closer}")
+
+    def _rested(self) -> None:
+        self._asking = False
+        if self._suspected:
+            self._ask_whether()
+
+    # --------------------------------------------------------------------------------------------------- stragglers
+
+    def finished(self) -> None:
+        """All ranks of a node have done their work, those of others have not."""
+        if self._rules.straggler_timeout is not None:
+            self._set("stragglers", self._rules.straggler_timeout, self._look_at_stragglers)
+
+    def straggles(self, node: int) -> None:
+        """Some ranks of a node run on, long after the last of its others has ended."""
+        self._straggling.add(node)
+        self._look_at_stragglers()
+
+    def _look_at_stragglers(self) -> None:
+        from ddplaunch.diagnosis.inspection import Detail
+
+        attempt = self._attempt
+        self._looking.ask(Detail.STACKS, lambda inspection: self._judge_stragglers(attempt, inspection))
+
+    def _judge_stragglers(self, attempt: int, inspection: Inspection) -> None:
+        from ddplaunch.diagnosis.stall import stragglers, trace, where
+
+        if attempt != self._attempt:
+            return
+        working = [seat for seat in self._seats.values() if seat.part is Part.RUNNING]
+        ours = {rank for seat in working for rank in seat.ranks}
+        left = stragglers(inspection, ours)
+        recent = {rank for seat in working if seat.number not in self._straggling for rank in seat.ranks}
+        if not left or (recent & ours) - {rank.rank for rank in left}:
+            return  # some have ended there, lately: that node's own word comes
+        seconds = lasting(self._rules.straggler_timeout or 0)
+        text = (
+            f"{ranks(rank.rank for rank in left)} ran on for {seconds} after the others had ended (--straggler-timeout)"
+        )
+        text += f": {where(left)}" if where(left) else ""
+        failure = self._failure(inspection, left[0].rank, "it ran on after the others had ended", trace(left[0]))
+        self._cut(Cut(text, failure, lives=True, inspection=inspection))
+
+    def _failure(self, inspection: Inspection, number: int, message: str, trace: str) -> Failure:
+        """What is held against a rank that the others waited for."""
+        rank = next(rank for rank in inspection.ranks if rank.rank == number)
+        first = next((seat.ranks.start for seat in self._seats.values() if number in seat.ranks), number)
+        return Failure(
+            rank=number,
+            local_rank=number - first,
+            host=rank.host,
+            pid=rank.pid,
+            attempt=self._attempt,
+            exit_code=EXIT_TIMEOUT,
+            signal=None,
+            message=message,
+            traceback=f"it was at\n{trace}" if trace else None,
+            moment=time.time(),
+            hint=None,
+        )
+
+
+def told(cut: Cut, inspection: Inspection | None) -> str:
+    """What people read of a job that a time limit has stopped, with what its ranks were doing."""
+    from ddplaunch.diagnosis.stall import at_work
+
+    doing = at_work(inspection) if inspection else ""
+    return f"{cut.text}: {doing}" if doing else cut.text

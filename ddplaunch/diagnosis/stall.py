@@ -1,0 +1,127 @@
+"""Whether a job has stalled: ranks wait for others that do nothing, and nothing was printed for a long time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from ddplaunch.diagnosis.inspection import Condition, Inspection, RankInspection
+from ddplaunch.diagnosis.sentences import sentence
+from ddplaunch.diagnosis.standing import call_of, doing, is_gone
+from ddplaunch.diagnosis.waits import waits
+from ddplaunch.words import ranks
+
+WORKS = 0.02
+"""CPUs: a rank that uses more works. Threads of torch and of loggers, which wake now and then, take less."""
+
+MOVES = 64 << 10
+"""Bytes a second: a rank that reads and writes more works, say on a checkpoint."""
+
+_SOON = 0.2  # share of the timeout by which the clocks of two nodes may differ
+_MAX_NAMED = 3
+
+
+class Stall(NamedTuple):
+    """A job that does not get on."""
+
+    rank: int  # the one that the others wait for; the first of several, or of those that wait where nobody is missing
+    text: str  # who waits for whom
+    trace: str  # the stack of that rank, as Python prints one; "" where it is not known
+    seconds: float  # how long the first of them have waited
+    lives: bool  # whether that rank has not ended
+    killable: bool  # whether stopping helps: a rank in uninterruptible sleep may only be slow, and cannot be killed
+    mark: tuple[object, ...]  # equal as long as no rank enters or completes a collective
+
+
+class Judgement(NamedTuple):
+    """A stall; or after how many seconds it would be one, if nothing happens till then."""
+
+    stall: Stall | None = None
+    sooner: float | None = None
+
+
+def judge(inspection: Inspection, timeout: float, *, strict: bool) -> Judgement:
+    """Decide whether a job has stalled for ``timeout`` seconds.
+
+    It has if no rank has printed anything for so long, ranks have waited for others for so long, and each rank that is
+    waited for is idle, or has ended. A busy one may be at a long validation. ``strict``: so has a job that uses
+    collectives and whose ranks are all idle with nobody in one.
+    """
+    found = inspection.ranks
+    if inspection.silent or len(found) < inspection.world_size or any(rank.moved for rank in found):
+        return Judgement()
+    by_number = {rank.rank: rank for rank in found}
+    waiting = waits(inspection)
+    inside = {rank for wait in waiting for rank in (*wait.waiting, *dict(wait.ahead))}
+    if waiting:
+        awaited = {rank for wait in waiting for rank in wait.roots}
+        if any(wait.unseen for wait in waiting):
+            awaited |= by_number.keys() - inside
+    elif strict and any(rank.groups or rank.answers is not None for rank in found):
+        awaited = {rank.rank for rank in found if not is_gone(rank)}
+    else:
+        awaited = set()
+    if not (inside or awaited) or any(works(by_number[rank]) for rank in awaited):
+        return Judgement()
+    standing = [seconds for rank in inside or awaited if (seconds := by_number[rank].standstill) is not None]
+    # Where nobody is missing the last to come counts, else the first who waits.
+    lasted = (max if inside and awaited else min)(standing, default=0.0)
+    silence = min((rank.quiet for rank in found if rank.quiet is not None), default=timeout)
+    if silence < timeout * (1 - _SOON):
+        return Judgement()  # the clock of that node has not run out yet
+    if (short := timeout - min(lasted, silence)) > 0:
+        return Judgement(sooner=short)
+    first = by_number[min(awaited or inside)]
+    told = sentence(waiting[0], inspection) if waiting else f"no rank does anything: {at_work(inspection)}"
+    killable = not any(by_number[rank].condition is Condition.BLOCKED for rank in awaited)
+    mark = tuple((rank.rank, rank.groups) for rank in found)
+    return Judgement(Stall(first.rank, told, trace(first), lasted, not is_gone(first), killable, mark))
+
+
+def works(rank: RankInspection) -> bool:
+    """Whether a rank gets on by itself, or may: nothing is held against one of which too little is known."""
+    if rank.condition is Condition.STOPPED or is_gone(rank):
+        return False
+    if rank.condition is Condition.PENDING or rank.busy is None:
+        return True
+    return rank.busy >= WORKS or (rank.traffic or 0.0) >= MOVES
+
+
+def trace(rank: RankInspection) -> str:
+    """The user's frames of a rank's main thread as Python prints them, the innermost last."""
+    frames = rank.threads[0].frames if rank.threads else ()
+    return "\n".join(f'  File "{f.file}", line {f.line}, in {f.function}' for f in reversed(frames) if f.own)
+
+
+def at_work(inspection: Inspection) -> str:
+    """Say what ranks do that have not ended: who waits for whom, or else at which lines they are."""
+    if waiting := waits(inspection):
+        return sentence(waiting[0], inspection)
+    left = [rank for rank in inspection.ranks if not is_gone(rank)]
+    told = where(left)
+    return told if len({_place(rank) for rank in left}) > 1 else f"{ranks(rank.rank for rank in left)}: {told}"
+
+
+def stragglers(inspection: Inspection, among: Collection[int]) -> list[RankInspection]:
+    """The ranks of these that have not ended."""
+    return [rank for rank in inspection.ranks if rank.rank in among and not is_gone(rank)]
+
+
+def where(found: Sequence[RankInspection]) -> str:
+    """Say where ranks are: "save at train.py:31", for several "rank 0: …; ranks 1 and 2: …"; "" where nobody knows."""
+    places: dict[str, list[int]] = {}
+    for rank in found:
+        places.setdefault(_place(rank), []).append(rank.rank)
+    if len(places) < 2:
+        return next(iter(places), "")
+    told = [f"{ranks(numbers)}: {place}" for place, numbers in places.items() if place]
+    more = [f"and {len(told) - _MAX_NAMED} other places"] if len(told) > _MAX_NAMED else []
+    return "; ".join([*told[:_MAX_NAMED], *more])
+
+
+def _place(rank: RankInspection) -> str:
+    """Where a rank is that waits for nobody, or alone: "destroy_process_group at train.py:90"."""
+    call = call_of(rank)
+    if call and call.place:
+        return f"{call.function} at {call.place.file}:{call.place.line}"
+    return "stopped (SIGSTOP)" if rank.condition is Condition.STOPPED else doing(rank)
