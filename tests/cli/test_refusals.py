@@ -170,7 +170,7 @@ limit = 3
         ("run --nnodes 2:4 --control none train.py", ("--nnodes 2:4 does not work with --control none",)),
         ("run --heartbeat-timeout 0 train.py", ("--heartbeat-timeout 0: expected 2 or more seconds",)),
         ("run --heartbeat-timeout 1.9 train.py", ("--heartbeat-timeout 1.9: expected 2 or more seconds",)),
-        ("run --join-timeout -1 train.py", ("--join-timeout -1: expected seconds",)),
+        ("run --join-timeout -1 train.py", ("--join-timeout -1: expected a time",)),
         ("run --control-port 0 train.py", ("--control-port 0: expected a port from 1 to 65535",)),
         ("run --run-id a/b train.py", ("--run-id a/b: expected letters, digits, dots, dashes and underscores",)),
         (
@@ -230,7 +230,7 @@ NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
         *((f"run --nnodes 2 --node-rank '{text}' train.py", ": expected a whole number") for text in NO_NUMBERS),
         *((f"run --master-port '{text}' train.py", ": expected a port") for text in NO_NUMBERS),
         *((f"run --max-restarts '{text}' train.py", ": expected a number from 0 up") for text in NO_NUMBERS),
-        *((f"run --grace '{text}' train.py", ": expected seconds") for text in ("1_0", "٣", "+1", "nan", MANY)),
+        *((f"run --grace '{text}' train.py", ": expected a time") for text in ("1_0", "٣", "+1", "nan", MANY)),
         *((f"run --show '{text}' train.py", ": expected all, none, ranks") for text in ("1_0", "٣", "+1", MANY)),
         *((f"run --nproc-per-node 1 -r '{text}:1' train.py", ": expected numbers of streams") for text in ("٣", MANY)),
         (f"run --init-method tcp://a:{MANY} train.py", "unknown --init-method"),
