@@ -56,6 +56,7 @@ class Questions:
 
     def look(self, ranks: Ranks, message: Inspect) -> None:
         """Look at the ranks here, for node 0."""
+        from ddplaunch.diagnosis.inspection import Detail
 
         def looked(inspection: Inspection) -> None:
             if message.detail is Detail.WAITS:

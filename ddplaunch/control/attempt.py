@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.control.failure import MAX_REPORT, Failure, Verdict, judge, within
+from ddplaunch.control.failure import MAX_REPORT, Failure, Outcome, Verdict, judge, within
 from ddplaunch.control.messages import Drained
+from ddplaunch.errors import EXIT_TIMEOUT
 
 if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Inspection
@@ -100,6 +101,17 @@ class JobAttempt:
             return None
         verdict = judge(self.failures, self.stopped, self.world_size)
         return replace(verdict, blame=self._waited_for()) if verdict.first.is_consequence else verdict
+
+    @property
+    def outcome_of_cut(self) -> Outcome:
+        """How a job ends that a time limit has stopped."""
+        assert self.cut is not None
+        if self.cut.failure is not None:
+            return Outcome(EXIT_TIMEOUT, self.verdict)
+        from ddplaunch.diagnosis.stall import at_work
+
+        doing = at_work(self.look) if self.look else ""
+        return Outcome(EXIT_TIMEOUT, remark=f"{self.cut.text}: {doing}" if doing else self.cut.text)
 
     def _waited_for(self) -> str | None:
         """Whom those had waited for who only say that they had."""

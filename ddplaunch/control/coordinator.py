@@ -21,7 +21,7 @@ from ddplaunch.control.messages import Hello, Message
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seat, Seats
-from ddplaunch.control.time_limits import Cut, TimeLimits, told
+from ddplaunch.control.time_limits import Cut, TimeLimits
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Timer
 from ddplaunch.words import lasting, named
@@ -389,8 +389,7 @@ class Coordinator:
         elif attempt.lost and attempt.lost[0].came_before(verdict):
             self._regroup(attempt.lost[0].text)
         elif attempt.cut and not attempt.cut.restarts:
-            remark = None if attempt.cut.failure else told(attempt.cut, attempt.look)
-            self._end(Outcome(EXIT_TIMEOUT, None if remark else verdict, remark=remark))
+            self._end(attempt.outcome_of_cut)
         elif verdict is None and attempt.growing:
             self._regroup("")
         elif verdict is None:

@@ -102,6 +102,7 @@ class TimeLimits:
         self._looking.ask(Detail.WAITS, lambda inspection: self._judge(attempt, inspection))
 
     def _judge(self, attempt: int, inspection: Inspection) -> None:
+        from ddplaunch.diagnosis.culprit import culprit
         from ddplaunch.diagnosis.stall import judge
 
         if attempt != self._attempt:
@@ -115,10 +116,11 @@ class TimeLimits:
         if stall is None:
             return
         if rules.on_stall != "report" and stall.killable:
-            text = (
-                f"rank {stall.rank} stalled the job for {lasting(round(stall.seconds))} (--stall-timeout): {stall.text}"
-            )
+            found = culprit(inspection)
+            what = found.text if found else stall.text
             failure = self._failure(inspection, stall.rank, "the job stalled", stall.trace)
+            on = f" (on {failure.host})" if rules.max_nodes > 1 else ""
+            text = f"no progress for {lasting(round(stall.seconds))} (--stall-timeout): {what}{on}"
             self._cut(Cut(text, failure, stall.lives, rules.on_stall == "restart", inspection))
         elif stall.mark != self._reported:
             self._reported = stall.mark
@@ -184,11 +186,3 @@ class TimeLimits:
             moment=time.time(),
             hint=None,
         )
-
-
-def told(cut: Cut, inspection: Inspection | None) -> str:
-    """What people read of a job that a time limit has stopped, with what its ranks were doing."""
-    from ddplaunch.diagnosis.stall import at_work
-
-    doing = at_work(inspection) if inspection else ""
-    return f"{cut.text}: {doing}" if doing else cut.text
