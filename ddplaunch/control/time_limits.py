@@ -119,8 +119,7 @@ class TimeLimits:
             found = culprit(inspection)
             what = found.text if found else stall.text
             failure = self._failure(inspection, stall.rank, "the job stalled", stall.trace)
-            on = f" (on {failure.host})" if rules.max_nodes > 1 else ""
-            text = f"no progress for {lasting(round(stall.seconds))} (--stall-timeout): {what}{on}"
+            text = f"no progress for {lasting(round(stall.seconds))} (--stall-timeout): {what}{self._on(failure)}"
             self._cut(Cut(text, failure, stall.lives, rules.on_stall == "restart", inspection))
         elif stall.mark != self._reported:
             self._reported = stall.mark
@@ -162,12 +161,14 @@ class TimeLimits:
         if not left or (recent & ours) - {rank.rank for rank in left}:
             return  # some have ended there, lately: that node's own word comes
         seconds = lasting(self._rules.straggler_timeout or 0)
-        text = (
-            f"{ranks(rank.rank for rank in left)} ran on for {seconds} after the others had ended (--straggler-timeout)"
-        )
-        text += f": {where(left)}" if where(left) else ""
         failure = self._failure(inspection, left[0].rank, "it ran on after the others had ended", trace(left[0]))
+        seconds, place = lasting(self._rules.straggler_timeout or 0), where(left)
+        text = f"{ranks(rank.rank for rank in left)} ran on for {seconds} after the others had ended"
+        text += " (--straggler-timeout)" + (f": {place}" if place else "") + self._on(failure)
         self._cut(Cut(text, failure, lives=True, inspection=inspection))
+
+    def _on(self, failure: Failure) -> str:
+        return f" (on {failure.host})" if self._rules.max_nodes > 1 else ""
 
     def _failure(self, inspection: Inspection, number: int, message: str, trace: str) -> Failure:
         """What is held against a rank that the others waited for."""

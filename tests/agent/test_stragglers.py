@@ -62,3 +62,40 @@ def test_with_several_nodes_its_host_is_named(start, tmp_path):
     assert [node.wait() for node in nodes] == [0, 0]
     for node in nodes:
         node.assert_nothing_left()
+
+
+RUNS_ON = """
+    import os
+    import time
+
+    def save():
+        time.sleep(1000)
+
+    if os.environ["RANK"] == "2":
+        save()
+"""
+
+
+def test_they_can_be_ended(launch, tmp_path):
+    script = write(tmp_path, "train.py", RUNS_ON)
+    done = launch("run", *LIGHT, "--straggler-timeout", "2", "--nproc", "3", script)
+    assert done.returncode == 124
+    told, *trace = done.stderr.splitlines()
+    assert (
+        told == "ddplaunch: rank 2 ran on for 2 s after the others had ended (--straggler-timeout): save at train.py:5"
+    )
+    assert trace == ["  it was at", '    File "train.py", line 8, in <module>', '    File "train.py", line 5, in save']
+
+
+@pytest.mark.parametrize("nproc", ["2", "1"], ids=["beside one that has ended", "alone on its node"])
+def test_they_can_be_ended_on_another_node(start, tmp_path, nproc):
+    address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    script = write(tmp_path, "train.py", RUNS_ON)
+    words = ("run", *LIGHT, "--start", "zygote", "--straggler-timeout", "2", "--nnodes", "2", *address)
+    node_0 = start(*words, "--nproc", "2", "--node-rank", "0", script)
+    node_1 = start(*words, "--nproc", nproc, "--node-rank", "1", script)
+    assert [node.wait() for node in (node_0, node_1)] == [124, 124]
+    told = "rank 2 ran on for 2 s after the others had ended (--straggler-timeout): save at train.py:5"
+    assert f"{told} (on {socket.gethostname()})" in node_0.stderr()
+    for node in (node_0, node_1):
+        node.assert_nothing_left()

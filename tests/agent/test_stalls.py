@@ -1,0 +1,98 @@
+"""A job that stalls is told of, or ended, by the rank that the others wait for; one that is only slow is left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAMS, alive, wait_until
+from tests.control.test_joining import free_port
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = PROGRAMS / "stalls.py"
+SOON = ("--stall-timeout", "2", "--grace", "5")
+REPORT = (*SOON, "--on-stall", "report")
+
+
+@pytest.mark.parametrize(
+    ("what", "blame"),
+    [
+        ("sleep", r"rank 2 did not enter all_reduce #2, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
+        ("lock", r"rank 2 did not enter all_reduce #2, which 2 ranks waited for: lock at .*stalls.py:\d+"),
+        ("stop", r"rank 2 was stopped \(SIGSTOP\) and did not enter all_reduce #2, which 2 ranks waited for"),
+        ("absent", r"rank 2 did not call init_process_group, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
+        ("idle", r"no rank does anything: ranks 0 to 2: sleep at .*stalls.py:\d+"),
+    ],
+)
+def test_a_rank_that_others_wait_for_is_named(launch, tmp_path, what, blame):
+    done = launch("run", *SOON, "--log-dir", "logs", "--nproc", "3", PROGRAM, what)
+    assert done.returncode == 124, done.stderr
+    assert re.match(rf"ddplaunch: no progress for \d+ s \(--stall-timeout\): {blame}\n", done.stderr), done.stderr
+    assert "2 other ranks were stopped" in done.stderr
+    assert "Traceback" not in done.stderr
+    if what == "sleep":
+        assert 'stalls.py", line' in done.stderr
+        (stacks,) = tmp_path.glob("logs/*/stacks.json")
+        assert [rank["rank"] for rank in json.loads(stacks.read_text())["ranks"]] == [0, 1, 2]
+        (failure,) = tmp_path.glob("logs/*/failure.json")
+        assert json.loads(failure.read_text())["first"]["rank"] == 2
+
+
+@pytest.mark.parametrize("what", ["validate", "save", "build", "chat", "steps", "torchless"])
+def test_a_slow_job_is_left_alone(launch, what):
+    done = launch("run", *SOON, "--show", "none", "--nproc", "3", PROGRAM, what)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_it_is_said_once_without_stopping(start):
+    """The job goes on; it is said anew when ranks have moved and stand still again."""
+    job = start("run", *REPORT, "--nproc", "3", PROGRAM, "stop")
+    said = r"ddplaunch: no progress for \d+ s: ranks 0, 1 wait in all_reduce #2 .*; rank 2 is stopped \(SIGSTOP\); "
+    wait_until(job.stderr, "a word on the stall")
+    assert re.fullmatch(said + r"look closer with `ddplaunch stacks \S+`\n", job.stderr()), job.stderr()
+    time.sleep(5)  # the thing tested is that nothing more is said
+    assert job.stderr().count("\n") == 1
+    stopped = [pid for pid in job.ranks() if alive(pid) and "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()]
+    os.kill(stopped[0], signal.SIGCONT)
+    assert job.wait() == 0
+    job.assert_nothing_left()
+
+
+def test_a_restart_mends_it(launch):
+    done = launch("run", *SOON, "--on-stall", "restart", "--max-restarts", "1", "--nproc", "3", PROGRAM, "once")
+    assert done.returncode == 0, done.stderr
+    told, restart = done.stderr.splitlines()
+    assert "rank 2 did not enter all_reduce #2, which 2 ranks waited for: sleep at" in told
+    assert restart == "ddplaunch: restart 1 of 1"
+
+
+def test_a_job_that_was_stopped_as_a_whole_has_not_stalled(start):
+    """Ctrl-Z, and fg after longer than the stall timeout."""
+    job = start("run", *SOON, "--nproc", "3", PROGRAM, "steps")
+    job.wait_for("started", 3)
+    job.signal(signal.SIGTSTP)
+    status = Path(f"/proc/{job.process.pid}/status")
+    wait_until(lambda: "\nState:\tT" in status.read_text(), "the launcher to be stopped")
+    time.sleep(5)  # the thing tested is that this counts for nothing
+    job.signal(signal.SIGCONT)
+    assert job.wait() == 0
+    assert job.stderr() == ""
+
+
+def test_the_rank_may_be_on_another_node(start):
+    address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    words = ("run", *SOON, "--nnodes", "2", *address)
+    job = start(*words, "--node-rank", "0", "--nproc", "2", PROGRAM, "sleep")
+    other = start(*words, "--node-rank", "1", "--nproc", "1", PROGRAM, "sleep")
+    assert (job.wait(), other.wait()) == (124, 124)
+    blame = r"rank 2 did not enter all_reduce #2, which 2 ranks waited for: sleep at .*stalls.py:\d+ \(on \S+\)\n"
+    assert re.search(blame, job.stderr()), job.stderr()
+    for node in (job, other):
+        node.assert_nothing_left()

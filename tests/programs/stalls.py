@@ -1,0 +1,87 @@
+"""Three gloo ranks; in the step before the last, rank 2 does what argv[1] says, while the others wait for it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+LONG = 7.0  # seconds: several times the stall timeout of the tests
+
+
+def sleep():
+    time.sleep(1000)
+
+
+def lock():
+    mutex = threading.Lock()
+    with mutex:
+        mutex.acquire()
+
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def validate(seconds=LONG):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(range(10000))
+
+
+def save():
+    """Write in pauses, as to a slow disk."""
+    until = time.monotonic() + LONG
+    with open(f"checkpoint.{os.getpid()}", "wb") as file:
+        while time.monotonic() < until:
+            file.write(bytes(1 << 20))
+            file.flush()
+            time.sleep(0.4)
+    os.unlink(file.name)
+
+
+def build():
+    """Have another process work, as a compiler's worker does."""
+    subprocess.run([sys.executable, "-c", f"import time\nt = time.time()\nwhile time.time() < t + {LONG}: pass"])
+
+
+def chat():
+    """Sleep, but print."""
+    until = time.monotonic() + LONG
+    while time.monotonic() < until:
+        time.sleep(0.5)
+        print("still here", flush=True)
+
+
+def once():
+    """Hang the first time, and not after a restart."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        sleep()
+
+
+def main(what):
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    dist.all_reduce(torch.ones(6))
+    print("started", rank, flush=True)
+    if what == "idle":
+        sleep()
+    for _ in range(12 if what == "steps" else 0):
+        time.sleep(0.5)
+        dist.all_reduce(torch.ones(6))
+    if rank == 2 and what != "steps":
+        globals()[what]()
+    dist.all_reduce(torch.ones(6))
+    dist.destroy_process_group()
+
+
+if sys.argv[1] == "torchless":
+    time.sleep(LONG)
+    sys.exit()
+elif sys.argv[1] == "absent" and os.environ["RANK"] == "2":
+    sleep()
+main(sys.argv[1])
