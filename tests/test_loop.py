@@ -51,3 +51,24 @@ def test_what_is_posted_comes_when_its_asker_is_done():
     loop.step()
     assert heard == ["asked", "answer", "and its own answer"]
     assert loop.settled
+
+
+def test_a_timer_that_is_put_off_wakes_nobody():
+    loop, heard = Loop(), []
+    reading, writing = os.pipe()
+    timer = loop.after(0.0, lambda: heard.append("put off"))
+    timer.when += 3600
+    loop.after(0.0, lambda: heard.append("on time"))
+    loop.watch(reading, lambda: heard.append(os.read(reading, 1)))
+    loop.step()
+    assert heard == ["on time"]
+    os.write(writing, b"x")
+    loop.step()
+    assert heard == ["on time", b"x"]
+    timer.when = 0.0  # an earlier moment counts when the later one has come
+    timer.cancel()
+    loop.after(0.0, lambda: heard.append("last"))
+    loop.step()
+    assert heard[2:] == ["last"]
+    os.close(reading)
+    os.close(writing)

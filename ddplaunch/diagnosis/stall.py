@@ -99,7 +99,9 @@ def at_work(inspection: Inspection) -> str:
         return sentence(waiting[0], inspection)
     left = [rank for rank in inspection.ranks if not is_gone(rank)]
     told = where(left)
-    return told if len({_place(rank) for rank in left}) > 1 else f"{ranks(rank.rank for rank in left)}: {told}"
+    if told and len({_place(rank) for rank in left}) == 1:
+        return f"{ranks(rank.rank for rank in left)}: {told}"
+    return told
 
 
 def stragglers(inspection: Inspection, among: Collection[int]) -> list[RankInspection]:

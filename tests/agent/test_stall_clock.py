@@ -1,0 +1,138 @@
+"""When a node's clock wakes the launcher, with a clock that runs by itself nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from ddplaunch.agent import stall_clock
+from ddplaunch.agent.ranks import Phase
+from ddplaunch.agent.stall_clock import StallClock
+from ddplaunch.agent.usage import Usage
+from ddplaunch.control.messages import Suspicion
+from ddplaunch.control.rules import Rules
+from ddplaunch.diagnosis.inspection import Condition, GroupState, Inspection, RankInspection
+from ddplaunch.loop import Timer
+
+
+class Node:
+    """Two ranks whose collectives and CPU time a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rules: Rules) -> None:
+        self.now, self.cpu = 1000.0, 0.0
+        self.collectives = (5, 4), (4, 4)
+        self.timers: list[Timer] = []
+        self.looks: list[float] = []
+        self.told: list[tuple[float, object]] = []
+        clock = SimpleNamespace(time=lambda: self.now + 1e9, monotonic=lambda: self.now)
+        monkeypatch.setattr(stall_clock, "time", clock)
+        line = SimpleNamespace(answers=True, taken=0, catch_up=lambda: None)
+        self.ranks = SimpleNamespace(
+            number=0,
+            phase=Phase.RUNNING,
+            plan=SimpleNamespace(local_ranks=[SimpleNamespace(rank=0), SimpleNamespace(rank=1)]),
+            lines={0: line, 1: line},
+            processes={number: SimpleNamespace(pid=100 + number) for number in (0, 1)},
+        )
+        monkeypatch.setattr(
+            "ddplaunch.agent.usage.usage",
+            lambda roots: {pid: Usage(self.cpu if pid == 101 else 0.0, 0) for pid in roots},
+        )
+        self.clock = StallClock(self, rules, self.look, lambda message: self.told.append((self.now, message)))  # type: ignore[arg-type]
+        self.clock.begin(self.ranks)  # type: ignore[arg-type]
+
+    def after(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        self.timers.append(Timer(callback, self.now + seconds))
+        return self.timers[-1]
+
+    def look(self, ranks: object, done: Callable[[Inspection], None]) -> None:
+        self.looks.append(self.now)
+        states = [(GroupState("0", entered, completed),) for entered, completed in self.collectives]
+        found = [
+            RankInspection(number, "n0", 100 + number, Condition.ALIVE, answers=True, groups=state)
+            for number, state in enumerate(states)
+        ]
+        done(Inspection(0.0, tuple(found), 2))
+
+    def wait(self, seconds: float) -> None:
+        end = self.now + seconds
+        while due := [each for each in self.timers if each.callback and each.when <= end]:
+            first = min(due, key=lambda timer: timer.when)
+            self.timers.remove(first)
+            self.now = max(self.now, first.when)
+            first.callback()  # type: ignore[misc]
+        self.now = end
+
+
+@pytest.fixture
+def node(monkeypatch):
+    return Node(monkeypatch, Rules())
+
+
+def test_node_0_hears_of_it_after_five_minutes_of_silence(node):
+    node.wait(299)
+    assert node.looks == [1240]
+    node.wait(1)
+    assert node.told == [(1300, Suspicion(0))]
+
+
+def test_what_ranks_print_wakes_nobody(node):
+    for _ in range(1000):
+        node.wait(200)
+        node.clock.printed(0)
+    assert node.looks == []
+    node.wait(300)
+    assert [moment for moment, _ in node.told] == [node.now]
+
+
+def test_one_look_in_five_minutes(node):
+    """Also where silence begins anew each time."""
+    node.collectives = (4, 4), (4, 4)
+    for _ in range(100):
+        node.wait(250)
+        node.clock.printed(0)
+    assert len(node.looks) <= 100 * 250 / 300
+    assert not node.told
+
+
+def test_a_rank_that_works_is_left_alone(node):
+    for _ in range(600):
+        node.wait(10)
+        node.cpu += 1.0
+    assert not node.told
+    node.wait(900)
+    assert node.told
+
+
+def test_collectives_are_progress(node):
+    for step in range(600):
+        node.collectives = (step + 1, step), (step, step)
+        node.wait(45)
+    assert not node.told
+
+
+def test_a_look_that_was_held_up_counts_for_nothing(node):
+    """The launcher was stopped, with all of its ranks."""
+    node.now += 3600
+    node.wait(0)
+    assert not node.looks
+    node.wait(299)
+    assert not node.told
+    node.wait(1)
+    assert len(node.told) == 1
+
+
+def test_before_init_process_group_nobody_is_asked(node):
+    for line in node.ranks.lines.values():
+        line.answers = False
+    node.wait(3600)
+    assert not node.looks
+
+
+def test_the_wall_clock_may_be_set(node, monkeypatch):
+    node.wait(250)
+    monkeypatch.setattr(stall_clock.time, "time", lambda: node.now + 2e9)
+    node.wait(50)
+    assert [moment for moment, _ in node.told] == [1300]

@@ -1,0 +1,140 @@
+"""What counts as a stall, and what only looks like one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.diagnosis.inspection import (
+    Collective,
+    Condition,
+    Frame,
+    GroupState,
+    Inspection,
+    RankInspection,
+    Thread,
+)
+from ddplaunch.diagnosis.stall import MOVES, WORKS, at_work, judge, where
+
+TIMEOUT = 300.0
+AT = Frame("load_batch", "data.py", 31, own=True)
+
+
+def rank(number: int, entered: int, completed: int = 4, **fields: object) -> RankInspection:
+    """One that has been where it is for ten minutes."""
+    states = (GroupState("0", entered, completed),)
+    known = RankInspection(
+        number,
+        "n0",
+        100 + number,
+        Condition.ALIVE,
+        threads=(Thread((AT,)),),
+        answers=True,
+        groups=states,
+        quiet=600.0,
+        standstill=600.0,
+        busy=0.0,
+        traffic=0.0,
+    )
+    if entered > completed:
+        known = replace(known, last=(Collective("0", entered, "all_reduce", "float32[6]", 1800.0, 0.0, False, True),))
+    return replace(known, **fields)  # type: ignore[arg-type]
+
+
+def found(*ranks: RankInspection, **fields: object) -> Inspection:
+    return Inspection(0.0, ranks, len(ranks), **fields)  # type: ignore[arg-type]
+
+
+WAITING = rank(0, 5), rank(1, 5)
+
+
+def test_ranks_wait_for_one_that_does_nothing():
+    stall = judge(found(*WAITING, rank(2, 4)), TIMEOUT, strict=False).stall
+    assert stall
+    assert (stall.rank, stall.lives, stall.killable, stall.seconds) == (2, True, True, 600.0)
+    assert "rank 2 has not entered it: load_batch at data.py:31" in stall.text
+    assert stall.trace == '  File "data.py", line 31, in load_batch'
+
+
+@pytest.mark.parametrize(
+    ("awaited", "stalled"),
+    [
+        (rank(2, 4, busy=WORKS), False),  # a long validation
+        (rank(2, 4, traffic=float(MOVES)), False),  # a slow checkpoint
+        (rank(2, 4, busy=None, traffic=None), False),  # nothing is known of it
+        (rank(2, 4, busy=WORKS / 2, traffic=MOVES / 2), True),
+        (rank(2, 4, condition=Condition.STOPPED, busy=1.0), True),
+        (rank(2, 4, condition=Condition.EXITED, code=0, busy=None), True),
+        (rank(2, 4, condition=Condition.PENDING, groups=(), threads=(), answers=None), False),
+        (rank(2, 4, moved=True), False),
+        (rank(2, 4, quiet=10.0), False),  # it prints
+        (rank(2, 4, quiet=None), True),  # its output is not ours to see
+        (rank(2, 5, busy=1.0), True),  # all have entered it, and NCCL spins
+    ],
+)
+def test_only_one_that_does_nothing_counts(awaited, stalled):
+    assert bool(judge(found(*WAITING, awaited), TIMEOUT, strict=False).stall) is stalled
+
+
+def test_who_waits_may_be_busy():
+    """NCCL spins."""
+    spinning = (replace(each, busy=1.0) for each in WAITING)
+    assert judge(found(*spinning, rank(2, 4)), TIMEOUT, strict=False).stall
+
+
+def test_one_that_cannot_be_killed_is_told():
+    stall = judge(found(*WAITING, rank(2, 4, condition=Condition.BLOCKED)), TIMEOUT, strict=True).stall
+    assert stall
+    assert not stall.killable
+
+
+def test_a_node_that_does_not_answer_may_work():
+    assert judge(found(*WAITING, rank(2, 4), silent=("node 1",)), TIMEOUT, strict=True) == (None, None)
+
+
+def test_a_short_wait_is_looked_at_again():
+    short = (replace(each, standstill=290.0) for each in WAITING)
+    assert judge(found(*short, rank(2, 4)), TIMEOUT, strict=False) == (None, pytest.approx(10.0))
+    assert judge(found(*WAITING, rank(2, 4, quiet=280.0)), TIMEOUT, strict=False) == (None, pytest.approx(20.0))
+
+
+def test_the_last_to_come_counts_where_nobody_is_missing():
+    late = replace(WAITING[1], standstill=250.0)
+    assert judge(found(WAITING[0], late), TIMEOUT, strict=False) == (None, pytest.approx(50.0))
+
+
+def test_idle_ranks_that_wait_for_nobody_are_a_stall_where_that_was_asked_for():
+    idle = found(rank(0, 4), rank(1, 4))
+    assert judge(idle, TIMEOUT, strict=False) == (None, None)
+    stall = judge(idle, TIMEOUT, strict=True).stall
+    assert stall
+    assert stall.text == "no rank does anything: ranks 0, 1: load_batch at data.py:31"
+    assert judge(found(rank(0, 4), rank(1, 4, busy=0.5)), TIMEOUT, strict=True) == (None, None)
+
+
+def test_without_torch_there_is_no_stall():
+    without = (rank(number, 0, 0, groups=(), answers=None) for number in range(2))
+    assert judge(found(*without), TIMEOUT, strict=True) == (None, None)
+
+
+def test_it_stays_the_same_until_a_rank_moves():
+    first = judge(found(*WAITING, rank(2, 4)), TIMEOUT, strict=False).stall
+    later = judge(
+        found(*(replace(each, standstill=900.0) for each in WAITING), rank(2, 4)), TIMEOUT, strict=False
+    ).stall
+    moved = judge(found(rank(0, 6, 5), rank(1, 6, 5), rank(2, 5, 5)), TIMEOUT, strict=False).stall
+    assert first
+    assert later
+    assert moved
+    assert first.mark == later.mark != moved.mark
+
+
+def test_what_ranks_do():
+    elsewhere = rank(1, 4, threads=(Thread((Frame("main", "train.py", 9, own=True),)),))
+    assert where([rank(0, 4)]) == "load_batch at data.py:31"
+    assert where([rank(0, 4), elsewhere]) == "rank 0: load_batch at data.py:31; rank 1: main at train.py:9"
+    assert where([rank(0, 4, threads=())]) == ""
+    assert at_work(found(rank(0, 4, threads=()))) == ""
+    assert at_work(found(rank(0, 4, condition=Condition.EXITED))) == ""
+    assert at_work(found(rank(0, 4), rank(1, 4))) == "ranks 0, 1: load_batch at data.py:31"
