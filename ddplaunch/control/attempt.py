@@ -54,7 +54,6 @@ class JobAttempt:
     broken: Loss | None = None  # what happened first to a launcher's own processes
     released: bool = False  # whether the nodes know that all ranks have done their work
     growing: bool = False  # whether it is stopped to take a node in
-    finishing: bool = False  # whether some nodes have finished, and hear whom they wait for
     looking: bool = False  # whether the ranks are being looked at, before any is stopped
     after_look: list[Callable[[], object]] = field(default_factory=list)  # what is to follow on that
     look: Inspection | None = None  # what they were doing then

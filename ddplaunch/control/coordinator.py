@@ -9,46 +9,26 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from enum import Enum
 from functools import partial
 
 from ddplaunch.control import agreement, messages
 from ddplaunch.control.attempt import SETTLE, JobAttempt, Loss
 from ddplaunch.control.failure import Failure, Outcome, Verdict, signal_name
 from ddplaunch.control.joining import Joining
+from ddplaunch.control.late_nodes import LateNodes
 from ddplaunch.control.looking import Looking
 from ddplaunch.control.messages import Hello, Message
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seat, Seats
+from ddplaunch.control.stage import NEXT, Stage
 from ddplaunch.control.time_limits import Cut, TimeLimits
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Timer
-from ddplaunch.words import lasting, named
+from ddplaunch.words import named
 
 EARLY_REPORT = 0.6  # seconds after a failure when people read of it, if its report cannot be given by then
-EARLY = 1.0  # seconds after which a node that has finished says which nodes it waits for
-STILL_WAITING = 30.0  # seconds after which it says so again, if it waits for others by then
 OVERDUE = 30.0  # seconds beyond the grace for a node to end its ranks: twice what those that cannot be killed take
-
-
-class Stage(Enum):
-    """Where a job stands as a whole."""
-
-    JOINING = "waiting for nodes"
-    RUNNING = "an attempt runs"
-    STOPPING = "an attempt is being stopped"
-    PAUSING = "waiting to start again"
-    ENDED = "all is over"
-
-
-NEXT = {
-    Stage.JOINING: {Stage.RUNNING, Stage.ENDED},
-    Stage.RUNNING: {Stage.STOPPING, Stage.PAUSING, Stage.ENDED},
-    Stage.STOPPING: {Stage.PAUSING, Stage.ENDED},
-    Stage.PAUSING: {Stage.RUNNING, Stage.ENDED},
-    Stage.ENDED: set[Stage](),
-}
 
 
 class Coordinator:
@@ -88,6 +68,7 @@ class Coordinator:
         self._preemption_seen = False
         self._timers: list[Timer] = []
         say, kind = self._tell_all, hello.share.kind
+        self._late = LateNodes(self._seats, kind, tell, self._after, self._runs)
         self._joining = Joining(rules, self._seats, kind, self._after, clock, say, self._start, self._give_up)
 
     # ---------------------------------------------------------------------------------------------------- joining
@@ -224,21 +205,7 @@ class Coordinator:
             self._release()
         else:
             self._limits.finished()
-            if not self._attempt.finishing:
-                self._attempt.finishing = True
-                self._after(EARLY, self._tell_early)
-
-    def _tell_early(self) -> None:
-        """Tell the nodes that have finished which others they wait for; all of them together, now and then."""
-        awaited = [seat.name for seat in self._seats.in_order if seat.part is Part.RUNNING]
-        if self._stage is not Stage.RUNNING or not awaited:
-            return
-        text = f"the ranks of this {self._own.share.kind} are done; waiting for {named(awaited)}"
-        for number, seat in list(self._seats.items()):
-            if seat.part in (Part.FINISHED, Part.DRAINED) and seat.awaited != text:
-                seat.awaited = text
-                self._tell(number, messages.Note(text))
-        self._after(STILL_WAITING, self._tell_early)
+            self._late.finished(self._attempt.number)
 
     def _drained(self, seat: Seat, message: messages.Drained) -> None:
         seat.enter(Part.DRAINED)
@@ -345,17 +312,15 @@ class Coordinator:
     def _cut(self, cut: Cut) -> None:
         """A time limit is over."""
         if self._stage in (Stage.JOINING, Stage.PAUSING):
-            return self._end(Outcome(EXIT_TIMEOUT, remark=cut.text))
-        if self._stage is not Stage.RUNNING or self._preempted or self._attempt.looking:
-            return
-        self._attempt.cut = cut
-        if cut.inspection is not None:
-            self._looking.keep(self._attempt, cut.inspection)
-        if cut.failure is not None:
+            self._end(Outcome(EXIT_TIMEOUT, remark=cut.text))
+        elif self._stage is Stage.RUNNING and not (self._preempted or self._attempt.looking):
+            self._attempt.cut = cut
+            if cut.inspection is not None:
+                self._looking.keep(self._attempt, cut.inspection)
+            if cut.failure is None:
+                self._note(f"{cut.text}: stopping the ranks")
             self._after(EARLY_REPORT, self._tell_failure)
-        else:
-            self._note(f"{lasting(self._rules.timeout or 0)} have passed (--timeout): stopping the ranks")
-        self._stop(signal.SIGTERM)
+            self._stop(signal.SIGTERM)
 
     # -------------------------------------------------------------------------------------------------- what follows
 
@@ -453,6 +418,9 @@ class Coordinator:
     def _enter(self, stage: Stage) -> None:
         assert stage in NEXT[self._stage], f"{self._stage} to {stage}"
         self._stage = stage
+
+    def _runs(self) -> bool:
+        return self._stage is Stage.RUNNING
 
     @property
     def _several(self) -> bool:

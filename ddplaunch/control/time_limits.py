@@ -15,7 +15,7 @@ from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seats
 from ddplaunch.errors import EXIT_TIMEOUT
 from ddplaunch.loop import Timer
-from ddplaunch.words import lasting, ranks
+from ddplaunch.words import ranks, span
 
 if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Inspection
@@ -77,7 +77,7 @@ class TimeLimits:
 
     def _job_over(self) -> None:
         self.over = True
-        self._cut(Cut(f"stopped after {lasting(self._rules.timeout or 0)} (--timeout)", None))
+        self._cut(Cut(f"{span(self._rules.timeout or 0)} have passed (--timeout)", None))
 
     def _set(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
         """Set one of the timers of an attempt, which each replace the one of the same name."""
@@ -119,12 +119,12 @@ class TimeLimits:
             found = culprit(inspection)
             what = found.text if found else stall.text
             failure = self._failure(inspection, stall.rank, "the job stalled", stall.trace)
-            text = f"no progress for {lasting(round(stall.seconds))} (--stall-timeout): {what}{self._on(failure)}"
+            text = f"no progress for {span(stall.seconds)} (--stall-timeout): {what}{self._on(failure)}"
             self._cut(Cut(text, failure, stall.lives, rules.on_stall == "restart", inspection))
         elif stall.mark != self._reported:
             self._reported = stall.mark
             closer = f"look closer with `ddplaunch stacks {self._run_id}`"
-            self._note(f"no progress for {lasting(round(stall.seconds))}: {stall.text}; {closer}")
+            self._note(f"no progress for {span(stall.seconds)}: {stall.text}; {closer}")
 
     def _rested(self) -> None:
         self._asking = False
@@ -160,9 +160,8 @@ class TimeLimits:
         recent = {rank for seat in working if seat.number not in self._straggling for rank in seat.ranks}
         if not left or (recent & ours) - {rank.rank for rank in left}:
             return  # some have ended there, lately: that node's own word comes
-        seconds = lasting(self._rules.straggler_timeout or 0)
         failure = self._failure(inspection, left[0].rank, "it ran on after the others had ended", trace(left[0]))
-        seconds, place = lasting(self._rules.straggler_timeout or 0), where(left)
+        seconds, place = span(self._rules.straggler_timeout or 0), where(left)
         text = f"{ranks(rank.rank for rank in left)} ran on for {seconds} after the others had ended"
         text += " (--straggler-timeout)" + (f": {place}" if place else "") + self._on(failure)
         self._cut(Cut(text, failure, lives=True, inspection=inspection))

@@ -82,7 +82,7 @@ def test_they_can_be_ended(launch, tmp_path):
     assert done.returncode == 124
     told, *trace = done.stderr.splitlines()
     assert (
-        told == "ddplaunch: rank 2 ran on for 2 s after the others had ended (--straggler-timeout): save at train.py:5"
+        told == "ddplaunch: rank 2 ran on for 2.0s after the others had ended (--straggler-timeout): save at train.py:5"
     )
     assert trace == ["  it was at", '    File "train.py", line 8, in <module>', '    File "train.py", line 5, in save']
 
@@ -95,7 +95,7 @@ def test_they_can_be_ended_on_another_node(start, tmp_path, nproc):
     node_0 = start(*words, "--nproc", "2", "--node-rank", "0", script)
     node_1 = start(*words, "--nproc", nproc, "--node-rank", "1", script)
     assert [node.wait() for node in (node_0, node_1)] == [124, 124]
-    told = "rank 2 ran on for 2 s after the others had ended (--straggler-timeout): save at train.py:5"
+    told = "rank 2 ran on for 2.0s after the others had ended (--straggler-timeout): save at train.py:5"
     assert f"{told} (on {socket.gethostname()})" in node_0.stderr()
     for node in (node_0, node_1):
         node.assert_nothing_left()

@@ -144,7 +144,7 @@ limit = 3
             ("--on-stall restart works only with --max-restarts", "add --max-restarts 3"),
         ),
         ("run --stall-timeout 9 --no-inspect train.py", ("--stall-timeout does not work with --no-inspect",)),
-        ("run --stall-timeout 9 --no-python train.py", ("--stall-timeout does not work with --no-python",)),
+        ("run --stall-timeout 9 --no-python sh", ("--stall-timeout does not work with --no-python",)),
         (
             "run --stall-timeout 9 --control none --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 train.py",
             ("--stall-timeout does not work with --control none",),

@@ -10,8 +10,9 @@ import pytest
 
 from ddplaunch.control import messages
 from ddplaunch.control.attempt import SETTLE
-from ddplaunch.control.coordinator import EARLY, EARLY_REPORT, OVERDUE, Coordinator
+from ddplaunch.control.coordinator import EARLY_REPORT, OVERDUE, Coordinator
 from ddplaunch.control.failure import Failure
+from ddplaunch.control.late_nodes import EARLY
 from ddplaunch.control.messages import Hello, Message, Versions
 from ddplaunch.control.rules import Rules
 from ddplaunch.plan.share import Share

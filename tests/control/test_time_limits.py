@@ -14,10 +14,10 @@ def test_the_time_of_a_job_is_over():
     job.wait(59)
     assert not job.take(messages.Stop)
     job.wait(1)
-    assert job.take(messages.Note) == [messages.Note("1:00 have passed (--timeout): stopping the ranks")]
+    assert job.take(messages.Note) == [messages.Note("1m00s have passed (--timeout): stopping the ranks")]
     assert job.take(messages.Stop) == [messages.Stop(0, signal.SIGTERM, 30.0)]
     job.drain(0, stopped=2)
-    assert job.outcome(0).outcome == Outcome(124, remark="stopped after 1:00 (--timeout)")
+    assert job.outcome(0).outcome == Outcome(124, remark="1m00s have passed (--timeout)")
 
 
 def test_it_runs_on_over_restarts():
@@ -37,7 +37,7 @@ def test_it_ends_while_a_restart_waits():
     job.wait(30)
     job.drain(0, job.fail(0, 1))
     job.wait(30)
-    assert job.outcome(0).outcome == Outcome(124, remark="stopped after 1:00 (--timeout)")
+    assert job.outcome(0).outcome == Outcome(124, remark="1m00s have passed (--timeout)")
 
 
 def test_no_restart_follows_it():
