@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.control.failure import Failure
 from ddplaunch.control.looking import Looking
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Inspection
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """Why an attempt is stopped though no rank has failed."""
 
     text: str  # for people
