@@ -22,7 +22,6 @@ from ddplaunch.agent.preemption_file import PreemptionFile
 from ddplaunch.agent.questions import Questions
 from ddplaunch.agent.ranks import Phase, Ranks
 from ddplaunch.agent.signals import STOPPING, Signals
-from ddplaunch.agent.stall_clock import StallClock
 from ddplaunch.agent.store import Store
 from ddplaunch.agent.stragglers import Stragglers
 from ddplaunch.agent.teardown import Teardown
@@ -46,6 +45,7 @@ from ddplaunch.rank import processes
 
 if TYPE_CHECKING:
     from ddplaunch.agent.sidecars import Sidecars
+    from ddplaunch.agent.stall_clock import StallClock
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.rank.messages import Usage
 
@@ -87,9 +87,7 @@ class Supervisor:
         self._name_server = NameServer(screen.note) if rules.port is not None else None
         self._signals = Signals(policy.preempt_signal)
         self._questions = Questions(loop, self._link.tell, node_only=rules.port is None and plan.nnodes > 1)
-        self._stall_clock = StallClock(loop, rules, partial(self._look, "state"), self._link.tell)
-        self._questions.complete = self._stall_clock.complete
-        streams.printed = self._stall_clock.printed
+        self._stall_clock: StallClock | None = None
         self._outcome: Outcome | None = None
         self.sidecars: Sidecars | None = None  # to be ended when people have been told of the job's end
         self._begin(-1, self._plan)
@@ -187,17 +185,26 @@ class Supervisor:
         ranks.enter(Phase.RUNNING if zygote.ready else Phase.LOADING)
         self._outfit.store.begin()
         ranks.pending = len(plan.local_ranks)
-        alone = plan.world_size == 1 or (
-            self._rules.port is None and plan.nnodes > 1
-        )  # then no wait can be judged here
-        if self._policy.inspect and not alone:
-            self._stall_clock.begin(ranks)
         zygote.spawn((rank.rank, partial(self._outfit.prepare, ranks, rank)) for rank in plan.local_ranks)
+        self._wind_up(ranks)
         if self._policy.sidecars and self.sidecars is None:
             from ddplaunch.agent.sidecars import Sidecars
 
             self.sidecars = Sidecars(self._loop, self._outfit, self._emit, self._tree, self._rules.grace)
             self.sidecars.start()
+
+    def _wind_up(self, ranks: Ranks) -> None:
+        """Run the stall clock, where it can be judged here who waits; it is loaded while the zygote imports."""
+        apart = self._rules.port is None and ranks.plan.nnodes > 1
+        if ranks.plan.world_size == 1 or apart or not self._policy.inspect:
+            return
+        if self._stall_clock is None:
+            from ddplaunch.agent.stall_clock import StallClock
+
+            self._stall_clock = StallClock(self._loop, self._rules, partial(self._look, "state"), self._link.tell)
+            self._questions.complete = self._stall_clock.complete
+            self._outfit.streams.printed = self._stall_clock.printed
+        self._stall_clock.begin(ranks)
 
     def _make_room(self) -> None:
         """Nobody is stopped yet: that is for the ranks to do, or for the job when their time is over."""
@@ -283,7 +290,9 @@ class Supervisor:
     def _signalled(self, number: int) -> None:
         if number == signal.SIGTSTP:
             self._ranks.suspend()
-            return self._stall_clock.restart()
+            if self._stall_clock:
+                self._stall_clock.restart()
+            return
         if self._ranks.phase is Phase.ENDED:  # sidecars, output that nobody reads, or a peer, is all that we wait for
             if not (self.sidecars and self.sidecars.hurry()):
                 os._exit(self._outcome.code if self._outcome else EXIT_SIGNAL + number)

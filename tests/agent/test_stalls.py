@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import PROGRAMS, alive, wait_until
 from tests.control.test_joining import free_port
+from tests.patience import patience
 
 pytestmark = pytest.mark.slow
 
@@ -96,3 +97,24 @@ def test_the_rank_may_be_on_another_node(start):
     assert re.search(blame, job.stderr()), job.stderr()
     for node in (job, other):
         node.assert_nothing_left()
+
+
+def test_the_launcher_sleeps_while_ranks_wait(start):
+    """Its clock runs, and wakes nobody before its time."""
+
+    def switches() -> str:
+        status = Path(f"/proc/{job.process.pid}/status").read_text()
+        return status.partition("\nvoluntary_ctxt_switches:\t")[2].split()[0]
+
+    job = start("run", "--nproc", "3", PROGRAM, "sleep")
+    job.wait_for("started", 3)
+    deadline = time.monotonic() + patience(20)
+    before, now = "", switches()
+    while now != before and time.monotonic() < deadline:  # the last messages of the start may still be on their way
+        before = now
+        time.sleep(3)  # the thing measured is that nothing happens for a while
+        now = switches()
+    assert now == before
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    job.assert_nothing_left()
