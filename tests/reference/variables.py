@@ -99,6 +99,7 @@ NO_VARIABLES = {
         "BOOT_FAIL",
         "NODE_FAIL",
         "OUT_OF_MEMORY",
+        "CLOCK_BOOTTIME",
         "SC_CLK_TCK",
         "SC_OPEN_MAX",
     ),
