@@ -1,0 +1,172 @@
+"""How busy NVIDIA's GPUs are, asked of their driver in a child with a deadline: a wedged driver hangs who asks it.
+
+The child answers each byte on its stdin with one line of JSON, and ends with its stdin. Where there are no GPUs it ends
+at once, and nobody asks again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ddplaunch.loop import Loop, Timer
+
+DEADLINE = 2.0  # seconds in which the driver must answer; the first time it may have to be woken
+_FIRST_DEADLINE = 10.0
+_MAX_ANSWER = 1 << 16
+_SERVE = (
+    "import sys; sys.path[:] = [each for each in sys.path if each] + sys.argv[1:]\n"
+    "from ddplaunch.devices.gpu_usage import serve; serve()"
+)
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class GpuUsage(NamedTuple):
+    """One GPU; None is not known."""
+
+    gpu: int  # its index
+    busy: int | None  # percent of the last second or so in which something ran
+    memory_used: int | None  # bytes
+    memory_total: int | None
+    pids: tuple[int, ...] = ()  # who uses it, as the driver numbers processes
+
+
+class GpuWatch:
+    """Asks whenever it is told to; ``usage`` is the last answer: none for no GPUs, None for no answer."""
+
+    def __init__(self, loop: Loop, heard: Callable[[], None] = lambda: None) -> None:
+        """Starts nothing yet; ``heard`` is called when ``usage`` may have changed."""
+        self._loop, self._heard = loop, heard
+        self._child: subprocess.Popen[bytes] | None = None
+        self._timer: Timer | None = None
+        self._answer = b""
+        self._answers = 0
+        self._over = False
+        self.usage: tuple[GpuUsage, ...] | None = ()
+
+    def ask(self) -> None:
+        """Ask how busy they are, unless the last question is still open."""
+        if self._over or self._timer is not None:
+            return
+        first = self._child is None
+        if self._child is None:
+            try:
+                self._child = self._start()
+            except OSError:
+                self._over = True
+                return
+            assert self._child.stdout
+            self._loop.watch(self._child.stdout.fileno(), self._readable)
+        self._timer = self._loop.after(_FIRST_DEADLINE if first else DEADLINE, self._give_up)
+        try:
+            assert self._child.stdin
+            self._child.stdin.write(b"?")
+        except OSError:  # it has ended, as is read in a moment
+            pass
+
+    def close(self) -> None:
+        """End the child; one that the driver holds ends when the driver lets it."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._child is None:
+            return
+        child, self._child = self._child, None
+        assert child.stdin
+        assert child.stdout
+        self._loop.forget(child.stdout.fileno())
+        child.stdin.close()
+        child.stdout.close()
+        child.kill()
+        try:
+            child.wait(0.2)
+        except subprocess.TimeoutExpired:
+            pass
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", _SERVE, _ROOT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C in the terminal is not for it
+        )
+
+    def _readable(self) -> None:
+        assert self._child
+        assert self._child.stdout
+        data = os.read(self._child.stdout.fileno(), 1 << 16)
+        self._answer += data
+        if not data or len(self._answer) > _MAX_ANSWER:
+            return self._give_up(() if self._answers == 0 and not data else None)
+        if not self._answer.endswith(b"\n"):
+            return
+        answer, self._answer = self._answer, b""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._answers += 1
+        self.usage = _read(answer)
+        self._heard()
+
+    def _give_up(self, usage: tuple[GpuUsage, ...] | None = None) -> None:
+        self.usage = usage
+        self.close()
+        self._heard()
+
+
+def _read(answer: bytes) -> tuple[GpuUsage, ...] | None:
+    try:
+        return tuple(
+            GpuUsage(gpu, busy, used, total, tuple(pids)) for gpu, busy, used, total, pids in json.loads(answer)
+        )
+    except (ValueError, TypeError):
+        return None
+
+
+def serve() -> None:
+    """Be the child."""
+    import ctypes
+    import importlib
+
+    from ddplaunch.devices.nvidia import NVML_LIBRARY
+
+    try:
+        ctypes.CDLL(NVML_LIBRARY)
+    except OSError:
+        return
+    nvml: Any = importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return
+    while os.read(0, 1):
+        os.write(1, json.dumps([_usage(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]).encode() + b"\n")
+
+
+def _usage(nvml: Any, index: int) -> GpuUsage:
+    def ask(question: Any) -> Any:
+        try:
+            return question(handle)
+        except nvml.NVMLError:
+            return None
+
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError:  # it has fallen off its bus
+        return GpuUsage(index, None, None, None)
+    rates, memory = ask(nvml.nvmlDeviceGetUtilizationRates), ask(nvml.nvmlDeviceGetMemoryInfo)
+    processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses) or ()
+    return GpuUsage(
+        index,
+        rates.gpu if rates else None,
+        memory.used if memory else None,
+        memory.total if memory else None,
+        tuple(process.pid for process in processes),
+    )

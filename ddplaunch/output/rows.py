@@ -1,0 +1,86 @@
+"""Rows of text that are drawn over and over: pieces with a style, cut and flowed to a width in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+GAP = " | "
+
+
+class Span(NamedTuple):
+    """A piece of a row."""
+
+    text: str
+    style: str = ""  # the parameters of SGR: "1;31"
+
+
+Row = tuple[Span, ...]
+
+
+def columns(text: str) -> int:
+    """How many columns of a terminal a text without control characters takes."""
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    from unicodedata import combining, east_asian_width
+
+    return 0 if combining(character) else 2 if east_asian_width(character) in "WF" else 1
+
+
+def width(row: Row) -> int:
+    return sum(columns(span.text) for span in row)
+
+
+def cut(row: Row, limit: int) -> Row:
+    """The row, its end left out where it takes more than ``limit`` columns."""
+    if width(row) <= limit:
+        return row
+    if limit < 1:
+        return ()
+    kept: list[Span] = []
+    left = limit - 1  # for the dots
+    for span in row:
+        end = 0
+        while end < len(span.text) and (takes := columns(span.text[end])) <= left:
+            left -= takes
+            end += 1
+        kept.append(span._replace(text=span.text[:end]))
+        if end < len(span.text):
+            break
+    return (*kept, Span("…"))
+
+
+def flow(parts: Iterable[Row], limit: int, gap: str = GAP) -> list[Row]:
+    """Put the parts behind each other, with a gap between two, into as many rows of ``limit`` columns as they need."""
+    rows: list[Row] = []
+    for part in parts:
+        joined = (*rows[-1], Span(gap, "2"), *part) if rows else ()
+        if rows and width(joined) <= limit:
+            rows[-1] = joined
+        else:
+            rows.append(cut(part, limit))
+    return rows
+
+
+def wrap(text: str, limit: int, most: int) -> list[Row]:
+    """Break a text between words into at most this many rows; the last one is cut where there is more."""
+    import textwrap
+
+    lines = textwrap.wrap(text, max(1, limit), subsequent_indent="  " if limit > 20 else "")
+    if len(lines) > most:
+        lines[most - 1 :] = [lines[most - 1] + " …"]
+    return [cut((Span(line),), limit) for line in lines]
+
+
+def painted(row: Row, colour: bool) -> str:
+    """The row as a terminal takes it."""
+    if not colour:
+        return "".join(span.text for span in row)
+    return "".join(f"\x1b[{span.style}m{span.text}\x1b[0m" if span.style else span.text for span in row)
+
+
+def plain(rows: Sequence[Row]) -> str:
+    """Rows as lines without styles."""
+    return "".join(painted(row, False).rstrip() + "\n" for row in rows)
