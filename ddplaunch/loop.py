@@ -47,7 +47,7 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._signals: list[int] = []
-        self._signalled: Callable[[int], object] = lambda number: None
+        self._handlers: dict[int, Callable[[int], object]] = {}
         self._posted: deque[Callback] = deque()
 
     def watch(self, fd: int, callback: Callback, *, write: bool = False) -> None:
@@ -88,16 +88,17 @@ class Loop:
         One that we inherited as ignored (nohup) stays ignored, unless it is among ``anyway``: these may come blocked
         too, so that none was lost, or deadly, while we started.
         """
-        woken, wake = os.pipe()
-        os.set_blocking(woken, False)
-        os.set_blocking(wake, False)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        self._signalled = callback
+        if not self._handlers:
+            woken, wake = os.pipe()
+            os.set_blocking(woken, False)
+            os.set_blocking(wake, False)
+            signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+            self.watch(woken, lambda: os.read(woken, 4096))
         for number in {*numbers, *anyway}:
+            self._handlers[number] = callback
             if number in anyway or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda number, frame: self._signals.append(number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, anyway)
-        self.watch(woken, lambda: os.read(woken, 4096))
 
     def step(self) -> None:
         """Wait for the next thing to happen, handle all that has happened by then: descriptors, timers, what is posted.
@@ -113,7 +114,7 @@ class Loop:
                 if mask & event and known is not None and known.data.get(event) is key.data.get(event):
                     known.data[event]()
                     while self._signals:
-                        self._signalled(self._signals.pop(0))
+                        self._handlers[number := self._signals.pop(0)](number)
         while self._next_timer() and self._timers[0][0] <= time.monotonic():
             timer = heapq.heappop(self._timers)[2]
             if timer.callback is not None:

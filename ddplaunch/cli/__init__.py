@@ -22,6 +22,7 @@ _COMMANDS = {
     "manifest": "Print a training job for Kubernetes as YAML.",
     "ps": "Show your jobs on this machine, and those that have ended.",
     "stacks": "Show who waits for whom in a running job, and where each rank is.",
+    "top": "Show what a running job does, and where each rank stands.",
     "logs": "Print what the ranks of a run print, or printed last.",
     "stop": "Stop a running job.",
     "wait": "Wait for the end of a job, and return its exit code.",

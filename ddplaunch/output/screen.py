@@ -54,10 +54,29 @@ class Screen(Observer, Protocol):
     def footer(self, text: str, *, of_job: bool = False) -> None:
         """Show what we wait for, and for how long, until the ranks start or the job ends."""
 
+    def suspend(self, stop: Callback) -> None:
+        """Call ``stop``, which returns when we may go on (Ctrl-Z); meanwhile the terminal is another program's."""
 
-def choose(loop: Loop, *, colour: bool, patience: float, quiet: float, speaks: bool, prefix: str) -> Screen:
-    """Make the screen for where our stdout and stderr lead; ``patience``, ``quiet`` and ``prefix`` as in the policy."""
+
+def choose(
+    loop: Loop,
+    *,
+    colour: bool,
+    patience: float,
+    quiet: float,
+    speaks: bool,
+    prefix: str,
+    live: bool = False,
+) -> Screen:
+    """Make the screen for where our stdout and stderr lead; ``patience``, ``quiet`` and ``prefix`` as in the policy.
+
+    ``live``: with a live view below, in a terminal that can draw one.
+    """
     if watched(1) or watched(2):
+        if live:
+            from ddplaunch.output.live import Live
+
+            return Live(loop, patience, quiet, prefix, speaks=speaks, colour=colour)
         return Terminal(loop, patience, quiet, prefix, speaks=speaks, colour=colour)
     return Plain(loop, patience, quiet, prefix, speaks=speaks)
 
@@ -104,6 +123,9 @@ class Plain:
 
     def footer(self, text: str, *, of_job: bool = False) -> None:
         self._waiting.tell(text if self.speaks or not of_job else "")
+
+    def suspend(self, stop: Callback) -> None:
+        stop()
 
     def observe(self, event: Event) -> None:
         match event:
@@ -165,14 +187,18 @@ class Terminal(Plain):
     def _show(self, sink: Sink, lines: bytes) -> None:
         if not sink.terminal:
             return sink.write(lines)
-        below = _fit(self._below, 0) if sink is self._stderr else b""
-        here = [key for key in self._bars if self._sink(key[2]) is sink]
-        if here:
-            _, source, _ = lowest = min(here)
-            below = self._prefix(source, sink) + _fit(self._bars[lowest], len(self._marker(source)) + 1)
+        below = self._bottom(sink)
         if lines or below or self._drawn:
             sink.write((_CLEAR if self._drawn else b"") + lines + below)
         self._drawn = bool(below)
+
+    def _bottom(self, sink: Sink) -> bytes:
+        """The row below all lines: the progress bar of the lowest rank, or the footer."""
+        here = [key for key in self._bars if self._sink(key[2]) is sink]
+        if not here:
+            return _fit(self._below, 0) if sink is self._stderr else b""
+        _, source, _ = lowest = min(here)
+        return self._prefix(source, sink) + _fit(self._bars[lowest], len(self._marker(source)) + 1)
 
     def _prefix(self, source: Source, sink: Sink) -> bytes:
         if not (self._colour and sink.terminal and self._marker(source)):

@@ -1,0 +1,213 @@
+"""The live view of a job, its own launcher's or another's: looks at it once a second, draws it, acts on keys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from ddplaunch.console import view
+from ddplaunch.console.view import Glance
+from ddplaunch.devices.gpu_usage import GpuUsage, GpuWatch
+from ddplaunch.devices.usage import Used, used_by
+from ddplaunch.diagnosis.inspection import Inspection
+from ddplaunch.job.requests import Looked
+from ddplaunch.job.status import Status
+from ddplaunch.loop import Loop, Timer
+from ddplaunch.output.events import Ended, Event
+from ddplaunch.output.keyboard import BACKSPACE, ENTER, ESCAPE
+from ddplaunch.output.live import Live
+from ddplaunch.output.rows import Row, Span, cut
+
+EVERY = 1.0  # seconds between two looks
+HINT = "s stacks  l log  f failures  / filter  z full screen  q leave  ? help"
+_DIGITS = frozenset("0123456789")
+
+
+class Job(Protocol):
+    """What is looked at. Each answer comes later, or never where the job has ended."""
+
+    def look(self, answer: Callable[[Looked], None]) -> None: ...
+
+    def stacks(self, answer: Callable[[str], None]) -> None:
+        """The page of ``ddplaunch stacks``."""
+
+    def log(self, rank: int, answer: Callable[[str], None]) -> None:
+        """The last lines of a rank."""
+
+    def failures(self, answer: Callable[[str], None]) -> None:
+        """What has failed so far."""
+
+
+class LiveView:
+    """Draws a job on a screen until ``close``, or the key ``q``."""
+
+    def __init__(self, loop: Loop, screen: Live, job: Job, *, chosen: str = "", left: Callable[[], None]) -> None:
+        """``chosen`` is the filter; ``left`` is called when somebody wants to see the view no more."""
+        self._loop, self._screen, self._job, self._left = loop, screen, job, left
+        self._gpus = GpuWatch(loop, screen.refresh)
+        self._looked: Looked | None = None
+        self._before: Inspection | None = None
+        self._used: Mapping[int, Used] = {}
+        self._used_before: Mapping[int, Used] = {}
+        self._asked = 0.0  # when the open question was put; 0 without one
+        self._timer: Timer | None = None
+        self._chosen = chosen
+        self._prompt: tuple[str, str] | None = None  # what is asked for, and what has been typed
+        self._keys = False
+        self._over = False
+        self.note = ""  # what is wrong with the job's answers
+
+    def begin(self, *, keys: bool) -> None:
+        """Show it; ``keys``: standard input is ours."""
+        self._keys = keys
+        self._screen.begin(self._picture, self._typed if keys else None)
+        self._tick()
+
+    def close(self) -> None:
+        """Look no more; what is drawn stays."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._gpus.close()
+
+    def observe(self, event: Event) -> None:
+        """The last look at a job that ends."""
+        if isinstance(event, Ended):
+            self.close()
+
+    def update(self, status: Status) -> None:
+        """The job is known to stand so; where its ranks do is what the last look has found."""
+        if self._looked is not None:
+            self._looked = Looked(status, self._looked.inspection)
+            self._screen.refresh()
+
+    def hear(self, looked: Looked) -> None:
+        """The answer to a look."""
+        self._asked, self.note = 0.0, ""
+        if self._over:
+            return
+        if self._looked is not None:
+            same = self._looked.status.attempt == looked.status.attempt
+            self._before, self._used_before = self._looked.inspection if same else None, self._used
+        self._looked = looked
+        pids = {rank.rank: rank.pid for rank in looked.status.ranks if rank.pid and rank.code is None}
+        self._used = {rank: used for rank, pid in pids.items() if (used := used_by(pid))}
+        self._screen.refresh()
+
+    def _tick(self) -> None:
+        if self._over:
+            return
+        self._timer = self._loop.after(EVERY, self._tick)
+        self._gpus.ask()
+        now = time.monotonic()
+        if not self._asked:
+            self._asked = now
+            self._job.look(self.hear)
+        elif now - self._asked > 2 * EVERY:
+            self.note = f"no answer for {now - self._asked:.0f} s"
+            self._screen.refresh()
+
+    # --------------------------------------------------------------------------------------------------- the picture
+
+    def _picture(self, columns: int, rows: int, full: bool) -> list[Row]:
+        prompt = [cut((Span(f"{self._prompt[0]}: {self._prompt[1]}_", "1"),), columns - 1)] if self._prompt else []
+        if self.note:
+            prompt.insert(0, cut((Span(self.note, "1;33"),), columns - 1))
+        if self._looked is None:
+            return prompt
+        draw = view.screenful if full else view.frame
+        return [*draw(self._glance(self._looked), columns, max(1, rows - len(prompt))), *prompt]
+
+    def _glance(self, looked: Looked) -> Glance:
+        return Glance(
+            looked.status,
+            looked.inspection,
+            self._before,
+            self._used,
+            self._used_before,
+            self._gpus_of_job(),
+            sentences(looked.inspection),
+            self._chosen,
+            HINT if self._keys else "",
+        )
+
+    def _gpus_of_job(self) -> tuple[GpuUsage, ...] | None:
+        """The GPUs that ranks use; all where the driver numbers processes otherwise, as in a container."""
+        usage = self._gpus.usage
+        if usage is None or self._looked is None:
+            return usage
+        pids = {rank.pid for rank in self._looked.status.ranks}
+        return tuple(gpu for gpu in usage if pids & {*gpu.pids}) or usage
+
+    # ------------------------------------------------------------------------------------------------------- the keys
+
+    def _typed(self, key: str) -> None:
+        if self._prompt is not None:
+            return self._answered(*self._prompt, key)
+        match key:
+            case "q":
+                self._left()
+            case "s":
+                self._job.stacks(self._screen.page)
+            case "l":
+                self._prompt = ("rank", "")
+            case "f":
+                self._job.failures(self._screen.page)
+            case "/":
+                self._prompt = ("filter: 0,3-5, or a word like waiting", "")
+            case "z":
+                self._screen.full_screen(not self._screen.is_full)
+            case "?":
+                self._screen.page(help_text())
+            case _ if key == ESCAPE:
+                self._screen.full_screen(False)
+        self._screen.refresh()
+
+    def _answered(self, question: str, typed: str, key: str) -> None:
+        """A key while something is asked for."""
+        self._prompt = None
+        if key == ENTER:
+            self._take(question, typed)
+        elif key != ESCAPE:
+            self._prompt = (
+                question,
+                typed[:-1] if key == BACKSPACE else typed + key * (key.isprintable() and len(key) == 1),
+            )
+        self._screen.refresh()
+
+    def _take(self, question: str, typed: str) -> None:
+        if question != "rank":
+            self._chosen = typed.strip()
+        elif typed and {*typed} <= _DIGITS:
+            self._job.log(int(typed), self._screen.page)
+
+
+def sentences(inspection: Inspection) -> tuple[str, ...]:
+    """Who waits for whom."""
+    return ()
+
+
+def help_text() -> str:
+    """What the keys do, and what the marks mean."""
+    keys = (
+        ("s", "stacks: where each rank is in its code (ddplaunch stacks)"),
+        ("l", "log: the last lines of a rank (ddplaunch logs)"),
+        ("f", "failures so far (ddplaunch report)"),
+        ("/", "filter: show only some ranks, by number or by a word; empty shows all (ddplaunch top --ranks)"),
+        ("z", "full screen and back; Esc goes back too"),
+        ("q", "leave the view; the job runs on"),
+    )
+    marks = ((look.mark, f"{what.value}: {look.meaning}") for what, look in view.LOOKS.items())
+    return "".join(f"  {mark}  {text}\n" for mark, text in (*keys, *marks))
+
+
+def failures_text(status: Status) -> str:
+    """The ranks of this node that have failed."""
+    failed = [(rank, rank.code) for rank in status.ranks if rank.code]
+    if not failed:
+        return "ddplaunch: no rank has failed\n"
+    return "".join(
+        f"ddplaunch: rank {rank.rank} (pid {rank.pid}): {f'signal {-code}' if code < 0 else f'exit code {code}'}\n"
+        for rank, code in failed
+    )

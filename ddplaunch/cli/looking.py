@@ -1,0 +1,180 @@
+"""Looking at a running job through its door: once, as JSON, or live until somebody has seen enough."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import click
+
+from ddplaunch.cli.live import LiveView, failures_text, sentences
+from ddplaunch.console.view import Glance, frame
+from ddplaunch.control.wire import Connection
+from ddplaunch.devices.usage import Used, used_by
+from ddplaunch.errors import EXIT_SIGNAL, LaunchError, UsageError
+from ddplaunch.job import client, folder
+from ddplaunch.job.door import MAX_ANSWER
+from ddplaunch.job.requests import Look, Looked
+from ddplaunch.job.status import Status
+from ddplaunch.loop import Loop
+from ddplaunch.output.live import Live
+from ddplaunch.output.rows import plain
+from ddplaunch.output.sink import PATIENCE
+from ddplaunch.output.terminal import restored
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def find(run: str | None) -> str:
+    """Return the path of a job's door, by its name or the beginning of it, or its launcher's pid."""
+    found: dict[str, Status] = {}
+    for path in folder.doors():
+        try:
+            found[path] = client.show(path, timeout=1)
+        except LaunchError:  # it has just ended, or is suspended
+            continue
+    if run is None:
+        chosen = list(found)
+    else:
+        exact = [path for path, status in found.items() if run in (status.run_id, str(status.pid))]
+        chosen = exact or [path for path, status in found.items() if status.run_id.startswith(run)]
+    if len(chosen) == 1:
+        return chosen[0]
+    names = ", ".join(sorted(f"{status.run_id} (pid {status.pid})" for status in found.values()))
+    if not found:
+        raise UsageError("no job of yours runs on this machine", "start one: ddplaunch run train.py")
+    if not chosen:
+        raise UsageError(f"no job {run} runs on this machine", f"running: {names}")
+    raise UsageError(f"{len(chosen)} jobs run on this machine", f"name one, or its pid: {names}")
+
+
+def print_json(path: str) -> int:
+    """Print one look."""
+    import msgspec
+
+    looked = client.look(path)
+    click.echo(msgspec.json.format(msgspec.json.encode(looked)).decode())
+    return 0
+
+
+def print_once(path: str, chosen: str) -> int:
+    """Print one frame; two looks, for what happens in a second."""
+    looks: list[tuple[Looked, dict[int, Used]]] = []
+    for _ in range(2):
+        if looks:
+            time.sleep(0.5)
+        looked = client.look(path)
+        looks.append((looked, _used(looked)))
+    (first, before), (last, used) = looks
+    glance = Glance(
+        last.status,
+        last.inspection,
+        first.inspection,
+        used,
+        before,
+        sentences=sentences(last.inspection),
+        chosen=chosen,
+    )
+    sys.stdout.write(plain(frame(glance, 80, 24)))
+    return 0
+
+
+def _used(looked: Looked) -> dict[int, Used]:
+    return {rank.rank: used for rank in looked.status.ranks if rank.pid and (used := used_by(rank.pid))}
+
+
+class AtDoor:
+    """A job as its door shows it."""
+
+    def __init__(self, loop: Loop, path: str, lost: Callable[[], None]) -> None:
+        """``lost`` is called when nobody answers there any more."""
+        self._loop, self._path, self._lost = loop, path, lost
+        self._status: Status | None = None
+
+    def look(self, answer: Callable[[Looked], None]) -> None:
+        self._ask(Look(), answer)
+
+    def stacks(self, answer: Callable[[str], None]) -> None:
+        answer("ddplaunch: stacks are not shown here yet\n")
+
+    def log(self, rank: int, answer: Callable[[str], None]) -> None:
+        answer("ddplaunch: logs are not shown here yet\n")
+
+    def failures(self, answer: Callable[[str], None]) -> None:
+        answer(failures_text(self._status) if self._status else "")
+
+    def _ask(self, request: Look, answer: Callable[[Looked], None]) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.connect(self._path)
+            if folder.peer_uid(sock) != os.geteuid():
+                raise PermissionError
+        except BlockingIOError:  # many ask
+            sock.close()
+            self._loop.after(0.1, partial(self._ask, request, answer))
+            return
+        except OSError:
+            sock.close()
+            self._loop.soon(self._lost)
+            return
+
+        def hear(looked: Looked) -> None:
+            connection.close()
+            self._status = looked.status
+            answer(looked)
+
+        connection: Connection[Looked] = Connection(
+            self._loop, sock, [Looked], hear, lambda why: self._lost(), max_bytes=MAX_ANSWER
+        )
+        connection.send(request)
+
+
+class Looking:
+    """The live view in a terminal of its own."""
+
+    def __init__(self, path: str, chosen: str, *, colour: bool) -> None:
+        self._loop = Loop()
+        self._screen = Live(self._loop, PATIENCE, 0.0, speaks=True, colour=colour)
+        self._door = AtDoor(self._loop, path, self._gone)
+        self._view = LiveView(self._loop, self._screen, self._door, chosen=chosen, left=self._leave)
+        self._code: int | None = None
+        self._said = ""
+
+    def run(self) -> int:
+        """Show it until somebody leaves, or the job ends; return the exit code."""
+        try:
+            with restored():
+                self._loop.catch(ENDING, self._ended)
+                self._loop.catch([signal.SIGTSTP], lambda number: self._screen.suspend(_stop))
+                self._view.begin(keys=True)
+                while self._code is None or not (self._loop.settled and self._screen.written):
+                    self._loop.step()
+        finally:
+            self._view.close()
+            self._screen.close()
+        if self._said:
+            click.echo(self._said, err=True)
+        return self._code
+
+    def _leave(self, code: int = 0) -> None:
+        if self._code is None:
+            self._code = code
+            self._view.close()
+            self._screen.end()
+
+    def _ended(self, number: int) -> None:
+        self._leave(EXIT_SIGNAL + number)
+
+    def _gone(self) -> None:
+        """Nobody answers: it has ended."""
+        self._said = "ddplaunch: the job has ended"
+        self._leave()
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)

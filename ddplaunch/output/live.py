@@ -1,0 +1,233 @@
+"""A terminal with a live view: rows below the scrolling log that are drawn again and again, or a full screen.
+
+It knows nothing of what the rows say: a picture is asked for them whenever they may have changed. All that comes within
+a thirtieth of a second is one write, so that nothing flickers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from ddplaunch.loop import Callback, Loop
+from ddplaunch.output.events import Ended, Event
+from ddplaunch.output.keyboard import Keyboard, in_foreground
+from ddplaunch.output.rows import Row, columns, painted, width
+from ddplaunch.output.screen import Terminal
+from ddplaunch.output.sink import HIGH_WATER, Sink
+
+EVERY = 1 / 30  # seconds from one drawing to the next, at least
+KEPT = 4 << 20  # bytes of lines that wait while the full screen is shown
+
+Picture = Callable[[int, int, bool], Sequence[Row]]
+"""Makes the rows for a terminal of these columns and rows; the flag is whether it is the full screen."""
+
+_ENTER_FULL = b"\x1b[?1049h\x1b[?25l"
+_LEAVE_FULL = b"\x1b[?25h\x1b[?1049l"
+_STYLE = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+def can_draw(environ: dict[str, str] | os._Environ[str]) -> bool:
+    """Whether the terminal moves its cursor on demand."""
+    return environ.get("TERM", "dumb") not in ("dumb", "")
+
+
+class Live(Terminal):
+    """As ``Terminal``, with the rows of a picture below all lines."""
+
+    def __init__(self, loop: Loop, patience: float, quiet: float, *, speaks: bool, colour: bool) -> None:
+        super().__init__(loop, patience, quiet, speaks=speaks, colour=colour)
+        self._loop = loop
+        self._home = self._stderr if self._stderr.terminal else self._stdout
+        self._fd = 2 if self._stderr.terminal else 1
+        self._picture: Picture | None = None
+        self._rows: tuple[Row, ...] = ()
+        self._made_for: tuple[int, int, bool] | None = None  # None: the rows are to be made again
+        self._widths: list[int] = []  # of what is drawn below the lines
+        self._pending = bytearray()
+        self._due = False
+        self._last = 0.0
+        self._kept: bytearray | None = None  # lines that came during the full screen, None without it
+        self._missed = 0
+        self._keyboard: Keyboard | None = None
+
+    # ------------------------------------------------------------------------------------------------ what is drawn
+
+    def begin(self, picture: Picture, heard: Callable[[str], object] | None) -> None:
+        """Draw this from now on; ``heard`` gets the keys, None where they are a rank's."""
+        self._picture = picture
+        self._widths = [1] * self._drawn  # what Terminal has drawn
+        if heard is not None:
+            self._keyboard = Keyboard(self._loop, heard)
+            self._keyboard.begin()
+        self._loop.catch([signal.SIGWINCH], lambda number: self.refresh())
+        self.refresh()
+
+    def refresh(self) -> None:
+        """The picture has changed; a reader that is behind misses some."""
+        if self._keyboard is not None:
+            self._keyboard.begin()  # it may have been lost, by Ctrl-Z and fg
+        self._made_for = None
+        if self._picture is not None and (self._home.idle or self._pending):
+            self._draw_soon()
+
+    def page(self, text: str) -> None:
+        """Print a text that somebody asked for, where it can be scrolled back to."""
+        self.full_screen(False)
+        self._show(self._home, text.encode(errors="replace"))
+
+    @property
+    def is_full(self) -> bool:
+        return self._kept is not None
+
+    def full_screen(self, on: bool) -> None:
+        """Show the picture alone, or go back to the log and what has come meanwhile."""
+        if on == self.is_full or self._picture is None:
+            return
+        if on:
+            self._draw()
+            self._home.write(self._erase() + _ENTER_FULL)
+            self._kept = bytearray()
+        else:
+            self._home.write(_LEAVE_FULL)
+            kept, self._kept = self._kept or bytearray(), None
+            if self._missed:
+                self._pending += (
+                    f"[ddplaunch] {self._missed} lines are missing here: too many for the memory\n".encode()
+                )
+                self._missed = 0
+            self._pending += kept
+        self.refresh()
+
+    def end(self) -> None:
+        """Draw the picture for the last time, as text that stays; give the terminal back."""
+        if self._picture is None:
+            return
+        self.full_screen(False)
+        self._made_for = None
+        self._draw()
+        self._picture = None
+        if self._widths:
+            self._widths = []
+            self._home.write(b"\n")
+        if self._keyboard is not None:
+            self._keyboard.end()
+
+    def close(self) -> None:
+        """Give the terminal back at once, whatever happened."""
+        if self.is_full:
+            self._kept = None
+            try:
+                os.write(self._fd, _LEAVE_FULL)
+            except OSError:
+                pass
+        if self._keyboard is not None:
+            self._keyboard.end()
+
+    def suspend(self, stop: Callback) -> None:
+        if self._picture is None:
+            stop()
+            return
+        full = self.is_full
+        self.full_screen(False)
+        self._draw()
+        self._home.write(self._erase())
+        if self._keyboard is not None:
+            self._keyboard.end()
+        stop()
+        self.full_screen(full)
+        self.refresh()
+
+    def observe(self, event: Event) -> None:
+        super().observe(event)
+        if isinstance(event, Ended):
+            self._loop.soon(self.end)  # when all other observers know of it
+
+    # -------------------------------------------------------------------------------------------------------- how
+
+    @property
+    def full(self) -> bool:
+        return super().full or len(self._pending) > HIGH_WATER
+
+    @property
+    def written(self) -> bool:
+        return super().written and not self._pending
+
+    def _show(self, sink: Sink, lines: bytes) -> None:
+        if self._picture is None:
+            return super()._show(sink, lines)
+        if sink is not self._home:
+            return sink.write(lines)
+        self._pending += lines
+        self._draw_soon()
+
+    def _draw_soon(self) -> None:
+        if self._due:
+            return
+        self._due = True
+        wait = self._last + EVERY - time.monotonic()
+        if wait > 0:
+            self._loop.after(wait, self._draw_due)
+        else:
+            self._loop.soon(self._draw_due)
+
+    def _draw_due(self) -> None:
+        self._due = False
+        self._draw()
+
+    def _draw(self) -> None:
+        self._last = time.monotonic()
+        lines, self._pending = bytes(self._pending), bytearray()
+        if self._kept is not None:
+            self._keep(lines)
+            return self._draw_full()
+        self._home.write(self._erase() + lines + self._frame())
+
+    def _erase(self) -> bytes:
+        """Go to the first of the rows that are drawn, and clear from there on.
+
+        Where the terminal was made narrower it has wrapped them, as most do.
+        """
+        if not self._widths:
+            return b""
+        across = max(1, self._size()[0])
+        up = sum(max(1, -(-each // across)) for each in self._widths) - 1
+        self._widths = []
+        return b"\r" + (f"\x1b[{up}A".encode() if up else b"") + b"\x1b[J"
+
+    def _frame(self) -> bytes:
+        """The rows below the lines; none while another program has the terminal, such as the shell (``&``)."""
+        if self._picture is None or not in_foreground(self._fd):
+            return b""
+        bar = self._bottom(self._home).decode(errors="replace")
+        rows = [painted(row, self._colour) for row in self._make(False)]
+        self._widths = [*[columns(_STYLE.sub("", bar))] * bool(bar), *map(width, self._rows)]
+        return "\n".join([*[bar] * bool(bar), *rows]).encode(errors="replace")
+
+    def _draw_full(self) -> None:
+        rows = (painted(row, self._colour) for row in self._make(True))
+        self._home.write(("\x1b[H" + "\x1b[K\n".join(rows) + "\x1b[K\x1b[J").encode(errors="replace"))
+
+    def _make(self, full: bool) -> tuple[Row, ...]:
+        wanted = (*self._size(), full)
+        if self._picture is not None and wanted != self._made_for:
+            self._rows, self._made_for = tuple(self._picture(*wanted)), wanted
+        return self._rows
+
+    def _keep(self, lines: bytes) -> None:
+        assert self._kept is not None
+        self._kept += lines
+        if len(self._kept) > KEPT:
+            end = self._kept.find(b"\n", len(self._kept) - KEPT) + 1
+            self._missed += self._kept.count(b"\n", 0, end)
+            del self._kept[:end]
+
+    def _size(self) -> tuple[int, int]:
+        try:
+            found = os.get_terminal_size(self._fd)
+        except OSError:
+            return 80, 24
+        return found.columns or 80, found.lines or 24
