@@ -51,7 +51,8 @@ class Outfit:
         """
         plan, port = ranks.plan, self.store.port
         alone = plan.world_size == 1
-        reads, log = alone or rank.rank == self.policy.stdin, self.log.rank_file(rank.rank, ranks.number)
+        reads = rank.rank == self.policy.stdin or (alone and not self.policy.live)
+        log = self.log.rank_file(rank.rank, ranks.number)
         self.streams.rank(fds, rank.rank, reads=reads, show=self.policy.show.streams(rank), log=log)
         if self.policy.inspect:
             fds["answers"] = ranks.line(rank.rank)

@@ -51,3 +51,4 @@ class Policy:
     preempt_signal: int | None  # the scheduler's warning, None where none is listened for
     preempt_forward: int | None  # what the ranks get when it comes, None for no signal
     sidecars: tuple[Sidecar, ...]  # none on other nodes than node 0
+    live: bool = False  # whether a live view is shown below the output, and has the terminal's keys

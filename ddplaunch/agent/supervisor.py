@@ -289,7 +289,7 @@ class Supervisor:
 
     def _signalled(self, number: int) -> None:
         if number == signal.SIGTSTP:
-            self._ranks.suspend()
+            self._screen.suspend(self._ranks.suspend)
             if self._stall_clock:
                 self._stall_clock.restart()
             return

@@ -37,6 +37,7 @@ REFUSED = {
     ),
     "--cluster": "leave it out: the scheduler is known",
     "--stdin": "leave it out: a batch job has no terminal",
+    "--ui": "leave it out: a batch job has no terminal",
 }
 """Options of ``run`` and of torchrun that such a job cannot have, and what to type instead."""
 

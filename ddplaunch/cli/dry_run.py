@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _SPELLED_OUT = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}
 """What each node's command has in any case."""
 
-_OF_THIS_NODE = {"stdin", "dry_run", "as_json", "token", *over_ssh.OWN_OPTIONS}
+_OF_THIS_NODE = {"stdin", "ui", "dry_run", "as_json", "token", *over_ssh.OWN_OPTIONS}
 
 
 def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: bool) -> None:

@@ -28,6 +28,7 @@ from ddplaunch.plan.plan import Plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ddplaunch.cli.own_view import OwnView
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.status import Status
 
@@ -55,12 +56,21 @@ class Job:
             quiet=policy.quiet,
             speaks=speaks,
             prefix=policy.prefix,
+            live=policy.live,
         )
         self._log = RunLog(policy.log_dir, self._screen.note, alone=alone)
         self._watch = Watch(plan)
         observers: list[Observer] = [self._screen, self._log, self._watch]
         if policy.history:
             observers.append(History(plan, self.printed, lambda: self._log.path, self._screen.note))
+        self._view: OwnView | None = None
+        if policy.live:
+            from ddplaunch.cli.own_view import OwnView
+            from ddplaunch.output.live import Live
+
+            assert isinstance(self._screen, Live)
+            self._view = OwnView(loop, self._screen, self)
+            observers.append(self._view)
         self._supervisor = Supervisor(
             plan,
             policy,
@@ -83,6 +93,8 @@ class Job:
             code = outcome.code
         finally:
             self._door.close(code)
+            if self._view is not None:
+                self._view.close()
         try:
             self._tell(outcome)
         finally:  # they may take some seconds

@@ -12,9 +12,8 @@ from ddplaunch.devices.gpu_usage import GpuUsage, GpuWatch
 from ddplaunch.devices.usage import Used, used_by
 from ddplaunch.diagnosis.inspection import Inspection
 from ddplaunch.job.requests import Looked
-from ddplaunch.job.status import Status
+from ddplaunch.job.status import State, Status
 from ddplaunch.loop import Loop, Timer
-from ddplaunch.output.events import Ended, Event
 from ddplaunch.output.keyboard import BACKSPACE, ENTER, ESCAPE
 from ddplaunch.output.live import Live
 from ddplaunch.output.rows import Row, Span, cut
@@ -71,13 +70,8 @@ class LiveView:
             self._timer.cancel()
         self._gpus.close()
 
-    def observe(self, event: Event) -> None:
-        """The last look at a job that ends."""
-        if isinstance(event, Ended):
-            self.close()
-
     def update(self, status: Status) -> None:
-        """The job is known to stand so; where its ranks do is what the last look has found."""
+        """The job has ended so."""
         if self._looked is not None:
             self._looked = Looked(status, self._looked.inspection)
             self._screen.refresh()
@@ -120,6 +114,8 @@ class LiveView:
         return [*draw(self._glance(self._looked), columns, max(1, rows - len(prompt))), *prompt]
 
     def _glance(self, looked: Looked) -> Glance:
+        if looked.status.state is State.ENDED:
+            return Glance(looked.status, looked.inspection, chosen=self._chosen)
         return Glance(
             looked.status,
             looked.inspection,

@@ -42,7 +42,7 @@ SECTIONS = {
         "Time limits": "--timeout --stall-timeout --on-stall --straggler-timeout",
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
         "Sidecar programs": "--tensorboard --sidecar",
-        "Output": "--show --prefix --stdin --log-dir --log-json --no-history --no-inspect",
+        "Output": "--show --prefix --stdin --ui --log-dir --log-json --no-history --no-inspect",
         "Dry run and help": "--dry-run --json --help --help-all",
     }.items()
 }
@@ -267,6 +267,7 @@ class Options(NamedTuple):
     stdin: int | None = _option(
         "--stdin RANK", "Connect the terminal to this rank, for pdb. A single rank always has it.", values.integer
     )
+    ui: bool = _flag("--ui", "Show below the output what each rank does. `ddplaunch top` shows it in another terminal.")
     log_dir: str | None = _option(
         "--log-dir DIR", "Write a log folder into DIR: plan, events, the output of each rank, failures.", type=_FOLDER
     )

@@ -51,6 +51,7 @@ def read(options: Options) -> tuple[Host, ...]:
         ("nnodes", "each host is a node"),
         ("node_rank", "this command starts all nodes"),
         ("stdin", "the hosts cannot read this terminal"),
+        ("ui", "the hosts cannot draw in this terminal"),
         ("cluster", "the job runs on the hosts"),
     ):
         if options.is_set(name):

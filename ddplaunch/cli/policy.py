@@ -25,6 +25,9 @@ def read_shown(options: Options, plan: Plan) -> Shown:
     if options.stdin is not None and plan.nnodes == 1 and options.stdin not in here:
         ranks = show.ranks(here[0], here[-1])
         raise UsageError(f"--stdin {options.stdin}: this node has {ranks}", f"--stdin {here[0]}")
+    if options.stdin is not None and options.ui:
+        what = f"--ui does not work with --stdin {options.stdin}: both read the keys typed here"
+        raise UsageError(what, "leave --ui out, and type ddplaunch top in another terminal")
     return shown
 
 
@@ -52,7 +55,22 @@ def read_policy(options: Options, plan: Plan, shown: Shown, *, many_start: bool)
         colour=colour_wanted(),
         prefix=options.prefix,
         sidecars=sidecars.read(options) if plan.node_rank == 0 else (),
+        live=options.ui and not why_no_view(options),
     )
+
+
+def why_no_view(options: Options) -> str | None:
+    """Why ``--ui`` shows nothing here, where it does not."""
+    if not options.ui:
+        return None
+    from ddplaunch.output.live import can_draw
+    from ddplaunch.output.terminal import watched
+
+    if not (watched(1) or watched(2)):
+        return "--ui shows nothing here: this is not a terminal"
+    if not can_draw(os.environ):
+        return f"--ui shows nothing here: TERM={os.environ.get('TERM', '')} cannot move the cursor"
+    return None
 
 
 def _preloads(options: Options, plan: Plan) -> tuple[str, ...]:

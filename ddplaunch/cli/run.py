@@ -11,7 +11,7 @@ import click
 from ddplaunch.cli import over_ssh
 from ddplaunch.cli.dry_run import print_plan
 from ddplaunch.cli.options import COMMON, LOG_JSON, PARAMS, SECTIONS, read
-from ddplaunch.cli.policy import read_policy, read_shown
+from ddplaunch.cli.policy import read_policy, read_shown, why_no_view
 from ddplaunch.cli.rules import check_time_limits, read_rules
 from ddplaunch.cli.surroundings import check_token, one_log
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand, find_target, remarks
@@ -106,6 +106,8 @@ def run(**_: object) -> int:
             plan = plan_as(1)  # any other node, until node 0 gives it a rank
         check_store_file(plan.init_method, plan.run_id)
         _say(*plan.notes)
+        if no_view := why_no_view(completed):
+            _say(no_view)
         if plan.nnodes > 1 and rules.port is None and not plan.started_rank:
             _say("--control none: nodes do not notice failures of other nodes")
         from ddplaunch.cli.launch import Job

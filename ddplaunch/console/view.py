@@ -80,9 +80,11 @@ class Glance:
 def doing(rank: RankInspection, status: RankStatus | None = None, state: State = State.RUNNING) -> Doing:
     """What a rank does, by all that is known of it."""
     code = status.code if rank.code is None and status else rank.code
+    if state is State.JOINING or (status and status.state is RankState.PENDING):
+        return Doing.PENDING
     if status and status.state is RankState.UNABLE:
         return Doing.FAILED
-    if rank.condition is Condition.EXITED or (status and status.state is RankState.EXITED):
+    if state is State.ENDED or rank.condition is Condition.EXITED or (status and status.state is RankState.EXITED):
         ours = state not in (State.STARTING, State.RUNNING) and code in _STOPPED_BY_US
         return Doing.FAILED if code and not ours else Doing.ENDED
     if status and status.state is RankState.FINISHED:
@@ -191,7 +193,7 @@ def screenful(glance: Glance, columns: int, rows: int) -> list[Row]:
 def truth(glance: Glance, ranks: Mapping[int, Doing]) -> list[Row]:
     """The parts of the line that says how the job stands."""
     status, inspection = glance.status, glance.inspection
-    age = _age(inspection.moment - status.began)
+    age = _age(max(inspection.moment, status.since) - status.began)
     ended = f", exit code {status.code}" if status.code is not None else ""
     style = {State.RUNNING: "1;32", State.ENDED: "1;31" if status.code else "1"}.get(status.state, "1;33")
     parts: list[Row] = [(Span(f"{status.state.value}{ended}", style), Span(f" {age}"))]

@@ -1,0 +1,53 @@
+"""``run --ui``: the live view in the terminal of the job itself, below its log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ddplaunch.cli.live import LiveView, failures_text
+from ddplaunch.diagnosis.inspection import Inspection
+from ddplaunch.job.door import Job
+from ddplaunch.job.requests import Looked
+from ddplaunch.loop import Loop
+from ddplaunch.output.events import Ended, Event, Signalled
+from ddplaunch.output.live import Live
+
+
+class OwnView:
+    """An observer behind the job's ``Watch``; it shows the view until the job ends, or somebody types ``q``."""
+
+    def __init__(self, loop: Loop, screen: Live, job: Job) -> None:
+        self._screen, self._job = screen, job
+        self._view = LiveView(loop, screen, self, left=self._leave)
+        loop.soon(lambda: self._view.begin(keys=True))  # when the settings are noted that the terminal gets back
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, Signalled):
+            self._screen.full_screen(False)  # what is said of the end stands in the log
+        if isinstance(event, Ended):
+            self._view.close()
+            self._view.update(self._job.status())
+
+    def close(self) -> None:
+        """Give the terminal back, whatever happened."""
+        self._view.close()
+        self._screen.close()
+
+    def look(self, answer: Callable[[Looked], None]) -> None:
+        def inspected(inspection: Inspection) -> None:
+            answer(Looked(self._job.status(), inspection))
+
+        self._job.inspect(False, inspected)
+
+    def stacks(self, answer: Callable[[str], None]) -> None:
+        answer("ddplaunch: stacks are not shown here yet\n")
+
+    def log(self, rank: int, answer: Callable[[str], None]) -> None:
+        answer("ddplaunch: logs are not shown here yet\n")
+
+    def failures(self, answer: Callable[[str], None]) -> None:
+        answer(failures_text(self._job.status()))
+
+    def _leave(self) -> None:
+        self._view.close()
+        self._screen.end()
