@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from ddplaunch.console import view
-from ddplaunch.console.view import Glance
+from ddplaunch.console.view import Glance, Place
 from ddplaunch.devices.gpu_usage import GpuUsage, GpuWatch
 from ddplaunch.devices.usage import Used, used_by
-from ddplaunch.diagnosis.inspection import Inspection
+from ddplaunch.diagnosis.inspection import Detail, Inspection
 from ddplaunch.job.requests import Looked
 from ddplaunch.job.status import State, Status
 from ddplaunch.loop import Loop, Timer
@@ -19,6 +20,7 @@ from ddplaunch.output.live import Live
 from ddplaunch.output.rows import Row, Span, cut
 
 EVERY = 1.0  # seconds between two looks
+CLOSELY = 5.0  # seconds between two close ones
 HINT = "s stacks  l log  f failures  / filter  z full screen  q leave  ? help"
 _DIGITS = frozenset("0123456789")
 
@@ -26,10 +28,7 @@ _DIGITS = frozenset("0123456789")
 class Job(Protocol):
     """What is looked at. Each answer comes later, or never where the job has ended."""
 
-    def look(self, answer: Callable[[Looked], None]) -> None: ...
-
-    def stacks(self, answer: Callable[[str], None]) -> None:
-        """The page of ``ddplaunch stacks``."""
+    def look(self, detail: Detail, answer: Callable[[Looked], None]) -> None: ...
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         """The last lines of a rank."""
@@ -50,6 +49,9 @@ class LiveView:
         self._used: Mapping[int, Used] = {}
         self._used_before: Mapping[int, Used] = {}
         self._asked = 0.0  # when the open question was put; 0 without one
+        self._waits: frozenset[tuple[int, Place]] = frozenset()  # those that the sentences are about
+        self._sentences: tuple[str, ...] = ()
+        self._closely = 0.0  # when the next close look is due
         self._timer: Timer | None = None
         self._chosen = chosen
         self._prompt: tuple[str, str] | None = None  # what is asked for, and what has been typed
@@ -84,10 +86,26 @@ class LiveView:
         if self._looked is not None:
             same = self._looked.status.attempt == looked.status.attempt
             self._before, self._used_before = self._looked.inspection if same else None, self._used
-        self._looked = looked
+        self._looked = looked = replace(looked, inspection=view.steady(looked.inspection, self._before))
+        self._judge(looked.inspection)
         pids = {rank.rank: rank.pid for rank in looked.status.ranks if rank.pid and rank.code is None}
         self._used = {rank: used for rank, pid in pids.items() if (used := used_by(pid))}
         self._screen.refresh()
+
+    def _judge(self, inspection: Inspection) -> None:
+        """Say who waits for whom as long as they do."""
+        waits = view.waiting(inspection)
+        if any(rank.threads for rank in inspection.ranks):
+            self._waits, self._sentences = waits, sentences(inspection)
+        elif waits != self._waits:
+            self._waits, self._sentences, self._closely = frozenset(), (), 0.0
+
+    def _detail(self, now: float) -> Detail:
+        """Look closely only where ranks wait: it interrupts them."""
+        if self._looked is None or now < self._closely or not view.waiting(self._looked.inspection):
+            return Detail.STATE
+        self._closely = now + CLOSELY
+        return Detail.WAITS
 
     def _tick(self) -> None:
         if self._over:
@@ -97,7 +115,7 @@ class LiveView:
         now = time.monotonic()
         if not self._asked:
             self._asked = now
-            self._job.look(self.hear)
+            self._job.look(self._detail(now), self.hear)
         elif now - self._asked > 2 * EVERY:
             self.note = f"no answer for {now - self._asked:.0f} s"
             self._screen.refresh()
@@ -123,7 +141,7 @@ class LiveView:
             self._used,
             self._used_before,
             self._gpus_of_job(),
-            sentences(looked.inspection),
+            self._sentences,
             self._chosen,
             HINT if self._keys else "",
         )
@@ -145,7 +163,7 @@ class LiveView:
             case "q":
                 self._left()
             case "s":
-                self._job.stacks(self._screen.page)
+                self._job.look(Detail.WAITS, lambda looked: self._screen.page(stacks_text(looked.inspection)))
             case "l":
                 self._prompt = ("rank", "")
             case "f":
@@ -180,17 +198,27 @@ class LiveView:
 
 
 def sentences(inspection: Inspection) -> tuple[str, ...]:
-    """Who waits for whom."""
-    return ()
+    """Who waits for whom, if anybody does."""
+    from ddplaunch.diagnosis.sentences import sentence
+    from ddplaunch.diagnosis.waits import waits
+
+    return tuple(sentence(wait, inspection) for wait in waits(inspection))
+
+
+def stacks_text(inspection: Inspection) -> str:
+    """The page of ``ddplaunch stacks``."""
+    from ddplaunch.diagnosis.sentences import sentences as all_sentences
+
+    return "".join(f"{sentence}\n" for sentence in all_sentences(inspection))
 
 
 def help_text() -> str:
     """What the keys do, and what the marks mean."""
     keys = (
-        ("s", "stacks: where each rank is in its code (ddplaunch stacks)"),
+        ("s", "stacks: where each rank is (ddplaunch stacks)"),
         ("l", "log: the last lines of a rank (ddplaunch logs)"),
         ("f", "failures so far (ddplaunch report)"),
-        ("/", "filter: show only some ranks, by number or by a word; empty shows all (ddplaunch top --ranks)"),
+        ("/", "filter: 0,3-5, or a word like waiting (ddplaunch top --ranks)"),
         ("z", "full screen and back; Esc goes back too"),
         ("q", "leave the view; the job runs on"),
     )
@@ -207,3 +235,7 @@ def failures_text(status: Status) -> str:
         f"ddplaunch: rank {rank.rank} (pid {rank.pid}): {f'signal {-code}' if code < 0 else f'exit code {code}'}\n"
         for rank, code in failed
     )
+
+
+def log_hint(run: str, rank: int) -> str:
+    return f"ddplaunch: ddplaunch logs {run} --rank {rank}\n"

@@ -12,10 +12,11 @@ from functools import partial
 
 import click
 
-from ddplaunch.cli.live import LiveView, failures_text, sentences
+from ddplaunch.cli.live import LiveView, failures_text, log_hint, sentences
 from ddplaunch.console.view import Glance, frame
 from ddplaunch.control.wire import Connection
 from ddplaunch.devices.usage import Used, used_by
+from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.errors import EXIT_SIGNAL, LaunchError, UsageError
 from ddplaunch.job import client, folder
 from ddplaunch.job.door import MAX_ANSWER
@@ -65,10 +66,10 @@ def print_json(path: str) -> int:
 def print_once(path: str, chosen: str) -> int:
     """Print one frame; two looks, for what happens in a second."""
     looks: list[tuple[Looked, dict[int, Used]]] = []
-    for _ in range(2):
+    for closely in (False, True):
         if looks:
             time.sleep(0.5)
-        looked = client.look(path)
+        looked = client.look(path, stacks=closely)
         looks.append((looked, _used(looked)))
     (first, before), (last, used) = looks
     glance = Glance(
@@ -96,14 +97,11 @@ class AtDoor:
         self._loop, self._path, self._lost = loop, path, lost
         self._status: Status | None = None
 
-    def look(self, answer: Callable[[Looked], None]) -> None:
-        self._ask(Look(), answer)
-
-    def stacks(self, answer: Callable[[str], None]) -> None:
-        answer("ddplaunch: stacks are not shown here yet\n")
+    def look(self, detail: Detail, answer: Callable[[Looked], None]) -> None:
+        self._ask(Look(stacks=detail is not Detail.STATE), answer)
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
-        answer("ddplaunch: logs are not shown here yet\n")
+        answer(log_hint(self._status.run_id if self._status else "", rank))
 
     def failures(self, answer: Callable[[str], None]) -> None:
         answer(failures_text(self._status) if self._status else "")

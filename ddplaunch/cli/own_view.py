@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddplaunch.cli.live import LiveView, failures_text
-from ddplaunch.diagnosis.inspection import Inspection
+from ddplaunch.cli.live import LiveView, failures_text, log_hint
+from ddplaunch.diagnosis.inspection import Detail, Inspection
 from ddplaunch.job.door import Job
 from ddplaunch.job.requests import Looked
 from ddplaunch.loop import Loop
@@ -33,17 +33,14 @@ class OwnView:
         self._view.close()
         self._screen.close()
 
-    def look(self, answer: Callable[[Looked], None]) -> None:
+    def look(self, detail: Detail, answer: Callable[[Looked], None]) -> None:
         def inspected(inspection: Inspection) -> None:
             answer(Looked(self._job.status(), inspection))
 
-        self._job.inspect(False, inspected)
-
-    def stacks(self, answer: Callable[[str], None]) -> None:
-        answer("ddplaunch: stacks are not shown here yet\n")
+        self._job.inspect(detail, inspected)
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
-        answer("ddplaunch: logs are not shown here yet\n")
+        answer(log_hint(self._job.status().run_id, rank))
 
     def failures(self, answer: Callable[[str], None]) -> None:
         answer(failures_text(self._job.status()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -102,12 +102,26 @@ def doing(rank: RankInspection, status: RankStatus | None = None, state: State =
 
 
 def place(rank: RankInspection) -> Place | None:
-    """The oldest collective that a rank has entered and not left, where it stood there for a tenth of a second."""
+    """The oldest collective that a rank has entered and not left, where it has not moved from there."""
     open_ones = [each for each in rank.groups if each.enqueued > each.completed]
     if rank.moved or not open_ones or rank.condition is not Condition.ALIVE:
         return None
     found = max(open_ones, key=lambda each: each.completed)
     return Place(found.group, found.completed + 1)
+
+
+def steady(now: Inspection, before: Inspection | None) -> Inspection:
+    """Say who has moved since the look before, where ranks were asked only once."""
+    if any(rank.moved or rank.threads for rank in now.ranks):
+        return now
+    earlier = {(rank.rank, rank.pid): rank.groups for rank in before.ranks} if before else {}
+    ranks = (replace(rank, moved=rank.groups != earlier.get((rank.rank, rank.pid))) for rank in now.ranks)
+    return replace(now, ranks=tuple(ranks))
+
+
+def waiting(inspection: Inspection) -> frozenset[tuple[int, Place]]:
+    """Each rank that waits in a collective, and where."""
+    return frozenset((rank.rank, where) for rank in inspection.ranks if (where := place(rank)))
 
 
 def all_doing(glance: Glance) -> dict[int, Doing]:
@@ -171,7 +185,8 @@ def frame(glance: Glance, columns: int, rows: int) -> list[Row]:
     head = flow(truth(glance, ranks), limit)[: 2 if most > 3 else 1]
     said = _said(glance, limit, 1 if most < 5 else 2)[: max(0, most - len(head) - 2)]
     left = max(0, most - len(head) - len(said) - 1)
-    legend = flow([*_legend(ranks), *_scale(ranks, limit, left)], limit, "   ")[:1]
+    hint: list[Row] = [(Span("? help", "2"),)] if glance.hint else []
+    legend = flow([*_legend(ranks), *_scale(ranks, limit, left), *hint], limit, "   ")[:1]
     return [*head, *said, *legend, *cells(ranks, limit, left)][:most]
 
 
@@ -212,11 +227,10 @@ def truth(glance: Glance, ranks: Mapping[int, Doing]) -> list[Row]:
     if busy := work(glance):
         parts.append((Span(f"CPU {sum(busy.values()) * 100:.0f} %"),))
     if glance.used:
-        parts.append((Span(size(sum(used.memory for used in glance.used.values()))),))
+        here = " here" if len(glance.used) < len(inspection.ranks) else ""
+        parts.append((Span(size(sum(used.memory for used in glance.used.values())) + here),))
     if gpu := _gpu(glance.gpus):
         parts.append((Span(gpu),))
-    if glance.hint:
-        parts.append((Span("? help", "2"),))
     if glance.chosen:
         parts.append((Span(f"filter: {shown(glance.chosen, 30)}", "1;36"),))
     return parts
