@@ -16,6 +16,8 @@
  *     FAKE_NVML_BUSY        "0:4242:1024,1:77:512": processes as GPU:PID:MiB
  *     FAKE_NVML_MIG         "1:2,3:0": GPU 1 is in MIG mode with two GPU instances, GPU 3 with none
  *     FAKE_NVML_MIG_SPLIT   compute instances in each GPU instance (1)
+ *     FAKE_NVML_RATES       "87;12": percent of the time in which each GPU was busy (0)
+ *     FAKE_NVML_WEDGED      a file; while it is there, whoever asks how busy a GPU is never gets an answer
  *
  * Only what nvidia-ml-py calls for ddplaunch, and torch for counting devices, is here. Layouts and return codes are
  * those of NVIDIA's nvml.h; the UUIDs are "GPU-fa4e0000-0000-0000-0000-" and the index, and GPUs sit on PCI buses 0x10,
@@ -24,6 +26,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef int nvmlReturn_t;
 
@@ -59,6 +62,10 @@ typedef struct {
 typedef struct {
     unsigned long long total, free, used;
 } nvmlMemory_t;
+
+typedef struct {
+    unsigned int gpu, memory;
+} nvmlUtilization_t;
 
 typedef struct {
     unsigned int pid;
@@ -313,6 +320,18 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
             memory->used += used;
     }
     memory->free = memory->total - memory->used;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
+{
+    char percent[16];
+    REQUIRE(check_optional(device));
+    while (access(text("FAKE_NVML_WEDGED", "/nonexistent"), F_OK) == 0)
+        pause();
+    get_part(text("FAKE_NVML_RATES", ""), ';', device->gpu, percent, sizeof percent);
+    rates->gpu = (unsigned int)atoi(percent);
+    rates->memory = 0;
     return NVML_SUCCESS;
 }
 

@@ -183,10 +183,11 @@ def frame(glance: Glance, columns: int, rows: int) -> list[Row]:
     limit, most = max(1, columns - 1), max(1, min(FOOTER, rows - 1))
     ranks = all_doing(glance)
     head = flow(truth(glance, ranks), limit)[: 2 if most > 3 else 1]
-    said = _said(glance, limit, 1 if most < 5 else 2)[: max(0, most - len(head) - 2)]
-    left = max(0, most - len(head) - len(said) - 1)
+    legend = flow(_legend(ranks), limit, "   ")[: 2 if most > 3 else 1]
+    said = _said(glance, limit, 1 if most < 5 else 2)[: max(0, most - len(head) - len(legend) - 1)]
+    left = max(0, most - len(head) - len(said) - len(legend))
     hint: list[Row] = [(Span("? help", "2"),)] if glance.hint else []
-    legend = flow([*_legend(ranks), *_scale(ranks, limit, left), *hint], limit, "   ")[:1]
+    legend = flow([*legend, *_scale(ranks, limit, left), *hint], limit, "   ")[: len(legend)]
     return [*head, *said, *legend, *cells(ranks, limit, left)][:most]
 
 
@@ -199,9 +200,9 @@ def screenful(glance: Glance, columns: int, rows: int) -> list[Row]:
     third = max(1, rows // 3)
     legend = [*_legend(ranks), *_scale(ranks, limit, third)]
     top += [(), *flow(legend, limit, "   "), *cells(ranks, limit, third), ()]
-    hint = [cut((Span(glance.hint, "2"),), limit)] if glance.hint else []
+    hint = [cut((Span(glance.hint, "2"),), limit)] if glance.hint and rows > 2 else []
     table = _table(glance, ranks, limit)
-    body = [*top, *table][: max(1, rows - len(hint))]
+    body = [*top, *table][: rows - len(hint)]
     return [*body, *[()] * (rows - len(body) - len(hint)), *hint]
 
 

@@ -1,0 +1,221 @@
+"""The live view's frames, drawn from made-up looks."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.console import view
+from ddplaunch.console.view import Doing, Glance, doing, frame, named_ranks, screenful
+from ddplaunch.devices.gpu_usage import GpuUsage
+from ddplaunch.devices.usage import Used
+from ddplaunch.diagnosis.inspection import Collective, Condition, GroupState, Inspection, RankInspection
+from ddplaunch.job.status import RankState, RankStatus, State, Status
+from ddplaunch.output.rows import Span, columns, cut, flow, painted, plain, width, wrap
+from tests.patience import patience
+
+GIB = 1 << 30
+
+
+def rank(number: int, enqueued: int = 10, completed: int = 10, **what) -> RankInspection:
+    groups = (GroupState("0", enqueued, completed),)
+    return replace(RankInspection(number, "n0", 100 + number, Condition.ALIVE, answers=True, groups=groups), **what)
+
+
+def glance(*ranks: RankInspection, state: State = State.RUNNING, **what) -> Glance:
+    known = tuple(RankStatus(each.rank, each.pid, RankState.RUNNING) for each in ranks)
+    status = Status("mine", "train.py", 1, 0, len(ranks), began=0.0, since=1.0, attempt=0, state=state, ranks=known)
+    return Glance(status, Inspection(3751.0, ranks, len(ranks)), **what)
+
+
+def hanging(count: int, absent: int = 2, **what) -> Glance:
+    """All wait in number 11 but one."""
+    ranks = [rank(number, 11 - (number == absent), 10) for number in range(count)]
+    return glance(*ranks, **what)
+
+
+def shown(one: Glance, across: int = 80, down: int = 24) -> list[str]:
+    return plain(frame(one, across, down)).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "state", "expected"),
+    [
+        (rank(0), None, State.RUNNING, Doing.COMPUTING),
+        (rank(0, 11, 10), None, State.RUNNING, Doing.WAITING),
+        (rank(0, 11, 10, moved=True), None, State.RUNNING, Doing.COMPUTING),
+        (rank(0, 11, 10, answers=False), None, State.RUNNING, Doing.SILENT),
+        (rank(0, groups=(), answers=None), None, State.RUNNING, Doing.COMPUTING),
+        (rank(0, 11, 10, condition=Condition.STOPPED), None, State.RUNNING, Doing.STOPPED),
+        (rank(0, condition=Condition.BLOCKED), None, State.RUNNING, Doing.BLOCKED),
+        (rank(0, condition=Condition.PENDING), None, State.STARTING, Doing.PENDING),
+        (rank(0, condition=Condition.EXITED), RankStatus(0), State.STARTING, Doing.PENDING),
+        (rank(0, condition=Condition.EXITED), None, State.JOINING, Doing.PENDING),
+        (rank(0, condition=Condition.EXITED, code=0), None, State.RUNNING, Doing.ENDED),
+        (rank(0, condition=Condition.EXITED, code=3), None, State.RUNNING, Doing.FAILED),
+        (rank(0, condition=Condition.EXITED, code=-signal.SIGSEGV), None, State.STOPPING, Doing.FAILED),
+        (rank(0, condition=Condition.EXITED, code=-signal.SIGTERM), None, State.STOPPING, Doing.ENDED),
+        (rank(0, condition=Condition.EXITED, code=-signal.SIGKILL), None, State.RUNNING, Doing.FAILED),
+        (rank(0), RankStatus(0, 100, RankState.EXITED, 3), State.RUNNING, Doing.FAILED),
+        (rank(0), RankStatus(0, 100, RankState.FINISHED), State.RUNNING, Doing.ENDED),
+        (rank(0, condition=Condition.EXITED), RankStatus(0, 0, RankState.UNABLE), State.STOPPING, Doing.FAILED),
+        (rank(0, 11, 10), None, State.ENDED, Doing.ENDED),
+    ],
+)
+def test_what_a_rank_does(found, status, state, expected):
+    assert doing(found, status, state) is expected
+
+
+def test_a_hang():
+    said = "ranks 0, 1, 3 wait in all_reduce #11 of default_pg (float32[6]), entered at train.py:88; rank 2 has not"
+    one = hanging(4, sentences=(said,), gpus=(GpuUsage(0, 80, 40 * GIB, 80 * GIB), GpuUsage(1, 98, 71 * GIB, 80 * GIB)))
+    one = replace(one, before=replace(one.inspection, moment=3750.0))
+    assert shown(one) == [
+        "running 1:02:31 | 0 collectives/s | 3 of 4 ranks wait | CPU 0 %",
+        "2 GPUs 80-98 % 40-71 of 80 GiB",
+        "ranks 0, 1, 3 wait in all_reduce #11 of default_pg (float32[6]), entered at",
+        "  train.py:88; rank 2 has not",
+        ". computing: rank 2   w waiting: 3 ranks",
+        "0 ww.w",
+    ]
+
+
+def test_where_ranks_wait_without_a_sentence():
+    last = (Collective("0", 11, "all_gather", "float32[6]", 600.0, 0.0, False, True),)
+    one = hanging(4)
+    ranks = (replace(one.inspection.ranks[0], last=last), *one.inspection.ranks[1:])
+    assert "3 of 4 ranks wait in #11 of default_pg" in shown(one)[0]
+    assert (
+        "wait in all_gather #11 of default_pg"
+        in shown(replace(one, inspection=replace(one.inspection, ranks=ranks)))[0]
+    )
+
+
+def test_the_odd_ones_come_first():
+    ranks = [rank(number) for number in range(64)]
+    ranks[7] = replace(ranks[7], condition=Condition.STOPPED)
+    ranks[9] = replace(ranks[9], condition=Condition.EXITED, code=3)
+    ranks[11] = rank(11, 11, 10)
+    _, *legend, cells = shown(glance(*ranks))
+    assert legend == ["X failed: rank 9   T stopped: rank 7   w waiting: rank 11", ". computing: 61 ranks"]
+    assert cells == " 0 .......T .X.w.... ........ ........ ........ ........ ........ ........"
+
+
+def test_512_ranks_in_a_few_rows():
+    rows = shown(hanging(512))
+    assert len(rows) == view.FOOTER
+    assert rows[1].endswith("w waiting: 511 ranks   (a cell is 2 ranks)")
+    assert rows[2] == "  0 w.wwwwww" + " wwwwwwww" * 7
+    assert rows[-1].startswith("384 ")
+
+
+@pytest.mark.parametrize("count", [1, 4, 64, 1000])
+@pytest.mark.parametrize("across", [1, 40, 80])
+@pytest.mark.parametrize("down", [1, 5, 24])
+def test_any_size(count, across, down):
+    one = hanging(count, sentences=("日本 " * 50,), hint="x" * 100)
+    rows = frame(one, across, down)
+    assert 1 <= len(rows) <= min(view.FOOTER, max(1, down - 1))
+    assert all(width(row) <= max(1, across - 1) for row in rows)
+    rows = screenful(one, across, down)
+    assert len(rows) == down
+    assert all(width(row) <= max(1, across - 1) for row in rows)
+
+
+def test_a_thousand_ranks_cost_little():
+    one = hanging(1000)
+    one = replace(one, before=one.inspection)
+    began = time.process_time()
+    frame(one, 80, 24)
+    screenful(one, 80, 24)
+    assert time.process_time() - began < patience(0.3)
+
+
+def test_rates():
+    before = Inspection(10.0, (rank(0, 5, 5, cpu=1.0), rank(1, 5, 5, cpu=1.0)), 2)
+    now = Inspection(12.0, (rank(0, 25, 25, cpu=2.0), rank(1, 24, 24, cpu=4.0)), 2)
+    assert view.rate(now, before) == 10.0
+    assert view.rate(now, None) is None
+    assert view.rate(now, now) is None
+    one = replace(glance(*now.ranks), inspection=now, before=before)
+    assert view.work(one) == {0: 0.5, 1: 1.5}
+    # What this machine says of whole trees counts more; a rank that was started again begins anew.
+    used = replace(one, used={0: Used(9.0, GIB)}, used_before={0: Used(1.0, GIB)})
+    assert view.work(used) == {0: 4.0, 1: 1.5}
+    again = replace(now, ranks=(replace(now.ranks[0], pid=7, groups=()), replace(now.ranks[1], pid=8)))
+    assert view.rate(again, before) is None
+    assert view.work(replace(one, inspection=again)) == {}
+    assert "1.0 GiB here" in shown(used)[0]
+
+
+def test_who_has_not_moved_since_the_look_before():
+    looks = [Inspection(float(moment), (rank(0, 11, 10), rank(1, 10 + moment, 9 + moment)), 2) for moment in range(2)]
+    assert view.waiting(view.steady(looks[0], None)) == set()
+    assert [number for number, _ in view.waiting(view.steady(looks[1], looks[0]))] == [0]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "left"),
+    [
+        ("2", {2}),
+        ("0,2-3", {0, 2, 3}),
+        ("wait", {0, 1, 3}),
+        ("comp", {2}),
+        ("N0", {0, 1, 2, 3}),
+        ("9", set()),
+        ("-", set()),
+    ],
+)
+def test_filters(chosen, left):
+    one = hanging(4, chosen=chosen)
+    assert set(view.all_doing(one)) == left
+    assert frame(one, 80, 24)
+    assert screenful(one, 80, 24)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "text"),
+    [
+        ((), None),
+        (None, "GPU ?"),
+        ((GpuUsage(0, 87, 41 * GIB, 80 * GIB),), "GPU 87 % 41 of 80 GiB"),
+        ((GpuUsage(0, None, None, None),), "GPU ? %"),
+        ((GpuUsage(0, 5, GIB, None), GpuUsage(1, None, None, None)), "2 GPUs 5 % 1 GiB"),
+    ],
+)
+def test_gpus(gpus, text):
+    found = [row for row in shown(glance(rank(0), rank(1), gpus=gpus)) if "GPU" in row]
+    assert found[0].endswith(f"| {text}") if text else not found
+
+
+def test_how_it_has_ended():
+    one = glance(rank(0), rank(1), state=State.ENDED)
+    one = replace(one, status=replace(one.status, code=3, since=3800.0, attempt=1))
+    assert shown(one)[0] == "ended, exit code 3 1:03:20 | attempt 2"
+
+
+def test_what_others_named_is_harmless():
+    bad = "\x1b]0;evil\x07"
+    last = (Collective("0", 11, bad, bad, 600.0, 0.0, False, True),)
+    one = glance(rank(0, 11, 10, host=bad, last=last), rank(1, host="x"), sentences=(bad,), chosen="")
+    one = replace(one, status=replace(one.status, run_id=bad, target=bad))
+    for rows in (frame(one, 80, 24), screenful(one, 80, 24)):
+        assert "\x1b" not in plain(rows)
+
+
+def test_names_of_ranks():
+    assert named_ranks([3]) == "rank 3"
+    assert named_ranks([0, 1, 2, 8]) == "ranks 0-2, 8"
+    assert named_ranks(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
+
+
+def test_rows():
+    row = (Span("abc", "31"), Span("日本"))
+    assert (columns("日本"), width(row)) == (4, 7)
+    assert plain([cut(row, 6), cut(row, 4), cut(row, 1), cut(row, 0)]) == "abc日…\nabc…\n…\n\n"
+    assert painted(row, True) == "\x1b[31mabc\x1b[0m日本"
+    assert plain(flow([(Span("aa"),), (Span("bb"),), (Span("c" * 20),)], 8)) == "aa | bb\nccccccc…\n"
+    assert plain(wrap("one two three four", 9, 2)) == "one two\nthree fo…\n".replace("three fo…", "three …")
