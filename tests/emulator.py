@@ -39,7 +39,8 @@ class Emulator:
         self._set_size(columns, rows)
         self.before = termios.tcgetattr(self._slave)
         environment = clean_environment({"TERM": "xterm-256color", **(env or {})})
-        environment.pop("NO_COLOR", None) if "NO_COLOR" not in (env or {}) else None
+        if "NO_COLOR" not in (env or {}):
+            environment.pop("NO_COLOR", None)
         self.process = subprocess.Popen(
             list(words),
             cwd=cwd,
@@ -48,7 +49,7 @@ class Emulator:
             stdout=self._slave,
             stderr=self._slave,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
+            preexec_fn=_lead,
         )
         self.raw = b""
 
@@ -115,3 +116,8 @@ class Emulator:
 
     def _set_size(self, columns: int, rows: int) -> None:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def _lead() -> None:
+    """The terminal is this session's, so that Ctrl-C typed there is a signal."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import partial
 
 import click
 
 from ddplaunch.cli.live import LiveView, failures_text, log_hint, sentences
-from ddplaunch.console.view import Glance, frame
+from ddplaunch.console.view import Glance, all_doing, frame, rate, work
 from ddplaunch.control.wire import Connection
 from ddplaunch.devices.usage import Used, used_by
 from ddplaunch.diagnosis.inspection import Detail
@@ -28,6 +30,8 @@ from ddplaunch.output.rows import plain
 from ddplaunch.output.sink import PATIENCE
 from ddplaunch.output.terminal import restored
 
+BETWEEN = 0.5  # seconds between two looks
+COLUMNS, ROWS = 80, 24  # of a frame that is printed elsewhere than in a terminal
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -55,34 +59,38 @@ def find(run: str | None) -> str:
 
 
 def print_json(path: str) -> int:
-    """Print one look."""
-    import msgspec
-
-    looked = client.look(path)
-    click.echo(msgspec.json.format(msgspec.json.encode(looked)).decode())
+    """Print two looks as one object: the later one, and how fast the job was between them."""
+    glance = _glance(path, "")
+    ranks = (replace(rank, threads=()) for rank in glance.inspection.ranks)
+    status = asdict(glance.status, dict_factory=lambda fields: {k: getattr(v, "value", v) for k, v in fields})
+    found = {
+        "status": status,
+        "inspection": replace(glance.inspection, ranks=tuple(ranks)).to_json(),
+        "doing": {rank: what.value for rank, what in all_doing(glance).items()},
+        "waits": glance.sentences,
+        "collectives_per_second": rate(glance.inspection, glance.before),
+        "cpus": work(glance),
+        "memory": {rank: used.memory for rank, used in glance.used.items()},
+    }
+    click.echo(json.dumps(found, indent=2))
     return 0
 
 
 def print_once(path: str, chosen: str) -> int:
-    """Print one frame; two looks, for what happens in a second."""
-    looks: list[tuple[Looked, dict[int, Used]]] = []
-    for closely in (False, True):
-        if looks:
-            time.sleep(0.5)
-        looked = client.look(path, stacks=closely)
-        looks.append((looked, _used(looked)))
-    (first, before), (last, used) = looks
-    glance = Glance(
-        last.status,
-        last.inspection,
-        first.inspection,
-        used,
-        before,
-        sentences=sentences(last.inspection),
-        chosen=chosen,
-    )
-    sys.stdout.write(plain(frame(glance, 80, 24)))
+    """Print one frame."""
+    sys.stdout.write(plain(frame(_glance(path, chosen), COLUMNS, ROWS)))
     return 0
+
+
+def _glance(path: str, chosen: str) -> Glance:
+    """Two looks, for what happens in a second; the later one is close."""
+    first = client.look(path)
+    before = _used(first)
+    time.sleep(BETWEEN)
+    last = client.look(path, stacks=True)
+    found = last.inspection
+    same = first.inspection if first.status.attempt == last.status.attempt else None
+    return Glance(last.status, found, same, _used(last), before, sentences=sentences(found), chosen=chosen)
 
 
 def _used(looked: Looked) -> dict[int, Used]:

@@ -113,8 +113,7 @@ class Live(Terminal):
         if self._widths:
             self._widths = []
             self._home.write(b"\n")
-        if self._keyboard is not None:
-            self._keyboard.end()
+        self._give_back()
 
     def close(self) -> None:
         """Give the terminal back at once, whatever happened."""
@@ -124,8 +123,12 @@ class Live(Terminal):
                 os.write(self._fd, _LEAVE_FULL)
             except OSError:
                 pass
+        self._give_back()
+
+    def _give_back(self) -> None:
         if self._keyboard is not None:
             self._keyboard.end()
+            self._keyboard = None
 
     def suspend(self, stop: Callback) -> None:
         if self._picture is None:

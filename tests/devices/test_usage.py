@@ -1,0 +1,136 @@
+"""What processes and GPUs use while a job runs, and a driver that never answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ddplaunch.devices import gpu_usage
+from ddplaunch.devices.gpu_usage import GpuWatch
+from ddplaunch.devices.usage import used_by
+from ddplaunch.loop import Loop
+from tests.conftest import alive, wait_until
+from tests.fake_nvml import FakeNvml
+from tests.patience import patience
+
+TREE = """
+import os, sys, time
+data = bytearray(100 << 20)
+if os.fork():
+    sum(range(10_000_000))
+    print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_tree_of_processes():
+    process = subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout
+    process.stdout.readline()
+    used = used_by(process.pid)
+    assert used is not None
+    assert used.memory > 200 << 20
+    assert 0.05 < used.cpu < patience(30)
+    os.killpg(process.pid, 9)
+    process.communicate()
+    assert used_by(process.pid) is None
+
+
+class Asked:
+    """A watch in a loop of its own, with the GPUs of an environment."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> None:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        self.loop = Loop()
+        self.heard = 0
+        self.watch = GpuWatch(self.loop, self._hear)
+
+    def _hear(self) -> None:
+        self.heard += 1
+
+    def ask(self):
+        """What it knows once the question is answered, or given up."""
+        before = self.heard
+        self.watch.ask()
+        ends = self.loop.after(patience(30), lambda: pytest.fail("no answer"))
+        while self.heard == before:
+            self.loop.step()
+        ends.cancel()
+        return self.watch.usage
+
+
+def test_how_busy_gpus_are(fake_nvml: FakeNvml, monkeypatch):
+    environ = fake_nvml.environ(2, busy=[(0, 4242, 1024), (1, 77, 2048)])
+    asked = Asked(monkeypatch, {**environ, "FAKE_NVML_RATES": "87;12"})
+    first, second = asked.ask()
+    assert (first.gpu, first.busy, first.pids) == (0, 87, (4242,))
+    assert first.memory_total == 81559 << 20
+    assert first.memory_used == 1025 << 20
+    assert (second.busy, second.pids) == (12, (77,))
+    child = asked.watch._child.pid
+    assert asked.ask() == (first, second)
+    assert asked.watch._child.pid == child
+    asked.watch.close()
+    assert not alive(child)
+
+
+@pytest.mark.parametrize("trouble", [{"lost": 1}, {"lost_later": 1}, {"unsupported": 1}])
+def test_a_gpu_that_is_unwell(fake_nvml: FakeNvml, monkeypatch, trouble):
+    asked = Asked(monkeypatch, {**fake_nvml.environ(2, **trouble), "FAKE_NVML_RATES": "87;12"})
+    first, second = asked.ask()
+    assert first.busy == 87
+    assert (second.gpu, second.busy) == (1, None)
+    asked.watch.close()
+
+
+@pytest.mark.parametrize("trouble", [{"init_error": 9}, {"init_error": 18}, {"LD_LIBRARY_PATH": "/nowhere"}])
+def test_no_gpu_is_asked_for_once(fake_nvml: FakeNvml, monkeypatch, trouble):
+    environ = fake_nvml.environ(2, **{k: v for k, v in trouble.items() if k.islower()})
+    asked = Asked(monkeypatch, {**environ, **{k: v for k, v in trouble.items() if k.isupper()}})
+    assert asked.ask() == ()
+    asked.watch.ask()
+    assert asked.watch._child is None
+
+
+def test_a_wedged_driver(fake_nvml: FakeNvml, monkeypatch, tmp_path):
+    """The child is killed, and nobody asks again; the loop goes on meanwhile."""
+    monkeypatch.setattr(gpu_usage, "DEADLINE", 0.3)
+    asked = Asked(monkeypatch, {**fake_nvml.environ(1), "FAKE_NVML_WEDGED": str(tmp_path / "wedged")})
+    assert asked.ask()[0].busy == 0
+    child = asked.watch._child.pid
+    (tmp_path / "wedged").touch()
+    began, ticks = time.monotonic(), []
+    asked.loop.after(0.1, lambda: ticks.append(time.monotonic() - began))
+    assert asked.ask() is None
+    assert ticks
+    assert ticks[0] < patience(0.25)
+    wait_until(lambda: not alive(child), "the child's end")
+    asked.watch.ask()
+    assert asked.watch.usage is None
+
+
+def test_a_child_that_is_killed(fake_nvml: FakeNvml, monkeypatch):
+    asked = Asked(monkeypatch, fake_nvml.environ(1))
+    asked.ask()
+    os.kill(asked.watch._child.pid, 9)
+    assert asked.ask() is None
+
+
+def test_the_child_ends_with_us(fake_nvml: FakeNvml, monkeypatch):
+    asked = Asked(monkeypatch, fake_nvml.environ(1))
+    asked.ask()
+    child = asked.watch._child
+    child.stdin.close()
+    assert child.wait(patience(10)) == 0
+    child.stdout.close()
+
+
+def test_what_is_not_understood(monkeypatch):
+    for answer in (b"", b"{", b"[1]", b"[[1,2]]", b"[[0,1,2,3,4]]", b"null"):
+        assert gpu_usage._read(answer) is None
+    assert gpu_usage._read(b"[]") == ()

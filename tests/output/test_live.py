@@ -1,0 +1,313 @@
+"""The live view below a run's own output (``run --ui``), as a person at a terminal sees it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import command, wait_until, write
+from tests.emulator import Emulator
+from tests.starts import LIGHT
+
+CHATS = """
+import os, sys, time
+rank, count = int(os.environ["RANK"]), int(sys.argv[1])
+for number in range(count):
+    print(f"line {number} of rank {rank} " + "x" * (number % 40), flush=True)
+    time.sleep(0.01)
+print(f"rank {rank} has said all", flush=True)
+time.sleep(0 if len(sys.argv) > 2 else 600)
+"""
+FRAME = re.compile(r"(running|stopping) \d\d:\d\d")
+
+Start = Callable[..., Emulator]
+
+
+@pytest.fixture
+def person(tmp_path: Path) -> Iterator[Start]:
+    """Start ``ddplaunch run --ui`` in a terminal."""
+    begun: list[Emulator] = []
+    write(tmp_path, "chats.py", CHATS)
+
+    def begin(*words: str, env: dict[str, str] | None = None, **size: int) -> Emulator:
+        typed = command("run", "--ui", *LIGHT, *words)
+        begun.append(Emulator(typed, tmp_path, env, **size))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.process.send_signal(signal.SIGQUIT)
+        each.close()
+
+
+def frames(each: Emulator) -> list[str]:
+    """The first rows of all frames on the screen and above it."""
+    return [row for row in each.history if FRAME.match(row)]
+
+
+def framed(each: Emulator) -> bool:
+    """Whether the last row is one of cells, below the frame's others."""
+    return len(each.rows) > 3 and bool(FRAME.match(each.rows[-3]))
+
+
+def test_the_footer_stays_below_the_log(person):
+    each = person("--nproc", "3", "chats.py", "400")
+    each.until("line 100 of rank 0")
+    each.until(framed)
+    assert each.rows[-2:] == [". computing: 3 ranks   ? help", "0 ..."]
+    each.until(lambda each: sum("has said all" in row for row in each.rows) == 3 and framed(each))
+    assert len(frames(each)) == 1, "a frame was left among the lines"
+    log = [row for row in each.history if row.startswith("[")]
+    for rank in range(3):
+        mine = [row for row in log if f"of rank {rank} " in f"{row} "]
+        assert mine == [f"[{rank}] line {n} of rank {rank} {'x' * (n % 40)}".rstrip() for n in range(400)]
+
+
+def test_the_last_frame_stays_and_the_terminal_is_as_before(person):
+    each = person("--nproc", "2", "chats.py", "150", "ends")
+    each.until(framed)
+    assert each.settings != each.before
+    assert each.end() == 0
+    assert each.settings == each.before
+    assert re.match(r"ended, exit code 0 \d\d:\d\d", each.rows[-3])
+    assert each.rows[-2:] == ["e ended: 2 ranks", "0 ee"]
+    assert each.raw.endswith(b"\r\n")
+
+
+def test_a_failure_is_told_below_the_last_frame(person, tmp_path):
+    write(tmp_path, "fails.py", "import os, sys, time\ntime.sleep(2)\nsys.exit(3 if os.environ['RANK'] == '1' else 0)")
+    each = person("--nproc", "2", "fails.py")
+    assert each.end() == 3
+    told = next(place for place, row in enumerate(each.rows) if "rank 1" in row and row.startswith("ddplaunch:"))
+    assert any(row.startswith("ended, exit code 3") for row in each.rows[:told])
+    assert "X failed: rank 1   e ended: rank 0" in each.rows
+    assert "0 eX" in each.rows
+
+
+def test_many_lines_are_few_writes(person, tmp_path):
+    """100 lines a second: a frame is drawn 30 times a second at most, and cleared in the same write."""
+    each = person("--nproc", "1", "chats.py", "300", "ends")
+    assert each.end() == 0
+    drawn = each.raw.count(b"\x1b[J")
+    assert 2 < drawn < 250
+    # What clears is followed at once by what is drawn instead.
+    assert all(len(part) > 20 for part in each.raw.split(b"\x1b[J")[1:])
+
+
+def test_ctrl_c_stops_the_job(person):
+    each = person("--nproc", "2", "chats.py", "10")
+    each.until("has said all")
+    each.until(framed)
+    each.type("\x03")
+    each.until("ddplaunch: stopping 2 ranks; Ctrl-C again ends them at once")
+    assert each.end() == 130
+    assert each.settings == each.before
+    assert "0 ee" in each.rows
+
+
+@pytest.mark.parametrize("moment", ["at once", "full screen", "while typing"])
+def test_ctrl_c_at_the_worst_moment(person, moment):
+    each = person("--nproc", "2", "chats.py", "10")
+    if moment != "at once":
+        each.until(framed)
+        each.type("z" if moment == "full screen" else "/12")
+        each.until("s stacks  l log" if moment == "full screen" else "waiting: 12_")
+    else:
+        wait_until(lambda: each.settings != each.before or each.process.poll() is not None, "the keyboard")
+    each.type("\x03")
+    assert each.end() == 130
+    assert each.settings == each.before
+    assert each.raw.count(b"\x1b[?1049h") == each.raw.count(b"\x1b[?1049l") == (moment == "full screen")
+    assert each.raw.count(b"\x1b[?25l") == each.raw.count(b"\x1b[?25h")
+
+
+def test_the_full_screen_and_back(person):
+    each = person("--nproc", "2", "chats.py", "250")
+    each.until(framed)
+    each.type("z")
+    each.until("s stacks  l log")
+    assert "chats.py 250" in each.rows[0]
+    assert not [row for row in each.rows if row.startswith("[")]
+    each.until(lambda each: any(re.match(r"1 +\d+ +computing", row) for row in each.rows))
+    each.type("\x1b")
+    each.until(lambda each: sum("has said all" in row for row in each.rows) == 2 and framed(each))
+    assert b"\x1b[?1049l" in each.raw
+
+
+def test_keys(person):
+    each = person("--nproc", "2", "chats.py", "1")
+    each.until(framed)
+    each.type("?")
+    each.until("q  leave the view; the job runs on")
+    each.type("f")
+    each.until("ddplaunch: no rank has failed")
+    each.type("/")
+    each.until("filter: 0,3-5, or a word like waiting: _")
+    each.type("12\x7f\r")
+    each.until(
+        lambda each: (
+            any(row.endswith("| filter: 1") for row in each.rows) and ". computing: rank 1   ? help" in each.rows
+        )
+    )
+    each.type("/9\x1b\x1b[A\x1b[Bx")  # arrows, and a letter that means nothing
+    each.type("/\r")
+    each.until("0 ..")
+    each.type("q")
+    each.until(lambda each: each.settings == each.before)
+    assert each.process.poll() is None
+    each.type("\x03")
+    assert each.end() == 130
+
+
+def test_typed_ahead_is_not_shown(person):
+    each = person("--nproc", "2", "chats.py", "1")
+    each.until(framed)
+    each.type("xxyyf")
+    each.until("no rank has failed")
+    each.until(framed)
+    assert not [row for row in each.rows if "xxyy" in row]
+
+
+def test_resizing(person):
+    each = person("--nproc", "3", "chats.py", "2000")
+    each.until(framed)
+    for columns, rows in ((100, 30), (40, 10), (80, 3), (200, 50), (80, 24)):
+        each.resize(columns, rows)
+        before = len(each.raw)
+        each.until(lambda each, before=before: b"running" in each.raw[before:])
+        assert all(len(row) < columns for row in each.rows if "computing" in row)
+    each.until(framed)
+    assert len([row for row in each.rows if FRAME.match(row)]) == 1
+
+
+def test_narrow(person):
+    each = person("--nproc", "3", "chats.py", "1", columns=40, rows=12)
+    each.until(lambda each: "0 ..." in each.rows)
+    assert all(len(row) < 40 for row in each.rows if not row.startswith("["))
+
+
+def test_no_colour(person):
+    each = person("--nproc", "2", "chats.py", "1", env={"NO_COLOR": "1"})
+    each.until(framed)
+    assert b"\x1b[3" not in each.raw
+    assert b"\x1b[1;" not in each.raw
+    assert each.colours == {"default"}
+
+
+def test_colours(person):
+    each = person("--nproc", "2", "chats.py", "1")
+    each.until(framed)
+    assert "green" in each.colours
+
+
+@pytest.mark.parametrize("term", ["dumb", ""])
+def test_a_dumb_terminal(person, term):
+    each = person("--nproc", "2", "chats.py", "1", "ends", env={"TERM": term, "NO_COLOR": "1"})
+    assert each.end() == 0
+    assert f"ddplaunch: --ui shows nothing here: TERM={term} cannot move the cursor" in each.rows
+    assert b"\x1b" not in each.raw
+
+
+def test_no_terminal(launch, tmp_path):
+    write(tmp_path, "chats.py", CHATS)
+    done = launch("run", "--ui", *LIGHT, "--nproc", "2", "chats.py", "1", "ends")
+    assert done.stderr == "ddplaunch: --ui shows nothing here: this is not a terminal\n"
+    assert sorted(done.stdout.splitlines())[0] == "[0] line 0 of rank 0 "
+
+
+def test_suspended_and_continued(person, tmp_path):
+    """The shell gets its terminal as it was, and we take it back."""
+    shell = Emulator(["bash", "--norc", "-i"], tmp_path, {"PS1": "$ ", "HISTFILE": ""})
+    try:
+        write(tmp_path, "chats.py", CHATS)
+        shell.until("$")
+        shell.type(" ".join(command("run", "--ui", *LIGHT, "--nproc", "2", "chats.py", "1")) + "\n")
+        shell.until(framed)
+        shell.type("\x1a")
+        shell.until("Stopped")
+        shell.type("stty -a | grep -o ' icanon'; echo $((41 + 1))\n")
+        shell.until("42")
+        assert " icanon" in shell.rows
+        shell.type("fg\n")
+        shell.until(framed)
+        shell.type("?")
+        shell.until("leave the view")
+        shell.type("\x03")
+        shell.until("stopping 2 ranks")
+        shell.until("e ended: 2 ranks")
+        shell.type("exit\n")
+        shell.end()
+    finally:
+        shell.close()
+
+
+def test_killed_it_takes_the_job_along(person):
+    each = person("--nproc", "2", "chats.py", "1")
+    each.until(framed)
+    each.process.kill()
+    each.process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_give_the_terminal_back(person, number):
+    each = person("--nproc", "2", "chats.py", "1")
+    each.until(framed)
+    each.type("z")
+    each.until("s stacks  l log")
+    each.process.send_signal(number)
+    assert each.end() == 128 + number
+    assert each.settings == each.before
+    assert each.raw.count(b"\x1b[?1049h") == each.raw.count(b"\x1b[?1049l") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--stdin", "0", "--nproc", "2"), "--ui does not work with --stdin 0"),
+        (("--hosts", "a:1"), "--ui does not work with --hosts"),
+    ],
+)
+def test_refused(answer, tmp_path, words, said):
+    write(tmp_path, "chats.py", CHATS)
+    done = answer("run", "--ui", *words, "chats.py")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert os.linesep in done.stderr
+
+
+@pytest.mark.slow
+def test_who_waits_for_whom(person, tmp_path):
+    write(
+        tmp_path,
+        "hangs.py",
+        """
+        import time, torch
+        import torch.distributed as dist
+
+        def load_batch():
+            time.sleep(600)
+
+        dist.init_process_group("gloo")
+        for step in range(40):
+            if step == 20 and dist.get_rank() == 2:
+                load_batch()
+            dist.all_reduce(torch.ones(6))
+        """,
+    )
+    each = person("--start", "auto", "--nproc", "3", "hangs.py")
+    each.until("rank 2 has not entered it", 60)
+    said = " ".join(row.strip() for row in each.rows)
+    assert "ranks 0, 1 wait in all_reduce #21 of default_pg (float32[6]), entered at hangs.py:11" in said
+    assert "load_batch at hangs.py:5" in said
+    assert "2 of 3 ranks wait" in said
+    assert ". computing: rank 2   w waiting: 2 ranks   ? help" in each.rows
+    assert "0 ww." in each.rows
+    each.type("s")
+    each.until(lambda each: sum("wait in all_reduce #21" in row for row in each.history) > 1)
+    each.type("\x03\x03")
+    each.end()
