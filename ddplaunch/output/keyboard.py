@@ -14,7 +14,8 @@ from ddplaunch.loop import Loop
 ESCAPE = "\x1b"
 ENTER = "\r"
 BACKSPACE = "\x7f"
-_KEYS = re.compile(r"\x1b[\[O][0-?]*[ -/]*[@-~]|\x1b[^\x1b\[O]|.", re.DOTALL)  # an arrow is one key, and so is Alt with a letter
+_KEYS = re.compile(r"\x1b[\[O][0-?]*[ -/]*[@-~]|\x1b[^\x1b\[O]|.", re.DOTALL)
+"""An arrow is one key, and so is Alt with a letter."""
 
 
 class Keyboard:
