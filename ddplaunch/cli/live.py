@@ -163,7 +163,7 @@ class LiveView:
             case "q":
                 self._left()
             case "s":
-                self._job.look(Detail.WAITS, lambda looked: self._screen.page(stacks_text(looked.inspection)))
+                self._job.look(Detail.WAITS, self._show_stacks)
             case "l":
                 self._prompt = ("rank", "")
             case "f":
@@ -177,6 +177,11 @@ class LiveView:
             case _ if key == ESCAPE:
                 self._screen.full_screen(False)
         self._screen.refresh()
+
+    def _show_stacks(self, looked: Looked) -> None:
+        from ddplaunch.console.stacks import render_stacks
+
+        self._screen.page(render_stacks(looked.inspection))
 
     def _answered(self, question: str, typed: str, key: str) -> None:
         """A key while something is asked for."""
@@ -203,13 +208,6 @@ def sentences(inspection: Inspection) -> tuple[str, ...]:
     from ddplaunch.diagnosis.waits import waits
 
     return tuple(sentence(wait, inspection) for wait in waits(inspection))
-
-
-def stacks_text(inspection: Inspection) -> str:
-    """The page of ``ddplaunch stacks``."""
-    from ddplaunch.diagnosis.sentences import sentences as all_sentences
-
-    return "".join(f"{sentence}\n" for sentence in all_sentences(inspection))
 
 
 def help_text() -> str:

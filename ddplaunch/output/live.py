@@ -77,7 +77,7 @@ class Live(Terminal):
     def page(self, text: str) -> None:
         """Print a text that somebody asked for, where it can be scrolled back to."""
         self.full_screen(False)
-        self._show(self._home, text.encode(errors="replace"))
+        self._show(self._home, (text if self._colour else _STYLE.sub("", text)).encode(errors="replace"))
 
     @property
     def is_full(self) -> bool:
