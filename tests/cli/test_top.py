@@ -38,13 +38,18 @@ def runtime(tmp_path_factory, monkeypatch) -> Path:
 def job(start, tmp_path, runtime):
     """A job of two ranks, of which one has stopped itself where that is asked for."""
 
+    begun = []
+
     def begin(run_id: str, program: str = WAITS, ranks: int = 2):
         write(tmp_path, "train.py", program)
-        begun = start("run", "--run-id", run_id, "--nproc", str(ranks), *LIGHT, "train.py")
-        begun.wait_for("up", ranks)
-        return begun
+        begun.append(start("run", "--run-id", run_id, "--nproc", str(ranks), *LIGHT, "train.py"))
+        begun[-1].wait_for("up", ranks)
+        return begun[-1]
 
-    return begin
+    yield begin
+    for each in begun:
+        each.process.kill()
+        each.assert_nothing_left()
 
 
 @pytest.fixture

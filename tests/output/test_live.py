@@ -110,6 +110,17 @@ def test_ctrl_c_stops_the_job(person):
     assert "0 ee" in each.rows
 
 
+def test_ctrl_backslash_shows_stacks_below_which_the_view_goes_on(person):
+    each = person("--nproc", "2", "chats.py", "1")
+    each.until(framed)
+    each.type("z")
+    each.until("s stacks  l log")
+    each.type("\x1c")
+    each.until("looking at the ranks")
+    each.until(lambda each: any("chats.py:7 (computing)" in row for row in each.history) and framed(each))
+    assert each.process.poll() is None
+
+
 @pytest.mark.parametrize("moment", ["at once", "full screen", "while typing"])
 def test_ctrl_c_at_the_worst_moment(person, moment):
     each = person("--nproc", "2", "chats.py", "10")

@@ -92,17 +92,8 @@ READ = {
 """What the launcher reads, beside the clusters' variables and PET_*."""
 
 NO_VARIABLES = {
-    *(
-        "DEFAULT_MAP",
-        "F_SETPIPE_SZ",
-        "PCI_BUS_ID",
-        "BOOT_FAIL",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "CLOCK_BOOTTIME",
-        "SC_CLK_TCK",
-        "SC_OPEN_MAX",
-    ),
+    *("DEFAULT_MAP", "F_SETPIPE_SZ", "PCI_BUS_ID", "BOOT_FAIL", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("CLOCK_BOOTTIME", "SC_CLK_TCK", "SC_PAGE_SIZE", "SC_OPEN_MAX"),
     *("GLOO_", "NCCL_", "TORCH_", "PET_", "SLURM_", "SRUN_"),
     *("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"),  # of an outer job's, left for sbatch
 }
