@@ -12,6 +12,7 @@ from ddplaunch.console.view import Glance, Place
 from ddplaunch.devices.gpu_usage import GpuUsage, GpuWatch
 from ddplaunch.devices.usage import Used, used_by
 from ddplaunch.diagnosis.inspection import Detail, Inspection
+from ddplaunch.errors import harmless
 from ddplaunch.job.requests import Looked
 from ddplaunch.job.status import State, Status
 from ddplaunch.loop import Loop, Timer
@@ -20,6 +21,7 @@ from ddplaunch.output.live import Live
 from ddplaunch.output.rows import Row, Span, cut
 
 EVERY = 1.0  # seconds between two looks
+LINES = 20  # of a rank's log
 CLOSELY = 5.0  # seconds between two close ones
 HINT = "s stacks  l log  f failures  / filter  z full screen  q leave  ? help"
 _DIGITS = frozenset("0123456789")
@@ -235,5 +237,10 @@ def failures_text(status: Status) -> str:
     )
 
 
-def log_hint(run: str, rank: int) -> str:
-    return f"ddplaunch: ddplaunch logs {run} --rank {rank}\n"
+def last_lines(rank: int, data: bytes) -> str:
+    """The last lines that a rank has printed, as ``ddplaunch logs`` shows them."""
+    lines = data.decode(errors="replace").rstrip("\n").split("\n")[-LINES:]
+    if not data:
+        return f"ddplaunch: rank {rank} has printed nothing that is in memory here\n"
+    seen = (harmless(line.rstrip("\r").rpartition("\r")[2]) for line in lines)  # of a progress bar its last state
+    return "".join(f"[{rank}] {line}\n" for line in seen)

@@ -8,21 +8,22 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from typing import TypeVar
 
 import click
 
-from ddplaunch.cli.live import LiveView, failures_text, log_hint, sentences
+from ddplaunch.cli.live import LiveView, failures_text, last_lines, sentences
 from ddplaunch.console.view import Glance, all_doing, frame, rate, work
 from ddplaunch.control.wire import Connection
 from ddplaunch.devices.usage import Used, used_by
 from ddplaunch.diagnosis.inspection import Detail
-from ddplaunch.errors import EXIT_SIGNAL, LaunchError, UsageError
-from ddplaunch.job import client, folder
+from ddplaunch.errors import EXIT_SIGNAL, LaunchError
+from ddplaunch.job import client, folder, runs
 from ddplaunch.job.door import MAX_ANSWER
-from ddplaunch.job.requests import Look, Looked
+from ddplaunch.job.requests import Look, Looked, Printed, Tail
 from ddplaunch.job.status import Status
 from ddplaunch.loop import Loop
 from ddplaunch.output.live import Live
@@ -34,28 +35,7 @@ BETWEEN = 0.5  # seconds between two looks
 COLUMNS, ROWS = 80, 24  # of a frame that is printed elsewhere than in a terminal
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-
-def find(run: str | None) -> str:
-    """Return the path of a job's door, by its name or the beginning of it, or its launcher's pid."""
-    found: dict[str, Status] = {}
-    for path in folder.doors():
-        try:
-            found[path] = client.show(path, timeout=1)
-        except LaunchError:  # it has just ended, or is suspended
-            continue
-    if run is None:
-        chosen = list(found)
-    else:
-        exact = [path for path, status in found.items() if run in (status.run_id, str(status.pid))]
-        chosen = exact or [path for path, status in found.items() if status.run_id.startswith(run)]
-    if len(chosen) == 1:
-        return chosen[0]
-    names = ", ".join(sorted(f"{status.run_id} (pid {status.pid})" for status in found.values()))
-    if not found:
-        raise UsageError("no job of yours runs on this machine", "start one: ddplaunch run train.py")
-    if not chosen:
-        raise UsageError(f"no job {run} runs on this machine", f"running: {names}")
-    raise UsageError(f"{len(chosen)} jobs run on this machine", f"name one, or its pid: {names}")
+A = TypeVar("A", Looked, Status | Printed)
 
 
 def print_json(path: str) -> int:
@@ -106,15 +86,28 @@ class AtDoor:
         self._status: Status | None = None
 
     def look(self, detail: Detail, answer: Callable[[Looked], None]) -> None:
-        self._ask(Look(stacks=detail is not Detail.STATE), answer)
+        def hear(looked: Looked) -> None:
+            self._status = looked.status
+            answer(looked)
+
+        self._connect(Look(stacks=detail is not Detail.STATE), [Looked], hear, lambda: None)
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
-        answer(log_hint(self._status.run_id if self._status else "", rank))
+        said = bytearray()
+
+        def hear(piece: Status | Printed) -> None:
+            if isinstance(piece, Printed):
+                said.extend(piece.data)
+
+        self._connect(Tail((rank,)), [Status, Printed], hear, lambda: answer(last_lines(rank, bytes(said))))
 
     def failures(self, answer: Callable[[str], None]) -> None:
         answer(failures_text(self._status) if self._status else "")
 
-    def _ask(self, request: Look, answer: Callable[[Looked], None]) -> None:
+    def _connect(
+        self, request: Look | Tail, kinds: Sequence[type[A]], hear: Callable[[A], None], done: Callable[[], None]
+    ) -> None:
+        """Ask; ``done`` is called after the last answer. The job has ended where there is none."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             sock.connect(self._path)
@@ -122,20 +115,26 @@ class AtDoor:
                 raise PermissionError
         except BlockingIOError:  # many ask
             sock.close()
-            self._loop.after(0.1, partial(self._ask, request, answer))
+            self._loop.after(0.1, partial(self._connect, request, kinds, hear, done))
             return
         except OSError:
             sock.close()
             self._loop.soon(self._lost)
             return
+        answered = False
 
-        def hear(looked: Looked) -> None:
-            connection.close()
-            self._status = looked.status
-            answer(looked)
+        def first_or_next(answer: A) -> None:
+            nonlocal answered
+            answered = True
+            hear(answer)
 
-        connection: Connection[Looked] = Connection(
-            self._loop, sock, [Looked], hear, lambda why: self._lost(), max_bytes=MAX_ANSWER
+        connection: Connection[A] = Connection(
+            self._loop,
+            sock,
+            kinds,
+            first_or_next,
+            lambda why: done() if answered else self._lost(),
+            max_bytes=MAX_ANSWER,
         )
         connection.send(request)
 
@@ -144,7 +143,7 @@ class Looking:
     """The live view in a terminal of its own."""
 
     def __init__(self, path: str, chosen: str, *, colour: bool) -> None:
-        self._loop = Loop()
+        self._loop, self._path = Loop(), path
         self._screen = Live(self._loop, PATIENCE, 0.0, speaks=True, colour=colour)
         self._door = AtDoor(self._loop, path, self._gone)
         self._view = LiveView(self._loop, self._screen, self._door, chosen=chosen, left=self._leave)
@@ -178,8 +177,20 @@ class Looking:
 
     def _gone(self) -> None:
         """Nobody answers: it has ended."""
-        self._said = "ddplaunch: the job has ended"
+        self._said = f"ddplaunch: {_end_of(self._path)}"
         self._leave()
+
+
+def _end_of(path: str) -> str:
+    """How the job has ended, where the history knows."""
+    run = os.path.basename(path).rpartition(".")[0]
+    try:
+        record = runs.find(run).record
+    except LaunchError:
+        record = None
+    if record is None or record.code is None:
+        return "the job has ended"
+    return f"{record.run_id} has ended, exit code {record.code}"
 
 
 def _stop() -> None:

@@ -12,17 +12,18 @@ import click
 def top(run: str | None, ranks: str | None, as_json: bool) -> int:
     """Show what a running job does, and where each rank stands.
 
-    RUN is the name of the job; it may be left out where only one runs. In a terminal the view is drawn anew once a
-    second, until q; elsewhere it is printed once. Nobody looking costs a job nothing.
+    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the only job that runs. In a
+    terminal the view is drawn again once a second, until q; elsewhere it is printed once.
     """
     import os
 
     from ddplaunch.cli import looking
     from ddplaunch.console import colour_wanted
+    from ddplaunch.job.runs import running
     from ddplaunch.output.live import can_draw
     from ddplaunch.output.terminal import watched
 
-    path = looking.find(run)
+    path = running(run).path
     if as_json:
         return looking.print_json(path)
     if not (watched(1) and can_draw(os.environ)):

@@ -117,7 +117,7 @@ def test_ctrl_backslash_shows_stacks_below_which_the_view_goes_on(person):
     each.until("s stacks  l log")
     each.type("\x1c")
     each.until("looking at the ranks")
-    each.until(lambda each: any("chats.py:7 (computing)" in row for row in each.history) and framed(each))
+    each.until(lambda each: any("chats.py:7 (" in row for row in each.history) and framed(each))
     assert each.process.poll() is None
 
 
@@ -157,6 +157,10 @@ def test_keys(person):
     each.until("q  leave the view; the job runs on")
     each.type("f")
     each.until("ddplaunch: no rank has failed")
+    each.type("l1\r")
+    each.until(lambda each: sum(row.startswith("[1] rank 1 has said all") for row in each.history) == 2)
+    each.type("l7\r")
+    each.until("ddplaunch: rank 7 has printed nothing that is in memory here")
     each.type("/")
     each.until("filter: 0,3-5, or a word like waiting: _")
     each.type("12\x7f\r")
@@ -173,6 +177,21 @@ def test_keys(person):
     assert each.process.poll() is None
     each.type("\x03")
     assert each.end() == 130
+
+
+def test_earlier_failures(person, tmp_path):
+    program = """
+        import os, sys, time
+        if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            raise ValueError("first")
+        time.sleep(600)
+    """
+    write(tmp_path, "once.py", program)
+    each = person("--nproc", "2", "--max-restarts", "1", "--min-uptime", "0", "once.py")
+    each.until("| attempt 2")
+    each.type("f")
+    each.until(lambda each: sum("ValueError: first" in row for row in each.history) > 1)
+    each.until("ddplaunch: no rank has failed")
 
 
 def test_typed_ahead_is_not_shown(person):
