@@ -144,7 +144,7 @@ class Looking:
 
     def __init__(self, path: str, chosen: str, *, colour: bool) -> None:
         self._loop, self._path = Loop(), path
-        self._screen = Live(self._loop, PATIENCE, 0.0, speaks=True, colour=colour)
+        self._screen = Live(self._loop, PATIENCE, 0.0, "", speaks=True, colour=colour)
         self._door = AtDoor(self._loop, path, self._gone)
         self._view = LiveView(self._loop, self._screen, self._door, chosen=chosen, left=self._leave)
         self._code: int | None = None

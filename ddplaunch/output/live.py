@@ -38,8 +38,8 @@ def can_draw(environ: dict[str, str] | os._Environ[str]) -> bool:
 class Live(Terminal):
     """As ``Terminal``, with the rows of a picture below all lines."""
 
-    def __init__(self, loop: Loop, patience: float, quiet: float, *, speaks: bool, colour: bool) -> None:
-        super().__init__(loop, patience, quiet, speaks=speaks, colour=colour)
+    def __init__(self, loop: Loop, patience: float, quiet: float, prefix: str, *, speaks: bool, colour: bool) -> None:
+        super().__init__(loop, patience, quiet, prefix, speaks=speaks, colour=colour)
         self._loop = loop
         self._home = self._stderr if self._stderr.terminal else self._stdout
         self._fd = 2 if self._stderr.terminal else 1

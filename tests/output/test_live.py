@@ -60,7 +60,7 @@ def test_the_footer_stays_below_the_log(person):
     each.until("line 100 of rank 0")
     each.until(framed)
     assert each.rows[-2:] == [". computing: 3 ranks   ? help", "0 ..."]
-    each.until(lambda each: sum("has said all" in row for row in each.rows) == 3 and framed(each))
+    each.until(lambda each: sum("has said all" in row for row in each.history) == 3 and framed(each))
     assert len(frames(each)) == 1, "a frame was left among the lines"
     log = [row for row in each.history if row.startswith("[")]
     for rank in range(3):
@@ -146,7 +146,7 @@ def test_the_full_screen_and_back(person):
     assert not [row for row in each.rows if row.startswith("[")]
     each.until(lambda each: any(re.match(r"1 +\d+ +computing", row) for row in each.rows))
     each.type("\x1b")
-    each.until(lambda each: sum("has said all" in row for row in each.rows) == 2 and framed(each))
+    each.until(lambda each: sum("has said all" in row for row in each.history) == 2 and framed(each))
     assert b"\x1b[?1049l" in each.raw
 
 
