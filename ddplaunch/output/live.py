@@ -18,6 +18,7 @@ from ddplaunch.output.keyboard import Keyboard, in_foreground
 from ddplaunch.output.rows import Row, columns, painted, width
 from ddplaunch.output.screen import Terminal
 from ddplaunch.output.sink import HIGH_WATER, Sink
+from ddplaunch.output.voice import Kind, Said
 
 EVERY = 1 / 30  # seconds from one drawing to the next, at least
 KEPT = 4 << 20  # bytes of lines that wait while the full screen is shown
@@ -78,6 +79,11 @@ class Live(Terminal):
         """Print a text that somebody asked for, where it can be scrolled back to."""
         self.full_screen(False)
         self._show(self._home, (text if self._colour else _STYLE.sub("", text)).encode(errors="replace"))
+
+    def say(self, said: Said, *, of_job: bool = False) -> None:
+        if said.kind is Kind.STACKS:  # somebody has typed Ctrl-\ to see them
+            self.full_screen(False)
+        super().say(said, of_job=of_job)
 
     @property
     def is_full(self) -> bool:
