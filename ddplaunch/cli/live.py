@@ -21,6 +21,8 @@ from ddplaunch.output.live import Live
 from ddplaunch.output.rows import Row, Span, cut
 
 EVERY = 1.0  # seconds between two looks
+PACE = 30.0  # seconds between two looks at who is slow, which take up to 0.4 s of each rank
+PACE_FIRST = 10.0  # seconds of looking until the first of them
 LINES = 20  # of a rank's log
 CLOSELY = 5.0  # seconds between two close ones
 HINT = "s stacks  l log  f failures  / filter  z full screen  q leave  ? help"
@@ -54,6 +56,8 @@ class LiveView:
         self._waits: frozenset[tuple[int, Place]] = frozenset()  # those that the sentences are about
         self._sentences: tuple[str, ...] = ()
         self._closely = 0.0  # when the next close look is due
+        self._pace: tuple[str, ...] = ()
+        self._pace_due = time.monotonic() + PACE_FIRST
         self._timer: Timer | None = None
         self._chosen = chosen
         self._prompt: tuple[str, str] | None = None  # what is asked for, and what has been typed
@@ -94,6 +98,9 @@ class LiveView:
         self._used = {rank: used for rank, pid in pids.items() if (used := used_by(pid))}
         self._screen.refresh()
 
+    def _hear_pace(self, looked: Looked) -> None:
+        self._pace = looked.inspection.pace
+
     def _judge(self, inspection: Inspection) -> None:
         """Say who waits for whom as long as they do."""
         waits = view.waiting(inspection)
@@ -115,6 +122,9 @@ class LiveView:
         self._timer = self._loop.after(EVERY, self._tick)
         self._gpus.ask()
         now = time.monotonic()
+        if now > self._pace_due and not self._waits:
+            self._pace_due = now + PACE
+            self._job.look(Detail.PACE, self._hear_pace)
         if not self._asked:
             self._asked = now
             self._job.look(self._detail(now), self.hear)
@@ -143,7 +153,7 @@ class LiveView:
             self._used,
             self._used_before,
             self._gpus_of_job(),
-            self._sentences,
+            self._sentences or self._pace,
             self._chosen,
             HINT if self._keys else "",
         )

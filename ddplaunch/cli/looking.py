@@ -90,7 +90,7 @@ class AtDoor:
             self._status = looked.status
             answer(looked)
 
-        self._connect(Look(stacks=detail is not Detail.STATE), [Looked], hear, lambda: None)
+        self._connect(Look(stacks=detail is Detail.WAITS, pace=detail is Detail.PACE), [Looked], hear, lambda: None)
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         said = bytearray()

@@ -72,7 +72,7 @@ class Glance:
     used: Mapping[int, Used] = field(default_factory=dict)  # by rank: those on this machine
     used_before: Mapping[int, Used] = field(default_factory=dict)
     gpus: tuple[GpuUsage, ...] | None = ()  # those that the job uses; None where the driver does not answer
-    sentences: tuple[str, ...] = ()  # who waits for whom, who is slow
+    sentences: tuple[str, ...] = ()  # who waits for whom, or who is slow
     chosen: str = ""  # the filter: "0,3-5", or a word of a rank's line
     hint: str = ""  # what to type
 

@@ -341,3 +341,25 @@ def test_who_waits_for_whom(person, tmp_path):
     each.until(lambda each: sum("wait in all_reduce #21" in row for row in each.history) > 1)
     each.type("\x03\x03")
     each.end()
+
+
+@pytest.mark.slow
+def test_who_is_slow(person, tmp_path):
+    write(
+        tmp_path,
+        "slow.py",
+        """
+        import time, torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        while True:
+            time.sleep(0.1 if dist.get_rank() == 1 else 0.01)
+            dist.all_reduce(torch.ones(6))
+        """,
+    )
+    each = person("--start", "auto", "--nproc", "3", "slow.py")
+    each.until("rank 1 arrived last in", 60)
+    assert re.search(r"running \d\d:\d\d \| \d(\.\d)? collectives/s", each.rows[0])
+    each.type("\x03\x03")
+    each.end()
