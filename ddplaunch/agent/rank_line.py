@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddplaunch.loop import Loop
 
@@ -15,8 +15,7 @@ _MAX_LINE = 16 << 20  # bytes: 2,000 collectives are one million
 _CHUNK = 1 << 18
 
 
-@dataclass(frozen=True)
-class Said:
+class Said(NamedTuple):
     """What a rank answered: whether it has a process group, and torch's JSON."""
 
     initialised: bool

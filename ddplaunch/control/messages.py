@@ -1,6 +1,7 @@
 """What nodes say to each other, and a job of one node to itself: plain data.
 
-``wire`` has the form, ``bounds`` what each field may hold when it comes from another process.
+``wire`` has the form, ``bounds`` what each field may hold when it comes from another process. None has a ``repr``:
+that would be a third of what they cost every start.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Garbled(Exception):
     """A message that makes no sense, or must not come now."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Versions:
     """What must be the same for ranks to work together; None if it is unknown or not installed."""
 
@@ -34,7 +35,7 @@ class Versions:
 # ---------------------------------------------------------------------------------------------- to node 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Hello:
     """A node that wants to take part: its share, and what must agree."""
 
@@ -55,7 +56,7 @@ class Hello:
         return self.share.name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Declined:
     """Said by a node of this job that cannot take part, instead of a hello: why, as an error has it."""
 
@@ -76,7 +77,7 @@ class Declined:
         return f"{self.name}: {self.message}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Failed:
     """A rank failed; ``clock`` is this node's time when it says so, as moments are on its clock."""
 
@@ -85,14 +86,14 @@ class Failed:
     clock: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Finished:
     """All ranks of this node have done their work."""
 
     attempt: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Broken:
     """The launcher's own processes on a node ended unexpectedly."""
 
@@ -100,7 +101,7 @@ class Broken:
     moment: float  # by the node's clock
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Drained:
     """Nothing of the attempt is left on this node."""
 
@@ -112,7 +113,7 @@ class Drained:
     preemption_seen: bool = False  # whether a rank asked if the job is preempted, and the answer was yes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Arrived:
     """When ranks of this node that have done their work had arrived at their last collectives; before ``Drained``."""
 
@@ -120,7 +121,7 @@ class Arrived:
     arrivals: tuple[Arrivals, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Unable:
     """This node cannot start its ranks, for a reason that a user can fix."""
 
@@ -128,7 +129,7 @@ class Unable:
     hint: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Interrupted:
     """A signal to end the job has come here, for the first time or ``again``."""
 
@@ -136,21 +137,21 @@ class Interrupted:
     again: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Suspicion:
     """The ranks here have been silent for the stall timeout, and none of them gets on: has the job stalled?"""
 
     attempt: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Straggling:
     """Ranks here still run, though the last of the others ended as long ago as ``--straggler-timeout`` allows."""
 
     attempt: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Warned:
     """The scheduler's warning has come here, by this signal: it soon needs the machines back."""
 
@@ -160,7 +161,7 @@ class Warned:
 # ---------------------------------------------------------------------------------------------- from node 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Welcome:
     """The first message on any connection to the control port."""
 
@@ -168,7 +169,7 @@ class Welcome:
     nonce: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Refused:
     """You cannot take part, and why, as in an error."""
 
@@ -176,7 +177,7 @@ class Refused:
     hint: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Joined:
     """You take part, from the next start on; ``node_rank`` is yours if you asked for one."""
 
@@ -186,7 +187,7 @@ class Joined:
     node_rank: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class JoinStatus:
     """Which nodes have joined, while the job waits for more."""
 
@@ -198,7 +199,7 @@ class JoinStatus:
     kind: Literal["node", "task"] = "node"  # what people call them
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Start:
     """Start your ranks."""
 
@@ -209,7 +210,7 @@ class Start:
     interface: str | None = None  # the one that leads there
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stop:
     """Stop your ranks: this signal to their leaders, SIGKILL after ``grace`` seconds."""
 
@@ -218,33 +219,33 @@ class Stop:
     grace: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Preempt:
     """The job is preempted: let your ranks know. They end by themselves, or are stopped later."""
 
     attempt: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Release:
     """All ranks of all nodes have done their work: rank 0 need not keep the store any longer."""
 
     attempt: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Seeking:
     """From a node to itself: node 0 is not reached yet, and why."""
 
     trouble: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Alone:
     """Said by a node to itself: node 0 does not speak for it any more, and what follows is its own."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Again:
     """The attempt failed; the next follows after ``wait`` seconds. ``text`` says it to people."""
 
@@ -254,14 +255,14 @@ class Again:
     verdict: Verdict
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Note:
     """A line for people."""
 
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class End:
     """The job is over."""
 
@@ -271,7 +272,7 @@ class End:
 # ---------------------------------------------------------------------------------------------- both ways
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspect:
     """From node 0: what are your ranks doing? To node 0: what are all ranks doing? ``serial`` comes back with it."""
 
@@ -280,7 +281,7 @@ class Inspect:
     within: float  # seconds until the answer is too late
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspected:
     """What ranks were found doing: the answer, or with serial 0 what is to be kept of an attempt that is stopped."""
 
@@ -288,7 +289,7 @@ class Inspected:
     inspection: Inspection
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Beat:
     """Still here; and what both need to compare their clocks (``clock_offset``)."""
 

@@ -98,6 +98,7 @@ class History:
         self._attempt: list[tuple[Event, float]] = []  # what has happened in it
         self._number = 0
         self._begun = b""  # the line of its start, until it is written
+        self._awaited = 0  # ranks that have not started
         self._size = 0  # bytes written
         self._left_out = 0  # attempts in a row
         self._outputs: list[str] = []  # files of what ranks had printed when the last attempt failed
@@ -107,24 +108,31 @@ class History:
             return self._end() if isinstance(event, events.Ended) else None
         if isinstance(event, events.Planned):
             self._plan, self._number = event.plan, event.attempt
-            self._begin()
-        elif len(self._attempt) < MAX_EVENTS or isinstance(event, _LAST):
+            self._begun = self._beginning()
+            self._awaited = len(event.plan.local_ranks)
+            return
+        if isinstance(event, events.Started):
+            self._awaited -= 1
+            if self._awaited == 0 and self._folder is None:  # not before: a busy disk may take its time
+                self._begin()
+        if len(self._attempt) < MAX_EVENTS or isinstance(event, _LAST):
             self._attempt.append((event, time.time()))
         if isinstance(event, _LAST):
             self._keep(event)
         if isinstance(event, events.Ended):
             self._end()
 
-    def _begin(self) -> None:
+    def _beginning(self) -> bytes:
         plan = self._plan
         ranks = [[rank.rank, rank.host or ""] for rank in plan.local_ranks]
         begun = {"event": "begun", "attempt": self._number, "node_rank": plan.node_rank, "nnodes": plan.nnodes}
-        self._begun = _line({"time": time.time(), **begun, "world_size": plan.world_size, "ranks": ranks})
+        return _line({"time": time.time(), **begun, "world_size": plan.world_size, "ranks": ranks})
+
+    def _begin(self) -> None:
         try:
-            if self._folder is None:
-                self._open()
-                self._append([self._begun])
-                self._begun = b""
+            self._open()
+            self._append([self._begun])
+            self._begun = b""
         except OSError as error:
             self._trouble = error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 
 import pytest
@@ -15,6 +16,7 @@ from ddplaunch.job.follower import MAX_WAITING, Follower
 from ddplaunch.job.requests import Printed, Tail
 from tests.conftest import wait_until, write
 from tests.job.test_live import door
+from tests.patience import patience
 from tests.starts import LIGHT
 
 SPEAKS = """
@@ -69,16 +71,18 @@ def test_the_exit_code(job, tmp_path):
     assert codes == [job.wait()] == [137]
 
 
-def test_a_launcher_that_is_killed_has_none(job):
+def test_a_launcher_that_is_killed_has_none(job, monkeypatch):
     codes: list[int | None] = []
-    path, seen = door(job), threading.Event()
+    path, seen, admitted = door(job), threading.Event(), client._admitted
 
-    def wait() -> None:
+    def noted(sock: socket.socket, timeout: float) -> None:
+        admitted(sock, timeout)
         seen.set()
-        codes.append(client.wait(path))
 
-    waiting = threading.Thread(target=wait)
+    monkeypatch.setattr(client, "_admitted", noted)
+    waiting = threading.Thread(target=lambda: codes.append(client.wait(path)))
     waiting.start()
+    assert seen.wait(patience(20))
     pieces = client.tail(path, follow=True)
     next(pieces)
     job.signal(signal.SIGKILL)
