@@ -31,7 +31,7 @@ class Doing(Enum):
     SILENT = "silent"
     BLOCKED = "blocked"
     PENDING = "starting"
-    COMPUTING = "computing"
+    RUNNING = "running"
     WAITING = "waiting"
     ENDED = "ended"
 
@@ -48,7 +48,7 @@ LOOKS = {
     Doing.SILENT: Look("?", "1;33", "it does not answer: it holds Python's lock (GIL)"),
     Doing.BLOCKED: Look("D", "1;33", "it waits for a disk or a driver, in the kernel"),
     Doing.PENDING: Look("-", "2", "it has no process yet"),
-    Doing.COMPUTING: Look(".", "32", "it runs, and waits in no collective"),
+    Doing.RUNNING: Look(".", "32", "it runs, and waits in no collective"),
     Doing.WAITING: Look("w", "33", "it waits in a collective"),
     Doing.ENDED: Look("e", "2", "it has ended"),
 }
@@ -98,7 +98,7 @@ def doing(rank: RankInspection, status: RankStatus | None = None, state: State =
             return Doing.BLOCKED
     if rank.answers is False:
         return Doing.SILENT
-    return Doing.WAITING if place(rank) else Doing.COMPUTING
+    return Doing.WAITING if place(rank) else Doing.RUNNING
 
 
 def place(rank: RankInspection) -> Place | None:

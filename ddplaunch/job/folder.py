@@ -96,12 +96,21 @@ def _alive(folder: str) -> list[str]:
         path, pid = os.path.join(folder, name), name.rpartition(".")[2]
         if not (pid.isascii() and pid.isdecimal()):
             continue
-        if os.path.exists(f"/proc/{pid}") or not _refuses(path):  # it may live in another PID namespace
+        if _is_launcher(pid) or not _refuses(path):  # it may live in another PID namespace
             alive.append(path)
         else:
             with suppress(OSError):  # another process was quicker
                 os.unlink(path)
     return alive
+
+
+def _is_launcher(pid: str) -> bool:
+    """Whether it is a process like us; to look is cheaper than to connect, which would wake it."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"ddplaunch" in file.read()
+    except OSError:
+        return False
 
 
 def _refuses(path: str) -> bool:

@@ -79,7 +79,7 @@ def test_a_look_and_away(job, top):
     each = top(name(mine))
     each.until(lambda each: framed(each) and "CPU" in each.rows[-3])
     assert re.fullmatch(r"running \d\d:\d\d \| CPU \d+ % \| \d+ MiB", each.rows[-3])
-    assert each.rows[-2:] == [". computing: 2 ranks   ? help", "0 .."]
+    assert each.rows[-2:] == [". running: 2 ranks   ? help", "0 .."]
     each.type("q")
     assert each.end() == 0
     assert each.settings == each.before
@@ -114,7 +114,7 @@ def test_the_full_screen(job, top):
     each.until("s stacks  l log  f failures")
     assert each.rows[0].startswith("full-screen: python ")
     each.until(
-        lambda each: any(re.fullmatch(rf"1 +{mine.ranks()[1]} +computing +\d+ +\d+ MiB", row) for row in each.rows)
+        lambda each: any(re.fullmatch(rf"1 +{mine.ranks()[1]} +running +\d+ +\d+ MiB", row) for row in each.rows)
     )
     each.resize(40, 10)
     each.until(lambda each: len(each.rows) == 10 and each.rows[-1].startswith("s stacks"))
@@ -126,7 +126,7 @@ def test_the_full_screen(job, top):
 def test_who_is_stopped(job, top):
     mine = job("stopped", STOPS + WAITS)
     each = top("stopped")
-    each.until("T stopped: rank 1   . computing: rank 0   ? help")
+    each.until("T stopped: rank 1   . running: rank 0   ? help")
     assert each.rows[-1] == "0 .T"
     each.type("/stopped\r")
     each.until("| filter: stopped")
@@ -202,14 +202,14 @@ def test_the_terminal_goes_away(job, top):
     each.master, each._slave = os.openpty()
 
 
-@pytest.mark.parametrize("ranks", ["1", "computing", ""])
+@pytest.mark.parametrize("ranks", ["1", "running", ""])
 def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, launch, ranks):
     job("once")
     done = launch("top", "once", *(("--ranks", ranks) if ranks else ()))
     assert (done.returncode, done.stderr) == (0, "")
     first, *others = done.stdout.splitlines()
     assert re.match(r"running \d\d:\d\d \| CPU \d+ % \| \d+ MiB", first)
-    assert others == ([". computing: rank 1"] if ranks == "1" else [". computing: 2 ranks", "0 .."])
+    assert others == ([". running: rank 1"] if ranks == "1" else [". running: 2 ranks", "0 .."])
 
 
 def test_a_dumb_terminal(job, top):
@@ -226,7 +226,7 @@ def test_json(job, launch):
     found = json.loads(done.stdout)
     assert list(found) == ["status", "inspection", "doing", "waits", "collectives_per_second", "cpus", "memory"]
     assert (found["status"]["run_id"], found["status"]["state"]) == ("as-json", "running")
-    assert found["doing"] == {"0": "computing", "1": "computing"}
+    assert found["doing"] == {"0": "running", "1": "running"}
     assert [rank["pid"] for rank in found["inspection"]["ranks"]] == mine.ranks()
     assert found["collectives_per_second"] is None
     assert found["memory"]["0"] > 1 << 20

@@ -44,11 +44,11 @@ def shown(one: Glance, across: int = 80, down: int = 24) -> list[str]:
 @pytest.mark.parametrize(
     ("found", "status", "state", "expected"),
     [
-        (rank(0), None, State.RUNNING, Doing.COMPUTING),
+        (rank(0), None, State.RUNNING, Doing.RUNNING),
         (rank(0, 11, 10), None, State.RUNNING, Doing.WAITING),
-        (rank(0, 11, 10, moved=True), None, State.RUNNING, Doing.COMPUTING),
+        (rank(0, 11, 10, moved=True), None, State.RUNNING, Doing.RUNNING),
         (rank(0, 11, 10, answers=False), None, State.RUNNING, Doing.SILENT),
-        (rank(0, groups=(), answers=None), None, State.RUNNING, Doing.COMPUTING),
+        (rank(0, groups=(), answers=None), None, State.RUNNING, Doing.RUNNING),
         (rank(0, 11, 10, condition=Condition.STOPPED), None, State.RUNNING, Doing.STOPPED),
         (rank(0, condition=Condition.BLOCKED), None, State.RUNNING, Doing.BLOCKED),
         (rank(0, condition=Condition.PENDING), None, State.STARTING, Doing.PENDING),
@@ -78,7 +78,7 @@ def test_a_hang():
         "2 GPUs 80-98 % 40-71 of 80 GiB",
         "ranks 0, 1, 3 wait in all_reduce #11 of default_pg (float32[6]), entered at",
         "  train.py:88; rank 2 has not",
-        ". computing: rank 2   w waiting: 3 ranks",
+        ". running: rank 2   w waiting: 3 ranks",
         "0 ww.w",
     ]
 
@@ -100,7 +100,7 @@ def test_the_odd_ones_come_first():
     ranks[9] = replace(ranks[9], condition=Condition.EXITED, code=3)
     ranks[11] = rank(11, 11, 10)
     _, *legend, cells = shown(glance(*ranks))
-    assert legend == ["X failed: rank 9   T stopped: rank 7   w waiting: rank 11", ". computing: 61 ranks"]
+    assert legend == ["X failed: rank 9   T stopped: rank 7   w waiting: rank 11", ". running: 61 ranks"]
     assert cells == " 0 .......T .X.w.... ........ ........ ........ ........ ........ ........"
 
 

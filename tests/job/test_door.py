@@ -231,6 +231,18 @@ def test_a_killed_launcher_leaves_a_socket_that_the_next_one_removes(run):
     assert os.listdir(os.path.dirname(other.path)) == [os.path.basename(other.path)]
 
 
+def test_a_process_that_has_a_killed_launchers_pid_now_does_not_keep_its_socket(run, runtime):
+    """As that of a launcher in another PID namespace, which was the second process there."""
+    job = run()
+    ranks = job.show().ranks
+    job.process.kill()
+    job.process.wait()
+    for rank in ranks:
+        os.kill(rank.pid, signal.SIGKILL)
+    os.rename(job.path, job.path.rpartition(".")[0] + ".1")
+    assert doors(runtime) == []
+
+
 def test_a_client_removes_them_too(run, runtime):
     job = run()
     ranks = job.show().ranks

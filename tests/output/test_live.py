@@ -59,7 +59,7 @@ def test_the_footer_stays_below_the_log(person):
     each = person("--nproc", "3", "chats.py", "400")
     each.until("line 100 of rank 0")
     each.until(framed)
-    assert each.rows[-2:] == [". computing: 3 ranks   ? help", "0 ..."]
+    assert each.rows[-2:] == [". running: 3 ranks   ? help", "0 ..."]
     each.until(lambda each: sum("has said all" in row for row in each.history) == 3 and framed(each))
     assert len(frames(each)) == 1, "a frame was left among the lines"
     log = [row for row in each.history if row.startswith("[")]
@@ -144,7 +144,7 @@ def test_the_full_screen_and_back(person):
     each.until("s stacks  l log")
     assert "chats.py 250" in each.rows[0]
     assert not [row for row in each.rows if row.startswith("[")]
-    each.until(lambda each: any(re.match(r"1 +\d+ +computing", row) for row in each.rows))
+    each.until(lambda each: any(re.match(r"1 +\d+ +running", row) for row in each.rows))
     each.type("\x1b")
     each.until(lambda each: sum("has said all" in row for row in each.history) == 2 and framed(each))
     assert b"\x1b[?1049l" in each.raw
@@ -165,9 +165,7 @@ def test_keys(person):
     each.until("filter: 0,3-5, or a word like waiting: _")
     each.type("12\x7f\r")
     each.until(
-        lambda each: (
-            any(row.endswith("| filter: 1") for row in each.rows) and ". computing: rank 1   ? help" in each.rows
-        )
+        lambda each: any(row.endswith("| filter: 1") for row in each.rows) and ". running: rank 1   ? help" in each.rows
     )
     each.type("/9\x1b\x1b[A\x1b[Bx")  # arrows, and a letter that means nothing
     each.type("/\r")
@@ -210,7 +208,7 @@ def test_resizing(person):
         each.resize(columns, rows)
         before = len(each.raw)
         each.until(lambda each, before=before: b"running" in each.raw[before:])
-        assert all(len(row) < columns for row in each.rows if "computing" in row)
+        assert all(len(row) < columns for row in each.rows if "running" in row)
     each.until(framed)
     assert len([row for row in each.rows if FRAME.match(row)]) == 1
 
@@ -335,7 +333,7 @@ def test_who_waits_for_whom(person, tmp_path):
     assert "ranks 0, 1 wait in all_reduce #21 of default_pg (float32[6]), entered at hangs.py:11" in said
     assert "load_batch at hangs.py:5" in said
     assert "2 of 3 ranks wait" in said
-    assert ". computing: rank 2   w waiting: 2 ranks   ? help" in each.rows
+    assert ". running: rank 2   w waiting: 2 ranks   ? help" in each.rows
     assert "0 ww." in each.rows
     each.type("s")
     each.until(lambda each: sum("wait in all_reduce #21" in row for row in each.history) > 1)
