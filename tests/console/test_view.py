@@ -100,7 +100,7 @@ def test_the_odd_ones_come_first():
     ranks[9] = replace(ranks[9], condition=Condition.EXITED, code=3)
     ranks[11] = rank(11, 11, 10)
     _, *legend, cells = shown(glance(*ranks))
-    assert legend == ["X failed: rank 9   T stopped: rank 7   w waiting: rank 11", ". running: 61 ranks"]
+    assert legend == ["X failed: rank 9   T stopped: rank 7   w waiting: rank 11   . running: 61 ranks"]
     assert cells == " 0 .......T .X.w.... ........ ........ ........ ........ ........ ........"
 
 
@@ -163,7 +163,7 @@ def test_who_has_not_moved_since_the_look_before():
         ("2", {2}),
         ("0,2-3", {0, 2, 3}),
         ("wait", {0, 1, 3}),
-        ("comp", {2}),
+        ("runn", {2}),
         ("N0", {0, 1, 2, 3}),
         ("9", set()),
         ("-", set()),
