@@ -7,7 +7,6 @@ kill. It does not go to one that is stopped: it would come when nobody asks any 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from ddplaunch.agent.ranks import RankProcess
 from ddplaunch.diagnosis.inspection import Condition
@@ -22,7 +21,7 @@ class StackDump:
 
     def __init__(self, process: RankProcess, signal: int, fd: int, condition: Condition) -> None:
         """Send ``signal`` to the rank, which writes to its descriptor ``fd``."""
-        self._proc, self._signal, self._file = Path(f"/proc/{process.pid}"), signal, -1
+        self._proc, self._signal, self._file = f"/proc/{process.pid}", signal, -1
         self.text: bytes | None = None  # once it is whole
         self.why_not = self._hindrance(fd, condition)
         if not self.why_not:
@@ -36,12 +35,12 @@ class StackDump:
         try:
             if not self._mask("SigCgt"):
                 return REPLACED
-            if os.readlink(self._proc / "fd" / str(fd)) != _FILE:
+            if os.readlink(f"{self._proc}/fd/{fd}") != _FILE:
                 return "the program has closed the file for it"
-            self._file = os.open(self._proc / "fd" / str(fd), os.O_RDWR | os.O_CLOEXEC)
+            self._file = os.open(f"{self._proc}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
             os.ftruncate(self._file, 0)
         except FileNotFoundError:
-            return "the program has closed the file for it" if self._proc.exists() else "it has ended"
+            return "the program has closed the file for it" if os.path.exists(self._proc) else "it has ended"
         except (OSError, ValueError) as error:
             return f"the system does not allow it: {error}"
         return ""
@@ -73,8 +72,9 @@ class StackDump:
 
     def _mask(self, name: str) -> bool:
         """Whether the signal is in this set of the process's main thread (proc_pid_status(5))."""
-        for line in (self._proc / "status").read_text(errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key == name:
-                return bool(int(value, 16) >> (self._signal - 1) & 1)
+        with open(f"{self._proc}/status", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                key, _, value = line.partition(":")
+                if key == name:
+                    return bool(int(value, 16) >> (self._signal - 1) & 1)
         raise ValueError(name)

@@ -27,6 +27,7 @@ from ddplaunch.output.run_log import rank_file
 from ddplaunch.plan.plan import Plan
 
 MAX_RUNS = 100  # that are kept
+LOOK_EVERY = 5  # runs that failed and left output, about: then it is looked how many bytes all take
 MAX_TARGET = 1000  # characters of the target that are kept
 MAX_EVENTS = 20_000  # of an attempt
 MAX_BYTES = 4 << 20  # of the attempts in a file, but the last
@@ -230,7 +231,8 @@ class History:
         os.close(self._folder)
         self._folder = None
         with suppress(OSError):
-            if self._outputs or len(os.listdir(place() or "/")) > MAX_RUNS:
+            kept = len(os.listdir(place() or "/"))
+            if kept > MAX_RUNS or (self._outputs and kept % LOOK_EVERY == 0):
                 from ddplaunch.job.past import make_room
 
                 make_room()
