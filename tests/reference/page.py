@@ -201,6 +201,16 @@ def _files() -> Iterator[str]:
     yield "## A run as JSON\n"
     yield "`ddplaunch report --json`, of [a run](runs.md). `null` is unknown, or not yet. Fields may be added.\n"
     yield table(("field", "is"), described(records.record_fields(), records.RECORD))
+    yield "## The stacks as JSON\n"
+    yield (
+        "`stacks.json` of the [log folder](logs.md#the-log-folder), written before the ranks of an attempt are "
+        "stopped. Fields may be added.\n"
+    )
+    yield table(("field", "is"), described(records.inspection_fields(), records.INSPECTION))
+    yield "`ddplaunch stacks --json` prints these beside:\n"
+    yield table(("field", "is"), described(records.stacks_fields(), records.STACKS))
+    yield "`ddplaunch top --json`:\n"
+    yield table(("field", "is"), described(list(records.TOP), records.TOP))
     yield "## events.jsonl\n"
     yield (
         "One object a line, in the [log folder](logs.md#the-log-folder): `time` since the epoch and `elapsed` since "

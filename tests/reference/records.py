@@ -12,8 +12,19 @@ from typing import Any
 import ddplaunch
 from ddplaunch.console.devices import devices_json
 from ddplaunch.console.runs import ended_json, running_json
+from ddplaunch.console.stacks import to_json as stacks_json
 from ddplaunch.control.failure import Failure, Verdict
 from ddplaunch.devices.visible import Visible, VisibleGpu
+from ddplaunch.diagnosis.inspection import (
+    Collective,
+    Condition,
+    Frame,
+    Group,
+    GroupState,
+    Inspection,
+    RankInspection,
+    Thread,
+)
 from ddplaunch.job.glance import Glance
 from ddplaunch.job.record import Attempt, RankRecord, Record, to_json
 from ddplaunch.job.runs import Running
@@ -123,7 +134,7 @@ SAID_KINDS = {
     "note": ("none; where a file is kept: `path`, `host`", "what people are told"),
     "waiting": ("none", "whom node 0, or this node, waits for; again every 30 s"),
     "restart": ("`attempt`, `wait`, `verdict`", "as `restart` in events.jsonl, and the failure before it"),
-    "stacks": ("`stacks`", "what the ranks do, after Ctrl-\\, as `ddplaunch stacks --json` prints it"),
+    "stacks": ("`stacks`", "what the ranks do, after Ctrl-\\, as [`ddplaunch stacks --json`](#the-stacks-as-json) prints it"),
     "failure": ("`verdict`", "the failure report, as failure.json has it"),
     "error": ("`code`, `hint`, or `problems[]`: `host`, `text`", "the command is refused, or a host over SSH is"),
     "end": ("`code`", "the job has ended with this exit code; the last line"),
@@ -213,6 +224,77 @@ RECORD = {
 }
 
 
+INSPECTION = {
+    "moment": "when, in seconds since the epoch",
+    "ranks[].rank": "all ranks of the job",
+    "ranks[].host": "its node's name",
+    "ranks[].pid": "its process there; 0 for none",
+    "ranks[].condition": "`alive`, `stopped` (SIGSTOP), `blocked` (uninterruptible sleep), `exited`, `pending`, or "
+    "`replaced` (by exec)",
+    "ranks[].code": "how it ended: its exit code, negative for a signal",
+    "ranks[].threads[].frames[].function": "the innermost call first; of the main thread, then of the others",
+    "ranks[].threads[].frames[].file": "relative to the job's folder where it is below that",
+    "ranks[].threads[].frames[].line": "the line",
+    "ranks[].threads[].frames[].own": "whether it is the user's code, and not Python's or a package's",
+    "ranks[].threads[].name": "where Python tells it (3.14)",
+    "ranks[].no_stack": "why there are no threads",
+    "ranks[].answers": "whether it said how far it is; `false`: native code holds the GIL; `null`: no process group",
+    "ranks[].groups[].group": "torch's name of a process group: `0` is the default one",
+    "ranks[].groups[].enqueued": "the operation that it entered last, send and recv included",
+    "ranks[].groups[].completed": "the last that completed; gloo is late to count, and out of order",
+    "ranks[].moved": "whether these changed within 0.1 s",
+    "ranks[].last[].group": "the last collectives, of the ranks that were asked for them: a process group",
+    "ranks[].last[].number": "the collective's, from 1, in its group",
+    "ranks[].last[].operation": "`all_reduce`",
+    "ranks[].last[].tensors": "what goes in: `float32[6]`",
+    "ranks[].last[].timeout": "torch's, in seconds",
+    "ranks[].last[].entered": "when, by the clock of that host",
+    "ranks[].last[].completed": "whether it has",
+    "ranks[].last[].alone": "whether no send or recv is counted in `groups` of that group",
+    "ranks[].known[].group": "the groups that it is in, of the same ranks",
+    "ranks[].known[].description": "what the program calls it",
+    "ranks[].known[].ranks": "its members",
+    "ranks[].cpu": "seconds of CPU time of it and its children that have ended",
+    "ranks[].arrivals": "always empty here",
+    "ranks[].quiet": "seconds since it printed, or moved",
+    "ranks[].standstill": "seconds for which it has been in the same collective",
+    "ranks[].busy": "share of a CPU that it and what is below it used since it was last looked at; `null` if not known",
+    "ranks[].traffic": "bytes a second that they read and wrote; `null` if not known",
+    "world_size": "how many ranks",
+    "silent": "the nodes that did not answer",
+    "node_only": "whether other nodes were not asked (`--control none`)",
+    "pace": "who is slow, in sentences, where that was asked",
+}
+
+STACKS = {
+    "sentences": "who waits for whom",
+    "notes[]": "what was not asked, or did not answer",
+    "waits[].text": "one of the sentences",
+    "waits[].operation": "what ranks wait in",
+    "waits[].group": "its group",
+    "waits[].number": "its number; 0 if it is no collective",
+    "waits[].waiting": "the ranks that wait",
+    "waits[].missing[].rank": "a rank that they wait for",
+    "waits[].missing[].waits": "whether it waits itself, for somebody else",
+    "waits[].missing[].calls": "in what",
+    "waits[].different": "where all came, but not to the same: `operation`, `tensors` and `ranks` of each",
+    "groups[].ranks": "ranks with equal stacks",
+    "groups[].state": "what they do, in words",
+    "groups[].waited": "for how many seconds",
+}
+
+TOP = {
+    "status": "`run_id`, `target`, `pid`, `node_rank`, `world_size`, `began`, `since`, `attempt`, `state`, `ranks`, "
+    "`restarts` and `code` of this node's share",
+    "inspection": "as in `stacks.json`, without threads",
+    "doing": "what each rank does: `running`, `waiting`, `silent`, `blocked`, `stopped`, `ended`, `failed`, `starting`",
+    "waits": "who waits for whom, in sentences",
+    "collectives_per_second": "how fast the job is; `null` if not known",
+    "cpus": "CPUs that each rank of this node uses",
+    "memory": "bytes of each rank of this node",
+}
+
+
 def _plan() -> dict[str, Any]:
     machine = Machine(host="n0", allowed_cpus=(0,), physical_cpus=1, slots=(Slot("cpu"),), slots_source="")
     target = Target(Kind.SCRIPT, "train.py", (), path="train.py")
@@ -244,6 +326,28 @@ def runs_fields() -> list[str]:
 def record_fields() -> list[str]:
     """Those of ``ddplaunch report --json``."""
     return list(_paths(json.loads(to_json(_record())), ""))
+
+
+def inspection_fields() -> list[str]:
+    """Those of stacks.json."""
+    return list(_paths(json.loads(json.dumps(_inspection().to_json())), ""))
+
+
+def stacks_fields() -> list[str]:
+    """What ``ddplaunch stacks --json`` has beside them."""
+    found = json.loads(json.dumps(stacks_json(_inspection())))
+    return [path for path in _paths(found, "") if path.partition("[")[0] not in _inspection().to_json()]
+
+
+def _inspection() -> Inspection:
+    """Two ranks, of which the first waits for the second."""
+    frames = (Frame("load", "train.py", 1, True),)
+    collective = Collective("0", 1, "all_reduce", "", 1.0, 0.0, False, True)
+    waiting = RankInspection(
+        0, "", 1, Condition.ALIVE, threads=(Thread(frames),), answers=True, groups=(GroupState("0", 1, 0),),
+        last=(collective,), known=(Group("0", "default_pg", (0, 1)),),
+    )  # fmt: skip
+    return Inspection(1.0, (waiting, RankInspection(1, "", 2, Condition.ALIVE, answers=True)), 2)
 
 
 def _record() -> Record:

@@ -43,6 +43,8 @@ def test_every_field_is_described():
     assert records.devices_fields() == list(records.DEVICES)
     assert records.runs_fields() == list(records.RUNS)
     assert records.record_fields() == list(records.RECORD)
+    assert records.inspection_fields() == list(records.INSPECTION)
+    assert records.stacks_fields() == list(records.STACKS)
     assert set(records.events()) == set(records.EVENTS)
     assert (verdict, failure) == (list(records.VERDICT), list(records.FAILURE))
 
