@@ -167,8 +167,8 @@ def test_too_many_descriptors_on_their_way(tmp_path, how, code):
     words = [*command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs"), str(write(tmp_path, "train.py", ""))]
     done = subprocess.run(
         ["setpriv", *other, *rights, sys.executable, "-c", HOLDER, how, *words],
-        cwd=tmp_path, env=clean_environment({"TMPDIR": str(tmp_path)}), capture_output=True, text=True,
-        timeout=patience(60),
+        cwd=tmp_path, env=clean_environment({"TMPDIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}),
+        capture_output=True, text=True, timeout=patience(60),
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     if code:

@@ -134,7 +134,10 @@ SAID_KINDS = {
     "note": ("none; where a file is kept: `path`, `host`", "what people are told"),
     "waiting": ("none", "whom node 0, or this node, waits for; again every 30 s"),
     "restart": ("`attempt`, `wait`, `verdict`", "as `restart` in events.jsonl, and the failure before it"),
-    "stacks": ("`stacks`", "what the ranks do, after Ctrl-\\, as [`ddplaunch stacks --json`](#the-stacks-as-json) prints it"),
+    "stacks": (
+        "`stacks`",
+        "after Ctrl-\\: what the ranks do, as [`stacks --json`](#the-stacks-as-json) prints it",
+    ),
     "failure": ("`verdict`", "the failure report, as failure.json has it"),
     "error": ("`code`, `hint`, or `problems[]`: `host`, `text`", "the command is refused, or a host over SSH is"),
     "end": ("`code`", "the job has ended with this exit code; the last line"),
