@@ -194,15 +194,10 @@ class Supervisor:
             self.sidecars.start()
 
     def _wind_up(self, ranks: Ranks) -> None:
-        """Run the stall clock, where it can be judged here who waits; it is loaded while the zygote imports.
-
-        So is what looks at the ranks: when one has failed, the others should not wait for that.
-        """
+        """Run the stall clock, where it can be judged here who waits; it is loaded while the zygote imports."""
         apart = self._rules.port is None and ranks.plan.nnodes > 1
         if ranks.plan.world_size == 1 or apart or not self._policy.inspect:
             return
-        if ranks.phase is Phase.LOADING:
-            import ddplaunch.agent.inspector  # noqa: F401
         if self._stall_clock is None:
             from ddplaunch.agent.stall_clock import StallClock
 
