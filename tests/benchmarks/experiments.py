@@ -24,7 +24,7 @@ from tests.benchmarks.measure import Failed, Job
 Values = dict[str, float]
 Turn = Callable[[], Values]
 
-TORCHRUN, SPAWN, LOOP = "torchrun", "mp.spawn", "loop of python"
+TORCHRUN, SPAWN, LOOP, WITHOUT = "torchrun", "mp.spawn", "loop of python", "--no-inspect --no-history"
 IMPORT, PASS = "import torch", "python -c pass"
 
 RESTARTABLE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -89,6 +89,8 @@ def all_experiments(size: Size) -> list[Experiment]:
         _idle(size),
         _output(size),
         _dry_run(size),
+        _inspection(size),
+        _stacks(size),
         *_preload(size),
         *_framework(size),
     ]
@@ -395,6 +397,67 @@ def _dry_run(size: Size) -> Experiment:
             Row("--dry-run --json, 2 nodes × 8", "wall_2", "s", PASS, 8.0, "wall"),
             Row(f"--dry-run --json, {size.nodes:,} nodes × 8", f"wall_{size.nodes}", "s", None, 1.0),
         ),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- asking a running job
+
+
+def _inspection(size: Size) -> Experiment:
+    """What it costs that ranks can be asked, and that runs have a past, while nobody asks."""
+
+    def whole(*options: str) -> Turn:
+        def turn() -> Values:
+            found = _run_to(contenders.ddplaunch(*options)(size.many, "collective.py"), "collective", size.many)
+            with Job(contenders.ddplaunch(*options)(2, "reduces.py")) as job:
+                reached = job.until("collective", 2)
+                job.succeed()
+                return {**found, "reduces": reached - min(job.times("begun"))}
+
+        return turn
+
+    ranks = f"{size.many} ranks, with inspection and history"
+    return Experiment(
+        "inspection",
+        {OURS: whole(), WITHOUT: whole("--no-inspect", "--no-history")},
+        (
+            Row(f"{ranks}: the whole command", "wall", "s", WITHOUT, 1.02),
+            Row(f"{ranks}: CPU of the whole job", "cpu", "CPU-s", WITHOUT, 1.02),
+            Row("2 ranks: 3,000 all_reduces of 6 numbers", "reduces", "s", WITHOUT),
+        ),
+    )
+
+
+def _stacks(size: Size) -> Experiment:
+    """How long a job takes to answer who waits for whom: all ranks but one wait in a collective."""
+    from ddplaunch.job import client
+    from ddplaunch.job.folder import doors
+
+    def asked(ranks: int) -> Values:
+        waiting = {"BENCH_ABSENT": "1"}
+        with Job(contenders.ddplaunch()(ranks, "collective.py"), waiting, hold=True) as job:
+            job.until("held", ranks)
+            (door,) = [path for path in doors() if path.endswith(f".{job.pid}")]
+            began = time.monotonic()
+            found = client.look(door, stacks=True).inspection
+            seconds = time.monotonic() - began
+            if not all(rank.threads for rank in found.ranks):
+                raise Failed("a rank without a stack")
+            job.release()
+            job.finish()  # with the absent rank's end the others fail
+            return {f"stacks_{ranks}": seconds}
+
+    def both() -> Values:
+        return {**asked(size.many), **asked(8 * size.many)}
+
+    return Experiment(
+        "stacks",
+        {OURS: both},
+        (
+            Row(f"stacks and collectives of {size.many} ranks", f"stacks_{size.many}", "s", None, 0.5),
+            Row(f"stacks and collectives of {8 * size.many} ranks", f"stacks_{8 * size.many}", "s", None, 2.0),
+        ),
+        rounds=3,
     )
 
 
