@@ -1,0 +1,114 @@
+"""`ddplaunch stacks` names the rank that others wait for, whatever stands between the program and torch."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conftest import wait_until, write
+
+pytestmark = [pytest.mark.ci, pytest.mark.slow]
+
+DDP = """
+    import time, torch, torch.distributed as dist
+
+    def load_batch(step):
+        if step == 3 and dist.get_rank() == 1:
+            time.sleep(600)
+        return torch.ones(4, 8)
+
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(9):
+        loss = model(load_batch(step)).sum()
+        loss.backward()
+        optimizer.step()
+"""
+
+FSDP = """
+    import time, torch, torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    def load_batch(step):
+        if step == 3 and dist.get_rank() == 1:
+            time.sleep(600)
+        return torch.ones(4, 8)
+
+    mesh = init_device_mesh("cpu", (3,))
+    model = torch.nn.Linear(8, 6)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(9):
+        model(load_batch(step)).sum().backward()
+        optimizer.step()
+"""
+
+LIGHTNING = """
+    import os, time, torch, lightning
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 1)
+
+        def training_step(self, batch, index):
+            if index == 3 and self.global_rank == 1:
+                self.load_batch()
+            return self.layer(batch).sum()
+
+        def load_batch(self):
+            time.sleep(600)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    data = torch.utils.data.DataLoader(torch.ones(96, 8), batch_size=2)
+    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer = lightning.Trainer(accelerator="cpu", devices=3, strategy="ddp", max_epochs=1, **quiet)
+    trainer.fit(Model(), data)
+"""
+
+ACCELERATE = """
+    import time, torch
+    from accelerate import Accelerator
+
+    def load_batch(step):
+        if step == 3 and accelerator.process_index == 1:
+            time.sleep(600)
+        return torch.ones(4, 8)
+
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(8, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    for step in range(9):
+        accelerator.backward(model(load_batch(step)).sum())
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("program", [DDP, FSDP, LIGHTNING, ACCELERATE], ids=["ddp", "fsdp2", "lightning", "accelerate"])
+def test_the_rank_that_others_wait_for(start, answer, tmp_path, program):
+    if program in (LIGHTNING, ACCELERATE):
+        pytest.importorskip("lightning" if program is LIGHTNING else "accelerate")
+    script = write(tmp_path, "train.py", program)
+    line = next(n for n, text in enumerate(script.read_text().splitlines(), 1) if "sleep(600)" in text)
+    job = start("run", "--nproc", "3", script)
+    said: list[str] = []
+
+    def told() -> bool:
+        done = answer("stacks", str(job.process.pid), "--json")
+        said[:] = json.loads(done.stdout)["sentences"] if done.returncode == 0 else [done.stderr]
+        first = said[0]
+        return first.startswith("ranks 0, 2 wait in ") and first.endswith(
+            f"; rank 1 has not entered it: load_batch at train.py:{line}"
+        )
+
+    try:
+        wait_until(told, "the sentence", 60)
+    finally:
+        print(*said, sep="\n")
+    job.process.kill()
+    job.wait()
