@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until, write
+from tests.control.test_joining import free_port
 from tests.impatient import impatient
 from tests.patience import patience
 from tests.starts import EXEC, FORKED, LIGHT
@@ -127,6 +128,43 @@ def test_ranks_that_are_started_one_by_one(start, tmp_path, found):
     found(job, sentence("sleep"))
     job.process.kill()
     job.wait()
+
+
+AGAIN = """
+    import os, time, torch, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(6))
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 0:
+        raise SystemExit(1)
+    if dist.get_rank() == 2:
+        time.sleep(600)
+    dist.all_reduce(torch.ones(6))
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("elastic", [False, True], ids=["restart", "elastic"])
+def test_after_a_restart(start, tmp_path, found, elastic):
+    """On one node, and on two of an elastic job, asked at either."""
+    script = write(tmp_path, "train.py", AGAIN)
+    if elastic:
+        port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+        words = ("--nnodes", "2:3", *port, "--join-window", "0", "--nproc", "2", "--max-restarts", "1", script)
+        jobs = [start("run", "--node-rank", rank, *words) for rank in "01"]
+    else:
+        jobs = [start("run", "--nproc", "3", "--max-restarts", "1", script)]
+    others = "ranks 0, 1, 3" if elastic else "ranks 0, 1"
+    for job in jobs:
+        found(
+            job,
+            f"{others} wait in all_reduce #2 of default_pg (float32[6]), entered at train.py:9; "
+            "rank 2 has not entered it: train.py:8",
+        )
+    for job in jobs:
+        job.process.kill()
+        job.wait()
 
 
 @pytest.mark.slow
