@@ -93,7 +93,13 @@ def known() -> dict[str, Running | None]:
     for job in all_running():
         name = next((name for name in runs if name.startswith(job.run_id) and _is(job, name)), None)
         if name:
-            runs[name] = job
+            other, first = runs[name], past.record(name)
+            if other is None:
+                runs[name] = job
+            elif first and first.pid == job.pid:  # of several nodes on this machine node 0 has the name
+                runs[name], unkept[f"{name}.{other.pid}"] = job, other
+            else:
+                unkept[f"{name}.{job.pid}"] = job
         else:
             unkept[job.run_id if job.run_id not in {*runs, *unkept} else f"{job.run_id}.{job.pid}"] = job
     return {**unkept, **runs}

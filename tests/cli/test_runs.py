@@ -14,6 +14,7 @@ import pytest
 
 from ddplaunch.job import past
 from tests.conftest import clean_environment, command, wait_until, write
+from tests.control.test_joining import free_port
 from tests.job.test_history import FAILS, keep, state  # noqa: F401
 from tests.starts import LIGHT
 
@@ -64,6 +65,23 @@ def test_ps(running, answer):
     assert found[NAME]["ranks"] == [0, 1]
     assert (found["before"]["state"], found["before"]["code"]) == ("failed", 1)
     assert found[NAME].keys() == found["before"].keys()
+
+
+def test_two_nodes_of_a_run_on_one_machine(start, answer, tmp_path):
+    """Node 0 has the name of the run; the other is found by its pid."""
+    write(tmp_path, "waits.py", WAITS)
+    port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    words = ("run", "--nnodes", "2", *port, "--run-id", NAME, *LIGHT, "waits.py")
+    jobs = [start(*words[:1], "--node-rank", rank, *words[1:]) for rank in "01"]
+    for job in jobs:
+        job.wait_for("up")
+    first, second = (str(job.process.pid) for job in jobs)
+    said = answer("ps").stdout
+    assert row(said, NAME)[5] == first
+    assert row(said, f"{NAME}.{second}")[5] == second
+    for word in (NAME, first, second):
+        done = answer("stacks", word, "--json")
+        assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1]
 
 
 def test_ps_shows_the_latest_of_those_that_ended(answer):
