@@ -15,7 +15,7 @@ from ddplaunch.diagnosis.collectives import named, parse_known, parse_last, pars
 from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection, RankInspection
 from ddplaunch.diagnosis.stack_dump import parse_dump
 from ddplaunch.diagnosis.waits import needs
-from ddplaunch.loop import Loop, Timer
+from ddplaunch.loop import Loop
 from ddplaunch.target.target import Kind
 
 AGAIN = 0.1  # seconds between the two readings of the collectives: who moves is not waiting
@@ -36,13 +36,12 @@ class Inspector:
     ) -> None:
         """``answer`` is called once, by the loop, after ``within`` seconds at the latest."""
         self._loop, self._ranks, self._detail, self._answer = loop, ranks, detail, answer
-        self._until = time.monotonic() + within
         self._began = time.monotonic()
+        self._until = self._began + within
         self._round = 0
         self._found: dict[int, RankInspection] = {}
         self._asked: dict[int, RankLine] = {}  # those whose answer is awaited
         self._dumps: dict[int, StackDump] = {}
-        self._timer: Timer | None = None
 
     def begin(self) -> None:
         for rank in self._ranks.plan.local_ranks:
@@ -108,11 +107,10 @@ class Inspector:
 
     def _go_on(self, deadline: float, then: Callable[[], None]) -> None:
         """Wait for answers and dumps."""
-        self._timer = None
         waiting = [number for number in self._asked if number in self._ranks.processes]
         dumping = any([dump.look() for dump in self._dumps.values()])
         if (waiting or dumping) and time.monotonic() < deadline:
-            self._timer = self._loop.after(_POLL, lambda: self._go_on(deadline, then))
+            self._loop.after(_POLL, lambda: self._go_on(deadline, then))
             return
         for number, line in self._asked.items():
             line.rest()

@@ -75,6 +75,7 @@ class RankLine:
                 for line in lines:
                     self._take(bytes(line), heard)
                 if len(self._coming) > _MAX_LINE:
+                    self._coming.clear()
                     break
         except BlockingIOError:
             return

@@ -11,7 +11,7 @@ from ddplaunch.control.messages import Interrupted, Warned
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 """What we act on, if we did not inherit it as ignored."""
 
-TWICE = 2.0  # seconds in which a second Ctrl-\\ stops the job
+TWICE = 2.0  # seconds in which a second Ctrl-\ stops the job
 
 
 class Question:

@@ -71,9 +71,12 @@ class Teardown:
                 count = len(self._ranks.processes) + self._ranks.pending  # these are on their way
                 text = f"stopping {count} rank{'s' * (count != 1)}; Ctrl-C again ends them at once"
                 self._screen.note(text, of_job=True)
-            # The ranks are looked at first, by the order of node 0, which may be out of reach.
-            wait = LOOK_PATIENCE if self._looks else 0.0
-            self._ranks.timers.after(wait, partial(self._stop, signalled.signal, self._grace))
+            stop = partial(self._stop, signalled.signal, self._grace)
+            if self._looks and self._ranks.phase is Phase.RUNNING:
+                # They are looked at first, by the order of node 0, which may be out of reach.
+                self._ranks.timers.after(LOOK_PATIENCE, stop)
+            else:
+                stop()
 
     def order(self, stop: Stop) -> None:
         if self._ranks.phase is Phase.LOADING:

@@ -81,10 +81,10 @@ def run(**_: object) -> int:
             preload=options.preload,
         )
         check_token(options.token)
-        check_time_limits(options)
         hosts = over_ssh.read(options)
         alike = [f"note: {said.alike}"] if said.alike else []
         if hosts and not options.dry_run:
+            check_time_limits(options)
             VOICE.run_id = options.run_id or new_run_id()
             _say(*said.torchrun, *alike)
             return over_ssh.start(hosts, options, target, VOICE.run_id)
@@ -116,9 +116,8 @@ def run(**_: object) -> int:
     except UsageError as error:
         from ddplaunch.cli import complain, declining
 
-        complain(
-            error.message, error.hint, error.exit_code
-        )  # at once, for the others may take their time to hear of it
+        # At once, for the others may take their time to hear of it.
+        complain(error.message, error.hint, error.exit_code)
         declining.tell(error, options, listening)
         return error.exit_code
     return job.run()

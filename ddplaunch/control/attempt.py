@@ -13,10 +13,8 @@ from ddplaunch.control.messages import Drained
 from ddplaunch.errors import EXIT_TIMEOUT
 
 if TYPE_CHECKING:
-    from ddplaunch.diagnosis.inspection import Inspection
-
-if TYPE_CHECKING:
     from ddplaunch.control.time_limits import Cut
+    from ddplaunch.diagnosis.inspection import Inspection
 
 SETTLE = 1.0  # seconds that a rank which only lost a peer waits for the peer's own, truer, failure
 HANGS = 10.0  # seconds: ranks that have waited longer than this in a collective may have waited for ever
