@@ -364,12 +364,14 @@ def test_a_zygote_killed_while_the_output_ends_is_replaced(start, tmp_path):
     """The next attempt has one of its own."""
     os.mkfifo(tmp_path / "gate")
     program = "echo up; [ -e failed ] && exit 0; touch failed; read line <gate; exit 3"
-    job = start("run", *PROGRAM, "--nproc", "2", "--max-restarts", "1", "/bin/sh", "-c", program)
+    words = ("run", *PROGRAM, "--log-dir", "logs", "--nproc", "2", "--max-restarts", "1", "/bin/sh", "-c", program)
+    job = start(*words)
     job.wait_for("up", 2)
     (zygote,) = children(job.process.pid)
     held = os.open(f"/proc/{children(zygote)[0]}/fd/1", os.O_WRONLY)  # the output is not at its end without us
     (tmp_path / "gate").write_text("\n\n")
-    wait_until(lambda: not children(zygote), "the ranks' end")
+    (events,) = tmp_path.glob("logs/*/events.jsonl")
+    wait_until(lambda: '"swept"' in events.read_text(), "the end of all that the ranks were")
     os.kill(zygote, signal.SIGKILL)
     assert job.wait() == 0, job.stderr()
     os.close(held)
