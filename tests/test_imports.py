@@ -36,11 +36,19 @@ LAYERS = [
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 
 INSIDE_USER_PROCESSES = {
-    "rank.zygote": {"rank.channel", "rank.leftovers", "rank.messages", "rank.processes", "rank.worker"},
+    "rank.zygote": {
+        "rank.channel",
+        "rank.leftovers",
+        "rank.messages",
+        "rank.preloading",
+        "rank.processes",
+        "rank.worker",
+    },
     "rank.worker": {"target.arguments", "rank.answers", "rank.ending", "rank.messages", "errors"},
     "rank.answers": set(),
     "rank.ending": {"rank.messages"},
     "rank.leftovers": set(),
+    "rank.preloading": {"rank.messages"},
     "rank.processes": {"rank.messages"},
     "rank.channel": {"rank.messages"},
 }

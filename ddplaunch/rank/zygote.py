@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-    from ddplaunch.rank import channel, leftovers, processes, worker
+    from ddplaunch.rank import channel, leftovers, preloading, processes, worker
     from ddplaunch.rank.messages import Config, FromZygote, Python, RankJob, Spawn, Usage
 else:
     from importlib.util import module_from_spec, spec_from_file_location
@@ -44,11 +44,9 @@ else:
     spec = spec_from_file_location("worker", os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py"))
     worker = module_from_spec(spec)  # as ``worker.sibling`` loads the others, leaving no name in sys.modules
     spec.loader.exec_module(worker)
-    channel, leftovers, processes = map(worker.sibling, ("channel", "leftovers", "processes"))
+    channel, leftovers, preloading, processes = map(worker.sibling, ("channel", "leftovers", "preloading", "processes"))
 
 _HELPER_PATIENCE = 3.0  # seconds more that multiprocessing's own helpers have for their end
-_NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""What keeps libraries from starting threads as they are loaded (pyarrow's jemalloc, and pandas with it)."""
 
 
 def main() -> tuple[Python, dict[str, int]]:
@@ -66,17 +64,13 @@ def main() -> tuple[Python, dict[str, int]]:
     processes.adopt_orphans()
     began = time.monotonic()
     left = leftovers.Leftovers()
-    unset = {name: value for name, value in _NO_THREADS.items() if name not in os.environ}
-    os.environ.update(unset)
     with left:
-        refused, failed = _import(config)
-    for name in unset:
-        del os.environ[name]
+        refused, failed = preloading.load(config)
     if refused:
         left.remove()
         channel.send(control, {"op": "refused", "message": refused})
         os._exit(0)
-    unsafe = _why_unsafe(config, failed)
+    unsafe = preloading.why_unsafe(config, failed, _shadowed(config["first"]))
     if unsafe and config["modules"]:
         # Start over with an empty interpreter, which then execs every rank: same process, same socket.
         fresh: Config = {**config, "modules": [], "unsafe": unsafe}
@@ -94,44 +88,6 @@ def main() -> tuple[Python, dict[str, int]]:
     return Zygote(control, config, forks, left).serve()
 
 
-def _import(config: Config) -> tuple[str | None, str | None]:
-    """Import what the ranks share; return what is wrong with ``--preload``, and which module of ours is broken."""
-    for name in config["modules"]:
-        try:
-            if name in config["asked"]:
-                sys.path.insert(0, config["first"])
-            __import__(name)
-        except BaseException as error:
-            absent = isinstance(error, ModuleNotFoundError)
-            if name in config["asked"]:
-                return f"--preload {name}: {'' if absent else f'{type(error).__name__}: '}{error}", None
-            if not absent:
-                return None, name
-        finally:
-            if sys.path[0] == config["first"] and name in config["asked"]:
-                sys.path.pop(0)
-    return None, None
-
-
-def _why_unsafe(config: Config, failed: str | None) -> str | None:
-    if not config["modules"]:
-        return None
-    if failed:
-        return f"importing {failed} failed"
-    shadow = _shadowed(config["first"])
-    if shadow:
-        return f"{os.path.join(config['first'], shadow)} has the name of a module that is imported already"
-    probe = os.fork()  # OpenBLAS stops its threads before a fork and starts them again when it computes
-    if probe == 0:
-        os._exit(0)
-    os.waitpid(probe, 0)
-    if (threads := _threads()) != 1:
-        return f"{threads} threads run after importing {', '.join(config['modules'])}"
-    if device := _open_gpu():
-        return f"{device} is open after importing {', '.join(config['modules'])}"
-    return None
-
-
 def _shadowed(folder: str) -> str | None:
     """Name a module that ``import`` would have found in the user's folder, had we not loaded another of that name."""
     for name in sorted(worker.importable(folder)):
@@ -139,23 +95,6 @@ def _shadowed(folder: str) -> str | None:
         if loaded is not None and name not in BASELINE and not worker.is_from(loaded, folder):
             return name
     return None
-
-
-def _threads() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        import threading
-
-        return threading.active_count()
-
-
-def _open_gpu() -> str | None:
-    try:
-        paths = [os.path.realpath("/proc/self/fd/" + fd) for fd in os.listdir("/proc/self/fd")]
-    except OSError:
-        return None
-    return next((path for path in paths if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/render"))), None)
 
 
 class Zygote:

@@ -1,0 +1,78 @@
+"""What the zygote imports for all ranks, and whether it can still be forked afterwards."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ddplaunch.rank.messages import Config
+
+_NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""What keeps libraries from starting threads as they are loaded (pyarrow's jemalloc, and pandas with it)."""
+
+
+def load(config: Config) -> tuple[str | None, str | None]:
+    """Import what the ranks share; return what is wrong with ``--preload``, and which module of ours is broken."""
+    unset = {name: value for name, value in _NO_THREADS.items() if name not in os.environ}
+    os.environ.update(unset)
+    try:
+        return _import(config)
+    finally:
+        for name in unset:
+            del os.environ[name]
+
+
+def _import(config: Config) -> tuple[str | None, str | None]:
+    for name in config["modules"]:
+        try:
+            if name in config["asked"]:
+                sys.path.insert(0, config["first"])
+            __import__(name)
+        except BaseException as error:
+            absent = isinstance(error, ModuleNotFoundError)
+            if name in config["asked"]:
+                return f"--preload {name}: {'' if absent else f'{type(error).__name__}: '}{error}", None
+            if not absent:
+                return None, name
+        finally:
+            if sys.path[0] == config["first"] and name in config["asked"]:
+                sys.path.pop(0)
+    return None, None
+
+
+def why_unsafe(config: Config, failed: str | None, shadow: str | None) -> str | None:
+    """Say why this process cannot be forked as a rank; ``shadow`` names a file whose module it has another of."""
+    if not config["modules"]:
+        return None
+    if failed:
+        return f"importing {failed} failed"
+    if shadow:
+        return f"{os.path.join(config['first'], shadow)} has the name of a module that is imported already"
+    probe = os.fork()  # OpenBLAS stops its threads before a fork and starts them again when it computes
+    if probe == 0:
+        os._exit(0)
+    os.waitpid(probe, 0)
+    if (threads := _threads()) != 1:
+        return f"{threads} threads run after importing {', '.join(config['modules'])}"
+    if device := _open_gpu():
+        return f"{device} is open after importing {', '.join(config['modules'])}"
+    return None
+
+
+def _threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        import threading
+
+        return threading.active_count()
+
+
+def _open_gpu() -> str | None:
+    try:
+        paths = [os.path.realpath("/proc/self/fd/" + fd) for fd in os.listdir("/proc/self/fd")]
+    except OSError:
+        return None
+    return next((path for path in paths if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/render"))), None)
