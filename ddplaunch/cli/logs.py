@@ -74,8 +74,8 @@ def _pieces(found: Found, ranks: Sequence[int], follow: bool) -> Iterator[tuple[
     if running and not in_files:
         return _or_nothing(found, logs.live(running.path, ranks, follow=follow))
     if running and follow:
-        return logs.followed(found, running.path, ranks)
-    files = logs.files(found)
+        return logs.followed(found.run, running.path, ranks)
+    files = logs.files(found.run)
     here = [rank for rank in ranks or files if rank in files]
     if not here:
         raise LaunchError(*_nothing(found))

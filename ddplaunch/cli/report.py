@@ -48,8 +48,7 @@ def report(run: str | None, as_json: bool, html: str | None) -> None:
 def _output(run: str, record: Record) -> str | None:
     """Where what the ranks printed is."""
     from ddplaunch.job import logs
-    from ddplaunch.job.runs import Found
 
     if record.log_dir:
         return f"output: ddplaunch logs {run}, or {record.log_dir}"
-    return f"output: ddplaunch logs {run}" if logs.files(Found(run, None, record)) else None
+    return f"output: ddplaunch logs {run}" if logs.files(run) else None

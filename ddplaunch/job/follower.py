@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ddplaunch.job.requests import Printed, Tail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddplaunch.control.wire import Connection
+    from ddplaunch.job.door import Job
     from ddplaunch.job.requests import Request
 
 MAX_WAITING = 1 << 20  # bytes that it has not read yet, over which it misses what comes
 MAX_BEFORE = 32 << 20  # bytes of what all ranks had printed before
 
 
-class Printing(Protocol):
-    """Where a follower hears what ranks print."""
-
-    def printed(self, rank: int) -> bytes:
-        """The last that this rank of this node printed."""
-
-    def ranks(self) -> list[int]:
-        """The ranks of this node whose output is in memory."""
-
-    def listen(self, hear: Callable[[int, bytes], None]) -> None:
-        """From now on call ``hear`` with each piece that a rank prints."""
-
-    def forget(self, hear: Callable[[int, bytes], None]) -> None:
-        """No longer."""
-
-
 class Follower:
     """Sends to one client."""
 
-    def __init__(self, client: Connection[Request], job: Printing, request: Tail) -> None:
+    def __init__(self, client: Connection[Request], job: Job, request: Tail) -> None:
         self._client, self._job = client, job
         self._wanted = frozenset(request.ranks)
         self._missed: dict[int, int] = {}  # bytes, by rank
@@ -56,5 +39,8 @@ class Follower:
             self._client.send(Printed(rank, data, self._missed.pop(rank, 0)))
 
     def leave(self) -> None:
-        """Send no more."""
+        """Send no more, but how much the client has missed since."""
         self._job.forget(self.hear)
+        for rank, missed in self._missed.items():
+            self._client.send(Printed(rank, b"", missed))
+        self._missed.clear()

@@ -5,21 +5,27 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import BinaryIO
 
 from ddplaunch.job import client, past
 from ddplaunch.job.record import Record
-from ddplaunch.job.runs import Found
 
 CHUNK = 1 << 16
 
 _NAME = re.compile(r"rank-(\d+)(?:\.attempt-(\d+))?\.log")
 
 
-def files(run: Found) -> dict[int, list[str]]:
+def files(run: str) -> dict[int, list[str]]:
     """The files of each rank's output, those of the first attempt first; none where nothing is on disk here."""
-    folders = [record.log_dir for record in past.shares(run.run) if record.log_dir] or [past.folder(run.run)]
+    return _files(_folders(run))
+
+
+def _folders(run: str) -> list[str]:
+    return [record.log_dir for record in past.shares(run) if record.log_dir] or [past.folder(run)]
+
+
+def _files(folders: Sequence[str]) -> dict[int, list[str]]:
     found: dict[int, list[tuple[int, str]]] = {}
     for folder in folders:
         with suppress(OSError):
@@ -54,34 +60,31 @@ def live(path: str, ranks: Sequence[int], *, follow: bool) -> Iterator[tuple[int
         yield piece.rank, piece.data
 
 
-def followed(run: Found, path: str, ranks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+def followed(run: str, path: str, ranks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
     """Give out the log files of these ranks, and what comes into them until the job ends.
 
     The launcher says when there is more, so nobody has to look again and again.
     """
-    known = files(run)
-    wanted = ranks or list(known)
+    folders = _folders(run)
+    known = _files(folders)
     with ExitStack() as stack:
-        reading = {rank: _Growing(stack) for rank in wanted}
+        reading = {rank: stack.enter_context(closing(_Growing())) for rank in ranks or known}
         for rank, growing in reading.items():
             yield from ((rank, data) for data in growing.read(known.get(rank, [])[-1:]))
         for piece in client.tail(path, ranks, follow=True):
             if piece.rank not in reading:
-                reading[piece.rank] = _Growing(stack)
-            yield from ((piece.rank, data) for data in reading[piece.rank].read(_from_last(run, piece.rank)))
+                reading[piece.rank] = stack.enter_context(closing(_Growing()))
+            now = _files(folders).get(piece.rank, [])
+            yield from ((piece.rank, data) for data in reading[piece.rank].read(now))
+        known = _files(folders)
         for rank, growing in reading.items():
-            yield from ((rank, data) for data in growing.read(_from_last(run, rank)))
-
-
-def _from_last(run: Found, rank: int) -> list[str]:
-    return files(run).get(rank, [])
+            yield from ((rank, data) for data in growing.read(known.get(rank, [])))
 
 
 class _Growing:
     """A rank's files, one an attempt, as they grow."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
+    def __init__(self) -> None:
         self._path: str | None = None
         self._file: BinaryIO | None = None
 
@@ -91,11 +94,16 @@ class _Growing:
         later = paths[paths.index(self._path) + 1 :] if self._path in paths else paths
         for path in later:
             try:
-                self._file = self._stack.enter_context(open(path, "rb"))  # noqa: SIM115
+                file = open(path, "rb")  # noqa: SIM115
             except OSError:
                 continue
-            self._path = path
+            self.close()
+            self._path, self._file = path, file
             yield from self._rest()
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
 
     def _rest(self) -> Iterator[bytes]:
         while self._file and (data := self._file.read(CHUNK)):

@@ -35,10 +35,11 @@ def ended(pid: int, seconds: float | None = None) -> bool:
 
 def _looked_for(pid: int, seconds: float | None) -> bool:
     over = None if seconds is None else time.monotonic() + seconds
-    while over is None or time.monotonic() < over:
+    while True:
         try:
             os.kill(pid, 0)
-        except ProcessLookupError:
+        except OSError:  # none, or another user's, who has that pid now
             return True
+        if over is not None and time.monotonic() >= over:
+            return False
         time.sleep(0.05)
-    return False
