@@ -21,6 +21,7 @@ from tests.benchmarks.contenders import OURS
 from tests.benchmarks.experiments import QUICK, Experiment, Size, Values, all_experiments
 from tests.benchmarks.measure import Failed
 from tests.benchmarks.report import Results, table
+from tests.benchmarks.starts import start_experiments
 
 
 def main() -> int:
@@ -34,7 +35,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the names of the experiments and stop")
     options = parser.parse_args()
     size = QUICK if options.quick else Size()
-    experiments = all_experiments(size)
+    experiments = [*all_experiments(size), *start_experiments(size)]
     if options.list:
         print("\n".join(experiment.name for experiment in experiments))
         return 0

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
-def adopt_orphans() -> None:
-    """Become the parent of every descendant that loses its own, so that none escapes our wait."""
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+def adopt_orphans(wanted: bool = True) -> None:
+    """Become the parent of every descendant that loses its own, so that none escapes our wait; or no longer."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 

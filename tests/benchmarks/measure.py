@@ -63,8 +63,12 @@ class Job:
         hold: bool = False,
         sample_memory: bool = False,
         output: Path | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """Start ``command`` with ``variables`` on top of a clean environment and its stdout in the file ``output``."""
+        """Start ``command`` with ``variables`` on top of a clean environment and its stdout in the file ``output``.
+
+        With a ``folder``, which lasts, it is one of several alike, and what it keeps for the next one may stay.
+        """
         self.marks: list[Mark] = []
         self.ended: float | None = None
         self.gone: float | None = None
@@ -75,11 +79,12 @@ class Job:
         self._leftovers: list[str] = []
         self._partial = b""
         self._folder = tempfile.TemporaryDirectory(prefix="benchmark-")
-        folder = Path(self._folder.name)
+        keeps, folder = folder is not None, folder or Path(self._folder.name)
         self._said = folder / "stderr"
         report, release = folder / "report", folder / "release"
-        os.mkfifo(report)
-        os.mkfifo(release)
+        for pipe in (report, release):
+            pipe.unlink(missing_ok=True)
+            os.mkfifo(pipe)
         self._report = os.open(report, os.O_RDWR | os.O_NONBLOCK)  # as a writer too, so that it never ends
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -89,7 +94,7 @@ class Job:
         self._poll.register(self._report, select.POLLIN)
         self._poll.register(self._woken, select.POLLIN)
         extra = {"BENCH_REPORT": str(report), "BENCH_RELEASE": str(release), "BENCH_HOLD": "1" if hold else ""}
-        kernel.adopt_orphans()
+        kernel.adopt_orphans(not keeps)
         with open(self._said, "wb") as stderr, open(output or os.devnull, "wb") as stdout:
             self.began = time.monotonic()
             self._process = subprocess.Popen(
