@@ -17,7 +17,7 @@ from tests.conftest import clean_environment, write
 PACKAGE = Path(ddplaunch.__file__).parent
 
 LAYERS = [
-    {"errors", "files", "loop", "words"},
+    {"dataclass", "errors", "files", "loop", "words"},
     {"target"},
     {"plan"},
     {"devices", "clusters", "diagnosis"},

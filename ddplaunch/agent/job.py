@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.preemption_file import PreemptionFile
 from ddplaunch.agent.ranks import Ranks
 from ddplaunch.agent.store import Store
+from ddplaunch.dataclass import dataclass
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Screen
 from ddplaunch.output.streams import Streams

@@ -8,9 +8,9 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ddplaunch.dataclass import dataclass, field
 from ddplaunch.loop import Callback, Loop
 from ddplaunch.rank.channel import HEADER, MAX_DESCRIPTORS, pack
 

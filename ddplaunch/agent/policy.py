@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddplaunch.dataclass import dataclass
 from ddplaunch.plan.layout import Rank
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent import limits
 from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, readable
+from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import shown
 from ddplaunch.files import read_regular
 

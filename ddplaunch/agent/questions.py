@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.control.messages import FromNode, Inspect, Inspected
+from ddplaunch.dataclass import replace
 from ddplaunch.loop import Loop, Timer
 
 if TYPE_CHECKING:

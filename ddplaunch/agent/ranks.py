@@ -7,7 +7,6 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from ddplaunch.agent.temporary import Temporary
 from ddplaunch.control.failure import MAX_REPORT, Failure, within
 from ddplaunch.control.messages import Broken, Drained
 from ddplaunch.control.port import Port
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import EXIT_OS
 from ddplaunch.loop import Callback, Loop, Timers
 from ddplaunch.output.streams import Streams

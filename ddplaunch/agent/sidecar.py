@@ -6,7 +6,8 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from ddplaunch.dataclass import dataclass, field
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ class StallClock:
 
     def complete(self, inspection: Inspection, ranks: Ranks, *, keep: bool = False) -> Inspection:
         """Add how long ranks have been quiet and stood still, and what they have used, which ``keep`` keeps."""
-        from dataclasses import replace
+        from ddplaunch.dataclass import replace
 
         if ranks is not self._ranks:
             return inspection

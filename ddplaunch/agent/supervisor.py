@@ -11,7 +11,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,6 +33,7 @@ from ddplaunch.control.link import make_link
 from ddplaunch.control.messages import Message
 from ddplaunch.control.route import NameServer
 from ddplaunch.control.rules import Rules
+from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.loop import Callback, Loop
 from ddplaunch.output import events, terminal

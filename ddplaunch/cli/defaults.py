@@ -15,12 +15,12 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 import click
 
+from ddplaunch.dataclass import dataclass, field
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_owned
 from ddplaunch.words import nearest

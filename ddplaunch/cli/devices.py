@@ -17,9 +17,9 @@ def devices(as_json: bool) -> None:
     import json
     import os
     import sys
-    from dataclasses import replace
 
     from ddplaunch.console.devices import devices_json, render_devices
+    from ddplaunch.dataclass import replace
     from ddplaunch.devices import read_hardware
     from ddplaunch.devices.given import claim
     from ddplaunch.devices.visible import visible_gpus

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from ddplaunch.cli import over_ssh, sidecars
+from ddplaunch.dataclass import replace
 
 if TYPE_CHECKING:
     from ddplaunch.cli.options import Options

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Protocol
 
 from ddplaunch.console import view
 from ddplaunch.console.view import Glance, Place
+from ddplaunch.dataclass import replace
 from ddplaunch.devices.gpu_usage import GpuUsage, GpuWatch
 from ddplaunch.devices.usage import Used, used_by
 from ddplaunch.diagnosis.inspection import Detail, Inspection

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ import click
 from ddplaunch.cli.live import LiveView, failures_text, last_lines, sentences
 from ddplaunch.console.view import Glance, all_doing, frame, rate, work
 from ddplaunch.control.wire import Connection
+from ddplaunch.dataclass import replace
 from ddplaunch.devices.usage import Used, used_by
 from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.errors import EXIT_SIGNAL, LaunchError

@@ -103,9 +103,8 @@ def _completed(finding: Finding, environ: Mapping[str, str]) -> Finding:
     MPI's launchers number processes and say nothing about hosts; by default they fill those of the allocation in its
     order, so that rank 0 is on the first.
     """
-    from dataclasses import replace
-
     from ddplaunch.clusters.reading import job_port
+    from ddplaunch.dataclass import replace
 
     if finding.nnodes == 1 and not finding.place:
         return finding

@@ -7,11 +7,11 @@ one it sets the same, and means a node: the documented way is to start torchrun 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ddplaunch.clusters import openmpi
 from ddplaunch.clusters.finding import Finding
 from ddplaunch.clusters.reading import counts_nodes, is_set, number, number_if_set
+from ddplaunch.dataclass import replace
 
 EXPERIMENT = "AZUREML_EXPERIMENT_ID"  # 6f1c1a3e-2f6b-4a7e-9d5f-0d9d3a0c8f51
 RUN_ID = "AZUREML_RUN_ID"  # loving_drum_4kwx1yvh2m

@@ -8,7 +8,6 @@ were never started; within a step JOB_NODELIST stays the whole job's, and NTASKS
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ddplaunch.clusters.finding import Allocation, Finding
 from ddplaunch.clusters.nodelist import expand_counts, expand_hosts
@@ -23,6 +22,7 @@ from ddplaunch.clusters.reading import (
     started,
     text,
 )
+from ddplaunch.dataclass import replace
 
 JOB_ID = "SLURM_JOB_ID"  # 1; an array's task has its own
 JOB_NODELIST = "SLURM_JOB_NODELIST"  # n[1-2]

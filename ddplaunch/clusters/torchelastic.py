@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ddplaunch.clusters import torch
 from ddplaunch.clusters.finding import Finding
 from ddplaunch.clusters.reading import is_set
+from ddplaunch.dataclass import replace
 
 RUN_ID = "TORCHELASTIC_RUN_ID"  # my-job
 

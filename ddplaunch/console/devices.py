@@ -5,9 +5,10 @@ All three say the same.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.devices.visible import Visible
 from ddplaunch.plan.cpulist import format_cpulist
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance

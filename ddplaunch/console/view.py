@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
+from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.devices.gpu_usage import GpuUsage
 from ddplaunch.devices.usage import Used
 from ddplaunch.diagnosis.inspection import Condition, Inspection, RankInspection

@@ -8,13 +8,14 @@ checked where that state is: ``seat`` and ``member``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache, lru_cache
 from operator import is_
 from typing import Any, TypeVar
 
 from ddplaunch.control import MIN_HEARTBEAT
 from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, Failure, Outcome, readable
+from ddplaunch.dataclass import replace
 from ddplaunch.errors import shown
 
 MANY = 10_000_000  # more ranks, nodes, attempts or restarts than any job has

@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from ddplaunch.control import agreement, messages
@@ -23,6 +22,7 @@ from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seat, Seats
 from ddplaunch.control.stage import NEXT, Stage
 from ddplaunch.control.time_limits import Cut, TimeLimits
+from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Timer
 from ddplaunch.words import named

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from ddplaunch.control import messages
 from ddplaunch.control.listener import Listener
@@ -14,6 +13,7 @@ from ddplaunch.control.messages import Declined, Hello, Message, Refused
 from ddplaunch.control.port import claim
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.wire import Connection
+from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 from ddplaunch.loop import Loop
 

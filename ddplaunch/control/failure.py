@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from typing import Any
 
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import EXIT_SIGNAL, harmless
 
 MAX_TEXT = 64 << 10  # characters of a message or traceback that are kept

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 
 from ddplaunch.control.messages import Garbled, Inspect, Inspected, Message
 from ddplaunch.control.seat import Seats
+from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.diagnosis.inspection import Detail, Inspection
 from ddplaunch.loop import Timer
 

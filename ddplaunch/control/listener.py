@@ -7,12 +7,12 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 
 from ddplaunch.control import messages, proof
 from ddplaunch.control.messages import PROTOCOL, Declined, Hello, Message
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.wire import MAX_BEFORE_JOINING, Connection
+from ddplaunch.dataclass import replace
 from ddplaunch.loop import Loop, Timer
 
 PATIENCE = 10.0  # seconds in which a new connection must say hello

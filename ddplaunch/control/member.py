@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from enum import Enum
 from functools import partial
 from typing import get_args
@@ -20,6 +19,7 @@ from ddplaunch.control.heartbeat import Heartbeat
 from ddplaunch.control.messages import PROTOCOL, Declined, FromNode, FromNodeZero, Garbled, Hello, Message, Start, Stop
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.wire import MAX_BEFORE_JOINING, Connection
+from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Loop, Timer
 

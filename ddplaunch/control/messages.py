@@ -1,15 +1,14 @@
 """What nodes say to each other, and a job of one node to itself: plain data.
 
-``wire`` has the form, ``bounds`` what each field may hold when it comes from another process. None has a ``repr``:
-that would be a third of what they cost every start.
+``wire`` has the form, ``bounds`` what each field may hold when it comes from another process.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.control.failure import Failure, Outcome, Verdict
+from ddplaunch.dataclass import dataclass
 from ddplaunch.plan.share import Share
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ class Garbled(Exception):
     """A message that makes no sense, or must not come now."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Versions:
     """What must be the same for ranks to work together; None if it is unknown or not installed."""
 
@@ -35,7 +34,7 @@ class Versions:
 # ---------------------------------------------------------------------------------------------- to node 0
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Hello:
     """A node that wants to take part: its share, and what must agree."""
 
@@ -56,7 +55,7 @@ class Hello:
         return self.share.name
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Declined:
     """Said by a node of this job that cannot take part, instead of a hello: why, as an error has it."""
 
@@ -77,7 +76,7 @@ class Declined:
         return f"{self.name}: {self.message}"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Failed:
     """A rank failed; ``clock`` is this node's time when it says so, as moments are on its clock."""
 
@@ -86,14 +85,14 @@ class Failed:
     clock: float
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Finished:
     """All ranks of this node have done their work."""
 
     attempt: int
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Broken:
     """The launcher's own processes on a node ended unexpectedly."""
 
@@ -101,7 +100,7 @@ class Broken:
     moment: float  # by the node's clock
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Drained:
     """Nothing of the attempt is left on this node."""
 
@@ -113,7 +112,7 @@ class Drained:
     preemption_seen: bool = False  # whether a rank asked if the job is preempted, and the answer was yes
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Arrived:
     """When ranks of this node that have done their work had arrived at their last collectives; before ``Drained``."""
 
@@ -121,7 +120,7 @@ class Arrived:
     arrivals: tuple[Arrivals, ...]
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Unable:
     """This node cannot start its ranks, for a reason that a user can fix."""
 
@@ -129,7 +128,7 @@ class Unable:
     hint: str | None = None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Interrupted:
     """A signal to end the job has come here, for the first time or ``again``."""
 
@@ -137,21 +136,21 @@ class Interrupted:
     again: bool = False
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Suspicion:
     """The ranks here have been silent for the stall timeout, and none of them gets on: has the job stalled?"""
 
     attempt: int
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Straggling:
     """Ranks here still run, though the last of the others ended as long ago as ``--straggler-timeout`` allows."""
 
     attempt: int
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Warned:
     """The scheduler's warning has come here, by this signal: it soon needs the machines back."""
 
@@ -161,7 +160,7 @@ class Warned:
 # ---------------------------------------------------------------------------------------------- from node 0
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Welcome:
     """The first message on any connection to the control port."""
 
@@ -169,7 +168,7 @@ class Welcome:
     nonce: str
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Refused:
     """You cannot take part, and why, as in an error."""
 
@@ -177,7 +176,7 @@ class Refused:
     hint: str | None = None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Joined:
     """You take part, from the next start on; ``node_rank`` is yours if you asked for one."""
 
@@ -187,7 +186,7 @@ class Joined:
     node_rank: int | None = None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class JoinStatus:
     """Which nodes have joined, while the job waits for more."""
 
@@ -199,7 +198,7 @@ class JoinStatus:
     kind: Literal["node", "task"] = "node"  # what people call them
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Start:
     """Start your ranks."""
 
@@ -210,7 +209,7 @@ class Start:
     interface: str | None = None  # the one that leads there
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Stop:
     """Stop your ranks: this signal to their leaders, SIGKILL after ``grace`` seconds."""
 
@@ -219,33 +218,33 @@ class Stop:
     grace: float
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Preempt:
     """The job is preempted: let your ranks know. They end by themselves, or are stopped later."""
 
     attempt: int
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Release:
     """All ranks of all nodes have done their work: rank 0 need not keep the store any longer."""
 
     attempt: int
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Seeking:
     """From a node to itself: node 0 is not reached yet, and why."""
 
     trouble: str
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Alone:
     """Said by a node to itself: node 0 does not speak for it any more, and what follows is its own."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Again:
     """The attempt failed; the next follows after ``wait`` seconds. ``text`` says it to people."""
 
@@ -255,14 +254,14 @@ class Again:
     verdict: Verdict
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Note:
     """A line for people."""
 
     text: str
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class End:
     """The job is over."""
 
@@ -272,7 +271,7 @@ class End:
 # ---------------------------------------------------------------------------------------------- both ways
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Inspect:
     """From node 0: what are your ranks doing? To node 0: what are all ranks doing? ``serial`` comes back with it."""
 
@@ -281,7 +280,7 @@ class Inspect:
     within: float  # seconds until the answer is too late
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Inspected:
     """What ranks were found doing: the answer, or with serial 0 what is to be kept of an attempt that is stopped."""
 
@@ -289,7 +288,7 @@ class Inspected:
     inspection: Inspection
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Beat:
     """Still here; and what both need to compare their clocks (``clock_offset``)."""
 

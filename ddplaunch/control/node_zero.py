@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, get_args
 
@@ -12,6 +11,7 @@ from ddplaunch.control import messages
 from ddplaunch.control.coordinator import Coordinator
 from ddplaunch.control.messages import Declined, End, FromNode, Garbled, Hello, Message, Refused, Start
 from ddplaunch.control.rules import Rules
+from ddplaunch.dataclass import replace
 from ddplaunch.loop import Loop
 from ddplaunch.words import named
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from ddplaunch.control.clock_offset import ClockOffset
 from ddplaunch.control.messages import Arrived, Garbled, Start
+from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.inspection import Arrivals, Inspection
 from ddplaunch.diagnosis.pace import RankClock, compare, sentences
 

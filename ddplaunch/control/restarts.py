@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ddplaunch.control.rules import Rules
+from ddplaunch.dataclass import dataclass
 
 CRASH_LOOP = 3  # give up after so many attempts in a row that were shorter than ``min_uptime``
 MAX_BACKOFF = 60.0  # seconds beyond which the wait before a restart does not double any more

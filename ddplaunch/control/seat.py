@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import Enum
 
 from ddplaunch.control.messages import Drained, Failed, Finished, Garbled, Hello, Refused
+from ddplaunch.dataclass import dataclass
 from ddplaunch.plan.share import Share
 
 

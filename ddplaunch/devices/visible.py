@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+from ddplaunch.dataclass import dataclass, field
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import TORCH_DEVICE_TYPE, Gpu, Hardware, MigInstance, Vendor
 from ddplaunch.plan.numbers import whole

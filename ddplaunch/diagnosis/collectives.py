@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
+from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.inspection import Collective, Group, GroupState
 from ddplaunch.errors import shown
 

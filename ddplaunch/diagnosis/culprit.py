@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ddplaunch.dataclass import dataclass
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
 from ddplaunch.diagnosis.sentences import end_of, mismatch, still
 from ddplaunch.diagnosis.stack_dump import parse_traceback

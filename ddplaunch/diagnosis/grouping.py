@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.diagnosis.inspection import Condition, Inspection, RankInspection
 from ddplaunch.diagnosis.sentences import end_of, still
 from ddplaunch.diagnosis.standing import call_of, is_gone, waiting_for

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import Enum
 from itertools import accumulate
 from typing import Any
+
+from ddplaunch.dataclass import dataclass
 
 
 class Detail(Enum):

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
 from ddplaunch import words
+from ddplaunch.dataclass import dataclass
 from ddplaunch.diagnosis.arrivals import read_trace
 from ddplaunch.diagnosis.inspection import Arrivals
 

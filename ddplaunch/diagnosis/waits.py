@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.diagnosis.inspection import Collective, Condition, Frame, Inspection, RankInspection
 from ddplaunch.diagnosis.standing import (
     INIT,

@@ -16,9 +16,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
+from ddplaunch.dataclass import replace
 from ddplaunch.errors import shown
 from ddplaunch.job.process import born
 from ddplaunch.output import events

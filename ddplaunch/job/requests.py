@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ddplaunch.dataclass import dataclass
 from ddplaunch.diagnosis.inspection import Inspection
 from ddplaunch.job.status import Status
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import Enum
 
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import shown
 from ddplaunch.output import events
 from ddplaunch.output.events import Event

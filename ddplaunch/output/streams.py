@@ -5,9 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
+from ddplaunch.dataclass import dataclass, field
 from ddplaunch.files import create
 from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.lines import Lines

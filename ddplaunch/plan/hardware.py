@@ -5,8 +5,9 @@ Holds no reader and no decision; every field is what the driver or the kernel sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from ddplaunch.dataclass import dataclass
 
 Vendor = Literal["nvidia", "amd", "intel", "apple"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
+from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.numbers import whole
 

@@ -7,10 +7,10 @@ carries it out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.errors import UsageError
 from ddplaunch.plan import layout, rendezvous
 from ddplaunch.plan.layout import Cpus, Node, Rank, Slot
@@ -213,7 +213,7 @@ class Plan:
             "target": self.target.typed,
             "backend": self.backend,
             "init_method": self.init_method,
-            "facts": [asdict(fact) for fact in self.facts],
+            "facts": [{"name": fact.name, "value": fact.value, "source": fact.source} for fact in self.facts],
             "notes": list(self.notes),
             "nodes": [
                 {

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.plan.layout import MAX_RANKS, Node, Rank
 from ddplaunch.plan.plan import Plan
 

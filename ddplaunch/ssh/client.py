@@ -12,10 +12,10 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 
 from ddplaunch import __version__
+from ddplaunch.dataclass import dataclass, field
 from ddplaunch.errors import UsageError, shown
 from ddplaunch.loop import Loop
 from ddplaunch.output.lines import Lines

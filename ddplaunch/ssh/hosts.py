@@ -6,10 +6,10 @@ import ipaddress
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from ddplaunch.clusters.nodelist import expand_hosts
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import UsageError, shown
 from ddplaunch.files import MAX_HOSTS, read_named
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated
 
 import msgspec
@@ -26,6 +26,7 @@ from ddplaunch import __version__
 from ddplaunch.control.hello import own_versions
 from ddplaunch.control.messages import Versions
 from ddplaunch.control.route import resolve
+from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, harmless
 from ddplaunch.loop import Loop
 from ddplaunch.plan.command import python_command

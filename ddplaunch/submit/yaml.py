@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
 
 WIDTH = 110  # columns for a list of scalars in one line

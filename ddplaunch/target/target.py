@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
 from ddplaunch.target import source
 from ddplaunch.words import nearest

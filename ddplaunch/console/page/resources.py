@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median
 
 from ddplaunch.console.page.markup import Markup, joined, table, tag
 from ddplaunch.console.page.run import Row, Run
+from ddplaunch.dataclass import dataclass
 from ddplaunch.words import size, span
 
 _FOLDED = 32  # ranks from which on the table is folded

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from ddplaunch.control.failure import describe_end, signal_name
+from ddplaunch.dataclass import dataclass
 
 if TYPE_CHECKING:
     from ddplaunch.control.failure import Verdict

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddplaunch.console.page.markup import Markup, table, tag
 from ddplaunch.console.page.run import End, Row, Run, Try
+from ddplaunch.dataclass import dataclass
 from ddplaunch.words import ranks, span
 
 _HEIGHTS = ((32, 16), (128, 8), (256, 4))  # up to so many ranks, so many pixels for each
