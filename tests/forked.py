@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 MODULES = (
-    "cli.run", "cli.planning", "cli.submit", "cli.manifest", "cli.devices",
+    "cli.quick", "cli.run", "cli.run_command", "cli.planning", "cli.submit", "cli.manifest", "cli.devices",
     "console.layout", "plan.plan", "submit.slurm",
 )  # fmt: skip
 """Imported before the first request; the others when a command asks for them, as ever."""

@@ -15,9 +15,10 @@ import click
 
 from ddplaunch.cli.command_line import DRY_RUN, ELSEWHERE, FEW, HELP, JSON, CommandLine, name_of, split, values_of
 from ddplaunch.cli.defaults import ONLY_TYPED, Defaults, read
-from ddplaunch.cli.options import PARAMS, SECTIONS, Source, source_of
-from ddplaunch.cli.target_command import TargetCommand, current_directory, program_names, remarks, spellings
-from ddplaunch.cli.values import Paths
+from ddplaunch.cli.options import SECTIONS, Source
+from ddplaunch.cli.parameters import PARAMS, Paths, source_of
+from ddplaunch.cli.target_command import TargetCommand, remarks, spellings
+from ddplaunch.cli.typed import current_directory, program_names
 from ddplaunch.errors import UsageError
 
 REFUSED = {

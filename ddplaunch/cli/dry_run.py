@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
-
 from ddplaunch.cli import over_ssh, sidecars
+from ddplaunch.cli.say import echo
 from ddplaunch.dataclass import replace
 
 if TYPE_CHECKING:
@@ -34,10 +33,10 @@ def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: b
     if options.as_json:
         import json
 
-        click.echo(json.dumps(plan.to_json()))
+        echo(f"{json.dumps(plan.to_json())}\n")
     else:
         from ddplaunch.console.layout import print_layout
 
         print_layout(plan, list(options.words(without=_SPELLED_OUT | _OF_THIS_NODE)))
     if passed_on:
-        click.echo(f"--dry-run was read as ddplaunch's; to pass it on: {passed_on}", err=options.as_json)
+        echo(f"--dry-run was read as ddplaunch's; to pass it on: {passed_on}\n", err=options.as_json)

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import click
-
 from ddplaunch.cli import values
-from ddplaunch.cli.values import INFINITE, WEEK, Paths, as_typed, number
+from ddplaunch.cli.option import Option
+from ddplaunch.cli.values import INFINITE, WEEK, as_typed, number
 from ddplaunch.control import MIN_HEARTBEAT
 
 if TYPE_CHECKING:
@@ -69,27 +68,24 @@ class Source(Enum):
 LOG_JSON = "DDPLAUNCH_LOG_JSON"
 """The variable that stands for ``--log-json``."""
 
-_BY_CLICK = {"COMMANDLINE": Source.TYPED, "ENVIRONMENT": Source.VARIABLE, "DEFAULT_MAP": Source.FILE}
-
 
 def _option(spelling: str, help: str, read: Any = None, **how: Any) -> Any:
     """An option with a value: a name and what the help calls its value, or the only values, as in "tcp|none"."""
     name, _, metavar = spelling.partition(" ")
     if "|" in metavar:
-        how["type"] = click.Choice(metavar.split("|"))
+        how["choices"] = metavar.split("|")
         metavar = ""
-    return click.Option([name], metavar=metavar or None, help=help, callback=read, show_default="default" in how, **how)
+    return Option([name], help, read, metavar=metavar or None, **how)
 
 
 def _flag(spellings: str, help: str, **how: Any) -> Any:
-    return click.Option(spellings.split(), is_flag=True, help=help, **how)
+    return Option(spellings.split(), help, is_flag=True, **how)
 
 
 def _seconds(name: str, default: str | None, help: str, read: Any = values.seconds) -> Any:
     return _option(f"{name} TIME", help, read, **({"default": default} if default else {}))
 
 
-_FILE, _FOLDER = Paths(dir_okay=False), Paths(file_okay=False)
 _port = number(int, 1, 65535, "a port from 1 to 65535")
 _any_port = number(int, 0, 65535, "a port from 1 to 65535, or 0 for any free one")
 _count = number(int, 0, INFINITE, "a number from 0 up")
@@ -99,7 +95,7 @@ _silence = values.duration(
 
 
 class Options(NamedTuple):
-    """The values of all options and arguments. What a field's default is, click reads its value by."""
+    """The values of all options and arguments. What a field's default is declares the option."""
 
     module: bool = _flag("-m --module", "TARGET is a module, as for `python -m`.")
     no_python: bool = _flag("--no-python", "TARGET is a program, not Python.")
@@ -119,7 +115,7 @@ class Options(NamedTuple):
     virtual_local_rank: bool = _flag(
         "--virtual-local-rank", "Give each rank LOCAL_RANK 0 and show it only its own GPU."
     )
-    bind: str | None = _option("--bind", "Pin each rank to the CPUs beside its GPU.", type=click.Choice(["numa"]))
+    bind: str | None = _option("--bind", "Pin each rank to the CPUs beside its GPU.", choices=["numa"])
     cluster: str | None = _option(
         "--cluster NAME",
         "Read the nodes from the variables of this system: slurm, openmpi, …; none reads no variables.  "
@@ -152,7 +148,9 @@ class Options(NamedTuple):
         envvar="DDPLAUNCH_TOKEN",
     )
     hosts: str | None = _option("--hosts A:4,B:4", "Start the job on these hosts by SSH, with this many ranks on each.")
-    hostfile: str | None = _option("--hostfile FILE", "Read the hosts from FILE, one per line: n1 slots=4", type=_FILE)
+    hostfile: str | None = _option(
+        "--hostfile FILE", "Read the hosts from FILE, one per line: n1 slots=4", completes="file"
+    )
     include: str | None = _option("--include A@B:0,2", "Use only these hosts, or these slots of them.")
     exclude: str | None = _option("--exclude A@B:0,2", "Leave out these hosts, or these slots of them.")
     env: tuple[str, ...] = _option(
@@ -243,7 +241,7 @@ class Options(NamedTuple):
     tensorboard: str | None = _option(
         "--tensorboard DIR",
         "Run TensorBoard on DIR while the job runs, for this machine only, and print its address.",
-        type=_FOLDER,
+        completes="folder",
     )
     sidecar: tuple[str, ...] = _option(
         "--sidecar COMMAND",
@@ -269,7 +267,9 @@ class Options(NamedTuple):
     )
     ui: bool = _flag("--ui", "Show below the output what each rank does. `ddplaunch top` shows it in another terminal.")
     log_dir: str | None = _option(
-        "--log-dir DIR", "Write a log folder into DIR: plan, events, the output of each rank, failures.", type=_FOLDER
+        "--log-dir DIR",
+        "Write a log folder into DIR: plan, events, the output of each rank, failures.",
+        completes="folder",
     )
     log_json: bool = _flag(
         "--log-json", "Write what ddplaunch itself says as JSON, an object a line, on stderr.", envvar=LOG_JSON
@@ -280,8 +280,8 @@ class Options(NamedTuple):
     )
     dry_run: bool = _flag("--dry-run", "Print the plan and start nothing.")
     as_json: bool = _flag("--json as_json", "With --dry-run: print the plan as JSON.")
-    target: str = cast(str, click.Argument(["target"], type=Paths()))
-    args: tuple[str, ...] = cast("tuple[str, ...]", click.Argument(["args"], nargs=-1, type=Paths()))
+    target: str = cast(str, Option(["target"], completes="any"))
+    args: tuple[str, ...] = cast("tuple[str, ...]", Option(["args"], rest=True, completes="any"))
     sources: Mapping[str, Source] = {}  # of each value, by the option's name
 
     def is_set(self, name: str) -> bool:
@@ -304,26 +304,10 @@ class Options(NamedTuple):
 
     def words(self, without: Collection[str]) -> Iterator[str]:
         """The options that the user has set, as they are typed, but for those in ``without``."""
-        for param in PARAMS:
-            name = param.name or ""
-            if isinstance(param, click.Option) and self.is_set(name) and name not in without:
-                yield from as_typed(param, getattr(self, name))
+        for option in OPTIONS:
+            if not option.is_argument and self.is_set(option.name) and option.name not in without:
+                yield from as_typed(option, getattr(self, option.name))
 
 
-PARAMS: list[click.Parameter] = [each for each in Options._field_defaults.values() if isinstance(each, click.Parameter)]
-"""What click reads."""
-
-
-def read(context: click.Context, from_variables: frozenset[str]) -> Options:
-    """Read the options from click's context; it takes for typed what ``from_variables`` spells and a variable set."""
-    sources = {param.name or "": source_of(context, param.name or "") for param in PARAMS}
-    for param in PARAMS:
-        if from_variables & {*param.opts}:
-            sources[param.name or ""] = Source.VARIABLE
-    return Options(**context.params, sources=sources)
-
-
-def source_of(context: click.Context, name: str) -> Source:
-    """Where click has the value of an option from."""
-    source = context.get_parameter_source(name)
-    return _BY_CLICK.get(source.name, Source.DEFAULT) if source else Source.DEFAULT
+OPTIONS = tuple(each for each in Options._field_defaults.values() if isinstance(each, Option))
+"""The options and arguments, in order."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddplaunch.cli.values import Paths
+from ddplaunch.cli.parameters import Paths
 
 if TYPE_CHECKING:
     from ddplaunch.job.record import Record

@@ -2,67 +2,26 @@
 
 from __future__ import annotations
 
-import os
-from itertools import takewhile
 from typing import TYPE_CHECKING
-
-import click
 
 from ddplaunch.cli import over_ssh
 from ddplaunch.cli.dry_run import print_plan
-from ddplaunch.cli.options import COMMON, LOG_JSON, PARAMS, SECTIONS, read
 from ddplaunch.cli.policy import read_policy, read_shown, why_no_view
 from ddplaunch.cli.rules import check_time_limits, read_rules
 from ddplaunch.cli.surroundings import check_token, one_log
-from ddplaunch.cli.target_command import SETTINGS, TargetCommand, find_target, remarks
+from ddplaunch.cli.typed import find_target
 from ddplaunch.errors import UsageError
 from ddplaunch.output.voice import VOICE
 
 if TYPE_CHECKING:
     import socket
 
-
-class _RunCommand(TargetCommand):
-    sections = SECTIONS
-    common = COMMON
-    examples = (
-        ("4 ranks on this machine", "ddplaunch run --nproc 4 train.py --lr 0.1"),
-        ("a function, called in each rank; one rank for each GPU", "ddplaunch run train.py:main --lr 0.1"),
-        (
-            "2 machines; type the same on the other one, with --node-rank 1",
-            "ddplaunch run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py",
-        ),
-        ("2 hosts by SSH, 4 ranks on each", "ddplaunch run --hosts n1:4,n2:4 train.py"),
-        ("print what would run where; start nothing", "ddplaunch run --dry-run --nproc 4 train.py"),
-    )
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # An error in these words is to be said in the form that they ask for; what they mean is known only afterwards.
-        typed = "--log-json" in takewhile(lambda word: word != "--", args)
-        VOICE.for_machines = typed or os.environ.get(LOG_JSON, "0") not in ("", "0")
-        return super().parse_args(ctx, args)
+    from ddplaunch.cli.options import Options
+    from ddplaunch.cli.typed import Remarks
 
 
-@click.command(cls=_RunCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=PARAMS)
-def run(**_: object) -> int:
-    """Start a training job on this machine, or this machine's share of one.
-
-    \b
-    TARGET is one of
-      train.py                  a script, as for `python train.py`
-      train.py:main             a function in a file, called in each rank
-      package.module:function   a function in a module
-      -m package.module         a module, as for `python -m package.module`
-      --no-python ./program     any program
-
-    Options come before TARGET, and arguments of the target after it. Directly after TARGET, --nproc, --nnodes,
-    --node-rank, --master-addr, --master-port and --dry-run are still options of ddplaunch.
-
-    A function gets rank, local_rank, world_size, device and the like by the names of its parameters, the others
-    from its arguments: --lr 0.1. Options of torchrun work too: docs/torchrun.md.
-    """
-    said = remarks()
-    options = read(click.get_current_context(), said.from_variables)
+def run(options: Options, said: Remarks) -> int:
+    """Plan the job, and print the plan or run it; return the exit code."""
     VOICE.for_machines = options.log_json
     listening: socket.socket | None = None
     try:
@@ -79,6 +38,7 @@ def run(**_: object) -> int:
             pass_local_rank=options.pass_local_rank,
             start=options.start,
             preload=options.preload,
+            alike=said.alike,
         )
         check_token(options.token)
         hosts = over_ssh.read(options)

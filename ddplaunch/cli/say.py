@@ -1,8 +1,8 @@
-"""Writes what ddplaunch itself says before and after a job; while it runs, the screen does."""
+"""Writes what ddplaunch itself says before and after a job, and plain results; while a job runs, the screen does."""
 
 from __future__ import annotations
 
-import click
+import sys
 
 from ddplaunch.console import colour_wanted
 from ddplaunch.output.voice import VOICE, Kind, Said
@@ -10,9 +10,21 @@ from ddplaunch.output.voice import VOICE, Kind, Said
 
 def say(said: Said) -> None:
     """Write it to stderr; colours only where it is a terminal that may have them."""
-    click.echo(VOICE.form(said), err=True, nl=False, color=None if colour_wanted() else False)
+    echo(VOICE.form(said), err=True)
 
 
 def say_note(text: str, **fields: object) -> None:
     """Say something that people should know."""
     say(Said(Kind.NOTE, text, fields))
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Write a text to stdout or stderr, with its colours only where they may be; click does what is not plain."""
+    stream = sys.stderr if err else sys.stdout
+    if "\x1b" in text or stream.encoding.lower() != "utf-8":
+        import click
+
+        click.echo(text, err=err, nl=False, color=None if colour_wanted() else False)
+    else:
+        stream.write(text)
+        stream.flush()

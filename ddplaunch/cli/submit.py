@@ -12,10 +12,12 @@ import click
 
 from ddplaunch.cli.batch_command import BatchCommand, given, headings, params, renamed, report, seconds, words_of_run
 from ddplaunch.cli.command_line import end_of_ours
-from ddplaunch.cli.options import Source, source_of
+from ddplaunch.cli.options import Source
+from ddplaunch.cli.parameters import source_of
 from ddplaunch.cli.submit_options import COMMON, HEADINGS, REFUSED
 from ddplaunch.cli.surroundings import check_token
-from ddplaunch.cli.target_command import SETTINGS, current_directory, find_target, spellings
+from ddplaunch.cli.target_command import SETTINGS, remarks, spellings
+from ddplaunch.cli.typed import current_directory, find_target
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
 
 if TYPE_CHECKING:
@@ -112,6 +114,7 @@ def submit(
                 pass_local_rank=pass_local_rank,
                 start=start,
                 preload=preload,
+                alike=remarks().alike,
             )
         except UsageError as error:
             raise renamed(ctx.command, error) from None

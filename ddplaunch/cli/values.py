@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import click
-
+from ddplaunch.cli.option import Option, Read
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.numbers import decimal, whole
 
@@ -21,24 +20,15 @@ INFINITE = float("inf")
 WEEK = 7 * 24 * 3600.0
 
 
-class Paths(click.Path):
-    """Words that may be anything here, and are completed as the names of files or folders."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value
-
-
-def number(
-    kind: type[int] | type[float], lowest: float, highest: float, expected: str
-) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+def number(kind: type[int] | type[float], lowest: float, highest: float, expected: str) -> Read:
     """Read an option's value as a number from ``lowest`` to ``highest``, which ``expected`` describes."""
 
-    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
+    def read(option: Option, text: str | None) -> Any:
         if text is None:
             return None
         value = whole(text) if kind is int else decimal(text)
         if value is None or not lowest <= value <= highest:
-            raise UsageError(f"{param.opts[-1]} {text}: expected {expected}")
+            raise UsageError(f"{option.opts[-1]} {text}: expected {expected}")
         return value
 
     return read
@@ -48,18 +38,16 @@ integer = number(int, -INFINITE, INFINITE, "a whole number")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 
 
-def duration(
-    lowest: float, highest: float, expected: str
-) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+def duration(lowest: float, highest: float, expected: str) -> Read:
     """Read an option's value as seconds: "90", "2.5", or with a unit "90s", "10m", "2h", "1d"."""
 
-    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
+    def read(option: Option, text: str | None) -> Any:
         if text is None:
             return None
         unit = _UNITS.get(text[-1:], 1)
         value = decimal(text[:-1] if text[-1:] in _UNITS else text)
         if value is None or not lowest <= value * unit <= highest:
-            raise UsageError(f"{param.opts[-1]} {text}: expected {expected}")
+            raise UsageError(f"{option.opts[-1]} {text}: expected {expected}")
         return value * unit
 
     return read
@@ -69,7 +57,7 @@ seconds = duration(0, WEEK, "a time from 0 up to a week, like 2.5 (seconds), 10m
 limit = duration(1, 52 * WEEK, "a time from 1 second up to a year, like 90 (seconds), 10m or 2h")
 
 
-def nodes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
+def nodes(option: Option, text: str) -> tuple[int, int]:
     """Read --nnodes: "4", or "2:4" for any number from 2 to 4."""
     lowest, colon, highest = text.partition(":")
     first, last = whole(lowest), whole(highest if colon else lowest)
@@ -82,40 +70,40 @@ def nodes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, i
     return first, last
 
 
-def node_rank(ctx: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
+def node_rank(option: Option, text: str | None) -> int | str | None:
     """Read --node-rank: a number, or "auto"."""
-    return AUTO if text == AUTO else integer(ctx, param, text)
+    return AUTO if text == AUTO else integer(option, text)
 
 
-def name(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+def name(option: Option, text: str | None) -> str | None:
     """Read a name that becomes one of a folder too."""
     if text is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", text):
-        raise UsageError(f"{param.opts[-1]} {text}: expected letters, digits, dots, dashes and underscores")
+        raise UsageError(f"{option.opts[-1]} {text}: expected letters, digits, dots, dashes and underscores")
     return text
 
 
-def prefix(ctx: click.Context, param: click.Parameter, text: str) -> str:
+def prefix(option: Option, text: str) -> str:
     """Read a template of what stands before the lines of ranks."""
-    if text != param.default:
+    if text != option.default:
         from ddplaunch.output.prefix import check
 
         check(text)
     return text
 
 
-def signal_number(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+def signal_number(option: Option, text: str | None) -> int | None:
     """Read the name of a signal that can be a warning."""
     import signal
 
-    if text is None or (text == "none" and param.name == "preempt_signal"):
+    if text is None or (text == "none" and option.name == "preempt_signal"):
         return None
     name = text.upper().removeprefix("SIG")
     if name not in WARNINGS:
-        raise UsageError(f"{param.opts[-1]} {text}: expected one of {', '.join(WARNINGS)}")
+        raise UsageError(f"{option.opts[-1]} {text}: expected one of {', '.join(WARNINGS)}")
     return signal.Signals[f"SIG{name}"].value
 
 
-def commands(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+def commands(option: Option, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Check command lines, which only node 0 then uses."""
     from ddplaunch.cli import sidecars
 
@@ -124,21 +112,21 @@ def commands(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...])
     return texts
 
 
-def as_typed(param: click.Option, value: Any) -> Iterator[str]:
+def as_typed(option: Option, value: Any) -> Iterator[str]:
     """The words of an option that was typed, from the value that was read."""
-    if param.is_flag:
-        yield from [param.opts[-1]] * value  # a variable can say that it is not wanted
+    if option.is_flag:
+        yield from [option.opts[-1]] * value  # a variable can say that it is not wanted
         return
-    for each in value if param.multiple else (value,):
-        yield param.opts[-1]
-        yield _spelled(param, each)
+    for each in value if option.multiple else (value,):
+        yield option.opts[-1]
+        yield _spelled(option, each)
 
 
-def _spelled(param: click.Parameter, value: Any) -> str:
-    if param.callback is signal_number:
+def _spelled(option: Option, value: Any) -> str:
+    if option.read is signal_number:
         import signal
 
         return "none" if value is None else signal.Signals(value).name.removeprefix("SIG")
-    if param.callback is nodes:
+    if option.read is nodes:
         return ":".join(map(str, dict.fromkeys(value)))
     return f"{value:.15g}" if isinstance(value, float) else str(value)

@@ -12,9 +12,9 @@ import sys
 import pytest
 
 from ddplaunch import __version__
-from ddplaunch.cli import _COMMANDS
+from ddplaunch.cli.commands import _COMMANDS
 from ddplaunch.cli.manifest import manifest
-from ddplaunch.cli.run import run
+from ddplaunch.cli.run_command import run
 from ddplaunch.cli.submit import submit
 from tests.conftest import clean_environment, command, write
 

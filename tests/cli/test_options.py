@@ -7,8 +7,9 @@ from typing import get_type_hints
 import click
 import pytest
 
-from ddplaunch.cli.options import COMMON, PARAMS, SECTIONS, Options, Source, read
-from ddplaunch.cli.run import run
+from ddplaunch.cli.options import COMMON, SECTIONS, Options, Source
+from ddplaunch.cli.parameters import PARAMS, read
+from ddplaunch.cli.run_command import run
 from ddplaunch.cli.target_command import remarks
 
 

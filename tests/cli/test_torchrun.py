@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ddplaunch.cli.run import run
+from ddplaunch.cli.run_command import run
 from ddplaunch.cli.target_command import spellings
 from ddplaunch.cli.torchrun.dialect import translate
 from ddplaunch.cli.torchrun.options import FLAGS, VALUES
@@ -253,7 +253,7 @@ def test_completion_for_a_shell(shell, answer):
 
 def test_nobody_loads_it_who_does_not_use_it(tmp_path):
     write(tmp_path, "train.py", "")
-    look = "import sys; from ddplaunch.cli import run; import atexit, os; import ddplaunch.cli as c; "
+    look = "import sys; from ddplaunch.cli import commands; import atexit, os; import ddplaunch.cli as c; "
     look += "c._leave = lambda code: print([m for m in sys.modules if 'torchrun' in m]); c.main()"
     for option, loaded in (("--nproc", False), ("--nproc-per-node", True)):
         done = subprocess.run(

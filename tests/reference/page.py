@@ -12,8 +12,8 @@ import click
 
 import ddplaunch
 from ddplaunch import runtime
-from ddplaunch.cli import cli
 from ddplaunch.cli.batch_command import BatchCommand
+from ddplaunch.cli.commands import cli
 from ddplaunch.cli.options import SECTIONS
 from ddplaunch.submit.queue import OVERRIDES
 from tests.reference import records, variables

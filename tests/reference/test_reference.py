@@ -6,7 +6,7 @@ import re
 
 import click
 
-from ddplaunch.cli import cli
+from ddplaunch.cli.commands import cli
 from tests.reference import records, variables
 from tests.reference.page import NAME, PACKAGE, PAGE, all_caps, clusters, page
 

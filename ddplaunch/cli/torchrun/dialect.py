@@ -132,10 +132,11 @@ def _print_completion(shell: Given) -> NoReturn:
     import click
     from click.shell_completion import get_completion_class
 
-    from ddplaunch.cli import COMPLETE, cli
+    from ddplaunch.cli import COMPLETE
+    from ddplaunch.cli.commands import cli
 
     found = get_completion_class(shell.value)
     if found is None:
         raise UsageError(f"{shell.source} {shell.value}: unknown shell", "known: bash, zsh, fish")
     click.echo(found(cli, {}, "ddplaunch", COMPLETE).source())
-    click.get_current_context().exit()
+    raise SystemExit(0)

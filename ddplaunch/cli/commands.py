@@ -1,0 +1,107 @@
+"""The command and its subcommands as click has them; each is in a file of its own."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+
+import click
+
+from ddplaunch import __version__
+from ddplaunch.cli import COMPLETE
+from ddplaunch.errors import UsageError
+from ddplaunch.words import nearest
+
+_COMMANDS = {
+    "run": "Start a training job on this machine, or this machine's share of one.",
+    "submit": "Submit a training job to Slurm.",
+    "manifest": "Print a training job for Kubernetes as YAML.",
+    "ps": "Show your jobs on this machine, and those that have ended.",
+    "stacks": "Show who waits for whom in a running job, and where each rank is.",
+    "top": "Show what a running job does, and where each rank stands.",
+    "logs": "Print what the ranks of a run print, or printed last.",
+    "stop": "Stop a running job.",
+    "wait": "Wait for the end of a job, and return its exit code.",
+    "report": "Tell how a run ended, and what each rank used.",
+    "clean": "Remove what is kept of runs that have ended.",
+    "devices": "Show the GPUs, processors and NUMA nodes of this machine.",
+}
+"""Each name is also that of its module, imported only when it is needed: start-up is part of the product."""
+
+_ELSEWHERE = {"run": "run_command"}
+"""The modules that have another name than their command."""
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command = getattr(import_module(f"ddplaunch.cli.{_ELSEWHERE.get(cmd_name, cmd_name)}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise UsageError(f"{error.option_name} must follow a command", _as_run(words)) from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]
+        if word in _COMMANDS or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        if ".py" in word or ":" in word or os.path.exists(word):
+            hint = _as_run(args)
+        else:
+            near = nearest(word, _COMMANDS)
+            hint = f"did you mean {near}?" if near else f"commands: {', '.join(_COMMANDS)}"
+        raise UsageError(f"{word} is not a command of ddplaunch", hint)
+
+
+def _as_run(words: list[str]) -> str:
+    import shlex
+
+    return f"to start a job: {shlex.join(['ddplaunch', 'run', *words])}"
+
+
+@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ddplaunch", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Start PyTorch distributed training: ddplaunch run train.py --nproc 4"""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def by_click() -> object:
+    """Run the command line as click reads it; return what the command does.
+
+    Raises:
+        LaunchError: the words make no sense, or the command says so.
+    """
+    try:
+        return cli.main(prog_name="ddplaunch", complete_var=COMPLETE, standalone_mode=False)
+    except click.NoSuchOption as error:
+        known = [each for param in error.ctx.command.params for each in param.opts] if error.ctx else []
+        near = nearest(error.option_name, known)
+        hint = f"did you mean {near}?" if near else _help_hint(error)
+        raise UsageError(f"no such option: {error.option_name}", hint) from None
+    except click.ClickException as error:
+        raise UsageError(error.format_message().rstrip("."), _help_hint(error)) from None
+    except click.Abort:
+        raise KeyboardInterrupt from None
+
+
+def _help_hint(error: click.ClickException) -> str | None:
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path} --help shows more" if context is not None else None

@@ -1,0 +1,124 @@
+"""What was typed for a command that starts a target: what there is to remark, and the target, found and checked.
+
+click has no part in it: loading that costs more than all that is here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddplaunch.cli.command_line import CommandLine, Translation, goes_on, name_of, passed_on
+from ddplaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddplaunch.target.target import Target
+
+TORCHRUN_SIGNS = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+"""How the variables begin that stand for torchrun's options."""
+
+
+class Remarks(NamedTuple):
+    """What reading the command line has shown beside the values."""
+
+    torchrun: tuple[str, ...] = ()  # what people should know of torchrun's options
+    alike: str | None = None  # a note on options that went to the program and are spelled like ours
+    passed_on: str | None = None  # the command that gives the target the --dry-run behind it
+    from_variables: frozenset[str] = frozenset()  # the options that torchrun's variables have set
+
+
+def translated(
+    words: list[str],
+    known: Mapping[str, bool],
+    environ: Mapping[str, str],
+    *,
+    refused: Mapping[str, str] = {},
+    skipped: Collection[str] = (),
+) -> Translation:
+    """The words typed, with torchrun's options as ours; if there are none, nothing of it is imported."""
+    if not (goes_on(words, known) or any(name.startswith(TORCHRUN_SIGNS) for name in environ)):
+        return Translation(words)
+    from ddplaunch.cli.torchrun.dialect import translate
+
+    return translate(words, known, environ, refused=refused, skipped=skipped)
+
+
+def remarks_on(line: CommandLine, translation: Translation) -> Remarks:
+    """What there is to say of the words typed, which were read as this line."""
+    alike = None
+    if line.alike:
+        *first, last = line.alike
+        named = f"{', '.join(first)} and {last} go" if first else f"{last} goes"
+        alike = f"{named} to {line.target}; options of ddplaunch come before it"
+    unsaid = translation.unsaid - set(map(name_of, line.behind))
+    return Remarks(translation.notes, alike, passed_on(line), unsaid)
+
+
+def program_names() -> Callable[[CommandLine, str], bool]:
+    """Whether the target's own file names an option; the file is read when the first one is asked for."""
+
+    @cache
+    def found(target: str, as_module: bool, as_program: bool) -> Target | None:
+        from ddplaunch.target.target import find
+
+        try:
+            return find(target, (), as_module=as_module, as_program=as_program, cwd=current_directory())
+        except UsageError:  # said later, in its place
+            return None
+
+    def names(line: CommandLine, option: str) -> bool:
+        target = found(line.target or "", not {"-m", "--module"}.isdisjoint(line.ours), "--no-python" in line.ours)
+        return target is not None and target.names_option(option)
+
+    return names
+
+
+def current_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the current directory does not exist any more", "cd to one that exists") from None
+
+
+def find_target(
+    typed: str,
+    args: tuple[str, ...],
+    *,
+    module: bool,
+    no_python: bool,
+    pass_local_rank: bool,
+    start: str,
+    preload: str | None,
+    alike: str | None,
+) -> Target:
+    """Find the target and check it against its arguments and the options, without running any of it.
+
+    ``alike`` is the remark on arguments that are spelled like options of ours.
+
+    Raises:
+        UsageError: it is not there, cannot be run, lacks an argument, or an option contradicts what it is.
+    """
+    from ddplaunch.target.target import Kind, find
+
+    target = find(typed, args, as_module=module, as_program=no_python, cwd=current_directory())
+    if target.signature is not None:
+        from ddplaunch.target.arguments import check
+
+        try:
+            check(target.signature, target.args)
+        except UsageError as error:
+            raise UsageError(error.message, "\n".join(filter(None, (error.hint, alike)))) from None
+    if pass_local_rank and target.signature is not None and not target.signature.reads_argv:
+        what = f"--pass-local-rank does not work with {typed}, which is called with its parameters"
+        raise UsageError(what, "a parameter named local_rank gets it")
+    for name in preload.split(",") if preload else ():
+        if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"--preload {preload}: {name!r} is not the name of a module", "--preload torch,numpy")
+    if start == "exec" and preload:
+        raise UsageError("--preload does not work with --start exec", "leave one of them out")
+    if target.kind is Kind.PROGRAM and (start == "zygote" or preload):
+        option = "--preload" if preload else "--start zygote"
+        raise UsageError(f"{option} does not work with --no-python: only Python can be forked", f"leave {option} out")
+    return target
