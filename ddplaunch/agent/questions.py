@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ddplaunch.control.messages import FromNode, Inspect, Inspected
-from ddplaunch.dataclass import replace
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.loop import Loop, Timer
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ _WITHIN = 3.0  # seconds that a look at the ranks takes at most
 _EARLY = 0.1  # seconds that an answer needs on its way
 
 
-class _Look(NamedTuple):
+@dataclass(frozen=True)
+class _Look:
     ranks: Ranks
     detail: Detail
     done: Callable[[Inspection], None]

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import NamedTuple
 
+from ddplaunch.dataclass import dataclass
 from ddplaunch.loop import Loop
 
 _MAX_LINE = 16 << 20  # bytes: 2,000 collectives are one million
 _CHUNK = 1 << 18
 
 
-class Said(NamedTuple):
+@dataclass(frozen=True)
+class Said:
     """What a rank answered: whether it has a process group, and torch's JSON."""
 
     initialised: bool

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
-from typing import NamedTuple
 
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import UsageError
 from ddplaunch.words import nearest
 
@@ -45,7 +45,8 @@ ELSEWHERE = {
 """What other launchers call it."""
 
 
-class CommandLine(NamedTuple):
+@dataclass(frozen=True)
+class CommandLine:
     """Its three parts, and what people should know of them."""
 
     ours: tuple[str, ...]  # those behind the target last
@@ -55,7 +56,8 @@ class CommandLine(NamedTuple):
     alike: tuple[str, ...] = ()  # the program's that are spelled like ours, though nothing shows that it has them
 
 
-class Translation(NamedTuple):
+@dataclass(frozen=True)
+class Translation:
     """The words to read instead of those typed, where some are torchrun's."""
 
     words: list[str]
@@ -126,11 +128,11 @@ def split(
             raise UsageError(f"{name} is {before} before {target} and {value} after it", "leave one of them out")
     alone = CommandLine(ours + behind, target, (), behind)
     if program[:1] == ["--"]:
-        return alone._replace(program=tuple(program[1:]))
+        return replace(alone, program=tuple(program[1:]))
     alike = [name for name in _among(program, options) if not names(alone, name)]
     if disputed := next((name for name in alike if name in meant), None):
         raise _refusal(f"{disputed} could be ddplaunch's or an argument of {target}", alone, program, meant, instead)
-    return alone._replace(program=tuple(program), alike=tuple(alike))
+    return replace(alone, program=tuple(program), alike=tuple(alike))
 
 
 def passed_on(line: CommandLine) -> str | None:
@@ -198,7 +200,7 @@ def _refusal(
 
     ``alone`` is what is clear, ``rest`` the words behind it, ``meant`` the options in question.
     """
-    theirs = f"the program's: {_spelled(alone._replace(program=tuple(rest)), meant)}"
+    theirs = f"the program's: {_spelled(replace(alone, program=tuple(rest)), meant)}"
     try:
         found, left = _gather(rest, meant)
     except UsageError as error:

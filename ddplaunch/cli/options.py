@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ddplaunch.cli import values
 from ddplaunch.cli.option import Option
 from ddplaunch.cli.values import INFINITE, WEEK, as_typed, number
 from ddplaunch.control import MIN_HEARTBEAT
+from ddplaunch.dataclass import dataclass, field, replace
 
 if TYPE_CHECKING:
     from typing import TypedDict
@@ -94,7 +95,8 @@ _silence = values.duration(
 )
 
 
-class Options(NamedTuple):
+@dataclass(frozen=True)
+class Options:
     """The values of all options and arguments. What a field's default is declares the option."""
 
     module: bool = _flag("-m --module", "TARGET is a module, as for `python -m`.")
@@ -282,7 +284,7 @@ class Options(NamedTuple):
     as_json: bool = _flag("--json as_json", "With --dry-run: print the plan as JSON.")
     target: str = cast(str, Option(["target"], completes="any"))
     args: tuple[str, ...] = cast("tuple[str, ...]", Option(["args"], rest=True, completes="any"))
-    sources: Mapping[str, Source] = {}  # of each value, by the option's name
+    sources: Mapping[str, Source] = field(default_factory=dict)  # of each value, by the option's name
 
     def is_set(self, name: str) -> bool:
         """Whether the user has set it, by an option or a variable."""
@@ -295,7 +297,7 @@ class Options(NamedTuple):
 
     def given(self, source: Source, new: Inferred) -> Options:
         """Return a copy with these values, which come from ``source``."""
-        return self._replace(**new, sources={**self.sources, **dict.fromkeys(new, source)})
+        return replace(self, **new, sources={**self.sources, **dict.fromkeys(new, source)})
 
     def filled(self, source: Source, new: Inferred) -> Options:
         """Return a copy with those of these values that the user has not set; None is skipped."""
@@ -309,5 +311,5 @@ class Options(NamedTuple):
                 yield from as_typed(option, getattr(self, option.name))
 
 
-OPTIONS = tuple(each for each in Options._field_defaults.values() if isinstance(each, Option))
+OPTIONS = tuple(each for each in vars(Options).values() if isinstance(each, Option))
 """The options and arguments, in order."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ddplaunch.cli import over_ssh
 from ddplaunch.cli.options import Options
 from ddplaunch.cli.rules import check_nodes, check_time_limits
 from ddplaunch.cli.surroundings import look_around, started_rank, surroundings_notes
 from ddplaunch.cli.values import AUTO
+from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.machine import read_machine
 from ddplaunch.plan.plan import JobSpec, Plan, make
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from ddplaunch.target.target import Target
 
 
-class Planning(NamedTuple):
+@dataclass(frozen=True)
+class Planning:
     """A plan and what it was made from."""
 
     plan: Plan

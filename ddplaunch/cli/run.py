@@ -48,7 +48,8 @@ def run(options: Options, said: Remarks) -> int:
             VOICE.run_id = options.run_id or new_run_id()
             _say(*said.torchrun, *alike)
             return over_ssh.start(hosts, options, target, VOICE.run_id)
-        plan, completed, finding, plan_as = make_plan(options, target, hosts, said.torchrun)
+        planning = make_plan(options, target, hosts, said.torchrun)
+        plan, completed, finding = planning.plan, planning.options, planning.finding
         VOICE.of(plan, numbered=plan.numbered)
         shown = read_shown(completed, plan)
         if plan.node_rank == 0 or not one_log(finding):
@@ -63,7 +64,7 @@ def run(options: Options, said: Remarks) -> int:
 
             listening = listen_on_node_zero(plan, rules)
         if listening is None and not plan.numbered:
-            plan = plan_as(1)  # any other node, until node 0 gives it a rank
+            plan = planning.plan_as(1)  # any other node, until node 0 gives it a rank
         check_store_file(plan.init_method, plan.run_id)
         _say(*plan.notes)
         if no_view := why_no_view(completed):

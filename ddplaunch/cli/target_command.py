@@ -49,8 +49,7 @@ class TargetCommand(click.Command):
         environ = os.environ if self.starts_here else {}
         known = self.spellings(ctx)
         translation = translated(args, known, environ, refused=self.refused, skipped=self.skipped)
-        words, _, of_torchrun, unsaid = translation
-        line = self.split(ctx, words, ends_at_target=of_torchrun, unsaid=unsaid)
+        line = self.split(ctx, translation.words, ends_at_target=translation.of_torchrun, unsaid=translation.unsaid)
         if line.target is None and not HELP & set(line.ours):
             takes = self.spellings(ctx)
             values = [pair for pair in zip(line.ours, line.ours[1:], strict=False) if takes.get(pair[0])]

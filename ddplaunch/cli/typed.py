@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ddplaunch.cli.command_line import CommandLine, Translation, goes_on, name_of, passed_on
+from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ TORCHRUN_SIGNS = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_LOG_LI
 """How the variables begin that stand for torchrun's options."""
 
 
-class Remarks(NamedTuple):
+@dataclass(frozen=True)
+class Remarks:
     """What reading the command line has shown beside the values."""
 
     torchrun: tuple[str, ...] = ()  # what people should know of torchrun's options

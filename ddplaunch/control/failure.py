@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from ddplaunch.dataclass import dataclass, replace
@@ -96,6 +95,8 @@ class Failure:
         return self.exit_code, self.signal, self.message, tuple(frames)
 
     def to_json(self) -> dict[str, Any]:
+        from dataclasses import asdict
+
         return {**asdict(self), "reason": self.reason, "code": self.code}
 
 
@@ -112,6 +113,8 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that failure.json holds."""
+        from dataclasses import asdict
+
         others = [failure.to_json() for failure in self.others]
         return {**asdict(self), "first": self.first.to_json(), "others": others}
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ddplaunch.control.failure import Failure
 from ddplaunch.control.looking import Looking
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seats
+from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_TIMEOUT
 from ddplaunch.loop import Timer
 from ddplaunch.words import ranks, span
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Inspection
 
 
-class Cut(NamedTuple):
+@dataclass(frozen=True)
+class Cut:
     """Why an attempt is stopped though no rank has failed."""
 
     text: str  # for people

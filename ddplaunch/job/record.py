@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddplaunch.control.failure import Verdict, signal_name
 from ddplaunch.dataclass import dataclass, replace
@@ -154,7 +154,8 @@ class Record:
         return self._last(ranks=(*ranks[:index], replace(ranks[index], **changes), *ranks[index + 1 :]))
 
 
-class Begun(NamedTuple):
+@dataclass(frozen=True)
+class Begun:
     """What the history keeps of ``events.Planned``; of each rank of this node its number and host."""
 
     attempt: int
@@ -164,7 +165,8 @@ class Begun(NamedTuple):
     ranks: tuple[tuple[int, str], ...]
 
 
-class LeftOut(NamedTuple):
+@dataclass(frozen=True)
+class LeftOut:
     """So many attempts, the last before this line, are not in the file."""
 
     attempts: int
@@ -225,8 +227,7 @@ def _event(line: dict[str, Any]) -> Any:
     kind = _KINDS[line["event"]]
     if kind is events.Inspected:
         return events.Inspected(msgspec.convert(line["inspection"], Inspection))
-    known = {**kind._field_defaults, **line}
-    return msgspec.convert([known[name] for name in kind._fields], kind)
+    return msgspec.convert({name: line[name] for name in kind.__match_args__ if name in line}, kind)
 
 
 def lives(record: Record) -> bool:

@@ -1,29 +1,31 @@
-"""What happens to one node's share of a job: each thing is an immutable tuple of named fields, and emitted once.
+"""What happens to one node's share of a job: each thing is frozen, and emitted once.
 
 Whoever wants to know is given to the supervisor from outside, as an ``Observer``; observers know nothing of each other.
-Dataclasses would take 5 ms of every start to make.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ddplaunch.control.failure import Verdict
+from ddplaunch.dataclass import dataclass
 from ddplaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Inspection
 
 
-class Planned(NamedTuple):
+@dataclass(frozen=True)
+class Planned:
     """The ranks of an attempt are known: plan.json is the plan."""
 
     plan: Plan
     attempt: int
 
 
-class Ready(NamedTuple):
+@dataclass(frozen=True)
+class Ready:
     """The zygote can start ranks; ``unsafe`` says why it does not fork, ``seconds`` how long its imports took."""
 
     forks: bool
@@ -31,25 +33,29 @@ class Ready(NamedTuple):
     seconds: float
 
 
-class Started(NamedTuple):
+@dataclass(frozen=True)
+class Started:
     rank: int
     pid: int
     attempt: int
 
 
-class FailedToStart(NamedTuple):
+@dataclass(frozen=True)
+class FailedToStart:
     rank: int
     errno: int  # why it got no process
     attempt: int
 
 
-class Finished(NamedTuple):
+@dataclass(frozen=True)
+class Finished:
     """Rank 0's program has ended well; its process keeps the store for the others."""
 
     rank: int
 
 
-class Exited(NamedTuple):
+@dataclass(frozen=True)
+class Exited:
     rank: int
     pid: int
     code: int  # -N for signal N
@@ -59,22 +65,26 @@ class Exited(NamedTuple):
     system_cpu: float = 0.0
 
 
-class Signalled(NamedTuple):
+@dataclass(frozen=True)
+class Signalled:
     number: int  # of the signal that has come to the launcher
 
 
-class Preempted(NamedTuple):
+@dataclass(frozen=True)
+class Preempted:
     """The scheduler wants the machines back, and the ranks are told."""
 
 
-class Swept(NamedTuple):
+@dataclass(frozen=True)
+class Swept:
     """Nothing of the attempt is left: ``found`` was ended, ``stuck`` cannot be killed."""
 
     found: tuple[str, ...]
     stuck: tuple[str, ...]
 
 
-class Restarting(NamedTuple):
+@dataclass(frozen=True)
+class Restarting:
     """The attempt failed; number ``attempt`` begins after ``wait`` seconds. ``text`` says it to people."""
 
     attempt: int
@@ -83,36 +93,42 @@ class Restarting(NamedTuple):
     verdict: Verdict
 
 
-class Inspected(NamedTuple):
+@dataclass(frozen=True)
+class Inspected:
     """What all ranks of the job were doing when the attempt was to be stopped; node 0 alone hears it."""
 
     inspection: Inspection
 
 
-class Noted(NamedTuple):
+@dataclass(frozen=True)
+class Noted:
     """Something that people should know of the job."""
 
     text: str
 
 
-class Ended(NamedTuple):
+@dataclass(frozen=True)
+class Ended:
     """The job is over; ``code`` is the exit code, ``verdict`` the failure that decided it."""
 
     code: int
     verdict: Verdict | None
 
 
-class SidecarStarted(NamedTuple):
+@dataclass(frozen=True)
+class SidecarStarted:
     sidecar: str
     pid: int
 
 
-class SidecarAnswers(NamedTuple):
+@dataclass(frozen=True)
+class SidecarAnswers:
     sidecar: str
     url: str  # where it has said that it answers
 
 
-class SidecarExited(NamedTuple):
+@dataclass(frozen=True)
+class SidecarExited:
     sidecar: str
     code: int  # -N for signal N
 

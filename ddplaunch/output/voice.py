@@ -8,7 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from ddplaunch.dataclass import dataclass
 
 if TYPE_CHECKING:
     from ddplaunch.plan.plan import Plan
@@ -30,7 +32,8 @@ class Kind(Enum):
         return self.value[1]
 
 
-class Said(NamedTuple):
+@dataclass(frozen=True)
+class Said:
     """One thing that is said; ``fields`` are its own in JSON, as ``tests/reference/records.py`` has them."""
 
     kind: Kind

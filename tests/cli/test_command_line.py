@@ -31,6 +31,10 @@ def split(line: str, named: frozenset[str] = frozenset(), **how) -> CommandLine:
     return command_line.split(shlex.split(line), OPTIONS, lambda line, option: option in named, **how)
 
 
+def parts(line: CommandLine) -> tuple[tuple[str, ...], str | None, tuple[str, ...]]:
+    return line.ours, line.target, line.program
+
+
 def spellings(line: str, named: frozenset[str] = frozenset()) -> tuple[str, list[CommandLine]]:
     """Return the message of a refusal, and how its suggestions are read: as ours, then as the program's."""
     with pytest.raises(UsageError) as refusal:
@@ -90,7 +94,7 @@ def spellings(line: str, named: frozenset[str] = frozenset()) -> tuple[str, list
     ],
 )
 def test_one_reading(line, ours, target, program):
-    assert split(line)[:3] == (tuple(shlex.split(ours)), target, tuple(shlex.split(program)))
+    assert parts(split(line)) == (tuple(shlex.split(ours)), target, tuple(shlex.split(program)))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +132,7 @@ def test_one_of_the_few_further_on_is_refused_and_both_spellings_work(line, ours
     _, read = spellings(line)
     target = next(word for word in shlex.split(line) if word in ("train.py", "pkg.mod"))
     expected = [(tuple(shlex.split(o)), target, tuple(shlex.split(p))) for o, p in (ours, program)]
-    assert [each[:3] for each in read] == expected
+    assert [parts(each) for each in read] == expected
 
 
 def test_the_option_in_question_is_named():
@@ -147,13 +151,13 @@ def test_the_option_in_question_is_named():
 def test_one_that_the_program_names_itself_is_never_swallowed(line, named):
     message, read = spellings(line, frozenset({named}))
     assert message == f"{named} could be ddplaunch's or an argument of train.py"
-    assert read[0][:3] == split(line)[:3]
-    assert read[1][:3] == ((), "train.py", tuple(shlex.split(line)[1:]))
+    assert parts(read[0]) == parts(split(line))
+    assert parts(read[1]) == ((), "train.py", tuple(shlex.split(line)[1:]))
 
 
 def test_further_on_it_is_the_programs_if_that_names_it():
     found = split("train.py --lr 1 --dry-run --log-dir x", frozenset({"--dry-run", "--log-dir"}))
-    assert found[:3] == ((), "train.py", ("--lr", "1", "--dry-run", "--log-dir", "x"))
+    assert parts(found) == ((), "train.py", ("--lr", "1", "--dry-run", "--log-dir", "x"))
     assert found.alike == ()
 
 
@@ -204,7 +208,7 @@ def test_without_its_value_it_can_only_be_the_programs(line, message, program):
     said, read = spellings(line)
     assert said == message
     expected = [((), "train.py", tuple(shlex.split(program or line.partition(" ")[2])))]
-    assert [each[:3] for each in read] == expected
+    assert [parts(each) for each in read] == expected
 
 
 @pytest.mark.parametrize(
@@ -284,7 +288,7 @@ def split_submit(line: str, named: frozenset[str] = frozenset()) -> CommandLine:
     ],
 )
 def test_submit_has_more_that_may_stand_behind(line, ours, program):
-    assert split_submit(line)[:3] == (tuple(shlex.split(ours)), "train.py", tuple(shlex.split(program)))
+    assert parts(split_submit(line)) == (tuple(shlex.split(ours)), "train.py", tuple(shlex.split(program)))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def no_variables(monkeypatch):
 
 
 def test_every_field_is_an_option():
-    assert [param.name for param in PARAMS] == [name for name in Options._fields if name != "sources"]
+    assert [param.name for param in PARAMS] == [name for name in Options.__match_args__ if name != "sources"]
     named = {name for names in SECTIONS.values() for name in names}
     assert named - {"--help", "--help-all"} == {param.opts[-1] for param in PARAMS} - {"target", "args"}
     assert set(COMMON) <= named
