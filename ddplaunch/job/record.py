@@ -186,11 +186,16 @@ def read(path: str, run: str) -> Record | None:
 
     A run whose launcher is gone without a word is LOST.
     """
-    try:
-        data, owner = read_owned(path, MAX_BYTES, links=False)
-    except OSError:
-        return None
-    return parse(data, run) if owner == os.geteuid() else None
+    record = None
+    for _ in range(2):  # where the launcher was gone by the time that we looked, it may have said its last word before
+        try:
+            data, owner = read_owned(path, MAX_BYTES, links=False)
+        except OSError:
+            return None
+        record = parse(data, run) if owner == os.geteuid() else None
+        if record is None or record.fate is not Fate.LOST:
+            break
+    return record
 
 
 def parse(data: bytes, run: str) -> Record | None:
