@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 from contextlib import suppress
 
 from ddplaunch.errors import UsageError, shown
+from ddplaunch.plan.rendezvous import LOOPBACK
 
 BACKLOG = 65535  # as many as the kernel allows (net.core.somaxconn): all nodes of a job may call at once
 
@@ -75,6 +75,8 @@ def claim(number: int) -> socket.socket | None:
 
 
 def _where(address: str) -> tuple[socket.AddressFamily, str]:
+    if address == LOOPBACK:
+        return socket.AF_INET, address
     from ddplaunch.control.route import resolve
 
     try:
@@ -83,12 +85,18 @@ def _where(address: str) -> tuple[socket.AddressFamily, str]:
         why = f"--master-addr {shown(address)} does not resolve: {error.strerror}"
         raise UsageError(why, "give an address, like 10.0.0.1") from None
     addresses = [(family, str(where[0])) for family, where in found]
-    if all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for _, each in addresses):
+    if all(map(_is_loopback, (each for _, each in addresses))):
         return next((each for each in addresses if each[0] == socket.AF_INET), addresses[0])
     if not any(_is_local(*each) for each in addresses):
         why = f"--master-addr {address} is not an address of this machine, where rank 0 runs"
         raise UsageError(why, "leave it out on one node")
     return _everywhere()
+
+
+def _is_loopback(address: str) -> bool:
+    import ipaddress
+
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _everywhere() -> tuple[socket.AddressFamily, str]:

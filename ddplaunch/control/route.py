@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -117,6 +116,8 @@ class Lookup:
     """One look-up of a name in a thread of its own, since the C library can be neither interrupted nor polled."""
 
     def __init__(self, address: str, port: int | None = None) -> None:
+        import threading
+
         self._read, write = os.pipe()
         self.addresses: Resolved = []
         self.error: OSError | None = None
@@ -153,6 +154,8 @@ class NameServer:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         """``say`` tells people, once, that ranks will have to wait."""
+        import threading
+
         self._say: Callable[[str], None] | None = say
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._ask, daemon=True)

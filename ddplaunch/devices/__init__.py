@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from ddplaunch.devices.amd import read_amd
 from ddplaunch.devices.apple import read_apple
 from ddplaunch.devices.cpu import read_cpu
 from ddplaunch.devices.intel import read_intel
 from ddplaunch.devices.nvidia import read_nvidia
+from ddplaunch.devices.sysfs import Folder
 from ddplaunch.plan.hardware import Gpu, GpusFailed, Hardware
 
 
-def read_hardware(*, processes: bool = False, sysfs: Path = Path("/sys"), dev: Path = Path("/dev")) -> Hardware:
+def read_hardware(*, processes: bool = False, sysfs: Folder = "/sys", dev: Folder = "/dev") -> Hardware:
     """Read this machine's processors and accelerators; whatever fails is a note, never an exception.
 
     ``processes`` also lists who uses each GPU; ``sysfs`` and ``dev`` are the kernel's trees, or those that tests make.

@@ -5,10 +5,10 @@ A GPU that our container or job may not use cannot be read there, and does not c
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from ddplaunch.devices.processes import describe_process
-from ddplaunch.devices.sysfs import read_beside, read_int, read_text
+from ddplaunch.devices.sysfs import Folder, numbered, read_beside, read_int, read_text
 from ddplaunch.plan.hardware import Gpu, GpuProcess
 
 KFD = "class/kfd/kfd"
@@ -16,39 +16,39 @@ KFD = "class/kfd/kfd"
 LOCAL_HEAPS = (1, 2)  # HSA_HEAPTYPE_FRAME_BUFFER_PUBLIC and _PRIVATE: a mem_bank of the GPU's own
 
 
-def read_amd(sysfs: Path, *, processes: bool = False) -> tuple[list[Gpu], list[str]]:
+def read_amd(sysfs: Folder, *, processes: bool = False) -> tuple[list[Gpu], list[str]]:
     """Return the AMD GPUs in KFD's order, which is that of ROCR_VISIBLE_DEVICES, and no notes.
 
     ``uuid`` has the form that ROCR_VISIBLE_DEVICES takes, "GPU-" and 16 hexadecimal digits; old GPUs have none.
     """
     gpus: list[Gpu] = []
-    folders = (sysfs / KFD / "topology/nodes").glob("[0-9]*")
-    for node in sorted(folders, key=lambda folder: int(folder.name)):
-        properties = _read_properties(node / "properties")
+    folders = numbered(os.path.join(sysfs, KFD, "topology/nodes"), "")
+    for node, _ in sorted(folders, key=lambda folder: int(folder[1])):
+        properties = _read_properties(f"{node}/properties")
         if not properties.get("simd_count"):
             continue  # a CPU, or a GPU that is not ours to use
         pci = _address(properties)
-        device = sysfs / f"class/drm/renderD{properties.get('drm_render_minor', 0)}/device"
+        device = os.path.join(sysfs, f"class/drm/renderD{properties.get('drm_render_minor', 0)}/device")
         numa_node, cpus = read_beside(sysfs, pci)
         unique = properties.get("unique_id")
         gpus.append(
             Gpu(
                 vendor="amd",
                 index=len(gpus),
-                name=read_text(device / "product_name") or f"AMD {_architecture(properties)}",
+                name=read_text(f"{device}/product_name") or f"AMD {_architecture(properties)}",
                 uuid=f"GPU-{unique:016x}" if unique else None,
                 pci=pci,
-                memory_total=read_int(device / "mem_info_vram_total") or _bank_memory(node),
-                memory_used=read_int(device / "mem_info_vram_used"),
+                memory_total=read_int(f"{device}/mem_info_vram_total") or _bank_memory(node),
+                memory_used=read_int(f"{device}/mem_info_vram_used"),
                 numa_node=numa_node,
                 cpus=cpus,
-                processes=_read_processes(sysfs, read_int(node / "gpu_id")) if processes else (),
+                processes=_read_processes(sysfs, read_int(f"{node}/gpu_id")) if processes else (),
             )
         )
     return gpus, []
 
 
-def _read_properties(path: Path) -> dict[str, int]:
+def _read_properties(path: str) -> dict[str, int]:
     """Read a KFD table, one "name number" a line; empty where it may not be read."""
     pairs = (line.split() for line in (read_text(path) or "").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
@@ -66,16 +66,16 @@ def _architecture(properties: dict[str, int]) -> str:
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
-def _bank_memory(node: Path) -> int | None:
-    banks = [_read_properties(bank / "properties") for bank in (node / "mem_banks").glob("[0-9]*")]
+def _bank_memory(node: str) -> int | None:
+    banks = [_read_properties(f"{bank}/properties") for bank, _ in numbered(f"{node}/mem_banks", "")]
     return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS) or None
 
 
-def _read_processes(sysfs: Path, gpu_id: int | None) -> tuple[GpuProcess, ...]:
+def _read_processes(sysfs: Folder, gpu_id: int | None) -> tuple[GpuProcess, ...]:
     """List who holds memory on the GPU: KFD has a folder a process, in it one file of bytes a GPU (vram_<gpu_id>)."""
     found = []
-    for folder in (sysfs / KFD / "proc").glob("[0-9]*"):
-        memory = read_int(folder / f"vram_{gpu_id}")
+    for folder, pid in numbered(os.path.join(sysfs, KFD, "proc"), ""):
+        memory = read_int(f"{folder}/vram_{gpu_id}")
         if memory:
-            found.append(describe_process(int(folder.name), memory))
+            found.append(describe_process(int(pid), memory))
     return tuple(sorted(found, key=lambda process: process.pid))

@@ -6,10 +6,9 @@ import importlib
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from ddplaunch.devices.sysfs import read_numa, read_text
+from ddplaunch.devices.sysfs import Folder, read_numa, read_text
 from ddplaunch.plan.cpulist import parse_cpulist
 from ddplaunch.plan.hardware import Cpu
 
@@ -20,9 +19,10 @@ MODEL_NAME = re.compile(r"^model name\s*:\s*(.+)$", re.MULTILINE)
 """In /proc/cpuinfo of x86: "model name	: AMD EPYC 9654 96-Core Processor"; Arm's has none."""
 
 
-def read_cpu(sysfs: Path, proc: Path = Path("/proc")) -> Cpu:
+def read_cpu(sysfs: Folder, proc: Folder = "/proc") -> Cpu:
     """Return this machine's processors; ``physical`` counts the cores behind the CPUs that this process may run on."""
-    online = parse_cpulist(read_text(sysfs / "devices/system/cpu/online") or "") or tuple(range(os.cpu_count() or 1))
+    listed = read_text(os.path.join(sysfs, "devices/system/cpu/online"))
+    online = parse_cpulist(listed or "") or tuple(range(os.cpu_count() or 1))
     allowed = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else online
     total, available = _read_memory(proc)
     return Cpu(
@@ -37,23 +37,23 @@ def read_cpu(sysfs: Path, proc: Path = Path("/proc")) -> Cpu:
     )
 
 
-def _read_name(proc: Path) -> str | None:
+def _read_name(proc: Folder) -> str | None:
     try:
-        with open(proc / "cpuinfo", "rb") as file:
+        with open(os.path.join(proc, "cpuinfo"), "rb") as file:
             model = MODEL_NAME.search(file.read(FIRST_PROCESSOR).decode(errors="replace"))
     except OSError:
         return None
     return model[1].strip() if model else None
 
 
-def _count_cores(sysfs: Path, allowed: tuple[int, ...]) -> int:
+def _count_cores(sysfs: Folder, allowed: tuple[int, ...]) -> int:
     """Count the cores of the allowed CPUs: each CPU names its hardware threads, itself included."""
     cores = 0
     counted: set[int] = set()
     for cpu in allowed:
         if cpu not in counted:
-            topology = sysfs / f"devices/system/cpu/cpu{cpu}/topology"
-            siblings = parse_cpulist(read_text(topology / "thread_siblings_list") or "")
+            topology = os.path.join(sysfs, f"devices/system/cpu/cpu{cpu}/topology")
+            siblings = parse_cpulist(read_text(f"{topology}/thread_siblings_list") or "")
             if not siblings:
                 return min(_psutil().cpu_count(logical=False) or len(allowed), len(allowed))
             counted.update(siblings)
@@ -61,8 +61,8 @@ def _count_cores(sysfs: Path, allowed: tuple[int, ...]) -> int:
     return cores
 
 
-def _read_memory(proc: Path) -> tuple[int | None, int | None]:
-    meminfo = read_text(proc / "meminfo")
+def _read_memory(proc: Folder) -> tuple[int | None, int | None]:
+    meminfo = read_text(os.path.join(proc, "meminfo"))
     if meminfo is None:
         memory = _psutil().virtual_memory()
         return memory.total, memory.available
@@ -77,31 +77,31 @@ def _psutil() -> Any:
     return importlib.import_module("psutil")
 
 
-def _read_quota(sysfs: Path, proc: Path) -> float | None:
+def _read_quota(sysfs: Folder, proc: Folder) -> float | None:
     """Return how many CPUs' time all processes of our control group may use together; None if there is no limit.
 
     ``docker run --cpus 4`` sets it (cpu.max in Documentation/admin-guide/cgroup-v2.rst of the kernel, cpu.cfs_quota_us
     in scheduler/sched-bwc.rst). The narrowest group counts, ours or one around it; a container does not see outer ones.
     """
-    shares = [share for folder in _groups(sysfs / "fs/cgroup", proc) if (share := _share(folder)) is not None]
-    return min(shares, default=None)
+    shares = map(_share, _groups(os.path.join(sysfs, "fs/cgroup"), proc))
+    return min((share for share in shares if share is not None), default=None)
 
 
-def _groups(root: Path, proc: Path) -> Iterator[Path]:
+def _groups(root: str, proc: Folder) -> Iterator[str]:
     """Our groups of version 2 and of version 1's cpu controller, each with those around it."""
-    for line in (read_text(proc / "self/cgroup") or "").splitlines():
+    for line in (read_text(os.path.join(proc, "self/cgroup")) or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        for base in [root / controllers, root / "cpu"] if controllers else [root, root / "unified"]:
-            group = base / path.strip("/")
-            yield from (group, *(each for each in group.parents if each.is_relative_to(base)))
+        for base in [f"{root}/{controllers}", f"{root}/cpu"] if controllers else [root, f"{root}/unified"]:
+            parts = [part for part in path.split("/") if part]
+            yield from ("/".join((base, *parts[:depth])) for depth in range(len(parts), -1, -1))
 
 
-def _share(group: Path) -> float | None:
-    quota, _, period = (read_text(group / "cpu.max") or "").partition(" ")
+def _share(group: str) -> float | None:
+    quota, _, period = (read_text(f"{group}/cpu.max") or "").partition(" ")
     if not period:
-        quota, period = (read_text(group / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
+        quota, period = (read_text(f"{group}/cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
     try:
         share = int(quota) / int(period)
     except (ValueError, ZeroDivisionError):  # "max", or no such file

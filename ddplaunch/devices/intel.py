@@ -7,30 +7,27 @@ figure for used memory, so both are absent.
 from __future__ import annotations
 
 import os
-import re
-from pathlib import Path
 
-from ddplaunch.devices.sysfs import read_beside, read_int, read_text
+from ddplaunch.devices.sysfs import Folder, numbered, read_beside, read_int, read_text
 from ddplaunch.plan.hardware import Gpu
 
 INTEL = "0x8086"
-CARD = re.compile(r"card\d+")  # /sys/class/drm/card0; card0-DP-1 beside it is a plug of it
 
 
-def read_intel(sysfs: Path) -> tuple[list[Gpu], list[str]]:
+def read_intel(sysfs: Folder) -> tuple[list[Gpu], list[str]]:
     """Return the discrete Intel GPUs by PCI address, the order of ZE_ENABLE_PCI_ID_DEVICE_ORDER=1, and no notes.
 
     A card of several tiles is that many GPUs, as it is for Level Zero, and so for torch, unless told otherwise.
     """
     cards = sorted(
-        (os.path.basename(os.path.realpath(card / "device")), card)
-        for card in (sysfs / "class/drm").glob("card[0-9]*")
-        if CARD.fullmatch(card.name) and read_text(card / "device/vendor") == INTEL
+        (os.path.basename(os.path.realpath(f"{card}/device")), card)
+        for card, number in numbered(os.path.join(sysfs, "class/drm"), "card")
+        if number.isdecimal() and read_text(f"{card}/device/vendor") == INTEL  # card0-DP-1 is a plug of card0
     )
     gpus: list[Gpu] = []
     for pci, card in cards:
         tiles = _read_tiles(card, pci)
-        model = (read_text(card / "device/device") or "").removeprefix("0x")  # "0bd5", as in pci.ids
+        model = (read_text(f"{card}/device/device") or "").removeprefix("0x")  # "0bd5", as in pci.ids
         numa_node, cpus = read_beside(sysfs, pci)
         for tile, memory in enumerate(tiles):
             name = f"Intel GPU {model}" if len(tiles) == 1 else f"Intel GPU {model} tile {tile}"
@@ -38,20 +35,20 @@ def read_intel(sysfs: Path) -> tuple[list[Gpu], list[str]]:
     return gpus, []
 
 
-def _read_tiles(card: Path, pci: str) -> list[int | None]:
+def _read_tiles(card: str, pci: str) -> list[int | None]:
     """Return the memory of each tile in bytes, None where the driver does not say; no tile where it is integrated.
 
     xe gives it tile by tile, on discrete GPUs only (``drivers/gpu/drm/xe/xe_tile_sysfs.c`` of Linux). Intel's
     out-of-tree i915 gives the card's in one file, Linux's own i915 none; there, integrated graphics show by sitting on
     bus 0 itself ("0000:00:02.0") where a card is always behind a bridge.
     """
-    driver = os.path.basename(os.path.realpath(card / "device/driver"))
+    driver = os.path.basename(os.path.realpath(f"{card}/device/driver"))
     if driver == "xe":
-        folders = sorted((card / "device").glob("tile[0-9]*"))
-        return [size for folder in folders if (size := read_int(folder / "physical_vram_size_bytes"))]
+        folders = sorted(numbered(f"{card}/device", "tile"))
+        return [size for folder, _ in folders if (size := read_int(f"{folder}/physical_vram_size_bytes"))]
     if driver == "i915":
-        whole = read_int(card / "lmem_total_bytes")
-        tiles = len(list((card / "gt").glob("gt[0-9]*"))) or 1
+        whole = read_int(f"{card}/lmem_total_bytes")
+        tiles = len(numbered(f"{card}/gt", "gt")) or 1
         if whole:
             return [whole // tiles] * tiles
         if pci.split(":")[1] != "00":

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from pathlib import Path
+import os
 from typing import Any
 
 from ddplaunch.devices.processes import describe_process
-from ddplaunch.devices.sysfs import read_beside
+from ddplaunch.devices.sysfs import Folder, numbered, read_beside
 from ddplaunch.plan.hardware import Gpu, GpuProcess, GpusFailed, MigInstance
 
 NVML_LIBRARY = "libnvidia-ml.so.1"  # comes with the driver, never with CUDA or torch
@@ -23,7 +23,7 @@ MAX_NODES = 1 << 10  # what CONFIG_NODES_SHIFT of Linux allows at most on x86
 MAX_CPUS = 1 << 13  # and CONFIG_NR_CPUS
 
 
-def read_nvidia(sysfs: Path, dev: Path = Path("/dev"), *, processes: bool = False) -> tuple[list[Gpu], list[str]]:
+def read_nvidia(sysfs: Folder, dev: Folder = "/dev", *, processes: bool = False) -> tuple[list[Gpu], list[str]]:
     """Return the NVIDIA GPUs in NVML's order and a note for whatever could not be read.
 
     A GPU that fails on the way (off its bus, in need of a reset) is left out and noted; the others keep their numbers.
@@ -59,19 +59,18 @@ def read_nvidia(sysfs: Path, dev: Path = Path("/dev"), *, processes: bool = Fals
             nvml.nvmlShutdown()
 
 
-def _check_device_files(dev: Path, notes: list[str]) -> None:
+def _check_device_files(dev: Folder, notes: list[str]) -> None:
     """Raise GpusFailed where the driver has made a file for a GPU: /dev/nvidia0, not /dev/nvidiactl."""
-    first = next(iter(sorted(dev.glob("nvidia[0-9]*"))), None)
-    if first is not None:
-        raise GpusFailed(f"{first} is there", notes)
+    if found := sorted(numbered(os.fspath(dev), "nvidia")):
+        raise GpusFailed(f"{found[0][0]} is there", notes)
 
 
-def _without_library(sysfs: Path, why: str) -> tuple[list[str], bool]:
+def _without_library(sysfs: Folder, why: str) -> tuple[list[str], bool]:
     """Say what that means, and whether the library is there but broken, such as a container's empty placeholder."""
     if "No such file" not in why:
         remedy = "install the driver's libraries, or mount them into the container"
         return [f"NVIDIA GPUs could not be read: {why}; {remedy}."], True
-    if (sysfs / "module/nvidia").exists():
+    if os.path.exists(os.path.join(sysfs, "module/nvidia")):
         remedy = "in a container, start it with access to the GPUs (docker run --gpus all)"
         return [f"The NVIDIA driver is loaded, but its library {NVML_LIBRARY} is out of reach; {remedy}."], False
     return [], False
@@ -85,7 +84,7 @@ def _remedy(nvml: Any, error: Any) -> str:
     }.get(error.value, "see what `nvidia-smi` and the kernel's log say")
 
 
-def _read_gpus(nvml: Any, sysfs: Path, processes: bool) -> tuple[list[Gpu], list[str]]:
+def _read_gpus(nvml: Any, sysfs: Folder, processes: bool) -> tuple[list[Gpu], list[str]]:
     gpus: list[Gpu] = []
     notes: list[str] = []
     driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
@@ -101,7 +100,7 @@ def _read_gpus(nvml: Any, sysfs: Path, processes: bool) -> tuple[list[Gpu], list
     return gpus, notes
 
 
-def _read_gpu(nvml: Any, index: int, sysfs: Path, driver: str | None, processes: bool) -> tuple[Gpu, bool]:
+def _read_gpu(nvml: Any, index: int, sysfs: Folder, driver: str | None, processes: bool) -> tuple[Gpu, bool]:
     """Read one GPU and whether it is in MIG mode.
 
     Raises NVMLError if it is lost or otherwise unwell. What it merely does not support is left None.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-from pathlib import Path
 
 from ddplaunch.plan.cpulist import parse_cpulist
 from ddplaunch.plan.hardware import NumaNode
@@ -11,18 +11,33 @@ from ddplaunch.plan.hardware import NumaNode
 NODE_MEMORY = re.compile(r"MemTotal:\s+(\d+) kB")  # in node*/meminfo: "Node 0 MemTotal:       527988832 kB"
 
 
-def read_text(path: Path) -> str | None:
+Folder = str | os.PathLike[str]
+"""One of the kernel's trees, or one that a test has made."""
+
+
+def numbered(folder: str, name: str) -> list[tuple[str, str]]:
+    """The entries of a folder that are called ``name`` and then begin with a digit: their paths, and what follows."""
+    try:
+        entries = os.listdir(folder)
+    except OSError:
+        return []
+    found = [(f"{folder}/{each}", each.removeprefix(name)) for each in entries if each.startswith(name)]
+    return [(path, number) for path, number in found if number[:1].isdecimal()]
+
+
+def read_text(path: str) -> str | None:
     """Return what the file says, stripped; None where it is absent or may not be read.
 
     A driver may also fail the read itself, for a GPU off its bus or outside of our cgroup; that is an OSError too.
     """
     try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
     except OSError:
         return None
 
 
-def read_int(path: Path) -> int | None:
+def read_int(path: str) -> int | None:
     """Return the number in the file, decimal or 0x…; None where there is none."""
     try:
         return int(read_text(path) or "", base=0)
@@ -30,28 +45,28 @@ def read_int(path: Path) -> int | None:
         return None
 
 
-def read_numa(sysfs: Path, online: tuple[int, ...]) -> tuple[NumaNode, ...]:
+def read_numa(sysfs: Folder, online: tuple[int, ...]) -> tuple[NumaNode, ...]:
     """Return the NUMA nodes that have CPUs; one node 0 of all ``online`` CPUs where the kernel names none.
 
     A node of memory alone (HBM, CXL, the memory of a Grace Hopper GPU) is left out: no process can run on it.
     """
     nodes = []
-    for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
-        cpus = parse_cpulist(read_text(folder / "cpulist") or "")
+    for folder, number in numbered(os.path.join(sysfs, "devices/system/node"), "node"):
+        cpus = parse_cpulist(read_text(f"{folder}/cpulist") or "")
         if cpus:
-            memory = NODE_MEMORY.search(read_text(folder / "meminfo") or "")
-            nodes.append(NumaNode(int(folder.name[4:]), cpus, int(memory[1]) * 1024 if memory else None))
+            memory = NODE_MEMORY.search(read_text(f"{folder}/meminfo") or "")
+            nodes.append(NumaNode(int(number), cpus, int(memory[1]) * 1024 if memory else None))
     return tuple(sorted(nodes, key=lambda node: node.index)) or (NumaNode(0, online),)
 
 
-def read_beside(sysfs: Path, pci: str | None) -> tuple[int | None, tuple[int, ...]]:
+def read_beside(sysfs: Folder, pci: str | None) -> tuple[int | None, tuple[int, ...]]:
     """Return the NUMA node and the CPUs beside the device at this PCI address; None and () if unknown.
 
     The kernel writes node -1 for "not known" (``Documentation/ABI/testing/sysfs-bus-pci``).
     """
     if pci is None:
         return None, ()
-    device = sysfs / "bus/pci/devices" / pci
-    node = read_int(device / "numa_node")
-    cpus = parse_cpulist(read_text(device / "local_cpulist") or "")
+    device = os.path.join(sysfs, "bus/pci/devices", pci)
+    node = read_int(f"{device}/numa_node")
+    cpus = parse_cpulist(read_text(f"{device}/local_cpulist") or "")
     return (None if node is None or node < 0 else node), cpus

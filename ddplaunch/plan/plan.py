@@ -297,18 +297,18 @@ def make(
     threads = {count: _threads(count * sharing, machine, bound.get(count, ()), environ) for count in set(counts)}
     nodes = _nodes(counts, counts_source, threads, here, machine, address)
 
-    facts = [Fact("processes per node", layout.listed(counts), counts_source), Fact("devices", *_devices(machine))]
+    facts = [Fact("processes per node", layout.listed(counts), counts_source), _fact("devices", _devices(machine))]
     if started:
         facts[0] = Fact("this rank", f"{here} of {nnodes}", counts_source)
     elif nnodes > 1:
         if spec.min_nodes not in (None, nnodes):
             facts.insert(0, Fact("nodes", f"{spec.min_nodes} to {nnodes}, planned for {nnodes}", "--nnodes"))
         order = Fact("node rank", "as the nodes join", "--node-rank auto")
-        facts.append(Fact("node rank", *node_rank) if spec.numbered else order)
+        facts.append(_fact("node rank", node_rank) if spec.numbered else order)
     facts += [
-        Fact("master address", *address),
-        Fact("master port", *(port if port.value != "0" else Sourced("any free port", "one node"))),
-        Fact("threads per rank", *threads[counts[here]]),
+        _fact("master address", address),
+        _fact("master port", port if port.value != "0" else Sourced("any free port", "one node")),
+        _fact("threads per rank", threads[counts[here]]),
     ]
     sources = {"--node-rank": node_rank, "--master-addr": address, "--master-port": port}
     missing = [flag for flag, sourced in sources.items() if sourced.source in (ASSUMED, MISSING)]
@@ -341,6 +341,10 @@ def make(
         masks=machine.masks if spec.virtual_local_rank else (),
         local_rank_option=target.local_rank_option if spec.pass_local_rank else None,
     )
+
+
+def _fact(name: str, sourced: Sourced) -> Fact:
+    return Fact(name, sourced.value, sourced.source)
 
 
 def _node_rank(spec: JobSpec, environ: Mapping[str, str]) -> Sourced:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
+from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.numbers import whole
 
@@ -21,7 +21,8 @@ _TCP = r"tcp://(?P<host>[^/:\[\]]+|\[[0-9a-fA-F:.]+\]):(?P<port>[0-9]{1,9})"
 _HOST = r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?"
 
 
-class Sourced(NamedTuple):
+@dataclass(frozen=True)
+class Sourced:
     """A value and where it comes from, as a person would say it ("--master-addr", "MASTER_ADDR", "assumed")."""
 
     value: str

@@ -5,7 +5,6 @@ Python's own import system runs the parents of a dotted name to find it; these f
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import sys
@@ -13,9 +12,15 @@ import warnings
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING
 
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_regular
+
+if TYPE_CHECKING:
+    import ast
+
+_ONLY_TREE = 0x400  # ast.PyCF_ONLY_AST
 
 
 def parse(path: str, name: str | None = None) -> ast.Module:
@@ -44,7 +49,9 @@ def parse(path: str, name: str | None = None) -> ast.Module:
 def _tree(source: bytes | str, path: str) -> ast.Module:
     with warnings.catch_warnings():  # the ranks give them where they belong
         warnings.simplefilter("ignore")
-        return ast.parse(source, path)
+        # As ast.parse does; to load ast takes longer than to parse most programs.
+        tree: ast.Module = compile(source, path, "exec", _ONLY_TREE, dont_inherit=True)
+        return tree
 
 
 def _not_python(path: str, name: str) -> str | None:
@@ -156,6 +163,8 @@ def option_names(tree: ast.Module) -> frozenset[str]:
     """The options that a program's file names, with dashes: those in quotes, as every parser made by hand needs them;
     annotated fields and parameters, which dataclass parsers, fire, typer and the like make options of.
     """
+    import ast
+
     found = set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("-"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -85,14 +86,13 @@ def test_a_gpu_of_another_job_does_not_count(make_tree: MakeTree, monkeypatch: p
             f"{NODES}/2/properties": gpu_node(bus=4, minor=129),
         }
     )
-    read_text = Path.read_text
 
-    def deny(path: Path, *arguments: str, **options: str) -> str:
-        if path.parent.name == "1":  # root in a test reads everything, so the kernel's answer is made up
-            raise PermissionError(1, "Operation not permitted", str(path))
-        return read_text(path, *arguments, **options)
+    def deny(path: str, **how: str) -> IO[str]:
+        if path.endswith("/1/properties"):  # root in a test reads everything, so the kernel's answer is made up
+            raise PermissionError(1, "Operation not permitted", path)
+        return open(path, **how)
 
-    monkeypatch.setattr(Path, "read_text", deny)
+    monkeypatch.setattr(f"{amd.read_text.__module__}.open", deny, raising=False)
     (gpu,), notes = read_amd(sysfs)
     assert (gpu.index, gpu.pci) == (0, "0000:04:00.0")
     assert notes == []
