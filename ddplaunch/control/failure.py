@@ -25,15 +25,14 @@ _SIGNALS = {
     "SIGTERM": "terminated from outside",
 }
 
-_CONSEQUENCE = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|connectFullMesh|socket.*(closed|reset)|DistBackendError"
+_CONSEQUENCE = (
+    r"(?i)connection (closed|reset|refused)|broken pipe|connectFullMesh|socket.*(closed|reset)|DistBackendError"
     r"|remote process has failed|NCCL communicator was aborted|recvValue failed|failed to recv|DistNetworkError"
-    r"|Timed out (waiting|after) \d+|wait timeout after \d+|collective operation timeout|\[monitoredBarrier\]",
-    re.IGNORECASE,
+    r"|Timed out (waiting|after) \d+|wait timeout after \d+|collective operation timeout|\[monitoredBarrier\]"
 )
 """What torch.distributed says in a rank whose peer has died, or has not come."""
 
-_TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
+_TIMED_OUT = r"(?i)timed out|timeout"
 
 
 @dataclass(frozen=True)
@@ -76,12 +75,12 @@ class Failure:
     @property
     def is_consequence(self) -> bool:
         """Whether it only says that a peer has gone."""
-        return bool(self.message and _CONSEQUENCE.search(self.message))
+        return bool(self.message and re.search(_CONSEQUENCE, self.message))
 
     @property
     def timed_out(self) -> bool:
         """Whether it only says that it had waited too long for others."""
-        return bool(self.message and _TIMED_OUT.search(self.message))
+        return bool(self.message and re.search(_TIMED_OUT, self.message))
 
     @property
     def length(self) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ddplaunch.errors import UsageError, shown
+
+if TYPE_CHECKING:
+    import ipaddress
 
 RESOLVE_PATIENCE = 5.0  # seconds to wait for a name server before node 0 goes on without having checked its own name
 NAME_PATIENCE = 0.5  # seconds that a name server may take to answer; if it takes longer, ranks wait only shortly
@@ -48,12 +51,13 @@ def check_interface(interface: str) -> None:
 
 def address_on(interface: str, family: socket.AddressFamily) -> str | None:
     """An address of an interface, None where it has none of this family."""
-    version = 6 if family == socket.AF_INET6 else 4
     found = interfaces().get(interface, ())
-    return next((each for each in found if ipaddress.ip_address(each).version == version), None)
+    return next((each for each in found if (":" in each) is (family == socket.AF_INET6)), None)
 
 
 def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    import ipaddress
+
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return getattr(parsed, "ipv4_mapped", None) or parsed
 

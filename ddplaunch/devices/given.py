@@ -20,7 +20,7 @@ COUNTS = ("SLURM_GPUS_ON_NODE", "SM_NUM_GPUS", "SKYPILOT_NUM_GPUS_PER_NODE")
 CONTAINER = "NVIDIA_VISIBLE_DEVICES"
 """What a container was started with. Kubernetes names the GPUs of a pod by UUID; "all" is any CUDA image's default."""
 
-NAMED = re.compile(r"(GPU-|MIG-|\d)", re.IGNORECASE)
+NAMED = r"(?i)(GPU-|MIG-|\d)"
 
 
 def check_given(
@@ -63,4 +63,4 @@ def claim(
     for name in COUNTS:
         if (whole(environ.get(name, "")) or 0) > 0:
             return f"{name}={environ[name]}"
-    return f"{CONTAINER}={environ[CONTAINER]}" if NAMED.match(environ.get(CONTAINER, "")) else hardware.failed
+    return f"{CONTAINER}={environ[CONTAINER]}" if re.match(NAMED, environ.get(CONTAINER, "")) else hardware.failed

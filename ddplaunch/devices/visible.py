@@ -32,7 +32,7 @@ HIDES_ALL = ("", "-1", "NoDevFiles")
 """Values that hide every GPU and are meant to; "NoDevFiles" is Slurm's for a job that asked for none."""
 
 NONE = "none"  # what `--gpus` calls running on the CPUs on purpose
-INDEX = re.compile(r"\s*\+?([0-9]{1,9})")
+INDEX = r"\s*\+?([0-9]{1,9})"
 
 UUID_KINDS = ("gpu-", "mig-")
 
@@ -125,14 +125,14 @@ def _cuda(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
         return Visible(tuple(visible), "NVML", notes=(*notes, *_order_notes(gpus, environ)))
     named, notes = _walk(CUDA, mask, _machine(gpus), lambda entry: _cuda_entry(gpus, entry), doubled="hides all")
     visible, dropped = _as_cuda_shows(named)
-    if any(map(INDEX.match, mask.split(","))):
+    if any(re.match(INDEX, entry) for entry in mask.split(",")):
         notes += _order_notes(gpus, environ)
     return Visible(tuple(visible), CUDA, notes=(*notes, *dropped))
 
 
 def _cuda_entry(gpus: Sequence[Gpu], entry: str) -> list[VisibleGpu]:
     """Resolve an index, a "GPU-" UUID or its beginning, a "MIG-" UUID or the older "MIG-GPU-<uuid>/<gi>/<ci>"."""
-    number = INDEX.match(entry)
+    number = re.match(INDEX, entry)
     if number:
         return next((_whole(gpu) for gpu in gpus if gpu.index == int(number[1])), [])
     matches = _by_uuid(gpus, entry.strip())
