@@ -89,6 +89,7 @@ def all_experiments(size: Size) -> list[Experiment]:
         _idle(size),
         _output(size),
         _dry_run(size),
+        _bare(size),
         _inspection(size),
         _stacks(size),
         *_preload(size),
@@ -394,9 +395,19 @@ def _dry_run(size: Size) -> Experiment:
         "dry-run",
         {OURS: both, PASS: lambda: _run(contenders.python("pass"))},
         (
-            Row("--dry-run --json, 2 nodes × 8", "wall_2", "s", PASS, 8.0, "wall"),
+            Row("--dry-run --json, 2 nodes × 8", "wall_2", "s", PASS, 4.5, "wall"),
             Row(f"--dry-run --json, {size.nodes:,} nodes × 8", f"wall_{size.nodes}", "s", None, 1.0),
         ),
+    )
+
+
+def _bare(size: Size) -> Experiment:
+    """What the launcher itself takes: the ranks do nothing, and nothing is imported for them."""
+    command = contenders.ddplaunch("--no-python")(size.few, "/bin/true")
+    return Experiment(
+        "bare",
+        {OURS: lambda: _run(command), PASS: lambda: _run(contenders.python("pass"))},
+        (Row(f"{size.few} × /bin/true: the whole command", "wall", "s", PASS),),
     )
 
 
