@@ -6,7 +6,7 @@ Of the options there are ``frozen`` and ``default_factory``; a class inherits no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from ddplaunch import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass

@@ -184,10 +184,9 @@ main()
 """The command, telling which modules it has loaded: at its end, or when it asks the zygote for the first rank."""
 
 NEVER = {
-    "torch", "click", "rich", "psutil", "numpy", "msgspec", "asyncio", "subprocess", "tempfile", "threading", "logging",
+    "torch", "typing", "click", "rich", "psutil", "numpy", "msgspec", "asyncio", "subprocess", "tempfile", "threading",
     "dataclasses", "inspect", "ast", "pathlib", "urllib", "ipaddress", "uuid", "datetime", "difflib", "shlex", "locale",
-    "gettext", "platform", "encodings.idna", "http", "email", "ssl", "importlib.metadata", "importlib.util",
-    "traceback",
+    "gettext", "platform", "encodings.idna", "http", "email", "ssl", "importlib.metadata", "importlib.util", "logging",
 }  # fmt: skip
 """What takes a start too long to load."""
 
@@ -217,7 +216,9 @@ def test_a_dry_run_imports_next_to_nothing(tmp_path, target):
     write(tmp_path, "train.py", "import torch\ndef main(): pass\n")
     told, modules = loaded(tmp_path, "--dry-run", "--json", "--nnodes", "2", "--nproc", "8", target)
     assert json.loads(told)["world_size"] == 16
-    by_signature = {"inspect", "ast", "dataclasses", "pathlib", "urllib", "ipaddress"} if ":" in target else set()
+    by_signature = (
+        {"typing", "inspect", "ast", "dataclasses", "pathlib", "urllib", "ipaddress"} if ":" in target else set()
+    )
     assert not (NEVER | {"socket", "selectors"}) - by_signature & modules
     beyond = [name for name in modules if name.startswith(("ddplaunch.control.", "ddplaunch.ssh", "ddplaunch.submit"))]
     assert set(beyond) <= {"ddplaunch.control.rules"}

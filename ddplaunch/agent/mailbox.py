@@ -8,8 +8,8 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, field
 from ddplaunch.loop import Callback, Loop
 from ddplaunch.rank.channel import HEADER, MAX_DESCRIPTORS, pack

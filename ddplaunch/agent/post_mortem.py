@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits
 from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, readable
 from ddplaunch.dataclass import dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.messages import FromNode, Inspect, Inspected
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.loop import Loop, Timer

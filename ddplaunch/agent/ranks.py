@@ -8,8 +8,8 @@ import socket
 import time
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits, post_mortem
 from ddplaunch.agent.rank_line import RankLine
 from ddplaunch.agent.temporary import Temporary

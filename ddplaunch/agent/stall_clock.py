@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.ranks import Phase, Ranks
 from ddplaunch.control.messages import FromNode, Suspicion
 from ddplaunch.control.rules import Rules
+from ddplaunch.dataclass import dataclass
 from ddplaunch.loop import Loop, Timer
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ NOISE = 0.02  # seconds of CPU time that a rank may use for our own questions, a
 Look = Callable[["Ranks", Callable[["Inspection"], None]], None]
 
 
-class _Reading(NamedTuple):
+@dataclass(frozen=True)
+class _Reading:
     """What the ranks had used at one moment."""
 
     moment: float

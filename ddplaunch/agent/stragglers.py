@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.ranks import Phase, RankProcess, Ranks
 from ddplaunch.control.messages import FromNode, Straggling
 from ddplaunch.loop import Loop, Timer

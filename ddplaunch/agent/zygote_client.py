@@ -11,14 +11,18 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits
 from ddplaunch.agent.mailbox import Mailbox
 from ddplaunch.loop import Loop
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from ddplaunch.rank.messages import Config, FromZygote, RankJob, Usage
+else:
+    Protocol = object
 
 _ZYGOTE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "zygote.py")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli import over_ssh, sidecars
 from ddplaunch.cli.say import echo
 from ddplaunch.dataclass import replace

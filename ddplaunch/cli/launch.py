@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.supervisor import Supervisor
 from ddplaunch.cli.say import say, say_note

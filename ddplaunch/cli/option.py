@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
-Read = Callable[["Option", Any], Any]
-"""Reads the text of a value, or of all values of an option that may be repeated; None where there is no text."""
+from ddplaunch import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    Read = Callable[["Option", Any], Any]
+    """Reads the text of a value, or of all values of an option that may be repeated; None where there is no text."""
 
 
 class Option:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli import values
 from ddplaunch.cli.option import Option
 from ddplaunch.cli.values import INFINITE, WEEK, as_typed, number
@@ -13,7 +13,7 @@ from ddplaunch.control import MIN_HEARTBEAT
 from ddplaunch.dataclass import dataclass, field, replace
 
 if TYPE_CHECKING:
-    from typing import TypedDict
+    from typing import Any, TypedDict
 
     class Inferred(TypedDict, total=False):
         """What hosts and surroundings can say where the user does not."""
@@ -81,6 +81,10 @@ def _option(spelling: str, help: str, read: Any = None, **how: Any) -> Any:
 
 def _flag(spellings: str, help: str, **how: Any) -> Any:
     return Option(spellings.split(), help, is_flag=True, **how)
+
+
+def _argument(name: str, *, rest: bool = False) -> Any:
+    return Option([name], rest=rest, completes="any")
 
 
 def _seconds(name: str, default: str | None, help: str, read: Any = values.seconds) -> Any:
@@ -282,8 +286,8 @@ class Options:
     )
     dry_run: bool = _flag("--dry-run", "Print the plan and start nothing.")
     as_json: bool = _flag("--json as_json", "With --dry-run: print the plan as JSON.")
-    target: str = cast(str, Option(["target"], completes="any"))
-    args: tuple[str, ...] = cast("tuple[str, ...]", Option(["args"], rest=True, completes="any"))
+    target: str = _argument("target")
+    args: tuple[str, ...] = _argument("args", rest=True)
     sources: Mapping[str, Source] = field(default_factory=dict)  # of each value, by the option's name
 
     def is_set(self, name: str) -> bool:

@@ -6,8 +6,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli.options import Options, Source
 from ddplaunch.cli.rules import check_control_port
 from ddplaunch.errors import UsageError, shown

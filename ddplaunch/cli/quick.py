@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli.command_line import HELP, split
 from ddplaunch.cli.option import Option, spellings
 from ddplaunch.cli.options import OPTIONS, Options, Source
 from ddplaunch.cli.typed import Remarks, program_names, remarks_on, translated
 from ddplaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class _NotPlainError(Exception):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli.surroundings import one_log
 from ddplaunch.cli.values import AUTO
 from ddplaunch.errors import UsageError

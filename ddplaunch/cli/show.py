@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.numbers import whole
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli.options import Options, Source
 from ddplaunch.errors import EXIT_USAGE, UsageError
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli.command_line import CommandLine, Translation, goes_on, name_of, passed_on
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError

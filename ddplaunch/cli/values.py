@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from ddplaunch.cli.option import Option, Read
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.numbers import decimal, whole
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ddplaunch.cli.option import Option, Read
 
 AUTO = "auto"
 """The node rank of a node that node 0 is to number."""

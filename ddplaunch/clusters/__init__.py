@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from ddplaunch.clusters.finding import Allocator, Finding
 
 __all__ = ["NAMES", "NONE", "find"]
@@ -90,7 +92,9 @@ def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
 
 
 def _system(name: str) -> Allocator:
-    return cast("Allocator", import_module(f"ddplaunch.clusters.{name}"))
+    system: Any = import_module(f"ddplaunch.clusters.{name}")
+    found: Allocator = system
+    return found
 
 
 def _shows(name: str, environ: Mapping[str, str]) -> bool:

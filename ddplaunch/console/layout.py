@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.plan.command import command_for
 from ddplaunch.plan.cpulist import format_cpulist
 from ddplaunch.plan.plan import Fact, Plan

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.failure import MAX_REPORT, Failure, Outcome, Verdict, judge, within
 from ddplaunch.control.messages import Drained
 from ddplaunch.dataclass import dataclass, field, replace

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import EXIT_SIGNAL, harmless
+
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_TEXT = 64 << 10  # characters of a message or traceback that are kept
 MAX_LINE = 1000  # characters of a line: a hint, or one of the last that a rank printed

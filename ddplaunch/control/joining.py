@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.messages import JoinStatus
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Seats
 from ddplaunch.words import MAX_NAMED
+
+if TYPE_CHECKING:
+    from typing import Literal
 
 STATUS_INTERVAL = 0.25
 """Seconds between two messages on who has joined: many nodes join at once, and each gets every message."""

@@ -6,8 +6,8 @@ import os
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.messages import Hello, Message, Versions
 from ddplaunch.control.node_zero import NodeZero
 from ddplaunch.control.port import Port, claim

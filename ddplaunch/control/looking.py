@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.attempt import JobAttempt
 from ddplaunch.control.messages import Inspect, Inspected, Message
 from ddplaunch.control.rules import Rules

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.failure import Failure, Outcome, Verdict
 from ddplaunch.dataclass import dataclass
 from ddplaunch.plan.share import Share
 
 if TYPE_CHECKING:
+    from typing import Literal
+
     from ddplaunch.diagnosis.inspection import Arrivals, Detail, Inspection
 
 PROTOCOL = 6  # raised whenever a message changes, so that launchers of different versions tell each other so

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, get_args
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control import messages
 from ddplaunch.control.coordinator import Coordinator
 from ddplaunch.control.messages import Declined, End, FromNode, Garbled, Hello, Message, Refused, Start
@@ -91,6 +91,8 @@ class NodeZero:
         number = admitted.share.node_rank
         self._peers[number] = connection
         self._clocks[number] = PeerClock()
+        from typing import get_args
+
         connection.expect(get_args(FromNode))
         connection.hear = partial(self._heard, number)
         connection.lost = partial(self._lost, number)

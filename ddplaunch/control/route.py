@@ -7,8 +7,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.errors import UsageError, shown
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.failure import Failure
 from ddplaunch.control.looking import Looking
 from ddplaunch.control.rules import Rules

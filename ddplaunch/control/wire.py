@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from ddplaunch.control.bounds import bounded
 from ddplaunch.control.messages import Garbled
 from ddplaunch.diagnosis.inspection import Arrivals, Detail, Inspection
 from ddplaunch.loop import Loop
+from ddplaunch.plan import share
 
 MAX_BEFORE_JOINING = 64 << 10  # bytes of a frame from an unknown peer; "GET " read as a length is 1.2 thousand million
 MAX_BYTES = 8 << 20  # bytes of a frame from a node of the job: the shares of 10,000 nodes fit
@@ -27,7 +28,8 @@ MAX_WAITING = 64 << 20  # bytes that a node may leave unread before it counts as
 LENGTH = struct.Struct("!I")
 _CHUNK = 1 << 18
 
-vars(messages).update(Arrivals=Arrivals, Detail=Detail, Inspection=Inspection)
+vars(messages).update(Arrivals=Arrivals, Detail=Detail, Inspection=Inspection, Literal=Literal)
+vars(share).update(Literal=Literal)
 """msgspec looks there for the types of their fields; a job that says nothing to others starts 3 ms earlier without."""
 
 M = TypeVar("M")  # the messages that a connection may carry, or one of them

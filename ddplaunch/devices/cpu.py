@@ -6,11 +6,14 @@ import importlib
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.devices.sysfs import Folder, read_numa, read_text
 from ddplaunch.plan.cpulist import parse_cpulist
 from ddplaunch.plan.hardware import Cpu
+
+if TYPE_CHECKING:
+    from typing import Any
 
 FIRST_PROCESSOR = 4096
 """Bytes of /proc/cpuinfo that hold the first processor; some kernels take 10 ms to write all of a big machine's."""

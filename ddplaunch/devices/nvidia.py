@@ -9,11 +9,14 @@ import contextlib
 import functools
 import importlib
 import os
-from typing import Any
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.devices.processes import describe_process
 from ddplaunch.devices.sysfs import Folder, numbered, read_beside
 from ddplaunch.plan.hardware import Gpu, GpuProcess, GpusFailed, MigInstance
+
+if TYPE_CHECKING:
+    from typing import Any
 
 NVML_LIBRARY = "libnvidia-ml.so.1"  # comes with the driver, never with CUDA or torch
 WORD = 64

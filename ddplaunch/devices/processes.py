@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.plan.hardware import GpuProcess
+
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def describe_process(pid: int, memory: int | None) -> GpuProcess:

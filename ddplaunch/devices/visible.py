@@ -10,12 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Literal
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, field
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.hardware import TORCH_DEVICE_TYPE, Gpu, Hardware, MigInstance, Vendor
+from ddplaunch.plan.hardware import TORCH_DEVICE_TYPE, Gpu, Hardware, MigInstance
 from ddplaunch.plan.numbers import whole
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from ddplaunch.plan.hardware import Vendor
 
 VENDORS: tuple[Vendor, ...] = ("nvidia", "amd", "intel", "apple")
 

@@ -10,19 +10,22 @@ import os
 import socket
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, get_args
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.job.folder import listen, peer_uid, remove
 from ddplaunch.loop import Loop, Timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
 
     from ddplaunch.control.wire import Connection
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.follower import Follower
     from ddplaunch.job.requests import Answer, Request, Tail, Wait
     from ddplaunch.job.status import Status
+else:
+    Protocol = object
 
 MAX_CLIENTS = 16  # connections at a time; further ones wait in the kernel
 DEADLINE = 5.0  # seconds from a connection to its end
@@ -105,6 +108,8 @@ class Door:
         if peer_uid(sock) != os.geteuid():
             sock.close()
             return
+        from typing import get_args
+
         from ddplaunch.control.wire import Connection
         from ddplaunch.job.requests import Request
 

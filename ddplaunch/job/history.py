@@ -16,8 +16,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import shown
 from ddplaunch.job.process import born
@@ -25,6 +25,9 @@ from ddplaunch.output import events
 from ddplaunch.output.events import Event
 from ddplaunch.output.run_log import rank_file
 from ddplaunch.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_RUNS = 100  # that are kept
 LOOK_EVERY = 5  # runs that failed and left output, about: then it is looked how many bytes all take

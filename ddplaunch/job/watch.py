@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.output.events import Event
 from ddplaunch.plan.plan import Plan
 

@@ -6,14 +6,18 @@ Whoever wants to know is given to the supervisor from outside, as an ``Observer`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.failure import Verdict
 from ddplaunch.dataclass import dataclass
 from ddplaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
+    from typing import Any, Protocol
+
     from ddplaunch.diagnosis.inspection import Inspection
+else:
+    Protocol = object
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Protocol
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.loop import Callback, Loop, Timer
 from ddplaunch.output.events import Ended, Event, Noted, Observer, Planned, Restarting
 from ddplaunch.output.prefix import prefixes
@@ -17,6 +17,11 @@ from ddplaunch.output.sink import Sink
 from ddplaunch.output.terminal import watched
 from ddplaunch.output.voice import VOICE, Kind, Said
 from ddplaunch.words import clock
+
+if TYPE_CHECKING:
+    from typing import Protocol
+else:
+    Protocol = object
 
 Source = int | str
 """Whose output it is: a rank's number, or the name of a sidecar."""

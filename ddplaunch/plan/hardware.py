@@ -5,11 +5,13 @@ Holds no reader and no decision; every field is what the driver or the kernel sa
 
 from __future__ import annotations
 
-from typing import Literal
-
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
 
-Vendor = Literal["nvidia", "amd", "intel", "apple"]
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Vendor = Literal["nvidia", "amd", "intel", "apple"]
 
 TORCH_DEVICE_TYPE: dict[Vendor, str] = {"nvidia": "cuda", "amd": "cuda", "intel": "xpu", "apple": "mps"}
 """The device type under which torch knows each vendor's accelerators (its ROCm build answers to "cuda")."""

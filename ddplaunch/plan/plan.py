@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.errors import UsageError
 from ddplaunch.plan import layout, rendezvous
@@ -17,6 +17,9 @@ from ddplaunch.plan.layout import Cpus, Node, Rank, Slot
 from ddplaunch.plan.numbers import whole
 from ddplaunch.plan.rendezvous import ASSUMED, MISSING, Sourced
 from ddplaunch.target.target import Kind, Target
+
+if TYPE_CHECKING:
+    from typing import Any
 
 ROLE = "default"  # what `--role` may name otherwise. It is a name only: ranks are not numbered by roles.
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.plan.layout import MAX_RANKS, Node, Rank
 from ddplaunch.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from typing import Literal
 
 JOINED = "joined"  # the source of a count that comes from the node itself
 

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_regular
 

@@ -6,8 +6,8 @@ import os
 import re
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
 from ddplaunch.target import source

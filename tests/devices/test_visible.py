@@ -7,9 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.devices.visible import Visible, visible_gpus
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.hardware import Cpu, Gpu, Hardware, MigInstance, NumaNode, Vendor
+from ddplaunch.plan.hardware import Cpu, Gpu, Hardware, MigInstance, NumaNode
+
+if TYPE_CHECKING:
+    from ddplaunch.plan.hardware import Vendor
 
 CPU = Cpu(name=None, logical=2, physical=2, allowed=(0, 1), numa=(NumaNode(0, (0, 1)),))
 
