@@ -8,6 +8,7 @@ from ddplaunch.plan.layout import Rank
 
 if TYPE_CHECKING:
     from ddplaunch.agent.sidecar import Sidecar
+    from ddplaunch.preload.choice import Choice
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,7 @@ class Shown:
 class Policy:
     """What was typed about this node alone."""
 
-    modules: tuple[str, ...]  # what the zygote imports; empty, and every rank is a fresh interpreter
-    asked: tuple[str, ...]  # those that the user named
+    preload: Choice  # what the zygote imports, if it forks
     show: Shown
     stdin: int | None  # the rank that reads our standard input, None for nobody (a single rank always does)
     log_dir: str | None

@@ -99,7 +99,7 @@ class Sidecars:
         self._zygote.sweep(0)
         return True
 
-    def ready(self, forks: bool, unsafe: str | None, seconds: float) -> None:
+    def ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
         if self._zygote and any(each.announces for each in self._all):
             self._temporary.make(self._zygote.remove)  # TensorBoard leaves files behind when it is killed
 

@@ -74,7 +74,7 @@ class Supervisor:
             UsageError: a port is taken, there is no such interface, or the folder cannot be made.
         """
         self._policy, self._rules = policy, rules
-        self._loop, self._screen, self._observers, self._asked = loop, screen, observers, asked
+        self._loop, self._screen, self._asked = loop, screen, asked
         limits.allow_descriptors(len(plan.local_ranks), 3 + bool(policy.log_dir) + policy.inspect)
         store = Store(plan, fresh=plan.nnodes == 1 or rules.port is not None)
         self._plan = replace(plan, master_port=store.port.number) if store.port else plan
@@ -82,6 +82,7 @@ class Supervisor:
         if plan.hosts_store or rules.port is None:
             log.open(plan.run_id, plan.node_rank)
         self._tree = Tree(loop, policy, environ, plan.run_id)
+        self._observers = [*observers, *self._trial()]
         streams = Streams(loop, screen, lambda: self._teardown.drained())
         self._outfit = Outfit(policy, screen, streams, log, store, PreemptionFile(self._tree.temporary))
         self._name_server = NameServer(screen.note) if rules.port is not None else None
@@ -91,6 +92,15 @@ class Supervisor:
         self._outcome: Outcome | None = None
         self.sidecars: Sidecars | None = None  # to be ended when people have been told of the job's end
         self._begin(-1, self._plan)
+
+    def _trial(self) -> list[events.Observer]:
+        """What tries beside the job what could be imported once, where anything could come of it."""
+        choice = self._policy.preload
+        if choice.entry is None:
+            return []
+        from ddplaunch.agent.trial import Trial
+
+        return [Trial(self._loop, choice, choice.entry, self._tree, {**self._tree.environ, **self._plan.shared})]
 
     def _begin(self, attempt: int, plan: Plan) -> None:
         tell, rules = self._link.tell, self._rules
@@ -227,10 +237,15 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------- what comes from the zygote
 
-    def ready(self, forks: bool, unsafe: str | None, seconds: float) -> None:
+    def ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
         if self._tree.zygote:
             self._tree.temporary.make(self._tree.zygote.remove)
-        self._emit(events.Ready(forks, unsafe, seconds))
+        choice = self._policy.preload
+        if failed and choice.entry:
+            choice.entry.forget()
+        because, excluded, verdict = choice.account(failed)
+        modules = (choice.fallback if failed else choice.modules) if forks else ()
+        self._emit(events.Ready(forks, unsafe, seconds, modules, because, excluded, verdict))
         if unsafe:
             self._screen.note(f"ranks start one by one instead of being forked: {unsafe}")
         if self._ranks.phase is Phase.LOADING:

@@ -20,6 +20,7 @@ from ddplaunch.loop import Loop
 if TYPE_CHECKING:
     from typing import Protocol
 
+    from ddplaunch.preload.choice import Choice
     from ddplaunch.rank.messages import Config, FromZygote, RankJob, Usage
 else:
     Protocol = object
@@ -39,7 +40,9 @@ Prepare = Callable[[dict[str, int]], "RankJob"]
 class ZygoteListener(Protocol):
     """Hears what a zygote says; it is never called back from within a call to its client."""
 
-    def ready(self, forks: bool, unsafe: str | None, seconds: float) -> None: ...  # as in ``events.Ready``
+    def ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
+        """It can start ranks; ``failed`` says why it has imported its fallback, the rest is as in ``events.Ready``."""
+
     def refused(self, message: str) -> None: ...  # what was to be imported cannot be
     def spawned(self, rank: int, pid: int, pidfd: int | None) -> None: ...
     def unborn(self, rank: int, errno: int) -> None: ...  # it can be given no process, or no descriptors
@@ -57,8 +60,7 @@ class ZygoteClient:
         *,
         listener: ZygoteListener,
         environment: Mapping[str, str],
-        modules: Sequence[str] = (),  # what to import before forking; empty, and every rank is a fresh interpreter
-        asked: Sequence[str] = (),  # those of them that the user named, which must not fail
+        preload: Choice | None = None,  # what to import before forking; None, and every rank is a new interpreter
         first: str = "",  # the folder that ranks have in front of ``sys.path``
         remove: Sequence[str] = (),  # paths that it removes should we be killed
         title: str = "",  # the longest command line that ``ps`` is to show for a rank
@@ -74,12 +76,16 @@ class ZygoteClient:
         ours, theirs = socket.socketpair()
         config: Config = {
             "supervisor": os.getpid(),
-            "modules": list(modules),
-            "asked": list(asked),
+            "forks": preload is not None and preload.forks,
+            "modules": list(preload.modules) if preload else [],
+            "asked": list(preload.asked) if preload else [],
+            "fallback": list(preload.fallback) if preload else [],
+            "settings": dict(preload.settings) if preload else {},
             "first": first,
             "remove": list(remove),
             "shielded": list(shielded),
-            "unsafe": None,
+            "failed": None,
+            "unsafe": preload.unsafe if preload else None,
         }
         theirs.set_inheritable(True)
         room = "-" * min(len(title.encode(errors="replace")), _MAX_TITLE)
@@ -169,7 +175,7 @@ class ZygoteClient:
     def _heard(self, message: FromZygote, fds: list[int]) -> None:
         if message["op"] == "ready":
             self.ready = True
-            self._listener.ready(message["forks"], message["unsafe"], message["seconds"])
+            self._listener.ready(message["forks"], message["failed"], message["unsafe"], message["seconds"])
         elif message["op"] == "refused":
             self._listener.refused(message["message"])
         elif message["op"] == "spawned":

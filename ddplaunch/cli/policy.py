@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.policy import Policy, Shown
     from ddplaunch.cli.options import Options
     from ddplaunch.plan.plan import Plan
+    from ddplaunch.preload.choice import Choice
 
 QUIET = 5.0
 """Seconds that nodes which somebody starts all at once have to find each other before we say that we wait."""
@@ -38,11 +39,9 @@ def read_policy(options: Options, plan: Plan, shown: Shown, *, many_start: bool)
     from ddplaunch.output.sink import PATIENCE
     from ddplaunch.target.target import Kind
 
-    named = tuple(options.preload.split(",")) if options.preload else ()
     by_ssh = over_ssh.STARTED in os.environ
     return Policy(
-        modules=named or _preloads(options, plan),
-        asked=named,
+        preload=choose_preload(options, plan),
         show=shown,
         stdin=options.stdin,
         log_dir=options.log_dir,
@@ -73,11 +72,13 @@ def why_no_view(options: Options) -> str | None:
     return None
 
 
-def _preloads(options: Options, plan: Plan) -> tuple[str, ...]:
-    """What the zygote imports. Nothing where each rank is a new interpreter: then there is no zygote."""
-    alone = len(plan.local_ranks) == 1 and not options.max_restarts
-    if options.start == "exec" or (options.start == "auto" and (alone or sys.platform != "linux")):
-        return ()
-    from ddplaunch.target.preload import preloads
+def choose_preload(options: Options, plan: Plan) -> Choice:
+    """Choose what the zygote imports; a node with one rank and no restarts has one only where that alone is quicker."""
+    from ddplaunch.preload.choice import AUTO, Choice, choose
 
-    return preloads(plan.target)
+    if options.start == "exec" or (options.start == "auto" and sys.platform != "linux"):
+        return Choice()
+    lone = options.start == "auto" and not options.preload and len(plan.local_ranks) == 1 and not options.max_restarts
+    own = plan.environment(plan.local_ranks[0])
+    insist = options.start == "zygote"
+    return choose(plan.target, options.preload or AUTO, os.environ, own, lone=lone, insist=insist)

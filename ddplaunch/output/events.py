@@ -35,6 +35,10 @@ class Ready:
     forks: bool
     unsafe: str | None
     seconds: float
+    modules: tuple[str, ...] = ()  # what it has imported for all ranks
+    because: str | None = None  # why nothing else could be
+    excluded: tuple[tuple[str, str], ...] = ()  # what each rank imports itself, and why
+    verdict: str | None = None  # the file that says so
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,7 @@ Event = (
 )
 
 RECORDS: Mapping[type, tuple[str, str]] = {
-    Ready: ("ready", "forks unsafe seconds"),
+    Ready: ("ready", "forks unsafe seconds modules because excluded verdict"),
     Started: ("started", "rank pid attempt"),
     FailedToStart: ("failed_to_start", "rank errno attempt"),
     Finished: ("finished", "rank"),

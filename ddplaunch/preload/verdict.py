@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import sys
+from dataclasses import asdict
+
 from ddplaunch.dataclass import dataclass
+from ddplaunch.files import read_regular
+from ddplaunch.preload.question import Question
+
+_FORMAT = 1
+_MAX_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -39,3 +50,39 @@ class Verdict:
     distributions: tuple[Distribution, ...]
     names: frozenset[str]
     tried: frozenset[str]
+
+    def holds(self) -> bool:
+        return all(_stamp(each.record) == each.stamp for each in self.distributions)
+
+
+def key(question: Question) -> str:
+    """The name of the file that has the verdict on a question, whatever its late modules are."""
+    asked = {**asdict(question), "late": ()}
+    words = json.dumps([_FORMAT, sys.executable, sys.version, sys.path[1:], asked])
+    return hashlib.sha256(words.encode()).hexdigest()[:32]
+
+
+def read(path: str) -> Verdict | None:
+    """Return the verdict in a file; None where there is none, or something else."""
+    try:
+        found = json.loads(read_regular(path, _MAX_BYTES, links=False))
+        return Verdict(
+            modules=tuple(map(str, found["modules"])),
+            excluded=tuple(Excluded(**each) for each in found["excluded"]),
+            distributions=tuple(
+                Distribution(each["name"], each["record"], tuple(each["stamp"]), each["sha256"])
+                for each in found["distributions"]
+            ),
+            names=frozenset(map(str, found["names"])),
+            tried=frozenset(map(str, found["tried"])),
+        )
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

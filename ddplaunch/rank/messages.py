@@ -16,12 +16,16 @@ class Config(TypedDict):
     """What a zygote is started with, as ``ZygoteClient`` has it."""
 
     supervisor: int
+    forks: bool  # otherwise it imports nothing, and every rank is a new interpreter
     modules: list[str]
     asked: list[str]
+    fallback: list[str]  # to import instead where ``modules`` cannot be forked with; empty for nothing
+    settings: dict[str, str]  # variables while it imports
     first: str
     remove: list[str]
     shielded: list[int]
-    unsafe: str | None  # why it starts over without modules
+    failed: str | None  # why it has started over with its fallback
+    unsafe: str | None  # why it has started over without forking, or is not to fork
 
 
 class _Rank(TypedDict):
@@ -64,6 +68,7 @@ class Python(_Rank):
     error_file: str | None  # where an exception is recorded
     trace_file: str | None  # where the rank tells of its last collectives
     trace_after: float  # seconds since its first process group
+    imports_file: str | None  # where a fork tells what it has imported
     line_buffered: bool  # whether each line comes at once
     title: str  # what ps shows
 
@@ -94,6 +99,7 @@ class Remove(TypedDict):
 class Ready(TypedDict):
     op: Literal["ready"]
     forks: bool
+    failed: str | None
     unsafe: str | None
     seconds: float
 

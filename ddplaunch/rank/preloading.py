@@ -14,14 +14,21 @@ _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 def load(config: Config) -> tuple[str | None, str | None]:
-    """Import what the ranks share; return what is wrong with ``--preload``, and which module of ours is broken."""
+    """Import what the ranks share; return what is wrong with ``--preload``, and which module of ours is broken.
+
+    That happens under the variables that the program will have set by then itself, of which ranks see nothing before.
+    """
     unset = {name: value for name, value in _NO_THREADS.items() if name not in os.environ}
-    os.environ.update(unset)
+    before = {name: os.environ.get(name) for name in (*unset, *config["settings"])}
+    os.environ.update({**unset, **config["settings"]})
     try:
         return _import(config)
     finally:
-        for name in unset:
-            del os.environ[name]
+        for name, value in before.items():
+            if value is not None:
+                os.environ[name] = value
+            else:
+                os.environ.pop(name, None)
 
 
 def _import(config: Config) -> tuple[str | None, str | None]:
@@ -34,7 +41,7 @@ def _import(config: Config) -> tuple[str | None, str | None]:
             absent = isinstance(error, ModuleNotFoundError)
             if name in config["asked"]:
                 return f"--preload {name}: {'' if absent else f'{type(error).__name__}: '}{error}", None
-            if not absent:
+            if config["fallback"] or not absent:  # what a trial has proven is there
                 return None, name
         finally:
             if sys.path[0] == config["first"] and name in config["asked"]:
@@ -44,7 +51,7 @@ def _import(config: Config) -> tuple[str | None, str | None]:
 
 def why_unsafe(config: Config, failed: str | None, shadow: str | None) -> str | None:
     """Say why this process cannot be forked as a rank; ``shadow`` names a file whose module it has another of."""
-    if not config["modules"]:
+    if not config["forks"]:
         return None
     if failed:
         return f"importing {failed} failed"

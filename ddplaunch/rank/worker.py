@@ -141,6 +141,8 @@ class Life:
         holds = hold is not None and self._code == 0
         if self._answers is not None and self._code == 0 and self._job["trace_file"]:
             self._answers.keep_trace(self._job["trace_file"], self._job["trace_after"])
+        if self._forked and self._code == 0 and self._job["imports_file"]:
+            sibling("imported").tell(self._job["imports_file"], self._at_start)
         if self._forked or holds:
             import atexit
 

@@ -36,15 +36,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-    from ddplaunch.rank import channel, leftovers, preloading, processes, worker
-    from ddplaunch.rank.messages import Config, FromZygote, Python, RankJob, Spawn, Usage
+    from ddplaunch.rank import channel, leftovers, preloading, processes, repairs, worker
+    from ddplaunch.rank.messages import Config, FromZygote, Python, RankJob, Ready, Spawn, Usage
 else:
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("worker", os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py"))
     worker = module_from_spec(spec)  # as ``worker.sibling`` loads the others, leaving no name in sys.modules
     spec.loader.exec_module(worker)
-    channel, leftovers, preloading, processes = map(worker.sibling, ("channel", "leftovers", "preloading", "processes"))
+    channel, leftovers, preloading = map(worker.sibling, ("channel", "leftovers", "preloading"))
+    processes, repairs = map(worker.sibling, ("processes", "repairs"))
 
 _HELPER_PATIENCE = 3.0  # seconds more that multiprocessing's own helpers have for their end
 
@@ -71,21 +72,29 @@ def main() -> tuple[Python, dict[str, int]]:
         channel.send(control, {"op": "refused", "message": refused})
         os._exit(0)
     unsafe = preloading.why_unsafe(config, failed, _shadowed(config["first"]))
-    if unsafe and config["modules"]:
-        # Start over with an empty interpreter, which then execs every rank: same process, same socket.
-        fresh: Config = {**config, "modules": [], "unsafe": unsafe}
+    if unsafe:
+        # Start over with an empty interpreter, which then imports less or execs every rank: same process, same socket.
+        fresh: Config = {**config, "modules": config["fallback"], "fallback": [], "failed": unsafe}
+        if not config["fallback"]:
+            fresh = {**fresh, "forks": False, "failed": config["failed"], "unsafe": unsafe}
         control.set_inheritable(True)
         left.remove()
         os.execv(sys.executable, [sys.executable, __file__, sys.argv[1], json.dumps(fresh), *sys.argv[3:]])
-    forks = bool(config["modules"])
     seconds = time.monotonic() - began
+    ready: Ready = {
+        "op": "ready",
+        "forks": config["forks"],
+        "failed": config["failed"],
+        "unsafe": config["unsafe"],
+        "seconds": seconds,
+    }
     try:
-        channel.send(control, {"op": "ready", "forks": forks, "unsafe": config["unsafe"], "seconds": seconds})
+        channel.send(control, ready)
     except OSError:  # nobody is there to hear it
         os._exit(1)
     gc.freeze()
     processes.die_with_parent(0)
-    return Zygote(control, config, forks, left).serve()
+    return Zygote(control, config, left).serve()
 
 
 def _shadowed(folder: str) -> str | None:
@@ -98,8 +107,8 @@ def _shadowed(folder: str) -> str | None:
 
 
 class Zygote:
-    def __init__(self, control: socket.socket, config: Config, forks: bool, left: leftovers.Leftovers) -> None:
-        self.control, self.config, self.forks, self.left = control, config, forks, left
+    def __init__(self, control: socket.socket, config: Config, left: leftovers.Leftovers) -> None:
+        self.control, self.config, self.left = control, config, left
         self.ranks: dict[int, int] = {}  # pid to rank, of those that run
         self.woken, self.wake = os.pipe()
         os.set_blocking(self.woken, False)
@@ -202,10 +211,11 @@ class Zygote:
                         os.close(fd)
             if job["cpus"]:
                 os.sched_setaffinity(0, job["cpus"])
-            if job["kind"] == "program" or not self.forks:
+            if job["kind"] == "program" or not self.config["forks"]:
                 self.execute(job, fds)
             self.left.pass_over()
             os.environ.update(job["env"])
+            repairs.apply()
             _retitle(job["title"])
             gc.enable()
         except BaseException as error:

@@ -30,7 +30,7 @@ def parse(path: str, name: str | None = None) -> ast.Module:
     """
     name = name or path
     try:
-        source = read_regular(path, _MAX_SOURCE)
+        source = read_regular(path, MAX_SOURCE)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from None
     if b"\0" in source:
@@ -118,15 +118,15 @@ def local_sources(path: str, first: str) -> Iterator[str]:
             continue
         seen.add(file)
         try:
-            text = read_regular(file, _MAX_SOURCE).decode(errors="replace")
+            text = read_regular(file, MAX_SOURCE).decode(errors="replace")
         except OSError:
             continue
         yield text
         for name in _imported_names(text, file, first):
-            todo.extend(_files_of(name, first))
+            todo.extend(files_of(name, first))
 
 
-_MAX_SOURCE = 64 << 20  # bytes of a source file, at most: generated ones have some megabytes
+MAX_SOURCE = 64 << 20  # bytes of a source file, at most: generated ones have some megabytes
 _MAX_FILES = 200  # past this many files the answer will not change any more, and a launcher should be quick
 _COMMENT = r"#[^\n]*"
 _IMPORT = (
@@ -149,7 +149,7 @@ def _imported_names(text: str, file: str, first: str) -> Iterator[str]:
                 yield f"{base}.{name[0]}" if base else name[0]
 
 
-def _files_of(name: str, first: str) -> Iterator[str]:
+def files_of(name: str, first: str) -> Iterator[str]:
     """The files that importing ``name`` runs: its own, and the ``__init__.py`` of every package that it is in."""
     folder = first
     for part in name.split("."):

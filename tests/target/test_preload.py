@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from ddplaunch.target.preload import preloads
+
 from ddplaunch.target.target import Kind, Target, find
 from tests.conftest import write
 

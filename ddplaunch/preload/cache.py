@@ -1,0 +1,164 @@
+"""The folder in which verdicts are kept, with what the last runs imported late; of this user alone.
+
+Losing it costs a slower start, so no trouble with it is ever told, and any file that is broken counts as none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+
+from ddplaunch.files import create, read_regular
+from ddplaunch.preload import verdict
+from ddplaunch.preload.question import Question
+from ddplaunch.preload.verdict import Verdict
+
+MAX_LATE = 4000  # names of modules
+_MAX_BYTES = 1 << 20  # of the file with these
+_MAX_KEPT = 100  # verdicts
+_MAX_AGE = 90 * 86400  # seconds since a verdict was made
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is kept for one question, or could be."""
+
+    question: Question  # with no late modules
+    path: str  # of its files, but for their endings
+
+    @property
+    def verdict_file(self) -> str:
+        return self.path + ".json"
+
+    @property
+    def question_file(self) -> str:
+        return self.path + ".question"
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return verdict.read(self.verdict_file)
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        """What the last good run had imported beyond what was preloaded."""
+        try:
+            words = read_regular(self.path + ".late", _MAX_BYTES, links=False).decode("ascii").split()
+        except (OSError, ValueError):
+            return ()
+        return tuple(words[:MAX_LATE])
+
+    def keep_late(self, names: tuple[str, ...]) -> None:
+        self._write(self.path + ".late", "\n".join(names))
+
+    def ask(self, question: Question) -> bool:
+        """Write down what is to be tried; return whether that and the verdict can be kept here."""
+        _prune(os.path.dirname(self.path))
+        return self._write(self.question_file, json.dumps(asdict(question)))
+
+    def answered(self) -> None:
+        """Nobody needs the question any more."""
+        with suppress(OSError):
+            os.unlink(self.question_file)
+
+    def forget(self) -> None:
+        """The verdict was wrong."""
+        with suppress(OSError):
+            os.unlink(self.verdict_file)
+
+    def _write(self, path: str, text: str) -> bool:
+        """Replace a file at once, so that nobody reads half of it."""
+        if not _own(os.path.dirname(path), make=True):
+            return False
+        temporary = f"{path}.{os.getpid()}"
+        try:
+            with open(create(temporary, os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(temporary, path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(temporary)
+            return False
+        return True
+
+
+def place() -> str | None:
+    """Where the cache is (XDG Base Directory Specification); None where this user has no home."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(cache):
+        home = os.path.expanduser("~")
+        if not os.path.isdir(home):
+            return None
+        cache = os.path.join(home, ".cache")
+    return os.path.join(cache, "ddplaunch", "preload")
+
+
+def entry(question: Question) -> Entry | None:
+    """What is kept for a question; None where nothing can be kept."""
+    folder = place()
+    if folder is None or not _own(folder, make=False):
+        return None
+    question = replace(question, late=())
+    return Entry(question, os.path.join(folder, verdict.key(question)))
+
+
+def clear() -> int:
+    """Remove all that is kept; return the number of bytes that had."""
+    folder = place()
+    freed = 0
+    for name in _names(folder) if folder and _own(folder, make=False) else ():
+        with suppress(OSError):
+            path = os.path.join(folder or "", name)
+            size = os.lstat(path).st_size
+            os.unlink(path)
+            freed += size
+    return freed
+
+
+def _own(folder: str, *, make: bool) -> bool:
+    """Whether the folder is this user's alone; one that is not there yet is, if it can be made."""
+    try:
+        if make:
+            os.makedirs(os.path.dirname(os.path.dirname(folder)), 0o700, exist_ok=True)
+            for each in (os.path.dirname(folder), folder):
+                with suppress(FileExistsError):
+                    os.mkdir(each, 0o700)
+        found = os.lstat(folder)
+    except FileNotFoundError:
+        return not make
+    except OSError:
+        return False
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        return False
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return False
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        try:
+            os.chmod(folder, 0o700)
+        except OSError:
+            return False
+    return True
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _prune(folder: str) -> None:
+    """Remove what is old, and the oldest of too many."""
+    found: list[tuple[float, str]] = []
+    for name in _names(folder):
+        with suppress(OSError):
+            path = os.path.join(folder, name)
+            found.append((os.lstat(path).st_mtime, path))
+    found.sort(reverse=True)
+    for number, (made, path) in enumerate(found):
+        if number >= 3 * _MAX_KEPT or made < time.time() - _MAX_AGE:
+            with suppress(OSError):
+                os.unlink(path)

@@ -1,0 +1,176 @@
+"""What a program imports of others, and which variables it sets, read from its source and that of its local modules.
+
+Nothing of it runs. The order is that in which running it would meet the statements (``scan`` reads one file).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from ddplaunch.errors import UsageError
+from ddplaunch.files import read_regular
+from ddplaunch.preload.question import Question, Setting, Statement
+from ddplaunch.preload.scan import Assignment, Doubt, Import, Reach, scan
+from ddplaunch.target import source
+from ddplaunch.target.target import Target
+
+TORCH = "torch"
+DYNAMO = "torch._dynamo"
+
+_NEEDS_DYNAMO = re.compile(
+    r"DistributedDataParallel|\boptim\b|\bfully_shard\b|FullyShardedDataParallel|torch\.compile|\.compile\("
+    r"|\blightning\b|\bpytorch_lightning\b|\baccelerate\b|\btransformers\b|\bTrainer\b|ZeroRedundancyOptimizer"
+)
+
+_MAX_FILES = 200  # as ``source.local_sources``
+_MAX_SOURCE = 256 << 10  # bytes of local modules that are parsed: more would take over 0.1 s
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One that the program sets.
+
+    Attributes:
+        where: "train.py:3".
+        value: None where the source does not show it, or where it is set only sometimes.
+        default: only where it is not set already.
+        after: certainly after torch was imported, and so too late for what torch read then.
+        early: certainly before anything was imported that is not Python's own.
+    """
+
+    name: str | None  # None where the source does not show it
+    where: str
+    value: str | None
+    default: bool
+    after: bool
+    early: bool
+
+
+@dataclass(frozen=True)
+class Program:
+    """All of it.
+
+    Attributes:
+        statements: what it imports of others as its modules are loaded.
+        variables: what it sets, in order.
+        imports_torch: torch is certainly imported before anything else is done.
+        dynamo: it seems to use what imports ``torch._dynamo`` (and sympy with it, a second in every rank).
+        doubt: why nothing but torch may be imported for it: "train.py:3 changes sys.path".
+    """
+
+    statements: tuple[Statement, ...] = ()
+    variables: tuple[Variable, ...] = ()
+    imports_torch: bool = False
+    dynamo: bool = False
+    doubt: str | None = None
+
+    def question(self, environ: Collection[str]) -> Question:
+        """What is to be tried for it, where these variables are set already."""
+        set_here = [each for each in self.variables if not (each.default and each.name in environ)]
+        settings = (Setting(each.name, each.value) for each in set_here if each.name is not None)
+        statements = self.statements
+        if all(each.module.partition(".")[0] != TORCH for each in statements):
+            statements = (Statement(TORCH), *statements)
+        if self.dynamo:
+            statements = (*statements, Statement(DYNAMO))
+        unseen = any(each.name is None for each in set_here)
+        return Question(tuple(dict.fromkeys(statements)), tuple(dict.fromkeys(settings)), unseen)
+
+
+def read(target: Target) -> Program:
+    """Read the source of ``target``; a program whose source is not there says nothing."""
+    if target.source is None or target.first is None:
+        return Program()
+    return _Reading(target.first).program(target)
+
+
+class _Reading:
+    def __init__(self, first: str) -> None:
+        self._first = first
+        self._seen: set[str] = set()
+        self._bytes = 0
+        self._statements: list[Statement] = []
+        self._variables: list[Variable] = []
+        self._torch = self._others = self._dynamo = False
+        self._doubt: str | None = None
+        self._later: deque[tuple[Import, str, bool]] = deque()  # what is imported perhaps, from where, after torch
+
+    def program(self, target: Target) -> Program:
+        assert target.source is not None
+        for file in _files(target.module or "", self._first) if target.module else ():
+            self._read(file, Reach.SURE)
+        self._read(os.path.abspath(target.source), Reach.SURE)
+        imports_torch = self._torch
+        while self._later:
+            found, file, self._torch = self._later.popleft()
+            for each in self._local(found, file):
+                self._read(each, Reach.MAYBE)
+        if self._bytes > _MAX_SOURCE:
+            self._doubt = "its modules have more source than is read"
+            self._dynamo = any(map(_NEEDS_DYNAMO.search, source.local_sources(target.source, self._first)))
+        statements, variables = tuple(self._statements), tuple(self._variables)
+        return Program(statements, variables, imports_torch, self._dynamo, self._doubt)
+
+    def _read(self, file: str, reach: Reach) -> None:
+        if file in self._seen or len(self._seen) >= _MAX_FILES:
+            return
+        self._seen.add(file)
+        try:
+            text = read_regular(file, source.MAX_SOURCE).decode(errors="replace")
+        except OSError:
+            return
+        self._dynamo = self._dynamo or bool(_NEEDS_DYNAMO.search(text))
+        self._bytes += len(text) if len(self._seen) > 1 else 0  # the target has been parsed, however large
+        if self._bytes > _MAX_SOURCE:
+            return
+        try:
+            tree = source.parse(file)
+        except UsageError:  # what imports it shows that
+            return
+        for found in scan(tree, text):
+            where = f"{os.path.relpath(file, self._first)}:{found.line}"
+            if isinstance(found, Doubt):
+                self._doubt = self._doubt or f"{where} {found.words}"
+            elif isinstance(found, Assignment):
+                self._variables.append(self._variable(found, where, min(reach, found.reach)))
+            else:
+                self._import(replace(found, reach=min(reach, found.reach)), file)
+
+    def _variable(self, found: Assignment, where: str, reach: Reach) -> Variable:
+        sure = reach is Reach.SURE
+        early = sure and not self._others
+        return Variable(found.name, where, found.value if sure else None, found.default, self._torch, early)
+
+    def _import(self, found: Import, file: str) -> None:
+        if not found.level and found.module.partition(".")[0] in sys.stdlib_module_names:
+            return
+        if found.reach is Reach.MAYBE:
+            self._later.append((found, file, self._torch))
+            return
+        if local := list(self._local(found, file)):
+            for each in local:
+                self._read(each, found.reach)
+        elif not found.level:
+            self._statements.append(Statement(found.module, tuple(name for name in found.names if name != "*")))
+            self._others = True
+            if found.reach is Reach.SURE and found.module.partition(".")[0] == TORCH:
+                self._torch = True
+
+    def _local(self, found: Import, file: str) -> Iterator[str]:
+        """The files of the program's own that the statement runs."""
+        base = found.module
+        if found.level:
+            package = os.path.relpath(os.path.dirname(file), self._first).split(os.sep)
+            above = [part for part in package[: len(package) - found.level + 1] if part != "."]
+            base = ".".join([*above, *([base] if base else [])])
+        for name in [base, *(f"{base}.{each}" if base else each for each in found.names)]:
+            yield from _files(name, self._first)
+
+
+def _files(name: str, first: str) -> Iterator[str]:
+    return source.files_of(name, first) if name else iter(())
