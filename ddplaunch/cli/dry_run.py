@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli import over_ssh, sidecars
+from ddplaunch.cli.policy import choose_preload
 from ddplaunch.cli.say import echo
 from ddplaunch.dataclass import replace
+from ddplaunch.plan.plan import Fact
+from ddplaunch.target.target import Kind
+from ddplaunch.words import named
 
 if TYPE_CHECKING:
     from ddplaunch.cli.options import Options
     from ddplaunch.plan.plan import Plan
+    from ddplaunch.preload.choice import Choice
+
+MAX_EXCLUDED = 5
+"""Modules that the text names as imported in each rank, at most; JSON has them all."""
 
 _SPELLED_OUT = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}
 """What each node's command has in any case."""
@@ -28,14 +36,36 @@ def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: b
         notes.append(f"nodes other than {plan.node_rank} are unknown and assumed to be like this one")
         if options.token:
             notes.append("the token is not printed: set DDPLAUNCH_TOKEN on every node")
+    choice = choose_preload(options, plan)
+    if not remote and plan.target.kind is not Kind.PROGRAM:
+        plan = replace(plan, facts=(*plan.facts, _preloaded(choice)))
+        notes += _imported_in_each(choice)
     plan = replace(plan, notes=tuple(notes))
     if options.as_json:
         import json
 
-        echo(f"{json.dumps(plan.to_json())}\n")
+        echo(f"{json.dumps({**plan.to_json(), 'preload': choice.to_json()})}\n")
     else:
         from ddplaunch.console.layout import print_layout
 
         print_layout(plan, list(options.words(without=_SPELLED_OUT | _OF_THIS_NODE)))
     if passed_on:
         echo(f"--dry-run was read as ddplaunch's; to pass it on: {passed_on}\n", err=options.as_json)
+
+
+def _preloaded(choice: Choice) -> Fact:
+    """What is imported once for all ranks, and why no more than that."""
+    if not choice.forks:
+        return Fact("preloaded", "nothing", choice.unsafe or "each rank is a new interpreter")
+    if choice.asked or not (choice.modules and choice.entry):
+        return Fact("preloaded", named(choice.modules) or "nothing", choice.reason or "--preload")
+    source = f"tried; delete {choice.entry.verdict_file} to try anew" if choice.proven else str(choice.reason)
+    return Fact("preloaded", named(choice.modules), source)
+
+
+def _imported_in_each(choice: Choice) -> list[str]:
+    if not choice.proven or not choice.excluded:
+        return []
+    first = [f"{each.name} ({each.reason})" for each in choice.excluded[:MAX_EXCLUDED]]
+    more = [f"and {len(choice.excluded) - MAX_EXCLUDED} more"] if len(choice.excluded) > MAX_EXCLUDED else []
+    return [f"imported in each rank: {', '.join([*first, *more])}"]

@@ -198,7 +198,8 @@ class Options:
         default="auto",
     )
     preload: str | None = _option(
-        "--preload A,B", "Import these modules before forking.  [default: torch and what the target needs]"
+        "--preload A,B",
+        "Import these modules before forking; or auto: torch and what is proven safe; torch; none.  [default: auto]",
     )
     role: str = _option("--role NAME", "ROLE_NAME of the ranks.", default="default")
     grace: float = _seconds("--grace", "30", "Time for ranks to stop, between SIGTERM and SIGKILL.")

@@ -78,7 +78,8 @@ def choose_preload(options: Options, plan: Plan) -> Choice:
 
     if options.start == "exec" or (options.start == "auto" and sys.platform != "linux"):
         return Choice()
-    lone = options.start == "auto" and not options.preload and len(plan.local_ranks) == 1 and not options.max_restarts
+    preload = options.preload or AUTO
+    unasked = options.start == "auto" and preload == AUTO
+    lone = unasked and len(plan.local_ranks) == 1 and not options.max_restarts
     own = plan.environment(plan.local_ranks[0])
-    insist = options.start == "zygote"
-    return choose(plan.target, options.preload or AUTO, os.environ, own, lone=lone, insist=insist)
+    return choose(plan.target, preload, os.environ, own, lone=lone, insist=options.start == "zygote")

@@ -105,19 +105,6 @@ def entry(question: Question) -> Entry | None:
     return Entry(question, os.path.join(folder, verdict.key(question)))
 
 
-def clear() -> int:
-    """Remove all that is kept; return the number of bytes that had."""
-    folder = place()
-    freed = 0
-    for name in _names(folder) if folder and _own(folder, make=False) else ():
-        with suppress(OSError):
-            path = os.path.join(folder or "", name)
-            size = os.lstat(path).st_size
-            os.unlink(path)
-            freed += size
-    return freed
-
-
 def _own(folder: str, *, make: bool) -> bool:
     """Whether the folder is this user's alone; one that is not there yet is, if it can be made."""
     try:

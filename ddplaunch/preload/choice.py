@@ -66,13 +66,19 @@ class Choice:
         """Whether ``modules`` are those of a verdict."""
         return bool(self.fallback)
 
+    def to_json(self) -> dict[str, object]:
+        """What a dry run says of it, as the event ``ready`` does once it is done."""
+        because, excluded, verdict = self.account(None)
+        pairs = [list(each) for each in excluded]
+        return {"modules": list(self.modules), "because": because, "excluded": pairs, "verdict": verdict}
+
     def account(self, failed: str | None) -> tuple[str | None, tuple[tuple[str, str], ...], str | None]:
         """Why there is not more in ``modules``, what each rank imports itself and why, the file that says so.
 
         ``failed``: why the fallback was imported.
         """
         if not self.proven or failed or not self.entry:
-            return failed or self.reason, (), None
+            return failed or self.unsafe or self.reason, (), None
         return None, tuple((each.name, each.reason) for each in self.excluded), self.entry.verdict_file
 
 

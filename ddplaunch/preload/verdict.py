@@ -58,7 +58,7 @@ class Verdict:
 def key(question: Question) -> str:
     """The name of the file that has the verdict on a question, whatever its late modules are."""
     asked = {**asdict(question), "late": ()}
-    words = json.dumps([_FORMAT, sys.executable, sys.version, sys.path[1:], asked])
+    words = json.dumps([_FORMAT, sys.executable, sys.version, sys.prefix, asked])
     return hashlib.sha256(words.encode()).hexdigest()[:32]
 
 

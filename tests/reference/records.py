@@ -32,6 +32,10 @@ from ddplaunch.output.events import RECORDS
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
 from ddplaunch.plan.layout import Slot
 from ddplaunch.plan.plan import JobSpec, Machine, Plan, make
+from ddplaunch.preload.cache import Entry
+from ddplaunch.preload.choice import Choice
+from ddplaunch.preload.question import Question
+from ddplaunch.preload.verdict import Excluded
 from ddplaunch.target.target import Kind, Target
 
 PLAN = {
@@ -60,6 +64,10 @@ PLAN = {
     "ranks[].cpus": "its CPUs; `null` for any",
     "ranks[].env": "its variables, beside those that it inherits",
     "ranks[].argv": "its command",
+    "preload.modules": "what is imported once for all ranks; the event `ready` has these four too, and plan.json not",
+    "preload.because": "why there is no more; `null` where a trial has found what may be",
+    "preload.excluded": "what each rank imports itself, and why",
+    "preload.verdict": "the file that says so; without it another trial is made",
 }
 
 DEVICES = {
@@ -103,7 +111,8 @@ DEVICES = {
 }
 
 EVENTS = {
-    "ready": "the zygote is: are ranks forked from it, why not, how long its imports took, in seconds",
+    "ready": "the zygote is: are ranks forked from it, why not, how long its imports took, in seconds; "
+    "what it has imported, why no more, what each rank imports itself and why, the file that says so",
     "started": "a rank has its process",
     "failed_to_start": "a rank has no process; why, as a number of `errno`",
     "finished": "rank 0's program has ended well; its process stays, for the store",
@@ -307,7 +316,8 @@ def _plan() -> dict[str, Any]:
 
 def plan_fields() -> list[str]:
     """The fields of a plan as JSON, lists as ``name[]``."""
-    return list(_paths(_plan(), ""))
+    proven = Choice(True, ("torch",), fallback=("torch",), excluded=(Excluded("", ""),), entry=Entry(Question(()), ""))
+    return list(_paths({**_plan(), "preload": proven.to_json()}, ""))
 
 
 def devices_fields() -> list[str]:

@@ -76,7 +76,9 @@ READ = {
     "TMPDIR": "where the folder of error files is made; else `/tmp`, else `/dev/shm`",
     "XDG_CONFIG_HOME": "where `ddplaunch.toml` is; else `~/.config`",
     "XDG_STATE_HOME": "where runs are kept, in `ddplaunch/runs`; else `~/.local/state`",
-    "HOME": "what `~` is in these two",
+    "XDG_CACHE_HOME": "where it is kept what [can be preloaded](performance.md#what-is-preloaded), in "
+    "`ddplaunch/preload`; else `~/.cache`",
+    "HOME": "what `~` is in these three",
     "XDG_RUNTIME_DIR": "where a running job has its socket, in `ddplaunch`; else `/tmp/ddplaunch-UID`",
     "PYTHONUNBUFFERED": "ranks flush each line",
     "NO_COLOR": "no colours",
@@ -93,7 +95,7 @@ READ = {
 
 NO_VARIABLES = {
     *("DEFAULT_MAP", "F_SETPIPE_SZ", "PCI_BUS_ID", "BOOT_FAIL", "NODE_FAIL", "OUT_OF_MEMORY"),
-    *("CLOCK_BOOTTIME", "SC_CLK_TCK", "SC_PAGE_SIZE", "SC_OPEN_MAX"),
+    *("TYPE_CHECKING", "CLOCK_BOOTTIME", "SC_CLK_TCK", "SC_PAGE_SIZE", "SC_OPEN_MAX"),
     *("GLOO_", "NCCL_", "TORCH_", "PET_", "SLURM_", "SRUN_"),
     *("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"),  # of an outer job's, left for sbatch
 }

@@ -31,8 +31,11 @@ class Folder:
             text=True,
             start_new_session=True,
         )
-        self._before = {name: os.environ.get(name) for name in ("TMPDIR", "XDG_STATE_HOME", MARK)}
+        self._before = {name: os.environ.get(name) for name in ("TMPDIR", "XDG_STATE_HOME", "XDG_CACHE_HOME", MARK)}
         os.environ["XDG_STATE_HOME"] = str(self._path / "state")
+        os.environ["XDG_CACHE_HOME"] = str(self._path / "cache")
+        (self._path / "cache").mkdir()
+        (self._path / "cache" / "ddplaunch").touch()  # a file: no test starts a trial but those that are about one
         os.environ.update({"TMPDIR": str(self._path / "tmp"), MARK: str(self._path)})
         tempfile.tempdir = None
         self._left = ""
