@@ -82,8 +82,10 @@ class Life:
         _buffer_streams(self._job["line_buffered"])
         if self._forked:
             _reseed()
-        if "store" in self._fds:
+        if "hold" in self._fds:
             self._store = _serve_store(self._job, self._fds["store"])
+        elif "store" in self._fds:  # nobody else needs it: the program's own listens there, if it makes one
+            os.close(self._fds["store"])
         _replace_main()
         _initialise(self._job)
         find = {"script": _find_script, "module": _find_module, "function": _find_function}[self._job["kind"]]
