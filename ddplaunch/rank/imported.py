@@ -10,7 +10,7 @@ _MAX = 4000  # names
 
 
 def tell(path: str, at_start: frozenset[str]) -> None:
-    """Write the names of installed modules that were not there ``at_start``, in the order of their imports.
+    """Write the names of installed modules that were not there ``at_start``, in the order in which their imports ended.
 
     A file for those who may import them earlier the next time; without it they cannot, and that is all.
     """

@@ -82,10 +82,8 @@ class Life:
         _buffer_streams(self._job["line_buffered"])
         if self._forked:
             _reseed()
-        if "hold" in self._fds:
-            self._store = _serve_store(self._job, self._fds["store"])
-        elif "store" in self._fds:  # nobody else needs it: the program's own listens there, if it makes one
-            os.close(self._fds["store"])
+        if "store" in self._fds:
+            self._store = _serve_store(self._job, self._fds["store"], needed="hold" in self._fds)
         _replace_main()
         _initialise(self._job)
         find = {"script": _find_script, "module": _find_module, "function": _find_function}[self._job["kind"]]
@@ -217,14 +215,14 @@ def _replace_main() -> None:
         sys.modules["__mp_main__"] = main
 
 
-def _serve_store(job: Python, listening: int) -> object:
+def _serve_store(job: Python, listening: int, *, needed: bool) -> object:
     """Open the job's store on the socket that the supervisor bound, so that no rank's first connect is refused.
 
     The user's own ``env://`` initialisation then finds this server in its process (TCPStore's ``multi_tenant``). Where
-    torch is not there yet it is the user's to import, and the port theirs to listen on.
+    torch is not there yet it is the user's to import, and the port theirs to listen on; as where no other rank is.
     """
     dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available():
+    if not needed or dist is None or not dist.is_available():
         os.close(listening)
         return None
     version = tuple(int(part) for part in sys.modules["torch"].__version__.split(".")[:2])

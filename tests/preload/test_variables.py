@@ -1,0 +1,72 @@
+"""Variables that a program sets before its imports hold for them in forked ranks as in plain Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import clean_environment, write
+
+pytestmark = pytest.mark.slow
+
+EARLY = """
+    import os
+    os.environ["OMP_NUM_THREADS"] = "2"
+    os.environ["HF_HOME"] = "/somewhere"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    os.environ.setdefault("OMP_DYNAMIC", "false")
+    import torch
+    import torch.distributed as dist
+    import huggingface_hub.constants
+    names = "OMP_NUM_THREADS HF_HOME TOKENIZERS_PARALLELISM CUDA_VISIBLE_DEVICES TORCH_DISTRIBUTED_DEBUG OMP_DYNAMIC"
+    print(torch.get_num_threads(), dist.get_debug_level(), huggingface_hub.constants.HF_HOME, torch.cuda.is_available())
+    print({name: os.environ[name] for name in names.split()})
+"""
+
+BEFORE = """
+    import os
+    print(os.environ["OMP_NUM_THREADS"], "HF_HOME" in os.environ)
+    os.environ["OMP_NUM_THREADS"] = "2"
+    os.environ["HF_HOME"] = "/somewhere"
+    import torch
+    print(torch.get_num_threads(), open("/proc/self/cmdline").read().startswith("python train.py"))
+"""
+
+UNSEEN = """
+    import os
+    os.environ["OMP_NUM_THREADS"] = str(1 + 1)
+    import torch
+    print(torch.get_num_threads())
+"""
+
+
+def test_as_in_plain_python(launch, tmp_path):
+    pytest.importorskip("huggingface_hub")
+    script = write(tmp_path, "train.py", EARLY)
+    plain = subprocess.run(
+        [sys.executable, script], env=clean_environment(), capture_output=True, text=True, check=True
+    )
+    done = launch("run", "--nproc", "2", "train.py")
+    assert done.returncode == 0, done.stderr
+    expected = plain.stdout.splitlines()
+    assert expected[0].startswith("2 DebugLevel.DETAIL /somewhere")
+    assert sorted(done.stdout.splitlines()) == sorted(f"[{rank}] {line}" for rank in range(2) for line in expected)
+
+
+def test_the_program_is_the_first_to_set_them(launch, tmp_path):
+    """Before its own line a forked rank has what the launcher gives, and nothing else."""
+    write(tmp_path, "train.py", BEFORE)
+    done = launch("run", "--nproc", "2", "train.py", env={"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] 1 False", "[0] 2 True", "[1] 1 False", "[1] 2 True"]
+
+
+def test_what_only_running_shows(launch, tmp_path):
+    write(tmp_path, "train.py", UNSEEN)
+    done = launch("run", "--nproc", "2", "train.py")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] 2", "[1] 2"]), done.stderr
+    assert "ranks start one by one instead of being forked: train.py:2 sets OMP_NUM_THREADS, which torch" in done.stderr
