@@ -51,7 +51,6 @@ class Trial:
     def __init__(self, loop: Loop, choice: Choice, entry: Entry, tree: Tree, environ: Mapping[str, str]) -> None:
         """``environ`` is what the ranks' zygote has."""
         self._loop, self._question, self._entry, self._tree = loop, choice.question, entry, tree
-        self._known = set(entry.late)
         self._environ = dict(environ)
         self._awaited = self._attempt = 0
         self._first = -1  # local rank 0
@@ -96,7 +95,7 @@ class Trial:
         }
 
     def _keep(self) -> None:
-        """Keep what local rank 0 has told, if there is anything new in it."""
+        """Keep what local rank 0 has told beside what others had, if there is anything new in it."""
         if self._tree.temporary.path is None:
             return
         path = imports_file(self._tree.temporary.path, self._first, self._attempt)
@@ -104,8 +103,9 @@ class Trial:
             names = read_regular(path, _MAX_BYTES, links=False).decode("ascii").split()
         except (OSError, ValueError):
             return
-        if not self._known.issuperset(names):
-            self._entry.keep_late(tuple(names[:MAX_LATE]))
+        late = dict.fromkeys(self._entry.late)
+        if not late.keys() >= set(names):
+            self._entry.keep_late((*late, *(name for name in names if name not in late))[:MAX_LATE])
 
     def _over(self) -> None:
         """End it, if it is still there."""

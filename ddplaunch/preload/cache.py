@@ -44,7 +44,7 @@ class Entry:
 
     @property
     def late(self) -> tuple[str, ...]:
-        """What the last good run had imported beyond what was preloaded."""
+        """What good runs had imported by their end, beyond what was imported for them."""
         try:
             words = read_regular(self.path + ".late", _MAX_BYTES, links=False).decode("ascii").split()
         except (OSError, ValueError):

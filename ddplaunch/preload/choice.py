@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from ddplaunch.preload import cache, program
 from ddplaunch.preload.cache import Entry
@@ -13,6 +14,8 @@ from ddplaunch.preload.program import DYNAMO, TORCH, Program, Variable
 from ddplaunch.preload.question import Question
 from ddplaunch.preload.verdict import Excluded, Verdict
 from ddplaunch.target.target import Kind, Target
+
+_MAX_BYTES = 100_000  # of the names of modules
 
 AUTO, NONE = "auto", "none"
 """Words of ``--preload`` beside ``torch`` and names of modules."""
@@ -82,9 +85,7 @@ class Choice:
         return None, tuple((each.name, each.reason) for each in self.excluded), self.entry.verdict_file
 
 
-def choose(
-    target: Target, preload: str, environ: Mapping[str, str], own: Collection[str], *, lone: bool, insist: bool
-) -> Choice:
+def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collection[str], *, lone: bool) -> Choice:
     """Choose for ranks that are to be forked.
 
     Args:
@@ -92,7 +93,6 @@ def choose(
         environ: ours, which the zygote gets.
         own: the names of variables that each rank gets.
         lone: there will be one process only, so that a fork must be worth it by itself.
-        insist: the user wants ranks to be forked.
     """
     if target.kind is Kind.PROGRAM:
         return Choice()
@@ -106,39 +106,37 @@ def choose(
         return Choice(forks=True, modules=modules, asked=modules, settings=settings)
     if lone and not (found.imports_torch and found.doubt is None and not any(map(_concerns_torch, here))):
         return Choice()
-    if not insist and (unsafe := _too_late(here)):
+    if unsafe := _too_late(here):
         return Choice(unsafe=unsafe)
     usual = _usual(found, here, lone=lone)
     choice = Choice(forks=True, modules=usual, settings=settings, reason=found.doubt)
     if preload == TORCH or found.doubt:
         return choice
-    return _tried(choice, found.question({*environ, *own}), target, environ, here)
-
-
-def _tried(
-    choice: Choice, question: Question, target: Target, environ: Mapping[str, str], here: list[Variable]
-) -> Choice:
-    """What a verdict allows beyond the usual."""
+    question = found.question({*environ, *own})
     if (entry := cache.entry(question)) is None:
         return replace(choice, reason="there is no place for the cache")
-    late = entry.late
+    question = replace(question, late=entry.late)
     verdict = entry.verdict
     if verdict is None or not verdict.holds() or TORCH not in verdict.modules:
-        return replace(
-            choice, entry=entry, question=replace(question, late=late), reason="what else can be has not been tried yet"
-        )
+        return replace(choice, entry=entry, question=question, reason="what else can be has not been tried yet")
     if hidden := _hidden(verdict, target, environ):
         return replace(choice, reason=f"{hidden} has the name of a module that would be imported")
-    new = set(late) - verdict.tried
-    modules = tuple(name for name in verdict.modules if name != DYNAMO or _dynamo_may(here))
+    dynamo = _dynamo_may(here) and not (lone and DYNAMO not in question.late)
     return replace(
         choice,
-        modules=modules,
+        modules=_bounded(name for name in verdict.modules if dynamo or name != DYNAMO),
         fallback=choice.modules,
         excluded=verdict.excluded,
         entry=entry,
-        question=replace(question, late=late) if new else None,
+        question=None if verdict.tried.issuperset(question.late) else question,
     )
+
+
+def _bounded(names: Iterable[str]) -> tuple[str, ...]:
+    """As many as fit into one word of a command line, which the kernel limits to 128 KiB (MAX_ARG_STRLEN)."""
+    listed = list(names)
+    sizes = accumulate(len(name.encode()) + 4 for name in listed)
+    return tuple(name for name, size in zip(listed, sizes, strict=True) if size < _MAX_BYTES)
 
 
 def _usual(found: Program, here: list[Variable], *, lone: bool) -> tuple[str, ...]:

@@ -155,7 +155,7 @@ class _Reading:
         if local := list(self._local(found, file)):
             for each in local:
                 self._read(each, found.reach)
-        elif not found.level:
+        elif not found.level and found.module.partition(".")[0] != "ddplaunch":
             self._statements.append(Statement(found.module, tuple(name for name in found.names if name != "*")))
             self._others = True
             if found.reach is Reach.SURE and found.module.partition(".")[0] == TORCH:

@@ -143,6 +143,7 @@ def test_options(preload: Preload, script: Path, cache: Path, words: str, module
         ("import torch\ntorch.optim.SGD\n", "", ["torch"]),
         ("import torch\ntorch.optim.SGD\n", "--max-restarts 1", ["torch", "torch._dynamo"]),
         ("import torch\n", "--start exec", []),
+        ("from ddplaunch import runtime\nimport torch\n", "", ["torch"]),
         ("def main(): import torch\n", "", []),
         ("def main(): import torch\n", "--start zygote", ["torch"]),
         ("import sys, torch\nsys.path.insert(0, '')\n", "", []),

@@ -171,6 +171,10 @@ def test_what_a_run_imports_late_is_tried_in_the_next(run: Run, tmp_path: Path):
     verdicts.keep(tmp_path / "cache", asked, ["torch", "late"], tried=["later", "late"], names=())
     end_well(run("--nproc", "2", "train.py", "done"))
     assert not (tmp_path / "tried").exists()
+    (tmp_path / "lib" / "site-packages" / "other.py").touch()
+    write(tmp_path, "own.py", "def main(): import other\nmain()\n")
+    end_well(run("--nproc", "2", "train.py", "done"))
+    assert late.read_text().split() == ["later", "late", "other"]
 
 
 def test_a_job_that_fails_tells_nothing(run: Run, tmp_path: Path):
