@@ -52,12 +52,12 @@ class Entry:
         return tuple(words[:MAX_LATE])
 
     def keep_late(self, names: tuple[str, ...]) -> None:
-        self._write(self.path + ".late", "\n".join(names))
+        write(os.path.basename(self.path) + ".late", "\n".join(names))
 
     def ask(self, question: Question) -> bool:
         """Write down what is to be tried; return whether that and the verdict can be kept here."""
         _prune(os.path.dirname(self.path))
-        return self._write(self.question_file, json.dumps(asdict(question)))
+        return write(os.path.basename(self.question_file), json.dumps(asdict(question)))
 
     def answered(self) -> None:
         """Nobody needs the question any more."""
@@ -68,21 +68,6 @@ class Entry:
         """The verdict was wrong."""
         with suppress(OSError):
             os.unlink(self.verdict_file)
-
-    def _write(self, path: str, text: str) -> bool:
-        """Replace a file at once, so that nobody reads half of it."""
-        if not _own(os.path.dirname(path), make=True):
-            return False
-        temporary = f"{path}.{os.getpid()}"
-        try:
-            with open(create(temporary, os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, path)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(temporary)
-            return False
-        return True
 
 
 def place() -> str | None:
@@ -103,6 +88,32 @@ def entry(question: Question) -> Entry | None:
         return None
     question = replace(question, late=())
     return Entry(question, os.path.join(folder, verdict.key(question)))
+
+
+def read(name: str, max_bytes: int) -> bytes:
+    """Return the bytes of a file that is kept. OSError: it is not there, or cannot be trusted."""
+    folder = place()
+    if folder is None or not _own(folder, make=False):
+        raise FileNotFoundError(name)
+    return read_regular(os.path.join(folder, name), max_bytes, links=False)
+
+
+def write(name: str, text: str) -> bool:
+    """Replace a file at once, so that nobody reads half of it; return whether it is there."""
+    folder = place()
+    if folder is None or not _own(folder, make=True):
+        return False
+    path = os.path.join(folder, name)
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        with open(create(temporary, os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary)
+        return False
+    return True
 
 
 def _own(folder: str, *, make: bool) -> bool:

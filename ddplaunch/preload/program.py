@@ -6,29 +6,21 @@ Nothing of it runs. The order is that in which running it would meet the stateme
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from ddplaunch.errors import UsageError
-from ddplaunch.files import read_regular
 from ddplaunch.preload.question import Question, Setting, Statement
-from ddplaunch.preload.scan import Assignment, Doubt, Import, Reach, scan
+from ddplaunch.preload.scan import Assignment, Doubt, Import, Reach, needs_dynamo
+from ddplaunch.preload.scans import Scans
 from ddplaunch.target import source
 from ddplaunch.target.target import Target
 
 TORCH = "torch"
 DYNAMO = "torch._dynamo"
 
-_NEEDS_DYNAMO = re.compile(
-    r"DistributedDataParallel|\boptim\b|\bfully_shard\b|FullyShardedDataParallel|torch\.compile|\.compile\("
-    r"|\blightning\b|\bpytorch_lightning\b|\baccelerate\b|\btransformers\b|\bTrainer\b|ZeroRedundancyOptimizer"
-)
-
 _MAX_FILES = 200  # as ``source.local_sources``
-_MAX_SOURCE = 256 << 10  # bytes of local modules that are parsed: more would take over 0.1 s
 
 
 @dataclass(frozen=True)
@@ -86,14 +78,14 @@ def read(target: Target) -> Program:
     """Read the source of ``target``; a program whose source is not there says nothing."""
     if target.source is None or target.first is None:
         return Program()
-    return _Reading(target.first).program(target)
+    return _Reading(target.first, Scans(os.path.abspath(target.source))).program(target)
 
 
 class _Reading:
-    def __init__(self, first: str) -> None:
-        self._first = first
+    def __init__(self, first: str, scans: Scans) -> None:
+        self._first, self._scans = first, scans
         self._seen: set[str] = set()
-        self._bytes = 0
+        self._known: dict[str, tuple[str, ...]] = {}  # files by the name of a module
         self._statements: list[Statement] = []
         self._variables: list[Variable] = []
         self._torch = self._others = self._dynamo = False
@@ -102,7 +94,7 @@ class _Reading:
 
     def program(self, target: Target) -> Program:
         assert target.source is not None
-        for file in _files(target.module or "", self._first) if target.module else ():
+        for file in self._files(target.module or ""):
             self._read(file, Reach.SURE)
         self._read(os.path.abspath(target.source), Reach.SURE)
         imports_torch = self._torch
@@ -110,9 +102,10 @@ class _Reading:
             found, file, self._torch = self._later.popleft()
             for each in self._local(found, file):
                 self._read(each, Reach.MAYBE)
-        if self._bytes > _MAX_SOURCE:
-            self._doubt = "its modules have more source than is read"
-            self._dynamo = any(map(_NEEDS_DYNAMO.search, source.local_sources(target.source, self._first)))
+        if not self._scans.complete:
+            self._doubt = "its modules have more source than is read at once"
+            self._dynamo = any(map(needs_dynamo, source.local_sources(target.source, self._first)))
+        self._scans.keep()
         statements, variables = tuple(self._statements), tuple(self._variables)
         return Program(statements, variables, imports_torch, self._dynamo, self._doubt)
 
@@ -120,26 +113,19 @@ class _Reading:
         if file in self._seen or len(self._seen) >= _MAX_FILES:
             return
         self._seen.add(file)
-        try:
-            text = read_regular(file, source.MAX_SOURCE).decode(errors="replace")
-        except OSError:
-            return
-        self._dynamo = self._dynamo or bool(_NEEDS_DYNAMO.search(text))
-        self._bytes += len(text) if len(self._seen) > 1 else 0  # the target has been parsed, however large
-        if self._bytes > _MAX_SOURCE:
-            return
-        try:
-            tree = source.parse(file)
-        except UsageError:  # what imports it shows that
-            return
-        for found in scan(tree, text):
-            where = f"{os.path.relpath(file, self._first)}:{found.line}"
+        said, dynamo = self._scans.of(file)
+        self._dynamo = self._dynamo or dynamo
+        for found in said:
             if isinstance(found, Doubt):
-                self._doubt = self._doubt or f"{where} {found.words}"
+                self._doubt = self._doubt or f"{self._where(file)}:{found.line} {found.words}"
             elif isinstance(found, Assignment):
+                where = f"{self._where(file)}:{found.line}"
                 self._variables.append(self._variable(found, where, min(reach, found.reach)))
             else:
                 self._import(replace(found, reach=min(reach, found.reach)), file)
+
+    def _where(self, file: str) -> str:
+        return os.path.relpath(file, self._first)
 
     def _variable(self, found: Assignment, where: str, reach: Reach) -> Variable:
         sure = reach is Reach.SURE
@@ -169,8 +155,12 @@ class _Reading:
             above = [part for part in package[: len(package) - found.level + 1] if part != "."]
             base = ".".join([*above, *([base] if base else [])])
         for name in [base, *(f"{base}.{each}" if base else each for each in found.names)]:
-            yield from _files(name, self._first)
+            yield from self._files(name)
 
-
-def _files(name: str, first: str) -> Iterator[str]:
-    return source.files_of(name, first) if name else iter(())
+    def _files(self, name: str) -> tuple[str, ...]:
+        """The files of the program's own that importing ``name`` runs."""
+        if name not in self._known:
+            top, dot, _ = name.partition(".")
+            absent = dot and not self._files(top) and not os.path.isdir(os.path.join(self._first, top))
+            self._known[name] = () if absent or not name else tuple(source.files_of(name, self._first))
+        return self._known[name]

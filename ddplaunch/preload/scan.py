@@ -57,9 +57,19 @@ _Setting = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete
 _FATEFUL = re.compile(r"environ|putenv|unsetenv|dotenv|setenv|sys\.|\b(?:path|modules|meta_path)\b|addsitedir|reload")
 """Without one of these words in a file, none of its statements is looked at but imports."""
 
+_NEEDS_DYNAMO = re.compile(
+    r"DistributedDataParallel|\boptim\b|\bfully_shard\b|FullyShardedDataParallel|torch\.compile|\.compile\("
+    r"|\blightning\b|\bpytorch_lightning\b|\baccelerate\b|\btransformers\b|\bTrainer\b|ZeroRedundancyOptimizer"
+)
+
 _PATCHERS = {"gevent": "patches the standard library", "eventlet": "patches the standard library"}
 _PATCHERS["unsloth"] = "must be imported before what it patches"
 _READERS = frozenset({"get", "copy", "items", "keys", "values", "__contains__", "__getitem__"})
+
+
+def needs_dynamo(text: str) -> bool:
+    """Whether source seems to use what imports ``torch._dynamo`` (and sympy with it, a second in every rank)."""
+    return bool(_NEEDS_DYNAMO.search(text))
 
 
 def scan(tree: ast.Module, text: str) -> tuple[Finding, ...]:

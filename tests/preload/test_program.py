@@ -196,4 +196,4 @@ def test_a_program_too_large_to_be_read(tmp_path: Path):
     write(tmp_path, "tables.py", "x = 1\n" * 100_000)
     write(tmp_path, "model.py", "import torch\ntorch.optim.SGD\n")
     found = program(tmp_path, "import tables, model\n")
-    assert (found.doubt, found.dynamo) == ("its modules have more source than is read", True)
+    assert (found.doubt, found.dynamo) == ("its modules have more source than is read at once", True)
