@@ -5,17 +5,20 @@ It hangs below a zygote of its own, an empty one: that ends it, and all that it 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent import limits
 from ddplaunch.agent.ranks import imports_file
 from ddplaunch.agent.tree import Tree
 from ddplaunch.agent.zygote_client import ZygoteClient
-from ddplaunch.files import read_regular
+from ddplaunch.files import create, read_regular
 from ddplaunch.loop import Loop
 from ddplaunch.output import events
 from ddplaunch.preload.cache import MAX_LATE, Entry
@@ -74,16 +77,23 @@ class Trial:
             self._over()
 
     def _begin(self, question: Question) -> None:
-        if not _has_memory() or not self._entry.ask(question):
+        folder = self._tree.temporary.path
+        if folder is None or not _has_memory() or not self._entry.make_room():
+            return
+        file = os.path.join(folder, "question.json")  # what the trial makes beside it goes with this folder
+        try:
+            with open(create(file, os.O_TRUNC, 0o600), "w", encoding="utf-8") as writing:
+                json.dump(asdict(question), writing)
+        except OSError:
             return
         with suppress(limits.CannotStart):
             self._zygote = ZygoteClient(self._loop, listener=self, environment=self._environ)
-            self._zygote.spawn([(0, self._prepare)])
+            self._zygote.spawn([(0, partial(self._prepare, file))])
 
-    def _prepare(self, fds: dict[str, int]) -> Program:
+    def _prepare(self, question: str, fds: dict[str, int]) -> Program:
         for name, flags in (("stdin", os.O_RDONLY), ("stdout", os.O_WRONLY), ("stderr", os.O_WRONLY)):
             fds[name] = os.open(os.devnull, flags)
-        words = ["-c", _BEHIND_ALL, _MODULE, self._entry.question_file, self._entry.verdict_file]
+        words = ["-c", _BEHIND_ALL, _MODULE, question, self._entry.verdict_file]
         return {
             "rank": 0,
             "kind": "program",
@@ -112,7 +122,6 @@ class Trial:
         zygote, self._zygote = self._zygote, None
         if zygote is not None:
             zygote.close()
-            self._entry.answered()
 
     # ---------------------------------------------------------------------------------- what comes from its zygote
 

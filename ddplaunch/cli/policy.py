@@ -82,4 +82,4 @@ def choose_preload(options: Options, plan: Plan) -> Choice:
     unasked = options.start == "auto" and preload == AUTO
     lone = unasked and len(plan.local_ranks) == 1 and not options.max_restarts
     own = plan.environment(plan.local_ranks[0])
-    return choose(plan.target, preload, os.environ, own, lone=lone)
+    return choose(plan.target, preload, {**os.environ, **plan.shared}, own, lone=lone)

@@ -5,12 +5,11 @@ Losing it costs a slower start, so no trouble with it is ever told, and any file
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 
 from ddplaunch.files import create, read_regular
 from ddplaunch.preload import verdict
@@ -27,16 +26,11 @@ _MAX_AGE = 90 * 86400  # seconds since a verdict was made
 class Entry:
     """What is kept for one question, or could be."""
 
-    question: Question  # with no late modules
     path: str  # of its files, but for their endings
 
     @property
     def verdict_file(self) -> str:
         return self.path + ".json"
-
-    @property
-    def question_file(self) -> str:
-        return self.path + ".question"
 
     @property
     def verdict(self) -> Verdict | None:
@@ -54,15 +48,13 @@ class Entry:
     def keep_late(self, names: tuple[str, ...]) -> None:
         write(os.path.basename(self.path) + ".late", "\n".join(names))
 
-    def ask(self, question: Question) -> bool:
-        """Write down what is to be tried; return whether that and the verdict can be kept here."""
-        _prune(os.path.dirname(self.path))
-        return write(os.path.basename(self.question_file), json.dumps(asdict(question)))
-
-    def answered(self) -> None:
-        """Nobody needs the question any more."""
-        with suppress(OSError):
-            os.unlink(self.question_file)
+    def make_room(self) -> bool:
+        """Return whether a verdict can be kept here, where those that are old make room for it."""
+        folder = os.path.dirname(self.path)
+        made = _own(folder, make=True)
+        if made:
+            _prune(folder)
+        return made
 
     def forget(self) -> None:
         """The verdict was wrong."""
@@ -86,8 +78,7 @@ def entry(question: Question) -> Entry | None:
     folder = place()
     if folder is None or not _own(folder, make=False):
         return None
-    question = replace(question, late=())
-    return Entry(question, os.path.join(folder, verdict.key(question)))
+    return Entry(os.path.join(folder, verdict.key(question).removesuffix(".json")))
 
 
 def read(name: str, max_bytes: int) -> bytes:

@@ -13,6 +13,7 @@ from ddplaunch.preload.cache import Entry
 from ddplaunch.preload.program import DYNAMO, TORCH, Program, Variable
 from ddplaunch.preload.question import Question
 from ddplaunch.preload.verdict import Excluded, Verdict
+from ddplaunch.target import source
 from ddplaunch.target.target import Kind, Target
 
 _MAX_BYTES = 100_000  # of the names of modules
@@ -90,7 +91,7 @@ def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collec
 
     Args:
         preload: of ``--preload``.
-        environ: ours, which the zygote gets.
+        environ: the zygote's.
         own: the names of variables that each rank gets.
         lone: there will be one process only, so that a fork must be worth it by itself.
     """
@@ -117,7 +118,7 @@ def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collec
         return replace(choice, reason="there is no place for the cache")
     question = replace(question, late=entry.late)
     verdict = entry.verdict
-    if verdict is None or not verdict.holds() or TORCH not in verdict.modules:
+    if verdict is None or not verdict.holds({**environ, **dict(settings)}) or TORCH not in verdict.modules:
         return replace(choice, entry=entry, question=question, reason="what else can be has not been tried yet")
     if hidden := _hidden(verdict, target, environ):
         return replace(choice, reason=f"{hidden} has the name of a module that would be imported")
@@ -166,11 +167,20 @@ def _too_late(here: list[Variable]) -> str | None:
 
 
 def _hidden(verdict: Verdict, target: Target, environ: Mapping[str, str]) -> str | None:
-    """Name a file of the user's that ``import`` would find, had the zygote not loaded another module of its name."""
-    folders = [target.first or os.getcwd(), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
-    for folder in folders:
-        for name in sorted(verdict.names):
-            for path in (os.path.join(folder, name + ".py"), os.path.join(folder, name, "__init__.py")):
-                if os.path.isfile(path):
-                    return path
+    """Name what ``import`` would find of the user's, had the zygote not looked for a module of its name before."""
+    for folder in (target.first or os.getcwd(), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))):
+        try:
+            entries = sorted(each for each in os.listdir(folder) if each.partition(".")[0] in verdict.names)
+        except OSError:
+            continue
+        for entry in entries:
+            path = os.path.join(folder, entry)
+            package = os.path.join(path, "__init__.py")
+            if entry.endswith((".py", ".pyc", ".so")) and os.path.isfile(path):
+                return path
+            if os.path.isfile(package):
+                return package
+            installed = source.find_module(entry, os.devnull)
+            if os.path.isdir(path) and (installed is None or installed.origin is None):  # else that is found, not this
+                return path
     return None

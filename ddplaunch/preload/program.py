@@ -62,16 +62,23 @@ class Program:
     doubt: str | None = None
 
     def question(self, environ: Collection[str]) -> Question:
-        """What is to be tried for it, where these variables are set already."""
+        """What is to be tried for it, where these variables are set already.
+
+        A setting has a value only if all that is tried would be imported under it.
+        """
         set_here = [each for each in self.variables if not (each.default and each.name in environ)]
-        settings = (Setting(each.name, each.value) for each in set_here if each.name is not None)
+        names = [each.name for each in set_here]
+        settings = (
+            Setting(each.name, each.value if each.early and names.count(each.name) == 1 else None)
+            for each in set_here
+            if each.name is not None
+        )
         statements = self.statements
         if all(each.module.partition(".")[0] != TORCH for each in statements):
             statements = (Statement(TORCH), *statements)
         if self.dynamo:
             statements = (*statements, Statement(DYNAMO))
-        unseen = any(each.name is None for each in set_here)
-        return Question(tuple(dict.fromkeys(statements)), tuple(dict.fromkeys(settings)), unseen)
+        return Question(tuple(dict.fromkeys(statements)), tuple(dict.fromkeys(settings)), None in names)
 
 
 def read(target: Target) -> Program:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from ddplaunch.dataclass import dataclass
@@ -51,7 +52,7 @@ class Verdict:
     names: frozenset[str]
     tried: frozenset[str]
 
-    def holds(self) -> bool:
+    def holds(self, environ: Mapping[str, str] | None = None) -> bool:
         return all(_stamp(each.record) == each.stamp for each in self.distributions)
 
 
@@ -59,7 +60,7 @@ def key(question: Question) -> str:
     """The name of the file that has the verdict on a question, whatever its late modules are."""
     asked = {**asdict(question), "late": ()}
     words = json.dumps([_FORMAT, sys.executable, sys.version, sys.prefix, asked])
-    return hashlib.sha256(words.encode()).hexdigest()[:32]
+    return hashlib.sha256(words.encode()).hexdigest()[:32] + ".json"
 
 
 def read(path: str) -> Verdict | None:

@@ -175,3 +175,12 @@ def test_a_cache_that_others_may_read_is_made_private(preload: Preload, script: 
 
 def test_no_home_and_no_cache(preload: Preload, script: Path):
     assert preload(XDG_CACHE_HOME="", HOME="/nowhere")["because"] == "there is no place for the cache"
+
+
+def test_a_folder_hides_only_what_is_not_installed(preload: Preload, script: Path, cache: Path, tmp_path: Path):
+    """Packages without ``__init__.py`` are looked for last, but found."""
+    verdicts.keep(cache, verdicts.question(script), ["torch", "lightning"], names=["click", "not_installed"])
+    (tmp_path / "click").mkdir()
+    assert preload()["because"] is None
+    (tmp_path / "not_installed").mkdir()
+    assert preload()["because"] == f"{tmp_path / 'not_installed'} has the name of a module that would be imported"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.preload import program, verdict
@@ -38,7 +37,7 @@ def keep(
     """
     folder = cache / "ddplaunch" / "preload"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file = folder / f"{verdict.key(replace(asked, late=()))}.json"
+    file = folder / verdict.key(asked)
     distributions = []
     if record is not None:
         found = record.stat()

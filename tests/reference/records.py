@@ -34,7 +34,6 @@ from ddplaunch.plan.layout import Slot
 from ddplaunch.plan.plan import JobSpec, Machine, Plan, make
 from ddplaunch.preload.cache import Entry
 from ddplaunch.preload.choice import Choice
-from ddplaunch.preload.question import Question
 from ddplaunch.preload.verdict import Excluded
 from ddplaunch.target.target import Kind, Target
 
@@ -316,7 +315,7 @@ def _plan() -> dict[str, Any]:
 
 def plan_fields() -> list[str]:
     """The fields of a plan as JSON, lists as ``name[]``."""
-    proven = Choice(True, ("torch",), fallback=("torch",), excluded=(Excluded("", ""),), entry=Entry(Question(()), ""))
+    proven = Choice(True, ("torch",), fallback=("torch",), excluded=(Excluded("", ""),), entry=Entry(""))
     return list(_paths({**_plan(), "preload": proven.to_json()}, ""))
 
 
