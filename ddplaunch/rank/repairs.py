@@ -1,7 +1,61 @@
-"""What imported modules know of the process that imported them, made right in a rank."""
+"""What some libraries keep of their process from their import on, set right where they were imported before a fork.
+
+Lightning and torchmetrics read RANK and LOCAL_RANK as they are imported, and keep the number for what only rank 0 is to
+do. That this is all that they keep is proven anew for each version: preload/trial.py compares a fork so repaired with
+plain Python.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+READERS = frozenset(
+    {
+        "lightning.fabric.utilities.rank_zero",
+        "lightning_fabric.utilities.rank_zero",
+        "torchmetrics.utilities.prints",
+    }
+)
+"""The modules whose reading of a rank's variables is repaired."""
+
 
 def apply() -> None:
-    """In a rank that has its variables."""
+    """Set what loaded modules keep of their process right for this one; a module that differs is left alone."""
+    for repair in (_ranks, _session, _times):
+        try:
+            repair()
+        except Exception:  # of a version that nobody has tried
+            pass
+
+
+def _ranks() -> None:
+    """Compute what the modules themselves would: Lightning has a function for it, torchmetrics a line."""
+    for name in sorted(READERS & sys.modules.keys()):
+        module = sys.modules[name]
+        compute = getattr(module, "_get_rank", None)
+        if hasattr(module.rank_zero_only, "rank"):
+            module.rank_zero_only.rank = compute() or 0 if compute else int(os.environ.get("LOCAL_RANK", 0))
+
+
+def _session() -> None:
+    """Give the rank an id of its own, which transformers tells a server (HTTP's User-Agent)."""
+    module: Any = sys.modules.get("transformers.utils.hub")
+    if module is not None and len(module.SESSION_ID) == 32:
+        module.SESSION_ID = sys.modules["uuid"].uuid4().hex
+
+
+def _times() -> None:
+    """psutil tells how busy the CPUs were since its import."""
+    module = sys.modules.get("psutil")
+    if module is None:
+        return
+    thread = sys.modules["threading"].current_thread().ident
+    for name, every in (("_last_cpu_times", False), ("_last_per_cpu_times", True)):
+        if hasattr(module, name):
+            setattr(module, name, {thread: module.cpu_times(percpu=every)})
+            setattr(module, f"{name}_2", dict(getattr(module, name)))
