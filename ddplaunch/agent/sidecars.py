@@ -10,8 +10,8 @@ import os
 import signal
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import job, limits, post_mortem
 from ddplaunch.agent.job import Outfit
 from ddplaunch.agent.sidecar import Sidecar, way_in

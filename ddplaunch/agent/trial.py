@@ -10,10 +10,9 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits
 from ddplaunch.agent.ranks import imports_file
 from ddplaunch.agent.tree import Tree
@@ -83,7 +82,7 @@ class Trial:
         file = os.path.join(folder, "question.json")  # what the trial makes beside it goes with this folder
         try:
             with open(create(file, os.O_TRUNC, 0o600), "w", encoding="utf-8") as writing:
-                json.dump(asdict(question), writing)
+                json.dump(vars(question), writing, default=vars)
         except OSError:
             return
         with suppress(limits.CannotStart):

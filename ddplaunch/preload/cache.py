@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
+from ddplaunch.dataclass import dataclass
 from ddplaunch.files import create, read_regular
 from ddplaunch.preload import verdict
 from ddplaunch.preload.question import Question
@@ -73,12 +74,12 @@ def place() -> str | None:
     return os.path.join(cache, "ddplaunch", "preload")
 
 
-def entry(question: Question) -> Entry | None:
-    """What is kept for a question; None where nothing can be kept."""
+def entry(question: Question, environ: Mapping[str, str]) -> Entry | None:
+    """What is kept for a question in this environment; None where nothing can be kept."""
     folder = place()
     if folder is None or not _own(folder, make=False):
         return None
-    return Entry(os.path.join(folder, verdict.key(question).removesuffix(".json")))
+    return Entry(os.path.join(folder, verdict.key(question, environ).removesuffix(".json")))
 
 
 def read(name: str, max_bytes: int) -> bytes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.preload import cache, program
 from ddplaunch.preload.cache import Entry
 from ddplaunch.preload.program import DYNAMO, TORCH, Program, Variable
@@ -114,7 +114,7 @@ def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collec
     if preload == TORCH or found.doubt:
         return choice
     question = found.question({*environ, *own})
-    if (entry := cache.entry(question)) is None:
+    if (entry := cache.entry(question, environ)) is None:
         return replace(choice, reason="there is no place for the cache")
     question = replace(question, late=entry.late)
     verdict = entry.verdict

@@ -9,10 +9,10 @@ import os
 import sys
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
 
+from ddplaunch.dataclass import dataclass, replace
+from ddplaunch.preload.facts import Assignment, Doubt, Import, Reach, Seeding
 from ddplaunch.preload.question import Question, Setting, Statement
-from ddplaunch.preload.scan import Assignment, Doubt, Import, Reach, needs_dynamo
 from ddplaunch.preload.scans import Scans
 from ddplaunch.target import source
 from ddplaunch.target.target import Target
@@ -51,6 +51,7 @@ class Program:
         statements: what it imports of others as its modules are loaded.
         variables: what it sets, in order.
         imports_torch: torch is certainly imported before anything else is done.
+        seeds_first: a random generator is seeded while its modules are loaded, and more is imported afterwards.
         dynamo: it seems to use what imports ``torch._dynamo`` (and sympy with it, a second in every rank).
         doubt: why nothing but torch may be imported for it: "train.py:3 changes sys.path".
     """
@@ -58,6 +59,7 @@ class Program:
     statements: tuple[Statement, ...] = ()
     variables: tuple[Variable, ...] = ()
     imports_torch: bool = False
+    seeds_first: bool = False
     dynamo: bool = False
     doubt: str | None = None
 
@@ -78,7 +80,12 @@ class Program:
             statements = (Statement(TORCH), *statements)
         if self.dynamo:
             statements = (*statements, Statement(DYNAMO))
-        return Question(tuple(dict.fromkeys(statements)), tuple(dict.fromkeys(settings)), None in names)
+        return Question(
+            statements=tuple(dict.fromkeys(statements)),
+            settings=tuple(dict.fromkeys(settings)),
+            sets_unseen=None in names,
+            seeds_first=self.seeds_first,
+        )
 
 
 def read(target: Target) -> Program:
@@ -95,7 +102,7 @@ class _Reading:
         self._known: dict[str, tuple[str, ...]] = {}  # files by the name of a module
         self._statements: list[Statement] = []
         self._variables: list[Variable] = []
-        self._torch = self._others = self._dynamo = False
+        self._torch = self._others = self._dynamo = self._seeded = self._seeds_first = False
         self._doubt: str | None = None
         self._later: deque[tuple[Import, str, bool]] = deque()  # what is imported perhaps, from where, after torch
 
@@ -111,10 +118,12 @@ class _Reading:
                 self._read(each, Reach.MAYBE)
         if not self._scans.complete:
             self._doubt = "its modules have more source than is read at once"
+            from ddplaunch.preload.scan import needs_dynamo
+
             self._dynamo = any(map(needs_dynamo, source.local_sources(target.source, self._first)))
         self._scans.keep()
         statements, variables = tuple(self._statements), tuple(self._variables)
-        return Program(statements, variables, imports_torch, self._dynamo, self._doubt)
+        return Program(statements, variables, imports_torch, self._seeds_first, self._dynamo, self._doubt)
 
     def _read(self, file: str, reach: Reach) -> None:
         if file in self._seen or len(self._seen) >= _MAX_FILES:
@@ -125,6 +134,8 @@ class _Reading:
         for found in said:
             if isinstance(found, Doubt):
                 self._doubt = self._doubt or f"{self._where(file)}:{found.line} {found.words}"
+            elif isinstance(found, Seeding):
+                self._seeded = self._seeded or min(reach, found.reach) is not Reach.MAYBE
             elif isinstance(found, Assignment):
                 where = f"{self._where(file)}:{found.line}"
                 self._variables.append(self._variable(found, where, min(reach, found.reach)))
@@ -151,6 +162,7 @@ class _Reading:
         elif not found.level and found.module.partition(".")[0] != "ddplaunch":
             self._statements.append(Statement(found.module, tuple(name for name in found.names if name != "*")))
             self._others = True
+            self._seeds_first = self._seeds_first or self._seeded
             if found.reach is Reach.SURE and found.module.partition(".")[0] == TORCH:
                 self._torch = True
 

@@ -30,9 +30,11 @@ class Question:
         settings: all variables that the program sets itself, before or after its imports.
         sets_unseen: it may set others, whose names the source does not show.
         late: what the last good run had imported by its end beyond that, in its order.
+        seeds_first: it may seed a random generator before its imports are done: what an import draws then counts.
     """
 
     statements: tuple[Statement, ...]
     settings: tuple[Setting, ...] = ()
     sets_unseen: bool = False
     late: tuple[str, ...] = ()
+    seeds_first: bool = True

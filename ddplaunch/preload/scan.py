@@ -5,56 +5,17 @@ Only statements are looked at, in the order in which they stand; what they mean 
 
 from __future__ import annotations
 
-import ast
+import _ast as ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import IntEnum
 
-
-class Reach(IntEnum):
-    """How certainly a statement runs when its file does."""
-
-    MAYBE = 0  # in a function, or under a condition
-    TRIED = 1  # in a ``try``, a ``with`` and the like
-    SURE = 2
-
-
-@dataclass(frozen=True)
-class Import:
-    """``import module``, or ``from module import names``; ``level`` counts the dots of a relative one."""
-
-    line: int
-    reach: Reach
-    module: str
-    names: tuple[str, ...] = ()
-    level: int = 0
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """A variable of the environment is set; ``default``: where it is not set already."""
-
-    line: int
-    reach: Reach
-    name: str | None  # None where the source does not show it
-    value: str | None  # as the name; or it is removed
-    default: bool = False
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """The program changes how, or what, it imports: in words, "changes sys.path"."""
-
-    line: int
-    words: str
-
-
-Finding = Import | Assignment | Doubt
+from ddplaunch.preload.facts import Assignment, Doubt, Finding, Import, Reach, Seeding
 
 _Setting = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete
 
-_FATEFUL = re.compile(r"environ|putenv|unsetenv|dotenv|setenv|sys\.|\b(?:path|modules|meta_path)\b|addsitedir|reload")
+_FATEFUL = re.compile(
+    r"environ|putenv|unsetenv|dotenv|setenv|sys\.|\b(?:path|modules|meta_path)\b|addsitedir|reload|seed|(?:set_?|rng_)state"
+)
 """Without one of these words in a file, none of its statements is looked at but imports."""
 
 _NEEDS_DYNAMO = re.compile(
@@ -116,10 +77,9 @@ class _Scanner:
             yield from self._simple(node, reach=reach)
 
     def _condition(self, node: ast.If, reach: Reach) -> Iterator[Finding]:
-        words = ast.unparse(node.test) if isinstance(node.test, ast.Name | ast.Attribute | ast.Compare) else ""
-        if words.endswith("TYPE_CHECKING"):
+        if getattr(node.test, "attr", getattr(node.test, "id", None)) == "TYPE_CHECKING":
             yield from self.block(node.orelse, reach)
-        elif words.replace('"', "'") == "__name__ == '__main__'":
+        elif _is_main(node.test):
             yield from self.block(node.body, reach)
         else:
             yield from self._simple(node.test, reach=reach)
@@ -136,7 +96,7 @@ class _Scanner:
         if not self._fateful:
             return
         for root in nodes:
-            for node in ast.walk(root):
+            for node in _walk(root):
                 if isinstance(node, _Setting):
                     yield from self._assignment(node, reach)
                 elif isinstance(node, ast.Call):
@@ -178,6 +138,27 @@ class _Scanner:
             yield Doubt(line, f"changes {words}")
         elif name in ("addsitedir", "reload"):
             yield Doubt(line, f"calls {name}")
+        elif "seed" in name or name in ("setstate", "set_state", "set_rng_state"):
+            yield Seeding(line, reach)
+
+
+def _walk(root: ast.AST) -> Iterator[ast.AST]:
+    """The node and all below it, as ``ast.walk`` gives them: that module takes longer to load than this to run."""
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        yield node
+        for name in reversed(node._fields):
+            value = getattr(node, name, None)
+            below = value if isinstance(value, list) else [value]
+            todo += [each for each in reversed(below) if isinstance(each, ast.AST)]
+
+
+def _is_main(test: ast.expr) -> bool:
+    """Whether it is ``__name__ == "__main__"``."""
+    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
+        return False
+    return getattr(test.left, "id", None) == "__name__" and _text(test.comparators[0]) == "__main__"
 
 
 def _is_environ(node: ast.expr) -> bool:

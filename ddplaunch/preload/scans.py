@@ -5,18 +5,17 @@ A file of its own for each program, in the folder of ``cache``.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from dataclasses import astuple
 
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_regular
 from ddplaunch.preload import cache
-from ddplaunch.preload.scan import Assignment, Doubt, Finding, Import, Reach, needs_dynamo, scan
+from ddplaunch.preload.digest import digest
+from ddplaunch.preload.facts import Assignment, Doubt, Finding, Import, Reach, Seeding
 from ddplaunch.target import source
 
-_FORMAT = 1
+_FORMAT = 2
 _MAX_PARSED = 256 << 10  # bytes of modules in one run: they take some 50 ms
 _MAX_FILE = 2 << 20  # bytes of one that is parsed at all
 _MAX_BYTES = 8 << 20  # of what is kept
@@ -66,7 +65,7 @@ class Scans:
             cache.write(self._name(), json.dumps([_FORMAT, content]))
 
     def _name(self) -> str:
-        return hashlib.sha256(os.fsencode(self._program)).hexdigest()[:32] + ".scan"
+        return digest(os.fsencode(self._program))[:32] + ".scan"
 
     def _load(self) -> dict[str, tuple[list[int], Said]]:
         try:
@@ -82,6 +81,8 @@ class Scans:
 
 
 def _read(file: str) -> Said:
+    from ddplaunch.preload.scan import needs_dynamo, scan
+
     try:
         text = read_regular(file, source.MAX_SOURCE).decode(errors="replace")
         return scan(source.parse(file), text), needs_dynamo(text)
@@ -89,11 +90,12 @@ def _read(file: str) -> Said:
         return (), False
 
 
-_KINDS = {"import": Import, "set": Assignment, "doubt": Doubt}
+_KINDS = {"import": Import, "set": Assignment, "doubt": Doubt, "seed": Seeding}
 
 
 def _packed(finding: Finding) -> list[object]:
-    return [next(name for name, kind in _KINDS.items() if isinstance(finding, kind)), *astuple(finding)]
+    kind = next(name for name, kind in _KINDS.items() if isinstance(finding, kind))
+    return [kind, *(getattr(finding, name) for name in finding.__match_args__)]
 
 
 def _unpacked(packed: list[object]) -> Finding:
@@ -104,4 +106,6 @@ def _unpacked(packed: list[object]) -> Finding:
             return Assignment(line, Reach(reach), name, value, default)
         case ["doubt", int(line), str(words)]:
             return Doubt(line, words)
+        case ["seed", int(line), int(reach)]:
+            return Seeding(line, Reach(reach))
     raise ValueError(packed)

@@ -90,7 +90,7 @@ def test_a_file_of_the_users_is_not_hidden(preload: Preload, script: Path, cache
     asked = verdicts.question(script)
     path = write(tmp_path, file, "")
     for each in {asked, verdicts.question(script)}:  # with a file beside it the program imports its own
-        verdicts.keep(cache, each, ["torch", "lightning"])
+        verdicts.keep(cache, each, ["torch", "lightning"], pythonpath=tmp_path / "more")
     found = preload(PYTHONPATH=str(tmp_path / "more"))
     assert found["modules"] == ["torch", "torch._dynamo"]
     assert found["because"] == f"{path} has the name of a module that would be imported"

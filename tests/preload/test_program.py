@@ -197,3 +197,19 @@ def test_a_program_too_large_to_be_read(tmp_path: Path):
     write(tmp_path, "model.py", "import torch\ntorch.optim.SGD\n")
     found = program(tmp_path, "import tables, model\n")
     assert (found.doubt, found.dynamo) == ("its modules have more source than is read at once", True)
+
+
+@pytest.mark.parametrize(
+    ("source", "seeds_first"),
+    [
+        ("import torch\nimport random\nrandom.seed(0)\n", False),
+        ("import random\nrandom.seed(0)\nimport torch\n", True),
+        ("import lightning as L\nL.seed_everything(7)\nimport torchmetrics\n", True),
+        ("import torch\ntry:\n    torch.manual_seed(1)\nfinally:\n    pass\nimport numpy\n", True),
+        ("import torch\ndef main():\n    torch.manual_seed(1)\n    import numpy\nmain()\n", False),
+        ("import model\nimport torch\n", True),
+    ],
+)
+def test_whether_it_seeds_before_its_imports_are_done(tmp_path: Path, source: str, seeds_first: bool):
+    write(tmp_path, "model.py", "import random\nrandom.setstate(STATE)\n")
+    assert program(tmp_path, source).seeds_first is seeds_first

@@ -1,80 +1,108 @@
-"""What a verdict allows is imported once; where that fails torch alone is, and the verdict is gone."""
-
-from __future__ import annotations
+"""Verdicts in files, and how long they hold."""
 
 import json
+import os
+from dataclasses import replace
 
 import pytest
 
-from tests.conftest import write
-from tests.preload import verdicts
-
-PROGRAM = """
-    import sys
-    at_start = "torch" in sys.modules, "heavy" in sys.modules
-    import torch
-    import heavy
-    with open("/proc/self/cmdline") as file:
-        print(*at_start, file.read().startswith("python train.py"))
-"""
-
-IN_A_ZYGOTE = "import sys\nif 'zygote.py' in sys.orig_argv[1]:\n    "
+from ddplaunch.preload import verdict
+from ddplaunch.preload.question import Question, Setting, Statement
+from ddplaunch.preload.verdict import Distribution, Excluded, Folder, Verdict
 
 
 @pytest.fixture
-def run(launch, tmp_path):
-    """Run two ranks with a verdict that has ``heavy``; return what was printed, the event "ready", and the verdict."""
-
-    def run(source: str):
-        site = verdicts.installed(tmp_path, heavy=source)
-        script = write(tmp_path, "train.py", PROGRAM)
-        verdict = verdicts.keep(tmp_path / "cache", verdicts.question(script), ["torch", "heavy"], names=())
-        environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(site)}
-        done = launch("run", "--nproc", "2", "--log-dir", "logs", "--run-id", "x", "train.py", env=environment)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.splitlines()[:-1] == []  # nothing is said but where the log folder is
-        events = map(json.loads, (tmp_path / "logs" / "x" / "events.jsonl").read_text().splitlines())
-        ready = next(event for event in events if event["event"] == "ready")
-        return {line[4:] for line in done.stdout.splitlines()}, ready, verdict
-
-    return run
+def found(tmp_path):
+    record = tmp_path / "site" / "thing-1.0.dist-info" / "RECORD"
+    record.parent.mkdir(parents=True)
+    record.write_text("thing.py,,\n")
+    distribution = Distribution("thing", str(record), verdict.stamp(str(record)), verdict.digest_of_file(str(record)))
+    return Verdict(
+        modules=("torch", "thing"),
+        excluded=(Excluded("other", "prints at import"),),
+        distributions=(distribution,),
+        names=frozenset({"torch", "thing"}),
+        tried=frozenset({"late"}),
+        folders=(Folder(str(tmp_path / "site"), os.stat(tmp_path / "site").st_mtime_ns),),
+        variables=(("MODE", verdict.digest_of("MODE", "fast")), ("TOKEN", verdict.digest_of("TOKEN", None))),
+    )
 
 
-def test_it_is_imported_once(run, tmp_path):
-    printed, ready, verdict = run("import os; open(f'by-{os.getpid()}', 'w').close()")
-    assert printed == {"True True True"}
-    assert len(list(tmp_path.glob("by-*"))) == 1
-    assert (ready["modules"], ready["because"], ready["verdict"]) == (["torch", "heavy"], None, str(verdict))
+def test_a_verdict_is_read_as_it_was_written(tmp_path, found):
+    path = str(tmp_path / "verdict.json")
+    verdict.write(found, path)
+    assert verdict.read(path) == found
+    assert sorted(os.listdir(tmp_path)) == ["site", "verdict.json"]
 
 
 @pytest.mark.parametrize(
-    ("trouble", "because"),
-    [
-        ("raise ImportError('no libheavy.so')", "importing heavy failed"),
-        ("raise ModuleNotFoundError('no light')", "importing heavy failed"),
-        ("sys.exit(3)", "importing heavy failed"),
-        (
-            "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
-            "2 threads run after importing torch, heavy",
-        ),
-    ],
+    "text", ["", "{}", "[]", "null", '{"version": 1}', '{"version": 1, "modules": 3}', "\0", "{" * 99999]
 )
-def test_what_was_not_so_is_tried_anew(run, trouble, because):
-    printed, ready, verdict = run(IN_A_ZYGOTE + trouble)
-    assert printed == {"True False True"}
-    assert (ready["forks"], ready["modules"], ready["because"]) == (True, ["torch"], because)
-    assert (ready["excluded"], ready["verdict"]) == ([], None)
-    assert not verdict.exists()
+def test_a_broken_file_is_none(tmp_path, text):
+    (tmp_path / "verdict.json").write_text(text)
+    assert verdict.read(str(tmp_path / "verdict.json")) is None
 
 
-def test_a_verdict_that_hides_a_file_of_the_users(launch, tmp_path):
-    """Which it did not know of: the zygote has the last word."""
-    site = verdicts.installed(tmp_path, heavy="import json.tool as _, other", other="where = 'installed'")
-    write(tmp_path, "other.py", "where = 'mine'")
-    script = write(tmp_path, "train.py", "import heavy, torch, other; print(other.where)")
-    verdicts.keep(tmp_path / "cache", verdicts.question(script), ["torch", "heavy"], names=())
-    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(site)}
-    done = launch("run", "--nproc", "2", "train.py", env=environment)
-    assert (done.stdout.splitlines(), done.stderr) == (["[0] mine", "[1] mine"], "") or sorted(
-        done.stdout.splitlines()
-    ) == ["[0] mine", "[1] mine"], done.stderr
+def test_a_verdict_of_another_version_is_none(tmp_path, found):
+    path = tmp_path / "verdict.json"
+    verdict.write(found, str(path))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": verdict.VERSION + 1}))
+    assert verdict.read(str(path)) is None
+
+
+def test_it_holds_while_nothing_changes(found):
+    assert found.holds({"MODE": "fast"})
+    os.utime(found.distributions[0].record)  # copied, say
+    assert found.holds({"MODE": "fast"})
+
+
+def test_it_does_not_hold_for_another_version_of_a_distribution(found):
+    with open(found.distributions[0].record, "a") as file:
+        file.write("more.py,,\n")
+    assert not found.holds({"MODE": "fast"})
+
+
+def test_it_does_not_hold_without_a_distribution(found):
+    os.remove(found.distributions[0].record)
+    assert not found.holds({"MODE": "fast"})
+
+
+def test_it_does_not_hold_once_something_else_is_installed(found):
+    os.mkdir(os.path.join(found.folders[0].path, "another"))
+    assert not found.holds({"MODE": "fast"})
+
+
+@pytest.mark.parametrize("environ", [{}, {"MODE": "slow"}, {"MODE": "fast", "TOKEN": ""}])
+def test_it_does_not_hold_where_a_variable_differs_that_was_read(found, environ):
+    assert not found.holds(environ)
+
+
+def test_a_verdict_does_not_tell_what_variables_say(tmp_path, found):
+    verdict.write(
+        replace(found, variables=(("TOKEN", verdict.digest_of("TOKEN", "hunter2")),)), str(tmp_path / "verdict.json")
+    )
+    assert "hunter2" not in (tmp_path / "verdict.json").read_text()
+
+
+def test_each_question_has_a_file_of_its_own_whatever_came_late():
+    question = Question((Statement("torch"), Statement("einops", ("rearrange",))))
+    assert verdict.key(question, {}) == verdict.key(replace(question, late=("pandas",)), {})
+    others = [
+        replace(question, sets_unseen=True),
+        replace(question, settings=(Setting("HF_HOME", None),)),
+        replace(question, statements=question.statements[::-1]),
+    ]
+    assert len({verdict.key(each, {}) for each in (question, *others)}) == 4
+    assert verdict.key(question, {}) != verdict.key(question, {"PYTHONPATH": "/somewhere"})
+
+
+def test_it_holds_in_every_job_whatever_that_is_called(found):
+    """A scheduler gives each job a number and often a folder of its own."""
+    of_one = {"MODE": "fast", "TMPDIR": "/tmp/job.1", "SLURM_JOB_ID": "1"}
+    of_another = {**of_one, "TMPDIR": "/tmp/job.2", "SLURM_JOB_ID": "2"}
+    names = (("TMPDIR", verdict.digest_of("TMPDIR", "/tmp/job.1")), ("SLURM_JOB_ID", "set"))
+    of_jobs = replace(found, variables=(*found.variables, *names))
+    assert of_jobs.holds(of_one)
+    assert of_jobs.holds(of_another)
+    assert of_jobs.holds({"MODE": "fast", "SLURM_JOB_ID": "3"})
+    assert not of_jobs.holds({"MODE": "fast", "TMPDIR": "/tmp/job.1"})

@@ -30,20 +30,25 @@ def keep(
     tried: Sequence[str] = (),
     record: Path | None = None,
     names: Sequence[str] | None = None,
+    pythonpath: Path | None = None,
 ) -> Path:
     """Keep one in the folder that is XDG_CACHE_HOME of a run, and return its file.
 
     It holds as long as the file ``record`` is as it is now. ``names`` are those of all modules, unless it is to lie.
+    ``pythonpath`` is the run's.
     """
     folder = cache / "ddplaunch" / "preload"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file = folder / verdict.key(asked)
+    file = folder / verdict.key(asked, {"PYTHONPATH": str(pythonpath)} if pythonpath else {})
     distributions = []
     if record is not None:
         found = record.stat()
         stamp = [found.st_ino, found.st_size, found.st_mtime_ns]
-        distributions = [{"name": "some", "record": str(record), "stamp": stamp, "sha256": ""}]
+        distributions = [{"name": "some", "record": str(record), "stamp": stamp, "digest": ""}]
     content = {
+        "version": verdict.VERSION,
+        "folders": [],
+        "variables": [],
         "modules": list(modules),
         "excluded": [{"name": name, "reason": reason} for name, reason in (excluded or {}).items()],
         "distributions": distributions,
