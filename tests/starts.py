@@ -6,8 +6,13 @@ forks all the same.
 
 from __future__ import annotations
 
-LIGHT = ("--preload", "threading")
-"""For several ranks: a single one has no zygote, unless it is asked for."""
+import os
+
+WARM = bool(os.environ.get("DDPLAUNCH_WARM"))
+"""Whether all runs ask for a warm zygote: pytest's ``--warm`` (tests/suite/warm.py)."""
+
+LIGHT = () if WARM else ("--preload", "threading")
+"""For several ranks: a single one has no zygote, unless it is asked for. What is asked for by name is not kept warm."""
 
 FORKED = ("--start", "zygote", *LIGHT)
 EXEC = ("--start", "exec")

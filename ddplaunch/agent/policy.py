@@ -50,4 +50,6 @@ class Policy:
     preempt_signal: int | None  # the scheduler's warning, None where none is listened for
     preempt_forward: int | None  # what the ranks get when it comes, None for no signal
     sidecars: tuple[Sidecar, ...]  # none on other nodes than node 0
+    warm: float | None = None  # seconds for which a zygote is kept for other runs; None where this run has its own
+    cold: str | None = None  # why that is None, where one was asked for
     live: bool = False  # whether a live view is shown below the output, and has the terminal's keys

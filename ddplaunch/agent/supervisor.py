@@ -117,10 +117,10 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Run the job; returns when nothing of it is left here but its sidecars."""
-        processes.adopt_orphans()
         warning = self._policy.preempt_signal
         self._loop.catch(STOPPING, self._signalled, anyway=() if warning is None else (warning,))
         self._tree.plant(self._plan, self._outfit.store.path, self)
+        processes.adopt_orphans()  # not before: a warm zygote is nobody's child
         try:
             with terminal.restored():
                 self._link.begin()
@@ -245,7 +245,7 @@ class Supervisor:
             choice.entry.forget()
         because, excluded, verdict = choice.account(failed)
         modules = (choice.fallback if failed else choice.modules) if forks else ()
-        self._emit(events.Ready(forks, unsafe, seconds, modules, because, excluded, verdict))
+        self._emit(events.Ready(forks, unsafe, seconds, modules, because, excluded, verdict, self._tree.cold))
         if unsafe:
             self._screen.note(f"ranks start one by one instead of being forked: {unsafe}")
         if self._ranks.phase is Phase.LOADING:

@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Mapping
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import job
 from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.temporary import Temporary
@@ -19,6 +20,9 @@ from ddplaunch.control.failure import describe_end
 from ddplaunch.loop import Loop
 from ddplaunch.plan.plan import Plan
 from ddplaunch.rank import processes
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.warm_runs import WarmRuns
 
 
 class Tree:
@@ -31,6 +35,12 @@ class Tree:
         self.environ = {name: value for name, value in environ.items() if name not in job.OURS_ALONE}
         self.temporary = Temporary(f"ddplaunch-{run_id}")  # its path is in the environment of the ranks
         self.zygote: ZygoteClient | None = None
+        self._stuck: list[str] = []  # what a zygote that was lost has left, and cannot be killed
+        self._warm: WarmRuns | None = None
+        if policy.warm is not None:
+            from ddplaunch.agent.warm_runs import WarmRuns
+
+            self._warm = WarmRuns(policy.warm)
         self.guard: int | None = None  # the process that all sidecars hang below
 
     def plant(self, plan: Plan, store_file: str | None, listener: ZygoteListener) -> ZygoteClient:
@@ -48,8 +58,14 @@ class Tree:
             remove=[path for path in (self.temporary.path, store_file) if path],
             title=" ".join(plan.target.argv),
             shielded=job.shielded(self._policy.preempt_signal),
+            warm=self._warm,
         )
         return self.zygote
+
+    @property
+    def cold(self) -> str | None:
+        """Why the zygote did not come of a warm one, where that was asked for."""
+        return self._warm.cold if self._warm else self._policy.cold
 
     def recall(self) -> int:
         return self.zygote.recall() if self.zygote else 0
@@ -69,12 +85,13 @@ class Tree:
             return None
         self.zygote = None
         killed, status = zygote.killed, zygote.close()
+        self._stuck = zygote.stuck
         how = describe_end(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
         return None if killed else f"the zygote (pid {zygote.pid}) {how}, and its ranks with it"
 
     def kill_ours(self) -> list[str]:
         """End what a zygote left to us; return what cannot be killed."""
-        return processes.kill_all_below(os.getpid(), spare=self._spares)[0]
+        return [*self._stuck, *processes.kill_all_below(os.getpid(), spare=self._spares)[0]]
 
     def lead(self, pid: int) -> None:
         """This process of ours leads a session, which its children are in unless they leave it."""

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
-import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -15,21 +11,20 @@ from functools import partial
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits
 from ddplaunch.agent.mailbox import Mailbox
+from ddplaunch.agent.zygote_process import OwnZygote, ZygoteProcess
 from ddplaunch.loop import Loop
 
 if TYPE_CHECKING:
     from typing import Protocol
 
+    from ddplaunch.agent.warm_runs import WarmRuns
     from ddplaunch.preload.choice import Choice
     from ddplaunch.rank.messages import Config, FromZygote, RankJob, Usage
 else:
     Protocol = object
 
-_ZYGOTE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "zygote.py")
-
 OWN_ACCORD = 0.5  # seconds in which what a program left behind may end by itself before it is told to
 LEFTOVER_GRACE = 5.0  # seconds at most that processes left behind by ranks that succeeded have for their own end
-_LEAVE_PATIENCE = 6.0  # seconds that a zygote has to end what is below it before it is killed (over KILL_PATIENCE)
 MAX_IN_FLIGHT = 8  # ranks that are asked for and not born yet: each has up to six descriptors on their way
 _MAX_TITLE = 4096  # bytes of the ranks' command line for ``ps``; the kernel refuses a word of 128 KiB (MAX_ARG_STRLEN)
 
@@ -65,6 +60,7 @@ class ZygoteClient:
         remove: Sequence[str] = (),  # paths that it removes should we be killed
         title: str = "",  # the longest command line that ``ps`` is to show for a rank
         shielded: Sequence[int] = (),  # signals for us alone that everything below gets; a rank may yet handle them
+        warm: WarmRuns | None = None,  # may have one that has imported all already
     ) -> None:
         """Start the zygote.
 
@@ -73,7 +69,6 @@ class ZygoteClient:
         """
         self._loop, self._listener = loop, listener
         self.ready = self.killed = False
-        ours, theirs = socket.socketpair()
         config: Config = {
             "supervisor": os.getpid(),
             "forks": preload is not None and preload.forks,
@@ -86,25 +81,23 @@ class ZygoteClient:
             "shielded": list(shielded),
             "failed": None,
             "unsafe": preload.unsafe if preload else None,
+            "warm": None,
+            "guarded": False,
         }
-        theirs.set_inheritable(True)
-        room = "-" * min(len(title.encode(errors="replace")), _MAX_TITLE)
-        try:
-            with limits.as_found():
-                # A session of its own: Ctrl-C in the terminal is for us to pass on.
-                self.pid = os.posix_spawn(
-                    sys.executable,
-                    [sys.executable, _ZYGOTE, str(theirs.fileno()), json.dumps(config), room],
-                    dict(environment),
-                    setsid=True,
-                    setsigmask=list(shielded),  # until it ignores them
-                    setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # which Python ignores, and a program should not
-                )
-        except OSError as error:
-            ours.close()
-            raise limits.CannotStart(f"no process can be started: {limits.why_unborn(error.errno)}") from None
-        finally:
-            theirs.close()
+        found = warm.zygote(config, environment) if warm else None
+        self._process: ZygoteProcess
+        if found:
+            self._process, ours = found
+        else:
+            ours, theirs = socket.socketpair()
+            room = min(len(title.encode(errors="replace")), _MAX_TITLE)
+            try:
+                self._process = OwnZygote(config, theirs, environment, room)
+            except OSError as error:
+                ours.close()
+                raise limits.CannotStart(f"no process can be started: {limits.why_unborn(error.errno)}") from None
+            finally:
+                theirs.close()
         self._mailbox = Mailbox(loop, ours, self._heard, listener.lost)
         self._queue: deque[tuple[int, Prepare]] = deque()
         self._in_flight = 0
@@ -133,7 +126,7 @@ class ZygoteClient:
     def kill(self) -> None:
         """End the zygote at once, and with it, by their parent-death signal, its ranks."""
         self.killed = True
-        os.kill(self.pid, signal.SIGKILL)
+        self._process.kill()
 
     def close(self) -> int | None:
         """Let the zygote end whatever it still has and leave; return its wait status, None if it was closed before."""
@@ -143,17 +136,16 @@ class ZygoteClient:
             self.kill()  # it has nothing to end yet, and may import for long
         self._queue.clear()
         self._mailbox.close()
-        try:
-            if hasattr(os, "pidfd_open"):
-                pidfd = os.pidfd_open(self.pid)
-                poll = select.poll()
-                poll.register(pidfd, select.POLLIN)
-                if not poll.poll(_LEAVE_PATIENCE * 1000):
-                    self.kill()
-                os.close(pidfd)
-            return os.waitpid(self.pid, 0)[1]
-        except (ProcessLookupError, ChildProcessError):  # reaped already, with all that is below us
-            return None
+        return self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def stuck(self) -> list[str]:
+        """What of it cannot be killed, where that is not ours to try: once it is closed."""
+        return list(self._process.stuck)
 
     def _ask(self) -> None:
         while self.ready and self._queue and self._in_flight < MAX_IN_FLIGHT and self._mailbox.idle:
@@ -175,6 +167,7 @@ class ZygoteClient:
     def _heard(self, message: FromZygote, fds: list[int]) -> None:
         if message["op"] == "ready":
             self.ready = True
+            self._process.born(message["pid"], fds[0] if fds else None)
             self._listener.ready(message["forks"], message["failed"], message["unsafe"], message["seconds"])
         elif message["op"] == "refused":
             self._listener.refused(message["message"])

@@ -1,4 +1,4 @@
-"""What people type: the command and its subcommands, one file each; parsing and wiring only."""
+"""What people type, parsed and wired: a file for each command; this one runs it, and says how it went wrong."""
 
 from __future__ import annotations
 
@@ -39,17 +39,20 @@ def main() -> None:
 
 
 def _run(words: list[str]) -> object:
-    """Run the command; click, which takes a third of a start to load, is for all but a plain ``ddplaunch run``."""
+    """Run the command; click, which took a third of a start to load, is for all but a plain ``ddplaunch run``."""
     if words[:1] == ["run"] and COMPLETE not in os.environ:
         from ddplaunch.cli.quick import read
 
         if (typed := read(words[1:])) is not None:
             from ddplaunch.cli.run import run
 
-            try:
+            try:  # it ends as click ends a command
                 return run(*typed)
-            except BrokenPipeError:  # `| head` has read enough; click ends a command so
+            except BrokenPipeError:  # `| head` has read enough
                 return 1
+            except KeyboardInterrupt:
+                print(file=sys.stderr)  # behind the terminal's ^C
+                raise
     from ddplaunch.cli.commands import by_click
 
     return by_click()

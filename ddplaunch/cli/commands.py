@@ -23,6 +23,7 @@ _COMMANDS = {
     "stop": "Stop a running job.",
     "wait": "Wait for the end of a job, and return its exit code.",
     "report": "Tell how a run ended, and what each rank used.",
+    "warm": "Show, or end, what is kept to start the next runs sooner.",
     "clean": "Remove what is kept of runs that have ended.",
     "devices": "Show the GPUs, processors and NUMA nodes of this machine.",
 }

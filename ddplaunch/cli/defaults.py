@@ -29,6 +29,7 @@ PROJECT = "pyproject.toml"
 NONE = "none"  # the value of --config that reads no file
 ONLY_TYPED = ("--config", "--dry-run")  # options that have no default in a file
 TABLES = ("submit", "manifest")  # the commands that have a table
+OWN = "run"  # the table of the user's own file that ``ddplaunch run`` reads
 MAX_BYTES = 1 << 20  # of a file; a larger one was not written for us
 
 
@@ -73,6 +74,21 @@ def read(
         tables = {**dict.fromkeys(found, file.path), **tables}
         values = {**dict(_values(file, command, found.get(command, {}), known)), **values}
     return Defaults(values, tuple(notes), tables)
+
+
+def users_table(path: str, name: str) -> dict[str, Any]:
+    """One table of the user's own file, where that is there and has it.
+
+    Raises:
+        UsageError: the file is not TOML, or has something else of that name.
+    """
+    file = _read_own(path, [])
+    if file is None or name.encode() not in file.text:
+        return {}
+    table: Any = _parse(file).get(name, {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: {file.heading(name)} is not a table")
+    return table
 
 
 @dataclass(frozen=True)
@@ -172,12 +188,17 @@ def _tables(file: _File) -> dict[str, dict[str, Any]]:
         if not isinstance(tables, dict):
             raise UsageError(f"{file.path}: {'.'.join(file.tables)} is not a table")
     for name, table in tables.items():
-        if name not in TABLES:
+        if name == OWN and file.tables:
+            own = "ddplaunch.toml in $XDG_CONFIG_HOME or ~/.config"
+            raise UsageError(
+                f"{file.path}: {file.heading(name)} is read from your own file alone", f"[run] goes into {own}"
+            )
+        if name not in (*TABLES, OWN):
             known = " and ".join(map(file.heading, TABLES))
             raise UsageError(f"{file.path}: unknown table {file.heading(name)}", f"ddplaunch reads {known}")
         if not isinstance(table, dict):
             raise UsageError(f"{file.path}: {file.heading(name)} is not a table")
-    return dict(tables)
+    return {name: table for name, table in tables.items() if name != OWN}
 
 
 def _values(

@@ -22,7 +22,7 @@ from ddplaunch.dataclass import replace
 from ddplaunch.devices.usage import Used, used_by
 from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.errors import EXIT_SIGNAL, LaunchError
-from ddplaunch.job import client, folder, runs
+from ddplaunch.job import client, runs
 from ddplaunch.job.door import MAX_ANSWER
 from ddplaunch.job.requests import Look, Looked, Printed, Tail
 from ddplaunch.job.status import Status
@@ -31,6 +31,7 @@ from ddplaunch.output.live import Live
 from ddplaunch.output.rows import plain
 from ddplaunch.output.sink import PATIENCE
 from ddplaunch.output.terminal import restored
+from ddplaunch.sockets import peer_uid
 
 BETWEEN = 0.5  # seconds between two looks
 COLUMNS, ROWS = 80, 24  # of a frame that is printed elsewhere than in a terminal
@@ -112,7 +113,7 @@ class AtDoor:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             sock.connect(self._path)
-            if folder.peer_uid(sock) != os.geteuid():
+            if peer_uid(sock) != os.geteuid():
                 raise PermissionError
         except BlockingIOError:  # many ask
             sock.close()

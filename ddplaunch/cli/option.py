@@ -27,6 +27,7 @@ class Option:
         default: str | None = None,
         envvar: str | None = None,
         is_flag: bool = False,
+        off: str | None = None,
         multiple: bool = False,
         rest: bool = False,
         completes: str | None = None,
@@ -36,6 +37,7 @@ class Option:
         Args:
             spellings: the longest last; behind it, without a dash, Python's name where that is another one.
             metavar: what the help calls its value; choices: the only values that it may have.
+            off: the spelling that says no, of a flag that is neither yes nor no where nobody says which.
             rest: whether it is the argument that takes all words that are left.
             completes: what a shell completes its value as: "file", "folder" or "any" path.
         """
@@ -44,7 +46,12 @@ class Option:
         self.spellings = spellings
         self.help, self.read, self.metavar, self.choices = help, read, metavar, choices
         self.default, self.envvar = default, envvar
+        self.off = off
         self.is_flag, self.multiple, self.rest, self.completes = is_flag, multiple, rest, completes
+
+    @property
+    def all_spellings(self) -> list[str]:
+        return [*self.opts, self.off] if self.off else self.opts
 
     @property
     def is_argument(self) -> bool:
@@ -53,4 +60,4 @@ class Option:
 
 def spellings(options: Iterable[Option]) -> dict[str, bool]:
     """Every spelling of every option, and whether it takes a value."""
-    return {name: not option.is_flag for option in options if not option.is_argument for name in option.opts}
+    return {name: not option.is_flag for option in options if not option.is_argument for name in option.all_spellings}

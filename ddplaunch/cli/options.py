@@ -37,7 +37,7 @@ SECTIONS = {
         "Several nodes by SSH": "--hosts --hostfile --include --exclude --env --remote-python",
         "Connections between nodes": "--control --control-port --join-timeout --heartbeat-timeout --allow-mismatch",
         "Elastic jobs (--nnodes 2:4)": "--join-window --max-membership-changes --grow",
-        "Starting ranks": "--backend --init-method --start --preload --role",
+        "Starting ranks": "--backend --init-method --start --preload --warm --role",
         "Stopping and restarting": "--grace --max-restarts --restart-backoff --min-uptime",
         "Time limits": "--timeout --stall-timeout --on-stall --straggler-timeout",
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
@@ -68,6 +68,10 @@ class Source(Enum):
 
 LOG_JSON = "DDPLAUNCH_LOG_JSON"
 """The variable that stands for ``--log-json``."""
+
+
+WARM = "DDPLAUNCH_WARM"
+"""The variable that stands for ``--warm``, or with 0 for ``--no-warm``."""
 
 
 def _option(spelling: str, help: str, read: Any = None, **how: Any) -> Any:
@@ -200,6 +204,12 @@ class Options:
     preload: str | None = _option(
         "--preload A,B",
         "Import these modules before forking; or auto: torch and what is proven safe; torch; none.  [default: auto]",
+    )
+    warm: bool | None = _flag(
+        "--warm",
+        "Keep what the zygote has imported for the next runs: 10 minutes, or [run] warm in your own ddplaunch.toml.",
+        off="--no-warm",
+        envvar=WARM,
     )
     role: str = _option("--role NAME", "ROLE_NAME of the ranks.", default="default")
     grace: float = _seconds("--grace", "30", "Time for ranks to stop, between SIGTERM and SIGKILL.")

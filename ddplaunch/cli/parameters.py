@@ -28,6 +28,8 @@ def _made(option: Option) -> click.Parameter:
     if option.is_argument:
         return click.Argument([option.name], nargs=-1 if option.rest else 1, type=kind)
     how: dict[str, Any] = {"help": option.help, "envvar": option.envvar}
+    if option.off:
+        return click.Option([f"{option.opts[-1]}/{option.off}"], is_flag=True, default=None, **how)
     if option.is_flag:
         return click.Option(option.spellings, is_flag=True, **how)
     if (read := option.read) is not None:

@@ -7,6 +7,7 @@ import sys
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli import over_ssh, show, sidecars
+from ddplaunch.cli.warmth import read_warmth
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def read_policy(options: Options, plan: Plan, shown: Shown, *, many_start: bool)
     from ddplaunch.target.target import Kind
 
     by_ssh = over_ssh.STARTED in os.environ
+    warm, cold = read_warmth(options)
     return Policy(
         preload=choose_preload(options, plan),
         show=shown,
@@ -54,6 +56,8 @@ def read_policy(options: Options, plan: Plan, shown: Shown, *, many_start: bool)
         colour=colour_wanted(),
         prefix=options.prefix,
         sidecars=sidecars.read(options) if plan.node_rank == 0 else (),
+        warm=warm,
+        cold=cold,
         live=options.ui and not why_no_view(options),
     )
 

@@ -49,7 +49,7 @@ def read(words: list[str]) -> tuple[Options, Remarks] | None:
 
 def _typed(words: tuple[str, ...]) -> dict[str, list[str]]:
     """The values typed of each option; of a flag, its spellings."""
-    by_spelling = {name: option for option in OPTIONS for name in option.opts}
+    by_spelling = {name: option for option in OPTIONS for name in option.all_spellings}
     typed: dict[str, list[str]] = {}
     rest = iter(words)
     for word in rest:
@@ -57,7 +57,7 @@ def _typed(words: tuple[str, ...]) -> dict[str, list[str]]:
         option = by_spelling.get(name)
         if option is None or (option.is_flag and equals):
             raise _NotPlainError
-        typed.setdefault(option.name, []).append(text if equals or option.is_flag else next(rest))
+        typed.setdefault(option.name, []).append(name if option.is_flag else text if equals else next(rest))
     return typed
 
 
@@ -66,8 +66,12 @@ def _value(option: Option, typed: list[str] | None) -> tuple[Any, Source]:
     variable = os.environ.get(option.envvar) if option.envvar else None
     if option.is_flag:
         if variable and not typed:
-            raise _NotPlainError  # click knows many words for yes and no
-        return bool(typed), Source.TYPED if typed else Source.DEFAULT
+            if variable not in ("0", "1"):
+                raise _NotPlainError  # click knows many words for yes and no
+            return variable == "1", Source.VARIABLE
+        if typed:
+            return typed[-1] != option.off, Source.TYPED
+        return None if option.off else False, Source.DEFAULT
     value: Any = None
     if option.multiple:
         value = tuple(typed or ())

@@ -21,7 +21,7 @@ def say_note(text: str, **fields: object) -> None:
 def echo(text: str, *, err: bool = False) -> None:
     """Write a text to stdout or stderr, with its colours only where they may be; click does what is not plain."""
     stream = sys.stderr if err else sys.stdout
-    if "\x1b" in text or stream.encoding.lower() != "utf-8":
+    if "\x1b" in text or (stream.encoding or "").lower() != "utf-8":
         import click
 
         click.echo(text, err=err, nl=False, color=None if colour_wanted() else False)

@@ -42,17 +42,22 @@ integer = number(int, -INFINITE, INFINITE, "a whole number")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 
 
+def as_seconds(text: str) -> float | None:
+    """Read a time; None where it is not one."""
+    value = decimal(text[:-1] if text[-1:] in _UNITS else text)
+    return None if value is None else value * _UNITS.get(text[-1:], 1)
+
+
 def duration(lowest: float, highest: float, expected: str) -> Read:
     """Read an option's value as seconds: "90", "2.5", or with a unit "90s", "10m", "2h", "1d"."""
 
     def read(option: Option, text: str | None) -> Any:
         if text is None:
             return None
-        unit = _UNITS.get(text[-1:], 1)
-        value = decimal(text[:-1] if text[-1:] in _UNITS else text)
-        if value is None or not lowest <= value * unit <= highest:
+        value = as_seconds(text)
+        if value is None or not lowest <= value <= highest:
             raise UsageError(f"{option.opts[-1]} {text}: expected {expected}")
-        return value * unit
+        return value
 
     return read
 
@@ -118,6 +123,9 @@ def commands(option: Option, texts: tuple[str, ...]) -> tuple[str, ...]:
 
 def as_typed(option: Option, value: Any) -> Iterator[str]:
     """The words of an option that was typed, from the value that was read."""
+    if option.off:
+        yield option.opts[-1] if value else option.off
+        return
     if option.is_flag:
         yield from [option.opts[-1]] * value  # a variable can say that it is not wanted
         return

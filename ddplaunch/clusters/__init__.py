@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.clusters.finding import Allocator, Finding
 
-__all__ = ["NAMES", "NONE", "find"]
+__all__ = ["NAMES", "NONE", "find", "sign"]
 
 _SIGNS = {
     # Who numbered this very process. torch's variables come last in a chain of launchers, so they are read first;
@@ -89,6 +89,11 @@ def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
         what = f"--cluster {only} does not match this process: it needs {' or '.join(_SIGNS[only])}"
         raise UsageError(what, "leave --cluster out to detect the system")
     return None
+
+
+def sign(environ: Mapping[str, str]) -> str | None:
+    """Name a variable that shows that a system started this process, or one above it; in doubt it did."""
+    return next((name for names in _SIGNS.values() for name in names if environ.get(name)), None)
 
 
 def _system(name: str) -> Allocator:

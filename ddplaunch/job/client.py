@@ -14,9 +14,9 @@ from ddplaunch.control.messages import Garbled
 from ddplaunch.control.wire import LENGTH, decode, encode
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError
 from ddplaunch.job.door import MAX_ANSWER, MAX_FOLLOWERS
-from ddplaunch.job.folder import peer_uid
 from ddplaunch.job.requests import Answer, Look, Looked, Over, Printed, Request, Show, Stop, Stopping, Tail, Wait
 from ddplaunch.job.status import Status
+from ddplaunch.sockets import peer_uid
 
 TIMEOUT = 10.0  # seconds in which a job must answer: its launcher may be suspended
 

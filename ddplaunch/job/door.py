@@ -12,8 +12,9 @@ import time
 from functools import partial
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.job.folder import listen, peer_uid, remove
+from ddplaunch.job.folder import listen, remove
 from ddplaunch.loop import Loop, Timer
+from ddplaunch.sockets import peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable

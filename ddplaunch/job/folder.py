@@ -5,33 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import stat
-import struct
 from contextlib import suppress
 
-MAX_PATH = 107  # bytes of a socket's path (unix(7))
+from ddplaunch.sockets import MAX_PATH, folders, is_private, listening
+
 MAX_NAME = 40  # bytes of the run id in a socket's name
-_PEER = struct.Struct("iII")  # of SO_PEERCRED: pid, uid, gid
 
 
 def candidates() -> list[str]:
     """Where the folder may be, the best place first; a client, whose variables may be others, looks in all."""
-    user = os.geteuid()
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    parents = [each for each in (runtime, f"/run/user/{user}") if os.path.isabs(each)]
-    return [*dict.fromkeys(os.path.join(each, "ddplaunch") for each in parents), f"/tmp/ddplaunch-{user}"]
-
-
-def is_private(folder: str) -> bool:
-    """Whether only this user can enter it or put another in its place; not where it is a link."""
-    try:
-        found, parent = os.lstat(folder), os.stat(os.path.dirname(folder))
-    except OSError:
-        return False
-    user = os.geteuid()
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o077
-    safe = bool(parent.st_mode & stat.S_ISVTX) or (parent.st_uid == user and not parent.st_mode & 0o022)
-    return ours and safe
+    return folders("ddplaunch")
 
 
 def listen(run_id: str) -> tuple[socket.socket, str] | tuple[None, None]:
@@ -48,23 +31,11 @@ def listen(run_id: str) -> tuple[socket.socket, str] | tuple[None, None]:
                 break
             try:
                 _alive(folder)
-                return _listening(path), path
+                return listening(path), path
             except OSError as error:
                 if error.errno != errno.ENOENT:
                     break
     return None, None
-
-
-def _listening(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    try:
-        os.fchmod(sock.fileno(), 0o600)
-        sock.bind(path)
-        sock.listen()
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 def remove(path: str) -> None:
@@ -77,12 +48,6 @@ def remove(path: str) -> None:
 def doors() -> list[str]:
     """The paths of all doors of this user on this machine."""
     return [path for folder in filter(is_private, candidates()) for path in _alive(folder)]
-
-
-def peer_uid(sock: socket.socket) -> int:
-    """The user of the process at the other end, as it was when it connected or began to listen."""
-    uid: int = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1]
-    return uid
 
 
 def _alive(folder: str) -> list[str]:

@@ -39,6 +39,7 @@ class Ready:
     because: str | None = None  # why nothing else could be
     excluded: tuple[tuple[str, str], ...] = ()  # what each rank imports itself, and why
     verdict: str | None = None  # the file that says so
+    cold: str | None = None  # why it did not come of a warm one, where that was asked for
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ Event = (
 )
 
 RECORDS: Mapping[type, tuple[str, str]] = {
-    Ready: ("ready", "forks unsafe seconds modules because excluded verdict"),
+    Ready: ("ready", "forks unsafe seconds modules because excluded verdict cold"),
     Started: ("started", "rank pid attempt"),
     FailedToStart: ("failed_to_start", "rank errno attempt"),
     Finished: ("finished", "rank"),

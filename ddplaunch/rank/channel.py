@@ -13,22 +13,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddplaunch.rank.messages import FromZygote, ToZygote
+    from ddplaunch.rank.messages import FromWarm, FromZygote, ToWarm, ToZygote
 
 HEADER = struct.Struct("!I")
 MAX_DESCRIPTORS = 16
 
 
-def pack(message: ToZygote | FromZygote) -> bytes:
+def pack(message: ToZygote | FromZygote | ToWarm | FromWarm) -> bytes:
     body = json.dumps(message).encode()
     return HEADER.pack(len(body)) + body
 
 
-def send(sock: socket.socket, message: FromZygote, fds: Sequence[int] = ()) -> None:
+def send(sock: socket.socket, message: FromZygote | ToWarm | FromWarm, fds: Sequence[int] = ()) -> None:
     """Send one message; the receiver gets duplicates of ``fds``, in order."""
     data = pack(message)
     sent = socket.send_fds(sock, [data], list(fds)) if fds else 0
-    sock.sendall(data[sent:])
+    if sent < len(data):  # to send nothing fails, too, where the other end has read all and closed
+        sock.sendall(data[sent:])
 
 
 def receive(sock: socket.socket) -> tuple[ToZygote, list[int]]:

@@ -27,6 +27,7 @@ class Leftovers:
     """Notes, while it is entered, what is registered to remove files."""
 
     def __init__(self) -> None:
+        self.kept = False  # whether other runs share what is here: then the warm zygote removes it, at its end
         self._register = atexit.register
         self._functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]] = []
         self._finalizers: list[Any] = []
@@ -57,7 +58,7 @@ class Leftovers:
 
     def remove(self) -> None:
         """In the zygote, when no rank is left."""
-        if not (self._functions or self._finalizers):
+        if self.kept or not (self._functions or self._finalizers):
             return
         pid = os.fork()  # one that takes too long ends alone
         if pid:

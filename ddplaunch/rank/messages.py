@@ -12,6 +12,15 @@ Usage = tuple[int, float, float]
 the largest of them had at most, seconds of CPU time in their own code, and in the kernel."""
 
 
+class Place(TypedDict):
+    """Where a warm zygote is kept; the descriptors are of its own."""
+
+    listening: int  # where launchers ask it for runs
+    path: str  # of that socket
+    leader: int  # a pidfd of the session's leader, with whom it ends
+    seconds: float  # for which it stays when no run needs it
+
+
 class Config(TypedDict):
     """What a zygote is started with, as ``ZygoteClient`` has it."""
 
@@ -26,6 +35,8 @@ class Config(TypedDict):
     shielded: list[int]
     failed: str | None  # why it has started over with its fallback
     unsafe: str | None  # why it has started over without forking, or is not to fork
+    warm: Place | None  # of one that stays for other runs
+    guarded: bool  # whether a guardian stands between it and the launcher, and it shares its modules with other runs
 
 
 class _Rank(TypedDict):
@@ -102,6 +113,7 @@ class Ready(TypedDict):
     failed: str | None
     unsafe: str | None
     seconds: float
+    pid: int  # with a pidfd, where it is not the launcher's child
 
 
 class Refused(TypedDict):
@@ -135,5 +147,59 @@ class Swept(TypedDict):
     stuck: list[str]
 
 
+class Order(TypedDict):
+    """The run that a launcher wants a zygote for: in a file in memory, as variables may be long."""
+
+    config: Config
+    environment: dict[str, str]
+    fingerprint: dict[str, str]
+    descriptors: list[int]  # the numbers that those of the launcher are to have: 0, 1, 2, and what else it hands on
+
+
+class Run(TypedDict):
+    """Fork a zygote; with the order, its control socket, one to tell the end by, and ``descriptors``."""
+
+    op: Literal["run"]
+
+
+class Look(TypedDict):
+    op: Literal["look"]
+
+
+class StopKeeping(TypedDict):
+    """Leave; after the runs that there are."""
+
+    op: Literal["stop"]
+
+
+class Looked(TypedDict):
+    op: Literal["looked"]
+    pid: int
+    began: float  # seconds since the epoch
+    left: float | None  # seconds until it leaves; None while a run needs it
+    running: int
+    served: int  # runs, those that have ended too
+    modules: list[str]
+    folder: str  # where it was started, and its runs are
+    ending: bool
+
+
+class Declined(TypedDict):
+    """A warm zygote does not fork a zygote for this run."""
+
+    op: Literal["declined"]
+    reason: str
+
+
+class Ended(TypedDict):
+    """A guardian has nothing left of its run."""
+
+    op: Literal["ended"]
+    status: int  # how the run's zygote ended, as wait(2) has it
+    stuck: list[str]
+
+
 ToZygote = Spawn | Sweep | Remove
 FromZygote = Ready | Refused | Spawned | Unborn | Exited | Swept
+ToWarm = Run | Look | StopKeeping
+FromWarm = Looked | Declined | Ended

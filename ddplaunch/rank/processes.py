@@ -43,6 +43,25 @@ def adopt_orphans() -> None:
         _prctl(_CHILD_SUBREAPER, 1)
 
 
+def retitle(title: str) -> None:
+    """Have ``ps`` show the user's command: written over our own argument area, as setproctitle does (proc(5), cmdline).
+
+    The launcher padded our command line so that there is room. Where the last byte is no NUL the kernel takes the
+    text up to the first one.
+    """
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end
+        room = end - start - 2
+        text = title.encode(errors="replace")[:room]
+        import ctypes
+
+        ctypes.memmove(start, text + b"\0" * (end - start - 1 - len(text)) + b" ", end - start)
+    except Exception:
+        pass  # the name in ps is a courtesy
+
+
 def children() -> list[int]:
     """Return the pids of our own children; empty where the system does not tell."""
     try:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-    from ddplaunch.rank import channel, leftovers, preloading, processes, repairs, worker
+    from ddplaunch.rank import channel, leftovers, preloading, processes, repairs, warm, worker
     from ddplaunch.rank.messages import Config, FromZygote, Python, RankJob, Ready, Spawn, Usage
 else:
     from importlib.util import module_from_spec, spec_from_file_location
@@ -58,20 +58,28 @@ def main() -> tuple[Python, dict[str, int]]:
     for number in config["shielded"]:  # Slurm sends its warning to every process of a step (docs/preemption.md)
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, config["shielded"])
-    # While torch loads nobody listens to the socket, so the kernel watches the supervisor; later we clean up ourselves.
-    processes.die_with_parent(signal.SIGKILL)
-    if os.getppid() != config["supervisor"]:
-        os._exit(1)
+    kept = _keep(config, control) if config["warm"] else None
+    if kept is None:
+        # While torch loads nobody listens to the socket, so the kernel watches the supervisor; later we clean up.
+        processes.die_with_parent(signal.SIGKILL)
+        if os.getppid() != config["supervisor"]:
+            os._exit(1)
     processes.adopt_orphans()
     began = time.monotonic()
     left = leftovers.Leftovers()
-    with left:
+    with kept.origins if kept else left, left:
         refused, failed = preloading.load(config)
     if refused:
         left.remove()
         channel.send(control, {"op": "refused", "message": refused})
         os._exit(0)
     unsafe = preloading.why_unsafe(config, failed, _shadowed(config["first"]))
+    gc.freeze()
+    if kept:
+        control, config = kept.serve(not unsafe, _shadowed, left)  # a fork returns, for each run
+        left.kept = True
+        if kept.served:
+            began = time.monotonic()
     if unsafe:
         # Start over with an empty interpreter, which then imports less or execs every rank: same process, same socket.
         fresh: Config = {**config, "modules": config["fallback"], "fallback": [], "failed": unsafe}
@@ -79,22 +87,35 @@ def main() -> tuple[Python, dict[str, int]]:
             fresh = {**fresh, "forks": False, "failed": config["failed"], "unsafe": unsafe}
         control.set_inheritable(True)
         left.remove()
-        os.execv(sys.executable, [sys.executable, __file__, sys.argv[1], json.dumps(fresh), *sys.argv[3:]])
-    seconds = time.monotonic() - began
+        words = [sys.executable, __file__, str(control.fileno()), json.dumps(fresh), *sys.argv[3:]]
+        os.execv(sys.executable, words)
     ready: Ready = {
         "op": "ready",
         "forks": config["forks"],
         "failed": config["failed"],
         "unsafe": config["unsafe"],
-        "seconds": seconds,
+        "seconds": time.monotonic() - began,
+        "pid": os.getpid(),
     }
+    pidfds = [os.pidfd_open(os.getpid())] if config["guarded"] else []
     try:
-        channel.send(control, ready)
+        channel.send(control, ready, pidfds)
     except OSError:  # nobody is there to hear it
         os._exit(1)
-    gc.freeze()
-    processes.die_with_parent(0)
+    for fd in pidfds:
+        os.close(fd)
+    if not config["guarded"]:
+        processes.die_with_parent(0)
     return Zygote(control, config, left).serve()
+
+
+def _keep(config: Config, first: socket.socket) -> warm.Warm:
+    """Become one that stays for other runs; the first one's order is in ``first``."""
+    module = worker.sibling("warm")
+    module.use(worker.sibling)
+    processes.retitle("ddplaunch: warm zygote")
+    kept: warm.Warm = module.Warm(config, config["warm"], first, DEAF, worker)
+    return kept
 
 
 def _shadowed(folder: str) -> str | None:
@@ -118,6 +139,7 @@ class Zygote:
         self.poll.register(self.control, select.POLLIN)
         self.poll.register(self.woken, select.POLLIN)
         self.inherited = {number: signal.signal(number, _nothing) for number in (signal.SIGCHLD, *DEAF)}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)  # a warm zygote forks us with these blocked
 
     def serve(self) -> tuple[Python, dict[str, int]]:
         if os.getppid() != self.config["supervisor"]:
@@ -216,7 +238,7 @@ class Zygote:
             self.left.pass_over()
             os.environ.update(job["env"])
             repairs.apply()
-            _retitle(job["title"])
+            processes.retitle(job["title"])
             gc.enable()
         except BaseException as error:
             os.write(2, f"ddplaunch: rank {job['rank']} could not start: {error}\n".encode())
@@ -306,25 +328,6 @@ def _remove(path: str) -> None:
         import shutil
 
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _retitle(title: str) -> None:
-    """Have ``ps`` show the user's command: written over our own argument area, as setproctitle does (proc(5), cmdline).
-
-    The supervisor padded our command line so that there is room. Where the last byte is no NUL the kernel takes the
-    text up to the first one.
-    """
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end
-        room = end - start - 2
-        text = title.encode(errors="replace")[:room]
-        import ctypes
-
-        ctypes.memmove(start, text + b"\0" * (end - start - 1 - len(text)) + b" ", end - start)
-    except Exception:
-        pass  # the name in ps is a courtesy
 
 
 if __name__ == "__main__":

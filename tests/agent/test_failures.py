@@ -10,7 +10,7 @@ import pytest
 from ddplaunch.agent.post_mortem import last_lines
 from ddplaunch.control.failure import Failure, describe_end, judge
 from tests.conftest import PROGRAMS, write
-from tests.starts import EXEC, FORKED, LIGHT
+from tests.starts import EXEC, FORKED, LIGHT, WARM
 
 FAILS = PROGRAMS / "fails.py"
 
@@ -142,6 +142,7 @@ def _memory_cgroup() -> Path | None:
     return root if os.access(root, os.W_OK) and (root / "memory.limit_in_bytes").exists() else None
 
 
+@pytest.mark.skipif(WARM, reason="a warm zygote stays in the cgroup, which then cannot be removed")
 @pytest.mark.skipif(
     _memory_cgroup() is None, reason="needs a writable cgroup v1 memory controller to run out of memory"
 )

@@ -10,7 +10,7 @@ import pytest
 from ddplaunch.control.restarts import CRASH_LOOP, MAX_BACKOFF, Restarts
 from ddplaunch.control.rules import Rules
 from tests.conftest import PROGRAMS, wait_until
-from tests.starts import EXEC, FORKED, LIGHT
+from tests.starts import EXEC, FORKED, LIGHT, WARM
 
 FAILS = PROGRAMS / "fails.py"
 
@@ -88,7 +88,7 @@ def test_descendants_of_one_attempt_do_not_live_into_the_next(start, tmp_path):
     )
     job = start("run", *LIGHT, "--nproc", "2", "--max-restarts", "1", script)
     job.wait_for("second", 2)
-    assert len(job.left()) == 4  # launcher, zygote and two ranks
+    assert len(job.left()) == 4 + WARM  # launcher, zygote and two ranks; a guardian
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
 

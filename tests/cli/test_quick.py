@@ -117,7 +117,8 @@ def folder(tmp_path, monkeypatch):
         ({}, True),
         ({"DDPLAUNCH_TOKEN": "s", "DDPLAUNCH_PREFIX": "{rank}", "DDPLAUNCH_LOG_JSON": ""}, True),
         ({"DDPLAUNCH_TOKEN": "", "DDPLAUNCH_PREFIX": "{nothing}"}, False),
-        ({"DDPLAUNCH_LOG_JSON": "1"}, False),
+        ({"DDPLAUNCH_LOG_JSON": "1", "DDPLAUNCH_WARM": "0"}, True),
+        ({"DDPLAUNCH_LOG_JSON": "yes"}, False),
         ({"PET_NPROC_PER_NODE": "3", "PET_MAX_RESTARTS": "1"}, True),
     ],
 )

@@ -111,7 +111,8 @@ DEVICES = {
 
 EVENTS = {
     "ready": "the zygote is: are ranks forked from it, why not, how long its imports took, in seconds; "
-    "what it has imported, why no more, what each rank imports itself and why, the file that says so",
+    "what it has imported, why no more, what each rank imports itself and why, the file that says so; "
+    "why it is not a warm one, where that was asked for",
     "started": "a rank has its process",
     "failed_to_start": "a rank has no process; why, as a number of `errno`",
     "finished": "rank 0's program has ended well; its process stays, for the store",

@@ -10,6 +10,7 @@ OF_DDPLAUNCH = {
     "DDPLAUNCH_TOKEN": "read: `--token`, kept out of `ps`; no rank has it",
     "DDPLAUNCH_LOG_JSON": "read: `1` is `--log-json`",
     "DDPLAUNCH_PREFIX": "read: `--prefix`",
+    "DDPLAUNCH_WARM": "read: `1` is `--warm`, `0` is `--no-warm`",
     "DDPLAUNCH_NNODES": "read in a pod of an indexed Job, where `ddplaunch manifest` sets it: `--nnodes`",
     "DDPLAUNCH_OVER_SSH": "set for launchers that `--hosts` starts, which come at the same time; no rank has it",
     "DDPLAUNCH_REQUEUE_FILE": "read, where `submit --requeue` sets it: the mark to leave when the job made room; "
@@ -95,8 +96,17 @@ READ = {
 
 NO_VARIABLES = {
     *("DEFAULT_MAP", "F_SETPIPE_SZ", "PCI_BUS_ID", "BOOT_FAIL", "NODE_FAIL", "OUT_OF_MEMORY"),
-    *("TYPE_CHECKING", "CLOCK_BOOTTIME", "SC_CLK_TCK", "SC_PAGE_SIZE", "SC_OPEN_MAX"),
-    *("GLOO_", "NCCL_", "TORCH_", "PET_", "SLURM_", "SRUN_"),
+    *(
+        "TYPE_CHECKING",
+        "CLOCK_BOOTTIME",
+        "SC_CLK_TCK",
+        "SC_PAGE_SIZE",
+        "SC_OPEN_MAX",
+        "USER_SITE",
+        "SESSION_ID",
+        "TOKENIZERS_PARALLELISM",
+    ),
+    *("GLOO_", "NCCL_", "TORCH_", "PET_", "SLURM_", "SRUN_", "SSH_", "DDPLAUNCH_"),
     *("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"),  # of an outer job's, left for sbatch
 }
 """What looks like one in the source: other names, and beginnings of names."""

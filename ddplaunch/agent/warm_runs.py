@@ -1,0 +1,160 @@
+"""Gets a run its zygotes from a warm one, which it starts where there is none."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.agent import limits
+from ddplaunch.agent.zygote_process import PROGRAM, Starting, WarmZygote, start
+from ddplaunch.rank.channel import MAX_DESCRIPTORS
+from ddplaunch.warm import asking, place
+from ddplaunch.warm.fingerprint import fingerprint, short
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from ddplaunch.rank.messages import Config, Order
+
+_ROOM = 4096  # bytes for the command line of any rank to come
+_MAX_HANDED_ON = MAX_DESCRIPTORS - 3
+
+
+class WarmRuns:
+    def __init__(self, seconds: float) -> None:
+        """``seconds``: how long a warm zygote that we start stays while no run needs it."""
+        self._seconds = seconds
+        self._first = True
+        self.cold: str | None = None  # why the last zygote was started as if there were none
+
+    def zygote(self, config: Config, environment: Mapping[str, str]) -> tuple[WarmZygote, socket.socket] | None:
+        """Return a zygote and our end of its socket, None where one has to be started in the usual way.
+
+        Only the first may come of a warm zygote that we start ourselves, as later we adopt orphans.
+        """
+        first, self._first = self._first, False
+        if self._is_unfit(config):
+            return None
+        (ours, theirs), (line, its) = socket.socketpair(), socket.socketpair()
+        found: WarmZygote | None = None
+        try:
+            with limits.as_found():
+                known = fingerprint(PROGRAM, config, environment)
+            path = os.path.join(place.folder(), short(known))
+            order: Order = {
+                "config": {**config, "guarded": True},
+                "environment": dict(environment),
+                "fingerprint": dict(known),
+                "descriptors": asking.handed_on(),
+            }
+            if (there := place.connect(path)) is not None:
+                with there:
+                    asking.send(there, order, theirs, its)
+                theirs.close()
+                its.close()
+                found = self._answered(ours, line)
+            elif first:
+                found = WarmZygote(line, self._start(path, config, order, environment, theirs, its))
+            else:
+                self.cold = "the warm zygote has gone"
+        except (OSError, KeyError) as error:
+            self.cold = f"no warm zygote can be asked: {error}"
+        finally:
+            theirs.close()
+            its.close()
+            if found is None:  # a late answer will find closed sockets
+                ours.close()
+                line.close()
+        return (found, ours) if found else None
+
+    def _is_unfit(self, config: Config) -> bool:
+        """Whether this run needs what no warm zygote can give."""
+        self.cold = None
+        if not config["modules"]:
+            self.cold = "nothing is imported for all ranks" if config["forks"] else "each rank is a new interpreter"
+        elif config["asked"]:
+            self.cold = f"what --preload names is not kept: {','.join(config['asked'])}"
+        elif not hasattr(os, "pidfd_open") or not hasattr(os, "memfd_create"):
+            self.cold = "this Python or this system has no pidfds"
+        elif len(asking.handed_on()) > _MAX_HANDED_ON:
+            self.cold = "ranks are to have many descriptors"
+        else:
+            return False
+        return True
+
+    def _answered(self, ours: socket.socket, line: socket.socket) -> WarmZygote | None:
+        if asking.is_heard(ours):
+            return WarmZygote(line, None)
+        said = asking.receive(line, 0)
+        self.cold = said["reason"] if said and said["op"] == "declined" else "the warm zygote was busy"
+        return None
+
+    def _start(
+        self,
+        path: str,
+        config: Config,
+        order: Order,
+        environment: Mapping[str, str],
+        theirs: socket.socket,
+        its: socket.socket,
+    ) -> Starting:
+        """Start a warm zygote, with our order waiting for it; it is nobody's child whom we know.
+
+        Raises:
+            OSError: it cannot be started, or another launcher does so.
+        """
+        listening = place.claim(path)
+        ours, end = socket.socketpair()
+        fds: list[int] = []
+        try:
+            asking.send(ours, order, theirs, its)
+            fds.append(leader := os.pidfd_open(_leader()))
+            fds.append(nothing := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            fds += [printed := os.memfd_create("stdout"), complaints := os.memfd_create("stderr")]
+            kept: Config = {
+                **config,
+                "warm": {
+                    "listening": listening.fileno(),
+                    "path": path,
+                    "leader": leader,
+                    "seconds": self._seconds,
+                },
+            }
+            for fd in (listening.fileno(), leader):
+                os.set_inheritable(fd, True)
+            middle = os.fork()
+            if middle == 0:
+                for fd in order["descriptors"][3:]:
+                    os.set_inheritable(fd, False)
+                _hand_on(kept, end, environment, (nothing, printed, complaints))
+            os.waitpid(middle, 0)
+            pid, pidfds, _, _ = socket.recv_fds(ours, 16, 1)
+            return Starting(int(pid), pidfds[0], ours, path)
+        except OSError:
+            ours.close()
+            with suppress(OSError):
+                os.unlink(path)
+            raise
+        finally:
+            listening.close()
+            end.close()
+            for fd in fds:
+                os.close(fd)
+
+
+def _leader() -> int:
+    """The process with whose end people have logged out: it leads our session, or that of who gave us one."""
+    session = os.getsid(0)
+    return os.getsid(os.getppid()) if session == os.getpid() else session
+
+
+def _hand_on(config: Config, end: socket.socket, environment: Mapping[str, str], streams: Sequence[int]) -> NoReturn:
+    """In a fork that nobody knows of afterwards: start a warm zygote, and tell its parent's parent which it is."""
+    try:
+        pid = start(config, end, environment, _ROOM, streams)
+        socket.send_fds(end, [str(pid).encode()], [os.pidfd_open(pid)])
+    finally:
+        os._exit(0)

@@ -1,0 +1,130 @@
+"""The files that a warm zygote was made from, and whether one of them has changed since: stats only, no reading.
+
+Folders of the user's own, by PYTHONPATH or an editable install, change with every edit. Of these, a new file counts
+only where it takes the place of a module that we have loaded, or of one that we looked for in vain.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    Found = tuple[int, int, int, int] | None
+
+_SYSTEM = (
+    *("/etc/ld.so.cache", "/etc/ld.so.preload", "/etc/localtime", "/usr/lib/locale/locale-archive"),
+    *("/usr/lib/locale", "/etc/timezone"),
+)
+_TICK = 20_000_000  # nanoseconds by which a file's time may be behind the clock
+
+
+class Origins:
+    """Notes, while it is entered, which modules are looked for in vain; ``record`` notes all files afterwards."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker  # the file beside this one, as the zygote has loaded it
+        self._began = time.time_ns() - _TICK
+        self._missing = set[str]()
+        self._found: dict[str, Found] = {}
+        self._own: list[str] = []  # folders of the user's
+
+    def __enter__(self) -> None:
+        sys.meta_path.append(self)
+
+    def __exit__(self, *error: object) -> None:
+        sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> None:
+        if path is None:
+            self._missing.add(name)
+
+    def record(self, beside: str) -> str | None:
+        """Note what is there; return what changed while it was read. ``beside`` is the folder of our own files."""
+        homes = [os.path.realpath(each) for each in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
+        homes += [sys.modules["site"].USER_SITE] if getattr(sys.modules.get("site"), "USER_SITE", None) else []
+        folders = [path for path in sys.path if os.path.isdir(path)]
+        installed = [path for path in folders if any(_is_below(os.path.realpath(path), home) for home in homes)]
+        self._own = [path for path in folders if path not in installed]
+        paths = {*_SYSTEM, *_mapped(), *_modules(), *sys.path, sys.executable, os.path.realpath(sys.executable)}
+        paths |= {os.path.join(sys.prefix, "pyvenv.cfg"), *_entries(beside, (".py",))}
+        for path in folders:
+            paths.update(_entries(path, (".pth", ".dist-info", ".egg-info", ".egg-link")))
+        self._found = {path: _stat(path) for path in paths if path not in self._own}
+        for path in self._found:
+            if self._is_new(path):
+                return path
+        return None
+
+    def _is_new(self, path: str) -> bool:
+        try:
+            found = os.stat(path)
+        except OSError:
+            return False
+        return not os.path.isdir(path) and found.st_ctime_ns >= self._began
+
+    def changed(self) -> str | None:
+        """Name a file that is not what it was, or that an import would find now."""
+        for path, found in self._found.items():
+            if _stat(path) != found:
+                return path
+        for folder in self._own:
+            for name in self._worker.importable(folder):
+                loaded = sys.modules.get(name)
+                if name in self._missing or (loaded is not None and self._precedes(folder, loaded)):
+                    return os.path.join(folder, name)
+        return None
+
+    def _precedes(self, folder: str, module: Any) -> bool:
+        """Whether ``folder`` comes before the one that a module of this name was loaded from."""
+        for each in sys.path:
+            if self._worker.is_from(module, each):
+                return False
+            if each == folder:
+                return True
+        return False
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def _stat(path: str) -> Found:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _entries(folder: str, ends: tuple[str, ...]) -> Iterator[str]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    yield from (os.path.join(folder, name) for name in names if name.endswith(ends))
+
+
+def _modules() -> Iterator[str]:
+    """The files of all modules, and the folders of all packages."""
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {})
+        path = names.get("__file__")
+        if isinstance(path, str) and os.path.isabs(path):
+            yield path
+            if "__path__" in names:
+                yield os.path.dirname(path)
+
+
+def _mapped() -> Iterator[str]:
+    """The files that are mapped into our memory, shared objects mostly; one that is deleted is no file any more."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            path = line.rstrip("\n").split(maxsplit=5)[5:]
+            if path and path[0].startswith("/") and not path[0].startswith(("/dev/", "/memfd:", "/SYSV")):
+                yield path[0]

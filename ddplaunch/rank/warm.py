@@ -1,0 +1,373 @@
+"""A warm zygote: it has imported what several runs need, stays between them, and forks a zygote for each.
+
+It has no parent that waits for it and holds nothing of a launcher's. It leaves by itself: when its time is over, at the
+end of the session that it was started from, when memory gets short, and when anything that it was made from has
+changed. Each run gets a guardian, forked from here, and that forks the run's zygote, which serves as any other does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, NoReturn
+
+    from ddplaunch.rank import channel, guardian, inheritance, leftovers, origins, processes
+    from ddplaunch.rank.messages import Config, Looked, Order, Place, ToWarm
+
+    Born = tuple[socket.socket, Config]
+    """What a run's zygote is to serve."""
+
+_PATIENCE = 1.0  # seconds for whoever has connected to say what they want
+_SCARCE = 0.1  # of all memory: with less of it available nothing is kept
+_PRESSURE = b"some 150000 2000000\0"  # 0.15 of 2 s lost for want of memory: a trigger that any user may have (psi.rst)
+_ENDING = (signal.SIGTERM, signal.SIGHUP)  # what logging out sends
+_PEER = struct.Struct("iII")  # of SO_PEERCRED: pid, uid, gid
+_F_GETFL, _F_SETFL, _F_SETOWN, _F_DUPFD_CLOEXEC = 3, 4, 8, 1030  # fcntl(2); the module of that name might be the user's
+
+
+def use(sibling: Callable[[str], Any]) -> None:
+    """Load the files beside this one that it needs, as ``worker.sibling`` does."""
+    for name in ("channel", "guardian", "inheritance", "origins", "processes"):
+        globals()[name] = sibling(name)
+
+
+class Warm:
+    """One warm zygote, from before its imports to its end."""
+
+    def __init__(self, config: Config, place: Place, first: socket.socket, deaf: Sequence[int], worker: Any) -> None:
+        """``first`` is where the first run waits; ``deaf`` are the signals that are for launchers to hear."""
+        self.path, self.seconds, self.modules = place["path"], place["seconds"], config["modules"]
+        self.first, self.deaf = first, deaf
+        self.inherited = inheritance.inheritance()
+        ours = sum(1 << (number - 1) for number in config["shielded"])  # as we ignore them already
+        self.inherited["SigIgn"] = f"{int(self.inherited['SigIgn'], 16) & ~ours:016x}"
+        self.before = dict(os.environ)
+        self.handlers: dict[int, Any] = {signal.SIGIO: signal.signal(signal.SIGIO, signal.SIG_DFL)}
+        _end_with(first, True)
+        self.listening = socket.socket(fileno=place["listening"])
+        self.listening.setblocking(False)
+        self.leader = place["leader"]
+        for fd in (self.first.fileno(), self.listening.fileno(), self.leader):
+            os.set_inheritable(fd, False)
+        self.socket_file = _identity(self.path)
+        self.origins = origins.Origins(worker)
+        self.guardians: dict[int, socket.socket] = {}  # pid to what tells the launcher that all of a run is gone
+        self.fingerprint: dict[str, str] | None = None  # of the first run
+        self.caught = {1: b"", 2: b""}
+        self.ending = False
+        self.served = 0
+        self.began = time.time()
+
+    def serve(self, fit: bool, shadowed: Callable[[str], str | None], left: leftovers.Leftovers) -> Born:
+        """Serve runs until the end; return only in forks, each of which is to be a run's zygote.
+
+        ``fit``: other runs than the first can use this process too. ``shadowed`` names a file in a run's folder that
+        has the name of a module which is loaded.
+        """
+        self.shadowed, self.left = shadowed, left
+        after = dict(os.environ)
+        self.written = {name: value for name, value in after.items() if self.before.get(name) != value}
+        self.unset = [name for name in self.before if name not in after]
+        changed = self.origins.record(os.path.dirname(os.path.abspath(__file__)))
+        self.woken, self.wake = os.pipe()
+        os.set_blocking(self.woken, False)
+        os.set_blocking(self.wake, False)
+        signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
+        self.handlers |= {number: signal.signal(number, _nothing) for number in (signal.SIGCHLD, *self.deaf)}
+        self.pressure = _watch_pressure()
+        self.poll = select.poll()
+        self.poll.register(self.woken, select.POLLIN)
+        self.poll.register(self.listening, select.POLLIN)
+        self.poll.register(self.leader, select.POLLIN)
+        if self.pressure is not None:
+            self.poll.register(self.pressure, select.POLLPRI)
+        self.idle_since = time.monotonic()
+        _end_with(self.first, False)
+        if not fit or changed or self.printed():
+            self.end()
+        born = self.hear(self.first)
+        while born is None:
+            if not self.guardians and (self.ending or self.seconds_left() <= 0):
+                self.leave()
+            wait = None if self.guardians else self.seconds_left() * 1000 + 1
+            ready = {fd for fd, _ in self.poll.poll(wait)}
+            if self.woken in ready:
+                self.reap()
+            if self.leader in ready or (self.pressure is not None and self.pressure in ready):
+                self.end()
+            if not self.ending and self.listening.fileno() in ready:
+                born = self.accept()
+        return born
+
+    def seconds_left(self) -> float:
+        return self.seconds - (time.monotonic() - self.idle_since)
+
+    def reap(self) -> None:
+        try:
+            if not set(_ENDING).isdisjoint(os.read(self.woken, 4096)):
+                self.end()
+        except BlockingIOError:
+            pass
+        ended = processes.reap()
+        while ended:
+            pid, status, _ = ended.pop()
+            if line := self.guardians.pop(pid, None):
+                if status:  # it was killed, and what it guarded is ours now
+                    ended += processes.kill_all_below(os.getpid(), spare=self.guardians.__contains__)[1]
+                line.close()
+                self.idle_since = time.monotonic()
+
+    def accept(self) -> Born | None:
+        try:
+            return self.hear(self.listening.accept()[0])
+        except OSError:  # whoever it was has gone
+            return None
+
+    def hear(self, asking: socket.socket) -> Born | None:
+        """Do what somebody asks for; where that is a run, return in its zygote what this is to serve."""
+        asking.settimeout(_PATIENCE)
+        self.asking = asking
+        fds: list[int] = []
+        try:
+            if _PEER.unpack(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1] != os.geteuid():
+                return None
+            received: Any = channel.receive(asking)
+            request: ToWarm = received[0]
+            fds = received[1]
+            if request["op"] == "run":
+                return self.run(fds)
+            if request["op"] == "stop":
+                self.end()
+            channel.send(asking, self.look())
+        except (OSError, EOFError, ValueError, KeyError):  # it has gone, or is of another version
+            pass
+        finally:
+            asking.close()
+            for fd in fds:
+                os.close(fd)
+        return None
+
+    def look(self) -> Looked:
+        return {
+            "op": "looked",
+            "pid": os.getpid(),
+            "began": self.began,
+            "left": None if self.guardians else max(0.0, self.seconds_left()),
+            "running": len(self.guardians),
+            "served": self.served,
+            "modules": self.modules,
+            "folder": self.inherited["folder"],
+            "ending": self.ending,
+        }
+
+    def run(self, fds: list[int]) -> Born | None:
+        """Fork the guardian of a run, from that its zygote, and return in the zygote."""
+        line = socket.socket(fileno=os.dup(fds[2]))
+        with os.fdopen(os.dup(fds[0]), "rb") as body:
+            body.seek(0)
+            order: Order = json.loads(body.read())
+        first = self.fingerprint is None
+        self.fingerprint = self.fingerprint or order["fingerprint"]
+        why = self.why_not(order)
+        if why and not first:
+            channel.send(line, {"op": "declined", "reason": why})
+            line.close()
+            return None
+        if why:
+            self.end()
+        signal.pthread_sigmask(signal.SIG_BLOCK, self.deaf)
+        try:
+            pid = os.fork()
+        except OSError:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.deaf)
+            raise  # as if we had not answered
+        if pid == 0:
+            return self.become(order, line, fds)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.deaf)
+        self.guardians[pid] = line
+        self.served += 1
+        return None
+
+    def why_not(self, order: Order) -> str | None:
+        """Say why a run cannot be forked from here; where that is not the run's doing, keep nothing any longer."""
+        if order["fingerprint"] != self.fingerprint:
+            return "another run's warm zygote answered"
+        if shadow := self.shadowed(order["config"]["first"]):
+            return f"{os.path.join(order['config']['first'], shadow)} has the name of a module that is imported already"
+        try:
+            now = {**inheritance.inheritance(), "SigIgn": self.inherited["SigIgn"]}
+        except OSError as error:
+            now = {"folder": error.strerror or ""}
+        differs = sorted(name for name, value in now.items() if self.fingerprint.get(f"inherited {name}") != value)
+        what = ", ".join(differs) or self.origins.changed()
+        why = f"what the warm zygote was made from has changed: {what}" if what else None
+        if why is None and _scarce():
+            why = "memory is short"
+        if why:
+            self.end()
+        return why
+
+    def become(self, order: Order, line: socket.socket, fds: list[int]) -> Born:
+        """In the fork: be the guardian, and return in the zygote that it forks."""
+        try:
+            signal.set_wakeup_fd(-1)
+            for each in (self.listening, *self.guardians.values()):
+                each.close()
+            for fd in (self.woken, self.wake, self.leader, self.pressure):
+                if fd is not None:
+                    os.close(fd)
+            os.setsid()
+            processes.adopt_orphans()
+            guarding = os.getpid()
+            processes.retitle("ddplaunch: guardian of a run")
+            zygote = os.fork()
+            if zygote:
+                self.asking.close()
+                for fd in fds:
+                    os.close(fd)
+                for number in (1, 2):
+                    os.dup2(0, number)
+                guardian.guard(line, zygote, channel, processes)
+            line.close()
+            os.setsid()
+            processes.retitle(f"{sys.executable} {os.path.join(os.path.dirname(__file__), 'zygote.py')}")
+            processes.die_with_parent(signal.SIGKILL)
+            if os.getppid() != guarding:
+                os._exit(1)
+            processes.adopt_orphans()
+            for number, handler in self.handlers.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            control = self.take(fds, order["descriptors"])
+            for number, text in self.caught.items():
+                _write(number, text)
+            os.environ.clear()
+            os.environ.update(order["environment"])
+            os.environ.update(self.written)
+            for name in self.unset:
+                os.environ.pop(name, None)
+            return control, {**order["config"], "supervisor": guarding, "guarded": True}
+        except BaseException:
+            os._exit(1)
+
+    def take(self, fds: list[int], numbers: list[int]) -> socket.socket:
+        """In a run's zygote: give the launcher's descriptors their ``numbers``; return the control socket."""
+        high = max(numbers) + 1  # out of the way of them all
+        control, *given = (_duplicate(fd, high) for fd in (fds[1], *fds[3:]))
+        self.asking.close()
+        while fds:
+            os.close(fds.pop())
+        if any(map(_is_open, numbers[3:])):  # a module that we have imported keeps a file open there
+            os._exit(1)
+        for fd, number in zip(given, numbers, strict=True):
+            os.dup2(fd, number)
+            os.close(fd)
+        return socket.socket(fileno=control)
+
+    def printed(self) -> bool:
+        """Whether the imports have printed something, which is to come once, and kept for the first run to show."""
+        import ctypes
+
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        ctypes.CDLL(None).fflush(None)
+        for number in self.caught:
+            self.caught[number] = os.pread(number, os.fstat(number).st_size, 0)
+        return any(self.caught.values())
+
+    def end(self) -> None:
+        """Take no more runs, and leave after those that there are."""
+        if self.ending:
+            return
+        self.ending = True
+        for fd in (self.listening.fileno(), self.leader, self.pressure):
+            if fd is not None:
+                self.poll.unregister(fd)
+        self.listening.close()
+        if self.socket_file is not None and _identity(self.path) == self.socket_file:
+            os.unlink(self.path)
+
+    def leave(self) -> NoReturn:
+        self.end()
+        self.left.remove()
+        os._exit(0)
+
+
+def _nothing(number: int, frame: object) -> None:
+    """Hear a signal, for the pipe that wakes us."""
+
+
+def _end_with(peer: socket.socket, watch: bool) -> None:
+    """Have the kernel end us, by SIGIO, when the other end of ``peer`` closes: nobody listens while modules load."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    libc.fcntl(peer.fileno(), _F_SETOWN, os.getpid())
+    flags = libc.fcntl(peer.fileno(), _F_GETFL)
+    libc.fcntl(peer.fileno(), _F_SETFL, flags | os.O_ASYNC if watch else flags & ~os.O_ASYNC)
+    poll = select.poll()
+    poll.register(peer, 0)
+    if watch and poll.poll(0):  # it has gone already
+        os._exit(1)
+
+
+def _duplicate(fd: int, least: int) -> int:
+    import ctypes
+
+    copy: int = ctypes.CDLL(None).fcntl(fd, _F_DUPFD_CLOEXEC, least)
+    if copy < 0:
+        raise OSError
+    return copy
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _watch_pressure() -> int | None:
+    """A descriptor that is ready when memory gets short; None where the kernel gives none."""
+    try:
+        fd = os.open("/proc/pressure/memory", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        os.write(fd, _PRESSURE)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _scarce() -> bool:
+    found: dict[str, int] = {}
+    with open("/proc/meminfo", encoding="utf-8") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            found[name] = int(value.split()[0])
+    return found["MemAvailable"] < _SCARCE * found["MemTotal"]
+
+
+def _write(fd: int, text: bytes) -> None:
+    while text:
+        text = text[os.write(fd, text) :]

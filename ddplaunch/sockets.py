@@ -1,0 +1,54 @@
+"""Sockets for processes of this user alone: the folders where they are, and who is at the other end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+
+MAX_PATH = 107  # bytes of a socket's path (unix(7))
+_PEER = struct.Struct("iII")  # of SO_PEERCRED: pid, uid, gid
+
+
+def folders(name: str) -> list[str]:
+    """Where a folder of this name may be, the best place first; who has other variables looks in all."""
+    user = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    parents = [each for each in (runtime, f"/run/user/{user}") if os.path.isabs(each)]
+    return [*dict.fromkeys(os.path.join(each, name) for each in parents), f"/tmp/{name}-{user}"]
+
+
+def is_private(folder: str) -> bool:
+    """Whether only this user can enter it or put another in its place; not where it is a link."""
+    try:
+        found, parent = os.lstat(folder), os.stat(os.path.dirname(folder))
+    except OSError:
+        return False
+    user = os.geteuid()
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o077
+    safe = bool(parent.st_mode & stat.S_ISVTX) or (parent.st_uid == user and not parent.st_mode & 0o022)
+    return ours and safe
+
+
+def listening(path: str) -> socket.socket:
+    """Listen on a new socket there, which does not block.
+
+    Raises:
+        OSError: something is there (EADDRINUSE), or there is no such folder.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        os.fchmod(sock.fileno(), 0o600)
+        sock.bind(path)
+        sock.listen()
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user of the process at the other end, as it was when it connected or began to listen."""
+    uid: int = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1]
+    return uid

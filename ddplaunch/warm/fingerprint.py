@@ -1,0 +1,55 @@
+"""What a run and a warm zygote must have in common: all that a fork inherits, and all that the imports have read.
+
+Files are not among it: the warm zygote looks at those that it was made from itself. Nor are the user's own, which no
+warm zygote has read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Mapping
+
+from ddplaunch import TYPE_CHECKING, __version__
+from ddplaunch.rank.inheritance import inheritance
+
+if TYPE_CHECKING:
+    from ddplaunch.rank.messages import Config
+
+_PASSING = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"})
+_PASSING_PREFIXES = ("TERM", "SSH_", "TMUX", "DDPLAUNCH_")
+"""Variables of a terminal or a moment, which no import that is shared reads; each run's ranks get their own."""
+
+Fingerprint = Mapping[str, str]
+
+
+def fingerprint(program: str, config: Config, environ: Mapping[str, str]) -> Fingerprint:
+    """Describe a zygote that would run ``program`` with ``environ`` and ``config``; in words to be compared.
+
+    Raises:
+        OSError: this process cannot be described.
+        KeyError: not on this kind of machine.
+    """
+    variables = {
+        f"variable {name}": value
+        for name, value in sorted(environ.items())
+        if name not in _PASSING and not name.startswith(_PASSING_PREFIXES)
+    }
+    interpreter = os.stat(sys.executable)
+    return {
+        "python": f"{sys.executable} {os.path.realpath(sys.executable)} {interpreter.st_dev} {interpreter.st_ino}",
+        "version": sys.version,
+        "ddplaunch": f"{__version__} {program}",
+        "modules": " ".join(config["modules"]),
+        "settings": " ".join(f"{name}={value!r}" for name, value in config["settings"].items()),
+        "shielded": " ".join(map(str, config["shielded"])),
+        **{f"inherited {name}": value for name, value in inheritance().items()},
+        **variables,
+    }
+
+
+def short(found: Fingerprint) -> str:
+    """A name for it, which another one hardly has."""
+    text = "\0".join(f"{name}={value}" for name, value in found.items())
+    return f"{zlib.crc32(text.encode(errors='surrogateescape')):08x}"

@@ -1,0 +1,154 @@
+"""A shell that leads a session, as people have one, and a stand-in for torch: an import that takes no time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.conftest import alive, clean_environment, command, wait_until, write
+
+TORCH = """
+import os
+made = os.getpid()  # of the process that imported it: equal in all runs that one warm zygote has served
+
+class default_generator:
+    seed = staticmethod(int)
+"""
+
+SHOWS = "import os, torch\nprint('made', torch.made, 'rank', os.environ['RANK'], flush=True)\n"
+
+
+class Done(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def made(self) -> int:
+        """The process that imported torch for its ranks."""
+        (made,) = set(re.findall(r"made (\d+)", self.stdout)) or [self.stderr]
+        return int(made)
+
+
+class Shell:
+    """Runs lines of sh in ``folder``; its warm zygotes have a folder of their own."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self.runtime = Path(tempfile.mkdtemp(prefix="warm-"))
+        self.modules = folder / "modules"
+        write(self.modules, "torch/__init__.py", TORCH)
+        write(folder, "shows.py", SHOWS)
+        self.env = clean_environment(
+            {"XDG_RUNTIME_DIR": str(self.runtime), "PYTHONPATH": str(self.modules), "HOME": str(folder), **(env or {})}
+        )
+        self._numbers = itertools.count()
+        self.started: list[int] = []
+        self.process = subprocess.Popen(
+            ["sh"],
+            cwd=folder,
+            env=self.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _say(self, line: str) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline()
+
+    def run(self, line: str = "", *, before: str = "", after: str = "") -> Done:
+        """Run a line, by default ``ddplaunch run --warm`` of a program that tells who imported torch for it."""
+        out, err = (self.folder / f"{next(self._numbers)}.{name}" for name in ("out", "err"))
+        typed = line or f"{before} {self.launch('shows.py')} {after}"
+        code = self._say(f"( {typed} ) </dev/null >{out} 2>{err}; echo $?")
+        return Done(int(code), out.read_text(errors="replace"), err.read_text(errors="replace"))
+
+    def begin(self, line: str) -> tuple[int, Path]:
+        """Start a command in the background; return its pid and the file of all that it prints."""
+        out = self.folder / f"{next(self._numbers)}.all"
+        self.started += [int(self._say(f"{line} </dev/null >{out} 2>&1 & echo $!"))]
+        return self.started[-1], out
+
+    def launch(self, *words: str | Path, nproc: int = 2) -> str:
+        return shlex.join(command("run", "--warm", "--nproc", str(nproc), *words))
+
+    def warm(self, *words: str) -> Done:
+        return self.run(shlex.join(command("warm", *words)))
+
+    def kept(self) -> list[int]:
+        """The pids of the warm zygotes."""
+        return [int(line.split()[0]) for line in self.warm().stdout.splitlines()[1:]]
+
+    def reasons(self, log: str) -> list[str]:
+        """Why the runs with ``--log-dir log`` started cold."""
+        events = (path.read_text() for path in (self.folder / log).rglob("events*.jsonl"))
+        return re.findall(r'"cold": "(.*?)"', "".join(events))
+
+    def log_out(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+    def close(self) -> None:
+        for pid in filter(alive, self.started):
+            os.kill(pid, signal.SIGKILL)
+        if self.process.poll() is None:
+            self.warm("--stop")
+            self.process.communicate()
+        shutil.rmtree(self.runtime, ignore_errors=True)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(tmp_path)
+    yield shell
+    shell.close()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """One for all tests of a module, which leave it as they find it."""
+    shell = Shell(tmp_path_factory.mktemp("shared"))
+    yield shell
+    shell.close()
+
+
+def gone(*pids: int) -> None:
+    for pid in pids:
+        wait_until(partial(_is_gone, pid), f"the end of {pid}")
+
+
+def _is_gone(pid: int) -> bool:
+    return not alive(pid)
+
+
+def printed(file: Path, text: str, times: int = 1) -> str:
+    """Wait until a file holds ``text`` so many times; return all of it."""
+    wait_until(
+        lambda: file.exists() and file.read_text(errors="replace").count(text) >= times, f"{text!r} x {times} in {file}"
+    )
+    return file.read_text(errors="replace")
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+ROOT = os.geteuid() == 0

@@ -1,0 +1,166 @@
+"""``ddplaunch warm``, ``--warm``, and who gets no warm zygote at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+from contextlib import suppress
+
+import pytest
+
+from ddplaunch.rank import channel
+from ddplaunch.warm import place
+from tests.conftest import write
+from tests.warm.conftest import ROOT, Shell
+
+
+@pytest.mark.slow
+def test_warm_shows_what_is_kept(shell: Shell):
+    assert shell.warm().stderr == "nothing is kept\n"
+    made = shell.run().made
+    head, line = shell.warm().stdout.splitlines()
+    assert head.split() == ["PID", "MEMORY", "AGE", "LEFT", "RUNS", "IMPORTED", "FOLDER"]
+    assert re.fullmatch(rf"{made} +[\d.]+ [KM]iB +\d\S+ +(10m00s|9m\d\ds) +1 +torch +{shell.folder}", line)
+    assert shell.warm("--stop").stderr == f"{made} has ended\n"
+    assert shell.warm("--stop").stderr == "nothing is kept\n"
+
+
+@pytest.mark.slow
+def test_the_file_asks_for_it_and_no_warm_overrules(shell: Shell):
+    write(shell.folder, ".config/ddplaunch.toml", '[submit]\npartition = "a"\n[run]\nwarm = "5m"\n')
+    plain = shell.launch("--log-dir", "log", "shows.py").replace(" --warm ", " ")
+    shell.run(plain)
+    if ROOT:
+        assert shell.kept() == []
+        assert shell.reasons("log") == ["root keeps none without --warm"]
+    shell.run(plain.replace(" run ", " run --no-warm "))
+    shell.run(f"DDPLAUNCH_WARM=0 {plain}")
+    assert len(shell.kept()) == (not ROOT)
+    made = shell.run(f"DDPLAUNCH_WARM=1 {plain}").made
+    assert shell.kept() == [made]
+    assert re.search(r" (5m00s|4m\d\ds) ", shell.warm().stdout)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[run]\nwarm = "soon"\n', '[run] warm = "soon": expected a time from 0 up to a week'),
+        ("[run]\nwarm = true\n", "[run] warm = True: expected a time from 0 up to a week"),
+        ("[run]\nwarn = 3\n", "unknown key warn in [run]"),
+        ("run = 3\n", "[run] is not a table"),
+    ],
+)
+def test_a_file_that_says_something_else_is_refused(answer, tmp_path, text, said):
+    write(tmp_path, "train.py", "")
+    file = write(tmp_path, "config/ddplaunch.toml", text)
+    done = answer("run", "--nproc", "2", "train.py", env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    assert done.returncode == 2
+    assert f"Error: {file}: {said}" in done.stderr
+    assert len(done.stderr.splitlines()) <= 3
+
+
+def test_a_project_cannot_ask_for_it(answer, tmp_path):
+    write(tmp_path, "train.py", "")
+    file = write(tmp_path, "pyproject.toml", '[tool.ddplaunch.run]\nwarm = "10m"\n')
+    done = answer("submit", "--dry-run", "train.py")
+    assert f"{file}: [tool.ddplaunch.run] is read from your own file alone" in done.stderr
+
+
+COLD = {
+    "a scheduler started this run: SLURM_JOB_ID is set": ("SLURM_JOB_ID=1", "--cluster none"),
+    "this run was started over SSH": ("DDPLAUNCH_OVER_SSH=1", ""),
+    "what --preload names is not kept: threading": ("", "--preload threading"),
+    "each rank is a new interpreter": ("", "--start exec"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("why", COLD)
+def test_who_starts_cold(shared: Shell, why, tmp_path):
+    before, options = COLD[why]
+    write(shared.folder, "plain.py", "print('ran', flush=True)\n")
+    done = shared.run(f"{before} {shared.launch('--log-dir', tmp_path, *options.split(), 'plain.py')}")
+    assert done.stdout.count("ran") == 2, done.stderr
+    assert why not in done.stderr
+    assert shared.reasons(str(tmp_path)) == [why]
+    assert shared.kept() == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ROOT, reason="only root may unshare")
+def test_pid_1_starts_cold(shared: Shell, tmp_path):
+    done = shared.run(f"unshare --pid --fork --mount-proc {shared.launch('--log-dir', tmp_path, 'shows.py')}")
+    assert done.code == 0, done.stderr
+    assert shared.reasons(str(tmp_path)) == ["the launcher has pid 1"]
+
+
+def test_a_folder_that_others_may_enter_is_not_used(tmp_path, monkeypatch):
+    tmp_path.chmod(0o700)
+    loose, link, good = (tmp_path / name for name in ("loose", "link", "good"))
+    loose.mkdir()
+    loose.chmod(0o770)
+    link.symlink_to(good)
+    monkeypatch.setattr(place, "folders", lambda name: [str(each) for each in (loose, link, good)])
+    assert place.folder() == str(good)
+    assert place.all_sockets() == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ROOT, reason="only root may be somebody else")
+def test_another_user_is_not_served_and_not_asked(shell: Shell):
+    made = shell.run().made
+    (path,) = (shell.runtime / "ddplaunch-warm").iterdir()
+    for folder in (shell.runtime, path.parent):
+        folder.chmod(0o755)
+    path.chmod(0o777)
+    with socket.socket(socket.AF_UNIX) as asking:
+        os.seteuid(65534)
+        try:
+            asking.connect(str(path))
+        finally:
+            os.seteuid(0)
+        answer = b""
+        with suppress(BrokenPipeError, ConnectionResetError):  # it hangs up, without reading
+            channel.send(asking, {"op": "look"})
+            answer = asking.recv(10)
+        assert answer == b""
+    for folder in (shell.runtime, path.parent):
+        folder.chmod(0o700)
+    assert shell.kept() == [made]
+
+
+@pytest.mark.slow
+def test_a_socket_of_something_else_keeps_nobody_waiting(shell: Shell):
+    made = shell.run().made
+    (path,) = (shell.runtime / "ddplaunch-warm").iterdir()
+    shell.warm("--stop")
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        done = shell.run(shell.launch("--log-dir", "log", "shows.py"))
+        assert done.code == 0
+        assert done.made != made
+        assert shell.reasons("log") == ["the warm zygote was busy"]
+    path.unlink()
+
+
+@pytest.mark.slow
+def test_without_a_home(shell: Shell):
+    assert shell.run(before="env -u HOME -u XDG_CONFIG_HOME").made == shell.run(before="env -u HOME").made
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ROOT, reason="only root may mount")
+def test_where_no_socket_can_be_made(shell: Shell):
+    """As in a full /tmp: a file system with room for two folders."""
+    if shell.run(f"unshare --mount mount -t tmpfs none {shell.runtime}").code:
+        pytest.skip("nothing can be mounted here")
+    launch = shell.launch("--log-dir", "log", "shows.py")
+    folders = f"mkdir -m 700 {shell.runtime}/ddplaunch {shell.runtime}/ddplaunch-warm"
+    script = f"mount -t tmpfs -o nr_inodes=3,mode=700 none {shell.runtime} && {folders} && {launch}"
+    done = shell.run(f"unshare --mount sh -c {shlex.quote(script)}")
+    assert done.stdout.count("made") == 2, done.stderr
+    assert shell.reasons("log")[0].startswith("no warm zygote can be asked: [Errno 28]")

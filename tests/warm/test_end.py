@@ -1,0 +1,114 @@
+"""How long a warm zygote stays: for its time, its session, while there is memory; and nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import alive, write
+from tests.warm.conftest import ROOT, SHOWS, Shell, gone, printed
+
+
+def config(shell: Shell, text: str) -> None:
+    write(shell.folder, ".config/ddplaunch.toml", text)
+
+
+@pytest.mark.slow
+def test_it_ends_after_its_time(shell: Shell):
+    config(shell, '[run]\nwarm = "0.3s"\n')
+    done = shell.run()
+    gone(done.made)
+    assert list((shell.runtime / "ddplaunch-warm").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_its_time_counts_from_the_end_of_the_last_run(shell: Shell):
+    config(shell, '[run]\nwarm = "1s"\n')
+    write(shell.folder, "waits.py", SHOWS + "import time\ntime.sleep(1.5)\nprint('still', flush=True)\n")
+    done = shell.run(shell.launch("waits.py"))
+    assert done.stdout.count("still") == 2
+    assert alive(done.made)
+    gone(done.made)
+
+
+@pytest.mark.slow
+def test_it_ends_with_the_shell_that_made_it(shell: Shell):
+    done = shell.run()
+    assert alive(done.made)
+    shell.log_out()
+    gone(done.made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_it_ends_when_told_to(shell: Shell, number):
+    done = shell.run()
+    os.kill(done.made, number)
+    gone(done.made)
+    assert list((shell.runtime / "ddplaunch-warm").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_what_tells_a_whole_tree_leaves_a_run_to_its_launcher(shell: Shell):
+    """As systemd and schedulers do: SIGTERM for all, and the ranks are to have their grace."""
+    write(shell.folder, "waits.py", SHOWS + "import time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n")
+    launcher, out = shell.begin("exec " + shell.launch("waits.py"))
+    made = int(printed(out, "made", 2).split()[2])
+    (guardian,) = Path(f"/proc/{made}/task/{made}/children").read_text().split()
+    for pid in (made, int(guardian)):
+        os.kill(pid, signal.SIGTERM)
+    assert shell.kept() == []
+    (shell.folder / "go").touch()
+    gone(launcher, int(guardian), made)
+    assert "ended" not in out.read_text()
+
+
+@pytest.mark.slow
+def test_stop_ends_it_after_its_run(shell: Shell):
+    write(shell.folder, "waits.py", SHOWS + "import time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n")
+    idle = shell.run(before="FOO=1").made
+    launcher, out = shell.begin("exec " + shell.launch("waits.py"))
+    made = int(printed(out, "made", 2).split()[2])
+    said = shell.warm("--stop").stderr.splitlines()
+    assert sorted(said) == sorted([f"{idle} has ended", f"{made} ends with its run"])
+    assert not alive(idle)
+    assert alive(launcher)
+    (shell.folder / "go").touch()
+    gone(launcher, made)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ROOT, reason="only root may mount")
+def test_it_ends_when_memory_is_short(tmp_path, shell: Shell):
+    """In a mount namespace, where a file of ours stands for the kernel's account of memory."""
+    meminfo = write(tmp_path, "meminfo", "MemTotal: 1000 kB\nMemAvailable: 500 kB\n")
+    run = f"{shell.launch('--log-dir', 'log', 'shows.py')}; {shell.launch('--log-dir', 'log', 'shows.py')}"
+    short = f"printf 'MemTotal: 1000 kB\\nMemAvailable: 90 kB\\n' >{meminfo}"
+    script = f"mount --bind {meminfo} /proc/meminfo && {run}; {short}; {shell.launch('--log-dir', 'log', 'shows.py')}"
+    if shell.run(f"unshare --mount sh -c 'mount --bind {meminfo} /proc/meminfo'").code:
+        pytest.skip("nothing can be mounted here")
+    done = shell.run(f"unshare --mount sh -c {shlex.quote(script)}")
+    made = [line.split()[2] for line in done.stdout.splitlines()]
+    assert len(made) == 6
+    assert len(set(made[:4])) == 1
+    assert not set(made[:4]) & set(made[4:])
+    assert shell.reasons("log") == ["memory is short"]
+    gone(int(made[0]))
+
+
+@pytest.mark.slow
+def test_an_idle_one_never_wakes(shell: Shell):
+    made = shell.run().made
+
+    def switches() -> list[str]:
+        return [line for line in Path(f"/proc/{made}/status").read_text().splitlines() if "ctxt" in line]
+
+    shell.run("true")
+    before = switches()
+    shell.run(shlex.join([sys.executable, "-c", "import time; time.sleep(1)"]))
+    assert switches() == before

@@ -1,0 +1,147 @@
+"""When a run may use what another has imported: where all that a fork inherits, and all that was read, is the same."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddplaunch
+from tests.conftest import wait_until, write
+from tests.warm.conftest import ROOT, Shell, gone
+
+needs_root = pytest.mark.skipif(not ROOT, reason="only root may")
+
+
+def python(text: str) -> str:
+    """Do something in a process, and be what follows."""
+    return shlex.join([sys.executable, "-c", f"import ctypes, os, sys; {text}; os.execvp(sys.argv[1], sys.argv[1:])"])
+
+
+DIFFERENT = {
+    "a variable": "FOO=1",
+    "umask": "umask 027;",
+    "niceness": "nice -n 3",
+    "affinity": "taskset -c 0",
+    "a limit": "ulimit -c 0; ulimit -n 500;",
+    "the soft limit of open files": "prlimit --nofile=600:",
+    "folder": "cd modules && ln -sf ../shows.py . &&",
+    "an ignored signal": "trap '' USR1;",
+    "oom score": "choom -n 500 --",
+    "scheduling": "chrt --batch 0",
+    "io priority": "ionice -c 3",
+    "personality": "setarch -R",
+    "no new privileges": "setpriv --no-new-privs",
+    "timer slack": python("ctypes.CDLL(None).prctl(29, 12345)"),
+    "core dumps": python("open('/proc/self/coredump_filter', 'w').write('0x31')"),
+    "groups": "setpriv --groups 7",
+    "capabilities": "setpriv --bounding-set -sys_time",
+    "a namespace": "unshare --uts",
+    "host name": "unshare --uts sh -c 'hostname elsewhere; exec \"$@\"' -",
+    "keyring": python("assert ctypes.CDLL(None).syscall(250, 1, None) > 0"),
+}
+AS_ROOT = {"groups", "capabilities", "a namespace", "host name"}
+
+
+@pytest.mark.parametrize("what", [pytest.param(each, marks=[needs_root] * (each in AS_ROOT)) for each in DIFFERENT])
+@pytest.mark.slow
+def test_what_differs_starts_cold(shared: Shell, what):
+    before = DIFFERENT[what]
+    if not before.endswith((";", "&&")) and shared.run(f"{before} true").code:
+        pytest.skip("it cannot be changed here")
+    usual = shared.run()
+    assert shared.run().made == usual.made, usual
+    other = shared.run(before=before)
+    assert other.code == 0, other.stderr
+    assert other.made != usual.made
+    assert shared.run().made == usual.made, "the first one stays"
+
+
+@needs_root
+@pytest.mark.slow
+def test_another_cgroup_starts_cold(shared: Shell):
+    parents = [Path("/sys/fs/cgroup", name) for name in ("pids", "unified", "")]
+    group = next((each for each in parents if (each / "cgroup.procs").exists()), Path("/")) / f"warm-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no cgroup can be made here")
+    try:
+        usual = shared.run()
+        other = shared.run(before=f"echo 0 >{group}/cgroup.procs;")
+        assert other.made != usual.made
+        gone(*(pid for pid in shared.kept() if pid == other.made and os.kill(pid, signal.SIGTERM) is None))
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), "the end of all in the cgroup")
+        group.rmdir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "variables", ["OLDPWD=/ SHLVL=7", "TERM=dumb TERM_PROGRAM=x", "SSH_TTY=/dev/pts/9", "COLUMNS=3"]
+)
+def test_variables_of_the_terminal_do_not_count_but_arrive(shared: Shell, variables):
+    name, value = variables.split()[0].split("=")
+    write(shared.folder, "tells.py", f"import os, torch\nprint('made', torch.made, os.environ['{name}'], flush=True)\n")
+    usual = shared.run()
+    other = shared.run(f"{variables} {shared.launch('tells.py')}")
+    assert other.made == usual.made
+    assert other.stdout.count(f" {value}\n") == 2
+
+
+@pytest.mark.slow
+def test_a_changed_module_ends_it(shell: Shell):
+    write(shell.modules, "helper.py", "value = 1\n")
+    write(shell.modules, "torch/__init__.py", (shell.modules / "torch/__init__.py").read_text() + "import helper\n")
+    write(
+        shell.folder, "tells.py", "import helper, torch\nprint('made', torch.made, 'value', helper.value, flush=True)\n"
+    )
+    first = shell.run(shell.launch("tells.py"))
+    assert shell.run(shell.launch("tells.py")).made == first.made
+    write(shell.modules, "helper.py", "value = 22\n")
+    changed = shell.run(shell.launch("--log-dir", "log", "tells.py"))
+    assert changed.stdout.count("value 22") == 2
+    assert changed.made != first.made
+    assert str(shell.modules / "helper.py") in shell.reasons("log")[0]
+    gone(first.made)
+
+
+@pytest.mark.slow
+def test_a_module_that_was_missing_and_is_there_now_ends_it(shell: Shell):
+    text = (shell.modules / "torch/__init__.py").read_text()
+    write(shell.modules, "torch/__init__.py", text + "try:\n    import extra\nexcept ImportError:\n    extra = None\n")
+    write(shell.folder, "tells.py", "import torch\nprint('made', torch.made, torch.extra is not None, flush=True)\n")
+    first = shell.run(shell.launch("tells.py"))
+    write(shell.modules, "unrelated.py", "")
+    assert shell.run(shell.launch("tells.py")).made == first.made
+    write(shell.modules, "extra.py", "")
+    assert shell.run(shell.launch("tells.py")).stdout.count("True") == 2
+
+
+@pytest.mark.slow
+def test_a_pth_file_that_is_installed_ends_it(shell: Shell, tmp_path):
+    """In a virtual environment of its own, as it would change this one."""
+    shell.run(shlex.join([sys.executable, "-m", "venv", "--without-pip", "env"]))
+    (site,) = (tmp_path / "env/lib").glob("python*/site-packages")
+    (site / "ours.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n")
+    (site / "ddplaunch.pth").write_text(f"{Path(ddplaunch.__file__).parents[1]}\n")
+    launch = shell.launch("shows.py").replace(sys.executable, "env/bin/python", 1)
+    first = shell.run(launch)
+    assert shell.run(launch).made == first.made
+    (site / "new.pth").write_text("import os; os.environ['NEW'] = '1'\n")
+    assert shell.run(launch).made != first.made
+
+
+@pytest.mark.slow
+def test_a_file_of_the_users_own_that_hides_a_module_starts_cold(shell: Shell):
+    first = shell.run()
+    write(shell.folder, "fractions.py", "")  # nothing that is loaded
+    assert shell.run().made == first.made
+    write(shell.folder, "json.py", "")
+    beside = shell.run()
+    assert "json has the name of a module that is imported already" in beside.stderr
+    assert str(first.made) not in beside.stdout

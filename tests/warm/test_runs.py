@@ -1,0 +1,187 @@
+"""A run from a warm zygote is a run: the same program, variables, output and end, whoever ran before it."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from tests.conftest import write
+from tests.warm.conftest import SHOWS, Shell, gone, printed
+from tests.warm.test_kills import import_slowly
+
+
+@pytest.mark.slow
+def test_torch_itself_is_imported_once(tmp_path):
+    shell = Shell(tmp_path, {"PYTHONPATH": ""})
+    try:
+        text = """
+            import os, torch, torch.distributed as dist
+            dist.init_process_group("gloo")
+            sum = torch.ones(1)
+            dist.all_reduce(sum)
+            dist.destroy_process_group()
+            print("sum", int(sum), "seed", torch.initial_seed(), flush=True)
+        """
+        write(tmp_path, "reduces.py", text)
+        runs = [shell.run(shell.launch("--log-dir", "log", "reduces.py")) for _ in range(3)]
+        assert [each.code for each in runs] == [0, 0, 0], runs
+        assert all(each.stdout.count("sum 2") == 2 for each in runs)
+        assert len(set(re.findall(r"seed (\d+)", "".join(each.stdout for each in runs)))) == 6
+        assert shell.reasons("log") == []
+        (line,) = shell.warm().stdout.splitlines()[1:]
+        assert re.search(r" MiB .* 3 +torch +" + re.escape(str(tmp_path)), line)
+    finally:
+        shell.close()
+
+
+@pytest.mark.slow
+def test_an_edit_is_seen(shell: Shell):
+    write(shell.folder, "beside.py", "value = 'old'\n")
+    write(shell.folder, "shows.py", SHOWS + "import beside\nprint(beside.value, flush=True)\n")
+    first = shell.run()
+    write(shell.folder, "beside.py", "value = 'newer'\n")
+    write(shell.folder, "shows.py", SHOWS + "import beside\nprint('now', beside.value, flush=True)\n")
+    second = shell.run()
+    assert second.made == first.made
+    assert second.stdout.count("now newer") == 2
+
+
+@pytest.mark.slow
+def test_it_sees_what_a_cold_run_sees(shell: Shell):
+    """Variables, descriptors, streams, limits, parents' signals: all but what is known to differ."""
+    text = """
+        import os, resource, signal, stat, sys
+        def kind(fd):
+            try:
+                return stat.S_IFMT(os.fstat(fd).st_mode)
+            except OSError:
+                return None
+        own = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "DDPLAUNCH_PREEMPTED_FILE")
+        environ = {name: value for name, value in os.environ.items() if name not in own}
+        with open("/proc/self/status") as file:
+            status = [line for line in file if line.startswith(("SigB", "SigI", "SigC", "Umask", "NoNew", "Secc"))]
+        print(sorted(environ.items()), sys.argv, sys.path, sys.flags, [kind(fd) for fd in range(1100)], status)
+        print(signal.pthread_sigmask(signal.SIG_BLOCK, []), [signal.getsignal(n) for n in signal.valid_signals()])
+        print(resource.getrlimit(resource.RLIMIT_NOFILE), os.getcwd(), os.getpgid(0) == os.getsid(0) == os.getpid())
+        print(open("/proc/self/cmdline").read(), sorted(sys.modules), len(os.listdir("/proc/self/task")))
+        try:
+            print(os.pread(7, 5, 0), os.get_inheritable(7))
+        except OSError as error:
+            print(error)
+    """
+    write(shell.folder, "sees.py", text)
+    write(shell.folder, "seven", "seven")
+    cold = shell.run(shell.launch("sees.py", "--x").replace(" --warm ", " ") + " 7<seven")
+    shell.run(shell.launch("sees.py", "first"))
+    for _ in range(2):
+        done = shell.run(shell.launch("sees.py", "--x") + " 7<seven")
+        differs = set(re.split(r", |\n", done.stdout)) ^ set(re.split(r", |\n", cold.stdout))
+        assert not differs
+        assert done.stderr == cold.stderr
+    assert "b'seven'" in cold.stdout
+    assert shell.warm().stdout.splitlines()[1].split()[-3] == "3"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", ["7", "0"])
+def test_exit_codes_and_reports_are_the_same(shared: Shell, code):
+    write(
+        shared.folder,
+        "ends.py",
+        f"import os, sys, torch\nprint('made', torch.made, flush=True)\nsys.exit({code} * int(os.environ['RANK']))\n",
+    )
+    cold = shared.run(shared.launch("ends.py").replace(" --warm ", " "))
+    warm = [shared.run(shared.launch("ends.py")) for _ in range(2)]
+    assert {cold.code, warm[0].code, warm[1].code} == {int(code)}
+    assert warm[0].made == warm[1].made
+
+    def same(text: str) -> str:
+        return re.sub(r"\d{4,}|\d+\.\d+ s", "N", text)
+
+    assert same(warm[1].stderr) == same(cold.stderr)
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_it_behind_a_pipe(shell: Shell):
+    for _ in range(2):
+        done = shell.run(f"{shell.launch('shows.py')} 2>&1 | cat")
+        assert done.stdout.count("made") == 2
+    assert len(shell.kept()) == 1
+
+
+@pytest.mark.slow
+def test_what_the_import_prints_is_shown_once_and_it_is_not_kept(shell: Shell):
+    path = shell.modules / "torch/__init__.py"
+    path.write_text(path.read_text() + "import sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\n")
+    done = shell.run()
+    assert done.stdout.count("to stdout\n") == 1
+    assert done.stderr.count("to stderr\n") == 1
+    assert shell.kept() == []
+    gone(done.made)
+
+
+@pytest.mark.slow
+def test_an_import_that_starts_a_thread_is_not_kept(shell: Shell):
+    path = shell.modules / "torch/__init__.py"
+    path.write_text(
+        path.read_text()
+        + "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    done = shell.run()
+    assert done.code == 0
+    assert "ranks start one by one instead of being forked: 2 threads run" in done.stderr
+    assert done.stdout.count("made") == 2
+    assert shell.kept() == []
+
+
+@pytest.mark.slow
+def test_what_the_import_writes_into_the_environment_arrives(shell: Shell):
+    path = shell.modules / "torch/__init__.py"
+    path.write_text(path.read_text() + "os.environ['KMP_X'] = 'set'\nos.environ.pop('GOES', None)\n")
+    write(shell.folder, "shows.py", SHOWS + "print(os.environ.get('KMP_X'), os.environ.get('GOES'), flush=True)\n")
+    runs = [shell.run(before="GOES=1") for _ in range(2)]
+    assert runs[0].made == runs[1].made
+    assert all(each.stdout.count("set None") == 2 for each in runs)
+
+
+@pytest.mark.slow
+def test_two_at_once_and_nobody_waits(shell: Shell):
+    write(shell.folder, "waits.py", SHOWS + "import time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n")
+    first, one = shell.begin("exec " + shell.launch("waits.py"))
+    printed(one, "made", 2)
+    second, two = shell.begin("exec " + shell.launch("waits.py"))
+    printed(two, "made", 2)
+    (pid,) = shell.kept()
+    assert f"made {pid}" in two.read_text()
+    (shell.folder / "go").touch()
+    gone(first, second)
+    assert shell.kept() == [pid]
+
+
+@pytest.mark.slow
+def test_one_that_imports_keeps_nobody_waiting(shell: Shell):
+    import_slowly(shell)
+    first, out = shell.begin("exec " + shell.launch("shows.py"))
+    printed(shell.folder / "importing", "\n")
+    second, other = shell.begin("exec " + shell.launch("--log-dir", "log", "shows.py"))
+    printed(shell.folder / "importing", "\n", 2)
+    (shell.folder / "go").touch()
+    gone(first, second)
+    assert out.read_text().count("made") == other.read_text().count("made") == 2
+    assert shell.reasons("log") == ["the warm zygote was busy"]
+
+
+@pytest.mark.slow
+def test_functions_for_the_end_that_remove_files_run_once_at_its_end(shell: Shell):
+    path = shell.modules / "torch/__init__.py"
+    text = "import atexit, shutil, tempfile\nfolder = tempfile.mkdtemp(prefix='of-torch')\n"
+    path.write_text(path.read_text() + text + "atexit.register(shutil.rmtree, folder)\n")
+    write(shell.folder, "shows.py", SHOWS + "print('folder', torch.folder, os.path.exists(torch.folder), flush=True)\n")
+    runs = [shell.run() for _ in range(2)]
+    assert all(each.stdout.count("True") == 2 for each in runs)
+    folder = re.findall(r"folder (\S+)", runs[0].stdout)[0]
+    assert os.path.exists(folder)
+    shell.warm("--stop")
+    assert not os.path.exists(folder)
