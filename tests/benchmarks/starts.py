@@ -54,24 +54,31 @@ def _variables() -> dict[str, str]:
 
 @cache
 def _learned(ranks: int, program: str) -> None:
-    """Run the program until a trial has proven what can be imported once; it is asked as a user would ask."""
+    """Run the program until trials have answered what can be imported once, as a user's runs would."""
     asked = contenders.ddplaunch("--dry-run", "--json")(ranks, program)
     environment = {**contenders.environment(), **_variables()}
-    known: set[str] = set()
-    for _ in range(2):  # what the first run had imported by its end is tried during the second
+
+    def answered() -> bool:
+        plan = json.loads(subprocess.check_output(asked, env=environment, cwd=contenders.PROGRAMS))
+        if plan["preload"]["verdict"] is None:
+            return False
+        verdict = Path(plan["preload"]["verdict"])
+        late = verdict.with_suffix(".late")
+        wanted = set(late.read_text().split()) if late.exists() else set[str]()
+        return wanted <= set(json.loads(verdict.read_text())["tried"])
+
+    for _ in range(3):  # what one run has imported by its end is tried during the next
+        if answered():
+            return
         with Job(contenders.ddplaunch()(ranks, program), _variables(), hold=True) as job:
+            job.until("held", ranks)
             over = time.monotonic() + LEARNING
-            while (file := _verdict(json.loads(subprocess.check_output(asked, env=environment)))) in known:
+            while not answered():
                 if time.monotonic() > over:
                     raise Failed("no verdict on what can be imported once")
                 job.watch(1.0)
-            known.add(file)
             job.release()
             job.succeed()
-
-
-def _verdict(plan: dict[str, dict[str, str]]) -> str:
-    return plan["preload"]["verdict"]
 
 
 def _ours(ranks: int, program: str, *options: str) -> list[str]:
