@@ -21,7 +21,7 @@ from tests.benchmarks.contenders import OURS
 from tests.benchmarks.experiments import QUICK, Experiment, Size, Values, all_experiments
 from tests.benchmarks.measure import Failed
 from tests.benchmarks.report import Results, table
-from tests.benchmarks.starts import start_experiments
+from tests.benchmarks.starts import picture, start_experiments
 
 
 def main() -> int:
@@ -32,6 +32,12 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="fewer and smaller: does it all work?")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single number there")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="with start-trainer and warm-trainer: draw them there, as docs/start.svg",
+    )
     parser.add_argument("--list", action="store_true", help="print the names of the experiments and stop")
     options = parser.parse_args()
     size = QUICK if options.quick else Size()
@@ -53,6 +59,8 @@ def main() -> int:
     if options.json:
         measured = {results.experiment.name: results.turns for results in all_results}
         options.json.write_text(json.dumps({"machine": machine, "size": asdict(size), "turns": measured}, indent=1))
+    if options.plot:
+        options.plot.write_text(picture(all_results))
     return int(any(results.failures(OURS) for results in all_results))
 
 

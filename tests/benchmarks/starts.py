@@ -16,11 +16,14 @@ import time
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 from tests.benchmarks import contenders
+from tests.benchmarks.bars import draw
 from tests.benchmarks.contenders import OURS
 from tests.benchmarks.experiments import IMPORT, PASS, TORCHRUN, Experiment, Row, Size, Values
 from tests.benchmarks.measure import Failed, Job
+from tests.benchmarks.report import Results
 
 PLAIN, FIRST = "plain python, one process", "ddplaunch, only torch preloaded"
 TRAINER = "hf_trainer.py"
@@ -38,6 +41,16 @@ def start_experiments(size: Size) -> list[Experiment]:
         if shutil.which("strace"):
             found.append(_opened(size))
     return found
+
+
+def picture(all_results: list[Results]) -> str:
+    """The whole command of Hugging Face's Trainer, as each contender starts it."""
+    found = {each.experiment.name: each for each in all_results}
+    walls = {"ddplaunch --warm, from the second run on": found["warm-trainer"].numbers(OURS, "wall")}
+    names = {OURS: "ddplaunch, once a trial has answered", FIRST: "ddplaunch, the first run"}
+    for contender in found["start-trainer"].turns:
+        walls[names.get(contender, contender)] = found["start-trainer"].numbers(contender, "wall")
+    return draw({name: median(filter(None, values)) for name, values in walls.items()}, "s", OURS)
 
 
 @cache
@@ -212,7 +225,8 @@ def _trainer_warm(size: Size) -> Experiment:
         with Job(command, *variables, folder=folder) as job:
             job.until("step", size.many)
             job.succeed()
-            return {"step": min(job.times("step")) - job.began}
+            assert job.ended is not None
+            return {"step": min(job.times("step")) - job.began, "wall": job.ended - job.began}
 
     return Experiment(
         "warm-trainer",
