@@ -119,7 +119,7 @@ def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collec
     question = replace(question, late=entry.late)
     verdict = entry.verdict
     if verdict is None or not verdict.holds({**environ, **dict(settings)}) or TORCH not in verdict.modules:
-        return replace(choice, entry=entry, question=question, reason="what else can be has not been tried yet")
+        return replace(choice, entry=entry, question=question, reason="the other imports have not been tried yet")
     if hidden := _hidden(verdict, target, environ):
         return replace(choice, reason=f"{hidden} has the name of a module that would be imported")
     dynamo = _dynamo_may(here) and not (lone and DYNAMO not in question.late)

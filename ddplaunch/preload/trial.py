@@ -217,7 +217,7 @@ class Trial:
             if module in exempt or module in found.guilty or self._is_python(module):
                 continue
             differ = f"{module}.{name}" if name else module
-            reason = f"keeps a {module}.{name} of its own process" if name else "is imported in one order only"
+            reason = f"has another {module}.{name} in each process" if name else "is imported in one order only"
             news |= found.accuse_module(module, reason, frozenset())
         for what in plain.shared.keys() | fork.shared.keys():
             if plain.shared.get(what) == fork.shared.get(what):

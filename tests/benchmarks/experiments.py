@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from tests.benchmarks import contenders, kernel
@@ -93,7 +92,6 @@ def all_experiments(size: Size) -> list[Experiment]:
         _inspection(size),
         _stacks(size),
         *_preload(size),
-        *_framework(size),
     ]
 
 
@@ -496,22 +494,3 @@ def _preload(size: Size) -> list[Experiment]:
                 )
             )
     return found
-
-
-def _framework(size: Size) -> list[Experiment]:
-    """What preloading a framework saves its user, who has to ask for it; nothing where that is not installed."""
-    if find_spec("lightning") is None:
-        return []
-
-    def fitted(launcher: Launcher) -> Turn:
-        return lambda: _run(launcher(size.few, "lightning_fit.py"))
-
-    plain, what = "ddplaunch without", f"{size.few} ranks, Lightning's Trainer, `--preload torch,lightning`"
-    turns = {
-        OURS: fitted(contenders.ddplaunch("--preload", "torch,lightning")),
-        plain: fitted(contenders.ddplaunch()),
-        TORCHRUN: fitted(contenders.torchrun()),
-    }
-    measured = (("command to exit", "wall", "s"), ("CPU", "cpu", "CPU-s"))
-    rows = [Row(f"{what}: {name}", value, unit, over) for over in (TORCHRUN, plain) for name, value, unit in measured]
-    return [Experiment("lightning", turns, tuple(rows), rounds=3)]

@@ -15,7 +15,7 @@ from tests.conftest import Launch, write
 from tests.preload import verdicts
 
 PROGRAM = "import torch\nimport lightning\nlightning.Trainer\n"
-UNTRIED = "what else can be has not been tried yet"
+UNTRIED = "the other imports have not been tried yet"
 
 Preload = Callable[..., dict[str, Any]]
 

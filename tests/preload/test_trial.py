@@ -29,12 +29,12 @@ GUILTY = {
         "import helper_of_rank\nhelper_of_rank.look()",
         "reads RANK at import",
     ),
-    "copies": ("import os\nALL = dict(os.environ)", "keeps a copies.ALL of its own process"),
-    "keeps_pid": ("import os\nPID = os.getpid()", "keeps a keeps_pid.PID of its own process"),
-    "keeps_time": ("import time\nSTART = [time.time()]", "keeps a keeps_time.START of its own process"),
+    "copies": ("import os\nALL = dict(os.environ)", "has another copies.ALL in each process"),
+    "keeps_pid": ("import os\nPID = os.getpid()", "has another keeps_pid.PID in each process"),
+    "keeps_time": ("import time\nSTART = [time.time()]", "has another keeps_time.START in each process"),
     "keeps_id": (
         "import uuid\nclass A:\n  def f(self, a=uuid.uuid4().hex): pass",
-        "keeps a keeps_id.A of its own process",
+        "has another keeps_id.A in each process",
     ),
     "temporary": ("import tempfile\nD = tempfile.TemporaryDirectory()", "makes a temporary folder at import"),
     "writes": ("import os\nopen(os.path.join(os.path.dirname(__file__), 'log'), 'w')", None),
@@ -165,7 +165,7 @@ def test_what_can_change_unnoticed_is_left_to_the_ranks(verdict):
 
 def test_a_repaired_library_is_imported_once_but_not_what_copies_from_it(verdict):
     assert "torchmetrics" in verdict.modules
-    assert reasons(verdict)["torchmetrics_kept"] == "keeps a torchmetrics_kept.R of its own process"
+    assert reasons(verdict)["torchmetrics_kept"] == "has another torchmetrics_kept.R in each process"
 
 
 def test_the_order_is_the_programs(verdict):
