@@ -85,7 +85,7 @@ class Inspector:
             if not line.begun:
                 self._found[number] = replace(found, no_stack="its program has not begun yet")
                 continue
-            self._dumps[number] = StackDump(process, line.signal, line.stacks, found.condition)
+            self._dumps[number] = StackDump(process, line.signals, line.stacks, found.condition)
 
     # ------------------------------------------------------------------------------------------------- collectives
 

@@ -35,7 +35,8 @@ class RankLine:
         self._coming = bytearray()
         self._serial = 0
         self.given = theirs.detach()  # the rank's end, which is to be handed over
-        self.signal = self.stacks = 0  # by which it dumps its stacks, and the descriptor that it writes to
+        self.signals = (0, 0)  # by which it writes its stacks: when Python comes to it, at once
+        self.stacks = 0  # the descriptor that it writes them to
         self.begun = False  # whether it has said so much as these
         self.answers = False  # whether its thread is there: it has called init_process_group
         self.taken = 0  # bytes that it has said
@@ -90,7 +91,8 @@ class RankLine:
         word, *rest = line.split(b" ", 1)
         try:
             if word == b"h":
-                self.signal, self.stacks = map(int, rest[0].split())
+                first, second, self.stacks = map(int, rest[0].split())
+                self.signals = first, second
                 self.begun = True
             elif word in (b"t", b"l"):
                 self.answers = word == b"t"

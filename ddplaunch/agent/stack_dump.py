@@ -1,12 +1,16 @@
 """The stacks of one rank, by a signal on which it writes them to a file in memory (``rank/answers.py``).
 
-The signal goes only to a process that catches it, as the kernel says right before: an exec clears that, and it would
+There are two: on the first Python writes when it comes to it, on the second at once, which is safe only while the main
+thread is in native code. So the second goes to a rank that sleeps without having answered, or is late.
+
+A signal goes only to a process that catches it, as the kernel says right before: an exec clears that, and it would
 kill. It does not go to one that is stopped: it would come when nobody asks any more.
 """
 
 from __future__ import annotations
 
 import os
+import time
 
 from ddplaunch.agent.ranks import RankProcess
 from ddplaunch.diagnosis.inspection import Condition
@@ -14,26 +18,31 @@ from ddplaunch.diagnosis.inspection import Condition
 REPLACED = "it has become another program"
 _FILE = "/memfd:ddplaunch-stacks (deleted)"
 _MAX = 4 << 20  # bytes of a dump
+_ASLEEP = 0.01  # seconds after which one that sleeps is in native code: Python would have woken up for the signal
+_LATE = 0.12  # seconds after which one that runs is: it holds the GIL
 
 
 class StackDump:
     """One dump; ``why_not`` says for people why there will be none, and is empty otherwise."""
 
-    def __init__(self, process: RankProcess, signal: int, fd: int, condition: Condition) -> None:
-        """Send ``signal`` to the rank, which writes to its descriptor ``fd``."""
-        self._proc, self._signal, self._file = f"/proc/{process.pid}", signal, -1
+    def __init__(self, process: RankProcess, signals: tuple[int, int], fd: int, condition: Condition) -> None:
+        """Send the first of ``signals`` to the rank, which writes to its descriptor ``fd``."""
+        self._process, self._signals, self._file = process, signals, -1
+        self._proc = f"/proc/{process.pid}"
+        self._sent, self._asleep = time.monotonic(), False
+        self._at_once = False  # whether the second signal has been sent, too
         self.text: bytes | None = None  # once it is whole
         self.why_not = self._hindrance(fd, condition)
         if not self.why_not:
-            process.send(signal)
+            process.send(signals[0])
 
     def _hindrance(self, fd: int, condition: Condition) -> str:
         if condition is Condition.STOPPED:
             return "it is stopped"
-        if not self._signal:
+        if not all(self._signals):
             return "no signal is free for it"
         try:
-            if not self._mask("SigCgt"):
+            if not all(map(self._status().catches, self._signals)):
                 return REPLACED
             if os.readlink(f"{self._proc}/fd/{fd}") != _FILE:
                 return "the program has closed the file for it"
@@ -49,32 +58,61 @@ class StackDump:
         """Look for its end; return whether it is still awaited."""
         if self.text is None and not self.why_not:
             try:
-                # While it writes, the signal is blocked in its thread; before that it is pending.
-                written = os.fstat(self._file).st_size
-                busy = self._mask("SigBlk") or self._mask("ShdPnd") or self._mask("SigPnd")
+                status = self._status()
+                text = os.pread(self._file, _MAX, 0)
             except (OSError, ValueError):
                 self._end("it has ended")
-            else:
-                if written and not busy:
-                    self.text = os.pread(self._file, _MAX, 0)
-                    self._end()
+                return False
+            by_python = text.partition(b"begin\n")[2].partition(b"end\n")
+            if by_python[1]:
+                self._end(text=by_python[0])
+            elif not self._at_once:
+                self._wait(status)
+            # While it writes, the signal is blocked in its thread; before that it is pending.
+            elif text and not status.has(self._signals[1]):
+                self._end(text=text.partition(b"begin\n")[0])
         return self.text is None and not self.why_not
+
+    def _wait(self, status: _Status) -> None:
+        """Send the second signal once it is clear that Python does not come to the first."""
+        since, slept = time.monotonic() - self._sent, self._asleep
+        self._asleep = status.asleep
+        if since > _LATE or (since > _ASLEEP and slept and status.asleep):
+            if not status.catches(self._signals[1]):
+                return self._end("it has ended")
+            self._at_once = True
+            self._process.send(self._signals[1])
 
     def give_up(self) -> None:
         """Do without; what it may have written by now is taken."""
         if self.look():
-            self.text = os.pread(self._file, _MAX, 0) or None
-            self._end("" if self.text else "it did not answer")
+            text = os.pread(self._file, _MAX, 0)
+            self._end("" if text else "it did not answer", text or None)
 
-    def _end(self, why_not: str = "") -> None:
-        self.why_not = why_not
+    def _end(self, why_not: str = "", text: bytes | None = None) -> None:
+        self.why_not, self.text = why_not, text
         os.close(self._file)
 
-    def _mask(self, name: str) -> bool:
-        """Whether the signal is in this set of the process's main thread (proc_pid_status(5))."""
+    def _status(self) -> _Status:
         with open(f"{self._proc}/status", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                key, _, value = line.partition(":")
-                if key == name:
-                    return bool(int(value, 16) >> (self._signal - 1) & 1)
-        raise ValueError(name)
+            return _Status(dict(line.split(":", 1) for line in file))
+
+
+class _Status:
+    """What the kernel says of a process's main thread (proc_pid_status(5))."""
+
+    def __init__(self, fields: dict[str, str]) -> None:
+        """Raises ValueError: what is needed of it is not there."""
+        try:
+            self.asleep = fields["State"].split()[0] in ("S", "D")
+            self._caught = int(fields["SigCgt"], 16)
+            self._taken = int(fields["SigBlk"], 16) | int(fields["ShdPnd"], 16) | int(fields["SigPnd"], 16)
+        except KeyError as error:
+            raise ValueError(*error.args) from None
+
+    def catches(self, number: int) -> bool:
+        return bool(self._caught >> (number - 1) & 1)
+
+    def has(self, number: int) -> bool:
+        """Whether the signal is on its way to the thread, or in its handler."""
+        return bool(self._taken >> (number - 1) & 1)

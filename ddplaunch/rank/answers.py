@@ -1,13 +1,15 @@
 """What a rank answers when it is asked where it stands, whatever its program is doing meanwhile.
 
-Stacks come by a signal, on which ``faulthandler`` writes those of all threads to a memfd, also while a thread holds the
-GIL. How far it is in its collectives tells a parked thread, from the first ``init_process_group`` on: torch's flight
-recorder has it, on every backend (torch._C._distributed_c10d). Nothing here may disturb the program or raise anything
-in it; what a torch does not have is left out. Part of the worker, and bound by its rules.
+Stacks come by one of two signals, on which ``faulthandler`` writes those of all threads to a memfd. On the first,
+Python calls us between two instructions. On the second faulthandler writes at once, also while a thread holds the GIL:
+that is for a main thread in native code, as one in the midst of a call would be read halfway, and Python 3.11 and 3.12
+can crash of that. How far the rank is in its collectives tells a parked thread, from the first ``init_process_group``
+on: torch's flight recorder has it, on every backend (torch._C._distributed_c10d). Nothing here may disturb the program
+or raise anything in it; what a torch does not have is left out. Part of the worker, and bound by its rules.
 
-On the socket there are lines. From the rank: ``h SIGNAL FD`` at its start, ``t`` when the thread is there, ``l`` when
-it has left, and answers, ``s7 …`` with tabs between their parts. To the rank: ``s7`` (how far are you?) and ``e7`` (and
-what are the last collectives?), numbered by the asker.
+On the socket there are lines. From the rank: ``h FIRST SECOND FD`` at its start, ``t`` when the thread is there, ``l``
+when it has left, and answers, ``s7 …`` with tabs between their parts. To the rank: ``s7`` (how far are you?) and ``e7``
+(and what are the last collectives?), numbered by the asker.
 """
 
 from __future__ import annotations
@@ -37,15 +39,19 @@ class Answers:
         self._fd = _moved_up(fd)
         self._inode = os.fstat(self._fd).st_ino
         self._thread = 0  # the kernel's id of it
+        self._stacks: tuple[int, int, int] | None = None  # two signals and a descriptor
         self._since = 0.0  # when there was a process group first, on the monotonic clock
         try:
-            self._say(b"h %d %d" % (_register_stacks() or (0, 0)))
+            self._stacks = _register_stacks()
+            self._say(b"h %d %d %d" % (self._stacks or (0, 0, 0)))
             self._await_torch()
         except Exception:
             pass  # whoever asks is told that there is no answer
 
     def leave(self) -> None:
-        """Have the thread end, and wait until the kernel no longer counts it."""
+        """Answer no more: have the thread end, and wait until the kernel no longer counts it."""
+        if self._stacks and _signal.getsignal(self._stacks[0]) is _write_stacks:
+            _signal.signal(self._stacks[0], _signal.SIG_IGN)  # the interpreter's end would let it kill
         if not self._thread:
             return
         tid, self._thread = self._thread, 0
@@ -224,26 +230,44 @@ class _Finder:
         return _find_spec(name, path, target)
 
 
-def _register_stacks() -> tuple[int, int] | None:
-    """Choose a signal and a file for the stacks; None where the system has not what it takes."""
+_stacks_fd = -1
+
+
+def _register_stacks() -> tuple[int, int, int] | None:
+    """Choose two signals and a file for the stacks; None where the system has not what it takes."""
+    global _stacks_fd
     if not (hasattr(_signal, "SIGRTMIN") and hasattr(os, "memfd_create")):
         return None
     import faulthandler
 
     blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, [])
-    free = range(_signal.SIGRTMIN, _signal.SIGRTMAX + 1)
-    number = next((n for n in free if n not in blocked and _signal.getsignal(n) == _signal.SIG_DFL), None)
-    if number is None:
+    numbers = range(_signal.SIGRTMIN, _signal.SIGRTMAX + 1)
+    free = [n for n in numbers if n not in blocked and _signal.getsignal(n) == _signal.SIG_DFL]
+    if len(free) < 2:
         return None
+    first, second = free[:2]
     made = os.memfd_create("ddplaunch-stacks")
     try:
-        fd = _moved_up(os.open(f"/proc/self/fd/{made}", os.O_WRONLY | os.O_APPEND))
+        _stacks_fd = fd = _moved_up(os.open(f"/proc/self/fd/{made}", os.O_WRONLY | os.O_APPEND))
     finally:
         os.close(made)
+    _signal.signal(first, _write_stacks)
+    _signal.siginterrupt(first, False)  # no call of the program's is to fail
     # What faulthandler puts back at the interpreter's end is this: a signal that comes late must not kill.
-    _signal.signal(number, _signal.SIG_IGN)
-    faulthandler.register(number, file=fd, all_threads=True, chain=False)
-    return number, fd
+    _signal.signal(second, _signal.SIG_IGN)
+    faulthandler.register(second, file=fd, all_threads=True, chain=False)
+    return first, second, fd
+
+
+def _write_stacks(number: int, frame: object) -> None:
+    import faulthandler
+
+    try:
+        os.write(_stacks_fd, b"begin\n")
+        faulthandler.dump_traceback(_stacks_fd, all_threads=True)
+        os.write(_stacks_fd, b"end\n")
+    except Exception:
+        pass  # the program has closed it
 
 
 def _moved_up(fd: int) -> int:

@@ -331,9 +331,6 @@ def _remove(path: str) -> None:
 
 
 if __name__ == "__main__":
-    life = worker.Life(*main(), forked=True)
-    with life:
-        life.begin()
-        life.program(*life.positional, **life.named)
-        life.complete()
+    life = worker.Life(*worker.with_room(main)(), forked=True)
+    worker.with_room(worker.live)(life)
     life.leave()

@@ -107,8 +107,9 @@ def test_the_rank_that_others_wait_for(start, answer, tmp_path, program):
         )
 
     try:
-        wait_until(told, "the sentence", 60)
+        wait_until(lambda: told() or job.process.poll() is not None, "the sentence", 60)
     finally:
         print(*said, sep="\n")
+    assert job.process.poll() is None, job.stderr()
     job.process.kill()
     job.wait()

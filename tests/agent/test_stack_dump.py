@@ -1,0 +1,49 @@
+"""Stacks of a rank that is at work: asked for a thousand times, they are whole, and it goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.agent.ranks import RankProcess
+from ddplaunch.agent.stack_dump import StackDump
+from ddplaunch.diagnosis.inspection import Condition
+from ddplaunch.diagnosis.stack_dump import parse_dump
+from ddplaunch.plan.layout import Rank
+from tests.conftest import write
+from tests.starts import EXEC, FORKED
+
+TIMES = 1000
+
+CALLS = """
+    import os
+
+    names = "=".join(f"a{n}" for n in range(1000))
+    exec(f"def large(number):\\n  if number < 0: {names} = 0")  # half of a piece of the interpreter's stack
+    signals = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("SigCgt"))
+    first = int(signals, 16) >> 33
+    print("rank", os.getpid(), 34 + (first & -first).bit_length() - 1, "is there", flush=True)
+    while not os.path.exists("end"):
+        list(map(large, range(1000)))
+"""
+
+
+@pytest.mark.parametrize("how", [FORKED, EXEC], ids=["fork", "exec"])
+def test_asking_a_program_that_calls_and_returns_all_the_time(start, tmp_path, how):
+    job = start("run", *how, "--nproc", "1", write(tmp_path, "train.py", CALLS))
+    job.wait_for("is there")
+    pid, signal = map(int, re.findall(r"\d+", job.stdout()))
+    (fd,) = (int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir() if "ddplaunch-stacks" in os.readlink(fd))
+    process = RankProcess(Rank(0, 0, 0, None, "cpu", None), pid, os.pidfd_open(pid))
+    for _ in range(TIMES):
+        dump = StackDump(process, (signal, signal + 1), fd, Condition.ALIVE)
+        while dump.look():
+            pass
+        assert dump.text, dump.why_not
+        (thread,) = parse_dump(dump.text, str(tmp_path))
+        assert Path(thread.frames[-1].file).name == "train.py"
+    (tmp_path / "end").touch()
+    assert (job.wait(), job.stderr()) == (0, "")
