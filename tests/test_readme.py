@@ -295,7 +295,12 @@ def test_commands_print_what_the_page_shows(alike: list[Block], folder: Path, re
     start = subprocess.Popen
     if "ports" in settings and unsupported() is None:
         start = request.getfixturevalue("network")(1).hosts[0].start
-    variables = {**environment(int(settings.get("gpus", 0)), request), "XDG_STATE_HOME": str(folder / ".state")}
+    runtime = request.getfixturevalue("tmp_path_factory").mktemp("r")  # a short path, as those of sockets are
+    variables = {
+        **environment(int(settings.get("gpus", 0)), request),
+        "XDG_STATE_HOME": str(folder / ".state"),
+        "XDG_RUNTIME_DIR": str(runtime),
+    }
     with Shell(folder, variables, start) as shell:
         printed = [shell.carry_out(command) for command in alike[0].commands]
         shell.leave()

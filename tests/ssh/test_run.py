@@ -288,7 +288,7 @@ def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
     hosts[6].run("mount", "-t", "tmpfs", "none", Path(torch.__file__).parent)
     hosts[7].run("mount", "-t", "tmpfs", "none", Path(ddplaunch.__file__).parent)
     hosts[8].run("mount", "-t", "tmpfs", "none", Path(sys.executable).parent)
-    version = write(tmp_path, "__init__.py", '__version__ = "0.0.1"\n')
+    version = write(tmp_path, "__init__.py", '__version__ = "0.0.1"\nTYPE_CHECKING = False\n')
     hosts[9].run("mount", "--bind", version, ddplaunch.__file__)
     servers.config.write_text(servers.config.read_text() + "  ConnectTimeout 2\n")
     run = Job(servers, tmp_path / "there/here", "--hosts", "n[0-9]:1", "train.py")

@@ -114,7 +114,7 @@ def test_a_stop_ends_it_while_it_imports(shell: Shell):
     warm = int(printed(shell.folder / "importing", "\n"))
     os.kill(launcher, signal.SIGTERM)
     gone(launcher, warm)
-    assert shell.kept() == []
+    assert warm not in shell.kept()
 
 
 def import_slowly(shell: Shell) -> None:
