@@ -45,6 +45,7 @@ REFUSED = {
 OF_SBATCH = {
     "-A": "--account", "-a": "--array", "-C": "--constraint", "-c": "--cpus-per-task", "-J": "--job-name",
     "-N": "--nodes", "--num-nodes": "--nodes", "-o": "--output", "-p": "--partition", "-q": "--qos", "-t": "--time",
+    "-d": "--dependency", "-e": "--error",
     "-w": "--nodelist", "-x": "--exclude", "-n": "--nproc", "--ntasks": "--nproc", "--ntasks-per-node": "--nproc",
 }  # fmt: skip
 """What sbatch and other programs call an option of ours."""

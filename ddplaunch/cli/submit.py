@@ -5,23 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddplaunch.cli.batch_command import BatchCommand, given, headings, params, renamed, report, seconds, words_of_run
-from ddplaunch.cli.command_line import end_of_ours
+from ddplaunch.cli.command_line import CommandLine, end_of_ours, name_of
+from ddplaunch.cli.following import follow as follow_to_its_end
+from ddplaunch.cli.following import say
 from ddplaunch.cli.options import Source
 from ddplaunch.cli.parameters import source_of
-from ddplaunch.cli.submit_options import COMMON, HEADINGS, REFUSED
+from ddplaunch.cli.submit_options import COMMON, HEADINGS, REFUSED, passed_on
 from ddplaunch.cli.surroundings import check_token
 from ddplaunch.cli.target_command import SETTINGS, remarks, spellings
 from ddplaunch.cli.typed import current_directory, find_target
-from ddplaunch.errors import EXIT_SIGNAL, UsageError
+from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddplaunch.submit.queue import JobId
     from ddplaunch.submit.slurm import BatchJob, Requeue, Setup
 
 
@@ -39,6 +40,17 @@ class _SubmitCommand(BatchCommand):
         ("go on after a preemption or the time limit", "ddplaunch submit --requeue 3 --time 1-00 train.py"),
     )
 
+    def split(self, ctx: click.Context, words: list[str], **how: Any) -> CommandLine:
+        known = self.spellings(ctx)
+        end = end_of_ours(words, known)
+        if end < len(words) and (instead := passed_on(words[end:])):
+            what = f"{name_of(words[end])} is an option of sbatch, which ddplaunch does not have"
+            raise UsageError(what, f"pass it on: {instead}")
+        for word in words[:end]:
+            if word.startswith("--exclusive="):
+                raise UsageError("--exclusive has no value here", f"pass it on: --sbatch-arg={word}")
+        return super().split(ctx, words, **how)
+
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
@@ -47,7 +59,7 @@ class _SubmitCommand(BatchCommand):
             return super().make_context(info_name, args, parent, **extra)
         from ddplaunch.cli.manifest import manifest
 
-        _say("submit is for Slurm; for Kubernetes use ddplaunch manifest")
+        say("submit is for Slurm; for Kubernetes use ddplaunch manifest")
         context = manifest.make_context(manifest.name, words, parent, **extra)
         tables = given(context).defaults.tables
         if "submit" in tables and "manifest" not in tables:
@@ -133,11 +145,15 @@ def submit(
         return 0
     queue.check_is_here(os.environ)
     if job.container_image and not queue.has_containers():
-        _say("srun has no --container-image here: the job fails, unless the nodes have pyxis")
-    _prepare_log(job)
+        say("srun has no --container-image here: the job fails, unless the nodes have pyxis")
+    _prepare_log(job, "--output", job.output)
+    if job.error:
+        _prepare_log(job, "--error", job.error)
     submitted = queue.submit(script, os.environ)
     log = slurm.log_path(job, submitted.number)
+    errors = slurm.log_path(job, submitted.number, job.error) if job.error else None
     lines = [f"job {submitted.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {log}"]
+    lines += [f"errors: {errors}"] if errors else []
     cancel = f"cancel: scancel {' '.join(submitted.words)}"
     if not follow:
         import shlex
@@ -145,26 +161,35 @@ def submit(
         tail = [] if job.array else [f"follow: tail -n +1 -F {shlex.quote(log)}"]
         click.echo(os.fsencode("\n".join([*lines, *tail, cancel])))
         return 0
+    from ddplaunch.submit.follow import Follower
+
     for line in (*lines, cancel):
-        _say(line)
-    return _follow(submitted, log)
+        say(line)
+    return follow_to_its_end(submitted, log, Follower(submitted, sys.stdout.buffer, sys.stderr.buffer, say))
 
 
 def _job(ctx: click.Context, target: str) -> BatchJob:
-    """Read the options into a job; refuse those that do not fit together, and a file of --setup that is missing."""
+    """Read the options into a job; refuse what does not fit together, and a file of --setup that is missing."""
+    from ddplaunch.cli import submit_conflicts
     from ddplaunch.submit.slurm import BatchJob
 
     given = ctx.params
-    return BatchJob(
+    memory = submit_conflicts.memory(ctx)
+    job = BatchJob(
         command=words_of_run(ctx),
         interpreter="python" if given["container_image"] else sys.executable,
         chdir=current_directory(),
         job_name=given["job_name"] or os.path.basename(target),
         output=given["output"] or ("slurm-%A_%a.out" if given["array"] else "slurm-%j.out"),
+        error=given["error"],
         nodes=given["nodes"],
         gpus_per_node=given["gpus_per_node"],
+        gpus_per_task=given["gpus_per_task"],
+        gres=given["gres"],
         cpus_per_task=given["cpus_per_task"],
-        mem=given["mem"],
+        mem=memory["mem"],
+        mem_per_gpu=memory["mem-per-gpu"],
+        mem_per_cpu=memory["mem-per-cpu"],
         time=given["time"],
         partition=given["partition"],
         account=given["account"],
@@ -172,13 +197,23 @@ def _job(ctx: click.Context, target: str) -> BatchJob:
         constraint=given["constraint"],
         nodelist=given["nodelist"],
         exclude=given["exclude"],
+        exclusive=given["exclusive"],
+        reservation=given["reservation"],
+        dependency=given["dependency"],
+        mail_type=given["mail_type"],
+        mail_user=given["mail_user"],
+        comment=given["comment"],
         array=given["array"],
         sbatch_args=given["sbatch_args"],
-        setup=tuple(_setups(ctx, given["setup"])),
+        srun_args=given["srun_args"],
+        setup=tuple(_setups(ctx, "setup")),
+        teardown=tuple(_setups(ctx, "teardown")),
         container_image=given["container_image"],
         container_mounts=given["container_mounts"],
         requeue=_requeue(ctx, given["requeue"]) if given["requeue"] else None,
     )
+    submit_conflicts.check(job)
+    return job
 
 
 def _requeue(ctx: click.Context, max_times: int) -> Requeue:
@@ -206,26 +241,26 @@ def _requeue(ctx: click.Context, max_times: int) -> Requeue:
     return requeue
 
 
-def _setups(ctx: click.Context, texts: Sequence[str]) -> Iterator[Setup]:
+def _setups(ctx: click.Context, name: str) -> Iterator[Setup]:
     """Tell files from commands. A file that a file of defaults names is looked for beside that one."""
     from ddplaunch.submit.slurm import Setup
 
     folder = current_directory()
-    if source_of(ctx, "setup") is Source.FILE:
-        folder = os.path.dirname(given(ctx).defaults.values["setup"].file)
-    for text in texts:
+    if source_of(ctx, name) is Source.FILE:
+        folder = os.path.dirname(given(ctx).defaults.values[name].file)
+    for text in ctx.params[name]:
         path = os.path.join(folder, os.path.expanduser(text))
         if os.path.isfile(path):
             yield Setup(path, is_file=True)
         elif len(text.split()) == 1 and (text.endswith(".sh") or "/" in text):
-            raise UsageError(f"--setup {text}: no such file in {folder}", "a command has more than one word")
+            raise UsageError(f"--{name} {text}: no such file in {folder}", "a command has more than one word")
         elif text.strip():
             yield Setup(text)
 
 
-def _prepare_log(job: BatchJob) -> None:
-    """Make the log's folder, which Slurm does not do, and try to write there: else the job fails without a message."""
-    path = os.path.join(job.chdir, job.output)
+def _prepare_log(job: BatchJob, option: str, pattern: str) -> None:
+    """Make a log's folder, which Slurm does not do, and try to write there: else the job fails without a message."""
+    path = os.path.join(job.chdir, pattern)
     where = folder = os.path.dirname(path)
     if "%" in folder:
         return
@@ -240,53 +275,12 @@ def _prepare_log(job: BatchJob) -> None:
             os.unlink(probe)
     except OSError as error:
         message = f"cannot write the log: {where}: {error.strerror}"
-        raise UsageError(message, "--output DIR/slurm-%j.out names another folder") from None
+        raise UsageError(message, f"{option} DIR/slurm-%j.{option[2:5]} names another folder") from None
 
 
 def _advice(job: BatchJob) -> Iterator[str]:
-    if job.cpus_per_task is None and not any("cpus-per" in arg or "exclusive" in arg for arg in job.sbatch_args):
+    passed = any("cpus-per" in arg or "exclusive" in arg for arg in job.sbatch_args)
+    if job.cpus_per_task is None and not job.exclusive and not passed:
         yield "without --cpus-per-task all ranks of a node share one CPU, unless the site's Slurm gives more"
     if job.container_image:
         yield "the target was not checked: it is in the image"
-
-
-def _say(line: str) -> None:
-    click.echo(f"ddplaunch: {line}", err=True)
-
-
-def _follow(job: JobId, log: str) -> int:
-    """Follow the job to its end; Ctrl-C asks whether to stop following."""
-    from ddplaunch.submit.follow import Follower
-    from ddplaunch.submit.queue import cancel
-
-    follower = Follower(job, sys.stdout.buffer, _say)
-    while True:
-        try:
-            return follower.run()
-        except KeyboardInterrupt:
-            answer = _ask(job)
-            code = EXIT_SIGNAL + 2
-        except BrokenPipeError:  # `| head` has read enough
-            answer = "d"
-            code = EXIT_SIGNAL + 13
-        if answer == "c":
-            cancel(job)
-        elif answer == "d":
-            _say(f"job {job.number} keeps running; its log: {log}")
-            return code
-
-
-def _ask(job: JobId) -> str:
-    """Ask what to do with the job: "c" is to cancel it, "d" to detach, anything else to follow on."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return "d"
-    question = f"\nddplaunch: job {job.number}: [c]ancel it, [d]etach and let it run, or [f]ollow on? "
-    click.echo(question, err=True, nl=False)
-    try:
-        answer = sys.stdin.readline()
-    except KeyboardInterrupt:
-        answer = ""
-    if not answer:  # Ctrl-C again, or Ctrl-D
-        click.echo(err=True)
-        return "d"
-    return answer.strip().lower()[:1]

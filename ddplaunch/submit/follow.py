@@ -20,18 +20,44 @@ REMIND_EVERY = 60.0
 """Seconds between looks at the log, between questions to Slurm (least and most), and between reminders of a wait."""
 
 
+class _Log:
+    """A file that grows on another machine, and where what is new in it goes."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self.path: str | None = None  # None until it is known, and once it cannot be read
+        self.read = 0  # bytes
+        self._out = out
+
+    def copy(self, say: Callable[[str], None]) -> None:
+        """Write what is new in it."""
+        if self.path is None:
+            return
+        try:
+            file = open(self.path, "rb")  # noqa: SIM115 - closed below
+        except FileNotFoundError:  # the job has not begun
+            return
+        except OSError as error:
+            say(f"cannot read {self.path}: {error.strerror}")
+            self.path = None
+            return
+        with file:
+            file.seek(self.read)
+            while chunk := file.read(1 << 16):
+                self._out.write(chunk)
+                self.read += len(chunk)
+        self._out.flush()
+
+
 class Follower:
     """Follows one job: its log goes to ``out`` byte for byte, and ``say`` prints a line for each change.
 
-    ``run`` may be left by KeyboardInterrupt and called again.
+    Where stderr has a file of its own, that goes to ``err``. ``run`` may be left by KeyboardInterrupt and called again.
     """
 
-    def __init__(self, job: JobId, out: BinaryIO, say: Callable[[str], None]) -> None:
+    def __init__(self, job: JobId, out: BinaryIO, err: BinaryIO, say: Callable[[str], None]) -> None:
         self.job = job
-        self.out = out
         self.say = say
-        self.log: str | None = None
-        self.read = 0
+        self._log, self._errors = _Log(out), _Log(err)
         self._said: str | None = None
         self._said_at = 0.0
         self._answered_at = time.monotonic()
@@ -45,7 +71,8 @@ class Follower:
                 before = self._said
                 seen = look(self.job)
                 if seen is not None:
-                    self.log = self.log or seen.log
+                    self._log.path = self._log.path or seen.log
+                    self._errors.path = self._errors.path or seen.errors
                     if seen.code is not None:
                         self._copy()  # all of it, before we say how it ended
                 self._tell(seen)
@@ -55,6 +82,10 @@ class Follower:
                 ask_at = time.monotonic() + pause
             self._copy()
             time.sleep(LOG_EVERY)
+
+    def _copy(self) -> None:
+        self._log.copy(self.say)
+        self._errors.copy(self.say)
 
     def _tell(self, seen: JobRecord | None) -> None:
         now = time.monotonic()
@@ -69,22 +100,3 @@ class Follower:
             return
         self._said, self._said_at = seen.words, now
         self.say(f"job {number} {seen.words}")
-
-    def _copy(self) -> None:
-        """Write what is new in the log."""
-        if self.log is None:
-            return
-        try:
-            file = open(self.log, "rb")  # noqa: SIM115 - closed below
-        except FileNotFoundError:  # the job has not begun
-            return
-        except OSError as error:
-            self.say(f"cannot read {self.log}: {error.strerror}")
-            self.log = None
-            return
-        with file:
-            file.seek(self.read)
-            while chunk := file.read(1 << 16):
-                self.out.write(chunk)
-                self.read += len(chunk)
-        self.out.flush()

@@ -15,16 +15,26 @@ OVERRIDES = {
     "account": "SBATCH_ACCOUNT",
     "array": "SBATCH_ARRAY_INX",
     "constraint": "SBATCH_CONSTRAINT",
+    "error": "SBATCH_ERROR",
+    "exclusive": "SBATCH_EXCLUSIVE",
     "gpus-per-node": "SBATCH_GPUS_PER_NODE",
+    "gpus-per-task": "SBATCH_GPUS_PER_TASK",
+    "gres": "SBATCH_GRES",
     "job-name": "SBATCH_JOB_NAME",
     "mem": "SBATCH_MEM_PER_NODE",
+    "mem-per-cpu": "SBATCH_MEM_PER_CPU",
+    "mem-per-gpu": "SBATCH_MEM_PER_GPU",
     "open-mode": "SBATCH_OPEN_MODE",
     "output": "SBATCH_OUTPUT",
     "partition": "SBATCH_PARTITION",
     "qos": "SBATCH_QOS",
+    "reservation": "SBATCH_RESERVATION",
     "time": "SBATCH_TIMELIMIT",
 }
 """The variables that overrule the lines of a script (sbatch(1), INPUT ENVIRONMENT VARIABLES)."""
+
+MEMORY = ("mem", "mem-per-gpu", "mem-per-cpu")
+"""The options of memory, of which sbatch takes one."""
 
 _KEPT_OF_AN_OUTER_JOB = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
 
@@ -87,6 +97,7 @@ class JobRecord:
     code: int | None  # our exit code; None while it runs or waits
     log: str | None  # the file of its output
     restarts: int = 0  # how often Slurm has requeued it
+    errors: str | None = None  # the file of its stderr, where that is another
 
     @property
     def words(self) -> str:
@@ -145,6 +156,9 @@ _ADVICE = (  # the first that fits; for a wrong account Slurm names the partitio
     ("time limit", 'sinfo -o "%P %l" lists the partitions with their limits'),
     ("node configuration", 'sinfo -o "%P %D %c %m %G %f" lists nodes with CPUs, memory (MB), GPUs and features'),
     ("feature", 'sinfo -o "%P %D %f" lists nodes with their features'),
+    ("dependency", "squeue --me lists your jobs; --dependency afterok:JOB waits for one"),
+    ("reservation", "scontrol show reservation lists them"),
+    ("node name", 'sinfo -N -o "%N" lists the nodes'),
     ("gres", 'sinfo -o "%P %D %G" lists nodes with their GPUs'),
     ("", "--dry-run shows the script"),
 )
@@ -159,8 +173,11 @@ def _environment(script: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Leave out variables that overrule the lines of the script, or that belong to a job in whose shell we run."""
     kept = dict(environ)
     for option, variable in OVERRIDES.items():
-        if re.search(rf"^#SBATCH --{option}=", script, re.MULTILINE):
+        if re.search(rf"^#SBATCH --{option}(=|$)", script, re.MULTILINE):
             kept.pop(variable, None)
+    if re.search(r"^#SBATCH --mem(-per-[cg]pu)?=", script, re.MULTILINE):  # they exclude each other
+        for option in MEMORY:
+            kept.pop(OVERRIDES[option], None)
     if "SLURM_JOB_ID" in kept:
         for name in list(kept):
             if name.startswith(("SLURM_", "SRUN_")) and name not in _KEPT_OF_AN_OUTER_JOB:
@@ -207,7 +224,9 @@ def parse(record: str) -> JobRecord | None:
             code = own or (EXIT_SIGNAL + signal if signal else int(name == "FAILED"))
     restarts = re.search(r" Requeue=\d Restarts=(\d+)", record)
     log = re.search(r" StdOut=(.*?)(?: \w+=|$)", record, re.MULTILINE)
-    return JobRecord(name, state[2], code, log[1] if log else None, int(restarts[1]) if restarts else 0)
+    errors = re.search(r" StdErr=(.*?)(?: \w+=|$)", record, re.MULTILINE)
+    apart = errors[1] if log and errors and errors[1] != log[1] else None
+    return JobRecord(name, state[2], code, log[1] if log else None, int(restarts[1]) if restarts else 0, apart)
 
 
 def cancel(job: JobId) -> None:

@@ -19,7 +19,7 @@ from ddplaunch.plan.command import python_command
 
 @dataclass(frozen=True)
 class Setup:
-    """One ``--setup``: a file that the job's shell sources, or a command that it runs."""
+    """One ``--setup`` or ``--teardown``: a file that the job's shell sources, or a command that it runs."""
 
     text: str
     is_file: bool = False
@@ -55,10 +55,15 @@ class BatchJob:
     chdir: str  # the absolute folder that the job runs in, on the nodes too
     job_name: str
     output: str  # the log, with sbatch's patterns (%j), relative to `chdir`
+    error: str | None = None  # the file of stderr, likewise; None is the log
     nodes: int = 1
     gpus_per_node: str | None = None  # a number, or a type and a number ("a100:8")
+    gpus_per_task: str | None = None  # the same, as a node has one task
+    gres: str | None = None  # like gpu:a100:8,nvme:1
     cpus_per_task: int | None = None
-    mem: str | None = None
+    mem: str | None = None  # of a node; the three of memory exclude each other
+    mem_per_gpu: str | None = None
+    mem_per_cpu: str | None = None
     time: str | None = None  # the limit, in one of sbatch's forms
     partition: str | None = None
     account: str | None = None
@@ -66,9 +71,17 @@ class BatchJob:
     constraint: str | None = None
     nodelist: str | None = None
     exclude: str | None = None
+    exclusive: bool = False  # whole nodes
+    reservation: str | None = None
+    dependency: str | None = None  # like afterok:4711 or singleton
+    mail_type: str | None = None
+    mail_user: str | None = None
+    comment: str | None = None
     array: str | None = None  # indices like 0-3 or 1,5%2; every one is a job of `nodes` nodes
     sbatch_args: Sequence[str] = ()  # further options of sbatch, as typed there
+    srun_args: Sequence[str] = ()  # further options of srun, as typed there
     setup: Sequence[Setup] = ()
+    teardown: Sequence[Setup] = ()  # runs at the end, whatever the exit code
     container_image: str | None = None  # srun's option of the pyxis plugin (github.com/NVIDIA/pyxis)
     container_mounts: Sequence[str] = ()  # SRC:DST pairs beside `chdir`, which is always mounted
     requeue: Requeue | None = None  # None leaves preempted jobs to Slurm's own rules
@@ -78,8 +91,12 @@ LINES = (
     "job-name",
     "nodes",
     "gpus-per-node",
+    "gpus-per-task",
+    "gres",
     "cpus-per-task",
     "mem",
+    "mem-per-gpu",
+    "mem-per-cpu",
     "time",
     "partition",
     "account",
@@ -87,8 +104,15 @@ LINES = (
     "constraint",
     "nodelist",
     "exclude",
+    "exclusive",
+    "reservation",
+    "dependency",
+    "mail-type",
+    "mail-user",
+    "comment",
     "array",
     "output",
+    "error",
     "chdir",
 )
 """The options of sbatch that have a field of their own, in the order of their lines."""
@@ -96,17 +120,20 @@ LINES = (
 
 def script(job: BatchJob) -> str:
     """Write the job as a script for sbatch. Raises UsageError if a value cannot stand in an ``#SBATCH`` line."""
-    return "\n".join([*_head(job), "", *_setup(job), *_mark(job), *_step(job), *_tail(job)]) + "\n"
+    return "\n".join([*_head(job), "", *_teardown(job), *_setup(job), *_mark(job), *_step(job), *_tail(job)]) + "\n"
 
 
-def log_path(job: BatchJob, number: str) -> str:
-    """Where the log of job ``number`` will be; what is not known yet stays as it is: %N, and %a of an array."""
+def log_path(job: BatchJob, number: str, pattern: str | None = None) -> str:
+    """Where the log of job ``number`` will be, or another file that ``pattern`` names.
+
+    What is not known yet stays as it is: %N, and %a of an array.
+    """
     known = {"A": number, "x": job.job_name} | ({} if job.array else {"j": number})
 
-    def fill(pattern: re.Match[str]) -> str:
-        return known[pattern[2]].rjust(int(pattern[1] or 0), "0") if pattern[2] in known else pattern[0]
+    def fill(found: re.Match[str]) -> str:
+        return known[found[2]].rjust(int(found[1] or 0), "0") if found[2] in known else found[0]
 
-    return os.path.join(job.chdir, re.sub(r"%(\d?)([Ajx])", fill, job.output))
+    return os.path.join(job.chdir, re.sub(r"%(\d?)([Ajx])", fill, pattern or job.output))
 
 
 def _head(job: BatchJob) -> Iterator[str]:
@@ -114,7 +141,9 @@ def _head(job: BatchJob) -> Iterator[str]:
     yield "# Written by ddplaunch submit. To submit it again: sbatch THIS_FILE"
     for name in LINES:
         value = getattr(job, name.replace("-", "_"))
-        if value is not None:
+        if value is True:
+            yield f"#SBATCH --{name}"
+        elif value not in (None, False):
             yield f"#SBATCH --{name}={_word(str(value))}"
     for words in job.sbatch_args:
         yield f"#SBATCH {' '.join(map(_word, shlex.split(words)))}"
@@ -143,6 +172,20 @@ def _word(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+def _teardown(job: BatchJob) -> Iterator[str]:
+    if not job.teardown:
+        return
+    yield "# At the end, on the first node, whatever the exit code, which stays the job's."
+    yield "teardown() {"
+    for each in job.teardown:
+        yield f"  ({f'source {shlex.quote(each.text)}' if each.is_file else each.text.rstrip('; ')})"
+    yield "}"
+    yield "trap teardown EXIT"
+    yield "# Slurm signals this shell too; so it first waits for srun."
+    yield "trap : TERM"
+    yield ""
+
+
 def _setup(job: BatchJob) -> Iterator[str]:
     if not job.setup:
         return
@@ -159,6 +202,8 @@ def _step(job: BatchJob) -> Iterator[str]:
     yield f"srun {counts} --kill-on-bad-exit=0 \\"
     if job.cpus_per_task is not None:  # since Slurm 22.05 srun does not take it from the job (srun(1))
         yield '  --cpus-per-task="$SLURM_CPUS_PER_TASK" \\'
+    if job.srun_args:
+        yield f"  {' '.join(shlex.join(shlex.split(words)) for words in job.srun_args)} \\"
     if job.container_image is not None:
         if set(job.chdir) & {",", ":"}:
             what = f"{job.chdir} cannot be mounted in a container: for pyxis a comma or a colon ends a path"

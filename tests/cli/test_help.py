@@ -141,7 +141,7 @@ def test_completion_is_offered(shell, tmp_path):
         ("ddplaunch run -m pk", ["file,pk"]),
         ("ddplaunch run --log-dir ru", ["dir,ru"]),
         ("ddplaunch run train.py da", ["file,da"]),
-        ("ddplaunch submit --gpus-", ["plain,--gpus-per-node"]),
+        ("ddplaunch submit --gpus-per-n", ["plain,--gpus-per-node"]),
         ("ddplaunch submit --nodes 2 tr", ["file,tr"]),
         ("ddplaunch manifest --container-im", ["plain,--container-image"]),
         ("ddplaunch devices --j", ["plain,--json"]),

@@ -164,8 +164,31 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--gpus-per-node eight train.py", ("--gpus-per-node eight: expected a number of GPUs",)),
         ("--array a train.py", ("--array a: expected a list",)),
         ("--array 0-3 --follow train.py", ("--follow does not work with --array 0-3", "leave one out")),
-        ("--sbatch-arg exclusive train.py", ("exclusive: expected an option of sbatch", "--sbatch-arg=--exclusive")),
+        ("--sbatch-arg contiguous train.py", ("contiguous: expected an option of sbatch", "--sbatch-arg=--contiguous")),
         ("--sbatch-arg=--time=5 train.py", ("ddplaunch has --time itself", "use --time")),
+        ("--sbatch-arg=--gres=gpu:1 train.py", ("ddplaunch has --gres itself", "use --gres")),
+        ("--hint nomultithread train.py", ("--hint is an option of sbatch", "--sbatch-arg=--hint=nomultithread\n")),
+        ("--begin='now + 1hour' train.py", ("pass it on: --sbatch-arg='--begin=now + 1hour'\n",)),
+        ("--nodes 2 --cpus_per_gpu 4 train.py", ("pass it on: --sbatch-arg=--cpus-per-gpu=4\n",)),
+        ("-H --nodes 2 train.py", ("-H is an option of sbatch", "pass it on: --sbatch-arg=--hold\n")),
+        ("--nice=100 train.py", ("pass it on: --sbatch-arg=--nice=100\n",)),
+        ("-d afterok:1 train.py", ("no such option: -d", "did you mean --dependency?")),
+        ("--exclusive=user train.py", ("--exclusive has no value here", "--sbatch-arg=--exclusive=user")),
+        ("--dependency okay:1 train.py", ("--dependency okay:1: expected conditions like afterok:4711",)),
+        ("--mail-type END,DONE train.py", ("--mail-type END,DONE: expected a list like END,FAIL, of NONE",)),
+        ("--mem-per-cpu 0.5G train.py", ("--mem-per-cpu 0.5G: expected a size like 50G",)),
+        ("--mem 9G --mem-per-cpu 1G train.py", ("--mem 9G and --mem-per-cpu 1G exclude each other", "leave one out")),
+        ("--mem-per-gpu 9G train.py", ("--mem-per-gpu 9G: the job asks for no GPU", "--gpus-per-node 8")),
+        (
+            "--gpus-per-node 8 --gpus-per-task 1 train.py",
+            ("--gpus-per-task 1 and --gpus-per-node 8 differ", "--gpus-per-node 8 alone"),
+        ),
+        ("--gres nvme:1,gpu:a100:4 --gpus-per-task 1 train.py", ("and --gres nvme:1,gpu:a100:4 differ",)),
+        ("--nodelist n[1-3] --exclude n2,n5 train.py", ("--exclude n2,n5 both have n2", "out of one of them")),
+        ("--srun-arg cpu-bind=none train.py", ("expected an option of srun", "--srun-arg=--cpu-bind=none")),
+        ("--srun-arg='--label -N1 --nodes 2' train.py", ("the script sets --nodes itself", "--dry-run")),
+        ("--teardown bye.sh train.py", ("--teardown bye.sh: no such file in ",)),
+        ("--error train.py/%j.err train.py", ("cannot write the log: ", "--error DIR/slurm-%j.err")),
         ("--requeue often train.py", ("--requeue often: expected a number of times, like 3",)),
         (
             "--requeue 2 --time 2:0 train.py",
@@ -216,6 +239,45 @@ def test_nodes_to_leave_out(dry, submit):
     assert last_words(script) == ["train.py"]
     assert "exclude: n[07-08] (--exclude)" in lines
     assert "did you mean --exclude?" in submit("-x n07 train.py").stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        ("--gpus-per-node 8 --gpus-per-task 8", ["gpus-per-node=8", "gpus-per-task=8"]),
+        ("--gres gpu --gpus-per-task 1 --mem-per-gpu 9G", ["gres=gpu", "mem-per-gpu=9G"]),
+        ("--gres gres/gpu:a100:4(S:0-1) --mem-per-gpu 9G", ["gres=gres/gpu:a100:4(S:0-1)"]),
+        ("--sbatch-arg=--gpus-per-socket=2 --mem-per-gpu 9G", ["gpus-per-socket=2"]),
+        ("--nodelist n[1-3] --exclude n[4-5]", ["nodelist=n[1-3]", "exclude=n[4-5]"]),
+        ("--dependency afterok:1:2?afterany:3_*+5,singleton", ['dependency="afterok:1:2?afterany:3_*+5,singleton"']),
+        ("--exclusive --comment 'a b'", ["exclusive", 'comment="a b"']),
+        ("--sbatch-arg=--exclusive=user", ["exclusive=user"]),
+        ("--mail-type end,Time_Limit_90 --mail-user a@b", ["mail-type=end,Time_Limit_90", "mail-user=a@b"]),
+    ],
+)
+def test_what_sbatch_takes_is_taken(dry, line, lines):
+    script, _ = dry(f"{line} train.py")
+    for each in lines:
+        assert f"#SBATCH --{each}\n" in script
+
+
+def test_memory_that_is_typed_is_not_that_of_a_file(dry, submit, cluster, tmp_path):
+    write(tmp_path, "config/ddplaunch.toml", '[submit]\nmem = "200G"\nexclusive = true\ngpus-per-node = 8\n')
+    script, _ = dry("train.py")
+    assert "#SBATCH --mem=200G\n" in script
+    assert "#SBATCH --exclusive\n" in script
+    environment = {"SBATCH_MEM_PER_NODE": "3G", "SBATCH_EXCLUSIVE": "user"}
+    assert submit("--mem-per-gpu 9G train.py", env=environment).returncode == 0
+    assert "#SBATCH --mem-per-gpu=9G\n" in cluster.read("script")
+    assert "--mem=" not in cluster.read("script")
+    assert "SBATCH_MEM" not in cluster.read("environment")
+    assert "SBATCH_EXCLUSIVE" not in cluster.read("environment")
+
+
+def test_a_teardown_beside_the_file_that_names_it(dry, tmp_path):
+    write(tmp_path, "config/ddplaunch.toml", '[submit]\nteardown = ["bye.sh", "rm -rf x"]\n')
+    write(tmp_path, "config/bye.sh", "")
+    assert f"  (source {tmp_path}/config/bye.sh)\n  (rm -rf x)\n" in dry("train.py")[0]
 
 
 def test_the_target_of_an_image_is_not_looked_for_here(dry):
@@ -507,6 +569,19 @@ def test_followed_to_its_end(submit, cluster):
     said = [line.removeprefix("ddplaunch: ") for line in done.stderr.splitlines()]
     assert said[0] == "job 77: train.py on 1 node"
     assert said[-4:] == ["job 77 waits", "job 77 waits: Resources", "job 77 is running", "job 77 failed (exit code 3)"]
+
+
+def test_stderr_that_is_apart(submit, cluster, tmp_path):
+    """Its folder is made, and following shows it where it belongs."""
+    cluster.plays('echo one >> "$STATE/log"; echo two >> "$STATE/errors"; say COMPLETED None 0:0')
+    scontrol = cluster.folder / "bin/scontrol"
+    scontrol.write_text(scontrol.read_text().replace("ExitCode=$3 ", "ExitCode=$3 StdErr=$STATE/errors "))
+    done = submit("--error errs/%j.err --follow --cpus-per-task 2 train.py")
+    assert (done.returncode, done.stdout) == (0, "one\n")
+    assert f"ddplaunch: errors: {tmp_path}/errs/77.err\n" in done.stderr
+    assert "two\nddplaunch: job 77 completed" in done.stderr
+    assert (tmp_path / "errs").is_dir()
+    assert "#SBATCH --error=errs/%j.err\n" in cluster.read("script")
 
 
 @pytest.mark.parametrize(

@@ -108,5 +108,7 @@ NO_VARIABLES = {
     ),
     *("GLOO_", "NCCL_", "TORCH_", "PET_", "SLURM_", "SRUN_", "SSH_", "DDPLAUNCH_"),
     *("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"),  # of an outer job's, left for sbatch
+    *("INVALID_DEPEND", "STAGE_OUT", "ARRAY_TASKS"),  # what sbatch sends mail on
+    *("TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50"),
 }
 """What looks like one in the source: other names, and beginnings of names."""

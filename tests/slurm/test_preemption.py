@@ -54,7 +54,7 @@ def test_jobs_that_make_room_go_on_where_they_were(submit, launch, tmp_path):  #
     folders = {name: tmp_path / name for name in ("late", "preempted", "submitit", "undisturbed")}
     for folder in folders.values():
         write(folder, "gated.py", (PROGRAMS / "gated.py").read_text())
-    words = ("--nodes", "2", "--sbatch-arg=--exclusive", "--requeue", "2", "--follow", "--setup", "export PYTHONPATH=.")
+    words = ("--nodes", "2", "--exclusive", "--requeue", "2", "--follow", "--setup", "export PYTHONPATH=.")
     template = (TEMPLATE, "--", *OPTIONS)
     following = {
         "late": start(*words, "--time", "5", *template, cwd=folders["late"]),
@@ -128,7 +128,7 @@ def test_where_slurm_ends_a_preempted_job_by_sigterm(submit, tmp_path):  # noqa:
         time.sleep(1000)
         """,
     )
-    following = start("--nodes", "2", "--sbatch-arg=--exclusive", "--requeue", "2", "--follow", "train.py")
+    following = start("--nodes", "2", "--exclusive", "--requeue", "2", "--follow", "train.py")
     job = number_of(following)
     cluster.wait_for(job, "run 0", 2)
     high = cluster.sbatch("-p", "high", "-N2", "--exclusive", script="hostname")

@@ -167,7 +167,7 @@ def test_preempted_jobs(submit, tmp_path):
     """
     cluster, start = submit(7, settings={"MessageTimeout": "5"})  # looks every 7 s whether the grace is over
     write(tmp_path, "saves.py", SAVES)
-    options = ("--nodes", "2", "--sbatch-arg=--exclusive", "--sbatch-arg=--no-requeue", "--grace", "60", "--follow")
+    options = ("--nodes", "2", "--exclusive", "--sbatch-arg=--no-requeue", "--grace", "60", "--follow")
     ours = {how: start(*options, "saves.py", "--", how) for how in ("saves", "deaf")}
     jobs = {how: number_of(following) for how, following in ours.items()}
     append = ("--exclusive", "--open-mode=append")

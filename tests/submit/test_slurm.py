@@ -59,8 +59,26 @@ JOBS = {
         constraint="[rack1|rack2]",
         nodelist="gpu[01-16]",
         array="0-7%2",
-        sbatch_args=["--exclusive", "--comment='back \\ slash # 2'"],
+        sbatch_args=["--hint=nomultithread", "--prefer='back \\ slash # 2'"],
         setup=[Setup("/data/my wine/env.sh", is_file=True), Setup("export A=1; module load cuda/12")],
+    ),
+    "as_sbatch": replace(
+        SMALLEST,
+        nodes=2,
+        error="logs/%j.err",
+        gpus_per_task="h100:8",
+        gres="gpu:h100:8,nvme:1",
+        mem_per_gpu="50G",
+        exclude="gpu[07-08]",
+        exclusive=True,
+        reservation="week 3",
+        dependency="afterok:4711?afterany:4712_3",
+        mail_type="END,FAIL",
+        mail_user="me@example.org",
+        comment="wine # 2",
+        srun_args=["--cpu-bind=none", "--export 'A=1 2'"],
+        setup=[Setup("export SCRATCH=/scratch/$SLURM_JOB_ID; mkdir $SCRATCH")],
+        teardown=[Setup('rm -rf "$SCRATCH"; '), Setup("/data/my wine/done.sh", is_file=True)],
     ),
     "requeue": replace(SMALLEST, nodes=2, requeue=Requeue(3, "USR2", 90, 30)),
     "container": replace(
@@ -136,6 +154,20 @@ def test_a_setup_that_fails_ends_the_job(run):
     assert done.returncode == 127
     assert "no_such_command_here" in done.stderr
     assert (words, done.stdout) == (None, "")
+
+
+TORN = Setup("echo torn $FROM_SETUP; exit 4")
+
+
+@pytest.mark.parametrize(
+    ("setup", "code", "said"),
+    [("FROM_SETUP=x", 7, "torn x\n"), ("false", 1, "torn\n"), ("exit 3", 3, "torn\n")],
+)
+def test_a_teardown_keeps_the_exit_code(run, setup, code, said):
+    """Also where the set-up ends the job, and where it leaves by ``exit`` itself."""
+    done, _, _ = run(replace(SMALLEST, setup=[Setup(setup)], teardown=[TORN, Setup("no_such_command")]))
+    assert (done.returncode, done.stdout) == (code, said)
+    assert "no_such_command" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\rb"])

@@ -14,8 +14,8 @@
 #SBATCH --array=0-7%2
 #SBATCH --output=logs/%A_%a.out
 #SBATCH --chdir="/data/my wine"
-#SBATCH --exclusive
-#SBATCH "--comment=back \\ slash # 2"
+#SBATCH --hint=nomultithread
+#SBATCH "--prefer=back \\ slash # 2"
 # One task a node: ddplaunch, which starts the ranks of its node.
 #SBATCH --ntasks-per-node=1
 # A job that Slurm starts again (preempted, or its node was lost) goes on in the same log.

@@ -1,0 +1,50 @@
+"""Following a job of Slurm in a terminal, to its end; Ctrl-C asks what to do with the job."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ddplaunch.errors import EXIT_SIGNAL
+from ddplaunch.submit.follow import Follower
+from ddplaunch.submit.queue import JobId, cancel
+
+
+def follow(job: JobId, log: str, follower: Follower) -> int:
+    """Follow the job to its end and return its exit code; 130 where Ctrl-C leaves it running."""
+    while True:
+        try:
+            return follower.run()
+        except KeyboardInterrupt:
+            answer = _ask(job)
+            code = EXIT_SIGNAL + 2
+        except BrokenPipeError:  # `| head` has read enough
+            answer = "d"
+            code = EXIT_SIGNAL + 13
+        if answer == "c":
+            cancel(job)
+        elif answer == "d":
+            say(f"job {job.number} keeps running; its log: {log}")
+            return code
+
+
+def say(line: str) -> None:
+    """Print a line of ours on stderr."""
+    click.echo(f"ddplaunch: {line}", err=True)
+
+
+def _ask(job: JobId) -> str:
+    """Ask what to do with the job: "c" is to cancel it, "d" to detach, anything else to follow on."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return "d"
+    question = f"\nddplaunch: job {job.number}: [c]ancel it, [d]etach and let it run, or [f]ollow on? "
+    click.echo(question, err=True, nl=False)
+    try:
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
+        answer = ""
+    if not answer:  # Ctrl-C again, or Ctrl-D
+        click.echo(err=True)
+        return "d"
+    return answer.strip().lower()[:1]
