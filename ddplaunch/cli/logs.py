@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddplaunch.job.runs import Found
+    from ddplaunch.job.submitted import Submitted
 
 
 @click.command()
@@ -18,25 +19,65 @@ if TYPE_CHECKING:
 @click.option("--failed", is_flag=True, help="Only of the ranks that failed.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what they print, until the job ends.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line: the rank and its line.")
-def logs(run: str | None, typed: str | None, failed: bool, follow: bool, as_json: bool) -> None:
+def logs(run: str | None, typed: str | None, failed: bool, follow: bool, as_json: bool) -> int:
     """Print what the ranks of a run print, or printed last.
 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the latest run.
 
     With --log-dir that is all that they printed in the last attempt. Without it, the last 256 KiB of each rank, of a
     job that runs or has failed. Each line stands behind its rank, but where only one is asked for.
+
+    Of a submitted job, meant by its number, it is the log; of some ranks, its nodes are asked by `srun --overlap`.
     """
     import sys
 
+    from ddplaunch.cli.queued import job_meant
     from ddplaunch.console.streamed import streamed
     from ddplaunch.job import runs
 
+    if (queued := job_meant(run)) and run:
+        options = [*(["--rank", typed] if typed is not None else []), *(["--failed"] if failed else [])]
+        options += ["--json"] if as_json else []
+        told = _of_job(queued, run, options, follow)
+        if isinstance(told, int):
+            return told
+        run = told
     found = runs.find(run)
     ranks = _chosen(found, typed, failed)
     out = sys.stdout.buffer
     for piece in streamed(_pieces(found, ranks, follow), prefix=len(ranks) != 1, as_json=as_json):
         out.write(piece)
         out.flush()
+    return 0
+
+
+def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> str | int:
+    """Print what a submitted job prints, and return an exit code; or the name of its run, where that is kept here."""
+    import sys
+
+    from ddplaunch.cli.following import say
+    from ddplaunch.cli.queued import kept_run, one_of, run_of, running, standing
+    from ddplaunch.errors import LaunchError
+    from ddplaunch.submit.follow import Follower
+    from ddplaunch.submit.step import relay
+
+    which = one_of(job, word, "logs")
+    seen = standing(job, which)
+    if options and seen.code is None:
+        seen = running(job, which)
+        words = ["logs", run_of(job, seen), *options, *(["--follow"] if follow else [])]
+        return relay(job, seen, words, everywhere=True)
+    if options:
+        if name := kept_run(job, seen):
+            return name
+        what = f"job {which.number} has ended, and what each of its ranks printed is not kept on this machine"
+        raise LaunchError(what, f"ddplaunch logs {which.number} prints its log")
+    follower = Follower(which, sys.stdout.buffer, sys.stderr.buffer, say, log=seen.log)
+    if seen.code is None and follow:
+        follower.run()
+    else:
+        follower.show(seen)
+    return 0
 
 
 def _chosen(found: Found, typed: str | None, failed: bool) -> list[int]:

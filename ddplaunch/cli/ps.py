@@ -12,7 +12,7 @@ LATELY = 86400.0  # seconds
 @click.option("--all", "show_all", is_flag=True, help="Show all runs that are kept, not only the latest.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with stable field names.")
 def ps(show_all: bool, as_json: bool) -> None:
-    """Show your jobs on this machine: those that run, and those that ended lately.
+    """Show your jobs: those that run on this machine, those that you have submitted, and those that ended lately.
 
     COLLECTIVES/S is how fast a job moves: what its lowest rank here completed in its default process group within a
     tenth of a second. Runs that have ended are kept in your home; `run --no-history` keeps none.
@@ -26,8 +26,9 @@ def ps(show_all: bool, as_json: bool) -> None:
 
     runs = known()
     looked = begin({run: job for run, job in runs.items() if job})
+    from ddplaunch.cli.jobs import standings
     from ddplaunch.console import colour_wanted
-    from ddplaunch.console.runs import ended_json, render, running_json
+    from ddplaunch.console.runs import ended_json, render, running_json, submitted_json
     from ddplaunch.job import past
     from ddplaunch.job.record import Fate
 
@@ -36,12 +37,14 @@ def ps(show_all: bool, as_json: bool) -> None:
     over = (each for each in kept if each.fate is not Fate.RUNNING)
     lately = (each for each in over if show_all or now - (each.ended or each.began) < LATELY)
     ended = list(itertools.islice(lately, None if show_all else RECENT))
+    jobs = standings(now, everything=show_all)
     running = looked()
     if as_json:
-        click.echo(json.dumps([*map(running_json, running), *map(ended_json, ended)], indent=2))
+        found = [*map(running_json, running), *map(submitted_json, jobs), *map(ended_json, ended)]
+        click.echo(json.dumps(found, indent=2))
         return
-    if not running and not ended:
+    if not running and not ended and not jobs:
         hint = "" if show_all or not runs else "; --all shows those that have ended"
         click.echo(f"no job of yours is running here{hint}", err=True)
-    for line in render(running, ended, now):
+    for line in render(running, jobs, ended, now):
         click.echo(line, color=None if colour_wanted() else False)

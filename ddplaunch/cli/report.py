@@ -10,6 +10,7 @@ from ddplaunch.cli.parameters import Paths
 
 if TYPE_CHECKING:
     from ddplaunch.job.record import Record
+    from ddplaunch.job.submitted import Submitted
 
 
 @click.command()
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 @click.option(
     "--html", metavar="FILE", type=Paths(dir_okay=False), help="Write a page for a browser, which needs nothing else."
 )
-def report(run: str | None, as_json: bool, html: str | None) -> None:
+def report(run: str | None, as_json: bool, html: str | None) -> int | None:
     """Tell how a run ended: the failure again, its attempts, memory and CPU time of each rank.
 
-    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the latest run.
+    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the latest run. Of a submitted job,
+    its number.
     """
+    from ddplaunch.cli.queued import job_meant
     from ddplaunch.console import colour_wanted
     from ddplaunch.console.report import render
     from ddplaunch.errors import UsageError
@@ -31,6 +34,11 @@ def report(run: str | None, as_json: bool, html: str | None) -> None:
 
     if as_json and html is not None:
         raise UsageError("--json and --html contradict each other", "leave one of them out")
+    if (queued := job_meant(run)) and run:
+        told = _of_job(queued, run, as_json, html)
+        if isinstance(told, int):
+            return told
+        run = told
     found = runs.find(run)
     shares = past.shares(found.run)
     if not shares:
@@ -38,11 +46,34 @@ def report(run: str | None, as_json: bool, html: str | None) -> None:
     if html is not None:
         from ddplaunch.cli.html_page import write_page
 
-        return write_page(shares, html)
+        write_page(shares, html)
+        return None
     if as_json:
-        return click.echo(to_json(shares[0]))
+        click.echo(to_json(shares[0]))
+        return None
     for line in render(shares, _output(found.run, shares[0])):
         click.echo(line, color=None if colour_wanted() else False)
+    return None
+
+
+def _of_job(job: Submitted, word: str, as_json: bool, html: str | None) -> str | int:
+    """The name of the run of a submitted job, where that is kept here; else ask node 0, and return its exit code."""
+    from ddplaunch.cli.queued import kept_run, one_of, run_of, running, standing
+    from ddplaunch.errors import LaunchError
+    from ddplaunch.submit.step import relay
+
+    which = one_of(job, word, "report")
+    seen = standing(job, which)
+    if seen.state != "PENDING" and (name := kept_run(job, seen)):
+        click.echo(f"job {which.number} {seen.words}", err=True)
+        return name
+    if seen.code is not None:
+        what = f"job {which.number} {seen.words}; its record is not kept on this machine"
+        raise LaunchError(what, f"its report is at the end of {seen.log}")
+    seen = running(job, which)
+    if html is not None:
+        raise LaunchError(f"--html: the record of job {which.number} is on its node {seen.host}", "leave --html out")
+    return relay(job, seen, ["report", run_of(job, seen), *(["--json"] if as_json else [])])
 
 
 def _output(run: str, record: Record) -> str | None:

@@ -19,17 +19,28 @@ if TYPE_CHECKING:
 @click.option("--native", is_flag=True, help="Add a stack with the frames of C and C++, by py-spy, for each group.")
 @click.option("--locals", "with_locals", is_flag=True, help="Add a stack with local variables, by py-spy.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
-def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> None:
+def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> int:
     """Show who waits for whom in a running job, and where in its code each rank is.
 
     RUN is the name of the run, the beginning of it, or the pid of its launcher; it may be left out where one job runs.
-    The job goes on undisturbed. Ranks with equal stacks are shown as one.
+    The job goes on undisturbed. Ranks with equal stacks are shown as one. Of a submitted job, its number; node 0 is
+    asked by `srun --overlap`.
     """
+    from ddplaunch.cli.queued import job_meant, one_of, run_of
+    from ddplaunch.cli.queued import running as runs_there
     from ddplaunch.console import colour_wanted
     from ddplaunch.console.stacks import render_stacks, to_json
     from ddplaunch.job import client
     from ddplaunch.job.runs import running
 
+    if queued := job_meant(run):
+        from ddplaunch.submit.step import relay
+
+        seen = runs_there(queued, one_of(queued, run or "", "stacks"))
+        flags = {"--native": native, "--locals": with_locals, "--json": as_json}
+        return relay(
+            queued, seen, ["stacks", run_of(queued, seen), *(flag for flag, wanted in flags.items() if wanted)]
+        )
     more = [word for word, wanted in (("--native", native), ("--locals", with_locals)) if wanted]
     tool = _py_spy(more[0]) if more else ""
     inspection = client.look(running(run).path, stacks=True).inspection
@@ -39,11 +50,12 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> N
 
         found = to_json(inspection)
         click.echo(json.dumps({**found, "py_spy": {str(rank): text for rank, text in told.items()}} if more else found))
-        return
+        return 0
     colour = None if colour_wanted() else False
     click.echo(render_stacks(inspection), nl=False, color=colour)
     for rank, text in told.items():
         click.echo(f"\n{click.style(f'rank {rank}, by py-spy:', bold=True)}\n{text}", nl=False, color=colour)
+    return 0
 
 
 def _examples(inspection: Inspection) -> Iterator[RankInspection]:

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddplaunch.errors import UsageError
+
 if TYPE_CHECKING:
     from ddplaunch.job.runs import Running
+    from ddplaunch.job.submitted import Submitted
 
 LOOK_EVERY = 1.0  # seconds
 
@@ -20,9 +23,14 @@ def stop(run: str | None, now: bool) -> None:
 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID. It may be left out where one job runs. On any
     node of a job with several, all nodes stop. Ctrl-C ends the waiting, and the job still stops.
+
+    A submitted job is meant by its number, and cancelled: its ranks have the time that the site gives.
     """
+    from ddplaunch.cli.queued import job_meant
     from ddplaunch.job import client, runs
 
+    if queued := job_meant(run):
+        return _cancel(queued, run or "", now)
     job = runs.running(run)
     status = client.show(job.path)
     ranks = len(status.ranks)
@@ -30,6 +38,27 @@ def stop(run: str | None, now: bool) -> None:
     click.echo(f"stopping {status.run_id}: {ranks} rank{'s' * (ranks != 1)}", err=True)
     _await(job)
     click.echo(f"{status.run_id} has ended", err=True)
+
+
+def _cancel(job: Submitted, word: str, now: bool) -> None:
+    """Cancel a job of Slurm, or all of an array, and wait until it has ended."""
+    import time
+
+    from ddplaunch.cli.queued import one_of, standing
+    from ddplaunch.submit import queue
+
+    if job.array and "_" not in word:
+        queue.cancel(queue.JobId(job.number, job.cluster), now=now)
+        return click.echo(f"stopping all of array {job.number}; ddplaunch ps shows what is left", err=True)
+    which = one_of(job, word, "stop")
+    seen = standing(job, which)
+    if seen.code is not None:
+        raise UsageError(f"job {which.number} {seen.words}", f"ddplaunch report {which.number}")
+    queue.cancel(which, now=now)
+    click.echo(f"stopping job {which.number}", err=True)
+    while (seen := standing(job, which)).code is None:
+        time.sleep(LOOK_EVERY)
+    click.echo(f"job {which.number} {seen.words}", err=True)
 
 
 def _await(job: Running) -> None:

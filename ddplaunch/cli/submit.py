@@ -23,6 +23,7 @@ from ddplaunch.cli.typed import current_directory, find_target
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
+    from ddplaunch.submit.queue import JobId
     from ddplaunch.submit.slurm import BatchJob, Requeue, Setup
 
 
@@ -154,18 +155,43 @@ def submit(
     errors = slurm.log_path(job, submitted.number, job.error) if job.error else None
     lines = [f"job {submitted.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {log}"]
     lines += [f"errors: {errors}"] if errors else []
-    cancel = f"cancel: scancel {' '.join(submitted.words)}"
+    stop = f"ddplaunch stop {submitted.number}"
+    if kept := not ctx.params["no_history"]:
+        _keep(ctx, job, submitted, target, log)
+    cancel = f"cancel: {stop if kept else ' '.join(['scancel', *submitted.words])}"
     if not follow:
-        import shlex
-
-        tail = [] if job.array else [f"follow: tail -n +1 -F {shlex.quote(log)}"]
-        click.echo(os.fsencode("\n".join([*lines, *tail, cancel])))
+        number = submitted.number if not job.array else f"{submitted.number}_INDEX"
+        click.echo(os.fsencode("\n".join([*lines, f"follow: ddplaunch attach {number}", cancel])))
         return 0
     from ddplaunch.submit.follow import Follower
 
     for line in (*lines, cancel):
         say(line)
     return follow_to_its_end(submitted, log, Follower(submitted, sys.stdout.buffer, sys.stderr.buffer, say))
+
+
+def _keep(ctx: click.Context, job: BatchJob, submitted: JobId, target: str, log: str) -> None:
+    """Keep the job for ``ddplaunch ps`` and the others."""
+    import time
+
+    from ddplaunch.job.submitted import Submitted, keep
+
+    keep(
+        Submitted(
+            number=submitted.number,
+            cluster=submitted.cluster,
+            name=job.job_name,
+            target=" ".join([target, *given(ctx).line.program]),
+            nodes=job.nodes,
+            array=job.array,
+            cwd=job.chdir,
+            log=log,
+            run_id=ctx.params["run_id"],
+            python=job.interpreter,
+            image=job.container_image,
+            moment=time.time(),
+        )
+    )
 
 
 def _job(ctx: click.Context, target: str) -> BatchJob:

@@ -7,8 +7,11 @@ from typing import Any
 
 import click
 
+from ddplaunch.dataclass import dataclass
 from ddplaunch.job.glance import Glance
 from ddplaunch.job.record import Fate, Record
+from ddplaunch.job.submitted import Submitted
+from ddplaunch.submit.queue import JobRecord
 from ddplaunch.words import span
 
 MAX_TARGET = 60  # characters
@@ -16,12 +19,29 @@ MAX_TARGET = 60  # characters
 _COLOURS = {Fate.DONE: "green", Fate.FAILED: "red", Fate.LOST: "red"}
 
 
-def render(running: Sequence[Glance], ended: Sequence[Record], now: float) -> Iterator[str]:
+@dataclass(frozen=True)
+class Standing:
+    """How a submitted job stands."""
+
+    job: Submitted
+    words: str  # what to say about it, after "job 7"
+    code: int | None  # its exit code; None while it runs or waits
+    seen: JobRecord | None  # what Slurm says of it; None where that is not known
+    world_size: int | None = None  # both None where its node 0 was not asked, or does not answer
+    rate: float | None = None  # collectives a second
+
+
+def render(running: Sequence[Glance], jobs: Sequence[Standing], ended: Sequence[Record], now: float) -> Iterator[str]:
     """The lines of ``ddplaunch ps``, with ANSI styles; ``now`` in seconds since the epoch."""
     if running:
         heads = ("RUN", "STATE", "AGE", "RANKS", "COLLECTIVES/S", "PID", "TARGET")
         yield from table(heads, [_running_row(each, now) for each in running])
-    if running and ended:
+    if running and (jobs or ended):
+        yield ""
+    if jobs:
+        heads = ("JOB", "SUBMITTED", "NODES", "RANKS", "COLLECTIVES/S", "TARGET", "STATE")
+        yield from table(heads, [_job_row(each, now) for each in jobs])
+    if jobs and ended:
         yield ""
     if ended:
         rows = [_ended_row(each, now) for each in ended]
@@ -45,9 +65,19 @@ def _running_row(glance: Glance, now: float) -> tuple[str, ...]:
     status = glance.status
     if status is None:
         return glance.run, "silent", "-", "-", "-", str(glance.job.pid), "its launcher does not answer"
-    rate = "-" if glance.rate is None else f"{glance.rate:.0f}" if glance.rate >= 10 else f"{glance.rate:.1f}"
     age, ranks = span(now - status.began), str(status.world_size)
-    return glance.run, status.state.value, age, ranks, rate, str(status.pid), _short(status.target)
+    return glance.run, status.state.value, age, ranks, _rate(glance.rate), str(status.pid), _short(status.target)
+
+
+def _rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
+
+
+def _job_row(each: Standing, now: float) -> tuple[str, ...]:
+    job = each.job
+    ranks = "-" if each.world_size is None else str(each.world_size)
+    since, words = f"{span(now - job.moment)} ago", each.words.removeprefix("is ")
+    return job.number, since, str(job.nodes), ranks, _rate(each.rate), _short(job.target), words
 
 
 def _ended_row(record: Record, now: float) -> tuple[str, ...]:
@@ -82,6 +112,25 @@ def running_json(glance: Glance) -> dict[str, Any]:
         "code": None,
         "collectives_per_second": glance.rate,
         "target": status.target if status else None,
+    }
+
+
+def submitted_json(each: Standing) -> dict[str, Any]:
+    """A submitted job as ``ps --json`` has it."""
+    return {
+        "run": each.job.number,
+        "state": each.words,
+        "pid": None,
+        "node_rank": None,
+        "world_size": each.world_size,
+        "ranks": [],
+        "attempt": None,
+        "restarts": None,
+        "began": each.job.moment,
+        "ended": None,
+        "code": each.code,
+        "collectives_per_second": each.rate,
+        "target": each.job.target,
     }
 
 

@@ -7,11 +7,13 @@ while nothing changes.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import BinaryIO
 
 from ddplaunch.submit.queue import JobId, JobRecord, look
+from ddplaunch.words import size
 
 LOG_EVERY = 0.5
 ASK_EVERY = 1.0
@@ -23,10 +25,11 @@ REMIND_EVERY = 60.0
 class _Log:
     """A file that grows on another machine, and where what is new in it goes."""
 
-    def __init__(self, out: BinaryIO) -> None:
-        self.path: str | None = None  # None until it is known, and once it cannot be read
+    def __init__(self, out: BinaryIO, path: str | None = None, last: int | None = None) -> None:
+        """``last``: begin with so many bytes of what is there, from the beginning of a line on."""
+        self.path = path  # None until it is known, and once it cannot be read
         self.read = 0  # bytes
-        self._out = out
+        self._out, self._last = out, last
 
     def copy(self, say: Callable[[str], None]) -> None:
         """Write what is new in it."""
@@ -41,11 +44,23 @@ class _Log:
             self.path = None
             return
         with file:
+            if self._last is not None:
+                self._skip(file, say, self._last)
+                self._last = None
             file.seek(self.read)
             while chunk := file.read(1 << 16):
                 self._out.write(chunk)
                 self.read += len(chunk)
         self._out.flush()
+
+    def _skip(self, file: BinaryIO, say: Callable[[str], None], last: int) -> None:
+        before = file.seek(0, os.SEEK_END) - last
+        if before <= 0:
+            return
+        file.seek(before)
+        file.readline()
+        self.read = file.tell()
+        say(f"the first {size(self.read)} of {self.path} are left out")
 
 
 class Follower:
@@ -54,10 +69,22 @@ class Follower:
     Where stderr has a file of its own, that goes to ``err``. ``run`` may be left by KeyboardInterrupt and called again.
     """
 
-    def __init__(self, job: JobId, out: BinaryIO, err: BinaryIO, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        job: JobId,
+        out: BinaryIO,
+        err: BinaryIO,
+        say: Callable[[str], None],
+        *,
+        log: str | None = None,
+        last: int | None = None,
+    ) -> None:
+        """``log`` is where it is if Slurm does not say; ``last``: begin with so many bytes of what is there."""
         self.job = job
         self.say = say
-        self._log, self._errors = _Log(out), _Log(err)
+        self.last_seen: JobRecord | None = None
+        self._kept_log = log
+        self._log, self._errors = _Log(out, last=last), _Log(err, last=last)
         self._said: str | None = None
         self._said_at = 0.0
         self._answered_at = time.monotonic()
@@ -71,8 +98,10 @@ class Follower:
                 before = self._said
                 seen = look(self.job)
                 if seen is not None:
-                    self._log.path = self._log.path or seen.log
-                    self._errors.path = self._errors.path or seen.errors
+                    self.last_seen = seen
+                    if seen.state != "PENDING":  # before, that of an array's index is not known
+                        self._log.path = self._log.path or seen.log or self._kept_log
+                        self._errors.path = self._errors.path or seen.errors
                     if seen.code is not None:
                         self._copy()  # all of it, before we say how it ended
                 self._tell(seen)
@@ -82,6 +111,17 @@ class Follower:
                 ask_at = time.monotonic() + pause
             self._copy()
             time.sleep(LOG_EVERY)
+
+    def over(self, seen: JobRecord) -> int:
+        """Show the log of a job that has ended, and how; return its exit code."""
+        self.show(seen)
+        self._tell(seen)
+        return seen.code or 0
+
+    def show(self, seen: JobRecord) -> None:
+        """Show what is in the log."""
+        self._log.path, self._errors.path = seen.log, seen.errors
+        self._copy()
 
     def _copy(self) -> None:
         self._log.copy(self.say)

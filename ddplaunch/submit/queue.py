@@ -98,10 +98,15 @@ class JobRecord:
     log: str | None  # the file of its output
     restarts: int = 0  # how often Slurm has requeued it
     errors: str | None = None  # the file of its stderr, where that is another
+    number: str = ""  # its own, also in an array
+    host: str | None = None  # of its batch script, which is node 0's
+    said: str | None = None  # how it ended, in words that were kept
 
     @property
     def words(self) -> str:
         """What to say about it, after "job 7"."""
+        if self.said:
+            return self.said
         if self.state == "PENDING":
             waits = "was requeued and waits" if self.restarts else "waits"
             never = _NEVER.get(self.reason) or ("more than one job may have" if _PER_JOB.fullmatch(self.reason) else "")
@@ -186,14 +191,16 @@ def _environment(script: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def look(job: JobId) -> JobRecord | None:
-    """Ask scontrol about a job; None if it does not answer.
+    """Ask scontrol about a job, and sacct about one that it has forgotten; None if scontrol does not answer.
 
-    Raises LaunchError if Slurm has forgotten the job (after MinJobAge of slurm.conf, 300 s by default).
+    Raises LaunchError if both have no word of the job (scontrol after MinJobAge of slurm.conf, 300 s by default).
     """
     try:
         done = _call("scontrol", "--oneliner", *job.words[:-1], "show", "job", job.number)
     except (OSError, subprocess.TimeoutExpired):
         return None
+    if "Invalid job id" in done.stderr and (kept := _accounted(job)):
+        return kept
     if "Invalid job id" in done.stderr:
         what = f"Slurm has forgotten job {job.number}: how it ended is not known"
         raise LaunchError(what, f"sacct -j {job.number} shows it, if the site keeps accounts")
@@ -214,24 +221,70 @@ def parse(record: str) -> JobRecord | None:
     code: int | None = None
     if name in _FINAL:
         ended = re.search(r" ExitCode=(\d+):(\d+)", record)
-        own, signal = (int(ended[1]), int(ended[2])) if ended else (0, 0)
-        if name == "FAILED" and own == EXIT_SIGNAL + 15 and re.search(r" PreemptTime=\d", record):
-            name = "PREEMPTED"  # it ended within its grace, so Slurm sees only a script that failed
-        code = _FINAL[name][1]
-        if name == "FAILED" and (own, signal) == (0, _LOG_SIGNAL):
-            name, code = _NO_LOG, EXIT_USAGE
-        elif code is None:
-            code = own or (EXIT_SIGNAL + signal if signal else int(name == "FAILED"))
+        preempted = re.search(r" PreemptTime=\d", record) is not None
+        name, code = _ended(name, *((int(ended[1]), int(ended[2])) if ended else (0, 0)), preempted)
     restarts = re.search(r" Requeue=\d Restarts=(\d+)", record)
     log = re.search(r" StdOut=(.*?)(?: \w+=|$)", record, re.MULTILINE)
     errors = re.search(r" StdErr=(.*?)(?: \w+=|$)", record, re.MULTILINE)
     apart = errors[1] if log and errors and errors[1] != log[1] else None
-    return JobRecord(name, state[2], code, log[1] if log else None, int(restarts[1]) if restarts else 0, apart)
+    host = re.search(r" BatchHost=(\S+)", record)
+    number = re.match(r"JobId=(\d+)", record)
+    return JobRecord(
+        name,
+        state[2],
+        code,
+        log[1] if log else None,
+        int(restarts[1]) if restarts else 0,
+        apart,
+        number[1] if number else "",
+        host[1] if host else None,
+    )
 
 
-def cancel(job: JobId) -> None:
-    """Cancel a job; what scancel prints goes to our stderr. Raises LaunchError if scancel failed."""
-    done = subprocess.run(["scancel", *job.words], stdin=subprocess.DEVNULL, check=False)
+def _ended(name: str, own: int, signal: int, preempted: bool) -> tuple[str, int]:
+    """The state of a job that has ended, and our exit code, by its script's ``own`` and the signal that ended that."""
+    if name == "FAILED" and own == EXIT_SIGNAL + 15 and preempted:
+        name = "PREEMPTED"  # it ended within its grace, so Slurm sees only a script that failed
+    code = _FINAL[name][1]
+    if name == "FAILED" and (own, signal) == (0, _LOG_SIGNAL):
+        return _NO_LOG, EXIT_USAGE
+    return name, own or (EXIT_SIGNAL + signal if signal else int(name == "FAILED")) if code is None else code
+
+
+def _accounted(job: JobId) -> JobRecord | None:
+    """What the site's accounts have of a job; None where there are none, or not its end."""
+    words = ("sacct", *job.words[:-1], "-X", "-n", "-P", "-o", "State,ExitCode", "-j", job.number)
+    try:
+        found = re.match(r"(\w+)[^|]*\|(\d+):(\d+)", _call(*words).stdout)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if found is None or found[1] not in _FINAL:
+        return None
+    name, code = _ended(found[1], int(found[2]), int(found[3]), preempted=False)
+    return JobRecord(name, "None", code, None, number=job.number)
+
+
+def tasks(job: JobId) -> list[JobRecord]:
+    """The jobs of an array; none where Slurm does not answer or has forgotten them."""
+    try:
+        done = _call("scontrol", "--oneliner", *job.words[:-1], "show", "job", job.number)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [each for each in map(parse, done.stdout.splitlines()) if each is not None]
+
+
+def outside(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables for Slurm's programs, without those of a job in whose shell we run."""
+    return _environment("", environ)
+
+
+def cancel(job: JobId, *, now: bool = False) -> None:
+    """Cancel a job; ``now``: without SIGTERM and the time after it. What scancel prints goes to our stderr.
+
+    Raises LaunchError if scancel failed.
+    """
+    at_once = ("--signal=KILL", "--full") if now else ()
+    done = subprocess.run(["scancel", *at_once, *job.words], stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
         raise LaunchError(f"scancel did not cancel job {job.number} (exit code {done.returncode})")
 

@@ -52,6 +52,7 @@ class Cluster:
         (self.folder / "n").write_text("0")
         path = os.pathsep.join([str(self.folder / "bin"), "/usr/bin", "/bin"])
         self.environ = {"PATH": path, "STATE": str(self.folder), "XDG_CONFIG_HOME": str(folder / "config")}
+        self.environ["XDG_STATE_HOME"] = str(folder / "state")
 
     def plays(self, *steps: str) -> None:
         for number, step in enumerate(steps):
@@ -476,8 +477,8 @@ def test_submitted(submit, cluster, tmp_path):
     assert done.stdout.splitlines() == [
         "job 77: train.py on 2 nodes",
         f"log: {tmp_path}/logs/77.txt",
-        f"follow: tail -n +1 -F {tmp_path}/logs/77.txt",
-        "cancel: scancel 77",
+        "follow: ddplaunch attach 77",
+        "cancel: ddplaunch stop 77",
     ]
     assert (tmp_path / "logs").is_dir(), "Slurm would not make it"
     assert cluster.read("words") == "--parsable\n"
@@ -517,7 +518,8 @@ def test_an_array_and_a_cluster_of_many(submit, tmp_path):
     assert done.stdout.splitlines() == [
         "job 77: train.py on 1 node",
         f"log: {tmp_path}/slurm-77_%a.out",
-        "cancel: scancel -M north 77",
+        "follow: ddplaunch attach 77_INDEX",
+        "cancel: ddplaunch stop 77",
     ]
 
 

@@ -228,7 +228,7 @@ RECORD = (
 )
 def test_what_slurm_says_of_a_job(state, code, ended):
     job = parse(RECORD.format(state=state, reason="None", code=code, preempted="None"))
-    assert job == JobRecord(state, "None", ended, "/data/my wine/slurm-7.out")
+    assert job == JobRecord(state, "None", ended, "/data/my wine/slurm-7.out", number="7")
     assert (f"(exit code {ended})" in job.words) == (ended is not None)
 
 

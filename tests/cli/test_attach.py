@@ -1,0 +1,133 @@
+"""Commands on submitted jobs, with stand-ins for Slurm's programs; tests/slurm/test_attach.py has the real ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.test_submit import Cluster
+from tests.conftest import write
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    write(tmp_path, "train.py", "")
+    return Cluster(tmp_path)
+
+
+@pytest.fixture
+def answers(answer, cluster, tmp_path):
+    """Run a command on that cluster."""
+
+    def run(*words: str):
+        return answer(*words, env={**cluster.environ})
+
+    return run
+
+
+def kept(tmp_path):
+    """What is kept of job 77."""
+    return json.loads((tmp_path / "state/ddplaunch/submitted/77.json").read_text())
+
+
+def test_a_job_is_followed_again(answers, cluster, tmp_path):
+    """Its end is known after Slurm has forgotten it."""
+    assert answers("submit", "--cpus-per-task", "2", "train.py", "--", "--lr", "1").returncode == 0
+    assert (kept(tmp_path)["target"], kept(tmp_path)["code"]) == ("train.py --lr 1", None)
+    cluster.plays('echo one >> "$STATE/log"; say RUNNING None 0:0', "say FAILED NonZeroExitCode 3:0")
+    done = answers("attach")
+    assert (done.returncode, done.stdout) == (3, "one\n")
+    assert done.stderr == "ddplaunch: job 77 failed (exit code 3)\n"
+    cluster.plays(*["echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"] * 2)
+    (tmp_path / "slurm-77.out").write_text("one\n")
+    again = answers("attach", "train.py")
+    assert (again.returncode, again.stdout, again.stderr) == (3, "one\n", done.stderr)
+    assert "failed (exit code 3)" in answers("ps").stdout
+    stopped = answers("stop", "77")
+    assert stopped.returncode == 2
+    assert "job 77 failed (exit code 3)" in stopped.stderr
+    assert not (cluster.folder / "cancelled").exists()
+
+
+def test_a_long_log_is_shown_from_near_its_end(answers, cluster, tmp_path):
+    answers("submit", "train.py")
+    (cluster.folder / "log").write_text("".join(f"line {number}\n" for number in range(100_000)))
+    cluster.plays("say COMPLETED None 0:0")
+    done = answers("attach", "77")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "line 99999"
+    assert lines[0].startswith("line ")
+    assert len(done.stdout) <= 64 << 10
+    assert f"of {cluster.folder}/log are left out" in done.stderr
+    assert answers("logs", "77").stdout.startswith("line 0\n")
+
+
+def test_a_job_that_was_submitted_elsewhere(answers, cluster):
+    cluster.plays('echo one > "$STATE/log"; say COMPLETED None 0:0')
+    done = answers("attach", "77")
+    assert (done.returncode, done.stdout) == (0, "one\n")
+
+
+def test_what_the_accounts_say(answers, cluster, tmp_path):
+    cluster.plays("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    answers("submit", "train.py")
+    (tmp_path / "slurm-77.out").write_text("one\n")
+    write(cluster.folder, "bin/sacct", "#!/bin/sh\necho 'CANCELLED by 1000|0:15'\n").chmod(0o755)
+    done = answers("attach", "77")
+    assert (done.returncode, done.stdout) == (143, "one\n")
+    assert "job 77 was cancelled (exit code 143)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("attach",), ("no job is known that you have submitted", "ddplaunch attach NUMBER")),
+        (("attach", "wine"), ("no job called wine was submitted", "ddplaunch ps")),
+        (("stop", "77"), ("no run is called 77",)),
+        (("stacks", "77"), ("no run is called 77",)),
+    ],
+)
+def test_jobs_that_are_not_known(answers, words, said):
+    done = answers(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert all(part in done.stderr for part in said)
+
+
+def test_an_array_has_indices(answers, cluster):
+    answers("submit", "--array", "0-3", "train.py")
+    done = answers("attach", "77")
+    assert done.returncode == 2
+    assert "job 77 is an array of --array 0-3" in done.stderr
+    assert "ddplaunch attach 77_INDEX" in done.stderr
+    cluster.plays('[ "$4" = 77_2 ] || exit 9; say COMPLETED None 0:0')
+    assert answers("attach", "77_2").returncode == 0
+
+
+def test_no_record_where_none_is_wanted(answers, tmp_path):
+    done = answers("submit", "--no-history", "train.py")
+    assert done.stdout.splitlines()[-2:] == ["follow: ddplaunch attach 77", "cancel: scancel 77"]
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_site_that_allows_no_step(answers, cluster):
+    answers("submit", "train.py")
+    cluster.plays("say RUNNING None 0:0")
+    refusal = "srun: error: Unable to create step for job 77: Access/permission denied"
+    write(cluster.folder, "bin/srun", f"#!/bin/sh\necho '{refusal}' >&2; exit 1\n").chmod(0o755)
+    done = answers("stacks", "77")
+    assert (done.returncode, done.stdout) == (69, "")
+    assert "srun started no step in job 77: Unable to create step for job 77: Access/permission denied" in done.stderr
+    assert "may not allow srun --overlap" in done.stderr
+    shown = answers("ps")
+    assert shown.stdout.splitlines()[-1].split()[-3:] == ["-", "train.py", "running"]
+
+
+def test_a_container_is_not_entered(answers, cluster):
+    answers("submit", "--container-image", "img", "train.py")
+    cluster.plays("say RUNNING None 0:0")
+    done = answers("stacks", "77")
+    assert done.returncode == 2
+    assert "job 77 runs in a container" in done.stderr
+    assert "ddplaunch attach 77" in done.stderr

@@ -1,0 +1,168 @@
+"""Jobs that were submitted, seen and stopped from the login host: nothing but Slurm's own programs reaches them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.conftest import clean_environment, command, write
+from tests.patience import patience
+from tests.slurm.cluster import Slurm
+from tests.starts import LIGHT
+
+pytestmark = pytest.mark.ci
+
+WAITS = """
+    import os, sys, time
+    rank = os.environ["RANK"]
+    print(f"ready {rank}", flush=True)
+    while not os.path.exists("go"):
+        time.sleep(0.05)
+    print(f"went on {rank}", flush=True)
+    sys.exit(3 if rank == "1" else 0)
+    """
+
+
+OWN = "/dev/shm/own"
+"""A folder that each host has for itself."""
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Login:
+    """The login host of a cluster, and what a user types there.
+
+    Each host has its own folder of doors, as machines do, and ``home`` may be one that is its own too.
+    """
+
+    def __init__(self, cluster: Slurm, home: Path) -> None:
+        self.cluster, self._home = cluster, home
+        for host in cluster.network.hosts:
+            host.run("mkdir", "-m", "700", OWN)
+
+    def start(self, *words: str | Path) -> subprocess.Popen[str]:
+        state = {"XDG_STATE_HOME": str(self._home), "XDG_RUNTIME_DIR": OWN}
+        return self.cluster.login.start(
+            command(*words),
+            cwd=self.cluster.folder,
+            env={**clean_environment(), **state, **self.cluster.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def type(self, *words: str | Path) -> Done:
+        process = self.start(*words)
+        out, err = process.communicate(timeout=patience(100))
+        return Done(process.returncode, out, err)
+
+    def submit(self, *words: str | Path) -> int:
+        done = self.type("submit", *words)
+        assert done.code == 0, done.err
+        return int(re.findall(r"^job (\d+):", done.out)[0])
+
+
+@pytest.fixture
+def login(slurm: Callable[..., Slurm], tmp_path: Path) -> Callable[..., Login]:
+    def make(nodes: int = 2, *, shared_home: bool = True, **options: Any) -> Login:
+        write(tmp_path, "waits.py", WAITS)
+        return Login(slurm(nodes, **options), tmp_path / "state" if shared_home else Path(OWN))
+
+    return make
+
+
+def test_a_job_is_seen_from_the_login_host(login, tmp_path):
+    """Queued, running on two nodes, ended with an exit code; and followed by a shell that did not submit it."""
+    at = login(accounting=True)
+    cluster = at.cluster
+    job = at.submit("--nodes", "2", "--exclusive", *LIGHT, "--nproc", "2", "waits.py")
+    number = str(job)
+    cluster.wait_for(job, "ready", 4)
+    next_one = at.submit(
+        "--nodes", "2", "--exclusive", "--job-name", "next", "--dependency", f"afterok:{job}", "waits.py"
+    )
+
+    shown = at.type("ps").out.splitlines()
+    shown = shown[next(line for line, text in enumerate(shown) if text.startswith("JOB ")) :]
+    assert shown[0].split() == ["JOB", "SUBMITTED", "NODES", "RANKS", "COLLECTIVES/S", "TARGET", "STATE"]
+    assert re.fullmatch(rf"{next_one} +\S+ ago +2 +- +- +waits.py +waits: \w+", shown[1])
+    assert re.fullmatch(rf"{job} +\S+ ago +2 +4 +- +waits.py +running", shown[2])
+    found = {each["run"]: each for each in json.loads(at.type("ps", "--json").out)}
+    assert (found[number]["state"], found[number]["world_size"], found[number]["code"]) == ("is running", 4, None)
+    assert found[str(next_one)]["state"].startswith("waits: ")
+
+    stacks = at.type("stacks", number)
+    assert stacks.code == 0, stacks.err
+    assert "waits.py" in stacks.out
+    assert "ranks 0 to 3" in stacks.out, "those of both nodes"
+    waiting = at.type("stacks", str(next_one))
+    assert (waiting.code, waiting.out) == (2, "")
+    assert f"job {next_one} waits: " in waiting.err
+    assert ": no rank runs\n" in waiting.err
+
+    assert at.type("logs", number, "--rank", "3") == Done(0, "ready 3\n", "")
+    assert at.type("logs", number).out == cluster.output(job)
+    following = at.start("logs", number, "--rank", "2", "--follow")
+    assert following.stdout is not None
+    assert following.stdout.readline() == "ready 2\n"
+    assert "began" in at.type("report", number).out
+
+    attached = at.start("attach", number)
+    assert attached.stdout is not None
+    while "ready" not in attached.stdout.readline():
+        pass
+    write(tmp_path, "go", "")
+    out, err = attached.communicate(timeout=patience(100))
+    assert attached.returncode == 3, err
+    assert "ddplaunch: rank 1 exited with code 3" in out
+    assert err.splitlines()[-1] == f"ddplaunch: job {job} failed (exit code 3)"
+    following.communicate(timeout=patience(60))  # it ends with the job
+
+    again = at.type("attach", number)
+    assert (again.code, again.err) == (3, f"ddplaunch: job {job} failed (exit code 3)\n")
+    assert again.out == cluster.output(job)
+    assert re.search(rf"^{job} .* failed \(exit code 3\)$", at.type("ps").out, re.MULTILINE)
+    assert "rank 1 exited with code 3" in at.type("report", number).out
+
+    assert at.type("stop", "next").err.splitlines() == [
+        f"stopping job {next_one}",
+        f"job {next_one} was cancelled (exit code 143)",
+    ]
+    assert at.type("attach", "next").code == 143
+    assert f"job {next_one} was cancelled (exit code 143)" in at.type("stop", "next").err
+
+
+def test_a_job_on_nodes_with_homes_of_their_own(login, tmp_path):
+    """What it was is on its nodes, and asked there; ``--now`` kills it without its grace."""
+    at = login(shared_home=False, settings={"KillWait": "300"})
+    cluster = at.cluster
+    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\n"
+    write(tmp_path, "deaf.py", deaf + "time.sleep(1000)\n")
+    job = at.submit("--nodes", "2", "--cpus-per-task", "2", "--grace", "300", *LIGHT, "--nproc", "2", "deaf.py")
+    number = str(job)
+    cluster.wait_for(job, "ready", 4)
+    told = at.type("report", number)
+    assert told.code == 0, told.err
+    assert f"{job}.0: running" in told.out
+    assert "deaf.py" in at.type("stacks", number).out
+    assert sorted(at.type("logs", number, "--rank", "0,3").out.splitlines()) == ["[0] ready", "[3] ready"]
+    refused = at.type("logs", number, "--rank", "4")
+    assert refused.code == 2
+    assert f"--rank 4: {job}.0 has ranks 0 to 3" in refused.err
+    assert at.type("stop", number, "--now").err.splitlines()[-1] == f"job {job} was cancelled (exit code 143)"
+    told = at.type("report", number)
+    assert told.code == 1
+    assert f"job {job} was cancelled (exit code 143); its record is not kept on this machine" in told.err
+    assert at.type("logs", number).out == cluster.output(job)
+    assert not [pid for host in cluster.network.hosts for pid in host.find("deaf.py")]
