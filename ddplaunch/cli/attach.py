@@ -35,7 +35,7 @@ def attach(job: str | None) -> int:
             )
         if not re.fullmatch(r"\d+(_\d+)?", job):
             raise UsageError(f"no job called {shown(job, 60)} was submitted", "ddplaunch ps shows those that were")
-        return follow(JobId(job), "squeue knows", Follower(JobId(job), out, err, say, last=LAST))
+        return follow(JobId(job), f"scontrol show job {job} names it", Follower(JobId(job), out, err, say, last=LAST))
     which = one_of(known, job or known.number, "attach")
     seen = standing(known, which)
     log = seen.log or known.log

@@ -7,6 +7,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ddplaunch.clusters.slurm import JOB_ID
 from ddplaunch.console.runs import Standing
@@ -71,9 +72,10 @@ def _with_ranks(found: Sequence[Standing]) -> list[Standing]:
     told: dict[str, tuple[int | None, float | None]] = {}
 
     def look_inside(job: Submitted, seen: JobRecord) -> None:
-        for run in json.loads(ask(job, seen, ["ps", "--json"]) or "[]"):
-            if str(run.get("run", "")).startswith(job.run) and run.get("ended") is None:
-                told[job.number] = (run.get("world_size"), run.get("collectives_per_second"))
+        with suppress(ValueError):  # the site has printed something else
+            for run in json.loads(ask(job, seen, ["ps", "--json"]) or "[]"):
+                if str(run["run"]).startswith(job.run) and run["ended"] is None:
+                    told[job.number] = (run["world_size"], run["collectives_per_second"])
 
     threads = [
         threading.Thread(target=look_inside, args=(each.job, each.seen), daemon=True)

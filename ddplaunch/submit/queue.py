@@ -283,9 +283,14 @@ def cancel(job: JobId, *, now: bool = False) -> None:
 
     Raises LaunchError if scancel failed.
     """
-    at_once = ("--signal=KILL", "--full") if now else ()
-    done = subprocess.run(["scancel", *at_once, *job.words], stdin=subprocess.DEVNULL, check=False)
-    if done.returncode:
+    steps: list[str] = []
+    if now:  # scancel itself sends SIGTERM first, and SIGKILL after the site's KillWait
+        listed = _call("squeue", "--steps", "--noheader", "--format=%i", *job.words[:-1], f"--jobs={job.number}").stdout
+        steps = re.findall(r"^\S+\.\d+$", listed, re.MULTILINE)
+        for step in steps:
+            subprocess.run(["scancel", "--signal=KILL", *job.words[:-1], step], stdin=subprocess.DEVNULL, check=False)
+    done = subprocess.run(["scancel", *job.words], stdin=subprocess.DEVNULL, check=False)
+    if done.returncode and not steps:  # else it may have ended already
         raise LaunchError(f"scancel did not cancel job {job.number} (exit code {done.returncode})")
 
 

@@ -158,6 +158,31 @@ def test_a_cancelled_job_has_its_grace(submit, tmp_path):
     assert f"job {job} was cancelled (exit code 143)" in err
 
 
+def test_a_teardown_runs_after_the_ranks(submit, tmp_path):
+    """Also where the job is cancelled; the next job waits for its end, and stderr has a file of its own."""
+    cluster, start = submit(settings={"KillWait": "40"})
+    write(tmp_path, "saves.py", SAVES)
+    torn = ("--teardown", "echo torn $SLURM_JOB_ID; exit 4")
+    following = start("--exclusive", "--nodes", "2", *torn, "--follow", *LIGHT, "--nproc", "1", "saves.py")
+    job = number_of(following)
+    write(tmp_path, "fails.py", "import sys; print('bad', file=sys.stderr); sys.exit(9)")
+    waits = ("--dependency", f"afternotok:{job}", "--error", "errs/%j.err", *torn)
+    waiting = start(*waits, "--follow", *LIGHT, "fails.py")
+    after = number_of(waiting)
+    cluster.wait_for(job, "ready", 2)
+    assert cluster.state(after) == "PENDING"
+    cluster.cancel(job)
+    out, err = following.communicate(timeout=patience(60))
+    assert following.returncode == 143, err
+    assert out.count("saved") == 2
+    assert out.rindex("saved") < out.index(f"torn {job}")
+    out, err = waiting.communicate(timeout=patience(60))
+    assert waiting.returncode == 9, err
+    assert out == f"torn {after}\n"
+    assert "bad\n" in err
+    assert "bad\n" in (tmp_path / f"errs/{after}.err").read_text()
+
+
 def test_preempted_jobs(submit, tmp_path):
     """Ours end by themselves within the grace, to Slurm scripts that failed, or Slurm ends them.
 
