@@ -23,11 +23,11 @@ AUTO, NONE = "auto", "none"
 
 _WITH_TORCH = frozenset(
     {
-        *("torch", "torch.distributed", "torch.multiprocessing", "torch.optim", "torch.utils.data"),
+        *(TORCH, DYNAMO, "torch.distributed", "torch.multiprocessing", "torch.optim", "torch.utils.data"),
         *("torch.nn", "torch.nn.functional", "torch.nn.parallel"),
     }
 )
-"""What ``import torch`` imports anyway, of what programs import."""
+"""What is imported without a trial, of what programs import: ``import torch`` does most of it."""
 
 _TORCH_READS = re.compile(
     r"(OMP|GOMP|KMP|MKL|OPENBLAS|GOTO|NVPL|BLIS|VECLIB|ATEN|ONEDNN|DNNL|KINETO|LRU_CACHE|NUMPY|NPY|FX|AOT"

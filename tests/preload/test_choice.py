@@ -51,7 +51,9 @@ def test_without_a_verdict_torch_alone(preload: Preload, script: Path, cache: Pa
 
 
 def test_a_program_of_torch_alone_needs_none(preload: Preload, script: Path):
-    script.write_text("import torch, torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel\n")
+    script.write_text(
+        "import torch, torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel\n"
+    )
     found = preload("--nproc 2")
     assert (found["modules"], found["because"]) == (["torch", "torch._dynamo"], None)
 
