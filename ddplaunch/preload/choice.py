@@ -21,14 +21,6 @@ _MAX_BYTES = 100_000  # of the names of modules
 AUTO, NONE = "auto", "none"
 """Words of ``--preload`` beside ``torch`` and names of modules."""
 
-_WITH_TORCH = frozenset(
-    {
-        *(TORCH, DYNAMO, "torch.distributed", "torch.multiprocessing", "torch.optim", "torch.utils.data"),
-        *("torch.nn", "torch.nn.functional", "torch.nn.parallel"),
-    }
-)
-"""What is imported without a trial, of what programs import: ``import torch`` does most of it."""
-
 _TORCH_READS = re.compile(
     r"(OMP|GOMP|KMP|MKL|OPENBLAS|GOTO|NVPL|BLIS|VECLIB|ATEN|ONEDNN|DNNL|KINETO|LRU_CACHE|NUMPY|NPY|FX|AOT"
     r"|PYTORCH|TORCH|COMPILE_STROBELIGHT)_?[A-Z0-9_]*"
@@ -125,8 +117,6 @@ def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collec
     if (entry := cache.entry(question, environ)) is None:
         return replace(choice, reason="there is no place for the cache")
     question = replace(question, late=entry.late)
-    if not entry.late and all(each.module in _WITH_TORCH for each in question.statements):
-        return replace(choice, entry=entry)  # a trial could add nothing
     verdict = entry.verdict
     if verdict is None or not verdict.holds({**environ, **dict(settings)}) or TORCH not in verdict.modules:
         return replace(choice, entry=entry, question=question, reason="the other imports have not been tried yet")

@@ -50,14 +50,6 @@ def test_without_a_verdict_torch_alone(preload: Preload, script: Path, cache: Pa
     assert not cache.exists()
 
 
-def test_a_program_of_torch_alone_needs_none(preload: Preload, script: Path):
-    script.write_text(
-        "import torch, torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel\n"
-    )
-    found = preload("--nproc 2")
-    assert (found["modules"], found["because"]) == (["torch", "torch._dynamo"], None)
-
-
 def test_what_the_verdict_says(preload: Preload, script: Path, cache: Path, answer: Launch):
     reasons = {f"wandb{number}": "makes a temporary folder at import" for number in range(7)}
     modules = ["torch", "lightning"]
