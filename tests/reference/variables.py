@@ -72,6 +72,7 @@ READ = {
     "SLURM_GPUS_ON_NODE": "GPUs were given, so [they must work](devices.md#gpus-that-do-not-work)",
     "SM_NUM_GPUS": "likewise",
     "SKYPILOT_NUM_GPUS_PER_NODE": "likewise",
+    "MLP_WORKER_GPU": "likewise",
     "NVIDIA_VISIBLE_DEVICES": "likewise, where it names GPUs, as in a pod of Kubernetes",
     "PATH": "where programs are looked for",
     "TMPDIR": "where the folder of error files is made; else `/tmp`, else `/dev/shm`",
