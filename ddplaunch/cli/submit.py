@@ -1,4 +1,7 @@
-"""``ddplaunch submit``: from what was typed, and defaults in files, to a batch script and a job of Slurm."""
+"""``ddplaunch submit``: from what was typed, and defaults in files, to a batch script and a job of Slurm.
+
+``submit_gridengine`` goes on with a job of Grid Engine.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from ddplaunch.cli.typed import current_directory, find_target
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
 
 if TYPE_CHECKING:
+    from ddplaunch.submit.follow import Scheduler
     from ddplaunch.submit.queue import JobId
     from ddplaunch.submit.slurm import BatchJob, Requeue, Setup
 
@@ -47,7 +51,7 @@ class _SubmitCommand(BatchCommand):
             return super().make_context(info_name, args, parent, **extra)
         from ddplaunch.cli.manifest import manifest
 
-        _say("submit is for Slurm; for Kubernetes use ddplaunch manifest")
+        say("submit is for Slurm; for Kubernetes use ddplaunch manifest")
         context = manifest.make_context(manifest.name, words, parent, **extra)
         tables = given(context).defaults.tables
         if "submit" in tables and "manifest" not in tables:
@@ -81,47 +85,32 @@ def submit(
     ctx: click.Context,
     /,
     target: str,
-    args: tuple[str, ...],
-    module: bool,
-    no_python: bool,
-    pass_local_rank: bool,
-    start: str,
-    preload: str | None,
-    tensorboard: str | None,
     follow: bool,
     dry_run: bool,
     **_: object,
 ) -> int:
-    """Submit a training job to Slurm.
+    """Submit a training job to Slurm or Grid Engine.
 
-    Writes a batch script that runs `ddplaunch run` on each node, and hands it to sbatch. The options of
+    Writes a batch script that runs `ddplaunch run` on each node, and hands it to sbatch or qsub. The options of
     `ddplaunch run` travel with the job.
 
     Defaults: [tool.ddplaunch.submit] in pyproject.toml, [submit] in ~/.config/ddplaunch.toml.
     """
     from ddplaunch.submit import queue, slurm
 
+    if ctx.params["scheduler"] == "sge":
+        from ddplaunch.cli.submit_gridengine import submit_to_gridengine
+
+        _check_target(ctx)
+        return submit_to_gridengine(ctx, target, follow=follow, dry_run=dry_run)
+    for option, value in ("--pe", ctx.params["pe"]), ("--qsub-arg", " ".join(ctx.params["qsub_args"])):
+        if value:
+            raise UsageError(f"{option} {value} needs --scheduler sge", f"for Slurm leave {option} out")
     job = _job(ctx, target)
     if job.array and follow:
         raise UsageError(f"--follow does not work with --array {job.array}: each job has its own log", "leave one out")
     if job.container_image is None:  # else the target may be in the image only
-        try:
-            find_target(
-                target,
-                args,
-                module=module,
-                no_python=no_python,
-                pass_local_rank=pass_local_rank,
-                start=start,
-                preload=preload,
-                alike=remarks().alike,
-            )
-        except UsageError as error:
-            raise renamed(ctx.command, error) from None
-        if tensorboard is not None:
-            from ddplaunch.cli.sidecars import check_tensorboard
-
-            check_tensorboard(tensorboard)
+        _check_target(ctx)
     check_token(None)
     script = slurm.script(job)
     otherwise = {"job-name": "the target", "output": "default", "nodes": "default"}
@@ -133,8 +122,8 @@ def submit(
         return 0
     queue.check_is_here(os.environ)
     if job.container_image and not queue.has_containers():
-        _say("srun has no --container-image here: the job fails, unless the nodes have pyxis")
-    _prepare_log(job)
+        say("srun has no --container-image here: the job fails, unless the nodes have pyxis")
+    prepare_log(job.chdir, job.output)
     submitted = queue.submit(script, os.environ)
     log = slurm.log_path(job, submitted.number)
     lines = [f"job {submitted.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {log}"]
@@ -146,8 +135,30 @@ def submit(
         click.echo(os.fsencode("\n".join([*lines, *tail, cancel])))
         return 0
     for line in (*lines, cancel):
-        _say(line)
-    return _follow(submitted, log)
+        say(line)
+    return follow_to_its_end(submitted, log, queue)
+
+
+def _check_target(ctx: click.Context) -> None:
+    """Refuse a target that ``run`` would refuse, and a TensorBoard that is not there."""
+    values = ctx.params
+    try:
+        find_target(
+            values["target"],
+            values["args"],
+            module=values["module"],
+            no_python=values["no_python"],
+            pass_local_rank=values["pass_local_rank"],
+            start=values["start"],
+            preload=values["preload"],
+            alike=remarks().alike,
+        )
+    except UsageError as error:
+        raise renamed(ctx.command, error) from None
+    if values["tensorboard"] is not None:
+        from ddplaunch.cli.sidecars import check_tensorboard
+
+        check_tensorboard(values["tensorboard"])
 
 
 def _job(ctx: click.Context, target: str) -> BatchJob:
@@ -174,7 +185,7 @@ def _job(ctx: click.Context, target: str) -> BatchJob:
         exclude=given["exclude"],
         array=given["array"],
         sbatch_args=given["sbatch_args"],
-        setup=tuple(_setups(ctx, given["setup"])),
+        setup=tuple(setups(ctx, given["setup"])),
         container_image=given["container_image"],
         container_mounts=given["container_mounts"],
         requeue=_requeue(ctx, given["requeue"]) if given["requeue"] else None,
@@ -206,7 +217,7 @@ def _requeue(ctx: click.Context, max_times: int) -> Requeue:
     return requeue
 
 
-def _setups(ctx: click.Context, texts: Sequence[str]) -> Iterator[Setup]:
+def setups(ctx: click.Context, texts: Sequence[str]) -> Iterator[Setup]:
     """Tell files from commands. A file that a file of defaults names is looked for beside that one."""
     from ddplaunch.submit.slurm import Setup
 
@@ -223,11 +234,11 @@ def _setups(ctx: click.Context, texts: Sequence[str]) -> Iterator[Setup]:
             yield Setup(text)
 
 
-def _prepare_log(job: BatchJob) -> None:
-    """Make the log's folder, which Slurm does not do, and try to write there: else the job fails without a message."""
-    path = os.path.join(job.chdir, job.output)
+def prepare_log(chdir: str, output: str) -> None:
+    """Make the log's folder, as no scheduler does, and try to write there: else the job fails without a message."""
+    path = os.path.join(chdir, output)
     where = folder = os.path.dirname(path)
-    if "%" in folder:
+    if "%" in folder or "$" in folder:
         return
     probe = os.path.join(folder, f".ddplaunch-{os.getpid()}")
     try:
@@ -250,16 +261,15 @@ def _advice(job: BatchJob) -> Iterator[str]:
         yield "the target was not checked: it is in the image"
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     click.echo(f"ddplaunch: {line}", err=True)
 
 
-def _follow(job: JobId, log: str) -> int:
+def follow_to_its_end(job: JobId, log: str, scheduler: Scheduler) -> int:
     """Follow the job to its end; Ctrl-C asks whether to stop following."""
     from ddplaunch.submit.follow import Follower
-    from ddplaunch.submit.queue import cancel
 
-    follower = Follower(job, sys.stdout.buffer, _say)
+    follower = Follower(job, scheduler, sys.stdout.buffer, say)
     while True:
         try:
             return follower.run()
@@ -270,9 +280,9 @@ def _follow(job: JobId, log: str) -> int:
             answer = "d"
             code = EXIT_SIGNAL + 13
         if answer == "c":
-            cancel(job)
+            scheduler.cancel(job)
         elif answer == "d":
-            _say(f"job {job.number} keeps running; its log: {log}")
+            say(f"job {job.number} keeps running; its log: {log}")
             return code
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
-from ddplaunch.submit.queue import JobId, JobRecord, look
+from ddplaunch.submit.queue import JobId
 
 LOG_EVERY = 0.5
 ASK_EVERY = 1.0
@@ -20,14 +20,47 @@ REMIND_EVERY = 60.0
 """Seconds between looks at the log, between questions to Slurm (least and most), and between reminders of a wait."""
 
 
+class Record(Protocol):
+    """What a scheduler says of a job."""
+
+    @property
+    def code(self) -> int | None:
+        """Our exit code; None while it runs or waits."""
+
+    @property
+    def log(self) -> str | None:
+        """The file of its output."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits to start, of which people are reminded."""
+
+    @property
+    def words(self) -> str:
+        """What to say about it, after "job 7"."""
+
+
+class Scheduler(Protocol):
+    """Whom a follower asks about its job."""
+
+    asked: str  # the program that is asked
+
+    def look(self, job: JobId) -> Record | None:
+        """Return what it says; None if it does not answer. Raises LaunchError if it has forgotten the job."""
+
+    def cancel(self, job: JobId) -> None:
+        """Cancel the job. Raises LaunchError if that failed."""
+
+
 class Follower:
     """Follows one job: its log goes to ``out`` byte for byte, and ``say`` prints a line for each change.
 
     ``run`` may be left by KeyboardInterrupt and called again.
     """
 
-    def __init__(self, job: JobId, out: BinaryIO, say: Callable[[str], None]) -> None:
+    def __init__(self, job: JobId, scheduler: Scheduler, out: BinaryIO, say: Callable[[str], None]) -> None:
         self.job = job
+        self.scheduler = scheduler
         self.out = out
         self.say = say
         self.log: str | None = None
@@ -43,7 +76,7 @@ class Follower:
             now = time.monotonic()
             if now >= ask_at:
                 before = self._said
-                seen = look(self.job)
+                seen = self.scheduler.look(self.job)
                 if seen is not None:
                     self.log = self.log or seen.log
                     if seen.code is not None:
@@ -56,16 +89,17 @@ class Follower:
             self._copy()
             time.sleep(LOG_EVERY)
 
-    def _tell(self, seen: JobRecord | None) -> None:
+    def _tell(self, seen: Record | None) -> None:
         now = time.monotonic()
         number = self.job.number
         if seen is None:
             if now - self._answered_at >= REMIND_EVERY:
-                self.say(f"scontrol has not answered for {now - self._answered_at:.0f} s; job {number} is not affected")
+                waited = f"{self.scheduler.asked} has not answered for {now - self._answered_at:.0f} s"
+                self.say(f"{waited}; job {number} is not affected")
                 self._answered_at = now
             return
         self._answered_at = now
-        if seen.words == self._said and (seen.state != "PENDING" or now - self._said_at < REMIND_EVERY):
+        if seen.words == self._said and (not seen.waits or now - self._said_at < REMIND_EVERY):
             return
         self._said, self._said_at = seen.words, now
         self.say(f"job {number} {seen.words}")

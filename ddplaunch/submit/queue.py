@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, LaunchError, UsageError
 
+asked = "scontrol"
+"""What a follower asks."""
+
 OVERRIDES = {
     "account": "SBATCH_ACCOUNT",
     "array": "SBATCH_ARRAY_INX",
@@ -89,9 +92,13 @@ class JobRecord:
     restarts: int = 0  # how often Slurm has requeued it
 
     @property
+    def waits(self) -> bool:
+        return self.state == "PENDING"
+
+    @property
     def words(self) -> str:
         """What to say about it, after "job 7"."""
-        if self.state == "PENDING":
+        if self.waits:
             waits = "was requeued and waits" if self.restarts else "waits"
             never = _NEVER.get(self.reason) or ("more than one job may have" if _PER_JOB.fullmatch(self.reason) else "")
             if never:
