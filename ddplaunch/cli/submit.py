@@ -251,7 +251,7 @@ def prepare_log(chdir: str, output: str) -> None:
             os.unlink(probe)
     except OSError as error:
         message = f"cannot write the log: {where}: {error.strerror}"
-        raise UsageError(message, "--output DIR/slurm-%j.out names another folder") from None
+        raise UsageError(message, f"--output DIR/{os.path.basename(output)} names another folder") from None
 
 
 def _advice(job: BatchJob) -> Iterator[str]:
