@@ -225,6 +225,7 @@ class Ranks:
             moment=recorded.moment or time.time(),
             hint=self._memory.hint(-code, recorded.traceback or recorded.message or ""),
             refused=recorded.refused,
+            collectives=recorded.collectives,
         )
         self.failures.append(failure)
         return failure

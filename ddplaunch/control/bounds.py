@@ -162,6 +162,7 @@ BOUNDS: Mapping[str, Check] = {
     "RankInspection.code": _number(-64, 255),
     "gaps": _all_within(-WEEK_US, WEEK_US),
     "Arrivals.number": _number(0, 1 << 62),
+    "collectives": _number(1, 1 << 62),
     **dict.fromkeys(("frames", "threads", "groups", "last", "known", "arrivals"), _each(bounded)),
     "Share.threads": _NAME,
     "Group.ranks": _each(_COUNT),

@@ -368,7 +368,7 @@ class Coordinator:
         if self._limits.over:
             over = "no restart: the time of the job is over (--timeout)"
             return self._end(Outcome(verdict.first.code, verdict, remark=over))
-        decision = self._restarts.after(self._clock() - self._attempt.began)
+        decision = self._restarts.after(self._attempt, self._clock() - self._attempt.began)
         if decision.wait is None:
             return self._end(Outcome(verdict.first.code, verdict, remark=decision.remark))
         if len(self._seats) < self._rules.min_nodes:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.diagnosis.inspection import Arrivals, Detail, Inspection
 
-PROTOCOL = 6  # raised whenever a message changes, so that launchers of different versions tell each other so
+PROTOCOL = 7  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 class Garbled(Exception):
