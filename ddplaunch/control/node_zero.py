@@ -182,7 +182,7 @@ class NodeZero:
     def _with_route(self, start: Start) -> Start:
         """Add what node 0's own ranks need: the address under which the others reached us."""
         if not self._peers:
-            return start if self._listening is not None else replace(start, shares=())
+            return start if self._listening is not None else replace(start, place=None, shares=())
         from ddplaunch.control.route import interface_of
 
         address = self._peers[min(self._peers)].here
