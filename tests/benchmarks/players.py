@@ -38,7 +38,7 @@ class Player:
         self._failures: tuple[Failure, ...] = ()
         self._stopped = 1
         self._drained = False
-        self.over = False
+        self.joined = self.over = False
         self._socket: socket.socket | None = None
 
     def call(self, port: int) -> None:
@@ -110,6 +110,8 @@ class Player:
             match name:
                 case "Welcome":
                     self.say(self._hello)
+                case "Joined":
+                    self.joined = True
                 case "Inspect":
                     self.say(self._found(json.loads(body)["body"]["serial"]))
                 case "Stop" | "Release" if not self._drained:
@@ -160,4 +162,5 @@ class Players:
         self._loop.after(self._beat_every, self._beat)
         frame = encode(Beat(time.time()))
         for player in self.all:
-            player.say_frame(frame)
+            if player.joined:  # node 0 drops who speaks before
+                player.say_frame(frame)
