@@ -211,13 +211,17 @@ class Job:
         return [int(pid) for pid in children]
 
     def left(self) -> Sequence[int]:
-        """Its processes, but for a warm zygote, which stays by intent."""
-        return [pid for pid in processes_marked(self.mark) if _cmdline(pid).strip() != "ddplaunch: warm zygote"]
+        return left_of(self.mark)
 
     def assert_nothing_left(self, timeout: float = 10) -> None:
         """Nothing of it lives, and no temporary file remains."""
         wait_until(lambda: not self.left(), f"the end of {[_cmdline(pid) for pid in self.left()]}", timeout)
         wait_until(lambda: not list(self.tmp.iterdir()), f"the removal of {list(self.tmp.iterdir())}", timeout)
+
+
+def left_of(mark: str) -> list[int]:
+    """The processes with ``mark``, but for a warm zygote, which stays by intent."""
+    return [pid for pid in processes_marked(mark) if _cmdline(pid).strip() != "ddplaunch: warm zygote"]
 
 
 def _cmdline(pid: int) -> str:

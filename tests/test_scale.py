@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from ddplaunch.control.messages import Note, Start
+from ddplaunch.control.wire import Connection, encode
+from ddplaunch.loop import Loop
 from tests.benchmarks import loglog
 from tests.conftest import clean_environment
+from tests.control.test_coordinator import Job
 
 
 @pytest.mark.ci
@@ -37,6 +44,37 @@ def test_few_nodes(tmp_path):
     assert measured["played"]["16"]["connections that node 0 dropped"] == 0
     assert "| nodes | 4 | grows as |" in run.stdout
     assert ElementTree.parse(plot).getroot().tag.endswith("svg")
+
+
+def test_orders_to_start_are_short():
+    """1,000 nodes of eight ranks: each learns its own place, in words that are no longer for more nodes."""
+    job = Job(min_nodes=1000)
+    for number in range(1, 1000):
+        hello = job.hello(number)
+        job.coordinator.join(replace(hello, share=replace(hello.share, devices=("cuda:0",) * 8)))
+    starts = [message for number, message in job.told if isinstance(message, Start) and number]
+    assert len(starts) == 999
+    assert [start.place.first_rank for start in starts] == [2 + 8 * number for number in range(999)]
+    assert max(len(encode(start)) for start in starts) < 200
+
+
+def test_what_goes_to_all_is_in_memory_once():
+    """Ten peers read nothing of a frame of 8 MB."""
+    loop, frame, ends = Loop(), encode(Note("x" * (8 << 20))), []
+    peers = []
+    for _ in range(10):
+        ours, theirs = socket.socketpair()
+        ends.append(theirs)
+        peers.append(Connection(loop, ours, [Note], lambda message: None, lambda why: None))
+    tracemalloc.start()
+    for peer in peers:
+        peer.send_frame(frame)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert all(peer.waiting > 4 << 20 for peer in peers)
+    assert most < len(frame)
+    for each in (*peers, *ends):
+        each.close()
 
 
 def test_power_that_fits():

@@ -53,7 +53,7 @@ class Inspector:
         self._read(self._read_once)
 
     def _kernels_word(self, number: int) -> RankInspection:
-        host = self._ranks.plan.ranks[number].host or ""
+        host = self._ranks.plan.rank_of(number).host or ""
         process = self._ranks.processes.get(number)
         if process is None:
             code = self._ranks.codes.get(number)

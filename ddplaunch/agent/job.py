@@ -88,7 +88,7 @@ class Outfit:
             "node_rank": rank.node_rank,
             "nnodes": plan.nnodes,
             "world_size": plan.world_size,
-            "local_world_size": plan.nodes[rank.node_rank].local_world_size,
+            "local_world_size": plan.node_of(rank.node_rank).local_world_size,
             "device": environment["DDPLAUNCH_DEVICE"],
         }
         python: Python = {

@@ -27,6 +27,7 @@ class Recorded:
     traceback: str | None = None
     moment: float | None = None
     refused: tuple[str, str | None] | None = None
+    collectives: int | None = None
 
 
 def read_error_file(path: str | None) -> Recorded:
@@ -66,11 +67,13 @@ def _recorded(content: object) -> Recorded:
     info = info if isinstance(info, dict) else {}
     message = readable(str(content.get("message")))
     time_ns, refused, callstack = info.get("time_ns"), info.get("refused"), info.get("py_callstack")
+    entered = info.get("collectives")
     return Recorded(
         message=message,
         traceback=readable(callstack) if isinstance(callstack, str) and callstack else None,
         moment=time_ns / 1e9 if isinstance(time_ns, int) and 0 < time_ns < 1 << 64 else None,
         refused=(message, _hint(refused.get("hint"))) if isinstance(refused, dict) else None,
+        collectives=entered if isinstance(entered, int) and 0 < entered < 1 << 62 else None,
     )
 
 

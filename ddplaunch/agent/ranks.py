@@ -170,7 +170,7 @@ class Ranks:
     def spawned(self, number: int, pid: int, pidfd: int | None) -> RankProcess:
         self.pending -= 1
         self._started += 1
-        process = self.processes[number] = RankProcess(self.plan.ranks[number], pid, pidfd)
+        process = self.processes[number] = RankProcess(self.plan.rank_of(number), pid, pidfd)
         if number == 0:
             self.first.watch()
         return process
@@ -209,7 +209,7 @@ class Ranks:
         many = len(self.plan.local_ranks)
         before = f"; {self._started} of {many} ranks had been started here" if many > 1 else ""
         message = f"rank {number} could not be started: {limits.why_unborn(reason)}{before}"
-        return self._failed(self.plan.ranks[number], 0, EXIT_OS, post_mortem.Recorded(message))
+        return self._failed(self.plan.rank_of(number), 0, EXIT_OS, post_mortem.Recorded(message))
 
     def _failed(self, rank: Rank, pid: int, code: int, recorded: post_mortem.Recorded) -> Failure:
         failure = Failure(
@@ -225,6 +225,7 @@ class Ranks:
             moment=recorded.moment or time.time(),
             hint=self._memory.hint(-code, recorded.traceback or recorded.message or ""),
             refused=recorded.refused,
+            collectives=recorded.collectives,
         )
         self.failures.append(failure)
         return failure

@@ -185,7 +185,7 @@ class Supervisor:
 
     def _start(self, order: messages.Start) -> None:
         plan, environ = self._plan, self._tree.environ
-        if order.shares:
+        if order.place:
             extra = self._name_server.variables() if self._name_server else {}
             plan = attempt_plan(plan, order, self._rules, environ, extra)
         self._begin(order.attempt, plan)

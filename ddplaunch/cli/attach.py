@@ -23,6 +23,7 @@ def attach(job: str | None) -> int:
     from ddplaunch.cli.queued import one_of, standing
     from ddplaunch.errors import UsageError, shown
     from ddplaunch.job import submitted
+    from ddplaunch.submit import queue
     from ddplaunch.submit.follow import Follower
     from ddplaunch.submit.queue import JobId
 
@@ -35,11 +36,12 @@ def attach(job: str | None) -> int:
             )
         if not re.fullmatch(r"\d+(_\d+)?", job):
             raise UsageError(f"no job called {shown(job, 60)} was submitted", "ddplaunch ps shows those that were")
-        return follow(JobId(job), f"scontrol show job {job} names it", Follower(JobId(job), out, err, say, last=LAST))
+        follower = Follower(JobId(job), queue, out, err, say, last=LAST)
+        return follow(JobId(job), f"scontrol show job {job} names it", follower)
     which = one_of(known, job or known.number, "attach")
     seen = standing(known, which)
     log = seen.log or known.log
-    follower = Follower(which, out, err, say, log=log, last=LAST)
+    follower = Follower(which, queue, out, err, say, log=log, last=LAST)
     if seen.code is not None:
         return follower.over(seen)
     code = follow(which, log, follower)

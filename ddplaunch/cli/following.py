@@ -1,4 +1,4 @@
-"""Following a job of Slurm in a terminal, to its end; Ctrl-C asks what to do with the job."""
+"""Following a submitted job in a terminal, to its end; Ctrl-C asks what to do with the job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from ddplaunch.errors import EXIT_SIGNAL
 from ddplaunch.submit.follow import Follower
-from ddplaunch.submit.queue import JobId, cancel
+from ddplaunch.submit.queue import JobId
 
 
 def follow(job: JobId, log: str, follower: Follower) -> int:
@@ -23,7 +23,7 @@ def follow(job: JobId, log: str, follower: Follower) -> int:
             answer = "d"
             code = EXIT_SIGNAL + 13
         if answer == "c":
-            cancel(job)
+            follower.scheduler.cancel(job)
         elif answer == "d":
             say(f"job {job.number} keeps running; its log: {log}")
             return code

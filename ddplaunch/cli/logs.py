@@ -58,6 +58,7 @@ def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> 
     from ddplaunch.cli.following import say
     from ddplaunch.cli.queued import kept_run, one_of, run_of, running, standing
     from ddplaunch.errors import LaunchError
+    from ddplaunch.submit import queue
     from ddplaunch.submit.follow import Follower
     from ddplaunch.submit.step import relay
 
@@ -72,7 +73,7 @@ def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> 
             return name
         what = f"job {which.number} has ended, and what each of its ranks printed is not kept on this machine"
         raise LaunchError(what, f"ddplaunch logs {which.number} prints its log")
-    follower = Follower(which, sys.stdout.buffer, sys.stderr.buffer, say, log=seen.log)
+    follower = Follower(which, queue, sys.stdout.buffer, sys.stderr.buffer, say, log=seen.log)
     if seen.code is None and follow:
         follower.run()
     else:

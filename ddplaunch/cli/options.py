@@ -38,7 +38,7 @@ SECTIONS = {
         "Connections between nodes": "--control --control-port --join-timeout --heartbeat-timeout --allow-mismatch",
         "Elastic jobs (--nnodes 2:4)": "--join-window --max-membership-changes --grow",
         "Starting ranks": "--backend --init-method --start --preload --warm --role",
-        "Stopping and restarting": "--grace --max-restarts --restart-backoff --min-uptime",
+        "Stopping and restarting": "--grace --max-restarts --restart-on --restart-backoff --min-uptime",
         "Time limits": "--timeout --stall-timeout --on-stall --straggler-timeout",
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
         "Sidecar programs": "--tensorboard --sidecar",
@@ -215,6 +215,12 @@ class Options:
     grace: float = _seconds("--grace", "30", "Time for ranks to stop, between SIGTERM and SIGKILL.")
     max_restarts: int = _option(
         "--max-restarts N", "Restart all ranks after a failure, at most N times.", _count, default="0"
+    )
+    restart_on: str = _option(
+        "--restart-on any|transient|always",
+        "any: stop restarting when a rank fails twice in the same way; transient: restart only after a signal, a "
+        "lost connection, or when the host ran out of memory; always: restart after every failure.",
+        default="any",
     )
     restart_backoff: float = _seconds(
         "--restart-backoff", "0", "Wait this long before a restart; twice as long after each early failure."

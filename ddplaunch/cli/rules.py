@@ -77,6 +77,7 @@ def read_rules(options: Options, address: str, master_port: int, finding: Findin
         grace=options.grace,
         preempt_grace=options.preempt_grace,
         max_restarts=options.max_restarts,
+        restart_on=options.restart_on,
         restart_backoff=options.restart_backoff,
         min_uptime=options.min_uptime,
         max_membership_changes=options.max_membership_changes,

@@ -1,4 +1,7 @@
-"""``ddplaunch submit``: from what was typed, and defaults in files, to a batch script and a job of Slurm."""
+"""``ddplaunch submit``: from what was typed, and defaults in files, to a batch script and a job of Slurm.
+
+``submit_gridengine`` goes on with a job of Grid Engine.
+"""
 
 from __future__ import annotations
 
@@ -94,47 +97,32 @@ def submit(
     ctx: click.Context,
     /,
     target: str,
-    args: tuple[str, ...],
-    module: bool,
-    no_python: bool,
-    pass_local_rank: bool,
-    start: str,
-    preload: str | None,
-    tensorboard: str | None,
     follow: bool,
     dry_run: bool,
     **_: object,
 ) -> int:
-    """Submit a training job to Slurm.
+    """Submit a training job to Slurm or Grid Engine.
 
-    Writes a batch script that runs `ddplaunch run` on each node, and hands it to sbatch. The options of
+    Writes a batch script that runs `ddplaunch run` on each node, and hands it to sbatch or qsub. The options of
     `ddplaunch run` travel with the job.
 
     Defaults: [tool.ddplaunch.submit] in pyproject.toml, [submit] in ~/.config/ddplaunch.toml.
     """
     from ddplaunch.submit import queue, slurm
 
+    if ctx.params["scheduler"] == "sge":
+        from ddplaunch.cli.submit_gridengine import submit_to_gridengine
+
+        _check_target(ctx)
+        return submit_to_gridengine(ctx, target, follow=follow, dry_run=dry_run)
+    for option, value in ("--pe", ctx.params["pe"]), ("--qsub-arg", " ".join(ctx.params["qsub_args"])):
+        if value:
+            raise UsageError(f"{option} {value} needs --scheduler sge", f"for Slurm leave {option} out")
     job = _job(ctx, target)
     if job.array and follow:
         raise UsageError(f"--follow does not work with --array {job.array}: each job has its own log", "leave one out")
     if job.container_image is None:  # else the target may be in the image only
-        try:
-            find_target(
-                target,
-                args,
-                module=module,
-                no_python=no_python,
-                pass_local_rank=pass_local_rank,
-                start=start,
-                preload=preload,
-                alike=remarks().alike,
-            )
-        except UsageError as error:
-            raise renamed(ctx.command, error) from None
-        if tensorboard is not None:
-            from ddplaunch.cli.sidecars import check_tensorboard
-
-            check_tensorboard(tensorboard)
+        _check_target(ctx)
     check_token(None)
     script = slurm.script(job)
     otherwise = {"job-name": "the target", "output": "default", "nodes": "default"}
@@ -147,9 +135,9 @@ def submit(
     queue.check_is_here(os.environ)
     if job.container_image and not queue.has_containers():
         say("srun has no --container-image here: the job fails, unless the nodes have pyxis")
-    _prepare_log(job, "--output", job.output)
+    prepare_log(job.chdir, "--output", job.output)
     if job.error:
-        _prepare_log(job, "--error", job.error)
+        prepare_log(job.chdir, "--error", job.error)
     submitted = queue.submit(script, os.environ)
     log = slurm.log_path(job, submitted.number)
     errors = slurm.log_path(job, submitted.number, job.error) if job.error else None
@@ -167,7 +155,7 @@ def submit(
 
     for line in (*lines, cancel):
         say(line)
-    return follow_to_its_end(submitted, log, Follower(submitted, sys.stdout.buffer, sys.stderr.buffer, say))
+    return follow_to_its_end(submitted, log, Follower(submitted, queue, sys.stdout.buffer, sys.stderr.buffer, say))
 
 
 def _keep(ctx: click.Context, job: BatchJob, submitted: JobId, target: str, log: str) -> None:
@@ -192,6 +180,28 @@ def _keep(ctx: click.Context, job: BatchJob, submitted: JobId, target: str, log:
             moment=time.time(),
         )
     )
+
+
+def _check_target(ctx: click.Context) -> None:
+    """Refuse a target that ``run`` would refuse, and a TensorBoard that is not there."""
+    values = ctx.params
+    try:
+        find_target(
+            values["target"],
+            values["args"],
+            module=values["module"],
+            no_python=values["no_python"],
+            pass_local_rank=values["pass_local_rank"],
+            start=values["start"],
+            preload=values["preload"],
+            alike=remarks().alike,
+        )
+    except UsageError as error:
+        raise renamed(ctx.command, error) from None
+    if values["tensorboard"] is not None:
+        from ddplaunch.cli.sidecars import check_tensorboard
+
+        check_tensorboard(values["tensorboard"])
 
 
 def _job(ctx: click.Context, target: str) -> BatchJob:
@@ -232,8 +242,8 @@ def _job(ctx: click.Context, target: str) -> BatchJob:
         array=given["array"],
         sbatch_args=given["sbatch_args"],
         srun_args=given["srun_args"],
-        setup=tuple(_setups(ctx, "setup")),
-        teardown=tuple(_setups(ctx, "teardown")),
+        setup=tuple(setups(ctx, "setup")),
+        teardown=tuple(setups(ctx, "teardown")),
         container_image=given["container_image"],
         container_mounts=given["container_mounts"],
         requeue=_requeue(ctx, given["requeue"]) if given["requeue"] else None,
@@ -267,7 +277,7 @@ def _requeue(ctx: click.Context, max_times: int) -> Requeue:
     return requeue
 
 
-def _setups(ctx: click.Context, name: str) -> Iterator[Setup]:
+def setups(ctx: click.Context, name: str) -> Iterator[Setup]:
     """Tell files from commands. A file that a file of defaults names is looked for beside that one."""
     from ddplaunch.submit.slurm import Setup
 
@@ -284,11 +294,11 @@ def _setups(ctx: click.Context, name: str) -> Iterator[Setup]:
             yield Setup(text)
 
 
-def _prepare_log(job: BatchJob, option: str, pattern: str) -> None:
-    """Make a log's folder, which Slurm does not do, and try to write there: else the job fails without a message."""
-    path = os.path.join(job.chdir, pattern)
+def prepare_log(chdir: str, option: str, pattern: str) -> None:
+    """Make a log's folder, as no scheduler does, and try to write there: else the job fails without a message."""
+    path = os.path.join(chdir, pattern)
     where = folder = os.path.dirname(path)
-    if "%" in folder:
+    if "%" in folder or "$" in folder:
         return
     probe = os.path.join(folder, f".ddplaunch-{os.getpid()}")
     try:
@@ -301,7 +311,7 @@ def _prepare_log(job: BatchJob, option: str, pattern: str) -> None:
             os.unlink(probe)
     except OSError as error:
         message = f"cannot write the log: {where}: {error.strerror}"
-        raise UsageError(message, f"{option} DIR/slurm-%j.{option[2:5]} names another folder") from None
+        raise UsageError(message, f"{option} DIR/{os.path.basename(pattern)} names another folder") from None
 
 
 def _advice(job: BatchJob) -> Iterator[str]:

@@ -18,6 +18,8 @@ REFUSED = {
 }
 """Options that a job of Slurm cannot have, and what to type instead."""
 
+SCHEDULERS = ("slurm", "sge")
+
 _OURS_ALONE = {"--ntasks", "--ntasks-per-node", "-n", "--parsable", "--wrap", "--open-mode", "--chdir", "-D"}
 
 
@@ -82,9 +84,9 @@ _WAITED = r"(after|afterany|afterburstbuffer|aftercorr|afternotok|afterok)(:\d+(
 
 
 def _scheduler(ctx: click.Context, param: click.Parameter, text: str) -> str:
-    if text != "slurm":
-        hint = "ddplaunch manifest prints a job for Kubernetes" if text == "kubernetes" else "leave it out"
-        raise wrong(ctx, param, text, "submit is for Slurm", hint)
+    if text not in SCHEDULERS:
+        hint = "ddplaunch manifest prints a job for Kubernetes" if text == "kubernetes" else "leave it out for Slurm"
+        raise wrong(ctx, param, text, "submit is for Slurm (slurm) and Grid Engine (sge)", hint)
     return text
 
 
@@ -155,7 +157,20 @@ HEADINGS = {
             multiple=True,
         ),
         CONFIG,
-        click.Option(["--scheduler"], default="slurm", callback=_scheduler, hidden=True),
+    ),
+    "For Grid Engine": (
+        click.Option(
+            ["--scheduler"],
+            metavar="NAME",
+            default="slurm",
+            show_default=True,
+            callback=_scheduler,
+            help="slurm, or sge for Grid Engine, where --partition names a queue.",
+        ),
+        option("--pe", "NAME", "Parallel environment, which must give each host the same number of slots."),
+        option(
+            "--qsub-arg qsub_args", "OPTION", "Any other option of qsub, like --qsub-arg='-l h_vmem=4G'", multiple=True
+        ),
     ),
     "Environment of the job": (
         option("--setup", "FILE|CMD", "A file to source, or a command to run, before the job starts", multiple=True),

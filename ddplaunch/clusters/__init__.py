@@ -38,10 +38,18 @@ _SIGNS = {
     "skypilot": ("SKYPILOT_NODE_IPS",),
     "sagemaker": ("SM_HOSTS",),
     "vertexai": ("CLOUD_ML_JOB_ID",),
+    "awsbatch": ("AWS_BATCH_JOB_NUM_NODES",),
+    "volcengine": ("MLP_WORKER_NUM",),
+    "lepton": ("LEPTON_JOB_TOTAL_WORKERS",),
+    "modelarts": ("MA_NUM_HOSTS",),
+    "dstack": ("DSTACK_NODES_NUM",),
     # RANK and WORLD_SIZE count nodes there, unless PET_NNODES says more.
     "kubeflow": ("PET_NNODES", "KUBERNETES_SERVICE_HOST"),
     "pai": ("NPROC_PER_NODE",),
     "nodes": ("NNODES",),
+    # These two may refuse to tell; what a script has set then says more.
+    "volcano": ("VC_TASK_INDEX", "VK_TASK_INDEX"),
+    "htcondor": ("_CONDOR_NPROCS",),
     "kubernetes": ("JOB_COMPLETION_INDEX",),
     # Who gave the hosts; jsrun among them, which Open MPI and others leave to it.
     "lsf": ("LSB_JOBID", "JSM_NAMESPACE_RANK"),

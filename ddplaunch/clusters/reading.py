@@ -70,6 +70,15 @@ def contradiction(one: str, other: str) -> UsageError:
     return UsageError(f"{one} and {other} contradict each other", OFF)
 
 
+def unaddressed(environ: Mapping[str, str], nnodes: str, node_rank: str) -> UsageError:
+    """Say that variables number nodes and leave open where the first is; these are their names."""
+    return UsageError(
+        f"{node_rank}={environ[node_rank]} of {nnodes}={environ[nnodes]} nodes, but nothing says where node 0 is",
+        f'ddplaunch run --nnodes "${nnodes}" --node-rank "${node_rank}" --master-addr … on every node\n'
+        "or --cluster none …, for this machine alone",
+    )
+
+
 def check_below(index: int, count: int, index_name: str, count_name: str) -> None:
     """Check that an index counts from 0 and stops short of its count. Raises UsageError if it does not."""
     if index >= count:
@@ -162,7 +171,7 @@ def counts_nodes(
     nnodes: str,
     node_rank: str,
     address: str,
-    port: str,
+    port: str | None,
     *,
     count: int | None = None,
     nproc: str | None = None,
@@ -172,6 +181,7 @@ def counts_nodes(
     """Recognise a node where variables number nodes; these are their names.
 
     Args:
+        port: None where no variable has one; it follows from ``run_id`` then.
         count: how many there are, where ``nnodes`` says it in another form than a number.
         nproc: the name of that which counts processes a node, or is one of ``COUNTERS``; 0 says nothing.
         comes_late: whether the address is a name that comes with node 0's own start.
@@ -191,7 +201,7 @@ def counts_nodes(
         index,
         address=text(environ, address) if count > 1 else environ.get(address) or None,
         address_comes_late=comes_late,
-        port=number_if_set(environ, port),
+        port=number_if_set(environ, port) if port else job_port(run_id) if run_id else None,
         run_id=run_id,
         nproc=None if each == "0" else each,
     )

@@ -141,6 +141,7 @@ BOUNDS: Mapping[str, Check] = {
     **dict.fromkeys(("host", "nnodes", "fingerprint", "nonce", "proof", "address", "interface"), _NAME),
     **dict.fromkeys(("python", "torch", "cuda", "nccl"), _NAME),
     **dict.fromkeys(("devices", "gpus"), lru_cache(16)(_each(_NAME))),  # alike on 10,000 nodes
+    **dict.fromkeys(("Place.nnodes", "first_rank", "machine", "machines", "sharing"), _COUNT),
     "target": _letters(8192),
     "run_id": _letters(255, in_path=True),
     # what is said at the door of a running job
@@ -162,6 +163,7 @@ BOUNDS: Mapping[str, Check] = {
     "RankInspection.code": _number(-64, 255),
     "gaps": _all_within(-WEEK_US, WEEK_US),
     "Arrivals.number": _number(0, 1 << 62),
+    "collectives": _number(1, 1 << 62),
     **dict.fromkeys(("frames", "threads", "groups", "last", "known", "arrivals"), _each(bounded)),
     "Share.threads": _NAME,
     "Group.ranks": _each(_COUNT),
@@ -190,7 +192,8 @@ BOUNDS: Mapping[str, Check] = {
     "refused": _complaint,
     # what has fields of its own, or two values only
     **dict.fromkeys(
-        ("share", "versions", "failure", "verdict", "first", "outcome", "broken", "status", "inspection"), bounded
+        ("share", "place", "versions", "failure", "verdict", "first", "outcome", "broken", "status", "inspection"),
+        bounded,
     ),
     **dict.fromkeys(("shares", "failures", "others"), _each(bounded)),
     **dict.fromkeys(("numbered", "again", "preemption_seen", "kind"), _as_it_is),

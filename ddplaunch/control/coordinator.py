@@ -25,6 +25,7 @@ from ddplaunch.control.time_limits import Cut, TimeLimits
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Timer
+from ddplaunch.plan import share
 from ddplaunch.words import named
 
 EARLY_REPORT = 0.6  # seconds after a failure when people read of it, if its report cannot be given by then
@@ -131,13 +132,15 @@ class Coordinator:
         self._enter(Stage.RUNNING)
         self._cancel()
         shares = self._seats.start()
-        world_size = sum(len(share.devices) for share in shares)
+        world_size = sum(len(each.devices) for each in shares)
         nodes = set(self._seats)
         self._attempt = JobAttempt(self._attempt.number + 1, world_size, self._clock(), nodes, set(nodes))
         self._limits.begin(self._attempt.number)
-        start = messages.Start(self._attempt.number, self._run_id, shares)
-        for number in sorted(self._seats):  # node 0 first: it removes a store in a file before anybody can open it
-            self._tell(number, start)
+        number, places = self._attempt.number, share.places(shares)
+        for seat, place in zip(self._seats.in_order, places, strict=True):
+            # Node 0 comes first: it removes a store in a file before anybody can open it.
+            everyone = () if seat.number else shares
+            self._tell(seat.number, messages.Start(number, self._run_id, place, shares=everyone))
 
     def hear(self, number: int, message: messages.FromNode) -> None:
         """Take in what a node says; raises Garbled, before anything is done, where it cannot be so."""
@@ -368,7 +371,7 @@ class Coordinator:
         if self._limits.over:
             over = "no restart: the time of the job is over (--timeout)"
             return self._end(Outcome(verdict.first.code, verdict, remark=over))
-        decision = self._restarts.after(self._clock() - self._attempt.began)
+        decision = self._restarts.after(self._attempt, self._clock() - self._attempt.began)
         if decision.wait is None:
             return self._end(Outcome(verdict.first.code, verdict, remark=decision.remark))
         if len(self._seats) < self._rules.min_nodes:

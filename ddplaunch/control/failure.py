@@ -55,6 +55,7 @@ class Failure:
     hint: str | None  # what the kernel's counters add
     refused: tuple[str, str | None] | None = None  # the launcher's own complaint, found inside the rank, and its hint
     tail: tuple[str, ...] = ()  # the last lines that it printed
+    collectives: int | None = None  # how many it had entered; None where it is not known, or none
 
     @property
     def code(self) -> int:
@@ -65,6 +66,12 @@ class Failure:
     def reason(self) -> str:
         """How it ended, in words."""
         return describe_end(-self.signal if self.signal else self.exit_code or 0)
+
+    @property
+    def kind(self) -> str | None:
+        """The type of its exception: "ValueError"; None where none was recorded."""
+        name = (self.message or "").partition("\n")[0].partition(":")[0].rpartition(".")[2].strip()
+        return name if self.traceback and name.isidentifier() else None
 
     @property
     def headline(self) -> str:

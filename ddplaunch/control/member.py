@@ -324,14 +324,17 @@ class Member:
         self._hear(message)
 
     def _check_start(self, order: Start) -> None:
-        """Check that we can start so: once an attempt, with our own share among those of all nodes."""
+        """Check that we can start so: once an attempt, at a place where our ranks fit."""
         assert isinstance(self._hello, Hello)
-        numbers = [each.node_rank for each in order.shares]
         if self._attempt is not None or order.attempt <= self._latest:
             raise Garbled("a start out of turn")
-        in_order = numbers == sorted(set(numbers)) and len(numbers) <= self._rules.max_nodes
-        if not in_order or self._hello.share not in order.shares:
+        place, share = order.place, self._hello.share
+        if place is None or order.shares or not place.nnodes <= self._rules.max_nodes:
             raise Garbled("a start without this node")
+        if not (0 < place.node_rank < place.nnodes and place.node_rank <= place.first_rank):
+            raise Garbled("a start at another node's place")
+        if place.first_rank + len(share.devices) > place.world_size:
+            raise Garbled("a start with other ranks than this node's")
 
     def _beat(self) -> None:
         if self._connection is not None:

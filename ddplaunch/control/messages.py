@@ -8,6 +8,7 @@ from __future__ import annotations
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.failure import Failure, Outcome, Verdict
 from ddplaunch.dataclass import dataclass
+from ddplaunch.plan.layout import Place
 from ddplaunch.plan.share import Share
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.diagnosis.inspection import Arrivals, Detail, Inspection
 
-PROTOCOL = 6  # raised whenever a message changes, so that launchers of different versions tell each other so
+PROTOCOL = 7  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 class Garbled(Exception):
@@ -205,9 +206,11 @@ class Start:
 
     attempt: int  # 0 is the first
     run_id: str
-    shares: tuple[Share, ...] = ()  # of all nodes that take part, in order; none if each already has the whole plan
+    place: Place | None = None  # the receiver's; None if it has the whole plan already
+    # The rest is not sent: the receiver adds it.
     address: str | None = None  # node 0's, as the receiver reaches it
     interface: str | None = None  # the one that leads there
+    shares: tuple[Share, ...] = ()  # of all nodes that take part, in order: only node 0 has them
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,14 @@ class NodeZero:
     def begin(self) -> None:
         """Wait for the others, or start at once where there are none."""
         if self._listening is not None:
+            from ddplaunch.control import kernel_limits
             from ddplaunch.control.heartbeat import Heartbeat
             from ddplaunch.control.listener import Listener
 
             self._listener = Listener(self._loop, self._listening, self._rules, self._ranks, self._meet)
             self._heartbeat = Heartbeat(self._loop, self._rules.heartbeat_timeout, self._beat, self._silent)
+            if text := kernel_limits.too_low(self._rules.max_nodes):
+                self._hear(messages.Note(text))
         self._coordinator.open()
 
     def tell(self, message: FromNode) -> None:
@@ -182,7 +185,7 @@ class NodeZero:
     def _with_route(self, start: Start) -> Start:
         """Add what node 0's own ranks need: the address under which the others reached us."""
         if not self._peers:
-            return start if self._listening is not None else replace(start, shares=())
+            return start if self._listening is not None else replace(start, place=None, shares=())
         from ddplaunch.control.route import interface_of
 
         address = self._peers[min(self._peers)].here

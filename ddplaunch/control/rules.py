@@ -31,6 +31,7 @@ class Rules:
     grace: float = 30.0  # what ranks have between SIGTERM and SIGKILL
     preempt_grace: float = 90.0  # what they have between the scheduler's warning and SIGTERM
     max_restarts: int = 0
+    restart_on: str = "any"  # failure but one that came twice in the same way; or "transient" ones, or "always"
     restart_backoff: float = 0.0
     min_uptime: float = 5.0
     max_membership_changes: int = 100

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Generic, Literal, TypeVar
+from dataclasses import fields
+from functools import cache
+from itertools import islice
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -22,11 +26,12 @@ from ddplaunch.loop import Loop
 from ddplaunch.plan import share
 
 MAX_BEFORE_JOINING = 64 << 10  # bytes of a frame from an unknown peer; "GET " read as a length is 1.2 thousand million
-MAX_BYTES = 8 << 20  # bytes of a frame from a node of the job: the shares of 10,000 nodes fit
+MAX_BYTES = 8 << 20  # bytes of a frame from a node of the job
 MAX_WAITING = 64 << 20  # bytes that a node may leave unread before it counts as lost
 
 LENGTH = struct.Struct("!I")
 _CHUNK = 1 << 18
+_AT_ONCE = 64  # frames that one call of the kernel takes
 
 vars(messages).update(Arrivals=Arrivals, Detail=Detail, Inspection=Inspection, Literal=Literal)
 vars(share).update(Literal=Literal)
@@ -37,8 +42,16 @@ M = TypeVar("M")  # the messages that a connection may carry, or one of them
 
 def encode(message: object) -> bytes:
     """Return the frame of a message."""
-    body = msgspec.json.encode({"op": type(message).__name__, "body": message})
+    kind: Any = type(message)
+    said = {name: value for name, default in _defaults(kind) if (value := getattr(message, name)) != default}
+    body = msgspec.json.encode({"op": kind.__name__, "body": said})
     return LENGTH.pack(len(body)) + body
+
+
+@cache
+def _defaults(kind: type) -> tuple[tuple[str, object], ...]:
+    """The fields of a message and the values that go without saying."""
+    return tuple((each.name, each.default) for each in fields(kind))
 
 
 def decode(body: bytes, accepted: Iterable[type[M]]) -> M:
@@ -85,7 +98,9 @@ class Connection(Generic[M]):
         self.hear = hear
         self.lost = lost
         self._coming = bytearray()
-        self._going = bytearray()
+        self._going: deque[bytes] = deque()  # frames, which go to many peers without a copy for each
+        self._begun = 0  # bytes of the first of them that the peer has taken
+        self._waiting = 0  # bytes of all of them that it has not
         self._ending = False
         loop.watch(sock.fileno(), self._readable)
 
@@ -96,7 +111,7 @@ class Connection(Generic[M]):
     @property
     def waiting(self) -> int:
         """Bytes that the peer has not taken yet."""
-        return len(self._going) if self.open else 0
+        return self._waiting if self.open else 0
 
     def expect(self, accepted: Iterable[type[M]], max_bytes: int = MAX_BYTES) -> None:
         """From now on accept other messages."""
@@ -109,9 +124,10 @@ class Connection(Generic[M]):
         """Send what ``encode`` made; what the peer does not take at once waits."""
         if not self.open or self._ending:
             return
-        self._going += frame
-        if len(self._going) > self._max_waiting:
-            self._going.clear()
+        self._going.append(frame)
+        self._waiting += len(frame)
+        if self._waiting > self._max_waiting:
+            self._forget_waiting()
             self._ending = True
             return self._loop.soon(lambda: self._lose("it reads nothing"))  # not from within the owner's own call
         self._writable()
@@ -165,20 +181,35 @@ class Connection(Generic[M]):
 
     def _writable(self) -> None:
         try:
-            sent = self._socket.send(self._going)
+            while self._going:
+                self._take(self._socket.sendmsg(self._views()))
         except BlockingIOError:
-            sent = 0
+            pass
         except OSError:  # what the peer still said is read first; then its end, or the error, is seen there
-            self._going.clear()
+            self._forget_waiting()
             self._loop.forget(self._socket.fileno(), write=True)
             return
-        del self._going[:sent]
         if self._going:
             self._loop.watch(self._socket.fileno(), self._writable, write=True)
         else:
             self._loop.forget(self._socket.fileno(), write=True)
             if self._ending:
                 self._shut()
+
+    def _views(self) -> list[bytes | memoryview]:
+        """The next of what waits, without a copy."""
+        first, *others = islice(self._going, _AT_ONCE)
+        return [memoryview(first)[self._begun :], *others]
+
+    def _take(self, sent: int) -> None:
+        self._waiting -= sent
+        self._begun += sent
+        while self._going and self._begun >= len(self._going[0]):
+            self._begun -= len(self._going.popleft())
+
+    def _forget_waiting(self) -> None:
+        self._going.clear()
+        self._begun = self._waiting = 0
 
     def _shut(self) -> None:
         with suppress(OSError):

@@ -14,8 +14,10 @@ from ddplaunch.plan.hardware import Hardware
 from ddplaunch.plan.numbers import whole
 from ddplaunch.plan.rendezvous import is_nccl
 
-COUNTS = ("SLURM_GPUS_ON_NODE", "SM_NUM_GPUS", "SKYPILOT_NUM_GPUS_PER_NODE")
-"""The variables in which a scheduler says how many GPUs it has given this node: Slurm's, SageMaker's, SkyPilot's."""
+COUNTS = ("SLURM_GPUS_ON_NODE", "SM_NUM_GPUS", "SKYPILOT_NUM_GPUS_PER_NODE", "MLP_WORKER_GPU")
+"""The variables in which a scheduler says how many GPUs it has given this node: Slurm's, SageMaker's, SkyPilot's,
+Volcengine's. dstack, DGX Cloud Lepton and ModelArts count accelerators of any kind, which say nothing of GPUs.
+"""
 
 CONTAINER = "NVIDIA_VISIBLE_DEVICES"
 """What a container was started with. Kubernetes names the GPUs of a pod by UUID; "all" is any CUDA image's default."""

@@ -50,6 +50,19 @@ class Rank:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a node stands in one attempt of a job of several nodes."""
+
+    node_rank: int  # differs from the typed one where an elastic job runs without some of its nodes
+    nnodes: int
+    first_rank: int  # the global rank of its local rank 0
+    world_size: int
+    machine: int = 0  # its host's number among the job's hosts, from 0: a task shares it with others
+    machines: int = 1  # how many hosts the job has
+    sharing: int = 1  # how many of the job's nodes, or tasks, are on its host
+
+
+@dataclass(frozen=True)
 class StartedRank:
     """Where one rank stands among the ranks that another launcher, like mpirun, has started; None is unknown.
 

@@ -13,7 +13,7 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.errors import UsageError
 from ddplaunch.plan import layout, rendezvous
-from ddplaunch.plan.layout import Cpus, Node, Rank, Slot
+from ddplaunch.plan.layout import Cpus, Node, Place, Rank, Slot
 from ddplaunch.plan.numbers import whole
 from ddplaunch.plan.rendezvous import ASSUMED, MISSING, Sourced
 from ddplaunch.target.target import Kind, Target
@@ -116,14 +116,28 @@ class Plan:
     local_rank_option: str | None = None  # what every rank gets as its first argument, with its local rank as the value
     masks: tuple[Mapping[str, str], ...] = ()
     virtual: bool = False  # whether every rank is local rank 0, and its device the first that it sees
+    place: Place | None = None  # this machine's, where `nodes` and `ranks` are its own alone; None where they are all
 
     @property
     def nnodes(self) -> int:
-        return len(self.nodes)
+        return self.place.nnodes if self.place else len(self.nodes)
 
     @property
     def world_size(self) -> int:
-        return len(self.ranks)
+        return self.place.world_size if self.place else len(self.ranks)
+
+    @property
+    def own_node(self) -> Node:
+        """This machine."""
+        return self.node_of(self.node_rank)
+
+    def node_of(self, node_rank: int) -> Node:
+        """One of ``nodes``, by its node rank."""
+        return self.nodes[node_rank - self.nodes[0].node_rank]
+
+    def rank_of(self, number: int) -> Rank:
+        """One of ``ranks``, by its global rank."""
+        return self.ranks[number - self.ranks[0].rank]
 
     @property
     def local_ranks(self) -> tuple[Rank, ...]:
@@ -155,7 +169,7 @@ class Plan:
     @property
     def shared(self) -> dict[str, str]:
         """The variables that are alike on all ranks of this machine."""
-        return {"OMP_NUM_THREADS": self.nodes[self.node_rank].threads, **self.variables}
+        return {"OMP_NUM_THREADS": self.own_node.threads, **self.variables}
 
     def environment(self, rank: Rank, attempt: int = 0) -> dict[str, str]:
         """Return the variables of one rank in an attempt, of which 0 is the first.
@@ -164,7 +178,7 @@ class Plan:
         where they are by these: torch.distributed.is_torchelastic_launched() looks for TORCHELASTIC_RUN_ID, Lightning
         and accelerate for LOCAL_RANK and GROUP_RANK.
         """
-        node = self.nodes[rank.node_rank]
+        node = self.node_of(rank.node_rank)
         variables = {
             "RANK": str(rank.rank),
             "LOCAL_RANK": str(rank.local_rank),

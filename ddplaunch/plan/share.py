@@ -1,12 +1,12 @@
-"""What one node brings to a job of several, and the plan that follows once all shares are known."""
+"""What one node brings to a job of several, its place there once all shares are known, and the plan that follows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, replace
-from ddplaunch.plan.layout import MAX_RANKS, Node, Rank
+from ddplaunch.plan.layout import MAX_RANKS, Node, Place, Rank
 from ddplaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -41,50 +41,69 @@ class Share:
 
 def own_share(plan: Plan) -> Share:
     """What this node brings, as ``plan`` has it."""
-    node = plan.nodes[plan.node_rank]
+    node = plan.own_node
     devices = tuple(rank.device for rank in plan.local_ranks)
     return Share(plan.node_rank, node.host or "?", devices, node.threads, "task" if plan.started_rank else "node")
 
 
-def with_shares(
-    plan: Plan, shares: Sequence[Share], node_rank: int, run_id: str, address: str, variables: Mapping[str, str]
-) -> Plan:
-    """Return ``plan`` with what is now known of all nodes.
+def places(shares: Sequence[Share]) -> Iterator[Place]:
+    """Where each of the nodes stands that take part in an attempt; their order is that of their ranks."""
+    world_size = sum(len(share.devices) for share in shares)
+    sharing: dict[str, int] = {}
+    for share in shares:
+        sharing[share.host] = sharing.get(share.host, 0) + 1
+    machines = {host: number for number, host in enumerate(sharing)}
+    first = 0
+    for index, share in enumerate(shares):
+        on = share.host
+        yield Place(index, len(shares), first, world_size, machines[on], len(machines), sharing[on])
+        first += len(share.devices)
+
+
+def with_place(plan: Plan, place: Place, run_id: str, address: str, variables: Mapping[str, str]) -> Plan:
+    """Return ``plan``, as it was made when this node knew only itself, with its place among all nodes.
 
     Args:
-        shares: of all nodes that take part, in order; their indices in this sequence are the node ranks of the attempt,
-            which differ from the typed ones where an elastic job runs without some of its nodes.
-        node_rank: this node's index.
         address: node 0's, as this node reaches it.
         variables: what this node's ranks get besides, unless the user has set it.
     """
-    own_cpus = [rank.cpus for rank in plan.local_ranks]
-    nodes: list[Node] = []
-    ranks: list[Rank] = []
-    for index, share in enumerate(shares):
-        nodes.append(Node(index, share.host, len(share.devices), JOINED, share.threads))
-        for local_rank, device in enumerate(share.devices):
-            cpus = own_cpus[local_rank] if index == node_rank else None
-            ranks.append(Rank(len(ranks), local_rank, index, share.host, device, cpus))
+    share, node_rank = own_share(plan), place.node_rank
+    ranks = [
+        Rank(place.first_rank + local_rank, local_rank, node_rank, share.host, rank.device, rank.cpus)
+        for local_rank, rank in enumerate(plan.local_ranks)
+    ]
     return replace(
         plan,
         run_id=run_id,
         node_rank=node_rank,
         master_addr=address,
-        nodes=tuple(nodes),
+        nodes=(_node(share, node_rank),),
         ranks=tuple(ranks),
         variables={**plan.variables, **variables},
-        started_rank=_completed(plan.started_rank, [share.host for share in shares], node_rank),
+        started_rank=_completed(plan.started_rank, place),
+        place=place,
     )
 
 
-def _completed(started: Mapping[str, str | None], hosts: Sequence[str], rank: int) -> Mapping[str, str | None]:
+def with_others(plan: Plan, shares: Sequence[Share]) -> Plan:
+    """Return node 0's plan ``with_place`` with the other nodes, too; ``shares`` are those of all."""
+    nodes, ranks = list(plan.nodes), list(plan.ranks)
+    for index, share in enumerate(shares[1:], 1):
+        nodes.append(_node(share, index))
+        for local_rank, device in enumerate(share.devices):
+            ranks.append(Rank(len(ranks), local_rank, index, share.host, device, None))
+    return replace(plan, nodes=tuple(nodes), ranks=tuple(ranks), place=None)
+
+
+def _node(share: Share, node_rank: int) -> Node:
+    return Node(node_rank, share.host, len(share.devices), JOINED, share.threads)
+
+
+def _completed(started: Mapping[str, str | None], place: Place) -> Mapping[str, str | None]:
     """Fill in what the launcher of all ranks does not say about this one: its node is its host, if the counts agree."""
     if started.get("GROUP_RANK", "") is not None:
         return started
-    names = list(dict.fromkeys(hosts))
-    counted = {"LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])), "GROUP_WORLD_SIZE": str(len(names))}
+    counted = {"LOCAL_WORLD_SIZE": str(place.sharing), "GROUP_WORLD_SIZE": str(place.machines)}
     if any(started[name] not in (None, value) for name, value in counted.items()):
         return started
-    index = str(names.index(hosts[rank]))
-    return {**started, **counted, "GROUP_RANK": index, "NODE_RANK": index}
+    return {**started, **counted, "GROUP_RANK": str(place.machine), "NODE_RANK": str(place.machine)}

@@ -19,7 +19,9 @@ VERSION = 1
 
 _MAX_BYTES = 4 << 20
 _PLACES = frozenset({"TMPDIR", "TEMP", "TMP", "XDG_RUNTIME_DIR", "HOSTNAME"})
-_OF_A_JOB = re.compile(r"(SLURM|SUBMITIT|FLUX|OMPI|PMI|PMIX|PBS|LSB|SGE)_\w+")
+_OF_A_JOB = re.compile(
+    r"(SLURM|SUBMITIT|FLUX|OMPI|PMI|PMIX|PBS|LSB|SGE|_CONDOR|AWS_BATCH|DSTACK|LEPTON|MLP|MA|VC|VK)_\w+"
+)
 _DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri")
 
 

@@ -130,17 +130,27 @@ def record(job: Python, error: BaseException, text: str) -> None:
     except Exception:
         message = "<exception str() failed>"
     message, moment = _bounded(message), time.time_ns()
-    info = {"py_callstack": _bounded(text), "timestamp": str(moment // 10**9), "time_ns": moment}
+    info: dict[str, object] = {"py_callstack": _bounded(text), "timestamp": str(moment // 10**9), "time_ns": moment}
     if isinstance(error, Refused):
         info["refused"] = {"hint": error.hint}
     else:
         message = f"{type(error).__name__}: {message}"
+        info["collectives"] = _collectives()
     try:
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link
         with open(made, "w", encoding="ascii") as file:
             file.write(_json({"message": {"message": message, "extraInfo": info}}))
     except OSError:
         pass  # a full disk: the report falls back on what the rank printed
+
+
+def _collectives() -> int | None:
+    """How many collectives this rank has entered in all its process groups; None where that is not known."""
+    try:
+        module = sys.modules["torch.distributed.distributed_c10d"]
+        return sum([int(group._get_sequence_number_for_group()) for group in module._world.pg_names]) or None
+    except Exception:
+        return None
 
 
 def _bounded(text: str) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
-from ddplaunch.submit.queue import JobId, JobRecord, look
+from ddplaunch.submit.queue import JobId
 from ddplaunch.words import size
 
 LOG_EVERY = 0.5
@@ -20,6 +20,42 @@ ASK_EVERY = 1.0
 ASK_AT_LEAST_EVERY = 5.0
 REMIND_EVERY = 60.0
 """Seconds between looks at the log, between questions to Slurm (least and most), and between reminders of a wait."""
+
+
+class Record(Protocol):
+    """What a scheduler says of a job."""
+
+    @property
+    def code(self) -> int | None:
+        """Our exit code; None while it runs or waits."""
+
+    @property
+    def log(self) -> str | None:
+        """The file of its output."""
+
+    @property
+    def errors(self) -> str | None:
+        """The file of its stderr, where that is another."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits to start, of which people are reminded."""
+
+    @property
+    def words(self) -> str:
+        """What to say about it, after "job 7"."""
+
+
+class Scheduler(Protocol):
+    """Whom a follower asks about its job."""
+
+    asked: str  # the program that is asked
+
+    def look(self, job: JobId) -> Record | None:
+        """Return what it says; None if it does not answer. Raises LaunchError if it has forgotten the job."""
+
+    def cancel(self, job: JobId) -> None:
+        """Cancel the job. Raises LaunchError if that failed."""
 
 
 class _Log:
@@ -72,6 +108,7 @@ class Follower:
     def __init__(
         self,
         job: JobId,
+        scheduler: Scheduler,
         out: BinaryIO,
         err: BinaryIO,
         say: Callable[[str], None],
@@ -79,10 +116,10 @@ class Follower:
         log: str | None = None,
         last: int | None = None,
     ) -> None:
-        """``log`` is where it is if Slurm does not say; ``last``: begin with so many bytes of what is there."""
-        self.job = job
+        """``log`` is where it is if the scheduler does not say; ``last``: begin with so many bytes of what is there."""
+        self.job, self.scheduler = job, scheduler
         self.say = say
-        self.last_seen: JobRecord | None = None
+        self.last_seen: Record | None = None
         self._kept_log = log
         self._log, self._errors = _Log(out, last=last), _Log(err, last=last)
         self._said: str | None = None
@@ -96,10 +133,10 @@ class Follower:
             now = time.monotonic()
             if now >= ask_at:
                 before = self._said
-                seen = look(self.job)
+                seen = self.scheduler.look(self.job)
                 if seen is not None:
                     self.last_seen = seen
-                    if seen.state != "PENDING":  # before, that of an array's index is not known
+                    if not seen.waits:  # before, that of an array's index is not known
                         self._log.path = self._log.path or seen.log or self._kept_log
                         self._errors.path = self._errors.path or seen.errors
                     if seen.code is not None:
@@ -112,13 +149,13 @@ class Follower:
             self._copy()
             time.sleep(LOG_EVERY)
 
-    def over(self, seen: JobRecord) -> int:
+    def over(self, seen: Record) -> int:
         """Show the log of a job that has ended, and how; return its exit code."""
         self.show(seen)
         self._tell(seen)
         return seen.code or 0
 
-    def show(self, seen: JobRecord) -> None:
+    def show(self, seen: Record) -> None:
         """Show what is in the log."""
         self._log.path, self._errors.path = seen.log, seen.errors
         self._copy()
@@ -127,16 +164,17 @@ class Follower:
         self._log.copy(self.say)
         self._errors.copy(self.say)
 
-    def _tell(self, seen: JobRecord | None) -> None:
+    def _tell(self, seen: Record | None) -> None:
         now = time.monotonic()
         number = self.job.number
         if seen is None:
             if now - self._answered_at >= REMIND_EVERY:
-                self.say(f"scontrol has not answered for {now - self._answered_at:.0f} s; job {number} is not affected")
+                waited = f"{self.scheduler.asked} has not answered for {now - self._answered_at:.0f} s"
+                self.say(f"{waited}; job {number} is not affected")
                 self._answered_at = now
             return
         self._answered_at = now
-        if seen.words == self._said and (seen.state != "PENDING" or now - self._said_at < REMIND_EVERY):
+        if seen.words == self._said and (not seen.waits or now - self._said_at < REMIND_EVERY):
             return
         self._said, self._said_at = seen.words, now
         self.say(f"job {number} {seen.words}")

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, LaunchError, UsageError
 
+asked = "scontrol"
+"""What a follower asks."""
+
 OVERRIDES = {
     "account": "SBATCH_ACCOUNT",
     "array": "SBATCH_ARRAY_INX",
@@ -103,11 +106,15 @@ class JobRecord:
     said: str | None = None  # how it ended, in words that were kept
 
     @property
+    def waits(self) -> bool:
+        return self.state == "PENDING"
+
+    @property
     def words(self) -> str:
         """What to say about it, after "job 7"."""
         if self.said:
             return self.said
-        if self.state == "PENDING":
+        if self.waits:
             waits = "was requeued and waits" if self.restarts else "waits"
             never = _NEVER.get(self.reason) or ("more than one job may have" if _PER_JOB.fullmatch(self.reason) else "")
             if never:

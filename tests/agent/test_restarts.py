@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from ddplaunch.control.attempt import JobAttempt
 from ddplaunch.control.restarts import CRASH_LOOP, MAX_BACKOFF, Restarts
 from ddplaunch.control.rules import Rules
 from tests.conftest import PROGRAMS, wait_until
@@ -95,7 +96,11 @@ def test_descendants_of_one_attempt_do_not_live_into_the_next(start, tmp_path):
 
 def test_backoff_doubles_only_while_ranks_die_early():
     restarts = Restarts(Rules(max_restarts=100, restart_backoff=10.0, min_uptime=5.0))
-    assert [restarts.after(1.0).wait, restarts.after(1.0).wait] == [10.0, 20.0]
-    assert restarts.after(1.0).wait is None
+    assert [after(restarts, 1.0), after(restarts, 1.0), after(restarts, 1.0)] == [10.0, 20.0, None]
     patient = Restarts(Rules(max_restarts=100, restart_backoff=40.0, min_uptime=5.0))
-    assert [patient.after(1.0).wait, patient.after(1.0).wait, patient.after(9.0).wait] == [40.0, MAX_BACKOFF, 40.0]
+    assert [after(patient, 1.0), after(patient, 1.0), after(patient, 9.0)] == [40.0, MAX_BACKOFF, 40.0]
+
+
+def after(restarts: Restarts, uptime: float) -> float | None:
+    """The wait after an attempt of which nothing else is known."""
+    return restarts.after(JobAttempt(), uptime).wait

@@ -5,6 +5,7 @@ They read no more of a message than its name, so that the time goes into node 0,
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 import sys
@@ -14,8 +15,9 @@ from collections.abc import Callable
 from functools import partial
 
 from ddplaunch.control.failure import Failure
-from ddplaunch.control.messages import Beat, Drained, Failed, Finished, Hello, Message, Versions
+from ddplaunch.control.messages import Beat, Drained, Failed, Finished, Hello, Inspected, Message, Versions
 from ddplaunch.control.wire import encode
+from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection, Thread
 from ddplaunch.loop import Loop
 from ddplaunch.plan.share import Share
 
@@ -36,7 +38,7 @@ class Player:
         self._failures: tuple[Failure, ...] = ()
         self._stopped = 1
         self._drained = False
-        self.over = False
+        self.joined = self.over = False
         self._socket: socket.socket | None = None
 
     def call(self, port: int) -> None:
@@ -75,6 +77,13 @@ class Player:
         self._failures, self._stopped = (failure,), 0
         self.say(Failed(0, failure, time.time()))
 
+    def _found(self, serial: int) -> Inspected:
+        """What it says of its rank, which waits."""
+        share = self._hello.share
+        frame = Frame("wait", "train.py", 7, own=True)
+        ranks = (RankInspection(share.node_rank, share.host, 1, Condition.ALIVE, threads=(Thread((frame,)),)),)
+        return Inspected(serial, Inspection(time.time(), ranks, 1))
+
     def _readable(self, port: int) -> None:
         assert self._socket is not None
         try:
@@ -95,11 +104,16 @@ class Player:
             if len(self._coming) < 4 + length:
                 return
             name = bytes(self._coming[11:24]).partition(b'"')[0].decode()  # behind the length and {"op":"
+            body = bytes(self._coming[4 : 4 + length]) if name == "Inspect" else b""
             del self._coming[: 4 + length]
             self._heard[name] += 1
             match name:
                 case "Welcome":
                     self.say(self._hello)
+                case "Joined":
+                    self.joined = True
+                case "Inspect":
+                    self.say(self._found(json.loads(body)["body"]["serial"]))
                 case "Stop" | "Release" if not self._drained:
                     self._drained = True
                     self.say(Drained(0, self._failures, self._stopped, time.time()))
@@ -148,4 +162,5 @@ class Players:
         self._loop.after(self._beat_every, self._beat)
         frame = encode(Beat(time.time()))
         for player in self.all:
-            player.say_frame(frame)
+            if player.joined:  # node 0 drops who speaks before
+                player.say_frame(frame)

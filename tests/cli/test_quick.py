@@ -29,6 +29,7 @@ VALUES = {
     "--start": ["auto", "zygote", "exec", "fork"],
     "--bind": ["numa", "none"],
     "--on-stall": ["stop", "restart", "report", "end"],
+    "--restart-on": ["any", "transient", "always", "never"],
     "--grace": ["0", "2.5", "10m", "8d", "-1", "inf", "nan", "1_0"],
     "--timeout": ["90", "2h", "0", "0.5"],
     "--heartbeat-timeout": ["15", "0.1"],

@@ -14,9 +14,14 @@ from ddplaunch.clusters import NAMES, find
 from ddplaunch.clusters.finding import Place
 from ddplaunch.errors import UsageError
 from tests.clusters import (
+    test_awsbatch,
     test_azureml,
+    test_dstack,
     test_flux,
+    test_htcondor,
     test_kubernetes,
+    test_lepton,
+    test_modelarts,
     test_mpich,
     test_mvapich,
     test_pals,
@@ -24,8 +29,11 @@ from tests.clusters import (
     test_skypilot,
     test_submitit,
     test_torch,
+    test_volcano,
+    test_volcengine,
 )
 from tests.clusters.samples import (
+    KUBERNETES,
     NNODES,
     OPENMPI_4,
     PAI,
@@ -33,6 +41,7 @@ from tests.clusters.samples import (
     PYTORCHJOB_OLD,
     SLURM_BATCH,
     SLURM_TASK,
+    TORCH_NODE,
     TORCHRUN,
     TRAINJOB,
     VERTEX_AI,
@@ -45,6 +54,9 @@ PBS = {"PBS_JOBID": "1234.server", "PBS_NODEFILE": "/nowhere"}
 LSF = {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": "/nowhere"}
 SGE = {"JOB_ID": "4711", "PE_HOSTFILE": "/nowhere"}
 JSRUN = {"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_LOCAL_RANK": "1"}
+
+RAY_TRAIN = {**test_torch.LEAST, "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1", "ACCELERATE_TORCH_DEVICE": "cuda:1"}
+"""A worker's, as python/ray/train/torch/config.py sets them: each worker is a rank."""
 
 DAEMON = slurm_step("1(x2)", "n[1-2]", 2, 2, 1, 0, 1)
 """What mpirun's processes inherit: its daemon is one of a step of one task a node."""
@@ -63,9 +75,16 @@ ALONE = {
     "skypilot": test_skypilot.NODE,
     "sagemaker": test_sagemaker.HOST,
     "vertexai": VERTEX_AI,
+    "awsbatch": test_awsbatch.NODE,
+    "volcengine": test_volcengine.NODE,
+    "lepton": test_lepton.NODE,
+    "modelarts": test_modelarts.NODE,
+    "dstack": test_dstack.NODE,
     "kubeflow": TRAINJOB,
     "pai": PAI,
     "nodes": NNODES,
+    "volcano": test_volcano.POD,
+    "htcondor": test_htcondor.TOLD,
     "kubernetes": test_kubernetes.POD,
     "lsf": LSF,
     "pbs": PBS,
@@ -102,6 +121,14 @@ TOGETHER = [
     ("torchelastic", {**PYTORCHJOB, **TORCHRUN}),
     ("slurm", {**SLURM_TASK, **NNODES}),
     ("vertexai", {**VERTEX_AI, **PYTORCHJOB_OLD}),
+    ("torchelastic", {**test_awsbatch.NODE, **TORCHRUN}),
+    ("openmpi", {**test_volcengine.NODE, **openmpi(3, 4, 1, 2)}),
+    ("openmpi", {**test_htcondor.TOLD, **openmpi(3, 4, 1, 2)}),
+    ("volcengine", {**test_volcengine.NODE, **TORCH_NODE}),
+    ("lepton", {**KUBERNETES, "JOB_COMPLETION_INDEX": "1", **test_lepton.NODE}),
+    ("modelarts", {**KUBERNETES, **test_modelarts.NODE}),
+    ("kubeflow", {**test_volcano.POD, **PYTORCHJOB_OLD}),
+    ("torch", RAY_TRAIN),
 ]
 
 
@@ -128,6 +155,16 @@ def test_the_more_specific_goes_first(name: str, environ: Mapping[str, str]) -> 
     finding = find(environ)
     assert finding
     assert finding.cluster == name
+
+
+@pytest.mark.parametrize("refused", [test_htcondor.NODE, {**test_volcano.POD, "VC_MASTER_HOSTS": "job-master-0.job"}])
+def test_what_a_script_has_set_is_heard_before_a_system_refuses(refused: Mapping[str, str]) -> None:
+    with pytest.raises(UsageError):
+        find(refused)
+    for name, environ in ("nodes", NNODES), ("openmpi", openmpi(3, 4, 1, 2)):
+        finding = find({**refused, **environ})
+        assert finding
+        assert finding.cluster == name
 
 
 def test_under_mpirun_every_rank_of_a_node_has_the_same_procid() -> None:

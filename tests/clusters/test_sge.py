@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ddplaunch.clusters.sge import find
+from ddplaunch.errors import UsageError
 
 
 def test_a_script_is_no_node_of_the_job(tmp_path: Path) -> None:
@@ -18,6 +21,18 @@ def test_a_script_is_no_node_of_the_job(tmp_path: Path) -> None:
     alone = find({"JOB_ID": "4711", "PE_HOSTFILE": str(hostfile)})
     assert alone
     assert alone.notes == ()
+
+
+def test_a_node_of_a_job_of_ours() -> None:
+    job = {"JOB_ID": "4711", "PE_HOSTFILE": "/nowhere", "DDPLAUNCH_HOSTS": "n1,n2"}
+    first, second = (find({**job, "DDPLAUNCH_NODE_RANK": rank}) for rank in "01")
+    assert first
+    assert second
+    assert (second.nnodes, second.node_rank, second.address, second.place) == (2, 1, "n1", None)
+    assert (first.node_rank, first.port, first.run_id) == (0, second.port, "4711")
+    assert not first.is_script
+    with pytest.raises(UsageError, match="DDPLAUNCH_NODE_RANK=2 and hosts in DDPLAUNCH_HOSTS=2 contradict"):
+        find({**job, "DDPLAUNCH_NODE_RANK": "2"})
 
 
 def test_nothing_without_it() -> None:

@@ -58,6 +58,11 @@ def share(number: int, host: str = "evil", ranks: int = 1) -> dict[str, Any]:
     return {"node_rank": number, "host": host, "devices": ["cpu"] * ranks, "threads": "1"}
 
 
+def place(number: int, nnodes: int = 2, world_size: int = 2) -> dict[str, Any]:
+    """Where a node of one rank stands among others of one rank."""
+    return {"node_rank": number, "nnodes": nnodes, "first_rank": number, "world_size": world_size}
+
+
 def hello(number: int = 1, **changed: Any) -> dict[str, Any]:
     """What a node says that fits to any job of two nodes here."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -510,7 +510,7 @@ def test_growing_stops_the_ranks_to_take_a_node_in():
     assert [stop.signal for stop in job.take(messages.Stop, 0)] == [signal.SIGTERM]
     job.drain(0, stopped=2)
     job.wait(0)
-    assert [share.node_rank for share in job.take(messages.Start, 1)[0].shares] == [0, 1]
+    assert job.take(messages.Start, 1)[0].place.nnodes == 2
 
 
 def test_a_stranger_to_a_running_job_does_it_no_harm():

@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.errors import harmless
 from tests.conftest import wait_until, write
-from tests.control.peer import HOST, NodeZero, arrivals, failure, node, share
+from tests.control.peer import HOST, NodeZero, arrivals, failure, node, place, share
 from tests.control.test_joining import Nodes
 
 WAITS = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
@@ -183,10 +183,21 @@ def test_a_node_zero_that_cannot_be(node_zero, joined):
     assert_clean(launcher.stderr())
 
 
-def test_a_start_without_us(node_zero):
+@pytest.mark.parametrize(
+    "order",
+    [
+        {},
+        {"place": place(0)},
+        {"place": place(2)},
+        {"place": place(1, nnodes=9)},
+        {"place": place(1, world_size=1)},
+        {"place": place(1), "shares": [share(0), share(1)]},
+    ],
+)
+def test_a_start_without_us(node_zero, order):
     false, launcher = node_zero("--join-timeout", "600")
     peer = false.meet()
-    peer.say("Start", attempt=0, run_id="theirs", shares=[share(0), share(2)])
+    peer.say("Start", attempt=0, run_id="theirs", **order)
     assert peer.ended()
     launcher.signal(signal.SIGINT)
     assert launcher.wait(20) == 130
@@ -209,10 +220,9 @@ def test_a_start_without_us(node_zero):
 def test_what_node_zero_cannot_mean_makes_it_a_lost_one(node_zero, op, body):
     false, launcher = node_zero()
     peer = false.meet()
-    shares = [share(0), false.share]
-    peer.say("Start", attempt=0, run_id="theirs", shares=shares)
+    peer.say("Start", attempt=0, run_id="theirs", place=place(1))
     launcher.wait_for("up")
-    peer.say(op, body if op != "Start" else {**body, "run_id": "theirs", "shares": shares})
+    peer.say(op, body if op != "Start" else {**body, "run_id": "theirs", "place": place(1)})
     assert peer.ended()
     assert launcher.wait(20) == 69
     assert "node 0 (127.0.0.1) was lost: it sent " in launcher.stderr()
@@ -224,7 +234,7 @@ def test_a_connection_that_is_reset_right_after_the_start(node_zero):
     """The order may be read, or be gone with the connection: that is the kernel's affair."""
     false, launcher = node_zero("--join-timeout", "1")
     peer = false.meet()
-    peer.say("Start", attempt=0, run_id="theirs", shares=[share(0), false.share])
+    peer.say("Start", attempt=0, run_id="theirs", place=place(1))
     peer.reset()
     false.close()
     assert launcher.wait(20) == 69, launcher.stderr()

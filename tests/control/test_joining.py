@@ -385,8 +385,10 @@ def test_logs_of_nodes_that_share_a_file_system(nodes, tmp_path):
     folders = tmp_path / "logs" / "mine"
     assert sorted(path.name for path in folders.iterdir()) == ["node-0", "node-1"]
     assert (folders / "node-1" / "rank-1.log").read_text().startswith("rank 1 of 2")
-    plan = json.loads((folders / "node-1" / "plan.json").read_text())
-    assert [node["source"] for node in plan["nodes"]] == ["joined", "joined"]
+    plans = [json.loads((folders / f"node-{number}" / "plan.json").read_text()) for number in (0, 1)]
+    assert [node["source"] for node in plans[0]["nodes"]] == ["joined", "joined"]
+    assert [[rank["rank"] for rank in plan["ranks"]] for plan in plans] == [[0, 1], [1]], "node 0 alone knows all"
+    assert [(plan["nnodes"], plan["world_size"], plan["node_rank"]) for plan in plans] == [(2, 2, 0), (2, 2, 1)]
 
 
 def test_a_warning_on_one_node_reaches_the_ranks_of_all(start, tmp_path):

@@ -12,6 +12,7 @@ from ddplaunch.control.failure import Failure, Outcome, judge
 from ddplaunch.control.messages import Beat, Drained, End, Failed, Interrupted, Start, Versions
 from ddplaunch.control.wire import Connection, Garbled, decode, encode, literal
 from ddplaunch.loop import Loop
+from ddplaunch.plan.layout import Place
 from ddplaunch.plan.share import Share
 
 FAILURE = Failure(3, 1, "n1", 77, 0, None, 9, None, "Traceback\n  é", 1.5, None, ("no", None), ("a", "b"))
@@ -26,7 +27,7 @@ SHARE = Share(1, "n1", ("cuda:0", "cuda:1"), "4")
         Failed(0, FAILURE, 2.5),
         Drained(1, (FAILURE, FAILURE), 3, 2.5, None),
         End(Outcome(69, judge([FAILURE], 2, 4), ("no", "yes"), "remark")),
-        Start(0, "id", (SHARE,), "fe80::1%eth0", "eth0"),
+        Start(0, "id", Place(1, 2, 2, 4)),
         messages.Hello(SHARE, "2:4", None, "train.py", "abc", 0, Versions("3.11", "2.13", None, "2.29"), ("H100",)),
         messages.Joined("id", 15.0, None),
         messages.Joined("id", 15.0, None, 3),
@@ -50,7 +51,7 @@ def test_what_is_sent_arrives(message):
         b'{"op": [], "body": {}}',
         b'{"op": "Failed", "body": {"attempt": "1"}}',
         b'{"op": "Interrupted", "body": {"signal": 99}}',
-        b'{"op": "Start", "body": {"attempt": 0, "run_id": "", "shares": [{"node_rank": 0}]}}',
+        b'{"op": "Start", "body": {"attempt": 0, "run_id": "", "place": {"node_rank": 0}}}',
         b'{"op": "End", "body": {"outcome": {"code": 0}}}',  # known, but not accepted here
         b'{"op": "os.system", "body": "true"}',
     ],

@@ -105,4 +105,13 @@ def test_it_holds_in_every_job_whatever_that_is_called(found):
     assert of_jobs.holds(of_one)
     assert of_jobs.holds(of_another)
     assert of_jobs.holds({"MODE": "fast", "SLURM_JOB_ID": "3"})
+    for name in (
+        "AWS_BATCH_JOB_ID",
+        "DSTACK_RUN_NAME",
+        "LEPTON_JOB_NAME",
+        "MLP_TASK_ID",
+        "VC_TASK_INDEX",
+        "_CONDOR_PROCNO",
+    ):
+        assert verdict.digest_of(name, "1") == verdict.digest_of(name, "2") != verdict.digest_of(name, None)
     assert not of_jobs.holds({"MODE": "fast", "TMPDIR": "/tmp/job.1"})

@@ -27,7 +27,7 @@ Written from the source by `python -m tests.reference`; a test holds it up to da
 """
 
 
-OF_SCHEDULERS = {"submit": "[Slurm](slurm.md)", "manifest": "[Kubernetes](kubernetes.md)"}
+OF_SCHEDULERS = {"submit": "[Slurm](slurm.md), [Grid Engine](gridengine.md)", "manifest": "[Kubernetes](kubernetes.md)"}
 
 
 def page() -> str:
@@ -190,7 +190,8 @@ def _exit_codes() -> Iterator[str]:
 
 def _files() -> Iterator[str]:
     yield "## The dry run as JSON\n"
-    yield "`ddplaunch run --dry-run --json`, and `plan.json` of the log folder. Fields may be added; these stay.\n"
+    yield "`ddplaunch run --dry-run --json`, and `plan.json` of the log folder. Fields may be added; these stay."
+    yield "On several nodes only node 0's `plan.json` has all nodes and ranks; another node's has its own.\n"
     yield table(("field", "is"), described(records.plan_fields(), records.PLAN))
     yield "## The devices as JSON\n"
     yield "`ddplaunch devices --json`. Sizes are in bytes; `null` is unknown. Fields may be added.\n"

@@ -176,6 +176,7 @@ FAILURE = {
     "hint": "what the kernel's counters add: its out-of-memory killer",
     "refused": "ddplaunch's own error, found inside the rank: message and hint",
     "tail": "the last lines that it printed",
+    "collectives": "how many it had entered in all its process groups; `null` for none, or where it is not known",
     "reason": "how it ended, in words",
     "code": "its exit code, or 128 + the signal's number",
 }

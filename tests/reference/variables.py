@@ -12,6 +12,8 @@ OF_DDPLAUNCH = {
     "DDPLAUNCH_PREFIX": "read: `--prefix`",
     "DDPLAUNCH_WARM": "read: `1` is `--warm`, `0` is `--no-warm`",
     "DDPLAUNCH_NNODES": "read in a pod of an indexed Job, where `ddplaunch manifest` sets it: `--nnodes`",
+    "DDPLAUNCH_HOSTS": "set in a job that `submit --scheduler sge` has written: its hosts, node 0's first",
+    "DDPLAUNCH_NODE_RANK": "set by such a job for each launcher: `--node-rank`",
     "DDPLAUNCH_OVER_SSH": "set for launchers that `--hosts` starts, which come at the same time; no rank has it",
     "DDPLAUNCH_REQUEUE_FILE": "read, where `submit --requeue` sets it: the mark to leave when the job made room; "
     "no rank has it",
@@ -72,6 +74,7 @@ READ = {
     "SLURM_GPUS_ON_NODE": "GPUs were given, so [they must work](devices.md#gpus-that-do-not-work)",
     "SM_NUM_GPUS": "likewise",
     "SKYPILOT_NUM_GPUS_PER_NODE": "likewise",
+    "MLP_WORKER_GPU": "likewise",
     "NVIDIA_VISIBLE_DEVICES": "likewise, where it names GPUs, as in a pod of Kubernetes",
     "PATH": "where programs are looked for",
     "TMPDIR": "where the folder of error files is made; else `/tmp`, else `/dev/shm`",

@@ -1,0 +1,165 @@
+"""Grid Engine's own programs: submit a script, look at a job, delete it. Only this module reads what they print."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+
+from ddplaunch.dataclass import dataclass
+from ddplaunch.errors import EXIT_SIGNAL, LaunchError, UsageError
+from ddplaunch.submit.queue import JobId
+
+ACCOUNTED_AFTER = 120.0
+"""Seconds after which a job that qstat no longer shows must be in the accounting file.
+
+The default flush_time is 15 s (reporting_params in sge_conf(5)), and the file is often on NFS.
+"""
+
+_LIMIT = "37"  # qacct's "failed" of a job that exceeded h_rt (sge_status(5))
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """What Grid Engine says of a job."""
+
+    state: str  # as qstat shows it, like qw, r, Eqw; or "ended"
+    log: str
+    code: int | None = None  # our exit code; None until it is known
+    how: str = ""  # in words, how it ended
+    errors: str | None = None  # its stderr has no file of its own
+
+    @property
+    def waits(self) -> bool:
+        return "w" in self.state
+
+    @property
+    def words(self) -> str:
+        """What to say about it, after "job 7"."""
+        if self.code is not None:
+            return f"{self.how} (exit code {self.code})"
+        if self.state == "ended":
+            return "has ended; qacct does not show it yet"
+        if "E" in self.state:
+            return f"is in an error state, {self.state}, and will not start: qstat -explain E says why"
+        if "d" in self.state:
+            return "is being deleted"
+        if "h" in self.state:
+            return "waits, and is on hold"
+        return "waits" if self.waits else "is running"
+
+
+def check_is_here(environ: Mapping[str, str]) -> None:
+    """Check that this machine has qsub. Raises UsageError if it is not on PATH."""
+    if shutil.which("qsub", path=environ.get("PATH")) is None:
+        what = "qsub is not on PATH: this machine has no commands of Grid Engine"
+        raise UsageError(what, "submit from a login node; --dry-run shows the script on any machine")
+
+
+def submit(script: str, environ: Mapping[str, str]) -> JobId:
+    """Hand a script to qsub, whose stderr goes to ours; return the job's number. Raises UsageError if it refuses."""
+    done = subprocess.run(
+        ["qsub", "-terse"], input=os.fsencode(script), capture_output=True, env=dict(environ), check=False
+    )
+    if done.stderr:
+        os.write(2, done.stderr)
+    if done.returncode:
+        hint = "qsub says why above; qconf -spl lists the parallel environments, qconf -sql the queues"
+        raise UsageError(f"qsub refused the job (exit code {done.returncode})", hint)
+    number = done.stdout.decode(errors="replace").strip().rpartition("\n")[2]
+    if not number.isdecimal():
+        raise LaunchError(f"qsub took the job, but its answer is not a job id: {number!r}", "qstat lists your jobs")
+    return JobId(number)
+
+
+class Qmaster:
+    """What a follower asks about one job."""
+
+    asked = "qstat"
+
+    def __init__(self, log: str) -> None:
+        self._log = log
+        self._gone_since: float | None = None
+
+    def look(self, job: JobId) -> JobRecord | None:
+        """Ask qstat about a job, and once it is gone, qacct; None if qstat does not answer.
+
+        Raises LaunchError if qacct does not show the job for long.
+        """
+        try:
+            listed = _call("qstat", "-xml")
+            if listed.returncode:
+                return None
+            state = state_of(listed.stdout, job.number)
+            if state is not None:
+                self._gone_since = None
+                return JobRecord(state, self._log)
+            accounted = _call("qacct", "-j", job.number)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        ended = end_of(accounted.stdout)
+        if ended is not None:
+            return JobRecord("ended", self._log, *ended)
+        now = time.monotonic()
+        self._gone_since = self._gone_since or now
+        if now - self._gone_since > ACCOUNTED_AFTER:
+            what = f"job {job.number} has ended, and qacct does not show it: its exit code is not known"
+            raise LaunchError(
+                what, f"qacct -j {job.number} shows it later; a job deleted while it waited is never there"
+            )
+        return JobRecord("ended", self._log)
+
+    def cancel(self, job: JobId) -> None:
+        """Delete a job; what qdel prints goes to our stderr. Raises LaunchError if qdel failed."""
+        done = subprocess.run(["qdel", job.number], stdin=subprocess.DEVNULL, stdout=2, check=False)
+        if done.returncode:
+            raise LaunchError(f"qdel did not delete job {job.number} (exit code {done.returncode})")
+
+
+def state_of(listed: str, number: str) -> str | None:
+    """The state of a job in what ``qstat -xml`` prints, like "r"; None where it is not there."""
+    for job in re.findall(r"<job_list\b.*?</job_list>", listed, re.DOTALL):
+        if f"<JB_job_number>{number}</JB_job_number>" in job:
+            state = re.search(r"<state>(\w+)</state>", job)
+            return state[1] if state else None
+    return None
+
+
+def end_of(accounted: str) -> tuple[int, str] | None:
+    """Our exit code of a job, and how it ended, from what ``qacct -j`` prints; None where it has nothing of it.
+
+    A record is lines of a name and a value, below a line of ``=``. What qrsh has started may have records of its own,
+    some with a pe_taskid; our script ends after it. The last record counts, also of a job that was started again.
+    """
+    found = None
+    for record in re.split(r"(?m)^=+$", accounted):
+        fields = dict(re.findall(r"(?m)^(\w+) +(.*?) *$", record))
+        if fields.get("pe_taskid", "NONE") not in ("NONE", "undefined") or "exit_status" not in fields:
+            continue
+        failed, code = fields.get("failed", "0"), int(fields["exit_status"].split()[0])
+        number = failed.split()[0]
+        if number == _LIMIT:
+            found = EXIT_SIGNAL + 15, "reached its time limit"
+        elif number == "0":
+            found = code, "failed" if code else "completed"
+        elif code > EXIT_SIGNAL:
+            found = code, f"was killed by signal {code - EXIT_SIGNAL}"
+        else:
+            found = code or 1, f"failed: Grid Engine says {failed}"
+    return found
+
+
+def _call(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=60,
+        check=False,
+        start_new_session=True,  # Ctrl-C is ours
+    )

@@ -1,0 +1,42 @@
+"""What training programs import is the same in a forked rank, imported once, as in one that imports it itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.ci, pytest.mark.slow, pytest.mark.timeout(0)]
+
+PACKAGES = ("accelerate", "hydra", "lightning", "scipy", "sklearn", "torchmetrics", "transformers")
+PROGRAM = Path(__file__).parent / "programs" / "packages.py"
+RANKS = (0, 1)
+
+
+def test_ranks_see_the_same(launch, tmp_path):
+    for name in PACKAGES:
+        pytest.importorskip(name)
+
+    def run(name, *options, wait=()):
+        words = ("run", "--nproc", str(len(RANKS)), *options, PROGRAM, tmp_path / name, *wait)
+        done = launch(*words, env={"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONHASHSEED": "0"}, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return [json.loads((tmp_path / f"{name}{rank}").read_text()) for rank in RANKS]
+
+    alone = run("alone", "--start", "exec")
+    run("tried", wait=(tmp_path / "cache/ddplaunch/preload/*.json",))
+    forked = run("forked", "--log-dir", tmp_path / "log")
+    (log,) = (tmp_path / "log").rglob("events*.jsonl")
+    ready = next(event for event in map(json.loads, log.read_text().splitlines()) if event["event"] == "ready")
+    excluded = dict(ready["excluded"])
+    assert {"accelerate", "hydra", "scipy", "torchmetrics", "transformers"}.isdisjoint(excluded), excluded
+    assert {"accelerate", "lightning"} <= set(ready["modules"])  # these import most of the others
+    alike = {name for name, value in alone[0]["constants"].items() if alone[1]["constants"].get(name) == value}
+    for rank in RANKS:
+        assert forked[rank].keys() == alone[rank].keys()
+        for field in alone[rank].keys() - {"constants"}:
+            assert forked[rank][field] == alone[rank][field], field
+        ours, theirs = (each[rank]["constants"] for each in (forked, alone))
+        assert theirs.keys() <= ours.keys()
+        assert {name: (ours[name], theirs[name]) for name in alike if ours[name] != theirs[name]} == {}
