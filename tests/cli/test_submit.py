@@ -189,7 +189,7 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--srun-arg cpu-bind=none train.py", ("expected an option of srun", "--srun-arg=--cpu-bind=none")),
         ("--srun-arg='--label -N1 --nodes 2' train.py", ("the script sets --nodes itself", "--dry-run")),
         ("--teardown bye.sh train.py", ("--teardown bye.sh: no such file in ",)),
-        ("--error train.py/%j.err train.py", ("cannot write the log: ", "--error DIR/slurm-%j.err")),
+        ("--error train.py/%j.err train.py", ("cannot write the log: ", "--error DIR/%j.err")),
         ("--requeue often train.py", ("--requeue often: expected a number of times, like 3",)),
         (
             "--requeue 2 --time 2:0 train.py",
