@@ -112,7 +112,7 @@ def _over_ssh(
     def reaches() -> Iterator[Reach]:
         for host, way in zip(named, ways, strict=True):
             words = command(host.destination, way, python or sys.executable, environ, HEARTBEAT, DOCTOR)
-            yield Reach(host.name, tuple(words))
+            yield Reach(host.name, tuple(words), f"ssh {host.destination} true")
 
     return ways[0].address, list(reaches())
 
@@ -137,7 +137,10 @@ def _in_slurm() -> tuple[str, list[Reach]] | None:
         )
     words = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--quiet")
     python = python_command(sys.executable, DOCTOR)
-    return allocation.hosts[0], [Reach(host, (*words, f"--nodelist={host}", *python)) for host in allocation.hosts]
+    return allocation.hosts[0], [
+        Reach(host, (*words, f"--nodelist={host}", *python), f"srun --overlap --nodelist={host} true")
+        for host in allocation.hosts
+    ]
 
 
 HEARTBEAT = 60.0  # seconds of silence after which ssh gives a host up

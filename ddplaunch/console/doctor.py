@@ -9,8 +9,8 @@ from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.doctor.benchmark import SIZES
-from ddplaunch.doctor.comparison import grouped, names, rate
-from ddplaunch.doctor.examination import Examination, NodeFound, Speed
+from ddplaunch.doctor.comparison import grouped, names
+from ddplaunch.doctor.examination import Examination, NodeFound, Speed, bandwidth, rate
 from ddplaunch.doctor.facts import Facts
 from ddplaunch.doctor.findings import Finding, Severity
 from ddplaunch.words import size
@@ -212,7 +212,7 @@ def _speeds(found: Examination) -> Iterator[str]:
     labels = {speed: _label(found, speed) for speed in speeds}
     wide = max(map(len, labels.values()))
     if len(speeds) > MAX_SPEEDS:
-        speeds = sorted(speeds, key=lambda each: rate(each, 1, SIZES) or 0.0)[:MAX_SPEEDS]
+        speeds = sorted(speeds, key=bandwidth)[:MAX_SPEEDS]
     more = f"; the {MAX_SPEEDS} slowest of {len(found.speeds)}" if len(found.speeds) > MAX_SPEEDS else ""
     yield f"all_reduce, bus bandwidth{more}"
     heads = ["4 B takes", *(size(each) for each in SIZES[1:])]
@@ -223,7 +223,7 @@ def _speeds(found: Examination) -> Iterator[str]:
             continue
         cells = [f"{speed.seconds[0] * 1e6:.0f} us" if speed.seconds else "-"]
         for place in range(1, len(SIZES)):
-            value = rate(speed, place, SIZES)
+            value = rate(speed, place)
             cells.append("too slow" if value is None else f"{size(round(value))}/s")
         yield f"  {labels[speed]:{wide}}" + "".join(cell.rjust(13) for cell in cells)
 

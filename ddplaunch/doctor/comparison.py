@@ -4,35 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ddplaunch.doctor.examination import Examination, NodeFound, Speed, Way
+from ddplaunch.doctor.examination import SLOW, Examination, NodeFound, Speed, Way, bandwidth, slow_pairs
 from ddplaunch.doctor.facts import Facts
 from ddplaunch.doctor.findings import Finding, Found, Severity, machine_findings
 from ddplaunch.doctor.ways import Outcome
 from ddplaunch.words import size
 
 CLOCKS_DIFFER = 1.0  # seconds
-SLOW = 0.5  # of the best: what is slower is named
 _MOST = 3  # findings of one kind that are told one by one
 
 
 def findings(found: Examination) -> list[Finding]:
     """All that is wrong, the worst first; the order is else that of the nodes."""
-    all_found = [*_each(found), *_several(found)]
-    return sorted(all_found, key=lambda each: list(Severity).index(each.severity))
+    same: dict[tuple[Severity, str, str], list[str]] = {}
+    for each in _each(found):
+        same.setdefault((each.severity, each.text, each.hint), []).append(each.subject)
+    together = [Finding(severity, names(who), text, hint) for (severity, text, hint), who in same.items()]
+    return sorted([*together, *_several(found)], key=lambda each: list(Severity).index(each.severity))
 
 
 def _each(found: Examination) -> Found:
     for node in found.nodes:
         if node.trouble:
             what = "it did not take part" if node.facts is None else "it stopped answering"
-            yield Finding(Severity.ERROR, node.name, f"{what}: {node.trouble}", f"try: ssh {node.name} true")
+            yield Finding(Severity.ERROR, node.name, f"{what}: {node.trouble}", f"see whether this works: {node.check}")
         if node.facts:
             yield from machine_findings(node.name, node.facts)
     for speed in found.speeds:
         if speed.error and len(speed.nodes) == 1:
             text = f"all_reduce of its {speed.ranks} devices failed ({speed.backend}): {speed.error}"
             yield Finding(
-                Severity.ERROR, found.name(speed.nodes[0]), text, "NCCL_DEBUG=INFO on this command shows more"
+                Severity.ERROR, found.name(speed.nodes[0]), text, "NCCL_DEBUG=INFO before a job's command shows more"
             )
     yield from _slow_devices(found)
 
@@ -71,8 +73,9 @@ def _differences(found: Examination) -> Found:
         values = grouped(found.nodes, read)
         if len(values) < 2:
             continue
-        *others, usual = sorted(values.items(), key=lambda each: len(each[1]))
-        told = "; ".join(f"{value} on {names(who)}" for value, who in (usual, *reversed(others)))
+        usual = max(values.items(), key=lambda each: len(each[1]))  # of several the first node's
+        others = [each for each in values.items() if each != usual]
+        told = "; ".join(f"{value} on {names(who)}" for value, who in (usual, *others))
         subject = names([name for _, who in others for name in who])
         hint = "install the same on all nodes" if severity is Severity.ERROR else "the slowest sets the pace"
         yield Finding(severity, subject, f"{what} differs: {told}", hint)
@@ -135,8 +138,7 @@ _SAID: dict[Outcome, str] = {
     "silent": "gets no answer",
     "unreachable": "finds no route",
     "stranger": "reaches another program, or one that closes the connection",
-    "large out": "works, but large packets on the way there are lost",
-    "large back": "works, but large packets on the way back are lost",
+    "large out": "works, but packets of full size are lost on the way",
 }
 _DO: dict[Outcome, str] = {
     "refused": "let the firewall pass TCP between the nodes",
@@ -144,22 +146,24 @@ _DO: dict[Outcome, str] = {
     "unreachable": "look at routes and netmasks; --master-addr may be of another network",
     "stranger": "look for a proxy or a filter between the nodes",
     "large out": "set the same MTU on nodes and switches, and let ICMP pass",
-    "large back": "set the same MTU on nodes and switches, and let ICMP pass",
 }
 
 
 def _ways(found: Examination) -> Found:
     """Broken ways, told by the node where all to or from it are broken, else one by one."""
-    broken: dict[tuple[Outcome, tuple[int, ...]], list[Way]] = {}
+    broken: dict[tuple[Outcome, tuple[int, ...]], set[tuple[int, int]]] = {}
     by_pair: dict[tuple[int, int], list[Way]] = {}
     for way in found.ways:
         by_pair.setdefault((way.source, way.target), []).append(way)
-    for ways in by_pair.values():
-        for outcome in dict.fromkeys(way.outcome for way in ways if way.outcome != "ok"):
+    for (source, target), ways in by_pair.items():
+        outcomes: dict[Outcome, None] = dict.fromkeys(way.outcome for way in ways if way.outcome != "ok")
+        for outcome in outcomes:
             ports = tuple(way.port for way in ways if way.outcome == outcome)
-            broken.setdefault((outcome, ports), []).extend(way for way in ways if way.outcome == outcome)
-    for (outcome, ports), ways in broken.items():
-        pairs = {(way.source, way.target) for way in ways}
+            pair = (source, target)
+            if outcome == "large back":
+                outcome, pair = "large out", (target, source)
+            broken.setdefault((outcome, ports), set()).add(pair)
+    for (outcome, ports), pairs in broken.items():
         all_ports = len(ports) == len({way.port for way in found.ways})
         at = "" if all_ports and outcome != "refused" else f" at {_at(ports)}"
         told = list(_told(pairs, set(by_pair)))
@@ -199,13 +203,6 @@ def _told(pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]) -> Itera
 # --------------------------------------------------------------------------------------------------------- who is slow
 
 
-def rate(speed: Speed, place: int, sizes: Sequence[int]) -> float | None:
-    """Bytes a second over the slowest link (nccl-tests' "bus bandwidth"); None where this size was not measured."""
-    if speed.error or place >= len(speed.seconds):
-        return None
-    return 2 * (speed.ranks - 1) / speed.ranks * sizes[place] / speed.seconds[place]
-
-
 def _slow_devices(found: Examination) -> Found:
     for kind in ("cpu", "cuda"):
         powers = [each for each in found.powers if each.device.startswith(kind)]
@@ -217,41 +214,44 @@ def _slow_devices(found: Examination) -> Found:
                 subject = name if kind == "cpu" else f"{name} {power.device}"
                 slow[subject] = min(power.flops, slow.get(subject, power.flops))
         for subject, flops in slow.items():
-            text = f"it multiplies matrices at {_tera(flops)}, the best at {_tera(best)}"
+            text = f"it multiplies matrices at {_flops(flops)}, the best at {_flops(best)}"
             yield Finding(Severity.WARNING, subject, text, "see with `top` or `nvidia-smi` what else runs there")
 
 
-def _tera(flops: float) -> str:
-    return f"{flops / 1e12:.3g} TFLOP/s"
+def _flops(flops: float) -> str:
+    return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOP/s"
 
 
 def _pairs(found: Examination) -> Found:
-    """Name the node all of whose exchanges are slow, or else the link."""
-    from ddplaunch.doctor.benchmark import SIZES
-
-    pairs = [speed for speed in found.speeds if len(speed.nodes) == 2]
-    for speed in pairs:
-        if speed.error:
-            subject = " and ".join(map(found.name, speed.nodes))
-            text = f"all_reduce between them failed ({speed.backend}): {speed.error}"
-            yield Finding(Severity.ERROR, subject, text, "TORCH_CPP_LOG_LEVEL=INFO and NCCL_DEBUG=INFO show more")
-    rates = {speed.nodes: value for speed in pairs if (value := rate(speed, 1, SIZES)) is not None}
-    best = max(rates.values(), default=0.0)
-    slow = {nodes: value for nodes, value in rates.items() if value < SLOW * best}
+    """Name the node all of whose exchanges are slow or fail, or else the link."""
+    pairs = {speed.nodes: speed for speed in found.speeds if len(speed.nodes) == 2}
+    best = max((bandwidth(speed) for speed in pairs.values()), default=0.0)
+    slow = {speed.nodes: speed for speed in (*slow_pairs(found.speeds), *filter(_failed, pairs.values()))}
     told: set[tuple[int, ...]] = set()
-    for node in sorted({node for nodes in slow for node in nodes}):
-        own = {nodes for nodes in rates if node in nodes}
-        if len(own) > 1 and own <= set(slow):
-            fastest = max(rates[nodes] for nodes in own)
-            text = f"all_reduce with others runs at {_per_second(fastest)} at most, without it at {_per_second(best)}"
-            yield Finding(
-                Severity.WARNING, found.name(node), text, "look at its network card, cable, switch port and CPU"
+    for node in range(len(found.nodes)):
+        own = [speed for nodes, speed in pairs.items() if node in nodes]
+        if len(own) > 1 and all(speed.nodes in slow for speed in own) and best:
+            fastest = max(own, key=bandwidth)
+            yield _slow_pair(
+                found.name(node), "all_reduce with any other node", fastest, best, "its network card, cable"
             )
-            told |= own
-    for nodes in sorted(set(slow) - told):
-        subject = " and ".join(map(found.name, nodes))
-        text = f"all_reduce between them runs at {_per_second(slow[nodes])}, the best pair at {_per_second(best)}"
-        yield Finding(Severity.WARNING, subject, text, "look at the cables and switches between them")
+            told |= {speed.nodes for speed in own}
+    for nodes, speed in slow.items():
+        if nodes not in told:
+            subject = " and ".join(map(found.name, nodes))
+            yield _slow_pair(subject, "all_reduce between them", speed, best, "the cables")
+
+
+def _failed(speed: Speed) -> bool:
+    return speed.error is not None
+
+
+def _slow_pair(subject: str, what: str, speed: Speed, best: float, where: str) -> Finding:
+    if speed.error:
+        hint = "TORCH_CPP_LOG_LEVEL=INFO and NCCL_DEBUG=INFO before a job's command show more"
+        return Finding(Severity.ERROR, subject, f"{what} failed ({speed.backend}): {speed.error}", hint)
+    text = f"{what} runs at {_per_second(bandwidth(speed))}, the best pair at {_per_second(best)}"
+    return Finding(Severity.WARNING, subject, text, f"look at {where} and switch port, and at what else runs there")
 
 
 def _per_second(value: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -26,6 +26,8 @@ from ddplaunch.doctor.ways import (
 )
 
 MAX_ROUNDS = 7  # of pairs, each node once in each round: up to eight nodes meet all others
+MAX_AGAIN = 8  # slow pairs that are measured twice
+SLOW = 0.5  # of the best: what is slower is named
 _ON_CPUS = 2  # processes on a node without GPUs: what they reduce goes through its memory
 _CLOCK_READINGS = 5
 
@@ -41,6 +43,7 @@ class NodeFound:
     facts: Facts | None = None
     trouble: str | None = None
     clock: float | None = None  # how far its clock is ahead of the first node's
+    check: str = ""  # the command that tries to reach it
     taken: dict[int, str] = field(default_factory=dict)  # ports where it cannot listen, and why
 
 
@@ -104,7 +107,7 @@ class Examiner:
         self._reaches, self._address, self._ports, self._environ, self._say = reaches, address, ports, environ, say
         self._pool = ThreadPoolExecutor(len(reaches))
         self._sessions: list[Session] = []
-        self._found = [NodeFound(reach.name) for reach in reaches]
+        self._found = [NodeFound(reach.name, check=reach.check) for reach in reaches]
         self._any_port: dict[int, int] = {}
 
     def examine(self) -> Examination:
@@ -203,52 +206,56 @@ class Examiner:
 
     def _measure(self, ways: Sequence[Way]) -> tuple[tuple[Power, ...], tuple[Speed, ...]]:
         able = [node for node in self._live() if (facts := self._found[node].facts) and facts.torch]
+        if not able:
+            return (), ()
         self._say("measuring all_reduce")
-        devices = {node: self._devices(node) for node in able}
-
-        def prepare(node: int) -> Prepared:
-            facts = self._found[node].facts
-            interface = facts.link.interface if facts and facts.link else None
-            asked = Prepare(devices[node], interface if interface and interface != "lo" else "")
-            return self._sessions[node].ask(asked, Prepared, TORCH_DEADLINE)
-
-        ready = self._each(able, prepare)
+        ready = self._each(able, self._prepare)
         powers = [Power(node, each.device, each.flops) for node, done in ready.items() for each in done.ready]
-        speeds = [
-            Speed((node,), len(devices[node]), _backend(devices[node]), error=done.error)
-            for node, done in ready.items()
-            if done.error
-        ]
+        broken = [self._speed((node,), error=done.error) for node, done in ready.items() if done.error]
         well = [node for node, done in ready.items() if not done.error]
+        alone = self._each([node for node in well if len(self._devices(node)) > 1], self._reduce_alone)
+        speeds = [self._speed((node,), measured.seconds, measured.error) for node, measured in alone.items()]
+        closed = {frozenset((way.source, way.target)) for way in ways if way.port == 0 and way.outcome != "ok"}
+        pairs = dict[tuple[int, ...], Speed]()
+        for round in rounds(well):
+            pairs |= self._reduce([pair for pair in round if frozenset(pair) not in closed and self._alike(*pair)])
+        for slow in list(slow_pairs(list(pairs.values())))[:MAX_AGAIN]:  # it may have been a moment's
+            for nodes, again in self._reduce([(slow.nodes[0], slow.nodes[1])]).items():
+                pairs[nodes] = max(slow, again, key=bandwidth)
+        return tuple(powers), (*broken, *speeds, *pairs.values())
 
-        def alone(node: int) -> Measured:
-            count = len(devices[node])
-            return self._sessions[node].ask(Measure("", 0, 0, count, count), Measured, benchmark.DEADLINE)
+    def _prepare(self, node: int) -> Prepared:
+        facts = self._found[node].facts
+        interface = facts.link.interface if facts and facts.link else None
+        asked = Prepare(self._devices(node), interface if interface and interface != "lo" else "")
+        return self._sessions[node].ask(asked, Prepared, TORCH_DEADLINE)
 
-        several = [node for node in well if len(devices[node]) > 1]
-        for node, measured in self._each(several, alone).items():
-            kind = _backend(devices[node])
-            speeds.append(Speed((node,), len(devices[node]), kind, measured.seconds, measured.error))
-        broken = {frozenset((way.source, way.target)) for way in ways if way.port == 0 and way.outcome != "ok"}
-        for pairs in rounds(well):
-            pairs = [
-                (a, b)
-                for a, b in pairs
-                if frozenset((a, b)) not in broken and _backend(devices[a]) == _backend(devices[b])
-            ]
-            place = {node: (pair, rank) for pair in pairs for rank, node in enumerate(pair)}
+    def _reduce_alone(self, node: int) -> Measured:
+        count = len(self._devices(node))
+        return self._sessions[node].ask(Measure("", 0, 0, count, count), Measured, benchmark.DEADLINE + TORCH_DEADLINE)
 
-            def together(node: int, place: dict[int, tuple[tuple[int, int], int]] = place) -> Measured:
-                (first, _), rank = place[node]
-                question = Measure(self._reached_at(first), self._any_port[first], rank, 1, 2)
-                return self._sessions[node].ask(question, Measured, benchmark.DEADLINE)
+    def _reduce(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, ...], Speed]:
+        """Let pairs of nodes, of which none has a node of another, reduce at the same time."""
+        place = {node: (pair[0], rank) for pair in pairs for rank, node in enumerate(pair)}
 
-            answers = self._each(list(place), together)
-            for a, b in pairs:
-                if a in answers and b in answers:
-                    error = answers[a].error or answers[b].error
-                    speeds.append(Speed((a, b), 2, _backend(devices[a]), answers[a].seconds, error))
-        return tuple(powers), tuple(speeds)
+        def ask(node: int) -> Measured:
+            first, rank = place[node]
+            question = Measure(self._reached_at(first), self._any_port[first], rank, 1, 2)
+            return self._sessions[node].ask(question, Measured, benchmark.DEADLINE + TORCH_DEADLINE)
+
+        answers = self._each(list(place), ask)
+        return {
+            (a, b): self._speed((a, b), answers[a].seconds, answers[a].error or answers[b].error)
+            for a, b in pairs
+            if a in answers and b in answers
+        }
+
+    def _speed(self, nodes: tuple[int, ...], seconds: tuple[float, ...] = (), error: str | None = None) -> Speed:
+        devices = self._devices(nodes[0])
+        return Speed(nodes, len(devices) if len(nodes) == 1 else 2, _backend(devices), seconds, error)
+
+    def _alike(self, a: int, b: int) -> bool:
+        return _backend(self._devices(a)) == _backend(self._devices(b))
 
     def _devices(self, node: int) -> tuple[str, ...]:
         facts = self._found[node].facts
@@ -258,6 +265,28 @@ class Examiner:
 
 def _backend(devices: tuple[str, ...]) -> str:
     return "gloo" if devices[0] == "cpu" else "nccl"
+
+
+def rate(speed: Speed, place: int) -> float | None:
+    """Bytes a second over the slowest link (nccl-tests' "bus bandwidth") for one of benchmark.SIZES.
+
+    None where that was not measured.
+    """
+    if speed.error or place >= len(speed.seconds):
+        return None
+    return 2 * (speed.ranks - 1) / speed.ranks * benchmark.SIZES[place] / speed.seconds[place]
+
+
+def bandwidth(speed: Speed) -> float:
+    """The rate of the largest size that was measured: small ones may fit into a buffer of the way. 0 if it failed."""
+    return rate(speed, len(speed.seconds) - 1) or 0.0 if len(speed.seconds) > 1 else 0.0
+
+
+def slow_pairs(speeds: Sequence[Speed]) -> Iterator[Speed]:
+    """The pairs of nodes much slower than the best, and those that failed."""
+    pairs = [speed for speed in speeds if len(speed.nodes) == 2]
+    best = max(map(bandwidth, pairs), default=0.0)
+    yield from (each for each in pairs if bandwidth(each) < SLOW * best)
 
 
 def rounds(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:

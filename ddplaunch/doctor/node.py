@@ -105,7 +105,6 @@ class Node:
 
     def __init__(self) -> None:
         self._listener: Listener | None = None
-        self._environ = dict(os.environ)
         self._meters: list[Meter] = []
 
     def answer(self, question: Question) -> object:
@@ -128,10 +127,12 @@ class Node:
     def _prepare(self, question: Prepare) -> Prepared:
         if self._listener:
             self._listener.close()
-        self._environ = dict(os.environ)
+        self._end()
+        self._prepared = question
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         if question.interface:
-            self._environ.setdefault("GLOO_SOCKET_IFNAME", question.interface)
-        self._meters = [Meter(device, self._environ) for device in question.devices]
+            environ.setdefault("GLOO_SOCKET_IFNAME", question.interface)
+        self._meters = [Meter(device, environ) for device in question.devices]
         until = time.monotonic() + TORCH_DEADLINE
         lines = [meter.line(until) for meter in self._meters]
         if all(lines):
@@ -142,7 +143,7 @@ class Node:
 
     def _measure(self, question: Measure) -> Measured:
         if not self._meters:
-            return Measured(error="an earlier test did not end")
+            return Measured(error="what measures could not be started again")
         address, port = question.address or "127.0.0.1", question.port or _free_port()
         taking = self._meters[: question.count]
         for place, meter in enumerate(taking):
@@ -151,7 +152,7 @@ class Node:
         for meter in taking:
             line = meter.line(until)
             if not line:
-                self._end()  # the next ones would answer this task
+                self._prepare(self._prepared)  # those that hang would answer this task instead of the next
                 return Measured(error=f"no end in {benchmark.DEADLINE:g} s" if line is None else "the process died")
             measured = msgspec.json.decode(line, type=Measured)
         return measured

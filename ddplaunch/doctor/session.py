@@ -35,6 +35,7 @@ class Reach:
 
     name: str
     words: tuple[str, ...]
+    check: str = ""  # what a person may type to try to reach it
 
 
 class Session:

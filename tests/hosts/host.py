@@ -271,7 +271,7 @@ class Host:
     def slow(self, rate: str) -> None:
         """Let the switch drop what is beyond a rate ("500 kbytes/second") of what it sends and gets."""
         port = self._cables[0].port
-        self._filter([f"{way} {port} limit rate over {rate} burst 64 kbytes drop" for way in ("iifname", "oifname")])
+        self._filter([f"{way} {port} limit rate over {rate} burst 1 mbytes drop" for way in ("iifname", "oifname")])
 
     def _drop(self, rules: Iterable[tuple[str, str]]) -> None:
         # Neighbours are still found, so that IPv6 is silent just like IPv4, where ARP is no IP packet.
