@@ -119,7 +119,8 @@ class Examiner:
             powers, speeds = self._measure(ways)
             return Examination(tuple(self._found), self._ports, ways, powers, speeds)
         finally:
-            list(self._pool.map(Session.close, self._sessions))
+            with ThreadPoolExecutor(len(self._reaches)) as closing:  # after a Ctrl-C the others still wait for answers
+                list(closing.map(Session.close, self._sessions))
 
     def _live(self) -> list[int]:
         return [node for node, found in enumerate(self._found) if found.facts and not found.trouble]
