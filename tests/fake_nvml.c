@@ -17,7 +17,9 @@
  *     FAKE_NVML_MIG         "1:2,3:0": GPU 1 is in MIG mode with two GPU instances, GPU 3 with none
  *     FAKE_NVML_MIG_SPLIT   compute instances in each GPU instance (1)
  *     FAKE_NVML_RATES       "87;12": percent of the time in which each GPU was busy (0)
- *     FAKE_NVML_WEDGED      a file; while it is there, whoever asks how busy a GPU is never gets an answer
+ *     FAKE_NVML_AILING      "1:85:64:3:1": GPU 1 has 85 degrees, reasons for a low clock (64), 3 memory errors that ECC could
+ *                           not correct, and rows of memory that wait for a reset (1)
+ *     FAKE_NVML_WEDGED      a file; while it is there, whoever asks how busy or hot a GPU is gets no answer
  *
  * Only what nvidia-ml-py calls for ddplaunch, and torch for counting devices, is here. Layouts and return codes are
  * those of NVIDIA's nvml.h; the UUIDs are "GPU-fa4e0000-0000-0000-0000-" and the index, and GPUs sit on PCI buses 0x10,
@@ -332,6 +334,51 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     get_part(text("FAKE_NVML_RATES", ""), ';', device->gpu, percent, sizeof percent);
     rates->gpu = (unsigned int)atoi(percent);
     rates->memory = 0;
+    return NVML_SUCCESS;
+}
+
+/* One of the numbers behind the GPU's own in FAKE_NVML_AILING; 0 for a GPU that is well. */
+static unsigned int ailment(nvmlDevice_t device, int place)
+{
+    char part[16];
+    get_part(text("FAKE_NVML_AILING", ""), ':', 0, part, sizeof part);
+    if (!*part || atoi(part) != device->gpu)
+        return 0;
+    get_part(text("FAKE_NVML_AILING", ""), ':', place, part, sizeof part);
+    return (unsigned int)atoi(part);
+}
+
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned int *degrees)
+{
+    (void)sensor;
+    REQUIRE(check_optional(device));
+    while (access(text("FAKE_NVML_WEDGED", "/nonexistent"), F_OK) == 0)
+        pause();
+    *degrees = ailment(device, 1);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long *reasons)
+{
+    REQUIRE(check_optional(device));
+    *reasons = ailment(device, 2);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, int kind, int counter, unsigned long long *errors)
+{
+    (void)kind, (void)counter;
+    REQUIRE(check_optional(device));
+    *errors = ailment(device, 3);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrected, unsigned int *uncorrected,
+                                       unsigned int *pending, unsigned int *failed)
+{
+    REQUIRE(check_optional(device));
+    *corrected = *uncorrected = *failed = 0;
+    *pending = ailment(device, 4);
     return NVML_SUCCESS;
 }
 

@@ -72,6 +72,7 @@ class FakeNvml:
         busy: Iterable[tuple[int, int, int]] = (),
         mig: Mapping[int, int] | None = None,
         mig_split: int = 1,
+        ailing: str = "",
     ) -> dict[str, str]:
         """Return a whole environment with these GPUs: their number or their names, and what ails them.
 
@@ -90,6 +91,7 @@ class FakeNvml:
             "BUSY": ",".join(":".join(map(str, process)) for process in busy),
             "MIG": ",".join(f"{gpu}:{instances}" for gpu, instances in (mig or {}).items()),
             "MIG_SPLIT": mig_split,
+            "AILING": ailing,
         }
         fakes = {f"FAKE_NVML_{name}": str(value) for name, value in settings.items() if value is not None}
         return {**clean_environ(), "LD_LIBRARY_PATH": str(self.folder), **fakes}

@@ -31,6 +31,7 @@ LAYERS = [
     {"job"},
     {"ssh"},
     {"submit"},
+    {"doctor"},
     {"console"},
     {"cli"},
 ]
@@ -98,14 +99,15 @@ THIRD_PARTY = {
     "agent": {"psutil"},
     "job": {"msgspec"},
     "ssh": {"msgspec"},
+    "doctor": {"msgspec", "torch"},
     "submit": {"submitit"},
     "console": {"click", "rich"},
     "cli": {"click", "tomli"},
 }
 """What each layer may use of others; ``runtime`` is imported by user code and may use torch as well."""
 
-ONLY_IN_RANKS = {"rank.worker", "runtime"}
-"""Where torch may be imported at all, and only inside a function."""
+ONLY_IN_RANKS = {"rank.worker", "runtime", "doctor.benchmark"}
+"""Where torch may be imported at all, and only inside a function; the last is a process of its own too."""
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

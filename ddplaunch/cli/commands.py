@@ -26,6 +26,7 @@ _COMMANDS = {
     "report": "Tell how a run ended, and what each rank used.",
     "warm": "Show, or end, what is kept to start the next runs sooner.",
     "clean": "Remove what is kept of runs that have ended.",
+    "doctor": "Look for what would break or slow a job, on this machine or many.",
     "devices": "Show the GPUs, processors and NUMA nodes of this machine.",
 }
 """Each name is also that of its module, imported only when it is needed: start-up is part of the product."""

@@ -18,6 +18,7 @@ PYTHONPATH names the folder.
 
 LAUNCHER = "from ddplaunch.cli import main; main()"
 REMOTE = "from ddplaunch.ssh.remote import main; sys.exit(main())"
+DOCTOR = "from ddplaunch.doctor.node import main; sys.exit(main())"
 
 
 def python_command(python: str, statement: str = LAUNCHER) -> list[str]:

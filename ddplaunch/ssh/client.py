@@ -85,8 +85,10 @@ def look_up(name: str) -> Way:
     return Way(address, first, tuple(options))
 
 
-def command(name: str, way: Way, python: str, environ: Mapping[str, str], heartbeat: float) -> list[str]:
-    """The command that starts ``ssh.remote`` on a host.
+def command(
+    name: str, way: Way, python: str, environ: Mapping[str, str], heartbeat: float, statement: str = REMOTE
+) -> list[str]:
+    """The command that starts ``ssh.remote`` on a host, or another statement of Python's.
 
     It uses ``exec``, so that the process is sshd's own child. ssh ends when the host is silent for the heartbeat
     timeout. It uses a master connection that runs already, for that may be the only way in (one-time passwords), and
@@ -99,7 +101,7 @@ def command(name: str, way: Way, python: str, environ: Mapping[str, str], heartb
         if variable in environ:
             folders = [os.path.abspath(each) if each else each for each in environ[variable].split(os.pathsep)]
             variables.append(f"{variable}={os.pathsep.join(folders)}")
-    words = ["env", *variables, *python_command(python, REMOTE)]
+    words = ["env", *variables, *python_command(python, statement)]
     for word in words:
         if "\n" in word:
             what = f"'{shown(word, 200)}' has a line break, and some login shells cannot read that"

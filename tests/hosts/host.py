@@ -262,6 +262,17 @@ class Host:
         ends = [f"tcp {end} {port}" for end in ("sport", "dport")]
         self._drop((way, end) for way in ("iifname", "oifname") for end in ends)
 
+    def drop_large(self, peer: Host, length: int = 1400) -> None:
+        """Let the switch drop IP packets of more than so many bytes from it to one peer, and tell nobody."""
+        to = ["ip6 daddr" if ":" in address else "ip daddr" for address in peer._addresses if address]
+        ends = zip(to, filter(None, peer._addresses), strict=True)
+        self._filter([f"iifname {self._cables[0].port} {end} {it} meta length > {length} drop" for end, it in ends])
+
+    def slow(self, rate: str) -> None:
+        """Let the switch drop what is beyond a rate ("500 kbytes/second") of what it sends and gets."""
+        port = self._cables[0].port
+        self._filter([f"{way} {port} limit rate over {rate} burst 1 mbytes drop" for way in ("iifname", "oifname")])
+
     def _drop(self, rules: Iterable[tuple[str, str]]) -> None:
         # Neighbours are still found, so that IPv6 is silent just like IPv4, where ARP is no IP packet.
         neighbours = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept"

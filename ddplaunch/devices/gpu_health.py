@@ -1,0 +1,86 @@
+"""What ails NVIDIA's GPUs: errors of memory, clocks held down, heat; and who uses them. Asked of NVML.
+
+A wedged driver hangs who asks it, so this is for a process that may be left behind.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.dataclass import dataclass
+from ddplaunch.plan.hardware import Gpu, GpuProcess
+
+if TYPE_CHECKING:
+    from typing import Any
+
+SLOWDOWNS = {
+    0x08: "a hardware slowdown",
+    0x20: "software, because of heat",
+    0x40: "hardware, because of heat",
+    0x80: "the power supply (power brake)",
+}
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that tell of trouble; the others are everyday life."""
+
+
+@dataclass(frozen=True)
+class GpuHealth:
+    """One GPU; None is not known."""
+
+    index: int
+    name: str
+    driver: str | None
+    memory_total: int | None  # bytes
+    memory_used: int | None
+    processes: tuple[GpuProcess, ...]
+    temperature: int | None = None  # degrees Celsius
+    slowed_by: tuple[str, ...] = ()
+    memory_errors: int | None = None  # that ECC could not correct, since the driver was loaded
+    needs_reset: bool = False  # rows or pages of memory wait to be replaced
+    worn_out: bool = False  # rows of memory could not be replaced
+
+
+def read_health(gpus: Sequence[Gpu]) -> tuple[GpuHealth, ...]:
+    """Ask how these GPUs are; of those that are not NVIDIA's only what is known already is told."""
+    nvml = _library() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
+    return tuple(_health(nvml if gpu.vendor == "nvidia" else None, gpu) for gpu in gpus)
+
+
+def _library() -> Any:
+    nvml: Any = importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    return nvml
+
+
+def _health(nvml: Any, gpu: Gpu) -> GpuHealth:
+    known = (gpu.index, gpu.name, gpu.driver, gpu.memory_total, gpu.memory_used, gpu.processes)
+    if nvml is None:
+        return GpuHealth(*known)
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+    except nvml.NVMLError:
+        return GpuHealth(*known)
+
+    def ask(question: str, *words: Any) -> Any:
+        try:
+            return getattr(nvml, question)(handle, *words)
+        except nvml.NVMLError:  # this GPU, this driver or our permissions have no answer
+            return None
+
+    reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+    remapped = ask("nvmlDeviceGetRemappedRows") or (0, 0, 0, 0)  # corrected, uncorrected, pending, failed
+    retired = ask("nvmlDeviceGetRetiredPagesPendingStatus") or 0
+    return GpuHealth(
+        *known,
+        temperature=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        slowed_by=tuple(text for bit, text in SLOWDOWNS.items() if reasons & bit),
+        memory_errors=ask(
+            "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        ),
+        needs_reset=bool(remapped[2] or retired),
+        worn_out=bool(remapped[3]),
+    )

@@ -1,0 +1,131 @@
+"""A process that measures: a product of matrices on its device, and all_reduce with others of its kind.
+
+It reads tasks from stdin, a line of JSON each, and answers each with a line on stdout.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from ddplaunch.dataclass import dataclass
+from ddplaunch.errors import shown
+
+SIZES = (4, 1 << 20, 16 << 20)  # bytes: the first shows the latency
+REPEATS = (30, 5, 3)
+TOO_LONG = 1.5  # seconds: a larger size that would take longer than this each time is left out
+DEADLINE = 30.0  # seconds for all of one task, after which its caller ends this process
+_SIDE = {"cpu": 512, "cuda": 4096}  # of the matrices
+_PATIENCE = 0.5  # seconds of products: on a busy machine the best of a few would say little
+
+
+@dataclass(frozen=True)
+class Task:
+    """An all_reduce with others."""
+
+    address: str  # of the first of them
+    port: int
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The first line: what this process measures with, and its products of matrices."""
+
+    device: str  # "cuda:0", "cpu"
+    flops: float  # a second, the best of a few
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The shortest time in seconds of each size in turn, as far as it went; or why it failed."""
+
+    seconds: tuple[float, ...] = ()
+    error: str | None = None
+
+
+def main() -> None:
+    """Measure until stdin ends; our argument is the device."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # gloo prints when it connects
+    device = sys.argv[1]
+
+    def say(what: Ready | Measured) -> None:
+        os.write(out, msgspec.json.encode(what) + b"\n")
+
+    say(Ready(device, _multiply(device)))
+    for line in sys.stdin:
+        task = msgspec.json.decode(line, type=Task)
+        try:
+            say(Measured(tuple(_all_reduce(device, task))))
+        except Exception as error:
+            say(Measured(error=shown(str(error).partition("\n")[0], 200)))
+    os._exit(0)
+
+
+def _multiply(device: str) -> float:
+    import torch
+
+    torch.set_num_threads(1)
+    kind = device.partition(":")[0]
+    side = _SIDE[kind]
+    matrix: Any = torch.ones(side, side, device=device, dtype=torch.bfloat16 if kind == "cuda" else torch.float32)
+    best, end = float("inf"), time.perf_counter() + _PATIENCE
+    while time.perf_counter() < end:
+        _wait_for(device)
+        began = time.perf_counter()
+        matrix @ matrix
+        _wait_for(device)
+        best = min(best, time.perf_counter() - began)
+    return float(2 * side**3 / best)
+
+
+def _wait_for(device: str) -> None:
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _all_reduce(device: str, task: Task) -> list[float]:
+    """The shortest time of each size; all ranks of the task measure the same ones."""
+    import torch
+    import torch.distributed as dist
+
+    cuda = device.startswith("cuda")
+    if cuda:
+        torch.cuda.set_device(device)
+    address = f"[{task.address}]" if ":" in task.address else task.address
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        init_method=f"tcp://{address}:{task.port}",
+        rank=task.rank,
+        world_size=task.world_size,
+        timeout=timedelta(seconds=DEADLINE / 2),
+    )
+    try:
+        found: list[float] = []
+        for size, repeats in zip(SIZES, REPEATS, strict=True):
+            if found and found[-1] * size / max(SIZES[len(found) - 1], 1 << 16) > TOO_LONG:
+                break
+            tensor: Any = torch.ones(size // 4, device=device)
+            dist.all_reduce(tensor)  # the first one connects
+            times = []
+            for _ in range(repeats):
+                _wait_for(device)
+                began = time.perf_counter()
+                dist.all_reduce(tensor)
+                _wait_for(device)
+                times.append(time.perf_counter() - began)
+            slowest: Any = torch.tensor([min(times)], dtype=torch.float64, device=device)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)  # so that all go on, or none
+            found.append(float(slowest.item()))
+        return found
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,79 @@
+"""``ddplaunch doctor`` on this machine: what it says of GPUs and folders that are not well, and of a sound machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import clean_environment
+from tests.patience import patience
+
+pytestmark = pytest.mark.slow
+
+
+def look(folder, *words, env=None):
+    """Return the exit code and what is printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ddplaunch", "doctor", *words],
+        cwd=folder,
+        env=clean_environment(env or os.environ),
+        capture_output=True,
+        text=True,
+        timeout=patience(60),
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_page(tmp_path):
+    code, page, said = look(tmp_path)
+    assert said == "ddplaunch: looking at this machine\nddplaunch: measuring all_reduce\n"
+    assert code == (" error" in page)
+    assert max(map(len, page.splitlines())) <= 80
+    assert re.search(r"^torch +\d", page, re.MULTILINE)
+    assert re.search(r" alone, \d+ ranks \(gloo\) +\d+ us +\S+ \S+/s +\S+ \S+/s$", page, re.MULTILINE)
+    assert os.path.expanduser("~/") not in page, "it is made to be copied"
+
+
+def test_gpus_that_are_not_well(tmp_path, fake_nvml):
+    env = fake_nvml.environ(3, ailing="1:85:64:3:1", busy=[(2, os.getpid(), 4096)])
+    code, out, _ = look(tmp_path, "--json", env={**os.environ, **env})
+    found = json.loads(out)
+    said = {f"{each['subject']}: {each['severity']}: {each['text']}" for each in found["findings"]}
+    host = found["nodes"][0]["name"]
+    assert {
+        f"{host} GPU 1: warning: its clock is held down by hardware, because of heat at 85 °C",
+        f"{host} GPU 1: warning: 3 memory errors that ECC could not correct since the driver was loaded",
+        f"{host} GPU 1: warning: rows or pages of its memory are to be replaced at the next reset",
+    } <= said
+    (user,) = [each for each in said if each.startswith(f"{host} GPU 2: warning: ")]
+    assert re.search(rf"are in use, by \S+ {os.getpid()} of \S+$", user)
+    if found["nodes"][0]["facts"]["torch"]["cuda"] is None:
+        assert code == 1
+        assert [each for each in said if each.endswith("was built without CUDA, and this machine has 3 GPUs")]
+
+
+def test_a_driver_that_does_not_answer(tmp_path, fake_nvml):
+    """The page comes all the same."""
+    wedged = tmp_path / "wedged"
+    wedged.touch()
+    env = {**fake_nvml.environ(1), "FAKE_NVML_WEDGED": str(wedged)}
+    code, out, _ = look(tmp_path, "--json", env={**os.environ, **env})
+    said = [each["text"] for each in json.loads(out)["findings"]]
+    assert code == 1
+    assert "the GPU driver did not answer in 5 s" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (("--master-addr", "10.0.0.1"), "Error: --master-addr works only with several nodes\n  --hosts n1,n2\n"),
+        (("--exclude", "n1"), "Error: --exclude works only with --hosts or --hostfile\n  --hosts n1,n2\n"),
+    ],
+)
+def test_refusals(tmp_path, words, refusal):
+    assert look(tmp_path, *words) == (2, "", refusal)

@@ -1,0 +1,24 @@
+"""``ddplaunch doctor`` in a Slurm job: the job's nodes, with nothing typed about them."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.ci, pytest.mark.slow]
+
+
+def test_the_nodes_of_the_job(slurm, tmp_path):
+    cluster = slurm(2)
+    words = f"{sys.executable} -m ddplaunch doctor"
+    job = cluster.sbatch("-N2", "-n2", script=f"{words} --json > found.json\nsrun -n1 {words} 2> refused\n")
+    cluster.wait(job, timeout=100)
+    assert (tmp_path / "found.json").read_text(), cluster.output(job)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert len(found["nodes"]) == 2
+    assert not [each for each in found["nodes"] if each["trouble"]], found["nodes"]
+    assert {(each["source"], each["target"], each["outcome"]) for each in found["ways"]} == {(0, 1, "ok"), (1, 0, "ok")}
+    assert [0, 1] in [each["nodes"] for each in found["speeds"]]
+    assert "and this is one already (srun)" in (tmp_path / "refused").read_text()
