@@ -98,7 +98,7 @@ THIRD_PARTY = {
     "agent": {"psutil"},
     "job": {"msgspec"},
     "ssh": {"msgspec"},
-    "submit": {"submitit"},
+    "submit": {"submitit", "yaml"},
     "console": {"click", "rich"},
     "cli": {"click", "tomli"},
 }

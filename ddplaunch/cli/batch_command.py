@@ -160,7 +160,7 @@ def seconds(time: str) -> int | None:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs or None
 
 
-_TIMES = r"\d{1,9}(:\d\d?){0,2}|\d{1,9}-\d\d?(:\d\d?){0,2}|UNLIMITED|INFINITE"
+TIMES = r"\d{1,9}(:\d\d?){0,2}|\d{1,9}-\d\d?(:\d\d?){0,2}|UNLIMITED|INFINITE"
 """The forms of sbatch's --time: 90, 90:00, 4:00:00, 1-12, 1-12:30, 1-12:30:00."""
 
 
@@ -180,7 +180,7 @@ _NODES = like(r"[1-9]\d{0,5}", "a number of nodes, 1 or more", int)
 NODES = click.Option(["--nodes"], metavar="N", help="Number of nodes.", callback=_NODES, default="1", show_default=True)
 _CPUS = like(r"[1-9]\d{0,8}", "a number of CPUs for all ranks of a node, like 64", int)
 CPUS = option("--cpus-per-task", "N", "CPUs on each node, for all its ranks.", _CPUS)
-_TIME = like(_TIMES, "minutes, hours:minutes:seconds or days-hours, like 4:00:00")
+_TIME = like(TIMES, "minutes, hours:minutes:seconds or days-hours, like 4:00:00")
 TIME = option("--time", "TIME", "Time limit: minutes, 4:00:00, or 1-12 for a day and a half.", _TIME)
 MEMORY = like(r"\d{1,15}[KMGT]?B?", "a size like 200G, or 0 for all memory of the node")
 JOB_NAME = option("--job-name", "NAME", "Name of the job.  [default: from the target]")

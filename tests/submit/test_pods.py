@@ -73,6 +73,13 @@ def test_each_pod_finds_its_place(job, tmp_path, nodes):
         assert any(note.startswith(f"kubernetes: this is node 0 of {nodes}") for note in plan["notes"]) == (index == 0)
 
 
+def test_a_pod_of_a_jobset_finds_its_place(job, tmp_path):
+    pod = job("--nodes", "2", "--nproc", "2", "--kind", "jobset")[1]
+    plan = dry_run(pod, tmp_path)
+    assert (plan["nnodes"], plan["node_rank"], plan["world_size"]) == (2, 1, 4)
+    assert (plan["master_addr"], plan["master_port"]) == ("train-node-0-0.train", 29500)
+
+
 @pytest.mark.slow
 def test_a_pod_alone(job, tmp_path):
     (pod,) = job()
