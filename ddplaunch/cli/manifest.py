@@ -76,13 +76,17 @@ def _pod_job(ctx: click.Context, target: str) -> PodJob:
     if given["container_image"] is None:
         hint = "--container-image REGISTRY/NAME:TAG, an image with ddplaunch and the target"
         raise UsageError("--container-image is missing: a pod runs in an image", hint)
+    lowest, nodes = options.nodes(given["nodes"])
+    if given["grow"] and lowest == nodes:
+        raise UsageError(f"--grow does not work with --nodes {nodes}", f"--nodes {nodes}:{nodes + 1}")
     rules = [rule for rule in map(options.constraint, given["constraint"]) if rule]
     secrets = [found for found in map(options.secret, given["secrets"]) if found]
     job = PodJob(
         command=batch_command.words_of_run(ctx),
-        name=_name(ctx, target),
+        name=_name(ctx, target, nodes),
         image=given["container_image"],
-        nodes=given["nodes"],
+        nodes=nodes,
+        min_nodes=lowest if lowest != nodes else None,
         gpus=given["gpus_per_node"],
         cpus=given["cpus_per_task"],
         memory=given["mem"],
@@ -104,7 +108,7 @@ def _pod_job(ctx: click.Context, target: str) -> PodJob:
         priority_class=given["priority_class"],
         gang=given["gang"],
         scheduler=given["scheduler_name"],
-        host_ports=_ports(ctx) if given["host_network"] and given["nodes"] > 1 else (),
+        host_ports=_ports(ctx) if given["host_network"] and nodes > 1 else (),
         host_network=given["host_network"],
         service_account=given["service_account"],
         pull_secrets=given["pull_secrets"],
@@ -157,11 +161,11 @@ def _ports(ctx: click.Context) -> tuple[int, ...]:
     return (store, ctx.params["control_port"] or store + 1)
 
 
-def _name(ctx: click.Context, target: str) -> str:
+def _name(ctx: click.Context, target: str, nodes: int) -> str:
     given = ctx.params
     asked, unique = given["job_name"], given["unique_name"]
     suffix = f"-{''.join(random.choices(_LETTERS, k=5))}" if unique else ""
-    longest = longest_name(given["nodes"], given["kind"] or JOB) - len(suffix)
+    longest = longest_name(nodes, given["kind"] or JOB) - len(suffix)
     if asked is None:
         return name_from(target, longest) + suffix
     if not NAME.fullmatch(asked) or len(asked) > longest:

@@ -13,7 +13,6 @@ from ddplaunch.cli.batch_command import (
     CONFIG,
     CPUS,
     JOB_NAME,
-    NODES,
     TIME,
     TIMES,
     Reader,
@@ -37,8 +36,12 @@ from ddplaunch.submit.pod_job import (
     Toleration,
 )  # fmt: skip
 
+ELASTIC = ("--join-window", "--max-membership-changes", "--grow")
+"""Options of ``run`` that are for elastic jobs, --nodes 2:4."""
+
 REFUSED = {
-    **{name: hint for name, hint in batch_command.REFUSED.items() if name != "--env"},
+    **{name: hint for name, hint in batch_command.REFUSED.items() if name not in ("--env", *ELASTIC)},
+    **dict.fromkeys(("--nnodes", "--standalone"), "--nodes N says how many, or --nodes 2:4"),
     "--exclude": "--constraint kubernetes.io/hostname!=NODE, one node or several with | between them",
     "--token": "--env-secret DDPLAUNCH_TOKEN=SECRET:KEY, a secret of the namespace",
     "--json": "leave it out: the output is YAML",
@@ -101,6 +104,21 @@ def secret(text: str) -> SecretVariable | str | None:
     if not found or (found["variable"] is None) != (found["key"] is None):
         return None
     return SecretVariable(found["variable"], found["secret"], found["key"]) if found["key"] else found["secret"]
+
+
+def nodes(text: str) -> tuple[int, int]:
+    """Read N, or MIN:MAX."""
+    lowest, _, highest = text.partition(":")
+    return int(lowest), int(highest or lowest)
+
+
+def _nodes(ctx: click.Context, param: click.Parameter, text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d{0,5}(:[1-9]\d{0,5})?", text, re.ASCII):
+        raise wrong(ctx, param, text, "expected a number of nodes, 1 or more, or a range like 2:4")
+    lowest, highest = nodes(text)
+    if lowest > highest:
+        raise wrong(ctx, param, text, "the range is the wrong way round", f"--nodes {highest}:{lowest}")
+    return text
 
 
 def _gpus(ctx: click.Context, param: click.Parameter, text: str | None) -> int:
@@ -263,7 +281,14 @@ def _patches(ctx: click.Context, param: click.Parameter, paths: tuple[str, ...])
 
 HEADINGS = {
     "Resources": (
-        NODES,
+        click.Option(
+            ["--nodes"],
+            metavar="N",
+            help="Number of nodes, or a range like 2:4.",
+            callback=_nodes,
+            default="1",
+            show_default=True,
+        ),
         option("--gpus-per-node", "N", "GPUs on each node. Each gets a rank, unless --nproc says otherwise.", _gpus),
         CPUS,
         option("--mem", "SIZE", "Memory on each node, like 200G; 0 sets no limit.", _size),

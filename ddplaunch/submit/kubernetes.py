@@ -28,13 +28,21 @@ _MIN_MEMBER = "scheduling.volcano.sh/group-min-member"  # an annotation of the J
 
 _NEEDS = {JOBSET: "JobSet", VOLCANO: "Volcano 1.12 or newer", COSCHEDULING: "the scheduler plugin Coscheduling"}
 
+_ENDS = {
+    False: "All pods end together. Where one was taken away all are started again,",
+    True: "Where a machine is lost its pod is started again, and joins; where a pod is taken away all are,",
+}
+"""What becomes of pods, by whether the job is elastic."""
+
 
 def manifest(job: PodJob) -> str:
     """Write the job as YAML for ``kubectl apply``.
 
     Raises UsageError if a string cannot stand in YAML, or a patch does not fit.
     """
-    head = "# Written by ddplaunch manifest, for Kubernetes 1.29 or newer. To submit it: kubectl apply -f THIS_FILE\n"
+    version = "1.31" if job.min_nodes else "1.29"  # which first had successPolicy; which had backoffLimitPerIndex
+    head = f"# Written by ddplaunch manifest, for Kubernetes {version} or newer. To submit it: "
+    head += "kubectl apply -f THIS_FILE\n"
     if needs := [_NEEDS[each] for each in (job.kind, job.gang) if each in _NEEDS]:
         head += f"# The cluster must have {' and '.join(needs)}.\n"
     return head + "---\n".join(yaml.document(each) for each in patched(list(objects(job)), job.patches))
@@ -44,7 +52,7 @@ def objects(job: PodJob) -> Iterator[dict[str, Any]]:
     """What the job is made of, the Job or JobSet last; with comments."""
     metadata = {"name": job.name, **({"namespace": job.namespace} if job.namespace else {}), "labels": _labels(job)}
     if job.gang == COSCHEDULING:
-        group = {"minMember": Noted("All pods start together, or none.", job.nodes)}
+        group = {"minMember": Noted(_together(job), job.together)}
         yield {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": metadata, "spec": group}
     annotated = metadata | _annotated({**job.annotations, **(_of_gang(job) if job.kind == JOB else {})})
     if job.kind == JOBSET:
@@ -70,7 +78,11 @@ def _annotated(annotations: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_gang(job: PodJob) -> dict[str, Any]:
     """The Job's annotation of which Volcano makes the PodGroup; that belongs to the Job, and goes with it."""
-    return {_MIN_MEMBER: Noted("All pods start together, or none.", str(job.nodes))} if job.gang == VOLCANO else {}
+    return {_MIN_MEMBER: Noted(_together(job), str(job.together))} if job.gang == VOLCANO else {}
+
+
+def _together(job: PodJob) -> str:
+    return "All pods start together, or none." if job.together == job.nodes else "So many pods start together, or none."
 
 
 def _service(job: PodJob) -> dict[str, Any]:
@@ -114,12 +126,16 @@ def _job(job: PodJob) -> dict[str, Any]:
     }
     if job.seconds is not None:
         spec["activeDeadlineSeconds"] = Noted("From now on: time in which pods wait counts too.", job.seconds)
+    if job.min_nodes:
+        spec["successPolicy"] = Noted(
+            "Node 0 is done when all are; a pod that never came is not waited for.",
+            {"rules": [{"succeededIndexes": "0"}]},
+        )
     labels = {**_labels(job), **({_POD_GROUP: job.name} if job.gang == COSCHEDULING else {})}
     return {
         **spec,
         "podFailurePolicy": Noted(
-            "All pods end together. Where one was taken away all are started again, after 10 s, then 20 s, …;\n"
-            "where the program failed the job has failed.",
+            f"{_ENDS[bool(job.min_nodes)]} after 10 s, then 20 s, …;\nwhere the program failed the job has failed.",
             {"rules": _rules("Ignore" if job.retries is None else "Count")},
         ),
         # By index, since retries of the whole are delayed for 10 s times 2 to the number of failed pods. The counts are
@@ -127,7 +143,7 @@ def _job(job: PodJob) -> dict[str, Any]:
         "backoffLimitPerIndex": Noted("A pod that could not even begin is tried again, three times.", 3)
         if job.retries is None
         else Noted("How often a pod is started again, whatever the cause.", job.retries),
-        "maxFailedIndexes": 0,
+        "maxFailedIndexes": job.nodes - job.together,
         "template": {"metadata": {"labels": labels, **_annotated(job.annotations)}, "spec": pod_spec(job)},
     }
 

@@ -121,7 +121,7 @@ def _resources(job: PodJob) -> dict[str, Any]:
 
 
 def _variables(job: PodJob) -> list[dict[str, Any]]:
-    place = {NNODES: str(job.nodes)}
+    place = {NNODES: f"{job.min_nodes}:{job.nodes}" if job.min_nodes else str(job.nodes)}
     if job.nodes > 1:
         place |= {ADDRESS: job.node_zero, PORT: str(DEFAULT_PORT)}
     secret = [

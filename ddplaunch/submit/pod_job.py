@@ -75,6 +75,7 @@ class PodJob:
     name: str  # of the Job and its Service, and the beginning of the pods' names; matches `NAME`
     image: str
     nodes: int = 1
+    min_nodes: int | None = None  # of an elastic job; None if it always has all
     gpus: int = 0  # of each pod, as CPUs and memory
     cpus: int | None = None
     memory: str | None = None  # as Kubernetes writes it ("200Gi"), like all sizes here
@@ -115,6 +116,11 @@ class PodJob:
     def node_zero(self) -> str:
         """The name of the first pod, in the domain of the Service."""
         return f"{self.pod_prefix}0.{self.name}"
+
+    @property
+    def together(self) -> int:
+        """The nodes without which the job does not run."""
+        return self.min_nodes or self.nodes
 
     @property
     def scheduler_name(self) -> str | None:

@@ -216,6 +216,16 @@ def test_all_pods_start_together_with_coscheduling(manifest):
     assert job["spec"]["template"]["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
 
 
+def test_an_elastic_job(spec):
+    job, _, container = spec("--nodes 2:4 --gang volcano --join-window 60 --grow train.py")
+    assert (job["spec"]["completions"], job["spec"]["maxFailedIndexes"]) == (4, 2)
+    assert job["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    assert job["metadata"]["annotations"] == {"scheduling.volcano.sh/group-min-member": "2"}
+    assert {"name": "DDPLAUNCH_NNODES", "value": "2:4"} in container["env"]
+    assert container["args"] == ["--join-window", "60", "--grow", "train.py"]
+    assert "successPolicy" not in spec("--nodes 2:2 train.py")[0]["spec"]
+
+
 def test_a_name_of_its_own_each_time(spec):
     names = {spec("--unique-name --nodes 2 train.py")[0]["metadata"]["name"] for _ in range(3)}
     assert len(names) == 3
@@ -233,6 +243,9 @@ def test_a_name_of_its_own_each_time(spec):
         ("train.py", ("--container-image is missing", "REGISTRY/NAME:TAG")),
         (f"{ASKED}", ("the target is missing", "ddplaunch manifest train.py")),
         (f"{ASKED} --nodes 0 train.py", ("--nodes 0: expected a number of nodes",)),
+        (f"{ASKED} --nodes 4:2 train.py", ("--nodes 4:2: the range is the wrong way round", "--nodes 2:4")),
+        (f"{ASKED} --nodes 2: train.py", ("--nodes 2:: expected a number of nodes",)),
+        (f"{ASKED} --grow --nodes 2 train.py", ("--grow does not work with --nodes 2", "--nodes 2:3")),
         (f"{ASKED} --time 4h train.py", ("--time 4h: expected minutes",)),
         (f"{ASKED} --nnodes 2 train.py", ("--nnodes does not work with ddplaunch manifest", "--nodes N")),
         (f"{ASKED} --node-rank 0 train.py", ("--node-rank does not work with", "the scheduler numbers the nodes")),

@@ -101,6 +101,7 @@ JOBS = {
         ],
     ),
     "jobset": replace(SMALLEST, nodes=2, gpus=8, kind="jobset", gang="volcano", kept=3600, annotations={"a/b": "c"}),
+    "elastic": replace(SMALLEST, command=["--grow", "train.py"], nodes=4, min_nodes=2, gang="volcano"),
 }
 
 NEWEST = int(kubernetes_validate.latest_version().split(".")[1])
@@ -158,6 +159,9 @@ def test_it_is_read_as_it_is_meant(name):
 @EACH
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_schemas_of_kubernetes_take_it(name, version):
+    if JOBS[name].min_nodes and version in ("1.29", "1.30"):
+        assert "Kubernetes 1.31 or newer" in manifest(JOBS[name])
+        return
     for each in read(manifest(JOBS[name])):
         check(each, version)
 
