@@ -143,7 +143,7 @@ def like(pattern: str, expected: str, kind: Callable[[str], object] = str) -> Re
 
 def wrong(ctx: click.Context, param: click.Parameter, text: str, what: str, hint: str | None = None) -> UsageError:
     """The error of a value, with the file that it comes from."""
-    file = _file(ctx, param)
+    file = file_of(ctx, param)
     return UsageError(f"{param.opts[-1]} {text}: {what}{f' ({file})' if file else ''}", hint)
 
 
@@ -227,7 +227,7 @@ def report(
         name = option.name or ""
         if name not in values or option.opts[-1] in ONLY_TYPED:
             continue
-        key, value, source = option.opts[-1].removeprefix("--"), values[name], _file(ctx, option)
+        key, value, source = option.opts[-1].removeprefix("--"), values[name], file_of(ctx, option)
         if dry_run and not source:
             source = option.opts[-1] if source_of(ctx, name) is Source.TYPED else otherwise.get(key)
             if not source and (variable := os.environ.get(overrides.get(key, ""))):
@@ -246,6 +246,7 @@ def _own(ctx: click.Context) -> Mapping[str, Sequence[click.Option]]:
     return ctx.command.own
 
 
-def _file(ctx: click.Context, param: click.Parameter) -> str | None:
+def file_of(ctx: click.Context, param: click.Parameter) -> str | None:
+    """The file of defaults that a value comes from; None if it does not."""
     name = param.name or ""
     return given(ctx).defaults.values[name].file if source_of(ctx, name) is Source.FILE else None

@@ -271,12 +271,14 @@ def _mounts(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) 
 def _time_kept(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
     like(TIMES, "minutes, hours:minutes:seconds or days-hours, like 1-0 for a day")(ctx, param, text)
     if text and seconds(text) is None:
-        raise wrong(ctx, param, text, "the job's logs would go with it at once", "leave it out to keep the job")
+        raise wrong(ctx, param, text, "expected a time above 0, like 1-0 for a day", "leave it out to keep the job")
     return text
 
 
 def _patches(ctx: click.Context, param: click.Parameter, paths: tuple[str, ...]) -> tuple[Patch, ...]:
-    return tuple(each for path in paths for each in patch.read(path))
+    """Read the files; a path in a file of defaults is relative to that file."""
+    folder = os.path.dirname(batch_command.file_of(ctx, param) or "")
+    return tuple(each for path in paths for each in patch.read(os.path.join(folder, path)))
 
 
 HEADINGS = {

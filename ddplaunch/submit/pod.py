@@ -20,7 +20,7 @@ CONTAINER = "ddplaunch"
 AFTERWARDS = 10  # seconds after the grace in which a launcher ends what is left and prints its report
 NVIDIA = "nvidia.com/gpu"
 
-_PINS = re.compile(r"rdma|hca|infiniband|roce|efa|mlnx", re.IGNORECASE)
+_PINS = re.compile(r"(^|[/._-])(rdma|hca|infiniband|roce|efa|mlnx)", re.IGNORECASE)
 """Resources that are network cards which pages of memory are pinned for: rdma/hca_shared_devices_a, …/efa, …"""
 
 

@@ -174,7 +174,7 @@ def test_a_pool_of_machines_with_rdma(spec):
     assert job["metadata"]["annotations"] == job["spec"]["template"]["metadata"]["annotations"] == annotations
 
 
-@pytest.mark.parametrize(("resource", "locks"), [("rdma/hca=1", True), ("a.b/efa=4", True), ("amd.com/gpu=8", False)])
+@pytest.mark.parametrize(("resource", "locks"), [("rdma/hca=1", True), ("a.b/efa=4", True), ("a/default=8", False)])
 def test_memory_is_locked_for_rdma_alone(spec, resource, locks):
     _, _, container = spec(f"--resource {resource} train.py")
     assert ("securityContext" in container) == locks
@@ -303,7 +303,8 @@ def test_a_name_of_its_own_each_time(spec):
         (f"{ASKED} --image-pull-secret a_b train.py", ("--image-pull-secret a_b: expected the name of a secret",)),
         (f"{ASKED} --annotation team train.py", ("--annotation team: expected KEY=VALUE, like k8s.v1",)),
         (f"{ASKED} --backoff-limit -1 train.py", ("--backoff-limit -1: expected a number, like 3",)),
-        (f"{ASKED} --ttl 0 train.py", ("--ttl 0: the job's logs would go with it", "leave it out")),
+        (f"{ASKED} --ttl 0 train.py", ("--ttl 0: expected a time above 0", "leave it out to keep the job")),
+        (f"{ASKED} --ttl unlimited train.py", ("--ttl unlimited: expected a time above 0",)),
         (f"{ASKED} --ttl 1d train.py", ("--ttl 1d: expected minutes",)),
         (f"{ASKED} --env-secret A=b train.py", ("--env-secret A=b: expected SECRET", "NAME=SECRET:KEY")),
         (f"{ASKED} --env-secret A_B train.py", ("--env-secret A_B: expected SECRET",)),
@@ -367,14 +368,15 @@ def test_defaults_of_a_project_and_of_a_user(manifest, tmp_path):
 
 
 def test_defaults_of_a_pool(manifest, tmp_path):
-    write(tmp_path, "pods.yaml", "spec: {suspend: true}")
+    (tmp_path / "pool").mkdir()
+    write(tmp_path, "pool/pods.yaml", "spec: {suspend: true}")
     table = """
         [tool.ddplaunch.manifest]
         toleration = ["nvidia.com/gpu", "team=vision"]
         resource = "rdma/hca=8"
         host-network = true
         kind = "jobset"
-        patch = "pods.yaml"
+        patch = "pool/pods.yaml"
     """
     write(tmp_path, "pyproject.toml", table)
     jobset = yaml.safe_load(manifest(f"{ASKED} train.py").stdout)
@@ -386,7 +388,7 @@ def test_defaults_of_a_pool(manifest, tmp_path):
     assert pod["containers"][0]["resources"]["limits"] == {"rdma/hca": 8}
     dry = manifest(f"{ASKED} --dry-run train.py").stderr
     assert f"toleration: nvidia.com/gpu, team=vision ({tmp_path}/pyproject.toml)" in dry
-    assert f"patch: pods.yaml ({tmp_path}/pyproject.toml)" in dry
+    assert f"patch: {tmp_path}/pool/pods.yaml ({tmp_path}/pyproject.toml)" in dry
 
 
 @pytest.mark.parametrize(
