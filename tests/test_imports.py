@@ -100,7 +100,7 @@ THIRD_PARTY = {
     "job": {"msgspec"},
     "ssh": {"msgspec"},
     "doctor": {"msgspec", "torch"},
-    "submit": {"submitit"},
+    "submit": {"submitit", "yaml"},
     "console": {"click", "rich"},
     "cli": {"click", "tomli"},
 }

@@ -144,7 +144,7 @@ def like(pattern: str, expected: str, kind: Callable[[str], object] = str) -> Re
 
 def wrong(ctx: click.Context, param: click.Parameter, text: str, what: str, hint: str | None = None) -> UsageError:
     """The error of a value, with the file that it comes from."""
-    file = _file(ctx, param)
+    file = file_of(ctx, param)
     return UsageError(f"{param.opts[-1]} {text}: {what}{f' ({file})' if file else ''}", hint)
 
 
@@ -161,7 +161,7 @@ def seconds(time: str) -> int | None:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs or None
 
 
-_TIMES = r"\d{1,9}(:\d\d?){0,2}|\d{1,9}-\d\d?(:\d\d?){0,2}|UNLIMITED|INFINITE"
+TIMES = r"\d{1,9}(:\d\d?){0,2}|\d{1,9}-\d\d?(:\d\d?){0,2}|UNLIMITED|INFINITE"
 """The forms of sbatch's --time: 90, 90:00, 4:00:00, 1-12, 1-12:30, 1-12:30:00."""
 
 
@@ -181,7 +181,7 @@ _NODES = like(r"[1-9]\d{0,5}", "a number of nodes, 1 or more", int)
 NODES = click.Option(["--nodes"], metavar="N", help="Number of nodes.", callback=_NODES, default="1", show_default=True)
 _CPUS = like(r"[1-9]\d{0,8}", "a number of CPUs for all ranks of a node, like 64", int)
 CPUS = option("--cpus-per-task", "N", "CPUs on each node, for all its ranks.", _CPUS)
-_TIME = like(_TIMES, "minutes, hours:minutes:seconds or days-hours, like 4:00:00")
+_TIME = like(TIMES, "minutes, hours:minutes:seconds or days-hours, like 4:00:00")
 TIME = option("--time", "TIME", "Time limit: minutes, 4:00:00, or 1-12 for a day and a half.", _TIME)
 MEMORY = like(r"\d{1,15}[KMGT]?B?", "a size like 200G, or 0 for all memory of the node")
 JOB_NAME = option("--job-name", "NAME", "Name of the job.  [default: from the target]")
@@ -228,7 +228,7 @@ def report(
         name = option.name or ""
         if name not in values or option.opts[-1] in ONLY_TYPED:
             continue
-        key, value, source = option.opts[-1].removeprefix("--"), values[name], _file(ctx, option)
+        key, value, source = option.opts[-1].removeprefix("--"), values[name], file_of(ctx, option)
         if dry_run and not source:
             source = option.opts[-1] if source_of(ctx, name) is Source.TYPED else otherwise.get(key)
             if not source and (variable := os.environ.get(overrides.get(key, ""))):
@@ -247,6 +247,7 @@ def _own(ctx: click.Context) -> Mapping[str, Sequence[click.Option]]:
     return ctx.command.own
 
 
-def _file(ctx: click.Context, param: click.Parameter) -> str | None:
+def file_of(ctx: click.Context, param: click.Parameter) -> str | None:
+    """The file of defaults that a value comes from; None if it does not."""
     name = param.name or ""
     return given(ctx).defaults.values[name].file if source_of(ctx, name) is Source.FILE else None

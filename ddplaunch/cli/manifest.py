@@ -3,146 +3,29 @@
 from __future__ import annotations
 
 import os
-import re
+import random
 import signal
 from collections.abc import Sequence
 
 import click
 
 from ddplaunch.cli import batch_command
-from ddplaunch.cli.batch_command import CONFIG, CPUS, JOB_NAME, MEMORY, NODES, TIME, BatchCommand, like, option, wrong
+from ddplaunch.cli import manifest_options as options
+from ddplaunch.cli.batch_command import JOB_NAME, BatchCommand, wrong
+from ddplaunch.cli.manifest_options import HEADINGS, REFUSED
 from ddplaunch.cli.submit_options import HEADINGS as OF_SUBMIT
-from ddplaunch.cli.surroundings import TOKEN, check_token
 from ddplaunch.cli.target_command import SETTINGS
 from ddplaunch.errors import UsageError
+from ddplaunch.plan.rendezvous import DEFAULT_PORT
 from ddplaunch.submit import kubernetes
-from ddplaunch.submit.kubernetes import NAME, OWN_VARIABLES, Mount, PodJob, longest_name, name_from
+from ddplaunch.submit.pod_job import JOB, NAME, NodeRule, PodJob, longest_name, name_from
 
-REFUSED = {
-    **{name: hint for name, hint in batch_command.REFUSED.items() if name != "--env"},
-    "--token": "--env DDPLAUNCH_TOKEN=SECRET; everyone who may read the job can read it",
-    "--json": "leave it out: the output is YAML",
-}
-"""Options that a job of Kubernetes cannot have, and what to type instead."""
-
-_SHORT = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
-_KEY = rf"([a-z0-9][a-z0-9.-]{{0,252}}/)?{_SHORT}"
-_LABEL = re.compile(rf"(?P<key>{_KEY})=(?P<value>({_SHORT})?)", re.ASCII)
-"""A label, as in "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3" (Labels and Selectors in Kubernetes' manual)."""
-
-_CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
-_VARIABLE = re.compile(r"[A-Za-z_.-][\w.-]*", re.ASCII)
-
-
-def _gpus(ctx: click.Context, param: click.Parameter, text: str | None) -> int:
-    kind, _, number = (text or "0").rpartition(":")
-    if not re.fullmatch(r"[0-9]{1,9}", number):
-        raise wrong(ctx, param, text or "", "expected a number of GPUs, like 8")
-    if kind:
-        hint = f"--gpus-per-node {number} --constraint nvidia.com/gpu.product=NAME, a label of the nodes with such GPUs"
-        raise wrong(ctx, param, text or "", "Kubernetes counts GPUs of all types alike", hint)
-    return int(number)
-
-
-def _labels(ctx: click.Context, param: click.Parameter, texts: Sequence[str] | str | None) -> tuple[str, ...]:
-    """Check KEY=VALUE, given several times, or in one list."""
-    found = tuple(texts.split(",")) if isinstance(texts, str) else tuple(texts or ())
-    for text in found:
-        if not _LABEL.fullmatch(text):
-            example = "team=vision" if param.multiple else "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3"
-            raise wrong(ctx, param, text, f"expected KEY=VALUE, like {example}")
-    return found
-
-
-def _variables(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Check NAME=VALUE, or NAME for this shell's value."""
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not _VARIABLE.fullmatch(name):
-            raise wrong(ctx, param, text, "expected NAME=VALUE, or NAME for its value in this shell")
-        if name in OWN_VARIABLES:
-            raise wrong(ctx, param, text, f"ddplaunch sets {name} in each pod", "leave it out")
-        if not equals and name not in os.environ:
-            raise wrong(ctx, param, text, f"{name} is not set here", f"--env {name}=VALUE")
-        if name == TOKEN:
-            check_token(value if equals else os.environ[name], f"--env {TOKEN}")
-    return texts
-
-
-def _mounts(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[Mount, ...]:
-    used = {"/dev/shm": "ddplaunch mounts memory"}
-    mounts = []
-    for text in (each for value in texts for each in value.split(",") if each):
-        source, path, flags, *rest = (*text.split(":"), "", "")
-        if any(rest) or flags not in ("", "ro", "rw") or not path.startswith("/"):
-            raise wrong(ctx, param, text, "expected SRC:DST, like my-claim:/data or /data:/data:ro")
-        if not source.startswith("/") and not _CLAIM.fullmatch(source):
-            what = f"{source or 'nothing'} is neither an absolute path on the nodes nor the name of a claim"
-            raise wrong(ctx, param, text, what, "kubectl get pvc shows the PersistentVolumeClaims")
-        if path in used:
-            raise wrong(ctx, param, text, f"{used[path]} at {path} already", "choose another DST")
-        used[path] = f"{source} is mounted"
-        mounts.append(Mount(source, path, flags == "ro"))
-    return tuple(mounts)
-
-
-HEADINGS = {
-    "Resources": (
-        NODES,
-        option("--gpus-per-node", "N", "GPUs on each node. Each gets a rank, unless --nproc says otherwise.", _gpus),
-        CPUS,
-        option("--mem", "SIZE", "Memory on each node, like 200G; 0 sets no limit.", MEMORY),
-        TIME,
-    ),
-    "For Kubernetes": (
-        option(
-            "--namespace",
-            "NAME",
-            "Namespace of the job.  [default: kubectl's]",
-            like(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "small letters, digits and dashes"),
-        ),
-        JOB_NAME,
-        option(
-            "--label labels",
-            "KEY=VALUE",
-            "A label for the job and its pods, like team=vision; kueue.x-k8s.io/queue-name=NAME is a queue of Kueue",
-            _labels,
-            multiple=True,
-        ),
-        option("--constraint", "LIST", "Labels that the nodes must have, KEY=VALUE,…", _labels),
-        CONFIG,
-    ),
-    "Environment of the job": (
-        option(
-            "--container-image",
-            "IMAGE",
-            "Image of the pods; it must have ddplaunch and the target.",
-            like(r"[a-z0-9][\w./:@-]*", "an image like nvcr.io/nvidia/pytorch:25.01-py3"),
-        ),
-        option(
-            "--container-mounts",
-            "LIST",
-            "SRC:DST,… to mount; SRC is a folder of the node, or a PersistentVolumeClaim",
-            _mounts,
-            multiple=True,
-        ),
-        option(
-            "--env",
-            "NAME[=VALUE]",
-            "A variable for the pods; without a value, the value in this shell",
-            _variables,
-            multiple=True,
-        ),
-    ),
-    "Dry run and help": (
-        click.Option(["--dry-run"], is_flag=True, help="Print also the source of each value, on stderr."),
-    ),
-}
-"""The options under their headings in the help."""
+_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as Kubernetes has in its own names: no vowels, so no words
 
 COMMON = (
     "--container-image", "--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--nproc",
-    "--container-mounts", "--env", "--namespace", "--label", "--dry-run", "--help", "--help-all",
+    "--container-mounts", "--env", "--namespace", "--label", "--resource", "--toleration", "--patch", "--dry-run",
+    "--help", "--help-all",
 )  # fmt: skip
 """The options that most people need."""
 
@@ -162,6 +45,7 @@ class _ManifestCommand(BatchCommand):
             f"{_WINE} --nodes 2 --gpus-per-node 8 train.py | kubectl apply -f -",
         ),
         ("mount a PersistentVolumeClaim", f"{_WINE} --container-mounts my-claim:/data train.py"),
+        ("RDMA, on nodes with a taint", f"{_WINE} --resource rdma/hca=8 --toleration nvidia.com/gpu train.py"),
         ("set a variable, and a label", f"{_WINE} --env NCCL_DEBUG=INFO --label team=vision train.py"),
     )
 
@@ -174,8 +58,8 @@ _PARAMS = batch_command.params(HEADINGS, REFUSED)
 def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> int:
     """Print a training job for Kubernetes as YAML.
 
-    Prints an indexed Job, whose pods are the nodes, and the Service that lets them find each other. Each pod runs
-    `ddplaunch run`; the options of that command travel with the job. The image must have ddplaunch and TARGET.
+    Prints an indexed Job, whose pods are the nodes, and the Service that lets them find each other; or a JobSet. Each
+    pod runs `ddplaunch run`; the options of that command travel with the job. The image must have ddplaunch and TARGET.
 
     Defaults: [tool.ddplaunch.manifest] in pyproject.toml, [manifest] in ~/.config/ddplaunch.toml.
     """
@@ -187,40 +71,104 @@ def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> 
 
 
 def _pod_job(ctx: click.Context, target: str) -> PodJob:
-    """Read the options into a job; refuse one without an image, or with a name that Kubernetes does not take."""
+    """Read the options into a job; refuse one without an image, or whose values contradict each other."""
     given = ctx.params
     if given["container_image"] is None:
         hint = "--container-image REGISTRY/NAME:TAG, an image with ddplaunch and the target"
         raise UsageError("--container-image is missing: a pod runs in an image", hint)
-    return PodJob(
+    lowest, nodes = options.nodes(given["nodes"])
+    if given["grow"] and lowest == nodes:
+        raise UsageError(f"--grow does not work with --nodes {nodes}", f"--nodes {nodes}:{nodes + 1}")
+    rules = [rule for rule in map(options.constraint, given["constraint"]) if rule]
+    secrets = [found for found in map(options.secret, given["secrets"]) if found]
+    job = PodJob(
         command=batch_command.words_of_run(ctx),
-        name=_name(ctx, target, given["job_name"], given["nodes"]),
+        name=_name(ctx, target, nodes),
         image=given["container_image"],
-        nodes=given["nodes"],
+        nodes=nodes,
+        min_nodes=lowest if lowest != nodes else None,
         gpus=given["gpus_per_node"],
         cpus=given["cpus_per_task"],
-        memory=_memory(given["mem"]),
+        memory=given["mem"],
+        resources=_quantities(given["resources"]),
+        requests=_quantities(given["requests"]),
+        shm=given["shm_size"],
         seconds=batch_command.seconds(given["time"] or "UNLIMITED"),
         grace=given["grace"],
         preempt_grace=given["preempt_grace"] if given["preempt_signal"] == signal.SIGTERM else 0.0,
+        retries=given["backoff_limit"],
+        kept=batch_command.seconds(given["ttl"]) if given["ttl"] else None,
+        kind=given["kind"] or JOB,
         namespace=given["namespace"],
-        labels=dict(text.split("=", 1) for text in given["labels"]),
-        node_labels=dict(text.split("=", 1) for text in given["constraint"]),
+        labels=options.texts_of(given["labels"]),
+        annotations=options.texts_of(given["annotations"]),
+        node_labels={rule.key: rule.values[0] for rule in rules if _is_label(rule)},
+        node_rules=[rule for rule in rules if not _is_label(rule)],
+        tolerations=[each for each in map(options.toleration, given["tolerations"]) if each],
+        priority_class=given["priority_class"],
+        gang=given["gang"],
+        scheduler=given["scheduler_name"],
+        host_ports=_ports(ctx) if given["host_network"] and nodes > 1 else (),
+        host_network=given["host_network"],
+        service_account=given["service_account"],
+        pull_secrets=given["pull_secrets"],
         variables=dict(text.split("=", 1) if "=" in text else (text, os.environ[text]) for text in given["env"]),
+        secret_variables=[each for each in secrets if not isinstance(each, str)],
+        secrets=[each for each in secrets if isinstance(each, str)],
         mounts=given["container_mounts"],
+        patches=given["patches"],
     )
+    _compare(job)
+    return job
 
 
-def _name(ctx: click.Context, target: str, asked: str | None, nodes: int) -> str:
+def _is_label(rule: NodeRule) -> bool:
+    return rule.operator == "In" and len(rule.values) == 1
+
+
+def _quantities(texts: Sequence[str]) -> dict[str, str | int]:
+    """NAME=N as Kubernetes takes it; what is neither a number nor one of CPUs is a size."""
+    found: dict[str, str | int] = {}
+    for name, value in options.texts_of(texts).items():
+        if name == "cpu" or "/" in name:
+            found[name] = int(value) if value.isdigit() else value
+        else:
+            found[name] = options.size(value) or 0
+    return found
+
+
+def _compare(job: PodJob) -> None:
+    """Refuse values that contradict each other, which Kubernetes would refuse later."""
+    for each in job.secret_variables:
+        if each.name in job.variables:
+            given = f"--env-secret {each.name}={each.secret}:{each.key}"
+            raise UsageError(f"{given}: --env sets {each.name} too", "leave one of them out")
+    limits: dict[str, str | int | None] = {"cpu": job.cpus, "memory": job.memory, **job.resources}
+    for name, asked in job.requests.items():
+        limit = limits.get(name)
+        if limit is not None and options.amount(str(asked)) > options.amount(str(limit)):
+            option = options.OWN_OPTIONS.get(name, f"--resource {name}=")
+            raise UsageError(f"--request {name}={asked} is more than the limit of {limit}", f"raise {option}")
+    if job.shm and job.memory and options.amount(job.shm) > options.amount(job.memory):
+        raise UsageError(f"--shm-size {job.shm} is more than --mem {job.memory}, of which it is a part", "raise --mem")
+    if any(name.startswith("hugepages-") for name in job.resources) and not (job.memory or job.cpus):
+        raise UsageError("Kubernetes takes huge pages only with a limit of memory or CPUs", "--mem SIZE")
+
+
+def _ports(ctx: click.Context) -> tuple[int, ...]:
+    """Those that node 0 listens at: torch's store and ddplaunch."""
+    store = ctx.params["master_port"] or DEFAULT_PORT
+    return (store, ctx.params["control_port"] or store + 1)
+
+
+def _name(ctx: click.Context, target: str, nodes: int) -> str:
+    given = ctx.params
+    asked, unique = given["job_name"], given["unique_name"]
+    suffix = f"-{''.join(random.choices(_LETTERS, k=5))}" if unique else ""
+    longest = longest_name(nodes, given["kind"] or JOB) - len(suffix)
     if asked is None:
-        return name_from(target, nodes)
-    if not NAME.fullmatch(asked) or len(asked) > longest_name(nodes):
-        rule = f"expected small letters, digits and dashes, a letter first, at most {longest_name(nodes)}"
-        raise wrong(ctx, JOB_NAME, asked, rule, f"--job-name {name_from(asked, nodes)}")
-    return asked
-
-
-def _memory(text: str | None) -> str | None:
-    """Slurm's units are powers of 1024, and M without a unit; 0 means unlimited."""
-    number, unit = re.fullmatch(r"(\d+)([KMGT]?)B?", text or "0", re.IGNORECASE).groups()  # type: ignore[union-attr]
-    return f"{int(number)}{(unit or 'M').upper()}i" if int(number) else None
+        return name_from(target, longest) + suffix
+    if not NAME.fullmatch(asked) or len(asked) > longest:
+        rule = f"expected small letters, digits and dashes, a letter first, at most {longest}"
+        raise wrong(ctx, JOB_NAME, asked, rule, f"--job-name {name_from(asked, longest)}")
+    return f"{asked}{suffix}"

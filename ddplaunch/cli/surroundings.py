@@ -48,7 +48,9 @@ def look_around(options: Options) -> tuple[Options, Finding | None]:
             raise _too_many(finding, finding.place, options.nproc)
         nnodes, node_rank, nproc = finding.place.world_size, finding.place.rank, "1"
     assert nnodes is not None
-    options = options.filled(Source.SURROUNDINGS, {"nnodes": (nnodes, nnodes), "node_rank": node_rank, "nproc": nproc})
+    options = options.filled(
+        Source.SURROUNDINGS, {"nnodes": (finding.min_nodes or nnodes, nnodes), "node_rank": node_rank, "nproc": nproc}
+    )
     if options.nnodes == (1, 1):
         return options, finding
     if finding.cluster == TORCHRUN:

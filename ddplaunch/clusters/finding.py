@@ -33,6 +33,7 @@ class Finding:
     variables: tuple[str, ...]  # what it was read from
     nnodes: int | None
     node_rank: int | None
+    min_nodes: int | None = None  # of an elastic job; None if it always has all
     address: str | None = None  # node 0's; None if the system does not say
     address_comes_late: bool = False
     """Whether the address is a name that comes with node 0's own start: not known yet, or still an earlier node 0's."""

@@ -1,117 +1,121 @@
 """The manifest of a job for Kubernetes: a pure function, short enough to read before ``kubectl`` gets it.
 
 It is an indexed Job, whose pods are the nodes, and the headless Service that gives each a name; it needs no operator.
-In a pod ``ddplaunch run`` learns its node rank from the variables that ``clusters/kubernetes`` reads. The fields are
-those of kubernetes.io/docs/reference/kubernetes-api; what we say about the Job controller is from its source,
-pkg/controller/job.
+Or it is a JobSet with this Job in it, which makes and removes the Service itself. In a pod ``ddplaunch run`` learns
+its node rank from the variables that ``clusters/kubernetes`` reads. The fields are those of
+kubernetes.io/docs/reference/kubernetes-api; what we say about the Job controller is from its source,
+pkg/controller/job, and about JobSets from kubernetes-sigs/jobset, pkg/controllers.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddplaunch.clusters.kubernetes import ADDRESS, INDEX, NNODES, PORT
-from ddplaunch.dataclass import dataclass, field
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE
-from ddplaunch.plan.command import python_command
-from ddplaunch.plan.rendezvous import DEFAULT_PORT
 from ddplaunch.submit import yaml
+from ddplaunch.submit.patch import patched
+from ddplaunch.submit.pod import CONTAINER, pod_spec
+from ddplaunch.submit.pod_job import COSCHEDULING, JOB, JOBSET, NODE, VOLCANO, PodJob
 from ddplaunch.submit.yaml import Noted
 
-OWN_VARIABLES = (INDEX, NNODES, ADDRESS, PORT)
-"""The variables that tell a pod its node rank and node 0; Kubernetes sets the index, we set the others."""
-
-LABEL = 63  # characters in a DNS label (RFC 1035); the name of every pod is one
-NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
-"""The names that a Service may have; a Job's may also begin with a digit."""
-
-AFTERWARDS = 10  # seconds after the grace in which a launcher ends what is left and prints its report
 AGAIN = (EXIT_UNAVAILABLE, EXIT_PREEMPTED, EXIT_SIGNAL + 15)
 """The exit codes of launchers that ended because a pod, theirs or another's, was taken away."""
 
-_CONTAINER = "ddplaunch"
 _JOB_NAME = "batch.kubernetes.io/job-name"
+_POD_GROUP = "scheduling.x-k8s.io/pod-group"  # a label of pods (scheduler-plugins, apis/scheduling/v1alpha1)
+_MIN_MEMBER = "scheduling.volcano.sh/group-min-member"  # an annotation of the Job (Volcano, pkg/controllers/podgroup)
 
+_NEEDS = {JOBSET: "JobSet", VOLCANO: "Volcano 1.12 or newer", COSCHEDULING: "the scheduler plugin Coscheduling"}
 
-@dataclass(frozen=True)
-class Mount:
-    """A folder in the container. ``source`` is an absolute path on the node, or the name of a PersistentVolumeClaim."""
-
-    source: str
-    path: str
-    read_only: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.source}:{self.path}{':ro' * self.read_only}"
-
-
-@dataclass(frozen=True)
-class PodJob:
-    """What a job asks Kubernetes for, and what it runs; None asks for nothing."""
-
-    command: Sequence[str]  # the words after `ddplaunch run`: its options, the target and the target's arguments
-    name: str  # of the Job and its Service, and the beginning of the pods' names; matches `NAME`
-    image: str
-    nodes: int = 1
-    gpus: int = 0  # of each pod, as CPUs and memory
-    cpus: int | None = None
-    memory: str | None = None  # as Kubernetes writes it ("200Gi")
-    seconds: int | None = None  # the time limit of the whole job, from its submission
-    grace: float = 30.0  # seconds that ranks have between SIGTERM and SIGKILL
-    preempt_grace: float = 0.0  # seconds before that for a checkpoint, if SIGTERM is the preemption signal
-    namespace: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    node_labels: Mapping[str, str] = field(default_factory=dict)  # labels that the nodes must have
-    variables: Mapping[str, str] = field(default_factory=dict)  # of the container, beside `OWN_VARIABLES`
-    mounts: Sequence[Mount] = ()
-
-
-def longest_name(nodes: int) -> int:
-    """Characters that the name of a job may have: its last pod is NAME-INDEX."""
-    return LABEL - len(f"-{nodes - 1}")
-
-
-def name_from(text: str, nodes: int) -> str:
-    """Make a valid name for a job out of a target, or of a name that is not valid."""
-    last = re.sub(r"\.py(?=:|$)", "", text.rpartition("/")[2].lower())
-    name = re.sub(r"[^a-z0-9]+", "-", last).strip("-")
-    if not NAME.match(name):
-        name = f"job-{name}".rstrip("-")
-    return name[: longest_name(nodes)].rstrip("-")
+_ENDS = {
+    False: "All pods end together. Where one was taken away all are started again,",
+    True: "Where a machine is lost its pod is started again, and joins; where a pod is taken away all are,",
+}
+"""What becomes of pods, by whether the job is elastic."""
 
 
 def manifest(job: PodJob) -> str:
-    """Write the job as YAML for ``kubectl apply``. Raises UsageError if a string cannot stand in YAML."""
-    head = "# Written by ddplaunch manifest, for Kubernetes 1.29 or newer. To submit it: kubectl apply -f THIS_FILE\n"
-    return head + "---\n".join(yaml.document(each) for each in objects(job))
+    """Write the job as YAML for ``kubectl apply``.
+
+    Raises UsageError if a string cannot stand in YAML, or a patch does not fit.
+    """
+    version = "1.31" if job.min_nodes else "1.29"  # which first had successPolicy; which had backoffLimitPerIndex
+    head = f"# Written by ddplaunch manifest, for Kubernetes {version} or newer. To submit it: "
+    head += "kubectl apply -f THIS_FILE\n"
+    if needs := [_NEEDS[each] for each in (job.kind, job.gang) if each in _NEEDS]:
+        head += f"# The cluster must have {' and '.join(needs)}.\n"
+    return head + "---\n".join(yaml.document(each) for each in patched(list(objects(job)), job.patches))
 
 
 def objects(job: PodJob) -> Iterator[dict[str, Any]]:
-    """The Service, unless the job has one node, and the Job; with comments."""
+    """What the job is made of, the Job or JobSet last; with comments."""
     metadata = {"name": job.name, **({"namespace": job.namespace} if job.namespace else {}), "labels": _labels(job)}
+    if job.gang == COSCHEDULING:
+        group = {"minMember": Noted(_together(job), job.together)}
+        yield {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": metadata, "spec": group}
+    annotated = metadata | _annotated({**job.annotations, **(_of_gang(job) if job.kind == JOB else {})})
+    if job.kind == JOBSET:
+        yield {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": annotated,
+            "spec": _jobset(job),
+        }
+        return
     if job.nodes > 1:
         yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": _service(job)}
-    yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": _job(job)}
+    yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": annotated, "spec": {**_ttl(job), **_job(job)}}
 
 
 def _labels(job: PodJob) -> dict[str, str]:
     return {"app.kubernetes.io/managed-by": "ddplaunch", **job.labels}
 
 
+def _annotated(annotations: Mapping[str, Any]) -> dict[str, Any]:
+    return {"annotations": annotations} if annotations else {}
+
+
+def _of_gang(job: PodJob) -> dict[str, Any]:
+    """The Job's annotation of which Volcano makes the PodGroup; that belongs to the Job, and goes with it."""
+    return {_MIN_MEMBER: Noted(_together(job), str(job.together))} if job.gang == VOLCANO else {}
+
+
+def _together(job: PodJob) -> str:
+    return "All pods start together, or none." if job.together == job.nodes else "So many pods start together, or none."
+
+
 def _service(job: PodJob) -> dict[str, Any]:
+    stays = f"\nIt stays when the Job is deleted: kubectl delete service {job.name}" if job.kept is not None else ""
     return {
-        "clusterIP": Noted(f"Headless: it only gives the pods names. Node 0 is {_node_zero(job)}.", "None"),
+        "clusterIP": Noted(f"Headless: it only gives the pods names. Node 0 is {job.node_zero}.{stays}", "None"),
         "publishNotReadyAddresses": Noted("The nodes look for node 0 before it is ready.", True),
         "selector": {_JOB_NAME: job.name},
     }
 
 
-def _node_zero(job: PodJob) -> str:
-    """The name of the Job's first pod, in the domain of the Service."""
-    return f"{job.name}-0.{job.name}"
+def _jobset(job: PodJob) -> dict[str, Any]:
+    metadata = _annotated(_of_gang(job))
+    return {
+        **_ttl(job),
+        "network": Noted(
+            f"The JobSet makes a Service, which gives the pods names. Node 0 is {job.node_zero}.",
+            {"enableDNSHostnames": True},
+        ),
+        "replicatedJobs": [
+            {
+                "name": NODE,
+                "replicas": 1,
+                "template": {**({"metadata": metadata} if metadata else {}), "spec": _job(job)},
+            }
+        ],
+    }
+
+
+def _ttl(job: PodJob) -> dict[str, Any]:
+    if job.kept is None:
+        return {}
+    return {"ttlSecondsAfterFinished": Noted("Then it is deleted, with its pods and their logs.", job.kept)}
 
 
 def _job(job: PodJob) -> dict[str, Any]:
@@ -122,108 +126,42 @@ def _job(job: PodJob) -> dict[str, Any]:
     }
     if job.seconds is not None:
         spec["activeDeadlineSeconds"] = Noted("From now on: time in which pods wait counts too.", job.seconds)
+    if job.min_nodes:
+        spec["successPolicy"] = Noted(
+            "Node 0 is done when all are; a pod that never came is not waited for.",
+            {"rules": [{"succeededIndexes": "0"}]},
+        )
+    labels = {**_labels(job), **({_POD_GROUP: job.name} if job.gang == COSCHEDULING else {})}
     return {
         **spec,
         "podFailurePolicy": Noted(
-            "All pods end together. Where one was taken away all are started again, after 10 s, then 20 s, …;\n"
-            "where the program failed the job has failed.",
-            {"rules": _rules()},
+            f"{_ENDS[bool(job.min_nodes)]} after 10 s, then 20 s, …;\nwhere the program failed the job has failed.",
+            {"rules": _rules("Ignore" if job.retries is None else "Count")},
         ),
         # By index, since retries of the whole are delayed for 10 s times 2 to the number of failed pods. The counts are
         # for pods without an exit code, say those that a machine refused: one that is given up has to end the others.
-        "backoffLimitPerIndex": Noted("A pod that could not even begin is tried again, three times.", 3),
-        "maxFailedIndexes": 0,
-        "template": {"metadata": {"labels": _labels(job)}, "spec": _pod(job)},
+        "backoffLimitPerIndex": Noted("A pod that could not even begin is tried again, three times.", 3)
+        if job.retries is None
+        else Noted("How often a pod is started again, whatever the cause.", job.retries),
+        "maxFailedIndexes": job.nodes - job.together,
+        "template": {"metadata": {"labels": labels, **_annotated(job.annotations)}, "spec": pod_spec(job)},
     }
 
 
-def _rules() -> list[Any]:
+def _rules(action: str) -> list[Any]:
     """The first rule that fits a failed pod decides.
 
     A pod that was taken away may have an exit code too, so its condition comes first. It is the same for preemption,
-    eviction and lost machines.
+    eviction and lost machines. Where restarts are limited, both are counted: of the pods that end together when one is
+    evicted, that one alone has the condition.
     """
-    codes = {"containerName": _CONTAINER, "values": list(AGAIN)}
+    codes = {"containerName": CONTAINER, "values": list(AGAIN)}
     return [
-        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         Noted(
             f"{EXIT_UNAVAILABLE}: a node was lost or never came. {EXIT_PREEMPTED}: preempted. "
             f"{EXIT_SIGNAL + 15}: SIGTERM.",
-            {"action": "Ignore", "onExitCodes": {"operator": "In", **codes}},
+            {"action": action, "onExitCodes": {"operator": "In", **codes}},
         ),
         {"action": "FailJob", "onExitCodes": {"operator": "NotIn", **codes}},
     ]
-
-
-def _pod(job: PodJob) -> dict[str, Any]:
-    spec: dict[str, Any] = {"restartPolicy": "Never"}
-    if job.nodes > 1:
-        spec["subdomain"] = job.name
-    checkpoint = f"Ranks have {job.preempt_grace:g} s for a checkpoint. " if job.preempt_grace else ""
-    spec["terminationGracePeriodSeconds"] = Noted(
-        f"{checkpoint}The grace of ranks is {job.grace:g} s; the rest is for ending what they leave.",
-        math.ceil(job.preempt_grace + job.grace) + AFTERWARDS,
-    )
-    if job.node_labels:
-        spec["nodeSelector"] = dict(job.node_labels)
-    return {**spec, "containers": [_container(job)], "volumes": list(_volumes(job))}
-
-
-def _container(job: PodJob) -> dict[str, Any]:
-    limits: dict[str, Any] = {}
-    if job.cpus is not None:
-        limits["cpu"] = job.cpus
-    if job.memory is not None:
-        limits["memory"] = job.memory
-    if job.gpus:
-        limits["nvidia.com/gpu"] = job.gpus
-    container: dict[str, Any] = {
-        "name": _CONTAINER,
-        "image": job.image,
-        "command": [*python_command("python"), "run", "--cluster", "kubernetes"],
-        "args": [_unexpanded(word) for word in job.command],
-        "env": Noted(f"Kubernetes adds {INDEX}, the node rank.", _variables(job)),
-    }
-    if limits:
-        container["resources"] = Noted("As much is requested, where nothing else is.", {"limits": limits})
-    return {
-        **container,
-        "terminationMessagePolicy": Noted(
-            "kubectl describe pod shows the report of a failure.", "FallbackToLogsOnError"
-        ),
-        "volumeMounts": [
-            {"name": "shm", "mountPath": "/dev/shm"},
-            *(
-                {"name": name, "mountPath": mount.path, **({"readOnly": True} if mount.read_only else {})}
-                for name, mount in _named(job)
-            ),
-        ],
-    }
-
-
-def _variables(job: PodJob) -> list[dict[str, str]]:
-    place = {NNODES: str(job.nodes)}
-    if job.nodes > 1:
-        place |= {ADDRESS: _node_zero(job), PORT: str(DEFAULT_PORT)}
-    return [{"name": name, "value": _unexpanded(value)} for name, value in {**job.variables, **place}.items()]
-
-
-def _unexpanded(text: str) -> str:
-    """Write a word so that Kubernetes leaves it alone: it would replace ``$(NAME)``, and reads ``$$`` as ``$``."""
-    return text.replace("$", "$$") if "$(" in text or "$$" in text else text
-
-
-def _volumes(job: PodJob) -> Iterator[Any]:
-    yield Noted(
-        "DataLoader workers hand their batches over there, and a container has 64 MB. It counts as memory.",
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
-    )
-    for name, mount in _named(job):
-        if mount.source.startswith("/"):
-            yield {"name": name, "hostPath": {"path": mount.source}}
-        else:
-            yield {"name": name, "persistentVolumeClaim": {"claimName": mount.source}}
-
-
-def _named(job: PodJob) -> Iterator[tuple[str, Mount]]:
-    return ((f"mount-{number}", mount) for number, mount in enumerate(job.mounts, 1))

@@ -6,6 +6,7 @@ is quoted.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -45,11 +46,17 @@ def _mapping(mapping: Mapping[str, Any], indent: str) -> Iterator[str]:
             yield from _comment(value, indent)
             value = value.value
         name = f"{indent}{_scalar(key)}:"
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and not value:
+            yield f"{name} {{}}"
+        elif isinstance(value, Mapping):
             yield name
             yield from _mapping(value, indent + "  ")
         elif isinstance(value, Sequence) and not isinstance(value, str):
-            line = None if any(isinstance(each, (Mapping, Noted)) for each in value) else f"{name} {_in_a_line(value)}"
+            line = (
+                None
+                if any(isinstance(each, (Mapping, Noted, list)) for each in value)
+                else f"{name} {_in_a_line(value)}"
+            )
             if line is not None and len(line) <= WIDTH:
                 yield line
             else:
@@ -64,8 +71,9 @@ def _sequence(values: Sequence[Any], indent: str) -> Iterator[str]:
         if isinstance(value, Noted):
             yield from _comment(value, indent)
             value = value.value
-        if isinstance(value, Mapping):
-            first, *others = _mapping(value, indent + "  ")
+        if isinstance(value, (Mapping, list)) and value:
+            deeper = indent + "  "
+            first, *others = _mapping(value, deeper) if isinstance(value, Mapping) else _sequence(value, deeper)
             yield f"{indent}- {first.lstrip(' ')}"
             yield from others
         else:
@@ -86,8 +94,20 @@ def _scalar(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
+    if isinstance(value, float):
+        return _float(value)
+    if value is None or value == {} or value == []:
+        return "null" if value is None else str(value)
     assert isinstance(value, str), value
     return value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else _quoted(value)
+
+
+def _float(value: float) -> str:
+    """YAML 1.1 wants a dot in every float, and JSON, which Kubernetes makes of it, has no infinity."""
+    if not math.isfinite(value):
+        raise UsageError(f"a manifest cannot hold {value}", "write a number")
+    number, exponent, power = repr(value).partition("e")
+    return f"{number if '.' in number else number + '.0'}{exponent}{power}"
 
 
 def _quoted(text: str) -> str:

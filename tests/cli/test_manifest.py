@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
@@ -135,6 +136,104 @@ def test_where_it_runs_and_with_what(spec):
     ]
 
 
+def test_a_pool_of_machines_with_rdma(spec):
+    line = (
+        "--nodes 2 --gpus-per-node 8 --cpus-per-task 96 --mem 1000Gi --shm-size 200G --resource rdma/hca=8 "
+        "--resource ephemeral-storage=1T --request cpu=500m --request memory=900G --toleration nvidia.com/gpu "
+        "--toleration a/b=c --toleration d=e:NoExecute --host-network --priority-class p --scheduler-name s "
+        "--service-account sa --image-pull-secret x --image-pull-secret y --ttl 1-0 --backoff-limit 0 "
+        "--constraint 'a=b,gpu=x|y,kubernetes.io/hostname!=n07|n08' --annotation a/b='c=d e' train.py"
+    )
+    job, pod, container = spec(line)
+    assert container["resources"] == {
+        "limits": {
+            "cpu": 96, "memory": "1000Gi", "nvidia.com/gpu": 8, "rdma/hca": 8, "ephemeral-storage": "1Ti",
+        },
+        "requests": {"cpu": "500m", "memory": "900Gi"},
+    }  # fmt: skip
+    assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    assert pod["volumes"][0] == {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "200Gi"}}
+    assert pod["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists"},
+        {"key": "a/b", "operator": "Equal", "value": "c"},
+        {"key": "d", "operator": "Equal", "value": "e", "effect": "NoExecute"},
+    ]
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert [port["hostPort"] for port in container["ports"]] == [29500, 29501]
+    assert (pod["priorityClassName"], pod["schedulerName"], pod["serviceAccountName"]) == ("p", "s", "sa")
+    assert pod["imagePullSecrets"] == [{"name": "x"}, {"name": "y"}]
+    assert job["spec"]["ttlSecondsAfterFinished"] == 86400
+    assert (job["spec"]["backoffLimitPerIndex"], job["spec"]["podFailurePolicy"]["rules"][0]["action"]) == (0, "Count")
+    assert pod["nodeSelector"] == {"a": "b"}
+    required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert required["nodeSelectorTerms"][0]["matchExpressions"] == [
+        {"key": "gpu", "operator": "In", "values": ["x", "y"]},
+        {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n07", "n08"]},
+    ]
+    annotations = {"a/b": "c=d e"}
+    assert job["metadata"]["annotations"] == job["spec"]["template"]["metadata"]["annotations"] == annotations
+
+
+@pytest.mark.parametrize(("resource", "locks"), [("rdma/hca=1", True), ("a.b/efa=4", True), ("a/default=8", False)])
+def test_memory_is_locked_for_rdma_alone(spec, resource, locks):
+    _, _, container = spec(f"--resource {resource} train.py")
+    assert ("securityContext" in container) == locks
+
+
+def test_the_ports_of_a_host_are_those_that_are_typed(spec):
+    _, _, container = spec("--nodes 2 --host-network --master-port 4000 --control-port 5000 train.py")
+    assert [port["containerPort"] for port in container["ports"]] == [4000, 5000]
+    _, pod, container = spec("--host-network train.py")
+    assert (pod["hostNetwork"], "ports" in container) == (True, False)
+
+
+def test_variables_of_secrets_and_what_is_mounted(spec):
+    mounts = "configmap/c:/c,secret/s:/s:ro,emptydir:/e,emptydir/100G:/f,a-claim:/g"
+    _, pod, container = spec(f"--env-secret all --env-secret A=s.b:k.e_y --container-mounts {mounts} train.py")
+    assert container["envFrom"] == [{"secretRef": {"name": "all"}}]
+    assert container["env"][0] == {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s.b", "key": "k.e_y"}}}
+    assert [{key: value for key, value in each.items() if key != "name"} for each in pod["volumes"][1:]] == [
+        {"configMap": {"name": "c"}},
+        {"secret": {"secretName": "s"}},
+        {"emptyDir": {}},
+        {"emptyDir": {"sizeLimit": "100Gi"}},
+        {"persistentVolumeClaim": {"claimName": "a-claim"}},
+    ]
+
+
+@pytest.mark.parametrize(("words", "scheduler"), [("", "volcano"), ("--scheduler-name mine", "mine")])
+def test_all_pods_start_together_with_volcano(spec, words, scheduler):
+    job, pod, _ = spec(f"--nodes 3 --gang volcano {words} train.py")
+    assert job["metadata"]["annotations"] == {"scheduling.volcano.sh/group-min-member": "3"}
+    assert pod["schedulerName"] == scheduler
+
+
+def test_all_pods_start_together_with_coscheduling(manifest):
+    done = manifest(f"{ASKED} --nodes 3 --gang coscheduling --namespace n train.py")
+    group, _, job = yaml.safe_load_all(done.stdout)
+    assert (group["kind"], group["spec"], group["metadata"]["namespace"]) == ("PodGroup", {"minMember": 3}, "n")
+    assert job["spec"]["template"]["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == group["metadata"]["name"]
+    assert job["spec"]["template"]["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
+
+
+def test_an_elastic_job(spec):
+    job, _, container = spec("--nodes 2:4 --gang volcano --join-window 60 --grow train.py")
+    assert (job["spec"]["completions"], job["spec"]["maxFailedIndexes"]) == (4, 2)
+    assert job["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    assert job["metadata"]["annotations"] == {"scheduling.volcano.sh/group-min-member": "2"}
+    assert {"name": "DDPLAUNCH_NNODES", "value": "2:4"} in container["env"]
+    assert container["args"] == ["--join-window", "60", "--grow", "train.py"]
+    assert "successPolicy" not in spec("--nodes 2:2 train.py")[0]["spec"]
+
+
+def test_a_name_of_its_own_each_time(spec):
+    names = {spec("--unique-name --nodes 2 train.py")[0]["metadata"]["name"] for _ in range(3)}
+    assert len(names) == 3
+    assert all(re.fullmatch("train-[a-z0-9]{5}", name) for name in names)
+    longest = spec(f"--unique-name --nodes 2 --job-name {'a' * 55} train.py")[0]["metadata"]["name"]
+    assert len(longest) == 61
+
+
 # --------------------------------------------------------------------------------------------------------- refusals
 
 
@@ -144,12 +243,15 @@ def test_where_it_runs_and_with_what(spec):
         ("train.py", ("--container-image is missing", "REGISTRY/NAME:TAG")),
         (f"{ASKED}", ("the target is missing", "ddplaunch manifest train.py")),
         (f"{ASKED} --nodes 0 train.py", ("--nodes 0: expected a number of nodes",)),
+        (f"{ASKED} --nodes 4:2 train.py", ("--nodes 4:2: the range is the wrong way round", "--nodes 2:4")),
+        (f"{ASKED} --nodes 2: train.py", ("--nodes 2:: expected a number of nodes",)),
+        (f"{ASKED} --grow --nodes 2 train.py", ("--grow does not work with --nodes 2", "--nodes 2:3")),
         (f"{ASKED} --time 4h train.py", ("--time 4h: expected minutes",)),
         (f"{ASKED} --nnodes 2 train.py", ("--nnodes does not work with ddplaunch manifest", "--nodes N")),
         (f"{ASKED} --node-rank 0 train.py", ("--node-rank does not work with", "the scheduler numbers the nodes")),
-        (f"{ASKED} --token x train.py", ("--token does not work with", "--env DDPLAUNCH_TOKEN=SECRET")),
+        (f"{ASKED} --token x train.py", ("--token does not work with", "--env-secret DDPLAUNCH_TOKEN=SECRET:KEY")),
         (f"{ASKED} --hosts a,b train.py", ("--hosts does not work with", "the scheduler starts the nodes, not SSH")),
-        (f"{ASKED} --exclude n07 train.py", ("--exclude does not work with",)),
+        (f"{ASKED} --exclude n07 train.py", ("--exclude does not work with", "--constraint kubernetes.io/hostname!=")),
         (f"{ASKED} --json --dry-run train.py", ("--json does not work with", "the output is YAML")),
         (f"{ASKED} --partition x train.py", ("--partition works only with ddplaunch submit",)),
         (f"{ASKED} -N 2 train.py", ("no such option: -N", "did you mean --nodes?")),
@@ -177,6 +279,39 @@ def test_where_it_runs_and_with_what(spec):
         (f"{ASKED} --container-mounts ./a:/b train.py", ("./a is neither an absolute path on the nodes nor", "pvc")),
         (f"{ASKED} --container-mounts a:/b,c:/b train.py", ("c:/b: a is mounted at /b already", "another DST")),
         (f"{ASKED} --container-mounts a:/dev/shm train.py", ("ddplaunch mounts memory at /dev/shm already",)),
+        (f"{ASKED} --unique-name --job-name {'a' * 60} train.py", ("at most 55", f"--job-name {'a' * 55}")),
+        (f"{ASKED} --kind jobset --job-name {'a' * 60} train.py", ("at most 54", f"--job-name {'a' * 54}")),
+        (f"{ASKED} --kind cronjob train.py", ("--kind cronjob: expected job or jobset",)),
+        (f"{ASKED} --gang kueue train.py", ("--gang kueue: expected volcano or coscheduling",)),
+        (f"{ASKED} --resource cpu=3 train.py", ("--resource cpu=3: cpu has its own option", "--cpus-per-task 3")),
+        (f"{ASKED} --resource nvidia.com/gpu=8 train.py", ("has its own option", "--gpus-per-node 8")),
+        (f"{ASKED} --resource rdma=8 train.py", ("--resource rdma=8: expected NAME=N, like rdma/hca=8", "kubectl")),
+        (f"{ASKED} --resource a/b=0 train.py", ("--resource a/b=0: expected NAME=N",)),
+        (f"{ASKED} --resource ephemeral-storage=x train.py", ("expected a size, like ephemeral-storage=500G",)),
+        (f"{ASKED} --resource a/b=1 --resource a/b=2 train.py", ("a/b is there twice", "leave one out")),
+        (f"{ASKED} --resource hugepages-2Mi=1G train.py", ("only with a limit of memory or CPUs", "--mem SIZE")),
+        (f"{ASKED} --request rdma/hca=1 train.py", ("--request rdma/hca=1: expected cpu=N", "as much as its limit")),
+        (f"{ASKED} --request cpu=x train.py", ("--request cpu=x: expected cpu=32 or cpu=500m",)),
+        (f"{ASKED} --request cpu=9 --cpus-per-task 8 train.py", ("cpu=9 is more than the limit of 8", "--cpus-per")),
+        (f"{ASKED} --request memory=2T --mem 9G train.py", ("memory=2Ti is more than the limit of 9Gi", "--mem")),
+        (f"{ASKED} --shm-size 9G --mem 900M train.py", ("--shm-size 9Gi is more than --mem 900Mi", "raise --mem")),
+        (f"{ASKED} --shm-size big train.py", ("--shm-size big: expected a size like 200G",)),
+        (f"{ASKED} --toleration :NoSchedule train.py", ("expected KEY[=VALUE][:EFFECT]", "kubectl describe node")),
+        (f"{ASKED} --toleration a:Never train.py", ("--toleration a:Never: expected KEY[=VALUE][:EFFECT]",)),
+        (f"{ASKED} --constraint a==b train.py", ("--constraint a==b: expected KEY=VALUE", "KEY!=VALUE")),
+        (f"{ASKED} --priority-class Hi train.py", ("--priority-class Hi: expected the name of a priority class",)),
+        (f"{ASKED} --image-pull-secret a_b train.py", ("--image-pull-secret a_b: expected the name of a secret",)),
+        (f"{ASKED} --annotation team train.py", ("--annotation team: expected KEY=VALUE, like k8s.v1",)),
+        (f"{ASKED} --backoff-limit -1 train.py", ("--backoff-limit -1: expected a number, like 3",)),
+        (f"{ASKED} --ttl 0 train.py", ("--ttl 0: expected a time above 0", "leave it out to keep the job")),
+        (f"{ASKED} --ttl unlimited train.py", ("--ttl unlimited: expected a time above 0",)),
+        (f"{ASKED} --ttl 1d train.py", ("--ttl 1d: expected minutes",)),
+        (f"{ASKED} --env-secret A=b train.py", ("--env-secret A=b: expected SECRET", "NAME=SECRET:KEY")),
+        (f"{ASKED} --env-secret A_B train.py", ("--env-secret A_B: expected SECRET",)),
+        (f"{ASKED} --env-secret MASTER_ADDR=a:b train.py", ("ddplaunch sets MASTER_ADDR in each pod",)),
+        (f"{ASKED} --env A=1 --env-secret A=b:c train.py", ("--env-secret A=b:c: --env sets A too",)),
+        (f"{ASKED} --env-secret A=b:c --env A=1 train.py", ("--env-secret A=b:c: --env sets A too",)),
+        (f"{ASKED} --container-mounts emptydir/x:/b train.py", ("emptydir/x is neither an absolute path",)),
         (f"{ASKED} train.py --lr 1 --namespace x", ("--namespace could be", "-- --lr 1 --namespace x")),
     ],
 )
@@ -230,6 +365,30 @@ def test_defaults_of_a_project_and_of_a_user(manifest, tmp_path):
     assert done.stderr.splitlines() == [f"ddplaunch: {line}" for line in said]
     dry = manifest("--dry-run --nodes 4 train.py")
     assert dry.stderr.splitlines() == ["nodes: 4 (--nodes)", said[1], "job-name: train (the target)", *said[2:]]
+
+
+def test_defaults_of_a_pool(manifest, tmp_path):
+    (tmp_path / "pool").mkdir()
+    write(tmp_path, "pool/pods.yaml", "spec: {suspend: true}")
+    table = """
+        [tool.ddplaunch.manifest]
+        toleration = ["nvidia.com/gpu", "team=vision"]
+        resource = "rdma/hca=8"
+        host-network = true
+        kind = "jobset"
+        patch = "pool/pods.yaml"
+    """
+    write(tmp_path, "pyproject.toml", table)
+    jobset = yaml.safe_load(manifest(f"{ASKED} train.py").stdout)
+    assert jobset["kind"] == "JobSet"
+    job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    pod = job["template"]["spec"]
+    assert (job["suspend"], pod["hostNetwork"]) == (True, True)
+    assert [each["key"] for each in pod["tolerations"]] == ["nvidia.com/gpu", "team"]
+    assert pod["containers"][0]["resources"]["limits"] == {"rdma/hca": 8}
+    dry = manifest(f"{ASKED} --dry-run train.py").stderr
+    assert f"toleration: nvidia.com/gpu, team=vision ({tmp_path}/pyproject.toml)" in dry
+    assert f"patch: {tmp_path}/pool/pods.yaml ({tmp_path}/pyproject.toml)" in dry
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,12 @@ def test_a_pod_of_our_job() -> None:
     assert finding.address_comes_late
 
 
+def test_a_pod_of_an_elastic_job() -> None:
+    finding = find({**POD, "DDPLAUNCH_NNODES": "2:4", "JOB_COMPLETION_INDEX": "3"})
+    assert finding
+    assert (finding.min_nodes, finding.nnodes, finding.node_rank) == (2, 4, 3)
+
+
 def test_one_pod_needs_no_port_and_may_stand_beside_a_service_called_master() -> None:
     finding = find({**POD, "JOB_COMPLETION_INDEX": "0", "DDPLAUNCH_NNODES": "1", "MASTER_PORT": "tcp://10.96.3.1:80"})
     assert finding
@@ -46,6 +52,9 @@ def test_any_other_pod() -> None:
     [
         ({"JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX=2 and DDPLAUNCH_NNODES=2 contradict"),
         ({"DDPLAUNCH_NNODES": "x"}, "DDPLAUNCH_NNODES=x is not a number"),
+        ({"DDPLAUNCH_NNODES": "4:2"}, "DDPLAUNCH_NNODES=4:2 is not a range like 2:4"),
+        ({"DDPLAUNCH_NNODES": "0:2"}, "DDPLAUNCH_NNODES=0:2 is not a range like 2:4"),
+        ({"DDPLAUNCH_NNODES": "2:"}, "DDPLAUNCH_NNODES= is not a number"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
     ],
 )

@@ -108,6 +108,7 @@ NO_VARIABLES = {
         "USER_SITE",
         "SESSION_ID",
         "TOKENIZERS_PARALLELISM",
+        "IPC_LOCK",
     ),
     *("GLOO_", "NCCL_", "TORCH_", "PET_", "SLURM_", "SRUN_", "SSH_", "DDPLAUNCH_"),
     *("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"),  # of an outer job's, left for sbatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +25,30 @@ class Pod:
 
 def pods(manifest: str) -> list[Pod]:
     """Read a manifest as ``kubectl`` does, and make its pods."""
-    *services, job = yaml.safe_load_all(manifest)
+    *others, job = yaml.safe_load_all(manifest)
+    services = [each for each in others if each["kind"] == "Service"]
+    if job["kind"] == "JobSet":
+        services, job = [_service(job)], _job(job)
     spec, template = job["spec"], job["spec"]["template"]
     assert (job["kind"], spec["completionMode"]) == ("Job", "Indexed")
     return [_pod(index, job["metadata"], template, services) for index in range(spec["completions"])]
+
+
+def _service(jobset: dict[str, Any]) -> dict[str, Any]:
+    """What the JobSet's controller makes for its pods."""
+    assert jobset["spec"]["network"]["enableDNSHostnames"]
+    return {"metadata": jobset["metadata"], "spec": {"clusterIP": "None", "selector": {}}}
+
+
+def _job(jobset: dict[str, Any]) -> dict[str, Any]:
+    """The Job that the controller makes: JOBSET-REPLICATED-INDEX, in the subdomain of the Service."""
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    assert replicated["replicas"] == 1
+    name = jobset["metadata"]["name"]
+    metadata = {**jobset["metadata"], "name": f"{name}-{replicated['name']}-0"}
+    spec = copy.deepcopy(replicated["template"]["spec"])
+    spec["template"]["spec"]["subdomain"] = name
+    return {"kind": "Job", "metadata": metadata, "spec": spec}
 
 
 def _pod(index: int, job: dict[str, Any], template: dict[str, Any], services: list[dict[str, Any]]) -> Pod:
@@ -44,10 +65,11 @@ def _pod(index: int, job: dict[str, Any], template: dict[str, Any], services: li
         headless = service["spec"]["clusterIP"] == "None"
         if same and chosen and headless and template["spec"].get("subdomain") == service["metadata"]["name"]:
             domain_name = f"{hostname}.{service['metadata']['name']}"
-    (container,) = template["spec"]["containers"]
+    container = next(each for each in template["spec"]["containers"] if each["name"] == "ddplaunch")
     environ = {**EVERY_POD, "JOB_COMPLETION_INDEX": str(index)}
     for variable in container["env"]:
-        environ[variable["name"]] = expanded(variable["value"], environ)
+        if "value" in variable:  # others are of secrets and fields, which only a cluster has
+            environ[variable["name"]] = expanded(variable["value"], environ)
     words = [expanded(word, environ) for word in (*container["command"], *container["args"])]
     return Pod(hostname, domain_name, words, environ)
 

@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import pydantic
 import pytest
 import yaml as pyyaml
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 from ruamel.yaml import YAML
 
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command
-from ddplaunch.submit.kubernetes import Mount, PodJob, longest_name, manifest, name_from, objects
+from ddplaunch.submit.kubernetes import manifest, objects
+from ddplaunch.submit.pod_job import Mount, NodeRule, PodJob, SecretVariable, Toleration, longest_name, name_from
 from tests.submit.pods import expanded, pods
 from tests.submit.test_yaml import NASTY, plain
 
@@ -62,6 +65,43 @@ JOBS = {
         variables={"NCCL_DEBUG": "INFO", "PRICE": "$(cat x) is 5$", "EMPTY": ""},
         mounts=[Mount("sets", "/sets", read_only=True), Mount("/scratch", "/scratch dir")],
     ),
+    "rdma": replace(
+        SMALLEST,
+        nodes=4,
+        gpus=8,
+        cpus=180,
+        memory="1800Gi",
+        resources={"rdma/hca_shared_devices_a": 8, "hugepages-2Mi": "5Gi"},
+        requests={"cpu": 96, "memory": "1500Gi"},
+        shm="256Gi",
+        retries=5,
+        kept=86400,
+        annotations={"k8s.v1.cni.cncf.io/networks": "ib0,ib1"},
+        node_labels={"pool": "h100"},
+        node_rules=[
+            NodeRule("nvidia.com/gpu.product", "In", ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")),
+            NodeRule("kubernetes.io/hostname", "NotIn", ("n07",)),
+        ],
+        tolerations=[Toleration("nvidia.com/gpu"), Toleration("team", "vision", "NoSchedule")],
+        priority_class="training",
+        gang="coscheduling",
+        host_network=True,
+        host_ports=(29500, 29501),
+        service_account="trainer",
+        pull_secrets=["registry"],
+        variables={"NCCL_DEBUG": "INFO"},
+        secret_variables=[SecretVariable("HF_TOKEN", "hugging-face", "token")],
+        secrets=["wandb"],
+        mounts=[
+            Mount("wine-data", "/data"),
+            Mount("configmap/nccl", "/etc/nccl"),
+            Mount("secret/keys", "/keys", read_only=True),
+            Mount("emptydir/2Ti", "/scratch"),
+            Mount("emptydir", "/tmp"),
+        ],
+    ),
+    "jobset": replace(SMALLEST, nodes=2, gpus=8, kind="jobset", gang="volcano", kept=3600, annotations={"a/b": "c"}),
+    "elastic": replace(SMALLEST, command=["--grow", "train.py"], nodes=4, min_nodes=2, gang="volcano"),
 }
 
 NEWEST = int(kubernetes_validate.latest_version().split(".")[1])
@@ -80,8 +120,24 @@ def read(text: str) -> list[dict[str, Any]]:
 
 
 def check(each: dict[str, Any], version: str = VERSIONS[-1]) -> None:
-    """Check against this very version's schema, which refuses fields that it does not know."""
+    """Check against this very version's schema, which refuses fields that it does not know.
+
+    Of a JobSet, whose schema is JobSet's own, this is the Job in it. Of a PodGroup nobody publishes a schema.
+    """
+    if each["kind"] == "JobSet":
+        check_jobset(each)
+        (replicated,) = each["spec"]["replicatedJobs"]
+        each = {"apiVersion": "batch/v1", "kind": "Job", **replicated["template"]}
+    if each["kind"] == "PodGroup":
+        return
     assert kubernetes_validate.validate(each, version, strict=True) == version
+
+
+def check_jobset(each: dict[str, Any]) -> None:
+    """Check against the model that Kubeflow makes of JobSet's API; it refuses types, and drops unknown fields."""
+    known = JobsetV1alpha2JobSet.from_dict(copy.deepcopy(each))
+    assert known is not None
+    assert all(known.to_dict()["spec"].get(name) == value for name, value in each["spec"].items())
 
 
 @EACH
@@ -97,12 +153,15 @@ def test_no_golden_file_is_left_over():
 def test_it_is_read_as_it_is_meant(name):
     job = JOBS[name]
     assert read(manifest(job)) == [plain(each) for each in objects(job)]
-    assert max(len(line) for line in manifest(job).splitlines()) <= 140
+    assert max(len(line) for line in manifest(job).splitlines()) <= 144
 
 
 @EACH
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_schemas_of_kubernetes_take_it(name, version):
+    if JOBS[name].min_nodes and version in ("1.29", "1.30"):
+        assert "Kubernetes 1.31 or newer" in manifest(JOBS[name])
+        return
     for each in read(manifest(JOBS[name])):
         check(each, version)
 
@@ -134,7 +193,40 @@ def test_the_schemas_would_tell(path, value):
         check(broken)
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("ttlSecondsAfterFinish",), 3),
+        (("ttlSecondsAfterFinished",), "3"),
+        (("replicatedJobs", 0, "replica"), 1),
+        (("replicatedJobs", 0, "template", "spec", "completions"), "2"),
+    ],
+)
+def test_the_model_of_a_jobset_would_tell(path, value):
+    (jobset,) = read(manifest(JOBS["jobset"]))
+    check(jobset)
+    place = jobset["spec"]
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises((AssertionError, pydantic.ValidationError)):
+        check_jobset(jobset)
+
+
 # ------------------------------------------------------------------------------------------------------------- pods
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 11])
+def test_the_pods_of_a_jobset_are_the_nodes(nodes):
+    job = pods(manifest(replace(SMALLEST, nodes=nodes, kind="jobset")))
+    assert [pod.hostname for pod in job] == [f"train-node-0-{index}" for index in range(nodes)]
+    if nodes > 1:
+        assert {pod.environ["MASTER_ADDR"] for pod in job} == {job[0].domain_name} == {"train-node-0-0.train"}
+    assert [pod.environ["JOB_COMPLETION_INDEX"] for pod in job] == [str(index) for index in range(nodes)]
+
+
+def test_a_jobset_needs_no_service_of_ours():
+    assert [each["kind"] for each in read(manifest(JOBS["jobset"]))] == ["JobSet"]
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 16])
@@ -223,6 +315,9 @@ def verdict(job: dict[str, Any], code: int | None, *conditions: str) -> str:
 def test_who_is_started_again(code, conditions, action):
     (job,) = read(manifest(SMALLEST))
     assert verdict(job, code, *conditions) == action
+    (bound,) = read(manifest(replace(SMALLEST, retries=3)))
+    assert verdict(bound, code, *conditions) == ("Count" if action == "Ignore" else action)
+    assert (bound["spec"]["backoffLimitPerIndex"], bound["spec"]["maxFailedIndexes"]) == (3, 0)
 
 
 # ------------------------------------------------------------------------------------------------------------ names
@@ -247,14 +342,16 @@ def test_who_is_started_again(code, conditions, action):
     ],
 )
 def test_names_from_targets(target, name):
-    assert name_from(target, nodes=2) == name
+    assert name_from(target, longest_name(2)) == name
 
 
+@pytest.mark.parametrize("kind", ["job", "jobset"])
 @pytest.mark.parametrize("nodes", [1, 10, 11, 101, 1000])
-def test_the_last_pod_has_a_name_too(nodes):
-    name = name_from("y" * 99, nodes)
-    assert len(name) == longest_name(nodes)
-    last = pods(manifest(replace(SMALLEST, name=name, nodes=nodes)))[-1].hostname
+def test_the_last_pod_has_a_name_too(nodes, kind):
+    longest = longest_name(nodes, kind)
+    name = name_from("y" * 99, longest)
+    assert len(name) == longest
+    last = pods(manifest(replace(SMALLEST, name=name, nodes=nodes, kind=kind)))[-1].hostname
     assert len(last) == 63
     assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", last)
 

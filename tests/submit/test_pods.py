@@ -73,6 +73,20 @@ def test_each_pod_finds_its_place(job, tmp_path, nodes):
         assert any(note.startswith(f"kubernetes: this is node 0 of {nodes}") for note in plan["notes"]) == (index == 0)
 
 
+def test_a_pod_of_a_jobset_finds_its_place(job, tmp_path):
+    pod = job("--nodes", "2", "--nproc", "2", "--kind", "jobset")[1]
+    plan = dry_run(pod, tmp_path)
+    assert (plan["nnodes"], plan["node_rank"], plan["world_size"]) == (2, 1, 4)
+    assert (plan["master_addr"], plan["master_port"]) == ("train-node-0-0.train", 29500)
+
+
+def test_a_pod_of_an_elastic_job_finds_its_place(job, tmp_path):
+    pod = job("--nodes", "2:3", "--nproc", "2")[2]
+    plan = dry_run(pod, tmp_path)
+    assert (plan["nnodes"], plan["node_rank"]) == (3, 2)
+    assert plan["facts"][0]["value"] == "2 to 3, planned for 3"
+
+
 @pytest.mark.slow
 def test_a_pod_alone(job, tmp_path):
     (pod,) = job()
@@ -108,9 +122,9 @@ class Cluster:
     def start_all(self, program: str) -> list[subprocess.Popen[str]]:
         """Start all pods with this program, where names are known to all."""
         write(self.folder, "train.py", program)
-        for index in range(len(self.job)):
+        for index in range(len(self.network.hosts)):
             self.name("10.77.0.10", on=index)
-        return [self.start(index) for index in range(len(self.job))]
+        return [self.start(index) for index in range(len(self.network.hosts))]
 
     def said(self, index: int) -> Path:
         return self.folder / f"pod-{index}.err"
@@ -126,7 +140,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(job, network, tmp_path) -> Callable[..., Cluster]:
-    return lambda *options: Cluster(tmp_path, network(2), job("--nodes", "2", "--nproc", "1", *options))
+    return lambda *options, nodes="2": Cluster(tmp_path, network(2), job("--nodes", nodes, "--nproc", "1", *options))
 
 
 @pytest.mark.ci
@@ -182,3 +196,12 @@ def test_a_pod_that_is_deleted_ends_both_with_143(cluster):
     for process in started:
         process.communicate(timeout=patience(90))
     assert [process.returncode for process in started] == [143, 143]
+
+
+@pytest.mark.ci
+@pytest.mark.slow
+def test_an_elastic_job_does_not_wait_for_a_pod_that_nobody_starts(cluster):
+    started = cluster("--join-window", "1", nodes="2:3").start_all(REDUCES)
+    out = [process.communicate(timeout=patience(90))[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert "sum 3.0" in out[0]
