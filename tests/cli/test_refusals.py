@@ -221,7 +221,7 @@ limit = 3
         ("run pkg.mod:run 1", ("unexpected extra argument (1)", "run(rank)")),
         ("train.py --nproc 4", ("train.py is not a command", "ddplaunch run train.py --nproc 4")),
         ("rnu train.py", ("rnu is not a command", "did you mean run?")),
-        ("frobnicate", ("frobnicate is not a command", "run, submit, manifest, ps, ")),
+        ("frobnicate", ("frobnicate is not a command", "run, submit, manifest, attach, ps, ")),
         ("--nproc 4 train.py", ("--nproc must follow a command", "ddplaunch run --nproc 4 train.py")),
     ],
 )
