@@ -20,7 +20,7 @@ def attach(job: str | None) -> int:
     import sys
 
     from ddplaunch.cli.following import follow, say
-    from ddplaunch.cli.queued import one_of, standing
+    from ddplaunch.cli.queued import found, one_of, standing
     from ddplaunch.errors import UsageError, shown
     from ddplaunch.job import submitted
     from ddplaunch.submit import queue
@@ -36,6 +36,7 @@ def attach(job: str | None) -> int:
             )
         if not re.fullmatch(r"\d+(_\d+)?", job):
             raise UsageError(f"no job called {shown(job, 60)} was submitted", "ddplaunch ps shows those that were")
+        found(JobId(job))  # one that does not answer at all is not waited for
         follower = Follower(JobId(job), queue, out, err, say, last=LAST)
         return follow(JobId(job), f"scontrol show job {job} names it", follower)
     which = one_of(known, job or known.number, "attach")

@@ -36,24 +36,48 @@ def one_of(job: Submitted, word: str, command: str) -> JobId:
     return JobId(f"{job.number}_{index}" if index else job.number, job.cluster)
 
 
+class Unanswered(LaunchError):
+    """Slurm does not answer."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+def found(which: JobId) -> JobRecord:
+    """How Slurm says that a job stands.
+
+    Raises:
+        Unanswered: it says nothing.
+        LaunchError: it does not know the job any more.
+    """
+    import shutil
+
+    from ddplaunch.submit.queue import look
+
+    if shutil.which("scontrol") is None:
+        raise Unanswered("scontrol is not on PATH: this machine has no commands of Slurm", "type it on a login node")
+    seen = look(which)
+    if seen is None:
+        what = f"scontrol does not answer, so how job {which.number} stands is not known"
+        raise Unanswered(what, "scontrol ping says whether Slurm's controller is there")
+    return seen
+
+
 def standing(job: Submitted, which: JobId) -> JobRecord:
     """How it stands; how it ended is kept.
 
     Raises:
         LaunchError: Slurm does not answer, or neither Slurm nor we know it any more.
     """
-    from ddplaunch.submit.queue import JobRecord, look
+    from ddplaunch.submit.queue import JobRecord
 
     try:
-        seen = look(which)
+        seen = found(which)
+    except Unanswered:
+        raise
     except LaunchError:
         if job.code is None or job.array:
             raise
         return JobRecord("ENDED", "None", job.code, job.log, number=job.number, said=job.ended)
-    if seen is None:
-        error = LaunchError(f"scontrol does not answer, so how job {which.number} stands is not known", "try again")
-        error.exit_code = EXIT_UNAVAILABLE
-        raise error
     if seen.code is not None and not job.array:
         submitted.over(job, seen.words, seen.code)
     return seen if seen.log else replace(seen, log=job.log.replace("%a", which.number.partition("_")[2]))

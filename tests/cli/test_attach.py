@@ -131,3 +131,13 @@ def test_a_container_is_not_entered(answers, cluster):
     assert done.returncode == 2
     assert "job 77 runs in a container" in done.stderr
     assert "ddplaunch attach 77" in done.stderr
+
+
+def test_where_slurm_does_not_answer_it_is_not_waited_for(answers, answer, cluster, tmp_path):
+    cluster.plays("echo 'Unable to contact slurm controller' >&2; exit 1")
+    done = answers("attach", "99")
+    assert (done.returncode, done.stdout) == (69, "")
+    assert "scontrol does not answer, so how job 99 stands is not known" in done.stderr
+    missing = answer("attach", "99", env={**cluster.environ, "PATH": str(tmp_path)})
+    assert missing.returncode == 69
+    assert "scontrol is not on PATH" in missing.stderr
