@@ -63,7 +63,8 @@ def test_it_sees_what_a_cold_run_sees(shell: Shell):
         with open("/proc/self/status") as file:
             status = [line for line in file if line.startswith(("SigB", "SigI", "SigC", "Umask", "NoNew", "Secc"))]
         print(sorted(environ.items()), sys.argv, sys.path, sys.flags, [kind(fd) for fd in range(1100)], status)
-        print(signal.pthread_sigmask(signal.SIG_BLOCK, []), [signal.getsignal(n) for n in signal.valid_signals()])
+        handlers = [str(signal.getsignal(n)).partition(" at ")[0] for n in signal.valid_signals()]
+        print(signal.pthread_sigmask(signal.SIG_BLOCK, []), handlers)
         print(resource.getrlimit(resource.RLIMIT_NOFILE), os.getcwd(), os.getpgid(0) == os.getsid(0) == os.getpid())
         print(open("/proc/self/cmdline").read(), sorted(sys.modules), len(os.listdir("/proc/self/task")))
         try:
