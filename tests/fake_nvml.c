@@ -19,6 +19,7 @@
  *     FAKE_NVML_RATES       "87;12": percent of the time in which each GPU was busy (0)
  *     FAKE_NVML_AILING      "1:85:64:3:1": GPU 1 has 85 degrees, reasons for a low clock (64), 3 memory errors that ECC could
  *                           not correct, and rows of memory that wait for a reset (1)
+ *     FAKE_NVML_BUSY_WHILE  a file; FAKE_NVML_BUSY holds only while it is there
  *     FAKE_NVML_WEDGED      a file; while it is there, whoever asks how busy or hot a GPU is gets no answer
  *
  * Only what nvidia-ml-py calls for ddplaunch, and torch for counting devices, is here. Layouts and return codes are
@@ -143,6 +144,8 @@ static int process_at(int place, int gpu, unsigned int *pid, unsigned long long 
 {
     char entry[64];
     int which, mib;
+    if (access(text("FAKE_NVML_BUSY_WHILE", "/"), F_OK) != 0)
+        return 0;
     get_part(text("FAKE_NVML_BUSY", ""), ',', place, entry, sizeof entry);
     if (sscanf(entry, "%d:%u:%d", &which, pid, &mib) != 3 || which != gpu)
         return 0;

@@ -264,5 +264,12 @@ def test_a_job_imports_little_until_it_asks_for_its_first_rank(tmp_path, words):
     _, modules = loaded(tmp_path, *words, AT_FIRST_RANK="1")
     assert "ddplaunch.agent.supervisor" in modules
     assert not sorted(NEVER & modules)
-    later = ("ddplaunch.ssh", "ddplaunch.submit", "ddplaunch.diagnosis", "ddplaunch.cli.run_command")
+    later = (
+        "ddplaunch.agent.check",
+        "ddplaunch.control.checks",
+        "ddplaunch.ssh",
+        "ddplaunch.submit",
+        "ddplaunch.diagnosis",
+        "ddplaunch.cli.run_command",
+    )
     assert not [name for name in modules if name.startswith(later)]

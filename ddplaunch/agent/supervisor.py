@@ -44,6 +44,7 @@ from ddplaunch.plan.plan import Plan
 from ddplaunch.rank import processes
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.check import CheckOfNode
     from ddplaunch.agent.sidecars import Sidecars
     from ddplaunch.agent.stall_clock import StallClock
     from ddplaunch.diagnosis.inspection import Detail, Inspection
@@ -89,6 +90,7 @@ class Supervisor:
         self._signals = Signals(policy.preempt_signal)
         self._questions = Questions(loop, self._link.tell, node_only=rules.port is None and plan.nnodes > 1)
         self._stall_clock: StallClock | None = None
+        self._check_of_node: CheckOfNode | None = None
         self._outcome: Outcome | None = None
         self.sidecars: Sidecars | None = None  # to be ended when people have been told of the job's end
         self._begin(-1, self._plan)
@@ -127,6 +129,8 @@ class Supervisor:
                 while self._ranks.phase is not Phase.ENDED:
                     self._loop.step()
         finally:
+            if self._check_of_node is not None:
+                self._check_of_node.close()
             self._link.close()
             self._tree.close()
             self._tree.temporary.remove()
@@ -153,6 +157,8 @@ class Supervisor:
                 self._screen.footer(f"waiting for node 0: {trouble}")
             case messages.Alone():
                 self._screen.speaks = True
+            case messages.Check():
+                self._check(message)
             case messages.Start():
                 self._start(message)
             case messages.Stop(attempt=attempt) if attempt == self._ranks.number:
@@ -183,8 +189,23 @@ class Supervisor:
         except UsageError as error:
             self._link.tell(messages.Unable(error.message, error.hint))
 
+    def _check(self, order: messages.Check) -> None:
+        """Look whether this machine has what its ranks need; a look that is under way is for nothing now."""
+        from ddplaunch.agent.check import CheckOfNode
+
+        if self._check_of_node is not None:
+            self._check_of_node.close()
+        environ = {**self._tree.environ, **self._plan.shared}
+        log_dir = self._outfit.log.path
+        self._screen.footer("")  # all that were awaited have joined
+        self._check_of_node = CheckOfNode(
+            self._loop, order, self._plan, environ, log_dir, self._screen.footer, self._link.tell
+        )
+
     def _start(self, order: messages.Start) -> None:
         plan, environ = self._plan, self._tree.environ
+        if self._check_of_node is not None:
+            self._check_of_node.close()
         if order.place:
             extra = self._name_server.variables() if self._name_server else {}
             plan = attempt_plan(plan, order, self._rules, environ, extra)

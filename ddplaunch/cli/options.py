@@ -37,7 +37,7 @@ SECTIONS = {
         "Several nodes by SSH": "--hosts --hostfile --include --exclude --env --remote-python",
         "Connections between nodes": "--control --control-port --join-timeout --heartbeat-timeout --allow-mismatch",
         "Elastic jobs (--nnodes 2:4)": "--join-window --max-membership-changes --grow",
-        "Starting ranks": "--backend --init-method --start --preload --warm --role",
+        "Starting ranks": "--backend --init-method --start --preload --warm --check --gpu-memory-timeout --role",
         "Stopping and restarting": "--grace --max-restarts --restart-on --restart-backoff --min-uptime",
         "Time limits": "--timeout --stall-timeout --on-stall --straggler-timeout",
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
@@ -210,6 +210,16 @@ class Options:
         "Keep what the zygote has imported for the next runs: 10 minutes, or [run] warm in your own ddplaunch.toml.",
         off="--no-warm",
         envvar=WARM,
+    )
+    check: bool = _flag(
+        "--check",
+        "Before each attempt, every node checks its disks, its memory and its GPUs; an elastic job leaves out a node "
+        "that fails.",
+    )
+    gpu_memory_timeout: float | None = _seconds(
+        "--gpu-memory-timeout",
+        None,
+        "With --check: wait this long for GPU memory that is still in use.  [default: 30]",
     )
     role: str = _option("--role NAME", "ROLE_NAME of the ranks.", default="default")
     grace: float = _seconds("--grace", "30", "Time for ranks to stop, between SIGTERM and SIGKILL.")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli import over_ssh
 from ddplaunch.cli.options import Options
-from ddplaunch.cli.rules import check_nodes, check_time_limits
+from ddplaunch.cli.rules import check_looks, check_nodes, check_time_limits
 from ddplaunch.cli.surroundings import look_around, started_rank, surroundings_notes
 from ddplaunch.cli.values import AUTO
 from ddplaunch.dataclass import dataclass
@@ -44,6 +44,7 @@ def make_plan(options: Options, target: Target, hosts: tuple[Host, ...], notes: 
         said.insert(0, note)
     options, finding = look_around(options)
     check_nodes(options)
+    check_looks(options)
     check_time_limits(options)
     if finding:
         said[:0] = surroundings_notes(finding)

@@ -24,6 +24,12 @@ def check_nodes(options: Options) -> None:
         raise UsageError("--node-rank auto does not work with --control none", "leave --control none out")
 
 
+def check_looks(options: Options) -> None:
+    """Refuse what has nothing to work on."""
+    if options.gpu_memory_timeout is not None and not options.check:
+        raise UsageError(f"--gpu-memory-timeout {options.gpu_memory_timeout:g} works only with --check", "add --check")
+
+
 def check_time_limits(options: Options) -> None:
     """Refuse time limits that cannot work."""
     stall, on_stall = options.stall_timeout, options.on_stall
@@ -50,7 +56,7 @@ def check_control_port(port: int, master_port: int) -> None:
 
 def read_rules(options: Options, address: str, master_port: int, finding: Finding | None) -> Rules:
     """Return the rules of a job whose node 0 is at this address; refuse one without a control port."""
-    from ddplaunch.control.rules import STALLED, Rules
+    from ddplaunch.control.rules import GPU_MEMORY, STALLED, Rules
 
     lowest, highest = options.nnodes
     port = None
@@ -76,6 +82,8 @@ def read_rules(options: Options, address: str, master_port: int, finding: Findin
         heartbeat_timeout=options.heartbeat_timeout,
         grace=options.grace,
         preempt_grace=options.preempt_grace,
+        checks=options.check,
+        gpu_memory_timeout=GPU_MEMORY if options.gpu_memory_timeout is None else options.gpu_memory_timeout,
         max_restarts=options.max_restarts,
         restart_on=options.restart_on,
         restart_backoff=options.restart_backoff,

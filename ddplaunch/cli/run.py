@@ -6,7 +6,7 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli import over_ssh
 from ddplaunch.cli.dry_run import print_plan
 from ddplaunch.cli.policy import read_policy, read_shown, why_no_view
-from ddplaunch.cli.rules import check_time_limits, read_rules
+from ddplaunch.cli.rules import check_looks, check_time_limits, read_rules
 from ddplaunch.cli.surroundings import check_token, one_log
 from ddplaunch.cli.typed import find_target
 from ddplaunch.errors import UsageError
@@ -43,6 +43,7 @@ def run(options: Options, said: Remarks) -> int:
         hosts = over_ssh.read(options)
         alike = [f"note: {said.alike}"] if said.alike else []
         if hosts and not options.dry_run:
+            check_looks(options)
             check_time_limits(options)
             VOICE.run_id = options.run_id or new_run_id()
             _say(*said.torchrun, *alike)

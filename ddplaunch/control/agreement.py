@@ -1,10 +1,24 @@
-"""Whether nodes can run one job together: pure comparisons of what they said, in words for people."""
+"""Whether nodes can run one job together, by what they said and how the job stands: pure, in words for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ddplaunch.control.messages import Hello, Refused
+from ddplaunch.control.rules import Rules
+from ddplaunch.control.seat import Seats
+from ddplaunch.control.stage import Stage
+
+
+def refusal(ours: Hello, theirs: Hello, rules: Rules, seats: Seats, stage: Stage) -> Refused | None:
+    """Why a node may not join node 0, whose hello is ``ours``; None where it may."""
+    refused = disagreement(ours, theirs, allow_mismatch=rules.allow_mismatch)
+    open_to_all = rules.elastic or stage is Stage.JOINING
+    if refused is None and (stage is Stage.ENDED or not open_to_all):
+        over = "is over" if stage is Stage.ENDED else "is running already"
+        name = theirs.name if theirs.numbered else theirs.share.host
+        refused = Refused(f"the job {over}, without this {name}")
+    return refused or seats.refusal(theirs)
 
 
 def disagreement(ours: Hello, theirs: Hello, *, allow_mismatch: bool) -> Refused | None:

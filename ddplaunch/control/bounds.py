@@ -128,7 +128,7 @@ BOUNDS: Mapping[str, Check] = {
     **dict.fromkeys(("joined", "min_nodes", "max_nodes", "ddplaunch"), _COUNT),
     **dict.fromkeys(("missing", "alike"), _each(_COUNT)),
     **dict.fromkeys(("moment", "clock", "heard"), _EPOCH),
-    **dict.fromkeys(("grace", "wait", "window", "within", "held"), _SECONDS),
+    **dict.fromkeys(("grace", "wait", "window", "within", "held", "gpu_memory_timeout"), _SECONDS),
     "max_restarts": _number(0, 1 << 64),
     "heartbeat_timeout": _number(MIN_HEARTBEAT, WEEK),
     "pid": _number(0, 1 << 31),

@@ -16,13 +16,13 @@ from ddplaunch.control.failure import Failure, Outcome, Verdict, signal_name
 from ddplaunch.control.joining import Joining
 from ddplaunch.control.late_nodes import LateNodes
 from ddplaunch.control.looking import Looking
+from ddplaunch.control.membership import Membership
 from ddplaunch.control.messages import Hello, Message
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seat, Seats
-from ddplaunch.control.stage import NEXT, Stage
+from ddplaunch.control.stage import BEFORE_RANKS, NEXT, Stage
 from ddplaunch.control.time_limits import Cut, TimeLimits
-from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Timer
 from ddplaunch.plan import share
@@ -49,27 +49,25 @@ class Coordinator:
 
         ``tell`` sends to a node; ``drop`` disconnects one that is lost to the job though it is still connected.
         """
-        self._rules = rules
-        self._run_id = run_id
-        self._tell = tell
-        self._drop = drop
-        self._later = after
-        self._clock = clock
-        self._own = hello
+        self._rules, self._run_id, self._own = rules, run_id, hello
+        self._tell, self._drop, self._later, self._clock = tell, drop, after, clock
         self._seats = Seats(rules.max_nodes)
         self._looking = Looking(rules, self._seats, tell, after)
-        self._stage = Stage.JOINING
-        self._attempt = JobAttempt()
-        self._changes = 0
+        self._stage, self._attempt = Stage.JOINING, JobAttempt()
+        self._membership = Membership(rules, self._seats)
         self._restarts = Restarts(rules)
         self._limits = TimeLimits(rules, run_id, self._seats, self._looking, after, self._note, self._cut)
         self._interrupted: int | None = None
-        self._hurried = False  # whether it was again
+        self._hurried = self._preemption_seen = False  # whether it was again; whether a rank asked for a preemption
         self._preempted: str | None = None  # by what: "SIGUSR2 on node 1"
-        self._preemption_seen = False
         self._timers: list[Timer] = []
         say, kind = self._tell_all, hello.share.kind
-        self._late = LateNodes(self._seats, kind, tell, self._after, self._runs)
+        self._late = LateNodes(self._seats, kind, tell, self._after, lambda: self._stage is Stage.RUNNING)
+        if rules.checks:
+            from ddplaunch.control.checks import Checks
+
+            self._checks = Checks(rules, self._seats, tell, self._after, self._begin, self._end)
+        self._before: Verdict | None = None  # of the attempt before, where it failed
         self._joining = Joining(rules, self._seats, kind, self._after, clock, say, self._start, self._give_up)
 
     # ---------------------------------------------------------------------------------------------------- joining
@@ -83,22 +81,11 @@ class Coordinator:
 
         A refusal before the start ends the job.
         """
-        if not hello.numbered:
-            number = self._seats.free_rank(hello.share.node_rank)
-            hello = replace(hello, share=replace(hello.share, node_rank=number))
-        refused = self._refusal(hello)
+        hello = self._seats.numbered(hello)
+        refused = agreement.refusal(self._own, hello, self._rules, self._seats, self._stage)
         if refused and self._stage is Stage.JOINING:
             self._refuse(refused.message, refused.hint)
         return refused or hello
-
-    def _refusal(self, hello: Hello) -> messages.Refused | None:
-        refused = agreement.disagreement(self._own, hello, allow_mismatch=self._rules.allow_mismatch)
-        open_to_all = self._rules.elastic or self._stage is Stage.JOINING
-        if refused is None and (self._stage is Stage.ENDED or not open_to_all):
-            over = "is over" if self._stage is Stage.ENDED else "is running already"
-            name = hello.name if hello.numbered else hello.share.host
-            refused = messages.Refused(f"the job {over}, without this {name}")
-        return refused or self._seats.refusal(hello)
 
     def decline(self, declined: messages.Declined) -> messages.Refused:
         """Do without a node that cannot take part, or before the start end the job; return the answer to it."""
@@ -117,18 +104,41 @@ class Coordinator:
             self._note(warning)
         if self._stage is Stage.JOINING:
             self._joining.check()
-        elif self._rules.grow and self._stage is Stage.RUNNING and self._seats.all_run():
-            self._attempt.growing = True
-            self._note(f"{hello.share.name} has joined: stopping the ranks, to start again with it")
-            self._stop(signal.SIGTERM)
+        elif self._stage is Stage.CHECKING or (self._rules.checks and self._grows):
+            self._checks.ask(hello.share.node_rank)
+        elif self._grows:
+            self._grow(hello.share.name)
         elif self._stage is Stage.RUNNING and not self._seats.all_run():
             self._note(f"{hello.share.name} has joined, but the job is about to end")
         else:
             self._note(f"{hello.share.name} has joined; it takes part when the ranks start next")
 
+    @property
+    def _grows(self) -> bool:
+        """Whether a node that joins now interrupts the attempt."""
+        return self._rules.grow and self._stage is Stage.RUNNING and self._seats.all_run()
+
+    def _grow(self, name: str) -> None:
+        self._attempt.growing = True
+        self._note(f"{name} has joined: stopping the ranks, to start again with it")
+        self._stop(signal.SIGTERM)
+
     # --------------------------------------------------------------------------------------------------- an attempt
 
     def _start(self) -> None:
+        self._cancel()
+        if not self._rules.checks:
+            return self._begin()
+        self._enter(Stage.CHECKING)
+        self._checks.begin(self._attempt.number + 1)
+
+    def _checked(self, seat: Seat, attempt: int) -> None:
+        if self._stage is Stage.CHECKING:
+            self._checks.answered(seat.number, attempt)
+        elif self._grows and seat.part is Part.IDLE:
+            self._grow(seat.name)
+
+    def _begin(self) -> None:
         self._enter(Stage.RUNNING)
         self._cancel()
         shares = self._seats.start()
@@ -153,6 +163,8 @@ class Coordinator:
             return self._warned(seat, message.signal)
         if isinstance(message, messages.Unable):
             return self._unable(seat, message)
+        if isinstance(message, messages.Checked):
+            return self._checked(seat, message.attempt)
         if isinstance(message, messages.Inspect | messages.Inspected):
             return self._looking.hear(number, message)
         if isinstance(message, messages.Beat | messages.Arrived) or message.attempt != self._attempt.number:
@@ -172,7 +184,9 @@ class Coordinator:
                 self._limits.straggles(number)
 
     def _unable(self, seat: Seat, message: messages.Unable) -> None:
-        text = f"{seat.name}: {message.message}" if self._several else message.message
+        if self._stage is Stage.CHECKING or (self._rules.checks and self._stage is Stage.PAUSING):
+            return self._checks.failed(seat, message, self._before, first=self._attempt.number < 0)
+        text = f"{seat.name}: {message.message}" if self._rules.several else message.message
         if seat.part is not Part.IDLE or self._stage not in (Stage.RUNNING, Stage.STOPPING):
             return self._refuse(text, message.hint)
         del self._seats[seat.number]  # it has come late
@@ -194,11 +208,10 @@ class Coordinator:
         """Ranks take their time to stop: say by now why they must."""
         verdict = self._attempt.verdict
         if self._stage in (Stage.RUNNING, Stage.STOPPING) and self._interrupted is None and verdict:
-            wait = f"waiting up to {self._rules.grace:g} s (--grace) for the other ranks"
-            if self._several:
-                wait += f" on {named(seat.name for seat in self._seats.values() if seat.part is not Part.DRAINED)}"
-            traceback = (f"  {line}" for line in (verdict.first.traceback or "").splitlines())
-            self._note("\n".join([self._headline(verdict), *traceback, wait]))
+            from ddplaunch.control.early_report import early_report
+
+            seats = self._seats.values() if self._rules.several else ()
+            self._note(early_report(self._headline(verdict), verdict, self._rules.grace, seats))
 
     def _finished(self, seat: Seat) -> None:
         if seat.part is Part.RUNNING:
@@ -233,11 +246,12 @@ class Coordinator:
         if seat.part is Part.DRAINED and not self._attempt.failures and self._stage is Stage.RUNNING:
             return self._check_drained()  # it had done its work
         text = f"{seat.name} was lost: {why}"
-        if self._stage is Stage.PAUSING:
+        if self._stage in BEFORE_RANKS:
             if len(self._seats) < self._rules.min_nodes:
                 return self._give_up(text)
-            self._changes += 1
-            return self._note(text)
+            self._membership.changes += 1
+            self._note(text)
+            return self._checks.gone(number) if self._stage is Stage.CHECKING else None
         if seat.part is Part.IDLE:
             return  # it took no part yet
         self._attempt.lost.append(Loss(time.time() - silence, seat.host, text))
@@ -256,7 +270,7 @@ class Coordinator:
                 if other != number:
                     self._tell(other, messages.Note(f"{name} on {self._seats[number].name}"))
         # When hurried again, others are not waited for any longer: End ends what they still have.
-        if self._stage in (Stage.JOINING, Stage.PAUSING) or (self._hurried and message.again):
+        if self._stage in BEFORE_RANKS or (self._hurried and message.again):
             return self._end(Outcome(EXIT_SIGNAL + self._interrupted))
         self._hurried |= message.again
         if first or message.again:
@@ -266,8 +280,8 @@ class Coordinator:
         """The job must make room. Ranks may save what they have; from now on none is stopped for another's failure."""
         if self._preempted is not None:
             return
-        self._preempted = signal_name(number) + (f" on {seat.name}" if self._several else "")
-        if self._stage in (Stage.JOINING, Stage.PAUSING):
+        self._preempted = signal_name(number) + (f" on {seat.name}" if self._rules.several else "")
+        if self._stage in BEFORE_RANKS:
             return self._end(Outcome(EXIT_PREEMPTED, remark=f"preempted by {self._preempted}: no rank was running"))
         seconds = f"{self._rules.preempt_grace:g} s (--preempt-grace)"
         self._note(f"{self._preempted}: the job must make room; its ranks have {seconds} for a checkpoint")
@@ -314,7 +328,7 @@ class Coordinator:
 
     def _cut(self, cut: Cut) -> None:
         """A time limit is over."""
-        if self._stage in (Stage.JOINING, Stage.PAUSING):
+        if self._stage in BEFORE_RANKS:
             self._end(Outcome(EXIT_TIMEOUT, remark=cut.text))
         elif self._stage is Stage.RUNNING and not (self._preempted or self._attempt.looking):
             self._attempt.cut = cut
@@ -381,25 +395,19 @@ class Coordinator:
         restart = f"restart {self._restarts.used} of {self._rules.max_restarts}{when}"
         text = f"{self._headline(verdict)}\n{restart}"
         self._tell_all(messages.Again(self._attempt.number + 1, decision.wait, text, verdict))
-        self._pause(decision.wait)
+        self._pause(decision.wait, verdict)
 
     def _regroup(self, why: str) -> None:
         if self._limits.over:
             return self._end(Outcome(EXIT_TIMEOUT, remark=f"{why}; the time of the job is over (--timeout)"))
-        few = len(self._seats) < self._rules.min_nodes
-        if few or self._changes >= self._rules.max_membership_changes:
-            if not few:
-                why += f"; all {self._rules.max_membership_changes} --max-membership-changes were used"
-            elif self._rules.elastic:
-                why += f"; {len(self._seats)} of at least {self._rules.min_nodes} nodes are left"
-            return self._give_up(why)
-        self._changes += 1
-        names = named(seat.name for seat in self._seats.in_order)
-        self._note(f"going on with {len(self._seats)} nodes: {names}")
-        self._pause(0)
+        if over := self._membership.change(why):
+            return self._give_up(over)
+        self._note(f"going on with {len(self._seats)} nodes: {named(seat.name for seat in self._seats.in_order)}")
+        self._pause(0, None)
 
-    def _pause(self, seconds: float) -> None:
+    def _pause(self, seconds: float, before: Verdict | None) -> None:
         self._enter(Stage.PAUSING)
+        self._before = before
         self._seats.rest()
         self._attempt = JobAttempt(self._attempt.number)
         self._after(seconds, self._start)
@@ -422,16 +430,8 @@ class Coordinator:
         assert stage in NEXT[self._stage], f"{self._stage} to {stage}"
         self._stage = stage
 
-    def _runs(self) -> bool:
-        return self._stage is Stage.RUNNING
-
-    @property
-    def _several(self) -> bool:
-        """Whether people need to be told which node is meant."""
-        return self._rules.max_nodes > 1
-
     def _headline(self, verdict: Verdict) -> str:
-        return verdict.blame or verdict.first.headline + (f" (on {verdict.first.host})" if self._several else "")
+        return verdict.blame or verdict.first.headline + (f" (on {verdict.first.host})" if self._rules.several else "")
 
     def _tell_all(self, message: Message) -> None:
         for number in list(self._seats):

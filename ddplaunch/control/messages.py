@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.diagnosis.inspection import Arrivals, Detail, Inspection
 
-PROTOCOL = 7  # raised whenever a message changes, so that launchers of different versions tell each other so
+PROTOCOL = 8  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 class Garbled(Exception):
@@ -131,6 +131,13 @@ class Unable:
 
 
 @dataclass(frozen=True)
+class Checked:
+    """This machine has what its ranks need in the attempt."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
 class Interrupted:
     """A signal to end the job has come here, for the first time or ``again``."""
 
@@ -198,6 +205,14 @@ class JoinStatus:
     missing: tuple[int, ...]  # the lowest node ranks that have not joined
     window: float | None = None  # seconds until the job starts with those that have joined; None if they are too few
     kind: Literal["node", "task"] = "node"  # what people call them
+
+
+@dataclass(frozen=True)
+class Check:
+    """Look whether your machine has what its ranks need in this attempt; the answer is ``Checked`` or ``Unable``."""
+
+    attempt: int
+    gpu_memory_timeout: float  # seconds to wait for memory of GPUs that is in use
 
 
 @dataclass(frozen=True)
@@ -307,6 +322,7 @@ FromNode = (
     | Arrived
     | Drained
     | Unable
+    | Checked
     | Interrupted
     | Warned
     | Suspicion
@@ -315,5 +331,5 @@ FromNode = (
     | Inspected
     | Beat
 )
-FromNodeZero = JoinStatus | Start | Stop | Preempt | Release | Again | Note | End | Inspect | Inspected | Beat
+FromNodeZero = JoinStatus | Check | Start | Stop | Preempt | Release | Again | Note | End | Inspect | Inspected | Beat
 Message = Hello | Declined | Welcome | Refused | Joined | Seeking | Alone | FromNode | FromNodeZero

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 MIN_GRACE = 5.0  # seconds
 STALLED = 300.0  # seconds without --stall-timeout
+GPU_MEMORY = 30.0  # seconds without --gpu-memory-timeout
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Rules:
     heartbeat_timeout: float = 15.0  # silence after which a node counts as lost
     grace: float = 30.0  # what ranks have between SIGTERM and SIGKILL
     preempt_grace: float = 90.0  # what they have between the scheduler's warning and SIGTERM
+    checks: bool = False  # whether every node looks at itself before each attempt
+    gpu_memory_timeout: float = GPU_MEMORY  # how long that waits for GPU memory that is in use
     max_restarts: int = 0
     restart_on: str = "any"  # failure but one that came twice in the same way; or "transient" ones, or "always"
     restart_backoff: float = 0.0
@@ -48,6 +51,11 @@ class Rules:
     @property
     def elastic(self) -> bool:
         return self.min_nodes < self.max_nodes
+
+    @property
+    def several(self) -> bool:
+        """Whether people need to be told which node is meant."""
+        return self.max_nodes > 1
 
     @property
     def looks(self) -> bool:

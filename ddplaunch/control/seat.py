@@ -6,7 +6,7 @@ from collections.abc import Collection
 from enum import Enum
 
 from ddplaunch.control.messages import Drained, Failed, Finished, Garbled, Hello, Refused
-from ddplaunch.dataclass import dataclass
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.plan.share import Share
 
 
@@ -86,6 +86,12 @@ class Seats(dict[int, Seat]):
     def add(self, hello: Hello) -> None:
         number = hello.share.node_rank
         self[number] = Seat(number, hello)
+
+    def numbered(self, hello: Hello) -> Hello:
+        """The hello with a node rank, where it asked for one."""
+        if hello.numbered:
+            return hello
+        return replace(hello, share=replace(hello.share, node_rank=self.free_rank(hello.share.node_rank)))
 
     def free_rank(self, preferred: int) -> int:
         """A node rank that is free: ``preferred``, or the lowest; the number of nodes where none is."""

@@ -9,6 +9,7 @@ class Stage(Enum):
     """Where a job stands as a whole."""
 
     JOINING = "waiting for nodes"
+    CHECKING = "every node looks at itself"
     RUNNING = "an attempt runs"
     STOPPING = "an attempt is being stopped"
     PAUSING = "waiting to start again"
@@ -16,9 +17,13 @@ class Stage(Enum):
 
 
 NEXT = {
-    Stage.JOINING: {Stage.RUNNING, Stage.ENDED},
+    Stage.JOINING: {Stage.CHECKING, Stage.RUNNING, Stage.ENDED},
+    Stage.CHECKING: {Stage.RUNNING, Stage.ENDED},
     Stage.RUNNING: {Stage.STOPPING, Stage.PAUSING, Stage.ENDED},
     Stage.STOPPING: {Stage.PAUSING, Stage.ENDED},
-    Stage.PAUSING: {Stage.RUNNING, Stage.ENDED},
+    Stage.PAUSING: {Stage.CHECKING, Stage.RUNNING, Stage.ENDED},
     Stage.ENDED: set[Stage](),
 }
+
+BEFORE_RANKS = {Stage.JOINING, Stage.CHECKING, Stage.PAUSING}
+"""Where no rank runs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
+from ddplaunch.agent.checkup import DISK_NEEDED, GPU_BUSY, SHM_NEEDED
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.gpu_health import GpuHealth
 from ddplaunch.doctor.facts import Facts, Folder
@@ -12,13 +13,9 @@ from ddplaunch.doctor.inquiry import DEADLINE
 from ddplaunch.words import size
 
 GIB = 1 << 30
-MIB = 1 << 20
 
-BUSY = GIB  # bytes of a GPU's memory in use beyond which its users are named
 LOADERS_NEED = GIB  # bytes of /dev/shm that the loaders of a few ranks fill at once
-DOCKERS_SHM = 64 * MIB  # what a container gets unasked
 LITTLE_DISK = GIB
-FULL_DISK = 50 * MIB
 LITTLE_MEMORY = 2 * GIB
 FEW_FILES = 1024
 FEW_PROCESSES = 1024
@@ -99,10 +96,8 @@ def _gpus(name: str, facts: Facts) -> Found:
 
 
 def _gpu(subject: str, gpu: GpuHealth) -> Found:
-    if gpu.memory_used is not None and gpu.memory_total and (gpu.processes or gpu.memory_used > BUSY):
-        users = ", ".join(
-            f"{each.name or 'process'} {each.pid}" + (f" of {each.user}" if each.user else "") for each in gpu.processes
-        )
+    if gpu.memory_used is not None and gpu.memory_total and (gpu.processes or gpu.memory_used > GPU_BUSY):
+        users = ", ".join(each.described for each in gpu.processes)
         used = f"{size(gpu.memory_used)} of {size(gpu.memory_total)} are in use"
         text = f"{used}, by {users}" if users else f"{used}, by processes that this user cannot see"
         yield Finding(Severity.WARNING, subject, text, "end what uses it, or leave the GPU out: --gpus")
@@ -128,7 +123,7 @@ def _shared_memory(name: str, facts: Facts) -> Found:
     if shm is None or shm.free is None or shm.error or shm.silent:
         return
     if shm.free < LOADERS_NEED:
-        severity = Severity.ERROR if shm.free <= DOCKERS_SHM else Severity.WARNING
+        severity = Severity.ERROR if shm.free <= SHM_NEEDED else Severity.WARNING
         text = (
             f"/dev/shm has {size(shm.free)} free of {size(shm.total or 0)}; DataLoader workers and NCCL "
             "need more, often over 1 GiB"
@@ -154,7 +149,7 @@ def _folder(name: str, folder: Folder) -> Found:
             severity, name, f"nothing can be written to {folder.what}: {folder.error}", "choose another folder"
         )
     elif folder.what != "/dev/shm" and folder.free is not None and folder.free < LITTLE_DISK:
-        severity = Severity.ERROR if folder.free < FULL_DISK else Severity.WARNING
+        severity = Severity.ERROR if folder.free < DISK_NEEDED else Severity.WARNING
         text = f"{folder.what} has {size(folder.free)} free of {size(folder.total or 0)}"
         yield Finding(severity, name, text, "free some space, or choose another folder")
 

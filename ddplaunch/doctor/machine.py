@@ -8,23 +8,21 @@ import resource
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
 
 from ddplaunch import __version__
-from ddplaunch.agent.limits import cgroups
+from ddplaunch.agent.memory import groups, memory, number
 from ddplaunch.control.route import Lookup, interface_of
 from ddplaunch.devices.cpu import read_cpu
-from ddplaunch.devices.sysfs import read_text
 from ddplaunch.doctor.facts import Facts, Folder, Limits, Link
 from ddplaunch.doctor.inquiry import DEADLINE, TORCH_DEADLINE, Inquiry
 from ddplaunch.doctor.subjects import GpusFound, TorchFound
 
 T = TypeVar("T")
-_NO_LIMIT = 1 << 60  # what version 1 of control groups has for "unlimited" is about 2**63
 _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
 
@@ -43,7 +41,7 @@ def look(cwd: str, toward: str, environ: Mapping[str, str]) -> Facts:
     link, link_error = _link(toward) if toward else (None, None)
     own_name = Lookup(socket.gethostname())
     cpu = read_cpu("/sys")
-    total, available = _memory(cpu.memory_total, cpu.memory_available)
+    total, available = memory(cpu.memory_total, cpu.memory_available)
     found_gpus = _read(gpus.answer(), GpusFound)
     asked = torch.answer()
     found_torch = _read(asked, TorchFound)
@@ -95,21 +93,14 @@ def _listed(path: str) -> list[str]:
         return []
 
 
-def _number(path: str) -> int | None:
-    try:
-        return int(read_text(path) or "")
-    except ValueError:  # "max" too
-        return None
-
-
 def _limits() -> Limits:
     def soft(which: int) -> int | None:
         value = resource.getrlimit(which)[0]
         return None if value == resource.RLIM_INFINITY else value
 
     left: list[int] = []
-    for folder in _groups("pids"):
-        limit, used = _number(f"{folder}/pids.max"), _number(f"{folder}/pids.current")
+    for folder in groups("pids"):
+        limit, used = number(f"{folder}/pids.max"), number(f"{folder}/pids.current")
         if limit is not None and used is not None:
             left.append(limit - used)
     return Limits(
@@ -118,38 +109,6 @@ def _limits() -> Limits:
         processes=soft(resource.RLIMIT_NPROC) if os.geteuid() else None,
         processes_left=min(left, default=None),
     )
-
-
-def _groups(controller: str) -> Iterator[str]:
-    """The folders of our control group and of those around it: of version 2, and of this controller of version 1."""
-    for controllers, path in cgroups():
-        if controllers and controller not in controllers.split(","):
-            continue
-        root = f"/sys/fs/cgroup/{controller}" if controllers else "/sys/fs/cgroup"
-        parts = [part for part in path.split("/") if part and part != ".."]
-        for depth in range(len(parts), -1, -1):
-            yield "/".join((root, *parts[:depth]))
-
-
-def _memory(total: int | None, available: int | None) -> tuple[int | None, int | None]:
-    """The memory of the machine, or what a control group leaves of it; files that are only cached count as free."""
-    for folder in _groups("memory"):
-        for limit_name, used_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, used = _number(f"{folder}/{limit_name}"), _number(f"{folder}/{used_name}")
-            if limit is None or used is None or limit > _NO_LIMIT:
-                continue
-            cached = 0
-            for line in (read_text(f"{folder}/memory.stat") or "").splitlines():
-                name, _, value = line.partition(" ")
-                if name in ("inactive_file", "active_file"):
-                    cached += int(value)
-            left = max(0, limit - max(0, used - cached))
-            total = limit if total is None else min(total, limit)
-            available = left if available is None else min(available, left)
-    return total, available
 
 
 def _link(toward: str) -> tuple[Link | None, str | None]:
@@ -170,8 +129,8 @@ def _link(toward: str) -> tuple[Link | None, str | None]:
             continue
         name = interface_of(address)
         folder = f"/sys/class/net/{name}"
-        speed = _number(f"{folder}/speed") if name else None
-        mtu = _number(f"{folder}/mtu") if name else None
+        speed = number(f"{folder}/speed") if name else None
+        mtu = number(f"{folder}/mtu") if name else None
         return Link(address, name, mtu, speed if speed and speed > 0 else None), None
     return None, f"{toward}: {error.strerror if error else 'no address'}"
 

@@ -26,6 +26,11 @@ class GpuProcess:
     user: str | None
     memory: int | None  # bytes
 
+    @property
+    def described(self) -> str:
+        """For people: "python 4711 of ann"."""
+        return f"{self.name or 'process'} {self.pid}" + (f" of {self.user}" if self.user else "")
+
 
 @dataclass(frozen=True)
 class MigInstance:

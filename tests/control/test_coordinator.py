@@ -10,6 +10,7 @@ import pytest
 
 from ddplaunch.control import messages
 from ddplaunch.control.attempt import SETTLE
+from ddplaunch.control.checks import LATE
 from ddplaunch.control.coordinator import EARLY_REPORT, OVERDUE, Coordinator
 from ddplaunch.control.failure import Failure
 from ddplaunch.control.late_nodes import EARLY
@@ -691,3 +692,145 @@ def test_a_third_ctrl_c_waits_for_nobody():
     job.say(0, messages.Interrupted(signal.SIGINT, again=True))
     assert job.outcome(0).outcome.code == 130
     assert job.outcome(1).outcome.code == 130
+
+
+def checking(*joined: int, **rules: object) -> Job:
+    """A job that asks its nodes to look at themselves."""
+    job = Job(checks=True, **rules)
+    job.join(*joined)
+    return job
+
+
+LACK = messages.Unable("12 MiB free in /dev/shm (64 MiB needed)", "remove something")
+
+
+def test_the_ranks_start_when_every_node_has_what_they_need():
+    job = checking(1, min_nodes=2)
+    assert [check.attempt for check in job.take(messages.Check)] == [0, 0]
+    job.say(0, messages.Checked(0))
+    assert not job.take(messages.Start)
+    job.say(1, messages.Checked(0))
+    assert len(job.take(messages.Start)) == 2
+
+
+def test_who_is_slow_to_check_itself_is_named():
+    job = checking(1, min_nodes=2)
+    job.say(0, messages.Checked(0))
+    job.wait(LATE)
+    assert job.take(messages.Note, 0)[-1].text == "waiting for the check of node 1 (n1)"
+
+
+def test_an_elastic_job_leaves_out_a_node_that_lacks_something():
+    job = checking(1, 2, min_nodes=2, max_nodes=3)
+    for number in (0, 2):
+        job.say(number, messages.Checked(0))
+    job.say(1, LACK)
+    assert [share.node_rank for share in job.take(messages.Start)[0].shares] == [0, 2]
+    left_out = "node 1 (n1) is left out: 12 MiB free in /dev/shm (64 MiB needed)"
+    assert job.take(messages.Note, 2)[-1].text == left_out
+    assert job.outcome(1).outcome.refused == (left_out, "remove something")
+    job.take(messages.Check)
+    job.join(1)
+    assert not job.take(messages.Check), "it is asked when the ranks start next"
+
+
+def test_too_few_have_what_their_ranks_need():
+    job = checking(1, min_nodes=2, max_nodes=3)
+    job.wait(job.rules.join_window)
+    job.say(1, LACK)
+    (text, _), code = job.outcome(0).outcome.refused, job.outcome(1).outcome.code
+    assert text.endswith("needed); without it 1 of at least 2 nodes are left")
+    assert code == 2
+    assert not job.take(messages.Start)
+
+
+def test_a_node_that_lacks_something_before_a_restart():
+    job = checking(1, min_nodes=2, max_restarts=1)
+    for number in (0, 1):
+        job.say(number, messages.Checked(0))
+    job.drain(0, job.fail(0, 0))
+    job.drain(1)
+    job.wait(0)
+    assert [check.attempt for check in job.take(messages.Check)][-2:] == [1, 1]
+    job.say(1, LACK)
+    outcome = job.outcome(0).outcome
+    assert (outcome.code, outcome.verdict.first.rank) == (3, 0)
+    assert outcome.remark == "no restart: node 1 (n1): 12 MiB free in /dev/shm (64 MiB needed)"
+
+
+def test_a_node_that_is_lost_while_it_checks_itself():
+    job = checking(1, 2, min_nodes=2, max_nodes=3)
+    for number in (0, 2):
+        job.say(number, messages.Checked(0))
+    job.coordinator.lost(1, "its connection closed")
+    assert len(job.take(messages.Start)) == 2
+
+
+def test_a_node_that_joins_while_others_check_themselves_is_waited_for():
+    job = checking(1, min_nodes=2, max_nodes=3)
+    job.wait(job.rules.join_window)
+    job.join(2)
+    for number in (0, 1):
+        job.say(number, messages.Checked(0))
+    assert not job.take(messages.Start)
+    job.say(2, messages.Checked(0))
+    assert len(job.take(messages.Start)) == 3
+
+
+def test_a_node_interrupts_the_ranks_only_when_it_can_take_part():
+    job = checking(min_nodes=1, max_nodes=2, grow=True)
+    job.wait(job.rules.join_window)
+    job.say(0, messages.Checked(0))
+    assert len(job.take(messages.Start)) == 1
+    job.join(1)
+    assert not job.take(messages.Stop)
+    job.say(1, LACK)
+    assert not job.take(messages.Stop)
+    job.outcome(1)
+    job.join(1)
+    job.say(1, messages.Checked(0))
+    assert len(job.take(messages.Stop)) == 1
+    job.drain(0, stopped=2)
+    job.wait(0)
+    job.say(0, messages.Checked(1))
+    assert not job.take(messages.Start), "the other is to look once more"
+    job.say(1, messages.Checked(1))
+    assert len(job.take(messages.Start)) == 2
+
+
+def test_a_node_that_lacks_something_when_the_ranks_have_failed_meanwhile():
+    """It was asked as it joined; the others start when they were to, and after a check of their own."""
+    job = checking(min_nodes=1, max_nodes=2, grow=True, max_restarts=1, restart_backoff=5.0)
+    job.wait(job.rules.join_window)
+    job.say(0, messages.Checked(0))
+    job.join(1)
+    job.drain(0, job.fail(0, 0))
+    job.take(messages.Check)
+    job.take(messages.Start)
+    job.say(1, LACK)
+    assert job.outcome(1).outcome.code == 2
+    assert not job.take(messages.Check) + job.take(messages.Start)
+    job.wait(5)
+    assert len(job.take(messages.Check)) == 1
+    job.say(0, messages.Checked(1))
+    assert len(job.take(messages.Start)) == 1
+
+
+def test_a_lost_node_and_another_that_lacks_something():
+    job = checking(1, 2, min_nodes=2, max_nodes=3)
+    for number in (0, 1, 2):
+        job.say(number, messages.Checked(0))
+    job.coordinator.lost(1, "its connection closed")
+    job.drain(0)
+    job.drain(2)
+    job.wait(0)
+    job.say(2, LACK)
+    outcome = job.outcome(0).outcome
+    assert outcome.code == 69
+    assert outcome.remark.startswith("not started again: node 2 (n2): 12 MiB free in /dev/shm")
+
+
+def test_an_interrupt_ends_the_checks():
+    job = checking(1, min_nodes=2)
+    job.say(1, messages.Interrupted(signal.SIGINT))
+    assert [job.outcome(number).outcome.code for number in (0, 1)] == [130, 130]

@@ -1,0 +1,117 @@
+"""The child of ``check``: looks whether this machine has what its ranks need, a line of JSON for each step.
+
+Each step may hang, at a dead file server or in a wedged driver: so it is told before it is taken.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.agent.memory import memory
+from ddplaunch.devices import read_hardware
+from ddplaunch.devices.cpu import read_cpu
+from ddplaunch.devices.visible import visible_gpus
+from ddplaunch.plan.hardware import Gpu
+from ddplaunch.words import named, size
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Step = tuple[Literal["looking", "waiting", "unfit", "fit"], str, str | None]
+
+MIB = 1 << 20
+SHM_NEEDED = 64 * MIB  # all that a container gets unasked: with less, something was left there
+DISK_NEEDED = 50 * MIB
+MEMORY_NEEDED = 256 * MIB  # what torch takes as it is imported
+GPU_BUSY = 1 << 30  # bytes in use below which a GPU counts as free: drivers and desktops take some hundred MiB
+PAUSE = 0.5  # seconds between two looks at GPUs that are in use
+CURRENT = "the current folder"
+
+
+def main() -> None:
+    """Look, by what our arguments say: seconds to wait for GPUs, torch's names of ours, folders by what they are."""
+    out = os.dup(1)
+    os.dup2(2, 1)
+    timeout, devices, folders = json.loads(sys.argv[1])
+    for step in look(timeout, devices, folders):
+        os.write(out, json.dumps(step).encode() + b"\n")
+        if step[0] in ("unfit", "fit"):
+            os._exit(0)
+
+
+def look(timeout: float, devices: Sequence[str], folders: dict[str, str]) -> Iterator[Step]:
+    """Take one step after the other; the last is "fit", or "unfit" with what is wrong and what to do."""
+    yield "looking", "/dev/shm", None
+    if wrong := _little("/dev/shm", "/dev/shm", SHM_NEEDED):
+        yield "unfit", wrong, "remove what dead processes left there, or make it larger: docker run --shm-size 16g"
+    for what, path in folders.items():
+        yield "looking", f"the file system of {what}", None
+        if wrong := _folder(what, path):
+            yield "unfit", wrong, "free some space, or choose another folder"
+    cpu = read_cpu("/sys")
+    _, available = memory(cpu.memory_total, cpu.memory_available)
+    if available is not None and available < MEMORY_NEEDED:
+        wrong = f"{size(available)} of memory are available ({size(MEMORY_NEEDED)} needed)"
+        yield "unfit", wrong, "end what uses it, or ask for more memory"
+    if devices:
+        yield from _gpus(timeout, devices)
+    yield "fit", "", None
+
+
+def _little(what: str, path: str, needed: int) -> str | None:
+    try:
+        room = os.statvfs(path)
+    except OSError as error:
+        return None if error.errno == errno.ENOENT else f"{what}: {error.strerror}"
+    free = room.f_bavail * room.f_frsize
+    return f"{size(free)} free in {what} ({size(needed)} needed)" if free < needed and room.f_blocks else None
+
+
+def _folder(what: str, path: str) -> str | None:
+    """Why a folder cannot be used. The current one may be for reading alone: images of containers are."""
+    try:
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"x" * 4096)
+    except OSError as error:
+        if what.startswith(CURRENT) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            return None
+        return f"nothing can be written to {what}: {error.strerror}"
+    return _little(what, path, DISK_NEEDED)
+
+
+def _gpus(timeout: float, devices: Sequence[str]) -> Iterator[Step]:
+    """Wait until nothing holds memory of our GPUs, for ``timeout`` seconds."""
+    until = time.monotonic() + timeout
+    while True:
+        yield "looking", "the GPU driver", None
+        hardware = read_hardware(processes=True)
+        visible = visible_gpus(hardware, None, os.environ)
+        found = dict(zip(visible.devices, visible.gpus, strict=True))
+        if missing := [device for device in devices if device not in found]:
+            why = f": {hardware.notes[0].rstrip('.')}" if hardware.notes else ""
+            yield "unfit", f"{named(missing)} cannot be found any more{why}", "`nvidia-smi` and dmesg may tell why"
+            return
+        ours = {each.gpu.index: each.gpu for each in (found[device] for device in devices) if each.mig is None}
+        busy = [gpu for gpu in ours.values() if (gpu.memory_used or 0) > GPU_BUSY]
+        if not busy:
+            return
+        if time.monotonic() >= until:
+            yield "unfit", _in_use(busy[0], timeout), "end what uses it, or leave the GPU out: --gpus"
+            return
+        used = (f"GPU {gpu.index}: {size(gpu.memory_used or 0)}" for gpu in busy)
+        yield "waiting", f"{named(used)} are still in use", None
+        time.sleep(max(0.0, min(PAUSE, until - time.monotonic())))
+
+
+def _in_use(gpu: Gpu, waited: float) -> str:
+    of = f" of {size(gpu.memory_total)}" if gpu.memory_total else ""
+    users = named(each.described for each in gpu.processes)
+    by = f", by {users}" if users else ""
+    return f"GPU {gpu.index}: {size(gpu.memory_used or 0)}{of} are in use after {waited:g} s (--gpu-memory-timeout){by}"

@@ -1,0 +1,180 @@
+"""``--check``: what a node lacks before an attempt, and what becomes of the job then."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_until, write
+from tests.control.test_joining import free_port
+from tests.fake_nvml import fake_nvml as fake_nvml
+from tests.starts import FORKED, LIGHT
+
+HOST = os.uname().nodename
+NEWNS, PRIVATE = 0x20000, 1 << 18 | 1 << 14  # CLONE_NEWNS; MS_PRIVATE with MS_REC: sched.h, mount.h
+
+
+def with_small(*folders):
+    """What a process does first so that these folders are small file systems, for itself and what it starts."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def mount():
+        done = libc.unshare(NEWNS) or libc.mount(b"none", b"/", None, ctypes.c_ulong(PRIVATE), None)
+        for folder in folders:
+            done = done or libc.mount(b"small", os.fsencode(folder), b"tmpfs", ctypes.c_ulong(0), b"size=8m")
+        if done:
+            os._exit(99)
+
+    return mount
+
+
+@pytest.fixture
+def small(tmp_path):
+    """The function above, where it works."""
+    if os.geteuid() != 0 or subprocess.run(["true"], preexec_fn=with_small(tmp_path)).returncode:
+        pytest.skip("needs root and the right to mount")
+    return with_small
+
+
+@pytest.fixture
+def gpu(fake_nvml, tmp_path):
+    """A machine with one GPU, of whose memory 40 GiB are in use while a file is there: that file, the variables."""
+    held = tmp_path / "held"
+    environ = fake_nvml.environ(1, busy=[(0, 1, 40 << 10)])
+    return held, {**environ, "FAKE_NVML_BUSY_WHILE": str(held), "HELD": str(held)}
+
+
+FAILS_ONCE = """
+import os, pathlib, sys
+print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    pathlib.Path(os.environ["HELD"]).touch()
+    sys.exit(3)
+"""
+
+
+def test_a_sound_node_starts_its_ranks(launch, tmp_path):
+    write(tmp_path, "hello.py", "print('hello')")
+    done = launch("run", "--check", "--nproc", "2", *LIGHT, "--log-dir", "logs", "hello.py")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] hello", "[1] hello"])
+
+
+def test_memory_of_gpus_is_waited_for_before_a_restart(start, tmp_path, gpu):
+    held, environ = gpu
+    write(tmp_path, "train.py", FAILS_ONCE)
+    job = start("run", "--check", "--max-restarts", "1", *FORKED, "train.py", env=environ)
+    wait_until(lambda: "waiting for GPU 0: 40.0 GiB are still in use" in job.stderr(), "the wait")
+    assert "attempt 1" not in job.stdout()
+    held.unlink()
+    assert job.wait() == 0
+    assert job.stdout() == "attempt 0\nattempt 1\n"
+    job.assert_nothing_left()
+
+
+def test_no_restart_where_it_stays_in_use(start, tmp_path, gpu):
+    """The failure is told, and its exit code is the job's."""
+    _, environ = gpu
+    write(tmp_path, "train.py", FAILS_ONCE)
+    words = ("--check", "--gpu-memory-timeout", "0", "--max-restarts", "1", *FORKED)
+    job = start("run", *words, "train.py", env=environ)
+    assert job.wait() == 3
+    assert job.stdout() == "attempt 0\n"
+    told = "no restart: GPU 0: 40.0 GiB of 79.6 GiB are in use after 0 s (--gpu-memory-timeout), by "
+    assert told in job.stderr()
+    assert job.stderr().count("ddplaunch: rank 0 exited with code 3\n") == 2
+
+
+def test_ctrl_c_ends_the_wait(start, tmp_path, gpu):
+    held, environ = gpu
+    held.touch()
+    write(tmp_path, "train.py", "print('started')")
+    job = start("run", "--check", "train.py", env=environ)
+    wait_until(lambda: "waiting for GPU 0" in job.stderr(), "the wait")
+    job.signal(signal.SIGINT)
+    assert (job.wait(), job.stdout()) == (130, "")
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGSTOP, "the GPU driver did not answer in 5 s"),
+        (signal.SIGKILL, "the check of this machine broke off at the GPU driver"),
+    ],
+)
+def test_a_look_that_comes_to_no_end(start, tmp_path, gpu, number, said):
+    """The launcher waits for nobody who hangs."""
+    held, environ = gpu
+    held.touch()
+    write(tmp_path, "train.py", "print('started')")
+    job = start("run", "--check", "train.py", env=environ)
+    wait_until(lambda: "waiting for GPU 0" in job.stderr(), "the wait")
+    (child,) = [pid for pid in job.left() if b"checkup" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(child, number)
+    assert (job.wait(), job.stdout()) == (2, "")
+    assert f"Error: {said}\n" in job.stderr()
+    job.assert_nothing_left()
+
+
+def test_without_the_option_nobody_looks(launch, tmp_path, gpu):
+    held, environ = gpu
+    held.touch()
+    write(tmp_path, "train.py", "print('started')")
+    done = launch("run", "train.py", env=environ)
+    assert (done.returncode, done.stdout) == (0, "started\n")
+
+
+@pytest.mark.parametrize(
+    ("which", "said"),
+    [
+        ("/dev/shm", "8 MiB free in /dev/shm (64 MiB needed)"),
+        ("logs", "8 MiB free in --log-dir (logs/run) (50 MiB needed)"),
+        ("tmp", "8 MiB free in TMPDIR ({tmp}) (50 MiB needed)"),
+    ],
+)
+def test_what_a_node_lacks(start, tmp_path, small, which, said):
+    write(tmp_path, "train.py", "print('started')")
+    folders = {name: tmp_path / name for name in ("logs", "tmp")}
+    for folder in folders.values():
+        folder.mkdir()
+    words = ("--check", "--log-dir", "logs", "--run-id", "run", "train.py")
+    folder = folders.get(which, which)
+    environ = {"TMPDIR": str(folders["tmp"])}
+    job = start("run", *words, env=environ, preexec_fn=small(folder))
+    assert (job.wait(), job.stdout()) == (2, "")
+    assert job.stderr().splitlines()[0] == "Error: " + said.format(**folders)
+
+
+@pytest.mark.parametrize("nnodes", ["2", "1:2"])
+@pytest.mark.parametrize("bad", [0, 1])
+def test_one_of_two_nodes(start, tmp_path, small, nnodes, bad):
+    """A job of fixed size ends before a rank starts, and so does one whose node 0 lacks something; else it goes on."""
+    write(tmp_path, "train.py", "import os; print('of', os.environ['WORLD_SIZE'])")
+    port = str(free_port())
+    words = ("run", "--check", "--nnodes", nnodes, "--master-addr", "127.0.0.1", "--master-port", port, *FORKED)
+    own = {"preexec_fn": small("/dev/shm")}
+    jobs = [start(*words, "--node-rank", str(rank), "train.py", **(own if rank == bad else {})) for rank in (0, 1)]
+    codes = [job.wait() for job in jobs]
+    lack = "8 MiB free in /dev/shm (64 MiB needed)"
+    if nnodes == "2" or bad == 0:
+        assert codes == [2, 2]
+        assert [job.stdout() for job in jobs] == ["", ""]
+        assert all(f"Error: node {bad} ({HOST}): {lack}\n" in job.stderr() for job in jobs)
+        return
+    assert codes == [0, 2]
+    assert jobs[0].stdout() == "of 1\n"
+    assert f"ddplaunch: node 1 ({HOST}) is left out: {lack}\n" in jobs[0].stderr()
+    assert f"Error: node 1 ({HOST}) is left out: {lack}\n" in jobs[1].stderr()
+
+
+def test_the_wait_belongs_to_the_check(answer, tmp_path):
+    write(tmp_path, "train.py", "")
+    done = answer("run", "--gpu-memory-timeout", "60", "train.py")
+    assert done.returncode == 2
+    assert done.stderr == "Error: --gpu-memory-timeout 60 works only with --check\n  add --check\n"
