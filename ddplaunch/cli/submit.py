@@ -1,6 +1,6 @@
 """``ddplaunch submit``: from what was typed, and defaults in files, to a batch script and a job of Slurm.
 
-``submit_gridengine`` goes on with a job of Grid Engine.
+``submit_gridengine`` and ``submit_pbs`` go on with jobs of other schedulers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddplaunch.cli.following import follow as follow_to_its_end
 from ddplaunch.cli.following import say
 from ddplaunch.cli.options import Source
 from ddplaunch.cli.parameters import source_of
-from ddplaunch.cli.submit_options import COMMON, HEADINGS, REFUSED, passed_on
+from ddplaunch.cli.submit_options import COMMON, HEADINGS, OF_SCHEDULERS, REFUSED, passed_on
 from ddplaunch.cli.surroundings import check_token
 from ddplaunch.cli.target_command import SETTINGS, remarks, spellings
 from ddplaunch.cli.typed import current_directory, find_target
@@ -101,7 +101,7 @@ def submit(
     dry_run: bool,
     **_: object,
 ) -> int:
-    """Submit a training job to Slurm or Grid Engine.
+    """Submit a training job to Slurm, Grid Engine or PBS.
 
     Writes a batch script that runs `ddplaunch run` on each node, and hands it to sbatch or qsub. The options of
     `ddplaunch run` travel with the job.
@@ -110,14 +110,18 @@ def submit(
     """
     from ddplaunch.submit import queue, slurm
 
-    if ctx.params["scheduler"] == "sge":
+    scheduler = ctx.params["scheduler"]
+    _check_scheduler(ctx, scheduler)
+    if scheduler == "sge":
         from ddplaunch.cli.submit_gridengine import submit_to_gridengine
 
         _check_target(ctx)
-        return submit_to_gridengine(ctx, target, follow=follow, dry_run=dry_run)
-    for option, value in ("--pe", ctx.params["pe"]), ("--qsub-arg", " ".join(ctx.params["qsub_args"])):
-        if value:
-            raise UsageError(f"{option} {value} needs --scheduler sge", f"for Slurm leave {option} out")
+        return submit_to_gridengine(ctx, target)
+    if scheduler == "pbs":
+        from ddplaunch.cli.submit_pbs import submit_to_pbs
+
+        _check_target(ctx)
+        return submit_to_pbs(ctx, target)
     job = _job(ctx, target)
     if job.array and follow:
         raise UsageError(f"--follow does not work with --array {job.array}: each job has its own log", "leave one out")
@@ -156,6 +160,17 @@ def submit(
     for line in (*lines, cancel):
         say(line)
     return follow_to_its_end(submitted, log, Follower(submitted, queue, sys.stdout.buffer, sys.stderr.buffer, say))
+
+
+def _check_scheduler(ctx: click.Context, scheduler: str) -> None:
+    """Refuse options of another scheduler that nothing else would."""
+    for name, of in OF_SCHEDULERS.items():
+        value = ctx.params[name]
+        if value and scheduler not in of:
+            option = next(param.opts[0] for param in ctx.command.params if param.name == name)
+            text = value if isinstance(value, str) else " ".join(value)
+            what = f"{option} {text} needs --scheduler {' or '.join(of)}"
+            raise UsageError(what, f"for {scheduler} leave {option} out")
 
 
 def _keep(ctx: click.Context, job: BatchJob, submitted: JobId, target: str, log: str) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import click
 
-from ddplaunch.cli.batch_command import report, seconds, words_of_run
-from ddplaunch.cli.surroundings import TOKEN, check_token
+from ddplaunch.cli.batch_command import seconds, words_of_run
+from ddplaunch.cli.submit_script import check_passed_on, hand_in, refuse
 from ddplaunch.cli.typed import current_directory
 from ddplaunch.errors import UsageError
 
@@ -51,37 +49,22 @@ REFUSED = {
 _OURS_ALONE = {"-pe", "-S", "-j", "-o", "-e", "-wd", "-cwd", "-V", "-terse", "-sync", "-N", "-q", "-t"}
 
 
-def submit_to_gridengine(ctx: click.Context, target: str, *, follow: bool, dry_run: bool) -> int:
-    """Print the script, or hand it to qsub; with ``follow`` show the log, and return the job's exit code."""
-    from ddplaunch.cli.following import follow as follow_to_its_end
-    from ddplaunch.cli.following import say
-    from ddplaunch.cli.submit import prepare_log
+def submit_to_gridengine(ctx: click.Context, target: str) -> int:
+    """Print the script, or hand it to qsub; with --follow show the log, and return the job's exit code."""
     from ddplaunch.submit import gridengine, qmaster
-    from ddplaunch.submit.follow import Follower
 
     job = _job(ctx, target)
-    check_token(None)
-    script = gridengine.script(job)
-    otherwise = {"job-name": "the target", "output": "default", "nodes": "default", "scheduler": "default"}
-    values = {**vars(job), "scheduler": "sge", "time": ctx.params["time"]}
-    more = (f"chdir: {job.chdir} (the current directory)", f"interpreter: {job.interpreter} (this one)")
-    report(ctx, values, otherwise, _advice(os.environ), {}, more, dry_run=dry_run)
-    if dry_run:
-        click.echo(os.fsencode(script), nl=False)
-        return 0
-    qmaster.check_is_here(os.environ)
-    prepare_log(job.chdir, "--output", job.output)
-    submitted = qmaster.submit(script, os.environ)
-    log = gridengine.log_path(job, submitted.number)
-    lines = [f"job {submitted.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {log}"]
-    cancel = f"cancel: qdel {submitted.number}"
-    if not follow:
-        click.echo(os.fsencode("\n".join([*lines, f"follow: tail -n +1 -F {shlex.quote(log)}", cancel])))
-        return 0
-    for line in (*lines, cancel):
-        say(line)
-    follower = Follower(submitted, qmaster.Qmaster(log), sys.stdout.buffer, sys.stderr.buffer, say)
-    return follow_to_its_end(submitted, log, follower)
+    return hand_in(
+        ctx,
+        target,
+        job,
+        gridengine.script(job),
+        qmaster,
+        qmaster.Qmaster,
+        lambda number: gridengine.log_path(job, number),
+        shows="qstat -j shows the variables of a job to everyone",
+        cancel="qdel",
+    )
 
 
 def _job(ctx: click.Context, target: str) -> GridJob:
@@ -90,10 +73,9 @@ def _job(ctx: click.Context, target: str) -> GridJob:
     from ddplaunch.submit.gridengine import GridJob
 
     values = ctx.params
-    for name, hint in REFUSED.items():
-        if values[name]:
-            option = next(param.opts[0] for param in ctx.command.params if param.name == name)
-            raise UsageError(f"{option} does not work with --scheduler sge", hint)
+    refuse(ctx, REFUSED)
+    hint = "options of ddplaunch submit: --pe, --partition, --job-name, --output"
+    check_passed_on("--qsub-arg", values["qsub_args"], "-l h_vmem=4G", _OURS_ALONE, hint)
     if values["pe"] is None:
         hint = "`qconf -spl` lists them; it needs control_slaves TRUE, and as many slots on each host"
         raise UsageError("--scheduler sge needs --pe NAME, a parallel environment", hint)
@@ -108,31 +90,12 @@ def _job(ctx: click.Context, target: str) -> GridJob:
         cpus_per_task=values["cpus_per_task"],
         seconds=seconds(values["time"]) if values["time"] else None,
         partition=values["partition"],
-        qsub_args=_qsub_args(values["qsub_args"]),
+        qsub_args=values["qsub_args"],
         setup=tuple(setups(ctx, "setup")),
     )
-
-
-def _advice(environ: Mapping[str, str]) -> Iterator[str]:
-    if TOKEN in environ:
-        yield f"{TOKEN} is no secret in this job: qstat -j shows the variables of a job to everyone"
 
 
 def _name(text: str) -> str:
     """A name that qsub takes: it may not begin with a digit, nor have some characters (sge_types(1))."""
     name = "".join("_" if each in "\n\t\r/:@\\*?" else each for each in text)
     return f"j{name}" if name[:1].isdigit() else name
-
-
-def _qsub_args(texts: tuple[str, ...]) -> tuple[str, ...]:
-    for text in texts:
-        try:
-            words = shlex.split(text)
-        except ValueError:
-            raise UsageError(f"--qsub-arg {text}: a quotation mark is missing") from None
-        if not words or not words[0].startswith("-"):
-            raise UsageError(f"--qsub-arg {text}: expected an option of qsub", "--qsub-arg='-l h_vmem=4G'")
-        if words[0] in _OURS_ALONE:
-            hint = "options of ddplaunch submit: --pe, --partition, --job-name, --output"
-            raise UsageError(f"--qsub-arg {text}: ddplaunch sets {words[0]} itself", hint)
-    return texts

@@ -9,6 +9,7 @@ import click
 
 from ddplaunch.cli import batch_command
 from ddplaunch.cli.batch_command import CONFIG, CPUS, JOB_NAME, MEMORY, NODES, OF_SBATCH, TIME, like, option, wrong
+from ddplaunch.words import named
 
 REFUSED = {
     **{name: hint for name, hint in batch_command.REFUSED.items() if name != "--exclude"},
@@ -18,7 +19,10 @@ REFUSED = {
 }
 """Options that a job of Slurm cannot have, and what to type instead."""
 
-SCHEDULERS = ("slurm", "sge")
+SCHEDULERS = {"slurm": "Slurm", "sge": "Grid Engine", "pbs": "PBS"}
+
+OF_SCHEDULERS = {"pe": ("sge",), "qsub_args": ("sge", "pbs")}
+"""Options that only some schedulers have, by click's names."""
 
 _OURS_ALONE = {"--ntasks", "--ntasks-per-node", "-n", "--parsable", "--wrap", "--open-mode", "--chdir", "-D"}
 
@@ -86,7 +90,8 @@ _WAITED = r"(after|afterany|afterburstbuffer|aftercorr|afternotok|afterok)(:\d+(
 def _scheduler(ctx: click.Context, param: click.Parameter, text: str) -> str:
     if text not in SCHEDULERS:
         hint = "ddplaunch manifest prints a job for Kubernetes" if text == "kubernetes" else "leave it out for Slurm"
-        raise wrong(ctx, param, text, "submit is for Slurm (slurm) and Grid Engine (sge)", hint)
+        known = named([f"{system} ({name})" for name, system in SCHEDULERS.items()])
+        raise wrong(ctx, param, text, f"submit is for {known}", hint)
     return text
 
 
@@ -158,16 +163,18 @@ HEADINGS = {
         ),
         CONFIG,
     ),
-    "For Grid Engine": (
+    "For Grid Engine and PBS": (
         click.Option(
             ["--scheduler"],
             metavar="NAME",
             default="slurm",
             show_default=True,
             callback=_scheduler,
-            help="slurm, or sge for Grid Engine, where --partition names a queue.",
+            help="slurm; sge for Grid Engine or pbs for PBS, where --partition names a queue.",
         ),
-        option("--pe", "NAME", "Parallel environment, which must give each host the same number of slots."),
+        option(
+            "--pe", "NAME", "Parallel environment of Grid Engine, which must give each host the same number of slots."
+        ),
         option(
             "--qsub-arg qsub_args", "OPTION", "Any other option of qsub, like --qsub-arg='-l h_vmem=4G'", multiple=True
         ),

@@ -24,7 +24,7 @@ TORCHRUN = "torchelastic"
 
 _KEPT = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "ROLE_NAME")
 
-_ONE_LOG = {"slurm", "openmpi", "mpich", "mvapich", "flux", "pals", "lsf", "sge", TORCHRUN}
+_ONE_LOG = {"slurm", "openmpi", "mpich", "mvapich", "flux", "pals", "lsf", "pbs", "sge", TORCHRUN}
 """Where one program (srun, mpirun, …) shows what all of its processes print, unless it is told otherwise."""
 
 

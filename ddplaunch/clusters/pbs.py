@@ -8,8 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ddplaunch.clusters import submitted
 from ddplaunch.clusters.finding import Allocation, Finding
-from ddplaunch.clusters.reading import batch_script, check_below, is_set, job_port, number_if_set, read_hosts
+from ddplaunch.clusters.reading import (
+    batch_script,
+    check_below,
+    is_set,
+    job_port,
+    number_if_set,
+    read_hosts,
+)
 
 JOB_ID = "PBS_JOBID"  # 1234.server, 1234[7].server for one of an array
 NODEFILE = "PBS_NODEFILE"  # /var/spool/pbs/aux/1234.server
@@ -18,10 +26,12 @@ TASK = "PBS_TASKNUM"  # 1 is the job's script
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a job's script, or a process that pbsdsh has started.
+    """Recognise a node of a job of ``ddplaunch submit``, a job's script, or a process that pbsdsh has started.
 
     Raises UsageError if PBS_NODENUM is not a number, or more than there are hosts.
     """
+    if ours := submitted.find("pbs", environ, JOB_ID):
+        return ours
     given = allocation(environ)
     if given is None:
         return None

@@ -11,7 +11,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ddplaunch.clusters.sge import HOSTS, NODE_RANK
+from ddplaunch.clusters.submitted import HOSTS, NODE_RANK
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command

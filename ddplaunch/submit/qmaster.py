@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Mapping
 
 from ddplaunch.dataclass import dataclass
-from ddplaunch.errors import EXIT_SIGNAL, LaunchError, UsageError
+from ddplaunch.errors import EXIT_SIGNAL, LaunchError
+from ddplaunch.submit import programs
 from ddplaunch.submit.queue import JobId
 
 ACCOUNTED_AFTER = 120.0
@@ -54,22 +53,13 @@ class JobRecord:
 
 def check_is_here(environ: Mapping[str, str]) -> None:
     """Check that this machine has qsub. Raises UsageError if it is not on PATH."""
-    if shutil.which("qsub", path=environ.get("PATH")) is None:
-        what = "qsub is not on PATH: this machine has no commands of Grid Engine"
-        raise UsageError(what, "submit from a login node; --dry-run shows the script on any machine")
+    programs.check_on_path("qsub", "Grid Engine", environ)
 
 
 def submit(script: str, environ: Mapping[str, str]) -> JobId:
-    """Hand a script to qsub, whose stderr goes to ours; return the job's number. Raises UsageError if it refuses."""
-    done = subprocess.run(
-        ["qsub", "-terse"], input=os.fsencode(script), capture_output=True, env=dict(environ), check=False
-    )
-    if done.stderr:
-        os.write(2, done.stderr)
-    if done.returncode:
-        hint = "qsub says why above; qconf -spl lists the parallel environments, qconf -sql the queues"
-        raise UsageError(f"qsub refused the job (exit code {done.returncode})", hint)
-    number = done.stdout.decode(errors="replace").strip().rpartition("\n")[2]
+    """Hand a script to qsub; return the job's number. Raises UsageError if it refuses."""
+    hint = "qconf -spl lists the parallel environments, qconf -sql the queues"
+    number = programs.submit(["qsub", "-terse"], script, environ, hint).rpartition("\n")[2]
     if not number.isdecimal():
         raise LaunchError(f"qsub took the job, but its answer is not a job id: {number!r}", "qstat lists your jobs")
     return JobId(number)
@@ -90,14 +80,14 @@ class Qmaster:
         Raises LaunchError if qacct does not show the job for long.
         """
         try:
-            listed = _call("qstat", "-xml")
+            listed = programs.call("qstat", "-xml")
             if listed.returncode:
                 return None
             state = state_of(listed.stdout, job.number)
             if state is not None:
                 self._gone_since = None
                 return JobRecord(state, self._log)
-            accounted = _call("qacct", "-j", job.number)
+            accounted = programs.call("qacct", "-j", job.number)
         except (OSError, subprocess.TimeoutExpired):
             return None
         ended = end_of(accounted.stdout)
@@ -113,10 +103,8 @@ class Qmaster:
         return JobRecord("ended", self._log)
 
     def cancel(self, job: JobId) -> None:
-        """Delete a job; what qdel prints goes to our stderr. Raises LaunchError if qdel failed."""
-        done = subprocess.run(["qdel", job.number], stdin=subprocess.DEVNULL, stdout=2, check=False)
-        if done.returncode:
-            raise LaunchError(f"qdel did not delete job {job.number} (exit code {done.returncode})")
+        """Delete a job. Raises LaunchError if qdel failed."""
+        programs.cancel("qdel", job)
 
 
 def state_of(listed: str, number: str) -> str | None:
@@ -150,16 +138,3 @@ def end_of(accounted: str) -> tuple[int, str] | None:
         else:
             found = code or 1, f"failed: Grid Engine says {failed}"
     return found
-
-
-def _call(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=60,
-        check=False,
-        start_new_session=True,  # Ctrl-C is ours
-    )

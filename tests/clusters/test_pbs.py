@@ -68,3 +68,11 @@ def test_more_nodes_than_hosts(job: dict[str, str]) -> None:
 
 def test_nothing_without_it() -> None:
     assert find({"PBS_CONF_FILE": "/etc/pbs.conf"}) is None
+
+
+def test_a_node_of_a_job_of_ours() -> None:
+    job = {"PBS_JOBID": "1234.server", "PBS_NODENUM": "7", "DDPLAUNCH_HOSTS": "n1,n2", "DDPLAUNCH_NODE_RANK": "1"}
+    finding = find(job)
+    assert finding
+    assert (finding.nnodes, finding.node_rank, finding.address, finding.is_script) == (2, 1, "n1", False)
+    assert finding.run_id == "1234.server"

@@ -27,7 +27,10 @@ Written from the source by `python -m tests.reference`; a test holds it up to da
 """
 
 
-OF_SCHEDULERS = {"submit": "[Slurm](slurm.md), [Grid Engine](gridengine.md)", "manifest": "[Kubernetes](kubernetes.md)"}
+OF_SCHEDULERS = {
+    "submit": "[Slurm](slurm.md), [Grid Engine](gridengine.md), [PBS](pbs-lsf.md)",
+    "manifest": "[Kubernetes](kubernetes.md)",
+}
 
 
 def page() -> str:

@@ -1,0 +1,50 @@
+"""Calling a scheduler's own programs, as the modules for Grid Engine, PBS and LSF do; they read what is printed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from ddplaunch.errors import LaunchError, UsageError
+from ddplaunch.submit.queue import JobId
+
+
+def check_on_path(program: str, system: str, environ: Mapping[str, str]) -> None:
+    """Check that this machine has a program. Raises UsageError if it is not on PATH."""
+    if shutil.which(program, path=environ.get("PATH")) is None:
+        what = f"{program} is not on PATH: this machine has no commands of {system}"
+        raise UsageError(what, "submit from a login node; --dry-run shows the script on any machine")
+
+
+def submit(words: list[str], script: str, environ: Mapping[str, str], hint: str) -> str:
+    """Hand a script to a program, whose stderr goes to ours; return what it prints. Raises UsageError if it refuses."""
+    done = subprocess.run(words, input=os.fsencode(script), capture_output=True, env=dict(environ), check=False)
+    if done.stderr:
+        os.write(2, done.stderr)
+    if done.returncode:
+        what = f"{words[0]} refused the job (exit code {done.returncode})"
+        raise UsageError(what, f"{words[0]} says why above; {hint}")
+    return done.stdout.decode(errors="replace").strip()
+
+
+def cancel(program: str, job: JobId) -> None:
+    """Cancel a job; what the program prints goes to our stderr. Raises LaunchError if it failed."""
+    done = subprocess.run([program, job.number], stdin=subprocess.DEVNULL, stdout=2, check=False)
+    if done.returncode:
+        raise LaunchError(f"{program} did not delete job {job.number} (exit code {done.returncode})")
+
+
+def call(*words: str) -> subprocess.CompletedProcess[str]:
+    """Ask a program something. Raises OSError if it cannot be started, TimeoutExpired after a minute."""
+    return subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=60,
+        check=False,
+        start_new_session=True,  # Ctrl-C is ours
+    )
