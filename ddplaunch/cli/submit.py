@@ -1,6 +1,6 @@
 """``ddplaunch submit``: from what was typed, and defaults in files, to a batch script and a job of Slurm.
 
-``submit_gridengine`` and ``submit_pbs`` go on with jobs of other schedulers.
+``submit_gridengine``, ``submit_pbs`` and ``submit_lsf`` go on with jobs of other schedulers.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def submit(
     dry_run: bool,
     **_: object,
 ) -> int:
-    """Submit a training job to Slurm, Grid Engine or PBS.
+    """Submit a training job to Slurm, Grid Engine, PBS or LSF.
 
-    Writes a batch script that runs `ddplaunch run` on each node, and hands it to sbatch or qsub. The options of
+    Writes a batch script that runs `ddplaunch run` on each node, and hands it to sbatch, qsub or bsub. The options of
     `ddplaunch run` travel with the job.
 
     Defaults: [tool.ddplaunch.submit] in pyproject.toml, [submit] in ~/.config/ddplaunch.toml.
@@ -122,6 +122,11 @@ def submit(
 
         _check_target(ctx)
         return submit_to_pbs(ctx, target)
+    if scheduler == "lsf":
+        from ddplaunch.cli.submit_lsf import submit_to_lsf
+
+        _check_target(ctx)
+        return submit_to_lsf(ctx, target)
     job = _job(ctx, target)
     if job.array and follow:
         raise UsageError(f"--follow does not work with --array {job.array}: each job has its own log", "leave one out")

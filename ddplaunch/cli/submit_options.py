@@ -19,9 +19,9 @@ REFUSED = {
 }
 """Options that a job of Slurm cannot have, and what to type instead."""
 
-SCHEDULERS = {"slurm": "Slurm", "sge": "Grid Engine", "pbs": "PBS"}
+SCHEDULERS = {"slurm": "Slurm", "sge": "Grid Engine", "pbs": "PBS", "lsf": "LSF"}
 
-OF_SCHEDULERS = {"pe": ("sge",), "qsub_args": ("sge", "pbs")}
+OF_SCHEDULERS = {"pe": ("sge",), "qsub_args": ("sge", "pbs"), "bsub_args": ("lsf",)}
 """Options that only some schedulers have, by click's names."""
 
 _OURS_ALONE = {"--ntasks", "--ntasks-per-node", "-n", "--parsable", "--wrap", "--open-mode", "--chdir", "-D"}
@@ -163,14 +163,14 @@ HEADINGS = {
         ),
         CONFIG,
     ),
-    "For Grid Engine and PBS": (
+    "For Grid Engine, PBS and LSF": (
         click.Option(
             ["--scheduler"],
             metavar="NAME",
             default="slurm",
             show_default=True,
             callback=_scheduler,
-            help="slurm; sge for Grid Engine or pbs for PBS, where --partition names a queue.",
+            help="slurm; sge for Grid Engine, pbs or lsf, where --partition names a queue.",
         ),
         option(
             "--pe", "NAME", "Parallel environment of Grid Engine, which must give each host the same number of slots."
@@ -178,6 +178,7 @@ HEADINGS = {
         option(
             "--qsub-arg qsub_args", "OPTION", "Any other option of qsub, like --qsub-arg='-l h_vmem=4G'", multiple=True
         ),
+        option("--bsub-arg bsub_args", "OPTION", "Any other option of bsub, like --bsub-arg='-M 200G'", multiple=True),
     ),
     "Environment of the job": (
         option("--setup", "FILE|CMD", "A file to source, or a command to run, before the job starts", multiple=True),

@@ -1,4 +1,4 @@
-"""LSF: ``jsrun``, which sets JSM_NAMESPACE_*, or a job's script.
+"""LSF: ``jsrun``, which sets JSM_NAMESPACE_*, a node of a job of ``ddplaunch submit``, or a job's script.
 
 On systems with jsrun the script runs on a launch node, which is the first line of the job's rank file and has no
 process of the job; on others the first line is a host like the rest.
@@ -8,8 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ddplaunch.clusters import submitted
 from ddplaunch.clusters.finding import Allocation, Finding
-from ddplaunch.clusters.reading import batch_script, is_set, number_if_set, numbers, read_hosts, started, to_number
+from ddplaunch.clusters.reading import (
+    batch_script,
+    is_set,
+    number_if_set,
+    numbers,
+    read_hosts,
+    started,
+    to_number,
+)
 
 JOB_ID = "LSB_JOBID"  # 4711
 RANKFILE = "LSB_DJOB_RANKFILE"  # /home/me/.lsbatch/1700000000.4711.hostfile: one host a line, once for every slot
@@ -22,9 +31,11 @@ LOCAL_SIZE = "JSM_NAMESPACE_LOCAL_SIZE"  # 2
 
 
 def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a process that jsrun has started, or a job's script."""
+    """Recognise a process that jsrun has started, a node of a job of ``ddplaunch submit``, or a job's script."""
     given = allocation(environ)
     if not is_set(environ, RANK):
+        if ours := submitted.find("lsf", environ, JOB_ID):
+            return ours
         return batch_script("lsf", (JOB_ID, RANKFILE), given, "jsrun or blaunch") if given else None
     hosts = given.hosts if given else ()
     return started(

@@ -1,4 +1,4 @@
-"""A job of ``ddplaunch submit`` whose script numbers its hosts, where the system numbers nothing: Grid Engine, PBS."""
+"""A job of ``ddplaunch submit`` whose script numbers its hosts, as Grid Engine, PBS and LSF number nothing."""
 
 from __future__ import annotations
 

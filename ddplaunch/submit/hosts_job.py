@@ -47,9 +47,9 @@ def word(text: str) -> str:
     if any(each in text for each in "\n\r\0\\") or {'"', "'"} <= set(text):
         what = f"{text!r} does not fit in one line of a batch script"
         raise UsageError(what, "leave line breaks, backslashes and quotes out")
-    if not text or set(text) & set(" \t'"):
-        return f'"{text}"'
-    return f"'{text}'" if set(text) & set('"[]$<>&;|') else text
+    if '"' in text:
+        return f"'{text}'"
+    return f'"{text}"' if not text or set(text) & set(" \t'[]$<>&;|") else text
 
 
 def options(job: HostsJob, directive: str) -> Iterator[str]:
@@ -69,9 +69,16 @@ def hosts(job: HostsJob, variable: str, hint: str) -> Iterator[str]:
     yield "fi"
 
 
-def launch(job: HostsJob, cluster: str, job_id: str, before: Sequence[str] = ()) -> Iterator[str]:
-    """Put into a variable what bash does on each node: its words are node rank, hosts and the job's id."""
+def launch(
+    job: HostsJob, cluster: str, job_id: str, before: Sequence[str] = (), *, as_input: bool = False
+) -> Iterator[str]:
+    """Put into a variable what bash does on each node: its words are node rank, hosts and the job's id.
+
+    Where bash gets it ``as_input``, it must have read all of it before a set-up can.
+    """
     yield f"read -r -d '' launch <<'{_END}'"
+    if as_input:
+        yield "{"
     yield f"export {NODE_RANK}=$1 {HOSTS}=$2 {job_id}=$3"
     yield f"cd {shlex.quote(job.chdir)} || exit"
     yield from before
@@ -79,12 +86,14 @@ def launch(job: HostsJob, cluster: str, job_id: str, before: Sequence[str] = ())
         yield f"{f'source {shlex.quote(each.text)}' if each.is_file else each.text.rstrip('; ')} || exit"
     yield f"exec {shlex.join(python_command(job.interpreter))} \\"
     yield f"  {shlex.join(['run', '--cluster', cluster, *job.command])} </dev/null"
+    if as_input:
+        yield "}"
     yield _END
 
 
-def start(elsewhere: str, here: str, job_id: str) -> Iterator[str]:
+def start(elsewhere: str, here: str, job_id: str, after: str = "") -> Iterator[str]:
     """Start a launcher on each host, by commands for ``$rank`` and for node 0 that lack the three words."""
-    words = f'"$all" "${job_id}"'
+    words = f'"$all" "${job_id}"{after}'
     yield 'all=$(IFS=,; echo "${hosts[*]}")'
     yield "for ((rank = 1; rank < ${#hosts[@]}; rank++)); do"
     yield f'  {elsewhere} "$rank" {words} &'

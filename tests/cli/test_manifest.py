@@ -440,10 +440,14 @@ def test_the_former_name_is_the_programs_behind_its_target(call, tmp_path):
         (
             "",
             "[submit]\nscheduler = 'kubernetes'\n",
-            "--scheduler kubernetes: submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs) (FILE)\n  ddplaunch man",
+            "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF (lsf) (FILE)\n  ddplaunch manifest",
         ),
         ("", "[submit]\nnamespace = 'me'\n", "unknown key namespace in [submit]\n  it belongs in [manifest]"),
-        ("--scheduler k8s", "", "--scheduler k8s: submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs)\n"),
+        (
+            "--scheduler k8s",
+            "",
+            "--scheduler k8s: submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF (lsf)\n",
+        ),
         ("--namespace me", "", "--namespace works only with ddplaunch manifest\n  leave it out"),
     ],
 )

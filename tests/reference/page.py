@@ -28,7 +28,7 @@ Written from the source by `python -m tests.reference`; a test holds it up to da
 
 
 OF_SCHEDULERS = {
-    "submit": "[Slurm](slurm.md), [Grid Engine](gridengine.md), [PBS](pbs-lsf.md)",
+    "submit": "[Slurm](slurm.md), [Grid Engine](gridengine.md), [PBS, LSF](pbs-lsf.md)",
     "manifest": "[Kubernetes](kubernetes.md)",
 }
 

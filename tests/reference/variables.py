@@ -12,7 +12,7 @@ OF_DDPLAUNCH = {
     "DDPLAUNCH_PREFIX": "read: `--prefix`",
     "DDPLAUNCH_WARM": "read: `1` is `--warm`, `0` is `--no-warm`",
     "DDPLAUNCH_NNODES": "read in a pod of an indexed Job, where `ddplaunch manifest` sets it: `--nnodes`",
-    "DDPLAUNCH_HOSTS": "set in a job of Grid Engine or PBS that `submit` has written: its hosts, node 0's first",
+    "DDPLAUNCH_HOSTS": "set in a job of Grid Engine, PBS or LSF that `submit` has written: its hosts, node 0's first",
     "DDPLAUNCH_NODE_RANK": "set by such a job for each launcher: `--node-rank`",
     "DDPLAUNCH_OVER_SSH": "set for launchers that `--hosts` starts, which come at the same time; no rank has it",
     "DDPLAUNCH_REQUEUE_FILE": "read, where `submit --requeue` sets it: the mark to leave when the job made room; "
@@ -109,6 +109,7 @@ NO_VARIABLES = {
         "SESSION_ID",
         "TOKENIZERS_PARALLELISM",
         "IPC_LOCK",
+        "LSB_DJOB_HOSTFILE",  # the script of a job reads it
     ),
     *("GLOO_", "NCCL_", "TORCH_", "PET_", "SLURM_", "SRUN_", "SSH_", "DDPLAUNCH_"),
     *("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"),  # of an outer job's, left for sbatch

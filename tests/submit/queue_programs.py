@@ -144,11 +144,70 @@ def qdel(folder: Path, words: list[str]) -> int:
     return 0
 
 
+def bsub(folder: Path, words: list[str]) -> int:
+    """As that of LSF: the job begins in the current folder, with a file of hosts that has a line for each slot."""
+    script = sys.stdin.read()
+    asked = _directives(script, "#BSUB")
+    if asked.get("-q") == "nowhere":
+        print("nowhere: No such queue. Job not submitted.", file=sys.stderr)
+        return 255
+    slots = int(asked["-n"])
+    on_each = re.fullmatch(r'"span\[ptile=(\d+)\]"', asked["-R"])
+    assert on_each is not None, asked
+    assert asked["-o"] == "/dev/null", "the script writes the log"
+    job = _new(folder)
+    hosts = [HOSTS[slot // int(on_each[1])] for slot in range(slots)]
+    (job.folder / "hosts").write_text("".join(f"{host}\n" for host in hosts))
+    of_lsf = {"LSB_JOBID": job.number, "LSB_DJOB_HOSTFILE": str(job.folder / "hosts")}
+    job.begin(script, {**os.environ, **of_lsf}, Path.cwd(), None)
+    print(f"Job <{job.number}> is submitted to default queue <normal>.")
+    return 0
+
+
+def blaunch(folder: Path, words: list[str]) -> int:
+    """Run a command on a host by a shell, with our input and the variables of the shell that submitted."""
+    assert words[0] == "-z", words
+    job = Job(folder, os.environ["LSB_JOBID"])
+    assert words[1] in (job.folder / "hosts").read_text().split(), words
+    variables = {name: value for name, value in job.variables.items() if not name.startswith("LSB_")}
+    return subprocess.run(["/bin/sh", "-c", " ".join(words[2:])], cwd=folder, env=variables, check=False).returncode
+
+
+def bjobs(folder: Path, words: list[str]) -> int:
+    """``bjobs -noheader -o``: state, exit code and reason of one job."""
+    assert words[:3] == ["-noheader", "-o", "stat exit_code exit_reason delimiter='|'"], words
+    job = Job(folder, words[3])
+    if not job.folder.exists():
+        print(f"Job <{words[3]}> is not found", file=sys.stderr)
+        return 255
+    status = job.status
+    if status is None:
+        print("RUN|-|-")
+    elif status == 0:
+        print("DONE|-|-")
+    else:
+        print(f"EXIT|{status}|{'TERM_OWNER: job killed by owner' if (job.folder / 'killed').exists() else '-'}")
+    return 0
+
+
+def bkill(folder: Path, words: list[str]) -> int:
+    """Signal the job as LSF does at first: with SIGINT."""
+    job = Job(folder, words[0])
+    (job.folder / "killed").touch()
+    job.signal(signal.SIGINT)
+    print(f"Job <{words[0]}> is being terminated")
+    return 0
+
+
 PROGRAMS: dict[str, Callable[[Path, list[str]], int]] = {
     "qsub": qsub,
     "pbsdsh": pbsdsh,
     "qstat": qstat,
     "qdel": qdel,
+    "bsub": bsub,
+    "blaunch": blaunch,
+    "bjobs": bjobs,
+    "bkill": bkill,
 }
 
 if __name__ == "__main__":
