@@ -14,7 +14,7 @@ from ddplaunch.words import nearest
 
 _COMMANDS = {
     "run": "Start a training job on this machine, or this machine's share of one.",
-    "submit": "Submit a training job to Slurm or Grid Engine.",
+    "submit": "Submit a training job to Slurm, Grid Engine, PBS or LSF.",
     "manifest": "Print a training job for Kubernetes as YAML.",
     "attach": "Follow a job that was submitted, to its end.",
     "ps": "Show your jobs: on this machine, submitted, and ended.",

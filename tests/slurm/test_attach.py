@@ -98,7 +98,9 @@ def test_a_job_is_seen_from_the_login_host(login, tmp_path):
     assert shown[0].split() == ["JOB", "SUBMITTED", "NODES", "RANKS", "COLLECTIVES/S", "TARGET", "STATE"]
     assert re.fullmatch(rf"{next_one} +\S+ ago +2 +- +- +waits.py +waits: \w+", shown[1])
     assert re.fullmatch(rf"{job} +\S+ ago +2 +4 +- +waits.py +running", shown[2])
-    found = {each["run"]: each for each in json.loads(at.type("ps", "--json").out)}
+    listed = at.type("ps", "--json")
+    assert listed.code == 0, listed.err
+    found = {each["run"]: each for each in json.loads(listed.out)}
     assert (found[number]["state"], found[number]["world_size"], found[number]["code"]) == ("is running", 4, None)
     assert found[str(next_one)]["state"].startswith("waits: ")
 
