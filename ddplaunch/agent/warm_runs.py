@@ -10,6 +10,7 @@ from contextlib import suppress
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits
 from ddplaunch.agent.zygote_process import PROGRAM, Starting, WarmZygote, start
+from ddplaunch.rank import processes
 from ddplaunch.rank.channel import MAX_DESCRIPTORS
 from ddplaunch.warm import asking, place
 from ddplaunch.warm.fingerprint import fingerprint, short
@@ -146,9 +147,25 @@ class WarmRuns:
 
 
 def _leader() -> int:
-    """The process with whose end people have logged out: it leads our session, or that of who gave us one."""
-    session = os.getsid(0)
-    return os.getsid(os.getppid()) if session == os.getpid() else session
+    """The process with whose end people have logged out: it leads our session, or that of who gave us one.
+
+    Where that has ended or cannot be seen from here (in a container, behind nsenter), it is the outermost one of the
+    session that we see.
+
+    Raises:
+        OSError: there is none but ourselves.
+    """
+    ours = os.getpid()
+    leader = os.getppid() if os.getsid(0) == ours else ours
+    session = os.getsid(leader)
+    if processes.stat(session)[0] not in "ZX":
+        leader = session
+    else:
+        while (above := processes.stat(leader)[1]) and os.getsid(above) == session:
+            leader = above
+    if leader == ours:
+        raise OSError("the shell that it was started from has ended")
+    return leader
 
 
 def _hand_on(config: Config, end: socket.socket, environment: Mapping[str, str], streams: Sequence[int]) -> NoReturn:

@@ -89,7 +89,7 @@ def descendants(root: int, *, spare: Callable[[int], bool] | None = None) -> lis
     dead = set[int]()
     below: dict[int, list[int]] = {}
     for pid in pids:
-        state, parent = _stat(pid)
+        state, parent = stat(pid)
         if state in "ZX":
             dead.add(pid)
         below.setdefault(parent, []).append(pid)
@@ -102,7 +102,7 @@ def descendants(root: int, *, spare: Callable[[int], bool] | None = None) -> lis
     return found
 
 
-def _stat(pid: int) -> tuple[str, int]:
+def stat(pid: int) -> tuple[str, int]:
     """State and parent of a process (proc(5), the fields behind the name); ("X", 0) when it is gone.
 
     One whose main thread has ended counts as running while it has others: the kernel shows it as a zombie, but neither
@@ -124,7 +124,7 @@ def describe(pid: int) -> str:
             name = file.read().strip()
     except OSError:
         return f"pid {pid}"
-    if _stat(pid)[0] != "D":
+    if stat(pid)[0] != "D":
         return f"{name} (pid {pid})"
     try:
         with open(f"/proc/{pid}/wchan", encoding="utf-8") as file:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import alive, write
-from tests.warm.conftest import ROOT, SHOWS, Shell, gone, printed
+from tests.conftest import alive, wait_until, write
+from tests.warm.conftest import ROOT, SHOWS, Done, Shell, gone, printed
 
 
 def config(shell: Shell, text: str) -> None:
@@ -42,6 +42,34 @@ def test_it_ends_with_the_shell_that_made_it(shell: Shell):
     assert alive(done.made)
     shell.log_out()
     gone(done.made)
+
+
+@pytest.mark.slow
+def test_without_a_leader_of_its_session_it_ends_with_the_outermost_shell(shell: Shell):
+    """As below nohup, a CI runner or nsenter: what leads the session has ended, or cannot be seen."""
+    two_runs = "read go <go; " + 2 * f"{shell.launch('shows.py')}; " + "read go <go"
+    made = Done(0, after_its_leader(shell, two_runs, says="[1] made", times=2), "").made
+    assert shell.kept() == [made]
+    (shell.folder / "go").write_text("on\n")
+    gone(made)
+
+
+@pytest.mark.slow
+def test_without_any_shell_a_run_starts_cold(shell: Shell):
+    after_its_leader(shell, f"read go <go; exec {shell.launch('--log-dir', 'log', 'shows.py')}", says="[1] made")
+    assert shell.reasons("log") == ["no warm zygote can be asked: the shell that it was started from has ended"]
+    assert shell.kept() == []
+
+
+def after_its_leader(shell: Shell, line: str, *, says: str, times: int = 1) -> str:
+    """Run a line in the background of a session whose leader ends; say it waits for ``go``; return what it prints."""
+    os.mkfifo(shell.folder / "go")
+    out = shell.folder / "background.out"
+    done = shell.run(f"setsid -w sh -c {shlex.quote(f'( {line} ) >{out} 2>&1 & echo $!')}")
+    shell.started.append(int(done.stdout))
+    (shell.folder / "go").write_text("on\n")
+    wait_until(lambda: out.read_text().count(says) == times, f"{says} in {out}")
+    return out.read_text()
 
 
 @pytest.mark.slow
