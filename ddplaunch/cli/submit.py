@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -112,21 +112,9 @@ def submit(
 
     scheduler = ctx.params["scheduler"]
     _check_scheduler(ctx, scheduler)
-    if scheduler == "sge":
-        from ddplaunch.cli.submit_gridengine import submit_to_gridengine
-
+    if scheduler != "slurm":
         _check_target(ctx)
-        return submit_to_gridengine(ctx, target)
-    if scheduler == "pbs":
-        from ddplaunch.cli.submit_pbs import submit_to_pbs
-
-        _check_target(ctx)
-        return submit_to_pbs(ctx, target)
-    if scheduler == "lsf":
-        from ddplaunch.cli.submit_lsf import submit_to_lsf
-
-        _check_target(ctx)
-        return submit_to_lsf(ctx, target)
+        return _submit_to(scheduler)(ctx, target)
     job = _job(ctx, target)
     if job.array and follow:
         raise UsageError(f"--follow does not work with --array {job.array}: each job has its own log", "leave one out")
@@ -165,6 +153,17 @@ def submit(
     for line in (*lines, cancel):
         say(line)
     return follow_to_its_end(submitted, log, Follower(submitted, queue, sys.stdout.buffer, sys.stderr.buffer, say))
+
+
+def _submit_to(scheduler: str) -> Callable[[click.Context, str], int]:
+    """What submits to a scheduler other than Slurm."""
+    if scheduler == "sge":
+        from ddplaunch.cli.submit_gridengine import submit_to_gridengine as submit_to
+    elif scheduler == "pbs":
+        from ddplaunch.cli.submit_pbs import submit_to_pbs as submit_to
+    else:
+        from ddplaunch.cli.submit_lsf import submit_to_lsf as submit_to
+    return submit_to
 
 
 def _check_scheduler(ctx: click.Context, scheduler: str) -> None:

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
-from typing import TYPE_CHECKING
 
 import click
 
-from ddplaunch.cli.batch_command import seconds, words_of_run
-from ddplaunch.cli.submit_script import check_passed_on, hand_in, refuse
-from ddplaunch.cli.typed import current_directory
+from ddplaunch.cli.submit_script import check_passed_on, hand_in, hosts_job, refuse, refused
 from ddplaunch.errors import UsageError
-
-if TYPE_CHECKING:
-    from ddplaunch.submit.gridengine import GridJob
 
 _BY_HAND = "Grid Engine leaves it to the site; type it as for qsub: --qsub-arg="
 
@@ -35,14 +28,7 @@ REFUSED = {
     "mail_type": f"{_BY_HAND}'-m ea'",
     "mail_user": f"{_BY_HAND}'-M ADDRESS'",
     "comment": f"{_BY_HAND}'-ac comment=TEXT'",
-    "error": "stderr is in the log",
-    "array": "submit one job for each index",
-    "sbatch_args": "--qsub-arg is for options of qsub",
-    "srun_args": "--qsub-arg is for options of qsub",
-    "teardown": "it needs Slurm",
-    "container_image": "it needs Slurm's srun",
-    "container_mounts": "it needs Slurm's srun",
-    "requeue": "it needs Slurm",
+    **refused("qsub"),
 }
 """Options of a job of Slurm that one of Grid Engine has not, by click's names, and what to type instead."""
 
@@ -53,25 +39,6 @@ def submit_to_gridengine(ctx: click.Context, target: str) -> int:
     """Print the script, or hand it to qsub; with --follow show the log, and return the job's exit code."""
     from ddplaunch.submit import gridengine, qmaster
 
-    job = _job(ctx, target)
-    return hand_in(
-        ctx,
-        target,
-        job,
-        gridengine.script(job),
-        qmaster,
-        qmaster.Qmaster,
-        lambda number: gridengine.log_path(job, number),
-        shows="qstat -j shows the variables of a job to everyone",
-        cancel="qdel",
-    )
-
-
-def _job(ctx: click.Context, target: str) -> GridJob:
-    """Read the options into a job. Raises UsageError for those that Grid Engine has not, and without --pe."""
-    from ddplaunch.cli.submit import setups
-    from ddplaunch.submit.gridengine import GridJob
-
     values = ctx.params
     refuse(ctx, REFUSED)
     hint = "options of ddplaunch submit: --pe, --partition, --job-name, --output"
@@ -79,20 +46,9 @@ def _job(ctx: click.Context, target: str) -> GridJob:
     if values["pe"] is None:
         hint = "`qconf -spl` lists them; it needs control_slaves TRUE, and as many slots on each host"
         raise UsageError("--scheduler sge needs --pe NAME, a parallel environment", hint)
-    return GridJob(
-        command=words_of_run(ctx),
-        interpreter=sys.executable,
-        chdir=current_directory(),
-        job_name=_name(values["job_name"] or os.path.basename(target)),
-        output=values["output"] or "sge-$JOB_ID.out",
-        pe=values["pe"],
-        nodes=values["nodes"],
-        cpus_per_task=values["cpus_per_task"],
-        seconds=seconds(values["time"]) if values["time"] else None,
-        partition=values["partition"],
-        qsub_args=values["qsub_args"],
-        setup=tuple(setups(ctx, "setup")),
-    )
+    name = _name(values["job_name"] or os.path.basename(target))
+    job = hosts_job(ctx, name, "qsub_args")
+    return hand_in(ctx, target, job, gridengine, qmaster, shows="qstat -j shows the variables of a job to everyone")
 
 
 def _name(text: str) -> str:

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from typing import TYPE_CHECKING
 
 import click
 
-from ddplaunch.cli.batch_command import seconds, words_of_run
-from ddplaunch.cli.submit_script import check_passed_on, hand_in, refuse
-from ddplaunch.cli.typed import current_directory
+from ddplaunch.cli.submit_script import check_passed_on, hand_in, hosts_job, refuse, refused
 from ddplaunch.errors import UsageError
-
-if TYPE_CHECKING:
-    from ddplaunch.submit.hosts_job import HostsJob
 
 _BY_HAND = "type it as for bsub: --bsub-arg="
 
@@ -35,59 +28,18 @@ REFUSED = {
     "mail_type": f"{_BY_HAND}-N",
     "mail_user": f"{_BY_HAND}'-u ADDRESS'",
     "comment": f"{_BY_HAND}'-Jd TEXT'",
-    "error": "stderr is in the log",
-    "array": "submit one job for each index",
-    "sbatch_args": "--bsub-arg is for options of bsub",
-    "srun_args": "--bsub-arg is for options of bsub",
-    "teardown": "it needs Slurm",
-    "container_image": "it needs Slurm's srun",
-    "container_mounts": "it needs Slurm's srun",
-    "requeue": "it needs Slurm",
+    **refused("bsub"),
 }
 """Options of a job of Slurm that one of LSF has not, by click's names, and what to type instead."""
 
 _OURS_ALONE = {
-    "-J",
-    "-n",
-    "-nnodes",
-    "-gpu",
-    "-x",
-    "-W",
-    "-q",
-    "-P",
-    "-o",
-    "-oo",
-    "-e",
-    "-eo",
-    "-I",
-    "-Is",
-    "-Ip",
-    "-K",
-}
+    "-J", "-n", "-nnodes", "-gpu", "-x", "-W", "-q", "-P", "-o", "-oo", "-e", "-eo", "-I", "-Is", "-Ip", "-K",
+}  # fmt: skip
 
 
 def submit_to_lsf(ctx: click.Context, target: str) -> int:
     """Print the script, or hand it to bsub; with --follow show the log, and return the job's exit code."""
     from ddplaunch.submit import lsf, lsf_batch
-
-    job = _job(ctx, target)
-    return hand_in(
-        ctx,
-        target,
-        job,
-        lsf.script(job),
-        lsf_batch,
-        lsf_batch.Batch,
-        lambda number: lsf.log_path(job, number),
-        shows="bjobs -env shows the variables of a job to you, and at some sites to everyone",
-        cancel="bkill",
-    )
-
-
-def _job(ctx: click.Context, target: str) -> HostsJob:
-    """Read the options into a job. Raises UsageError for those that LSF has not."""
-    from ddplaunch.cli.submit import setups
-    from ddplaunch.submit.hosts_job import HostsJob
 
     values = ctx.params
     refuse(ctx, REFUSED)
@@ -102,19 +54,13 @@ def _job(ctx: click.Context, target: str) -> HostsJob:
     output = values["output"]
     if output and (odd := re.search("%(?!J)", output)):
         raise UsageError(f"--output {output}: {odd[0]} is not a pattern here", "%J is the job's number")
-    return HostsJob(
-        command=words_of_run(ctx),
-        interpreter=sys.executable,
-        chdir=current_directory(),
-        job_name=re.sub(r"[^A-Za-z0-9+_.-]", "_", values["job_name"] or os.path.basename(target)),
-        output=output,
-        nodes=values["nodes"],
-        cpus_per_task=values["cpus_per_task"],
-        gpus_per_node=values["gpus_per_node"],
-        seconds=seconds(values["time"]) if values["time"] else None,
-        partition=values["partition"],
-        account=values["account"],
-        exclusive=values["exclusive"],
-        more=values["bsub_args"],
-        setup=tuple(setups(ctx, "setup")),
+    name = re.sub(r"[^A-Za-z0-9+_.-]", "_", values["job_name"] or os.path.basename(target))
+    job = hosts_job(ctx, name, "bsub_args")
+    return hand_in(
+        ctx,
+        target,
+        job,
+        lsf,
+        lsf_batch,
+        shows="bjobs -env shows the variables of a job to you, and at some sites to everyone",
     )

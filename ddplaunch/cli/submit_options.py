@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 
 import click
@@ -77,9 +76,8 @@ _MAILS = (
 
 
 def _mails(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
-    for word in (text or "").split(",") if text is not None else ():
-        if word.upper() not in _MAILS:
-            raise wrong(ctx, param, text or "", f"expected a list like END,FAIL, of {', '.join(_MAILS)}")
+    if text is not None and not {word.upper() for word in text.split(",")} <= set(_MAILS):
+        raise wrong(ctx, param, text, f"expected a list like END,FAIL, of {', '.join(_MAILS)}")
     return text
 
 
@@ -242,7 +240,7 @@ _LETTERS = {
 def passed_on(words: list[str]) -> str | None:
     """The words that pass an option of sbatch on, where ``words`` begin with one that ddplaunch does not have."""
     typed, equals, value = words[0].partition("=")
-    name = _LETTERS.get(typed, re.sub("_", "-", typed.removeprefix("--")))
+    name = _LETTERS.get(typed, typed.removeprefix("--").replace("_", "-"))
     if typed not in _LETTERS and not typed.startswith("--"):
         return None
     if name in _FLAGS or (name in _VALUED and equals):

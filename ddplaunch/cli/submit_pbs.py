@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from typing import TYPE_CHECKING
 
 import click
 
-from ddplaunch.cli.batch_command import seconds, words_of_run
-from ddplaunch.cli.submit_script import check_passed_on, hand_in, refuse
-from ddplaunch.cli.typed import current_directory
+from ddplaunch.cli.submit_script import check_passed_on, hand_in, hosts_job, refuse, refused
 from ddplaunch.errors import UsageError
-
-if TYPE_CHECKING:
-    from ddplaunch.submit.hosts_job import HostsJob
 
 _BY_HAND = "type it as for qsub: --qsub-arg="
 
@@ -32,14 +25,7 @@ REFUSED = {
     "mail_type": f"{_BY_HAND}'-m ae'",
     "mail_user": f"{_BY_HAND}'-M ADDRESS'",
     "comment": "--job-name NAME is shown",
-    "error": "stderr is in the log",
-    "array": "submit one job for each index",
-    "sbatch_args": "--qsub-arg is for options of qsub",
-    "srun_args": "--qsub-arg is for options of qsub",
-    "teardown": "it needs Slurm",
-    "container_image": "it needs Slurm's srun",
-    "container_mounts": "it needs Slurm's srun",
-    "requeue": "it needs Slurm",
+    **refused("qsub"),
 }
 """Options of a job of Slurm that one of PBS has not, by click's names, and what to type instead."""
 
@@ -50,25 +36,6 @@ _OF_THE_LIST = re.compile(r"-l(?:.*[\s,])?(select|place|walltime|nodes|ncpus|ngp
 def submit_to_pbs(ctx: click.Context, target: str) -> int:
     """Print the script, or hand it to qsub; with --follow show the log, and return the job's exit code."""
     from ddplaunch.submit import pbs, pbs_server
-
-    job = _job(ctx, target)
-    return hand_in(
-        ctx,
-        target,
-        job,
-        pbs.script(job),
-        pbs_server,
-        pbs_server.Server,
-        lambda number: pbs.log_path(job, number),
-        shows="qstat -f shows the variables of a job to you, and at some sites to everyone",
-        cancel="qdel",
-    )
-
-
-def _job(ctx: click.Context, target: str) -> HostsJob:
-    """Read the options into a job. Raises UsageError for those that PBS has not."""
-    from ddplaunch.cli.submit import setups
-    from ddplaunch.submit.hosts_job import HostsJob
 
     values = ctx.params
     refuse(ctx, REFUSED)
@@ -87,22 +54,15 @@ def _job(ctx: click.Context, target: str) -> HostsJob:
     if output and (odd := re.search("[:$%]", output)):
         what = f"--output {output}: PBS has no patterns, and reads a colon as a host's name"
         raise UsageError(what, f"leave {odd[0]} out; without --output the log is NAME.oNUMBER")
-    return HostsJob(
-        command=words_of_run(ctx),
-        interpreter=sys.executable,
-        chdir=current_directory(),
-        job_name=_name(values["job_name"] or os.path.basename(target)),
-        output=output,
-        nodes=values["nodes"],
-        cpus_per_task=values["cpus_per_task"],
-        gpus_per_node=values["gpus_per_node"],
-        mem=values["mem"],
-        seconds=seconds(values["time"]) if values["time"] else None,
-        partition=values["partition"],
-        account=values["account"],
-        exclusive=values["exclusive"],
-        more=values["qsub_args"],
-        setup=tuple(setups(ctx, "setup")),
+    name = _name(values["job_name"] or os.path.basename(target))
+    job = hosts_job(ctx, name, "qsub_args")
+    return hand_in(
+        ctx,
+        target,
+        job,
+        pbs,
+        pbs_server,
+        shows="qstat -f shows the variables of a job to you, and at some sites to everyone",
     )
 
 

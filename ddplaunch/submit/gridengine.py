@@ -9,60 +9,46 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ddplaunch.clusters.submitted import HOSTS, NODE_RANK
-from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command
-from ddplaunch.submit.slurm import Setup
+from ddplaunch.submit.hosts_job import HostsJob
 
 _END = "END-OF-LAUNCH"
+_NUMBER = "$JOB_ID"  # what qsub calls the job's number in the name of a file
 
 
-@dataclass(frozen=True)
-class GridJob:
-    """What a job asks Grid Engine for, and what it runs; None leaves it to the site's default."""
-
-    command: Sequence[str]  # the words after `ddplaunch run`: its options, the target and the target's arguments
-    interpreter: str  # the Python that runs ddplaunch on the nodes
-    chdir: str  # the absolute folder that the job runs in, on the nodes too
-    job_name: str
-    output: str  # the log, with $JOB_ID and the like, relative to `chdir`
-    pe: str  # the parallel environment, which must give each host the same number of slots
-    nodes: int = 1
-    cpus_per_task: int | None = None  # slots on each node
-    seconds: int | None = None  # the limit
-    partition: str | None = None  # the queue
-    qsub_args: Sequence[str] = ()  # further options of qsub, as typed there
-    setup: Sequence[Setup] = ()
-
-
-def script(job: GridJob) -> str:
+def script(job: HostsJob) -> str:
     """Write the job as a script for qsub. Raises UsageError if a value cannot stand in a ``#$`` line."""
     return "\n".join([*_head(job), "", *_setup(job), *_hosts(job), "", *_launchers(job)]) + "\n"
 
 
-def log_path(job: GridJob, number: str) -> str:
+def log_path(job: HostsJob, number: str) -> str:
     """Where the log of job ``number`` will be."""
-    return os.path.join(job.chdir, job.output.replace("$JOB_ID", number).replace("$JOB_NAME", job.job_name))
+    return os.path.join(job.chdir, _output(job).replace(_NUMBER, number).replace("$JOB_NAME", job.job_name))
 
 
-def _head(job: GridJob) -> Iterator[str]:
+def _output(job: HostsJob) -> str:
+    return job.output or f"sge-{_NUMBER}.out"
+
+
+def _head(job: HostsJob) -> Iterator[str]:
     yield "#!/bin/bash"
     yield "# Written by ddplaunch submit. To submit it again: qsub THIS_FILE"
     yield "#$ -S /bin/bash"
     yield f"#$ -N {_word(job.job_name)}"
-    yield f"#$ -pe {_word(job.pe)} {job.nodes * (job.cpus_per_task or 1)}"
+    yield f"#$ -pe {_word(job.pe or '')} {job.nodes * (job.cpus_per_task or 1)}"
     if job.seconds is not None:
         yield f"#$ -l h_rt={job.seconds}"
     if job.partition is not None:
         yield f"#$ -q {_word(job.partition)}"
-    for words in job.qsub_args:
+    for words in job.more:
         yield f"#$ {' '.join(map(_word, shlex.split(words)))}"
     yield "# Both streams go into one log; the job has the variables of the shell that submits it."
     yield "#$ -j y"
-    yield f"#$ -o {_word(job.output)}"
+    yield f"#$ -o {_word(_output(job))}"
     yield f"#$ -wd {_word(job.chdir)}"
     yield "#$ -V"
 
@@ -76,16 +62,16 @@ def _word(text: str) -> str:
     return f"'{text}'" if '"' in text else text
 
 
-def _setup(job: GridJob) -> Iterator[str]:
+def _setup(job: HostsJob) -> Iterator[str]:
     if not job.setup:
         return
     yield "# On the first node; qrsh -V hands the variables on to all. A set-up that fails ends the job."
     for each in job.setup:
-        yield f"{f'source {shlex.quote(each.text)}' if each.is_file else each.text.rstrip('; ')} || exit"
+        yield f"{each.line} || exit"
     yield ""
 
 
-def _hosts(job: GridJob) -> Iterator[str]:
+def _hosts(job: HostsJob) -> Iterator[str]:
     yield "# Its hosts, in Grid Engine's order; this script runs on the first."
     yield "hosts=($(awk '!seen[$1]++ { print $1 }' \"$PE_HOSTFILE\"))"
     yield f"if [ ${{#hosts[@]}} -ne {job.nodes} ]; then"
@@ -97,7 +83,7 @@ def _hosts(job: GridJob) -> Iterator[str]:
     yield f'export {HOSTS}="$(IFS=,; echo "${{hosts[*]}}")"'
 
 
-def _launchers(job: GridJob) -> Iterator[str]:
+def _launchers(job: HostsJob) -> Iterator[str]:
     yield "# One launcher on each host. qrsh does not keep quotation marks, so bash reads the command from its input."
     yield f"read -r -d '' launch <<'{_END}'"
     yield f"{NODE_RANK}=$1 \\"

@@ -1,4 +1,4 @@
-"""What the scripts for PBS and LSF share: the job, and one launcher on each of its hosts.
+"""What the scripts for Grid Engine, PBS and LSF share: the job; for the last two, one launcher on each of its hosts.
 
 Both start one process, the script, on the first host. The script starts one launcher on each host and says to it by
 words which node it is: neither system hands the script's variables on. ``pbs`` and ``lsf`` write the rest.
@@ -35,6 +35,7 @@ class HostsJob:
     partition: str | None = None  # the queue
     account: str | None = None
     exclusive: bool = False
+    pe: str | None = None  # the parallel environment of Grid Engine: on each host the same number of slots
     more: Sequence[str] = ()  # further options of qsub or bsub, as typed there
     setup: Sequence[Setup] = ()
 
@@ -83,7 +84,7 @@ def launch(
     yield f"cd {shlex.quote(job.chdir)} || exit"
     yield from before
     for each in job.setup:
-        yield f"{f'source {shlex.quote(each.text)}' if each.is_file else each.text.rstrip('; ')} || exit"
+        yield f"{each.line} || exit"
     yield f"exec {shlex.join(python_command(job.interpreter))} \\"
     yield f"  {shlex.join(['run', '--cluster', cluster, *job.command])} </dev/null"
     if as_input:

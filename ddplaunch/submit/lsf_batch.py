@@ -6,10 +6,12 @@ import re
 import subprocess
 from collections.abc import Mapping
 
-from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_SIGNAL, LaunchError
 from ddplaunch.submit import programs
+from ddplaunch.submit.programs import Record
 from ddplaunch.submit.queue import JobId
+
+CANCELS = "bkill"
 
 _STATES = {
     "PEND": "waits",
@@ -31,28 +33,6 @@ _KILLED = {
 """Reasons (TERM_…) why LSF ended a job that say more than its exit code: words, and our exit code."""
 
 
-@dataclass(frozen=True)
-class JobRecord:
-    """What LSF says of a job."""
-
-    state: str  # PEND, RUN, EXIT, …
-    log: str
-    code: int | None = None  # our exit code; None until it is known
-    how: str = ""  # in words, how it ended
-    errors: str | None = None  # its stderr has no file of its own
-
-    @property
-    def waits(self) -> bool:
-        return self.state in ("PEND", "PSUSP", "WAIT", "PROV")
-
-    @property
-    def words(self) -> str:
-        """What to say about it, after "job 7"."""
-        if self.code is not None:
-            return f"{self.how} (exit code {self.code})"
-        return _STATES.get(self.state, f"is in state {self.state}")
-
-
 def check_is_here(environ: Mapping[str, str]) -> None:
     """Check that this machine has bsub. Raises UsageError if it is not on PATH."""
     programs.check_on_path("bsub", "LSF", environ)
@@ -67,7 +47,7 @@ def submit(script: str, environ: Mapping[str, str]) -> JobId:
     return JobId(found[1])
 
 
-class Batch:
+class Scheduler:
     """What a follower asks about one job."""
 
     asked = "bjobs"
@@ -75,7 +55,7 @@ class Batch:
     def __init__(self, log: str) -> None:
         self._log = log
 
-    def look(self, job: JobId) -> JobRecord | None:
+    def look(self, job: JobId) -> Record | None:
         """Ask bjobs about a job, and bhist about one that it has forgotten; None if bjobs does not answer.
 
         Raises LaunchError if both have no word of the job's end.
@@ -90,24 +70,24 @@ class Batch:
         if end is None:
             what = f"LSF has forgotten job {job.number}: its exit code is not known"
             raise LaunchError(what, f"its log: {self._log}")
-        return JobRecord("EXIT", self._log, *end)
+        return programs.ended(self._log, *end)
 
     def cancel(self, job: JobId) -> None:
         """Kill a job. Raises LaunchError if bkill failed."""
-        programs.cancel("bkill", job)
+        programs.cancel(CANCELS, job.number)
 
 
-def parse(shown: str, log: str) -> JobRecord | None:
+def parse(shown: str, log: str) -> Record | None:
     """Read what ``bjobs -noheader -o`` prints of one job, like ``EXIT|7|-``; None if it is something else."""
     found = re.fullmatch(r"([A-Z]+)\|(\d+|-|)\|(.*)", shown.strip())
     if found is None:
         return None
     state, code, reason = found.groups()
     if state == "DONE":
-        return JobRecord(state, log, 0, "completed")
-    if state not in ("EXIT", "ZOMBI"):
-        return JobRecord(state, log)
-    return JobRecord(state, log, *_end(int(code) if code.isdecimal() else None, reason))
+        return programs.ended(log, 0, "completed")
+    if state in ("EXIT", "ZOMBI"):
+        return programs.ended(log, *_end(int(code) if code.isdecimal() else None, reason))
+    return Record(_STATES.get(state, f"is in state {state}"), log, waits=state in ("PEND", "PSUSP", "WAIT", "PROV"))
 
 
 def end_of(history: str) -> tuple[int, str] | None:

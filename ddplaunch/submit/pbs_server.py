@@ -6,10 +6,12 @@ import re
 import subprocess
 from collections.abc import Mapping
 
-from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_SIGNAL, LaunchError
 from ddplaunch.submit import programs
+from ddplaunch.submit.programs import Record
 from ddplaunch.submit.queue import JobId
+
+CANCELS = "qdel"
 
 _SIGNALS = 256
 """Exit_status of a job whose script a signal ended is 256 and the signal."""
@@ -38,30 +40,6 @@ _STATES = {
 }
 
 
-@dataclass(frozen=True)
-class JobRecord:
-    """What PBS says of a job."""
-
-    state: str  # a letter: Q, R, E, F, …
-    log: str
-    comment: str = ""  # the scheduler's, why it waits
-    code: int | None = None  # our exit code; None until it is known
-    how: str = ""  # in words, how it ended
-    errors: str | None = None  # its stderr has no file of its own
-
-    @property
-    def waits(self) -> bool:
-        return self.state in "QWHT"
-
-    @property
-    def words(self) -> str:
-        """What to say about it, after "job 7"."""
-        if self.code is not None:
-            return f"{self.how} (exit code {self.code})"
-        said = _STATES.get(self.state, f"is in state {self.state}")
-        return f"{said}: {self.comment}" if self.waits and self.comment else said
-
-
 def check_is_here(environ: Mapping[str, str]) -> None:
     """Check that this machine has qsub. Raises UsageError if it is not on PATH."""
     programs.check_on_path("qsub", "PBS", environ)
@@ -76,7 +54,7 @@ def submit(script: str, environ: Mapping[str, str]) -> JobId:
     return JobId(number)
 
 
-class Server:
+class Scheduler:
     """What a follower asks about one job."""
 
     asked = "qstat"
@@ -84,7 +62,7 @@ class Server:
     def __init__(self, log: str) -> None:
         self._log = log
 
-    def look(self, job: JobId) -> JobRecord | None:
+    def look(self, job: JobId) -> Record | None:
         """Ask qstat about a job; None if it does not answer.
 
         Raises LaunchError if PBS has forgotten the job: it keeps none that has ended, or no longer this one.
@@ -103,10 +81,10 @@ class Server:
 
     def cancel(self, job: JobId) -> None:
         """Delete a job. Raises LaunchError if qdel failed."""
-        programs.cancel("qdel", job)
+        programs.cancel(CANCELS, job.number)
 
 
-def parse(shown: str, log: str) -> JobRecord | None:
+def parse(shown: str, log: str) -> Record | None:
     """Read what ``qstat -f`` prints of one job; None if it is something else.
 
     Lines are ``    name = value``; a long value goes on in the next lines, behind a tab.
@@ -115,10 +93,11 @@ def parse(shown: str, log: str) -> JobRecord | None:
     state = fields.get("job_state")
     if state is None:
         return None
-    comment = fields.get("comment", "")
-    if state not in "FX":
-        return JobRecord(state, log, comment)
-    return JobRecord(state, log, comment, *_end(fields.get("Exit_status")))
+    if state in "FX":
+        return programs.ended(log, *_end(fields.get("Exit_status")))
+    words, waits = _STATES.get(state, f"is in state {state}"), state in "QWHT"
+    why = fields.get("comment") if waits else None
+    return Record(f"{words}: {why}" if why else words, log, waits)
 
 
 def _end(status: str | None) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Calling a scheduler's own programs, as the modules for Grid Engine, PBS and LSF do; they read what is printed."""
+"""Calling a scheduler's own programs. ``queue``, ``qmaster``, ``pbs_server`` and ``lsf_batch`` read what they print."""
 
 from __future__ import annotations
 
@@ -7,8 +7,24 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
+from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import LaunchError, UsageError
-from ddplaunch.submit.queue import JobId
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one of them says of a job."""
+
+    words: str  # what to say about it, after "job 7"
+    log: str
+    waits: bool = False
+    code: int | None = None  # our exit code; None until it is known
+    errors: str | None = None  # its stderr has no file of its own
+
+
+def ended(log: str, code: int, how: str) -> Record:
+    """A job that has ended: with our exit code for it, and in words, how."""
+    return Record(f"{how} (exit code {code})", log, code=code)
 
 
 def check_on_path(program: str, system: str, environ: Mapping[str, str]) -> None:
@@ -29,11 +45,11 @@ def submit(words: list[str], script: str, environ: Mapping[str, str], hint: str)
     return done.stdout.decode(errors="replace").strip()
 
 
-def cancel(program: str, job: JobId) -> None:
+def cancel(program: str, number: str) -> None:
     """Cancel a job; what the program prints goes to our stderr. Raises LaunchError if it failed."""
-    done = subprocess.run([program, job.number], stdin=subprocess.DEVNULL, stdout=2, check=False)
+    done = subprocess.run([program, number], stdin=subprocess.DEVNULL, stdout=2, check=False)
     if done.returncode:
-        raise LaunchError(f"{program} did not delete job {job.number} (exit code {done.returncode})")
+        raise LaunchError(f"{program} did not delete job {number} (exit code {done.returncode})")
 
 
 def call(*words: str) -> subprocess.CompletedProcess[str]:

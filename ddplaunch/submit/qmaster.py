@@ -7,9 +7,9 @@ import subprocess
 import time
 from collections.abc import Mapping
 
-from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_SIGNAL, LaunchError
 from ddplaunch.submit import programs
+from ddplaunch.submit.programs import Record
 from ddplaunch.submit.queue import JobId
 
 ACCOUNTED_AFTER = 120.0
@@ -18,37 +18,9 @@ ACCOUNTED_AFTER = 120.0
 The default flush_time is 15 s (reporting_params in sge_conf(5)), and the file is often on NFS.
 """
 
+CANCELS = "qdel"
+
 _LIMIT = "37"  # qacct's "failed" of a job that exceeded h_rt (sge_status(5))
-
-
-@dataclass(frozen=True)
-class JobRecord:
-    """What Grid Engine says of a job."""
-
-    state: str  # as qstat shows it, like qw, r, Eqw; or "ended"
-    log: str
-    code: int | None = None  # our exit code; None until it is known
-    how: str = ""  # in words, how it ended
-    errors: str | None = None  # its stderr has no file of its own
-
-    @property
-    def waits(self) -> bool:
-        return "w" in self.state
-
-    @property
-    def words(self) -> str:
-        """What to say about it, after "job 7"."""
-        if self.code is not None:
-            return f"{self.how} (exit code {self.code})"
-        if self.state == "ended":
-            return "has ended; qacct does not show it yet"
-        if "E" in self.state:
-            return f"is in an error state, {self.state}, and will not start: qstat -explain E says why"
-        if "d" in self.state:
-            return "is being deleted"
-        if "h" in self.state:
-            return "waits, and is on hold"
-        return "waits" if self.waits else "is running"
 
 
 def check_is_here(environ: Mapping[str, str]) -> None:
@@ -65,7 +37,7 @@ def submit(script: str, environ: Mapping[str, str]) -> JobId:
     return JobId(number)
 
 
-class Qmaster:
+class Scheduler:
     """What a follower asks about one job."""
 
     asked = "qstat"
@@ -74,7 +46,7 @@ class Qmaster:
         self._log = log
         self._gone_since: float | None = None
 
-    def look(self, job: JobId) -> JobRecord | None:
+    def look(self, job: JobId) -> Record | None:
         """Ask qstat about a job, and once it is gone, qacct; None if qstat does not answer.
 
         Raises LaunchError if qacct does not show the job for long.
@@ -86,13 +58,13 @@ class Qmaster:
             state = state_of(listed.stdout, job.number)
             if state is not None:
                 self._gone_since = None
-                return JobRecord(state, self._log)
+                return Record(words_of(state), self._log, waits="w" in state)
             accounted = programs.call("qacct", "-j", job.number)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        ended = end_of(accounted.stdout)
-        if ended is not None:
-            return JobRecord("ended", self._log, *ended)
+        end = end_of(accounted.stdout)
+        if end is not None:
+            return programs.ended(self._log, *end)
         now = time.monotonic()
         self._gone_since = self._gone_since or now
         if now - self._gone_since > ACCOUNTED_AFTER:
@@ -100,11 +72,11 @@ class Qmaster:
             raise LaunchError(
                 what, f"qacct -j {job.number} shows it later; a job deleted while it waited is never there"
             )
-        return JobRecord("ended", self._log)
+        return Record("has ended; qacct does not show it yet", self._log)
 
     def cancel(self, job: JobId) -> None:
         """Delete a job. Raises LaunchError if qdel failed."""
-        programs.cancel("qdel", job)
+        programs.cancel(CANCELS, job.number)
 
 
 def state_of(listed: str, number: str) -> str | None:
@@ -114,6 +86,17 @@ def state_of(listed: str, number: str) -> str | None:
             state = re.search(r"<state>(\w+)</state>", job)
             return state[1] if state else None
     return None
+
+
+def words_of(state: str) -> str:
+    """What to say about a job in a state as qstat shows it, like qw, r or Eqw."""
+    if "E" in state:
+        return f"is in an error state, {state}, and will not start: qstat -explain E says why"
+    if "d" in state:
+        return "is being deleted"
+    if "h" in state:
+        return "waits, and is on hold"
+    return "waits" if "w" in state else "is running"
 
 
 def end_of(accounted: str) -> tuple[int, str] | None:

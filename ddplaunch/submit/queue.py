@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, LaunchError, UsageError
+from ddplaunch.submit.programs import call, check_on_path
 
 asked = "scontrol"
 """What a follower asks."""
@@ -130,15 +130,13 @@ class JobRecord:
 
 def check_is_here(environ: Mapping[str, str]) -> None:
     """Check that this machine has sbatch. Raises UsageError if it is not on PATH."""
-    if shutil.which("sbatch", path=environ.get("PATH")) is None:
-        what = "sbatch is not on PATH: this machine has no commands of Slurm"
-        raise UsageError(what, "submit from a login node; --dry-run shows the script on any machine")
+    check_on_path("sbatch", "Slurm", environ)
 
 
 def has_containers() -> bool:
     """Whether srun here has the options of pyxis; its help lists them. True if it does not answer."""
     try:
-        done = _call("srun", "--help")
+        done = call("srun", "--help")
     except (OSError, subprocess.TimeoutExpired):
         return True
     return bool(done.returncode) or "--container-image" in done.stdout
@@ -203,7 +201,7 @@ def look(job: JobId) -> JobRecord | None:
     Raises LaunchError if both have no word of the job (scontrol after MinJobAge of slurm.conf, 300 s by default).
     """
     try:
-        done = _call("scontrol", "--oneliner", *job.words[:-1], "show", "job", job.number)
+        done = call("scontrol", "--oneliner", *job.words[:-1], "show", "job", job.number)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if "Invalid job id" in done.stderr and (kept := _accounted(job)):
@@ -262,7 +260,7 @@ def _accounted(job: JobId) -> JobRecord | None:
     """What the site's accounts have of a job; None where there are none, or not its end."""
     words = ("sacct", *job.words[:-1], "-X", "-n", "-P", "-o", "State,ExitCode", "-j", job.number)
     try:
-        found = re.match(r"(\w+)[^|]*\|(\d+):(\d+)", _call(*words).stdout)
+        found = re.match(r"(\w+)[^|]*\|(\d+):(\d+)", call(*words).stdout)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if found is None or found[1] not in _FINAL:
@@ -274,7 +272,7 @@ def _accounted(job: JobId) -> JobRecord | None:
 def tasks(job: JobId) -> list[JobRecord]:
     """The jobs of an array; none where Slurm does not answer or has forgotten them."""
     try:
-        done = _call("scontrol", "--oneliner", *job.words[:-1], "show", "job", job.number)
+        done = call("scontrol", "--oneliner", *job.words[:-1], "show", "job", job.number)
     except (OSError, subprocess.TimeoutExpired):
         return []
     return [each for each in map(parse, done.stdout.splitlines()) if each is not None]
@@ -292,23 +290,10 @@ def cancel(job: JobId, *, now: bool = False) -> None:
     """
     steps: list[str] = []
     if now:  # scancel itself sends SIGTERM first, and SIGKILL after the site's KillWait
-        listed = _call("squeue", "--steps", "--noheader", "--format=%i", *job.words[:-1], f"--jobs={job.number}").stdout
+        listed = call("squeue", "--steps", "--noheader", "--format=%i", *job.words[:-1], f"--jobs={job.number}").stdout
         steps = re.findall(r"^\S+\.\d+$", listed, re.MULTILINE)
         for step in steps:
             subprocess.run(["scancel", "--signal=KILL", *job.words[:-1], step], stdin=subprocess.DEVNULL, check=False)
     done = subprocess.run(["scancel", *job.words], stdin=subprocess.DEVNULL, check=False)
     if done.returncode and not steps:  # else it may have ended already
         raise LaunchError(f"scancel did not cancel job {job.number} (exit code {done.returncode})")
-
-
-def _call(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=60,
-        check=False,
-        start_new_session=True,  # Ctrl-C is ours
-    )

@@ -24,6 +24,11 @@ class Setup:
     text: str
     is_file: bool = False
 
+    @property
+    def line(self) -> str:
+        """What the shell runs for it."""
+        return f"source {shlex.quote(self.text)}" if self.is_file else self.text.rstrip("; ")
+
     def __str__(self) -> str:
         return self.text
 
@@ -178,7 +183,7 @@ def _teardown(job: BatchJob) -> Iterator[str]:
     yield "# At the end, on the first node, whatever the exit code, which stays the job's."
     yield "teardown() {"
     for each in job.teardown:
-        yield f"  ({f'source {shlex.quote(each.text)}' if each.is_file else each.text.rstrip('; ')})"
+        yield f"  ({each.line})"
     yield "}"
     yield "trap teardown EXIT"
     yield "# Slurm signals this shell too; so it first waits for srun."
@@ -191,7 +196,7 @@ def _setup(job: BatchJob) -> Iterator[str]:
         return
     yield "# On the first node; srun hands the variables on to all. A set-up that fails ends the job."
     for each in job.setup:
-        yield f"{f'source {shlex.quote(each.text)}' if each.is_file else each.text.rstrip('; ')} || exit"
+        yield f"{each.line} || exit"
     yield ""
 
 
