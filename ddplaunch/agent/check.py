@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping
 
 from ddplaunch.agent.checkup import CURRENT
 from ddplaunch.control.messages import Check, Checked, Unable
-from ddplaunch.loop import Loop
-from ddplaunch.plan.command import python_command
+from ddplaunch.loop import Loop, Timer
+from ddplaunch.plan.command import START_DEADLINE, python_command
 from ddplaunch.plan.plan import Plan
 from ddplaunch.rank.processes import die_with_parent
 
 DEADLINE = 5.0  # seconds for a step
-BEGIN_DEADLINE = 60.0  # seconds for the interpreter to start: it may be on a slow file server
 
 CHECKUP = "from ddplaunch.agent.checkup import main; main()"
 
@@ -59,7 +58,7 @@ class CheckOfNode:
         assert self._child.stdout
         self._pipe = self._child.stdout
         loop.watch(self._pipe.fileno(), self._readable)
-        self._deadline = loop.after(BEGIN_DEADLINE, self._silent)
+        self._deadline = self._wait(START_DEADLINE)
 
     def close(self) -> None:
         """End the child; one that the kernel holds is left: nothing could end it."""
@@ -91,10 +90,11 @@ class CheckOfNode:
                 case _:
                     return self._end(Checked(self._order.attempt))
         self._deadline.cancel()
-        self._deadline = self._loop.after(DEADLINE, self._silent)
+        self._deadline = self._wait(DEADLINE)
 
-    def _silent(self) -> None:
-        self._end(Unable(f"{self._about} did not answer in {DEADLINE:g} s", "look at `mount`, `nvidia-smi` and dmesg"))
+    def _wait(self, seconds: float) -> Timer:
+        what = f"{self._about} did not answer in {seconds:g} s"
+        return self._loop.after(seconds, lambda: self._end(Unable(what, "look at `mount`, `nvidia-smi` and dmesg")))
 
     def _end(self, found: Checked | Unable) -> None:
         self.close()

@@ -9,9 +9,12 @@ import click
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping, Sequence
 
     from ddplaunch.doctor.session import Reach
+    from ddplaunch.ssh.hosts import Host
+
+HEARTBEAT = 60.0  # seconds of silence after which ssh gives a host up
 
 
 @click.command()
@@ -47,6 +50,7 @@ def doctor(
     """
     import json
     import os
+    import sys
     import time
 
     from ddplaunch.cli.over_ssh import carried
@@ -56,21 +60,24 @@ def doctor(
     from ddplaunch.doctor.examination import Examiner
     from ddplaunch.doctor.findings import Severity
     from ddplaunch.ssh.fleet import make_room
+    from ddplaunch.ssh.hosts import read
 
     began = time.monotonic()
+    environ = carried((), os.environ)
     if hosts is None and hostfile is None:
         for name, value in (("include", include), ("exclude", exclude), ("remote-python", remote_python)):
             if value is not None:
                 raise UsageError(f"--{name} works only with --hosts or --hostfile", "--hosts n1,n2")
         address, reaches = _in_slurm() or _here()
     else:
-        address, reaches = _over_ssh(hosts, hostfile, include, exclude, remote_python)
+        named = read(hosts, hostfile, include, exclude)
+        address, reaches = _over_ssh(named, remote_python or sys.executable, environ)
     if master_addr is not None and len(reaches) < 2:
         raise UsageError("--master-addr works only with several nodes", "--hosts n1,n2")
     make_room(len(reaches))
     address = (master_addr or address) if len(reaches) > 1 else ""
     ports = (master_port, master_port + 1) if len(reaches) > 1 else ()
-    found = Examiner(reaches, address, ports, carried((), os.environ), say_note).examine()
+    found = Examiner(reaches, address, ports, environ, say_note).examine()
     wrong = findings(found)
     if as_json:
         click.echo(json.dumps(to_json(found, wrong), indent=2))
@@ -89,32 +96,21 @@ def _here() -> tuple[str, list[Reach]]:
     return "", [Reach(os.uname().nodename, tuple(python_command(sys.executable, DOCTOR)))]
 
 
-def _over_ssh(
-    hosts: str | None, hostfile: str | None, include: str | None, exclude: str | None, python: str | None
-) -> tuple[str, list[Reach]]:
+def _over_ssh(hosts: Sequence[Host], python: str, environ: Mapping[str, str]) -> tuple[str, list[Reach]]:
     """The address of the first host, and how all are reached."""
-    import os
-    import sys
-
-    from ddplaunch.cli.over_ssh import carried
     from ddplaunch.doctor.session import Reach
     from ddplaunch.plan.command import DOCTOR
     from ddplaunch.ssh.client import command, look_up
-    from ddplaunch.ssh.hosts import choose, read_hostfile, read_hosts
 
-    if hosts is not None and hostfile is not None:
-        raise UsageError("--hosts and --hostfile contradict each other", "leave one of them out")
-    named = read_hostfile(hostfile) if hostfile is not None else read_hosts(hosts or "")
-    named = choose(named, include, exclude)
-    ways = [look_up(host.destination) for host in named]
-    environ = carried((), os.environ)
-
-    def reaches() -> Iterator[Reach]:
-        for host, way in zip(named, ways, strict=True):
-            words = command(host.destination, way, python or sys.executable, environ, HEARTBEAT, DOCTOR)
-            yield Reach(host.name, tuple(words), f"ssh {host.destination} true")
-
-    return ways[0].address, list(reaches())
+    ways = [look_up(host.destination) for host in hosts]
+    return ways[0].address, [
+        Reach(
+            host.name,
+            tuple(command(host.destination, way, python, environ, HEARTBEAT, DOCTOR)),
+            f"ssh {host.destination} true",
+        )
+        for host, way in zip(hosts, ways, strict=True)
+    ]
 
 
 def _in_slurm() -> tuple[str, list[Reach]] | None:
@@ -141,6 +137,3 @@ def _in_slurm() -> tuple[str, list[Reach]] | None:
         Reach(host, (*words, f"--nodelist={host}", *python), f"srun --overlap --nodelist={host} true")
         for host in allocation.hosts
     ]
-
-
-HEARTBEAT = 60.0  # seconds of silence after which ssh gives a host up

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli.options import Options, Source
 from ddplaunch.cli.rules import check_control_port
-from ddplaunch.errors import UsageError, shown
+from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
     from ddplaunch.cli.options import Inferred
@@ -42,11 +42,9 @@ def read(options: Options) -> tuple[Host, ...]:
                 what = f"--{name.replace('_', '-')} works only with --hosts or --hostfile"
                 raise UsageError(what, "--hosts n1:4,n2:4")
         return ()
-    from ddplaunch.ssh.hosts import choose, read_hostfile, read_hosts
+    from ddplaunch.ssh import hosts as typed
 
-    if options.is_set("hosts") and options.is_set("hostfile"):
-        both = f"--hosts {shown(options.hosts or '', 100)} and --hostfile {shown(options.hostfile or '', 100)}"
-        raise UsageError(f"{both} contradict each other", "leave one of them out")
+    hosts = typed.read(options.hosts, options.hostfile, options.include, options.exclude)
     for name, why in (
         ("nnodes", "each host is a node"),
         ("node_rank", "this command starts all nodes"),
@@ -58,8 +56,6 @@ def read(options: Options) -> tuple[Host, ...]:
             raise UsageError(f"--{name.replace('_', '-')} does not work with --hosts: {why}", "leave it out")
     if options.control == "none":
         raise UsageError("--control none does not work with --hosts: all nodes must end together", "leave it out")
-    hosts = read_hostfile(options.hostfile) if options.hostfile is not None else read_hosts(options.hosts or "")
-    hosts = choose(hosts, options.include, options.exclude)
     if options.is_set("nproc") and any(host.slots for host in hosts):
         raise UsageError(f"--nproc {options.nproc} and the slots of the hosts contradict each other", "give one")
     if options.is_set("gpus") and any(host.gpus for host in hosts):

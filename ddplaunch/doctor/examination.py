@@ -12,18 +12,11 @@ from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.doctor import benchmark
 from ddplaunch.doctor.benchmark import Measured
 from ddplaunch.doctor.facts import Facts
-from ddplaunch.doctor.inquiry import BEGIN_DEADLINE, DEADLINE, TORCH_DEADLINE
+from ddplaunch.doctor.inquiry import DEADLINE, TORCH_DEADLINE
 from ddplaunch.doctor.questions import Listen, Look, Measure, Prepare, Prepared, Tell, Time, Try, Ways
 from ddplaunch.doctor.session import Reach, Session, Unanswered
-from ddplaunch.doctor.ways import (
-    CONNECT_DEADLINE,
-    LARGE_DEADLINE,
-    SMALL_DEADLINE,
-    Listening,
-    Outcome,
-    Place,
-    new_nonce,
-)
+from ddplaunch.doctor.ways import CONNECT_DEADLINE, LARGE_DEADLINE, SMALL_DEADLINE, Listening, Outcome, Place, new_nonce
+from ddplaunch.plan.command import START_DEADLINE
 
 MAX_ROUNDS = 7  # of pairs, each node once in each round: up to eight nodes meet all others
 MAX_AGAIN = 8  # slow pairs that are measured twice
@@ -151,7 +144,7 @@ class Examiner:
             session = self._sessions[node]
             session.greet()
             facts = session.ask(
-                Look(cwd, self._address, self._environ), Facts, BEGIN_DEADLINE + 8 * DEADLINE + TORCH_DEADLINE
+                Look(cwd, self._address, self._environ), Facts, START_DEADLINE + 8 * DEADLINE + TORCH_DEADLINE
             )
             readings = []
             for _ in range(_CLOCK_READINGS):

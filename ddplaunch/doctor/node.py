@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import select
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from ddplaunch import __version__
 from ddplaunch.doctor import benchmark
 from ddplaunch.doctor.benchmark import Measured, Ready, Task
 from ddplaunch.doctor.inquiry import TORCH_DEADLINE
+from ddplaunch.doctor.lines import Lines
 from ddplaunch.doctor.machine import look
 from ddplaunch.doctor.questions import (
     MARK,
@@ -72,7 +72,7 @@ class Meter:
             preexec_fn=die_with_parent,
             bufsize=0,
         )
-        self._text = b""
+        self._lines = Lines(self._process.stdout)
 
     def ask(self, task: Task) -> None:
         assert self._process.stdin
@@ -83,17 +83,7 @@ class Meter:
 
     def line(self, until: float) -> bytes | None:
         """Its next answer; b"" if it has ended, None if it does not answer in time."""
-        assert self._process.stdout
-        fd = self._process.stdout.fileno()
-        while b"\n" not in self._text:
-            if not select.select([fd], [], [], max(0.0, until - time.monotonic()))[0]:
-                return None
-            data = os.read(fd, 1 << 16)
-            if not data:
-                return b""
-            self._text += data
-        line, _, self._text = self._text.partition(b"\n")
-        return line
+        return self._lines.next(until)
 
     def end(self) -> None:
         self._process.kill()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import select
 import subprocess
 import tempfile
 import time
@@ -14,10 +12,11 @@ import msgspec
 
 from ddplaunch import __version__
 from ddplaunch.dataclass import dataclass
+from ddplaunch.doctor.lines import Lines
 from ddplaunch.doctor.questions import MARK, Question, write_question
 from ddplaunch.errors import shown
+from ddplaunch.plan.command import START_DEADLINE
 
-BEGIN_DEADLINE = 60.0  # seconds to connect and start Python
 _FAR = 10.0  # seconds beyond what a node may take for an answer
 _LONGEST = 300  # characters of what others print that we quote
 _HOLLOW = re.compile(r"^(Warning: Permanently added|srun: error: .*task.*Exited|Traceback|  )|exit status|exit code")
@@ -53,11 +52,11 @@ class Session:
             bufsize=0,
             start_new_session=True,
         )
-        self._text = b""
+        self._lines = Lines(self._process.stdout)
 
     def greet(self) -> None:
         """Wait until it has begun. Raises Unanswered, also if it is another version of us."""
-        version = self._answer(str, BEGIN_DEADLINE)
+        version = self._answer(str, START_DEADLINE)
         if version != __version__:
             raise Unanswered(f"ddplaunch {shown(version, 20)} there, {__version__} here")
 
@@ -83,21 +82,10 @@ class Session:
 
     def _line(self, until: float) -> bytes | None:
         """Its next line that is ours; b"" at the end, None if it does not come in time."""
-        assert self._process.stdout
-        fd = self._process.stdout.fileno()
-        while True:
-            line, newline, rest = self._text.partition(b"\n")
-            if newline:
-                self._text = rest
-                if line.startswith(MARK):
-                    return line[len(MARK) :]
-                continue
-            if not select.select([fd], [], [], max(0.0, until - time.monotonic()))[0]:
-                return None
-            data = os.read(fd, 1 << 16)
-            if not data:
-                return b""
-            self._text += data
+        while line := self._lines.next(until):
+            if line.startswith(MARK):
+                return line[len(MARK) :]
+        return line
 
     def _why_ended(self) -> str:
         try:

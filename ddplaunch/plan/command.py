@@ -20,6 +20,9 @@ LAUNCHER = "from ddplaunch.cli import main; main()"
 REMOTE = "from ddplaunch.ssh.remote import main; sys.exit(main())"
 DOCTOR = "from ddplaunch.doctor.node import main; sys.exit(main())"
 
+START_DEADLINE = 60.0
+"""Seconds for one of them to connect and start Python, which may be on a slow file server."""
+
 
 def python_command(python: str, statement: str = LAUNCHER) -> list[str]:
     """The words that start ddplaunch with a Python (3.10 or newer) in any current folder; its own words follow them."""

@@ -53,6 +53,16 @@ class Host:
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
+def read(
+    hosts: str | None, hostfile: str | None, include: str | None = None, exclude: str | None = None
+) -> tuple[Host, ...]:
+    """Read the values of the four options, of which one of the first two is given. Raises UsageError, as the others."""
+    if hosts is not None and hostfile is not None:
+        both = f"--hosts {shown(hosts, 100)} and --hostfile {shown(hostfile, 100)}"
+        raise _error(f"{both} contradict each other", "leave one of them out")
+    return choose(read_hostfile(hostfile) if hostfile is not None else read_hosts(hosts or ""), include, exclude)
+
+
 def read_hosts(text: str) -> tuple[Host, ...]:
     """Read the value of ``--hosts``. Raises UsageError, which says where, if it does not parse."""
     hint = "--hosts n1:4,n2:4, or --hosts n[1-4]:8"
