@@ -35,7 +35,6 @@ class Surroundings:
         self._descriptors = self._fds()
         self._suspects: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._pid = os.getpid()
-        self._torch: Any = None
         self._last = self._look()
 
     def begins(self) -> None:

@@ -1,7 +1,6 @@
-"""Proves what may be imported once for all ranks: ``python -m ddplaunch.preload.trial QUESTION VERDICT [PARENT]``.
+"""Proves what may be imported once for all ranks: ``python -m ddplaunch.preload.trial QUESTION VERDICT``.
 
-QUESTION is a file with a ``question.Question`` as JSON, VERDICT where the answer goes (``verdict.key`` has its name),
-PARENT the pid of the process that wants it, with which this one ends.
+QUESTION is a file with a ``question.Question`` as JSON, VERDICT where the answer goes (``verdict.key`` has its name).
 
 Its ``sys.path`` is to have no folder of the user's; the working directory is to be the program's.
 
@@ -25,7 +24,6 @@ the program's first and the import of that module, from which on it would have c
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import fcntl
 import json
@@ -43,10 +41,10 @@ from ddplaunch.preload import culprits, installed, verdict
 from ddplaunch.preload.findings import RANK_VARIABLE, SETS, harmless, settable
 from ddplaunch.preload.question import Question, Setting, Statement
 from ddplaunch.preload.verdict import Excluded, Verdict
+from ddplaunch.rank.processes import die_with_parent
 
 _PROBE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe.py")
 _ROUNDS = 6
-_PDEATHSIG = 1
 _SEED = "1"
 
 VARIABLES = {
@@ -80,8 +78,8 @@ class _Failed(Exception):
 
 
 def main(words: Sequence[str]) -> int:
-    asked, answer = words[:2]
-    _die_with(int(words[2]) if len(words) > 2 else os.getppid())
+    asked, answer = words
+    die_with_parent()
     os.setpriority(os.PRIO_PROCESS, 0, 19)
     try:
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -315,14 +313,6 @@ class Trial:
         with open(self._progress + ".new", "w", encoding="utf-8") as file:
             json.dump(kept, file)
         os.replace(self._progress + ".new", self._progress)
-
-
-def _die_with(parent: int) -> None:
-    """End when the process that wants the verdict does."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 if __name__ == "__main__":

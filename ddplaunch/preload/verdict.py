@@ -123,7 +123,7 @@ def stamp(path: str) -> tuple[int, int, int]:
 
 
 def digest_of_file(path: str) -> str:
-    """Return the SHA-256 of a file; OSError where it cannot be read."""
+    """Return what tells files of different content apart; OSError where it cannot be read."""
     with open(path, "rb") as file:
         return digest(file.read())
 
