@@ -9,8 +9,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Mapping
 
 MAX_HOSTS = 16 << 20  # bytes of a file that names hosts, at most
+
+
+def users_config(environ: Mapping[str, str]) -> str | None:
+    """The path of the user's own ddplaunch.toml, which need not be there; None without a home."""
+    folder = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", ""), ".config")
+    return os.path.join(folder, "ddplaunch.toml") if os.path.isabs(folder) else None
 
 
 def read_named(path: str, max_bytes: int) -> bytes:

@@ -22,7 +22,7 @@ import click
 
 from ddplaunch.dataclass import dataclass, field
 from ddplaunch.errors import UsageError
-from ddplaunch.files import read_owned
+from ddplaunch.files import read_owned, users_config
 from ddplaunch.words import nearest
 
 PROJECT = "pyproject.toml"
@@ -134,8 +134,8 @@ def _device(folder: str) -> int | None:
 
 
 def _users(environ: Mapping[str, str], notes: list[str]) -> _File | None:
-    config = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", ""), ".config")
-    return _read_own(os.path.join(config, "ddplaunch.toml"), notes) if os.path.isabs(config) else None
+    path = users_config(environ)
+    return _read_own(path, notes) if path else None
 
 
 def _read_own(path: str, notes: list[str]) -> _File | None:

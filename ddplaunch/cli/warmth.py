@@ -9,6 +9,7 @@ import os
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.errors import UsageError
+from ddplaunch.files import users_config
 
 if TYPE_CHECKING:
     from typing import Any
@@ -50,9 +51,8 @@ def _why_not(*, typed: bool) -> str | None:
 
 
 def _in_file() -> float | None:
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.environ.get("HOME", ""), ".config")
-    path = os.path.join(config, "ddplaunch.toml")
-    if not os.path.isabs(path) or not os.path.isfile(path):
+    path = users_config(os.environ)
+    if path is None or not os.path.isfile(path):
         return None
     from ddplaunch.cli.defaults import OWN, users_table
 
