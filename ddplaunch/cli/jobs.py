@@ -18,7 +18,7 @@ from ddplaunch.job.submitted import Submitted
 from ddplaunch.submit.queue import JobId, JobRecord, look, tasks
 from ddplaunch.submit.step import ask
 
-RECENT = 5  # ended jobs that are shown without --all
+RECENT = 5  # runs that have ended, and as many submitted jobs, that are shown without --all
 LATELY = 86400.0  # seconds
 MOST = 20  # jobs that Slurm is asked about
 AT_ONCE = 8  # jobs whose nodes are asked: each is a step of Slurm's

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import click
 
-RECENT = 5  # ended runs that are shown without --all
-LATELY = 86400.0  # seconds
-
 
 @click.command()
 @click.option("--all", "show_all", is_flag=True, help="Show all runs that are kept, not only the latest.")
@@ -26,7 +23,7 @@ def ps(show_all: bool, as_json: bool) -> None:
 
     runs = known()
     looked = begin({run: job for run, job in runs.items() if job})
-    from ddplaunch.cli.jobs import standings
+    from ddplaunch.cli.jobs import LATELY, RECENT, standings
     from ddplaunch.console import colour_wanted
     from ddplaunch.console.runs import ended_json, render, running_json, submitted_json
     from ddplaunch.job import past

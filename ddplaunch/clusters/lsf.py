@@ -10,15 +10,7 @@ from collections.abc import Mapping
 
 from ddplaunch.clusters import submitted
 from ddplaunch.clusters.finding import Allocation, Finding
-from ddplaunch.clusters.reading import (
-    batch_script,
-    is_set,
-    number_if_set,
-    numbers,
-    read_hosts,
-    started,
-    to_number,
-)
+from ddplaunch.clusters.reading import batch_script, is_set, number_if_set, numbers, read_hosts, started, to_number
 
 JOB_ID = "LSB_JOBID"  # 4711
 RANKFILE = "LSB_DJOB_RANKFILE"  # /home/me/.lsbatch/1700000000.4711.hostfile: one host a line, once for every slot

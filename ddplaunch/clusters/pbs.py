@@ -10,14 +10,7 @@ from collections.abc import Mapping
 
 from ddplaunch.clusters import submitted
 from ddplaunch.clusters.finding import Allocation, Finding
-from ddplaunch.clusters.reading import (
-    batch_script,
-    check_below,
-    is_set,
-    job_port,
-    number_if_set,
-    read_hosts,
-)
+from ddplaunch.clusters.reading import batch_script, check_below, is_set, job_port, number_if_set, read_hosts
 
 JOB_ID = "PBS_JOBID"  # 1234.server, 1234[7].server for one of an array
 NODEFILE = "PBS_NODEFILE"  # /var/spool/pbs/aux/1234.server
