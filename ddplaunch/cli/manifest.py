@@ -79,14 +79,15 @@ def _pod_job(ctx: click.Context, target: str) -> PodJob:
     lowest, nodes = options.nodes(given["nodes"])
     if given["grow"] and lowest == nodes:
         raise UsageError(f"--grow does not work with --nodes {nodes}", f"--nodes {nodes}:{nodes + 1}")
+    most = nodes + given["spares"]
     rules = [rule for rule in map(options.constraint, given["constraint"]) if rule]
     secrets = [found for found in map(options.secret, given["secrets"]) if found]
     job = PodJob(
         command=batch_command.words_of_run(ctx),
-        name=_name(ctx, target, nodes),
+        name=_name(ctx, target, most),
         image=given["container_image"],
-        nodes=nodes,
-        min_nodes=lowest if lowest != nodes else None,
+        nodes=most,
+        min_nodes=lowest if lowest != most else None,
         gpus=given["gpus_per_node"],
         cpus=given["cpus_per_task"],
         memory=given["mem"],

@@ -36,8 +36,8 @@ from ddplaunch.submit.pod_job import (
     Toleration,
 )  # fmt: skip
 
-ELASTIC = ("--join-window", "--max-membership-changes", "--grow")
-"""Options of ``run`` that are for elastic jobs, --nodes 2:4."""
+ELASTIC = ("--spares", "--join-window", "--max-membership-changes", "--grow")
+"""Options of ``run`` that are for jobs that go on without a node."""
 
 REFUSED = {
     **{name: hint for name, hint in batch_command.REFUSED.items() if name not in ("--env", *ELASTIC)},

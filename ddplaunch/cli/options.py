@@ -36,7 +36,7 @@ SECTIONS = {
         "Several nodes": "--nnodes --node-rank --master-addr --master-port --interface --cluster --run-id --token",
         "Several nodes by SSH": "--hosts --hostfile --include --exclude --env --remote-python",
         "Connections between nodes": "--control --control-port --join-timeout --heartbeat-timeout --allow-mismatch",
-        "Elastic jobs (--nnodes 2:4)": "--join-window --max-membership-changes --grow",
+        "Elastic jobs (--nnodes 2:4) and spares": "--spares --join-window --max-membership-changes --grow",
         "Starting ranks": "--backend --init-method --start --preload --warm --check --gpu-memory-timeout --role",
         "Stopping and restarting": "--grace --max-restarts --restart-on --restart-backoff --min-uptime",
         "Time limits": "--timeout --stall-timeout --on-stall --straggler-timeout",
@@ -185,7 +185,13 @@ class Options:
         _silence,
     )
     allow_mismatch: bool = _flag("--allow-mismatch", "Continue when versions differ between nodes, with a note.")
-    join_window: float = _seconds("--join-window", "30", "Once 2 nodes have joined, wait this long for more.")
+    spares: int = _option(
+        "--spares N",
+        "Take N nodes more than --nnodes. They wait, and one takes the place of each node that is lost or fails.",
+        _count,
+        default="0",
+    )
+    join_window: float = _seconds("--join-window", "30", "Once enough nodes have joined, wait this long for more.")
     max_membership_changes: int = _option(
         "--max-membership-changes N", "Continue at most N times with nodes lost or added.", _count, default="100"
     )

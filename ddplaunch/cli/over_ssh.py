@@ -56,6 +56,10 @@ def read(options: Options) -> tuple[Host, ...]:
             raise UsageError(f"--{name.replace('_', '-')} does not work with --hosts: {why}", "leave it out")
     if options.control == "none":
         raise UsageError("--control none does not work with --hosts: all nodes must end together", "leave it out")
+    if options.spares and len(hosts) - options.spares < 2:
+        left = max(0, len(hosts) - options.spares)
+        what = f"--spares {options.spares} of {len(hosts)} hosts leaves {left} for the ranks"
+        raise UsageError(what, "name two hosts more than spares: node 0 keeps its place")
     if options.is_set("nproc") and any(host.slots for host in hosts):
         raise UsageError(f"--nproc {options.nproc} and the slots of the hosts contradict each other", "give one")
     if options.is_set("gpus") and any(host.gpus for host in hosts):
@@ -85,10 +89,11 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
     nonce = os.urandom(16).hex()
     python = options.remote_python or sys.executable
     heartbeat, warning = options.heartbeat_timeout, options.preempt_signal
-    fleet = Fleet(heartbeat, options.grace, allow_mismatch=options.allow_mismatch, warning=warning)
+    fleet = Fleet(heartbeat, options.grace, options.spares, allow_mismatch=options.allow_mismatch, warning=warning)
 
     def connect(node: int, host: Host) -> Callable[..., Session]:
-        own = (*_node_words(node, len(hosts), address, options.master_port), *_rank_words(host, options))
+        nnodes = len(hosts) - options.spares
+        own = (*_node_words(node, nnodes, address, options.master_port), *_rank_words(host, options))
         alike = options.words(without=_NOT_REPEATED | (_OF_NODE_0 if node else set()))
         job = HostJob(
             nonce=nonce,

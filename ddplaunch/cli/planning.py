@@ -14,6 +14,7 @@ from ddplaunch.cli.surroundings import look_around, started_rank, surroundings_n
 from ddplaunch.cli.values import AUTO
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.machine import read_machine
+from ddplaunch.errors import UsageError
 from ddplaunch.plan.plan import JobSpec, Plan, make
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def make_plan(options: Options, target: Target, hosts: tuple[Host, ...], notes: 
         options, note = over_ssh.planned(hosts, options)
         said.insert(0, note)
     options, finding = look_around(options)
+    if options.spares and (hosts or finding) and not options.is_set("nnodes"):
+        options = without_spares(options)
     check_nodes(options)
     check_looks(options)
     check_time_limits(options)
@@ -58,6 +61,8 @@ def make_plan(options: Options, target: Target, hosts: tuple[Host, ...], notes: 
     )
     said += of_machine
     run_id = options.run_id or new_run_id()
+    if options.spares and options.dry_run:
+        said.append(_of_spares(options))
 
     def plan_as(node_rank: int) -> Plan:
         return make(_spec(options, finding, node_rank), target, machine, os.environ, run_id, said)
@@ -65,12 +70,36 @@ def make_plan(options: Options, target: Target, hosts: tuple[Host, ...], notes: 
     return Planning(plan_as(0), options, finding, plan_as)
 
 
+def _of_spares(options: Options) -> str:
+    first, last = options.nnodes[1], options.nnodes[1] + options.spares - 1
+    if first == last:
+        return f"1 spare (--node-rank {first}) waits to take the place of a node that is lost or fails"
+    which = f"{first} {'and' if last == first + 1 else 'to'} {last}"
+    return f"{options.spares} spares (--node-rank {which}) wait to take the place of nodes that are lost or fail"
+
+
+def without_spares(options: Options) -> Options:
+    """Have --nnodes without the spares, where it is the number of all hosts, of an allocation or of all pods."""
+    lowest, highest = options.nnodes
+    run = highest - options.spares
+    if run < 1:
+        what = f"--spares {options.spares} leaves none of {highest} nodes for the ranks"
+        raise UsageError(what, f"--spares {highest - 2} or fewer" if highest > 2 else "leave --spares out")
+    return options.given(options.sources["nnodes"], {"nnodes": (min(lowest, run), run)})
+
+
 def _spec(options: Options, finding: Finding | None, unless_numbered: int) -> JobSpec:
     """Return what the plan needs; ``unless_numbered`` is the node rank until node 0 gives one."""
     numbered = options.node_rank != AUTO
+    spares, highest = options.spares, options.nnodes[1]
+    if spares and options.dry_run:
+        if isinstance(options.node_rank, int) and options.node_rank >= highest:
+            what = f"--node-rank {options.node_rank} is a spare at first: it has no ranks to show"
+            raise UsageError(what, f"--dry-run with --node-rank 0 to {highest - 1} shows what the others start")
+        spares = 0
     return JobSpec(
         nproc=options.nproc,
-        nnodes=options.nnodes[1],
+        nnodes=highest + spares,
         min_nodes=options.nnodes[0],
         node_rank=options.node_rank if isinstance(options.node_rank, int) else None if numbered else unless_numbered,
         master_addr=options.master_addr,

@@ -20,6 +20,15 @@ def check_nodes(options: Options) -> None:
         raise UsageError(f"--grow does not work with --nnodes {highest}", f"--nnodes {highest}:{highest + 1}")
     if options.control == "none" and lowest != highest:
         raise UsageError(f"--nnodes {lowest}:{highest} does not work with --control none", "leave --control none out")
+    if options.spares and options.control == "none":
+        what = f"--spares {options.spares} does not work with --control none: nodes do not hear who is lost"
+        raise UsageError(what, "leave one of them out")
+    if options.spares and highest == 1:
+        what = f"--spares {options.spares} works only with several nodes: node 0 keeps its place"
+        raise UsageError(what, "--nnodes 2 or more; with --max-restarts a single node starts its ranks again")
+    if options.spares and options.nproc and "," in options.nproc:
+        what = f"--nproc {options.nproc} does not work with --spares: a spare must fit in any place"
+        raise UsageError(what, "give one number for all nodes")
     if options.control == "none" and options.node_rank == AUTO:
         raise UsageError("--node-rank auto does not work with --control none", "leave --control none out")
 
@@ -69,7 +78,8 @@ def read_rules(options: Options, address: str, master_port: int, finding: Findin
             raise UsageError(f"--control-port {port} is the master port", "leave --control-port out, or give another")
     return Rules(
         min_nodes=lowest,
-        max_nodes=highest,
+        max_nodes=highest + options.spares,
+        spares=options.spares,
         run_id=options.run_id,
         token=options.token,
         address=address,

@@ -237,7 +237,7 @@ def _job(ctx: click.Context, target: str) -> BatchJob:
         job_name=given["job_name"] or os.path.basename(target),
         output=given["output"] or ("slurm-%A_%a.out" if given["array"] else "slurm-%j.out"),
         error=given["error"],
-        nodes=given["nodes"],
+        nodes=given["nodes"] + given["spares"],
         gpus_per_node=given["gpus_per_node"],
         gpus_per_task=given["gpus_per_task"],
         gres=given["gres"],
@@ -267,6 +267,7 @@ def _job(ctx: click.Context, target: str) -> BatchJob:
         container_mounts=given["container_mounts"],
         requeue=_requeue(ctx, given["requeue"]) if given["requeue"] else None,
     )
+        spares=given["spares"],
     submit_conflicts.check(job)
     return job
 
@@ -336,6 +337,9 @@ def prepare_log(chdir: str, option: str, pattern: str) -> None:
 def _advice(job: BatchJob) -> Iterator[str]:
     passed = any("cpus-per" in arg or "exclusive" in arg for arg in job.sbatch_args)
     if job.cpus_per_task is None and not job.exclusive and not passed:
+    if job.spares:
+        waits = "1 waits as a spare" if job.spares == 1 else f"{job.spares} wait as spares"
+        yield f"of {job.nodes} nodes {job.nodes - job.spares} run ranks, and {waits}"
         yield "without --cpus-per-task all ranks of a node share one CPU, unless the site's Slurm gives more"
     if job.container_image:
         yield "the target was not checked: it is in the image"

@@ -53,6 +53,7 @@ def refused(program: str) -> dict[str, str]:
         "array": "submit one job for each index",
         **dict.fromkeys(("sbatch_args", "srun_args"), f"--{program}-arg is for options of {program}"),
         **dict.fromkeys(("teardown", "requeue"), "it needs Slurm"),
+        "spares": "it needs Slurm, which lets a job go on without a lost node",
         **dict.fromkeys(("container_image", "container_mounts"), "it needs Slurm's srun"),
     }
 

@@ -13,6 +13,9 @@ from ddplaunch.control.stage import Stage
 def refusal(ours: Hello, theirs: Hello, rules: Rules, seats: Seats, stage: Stage) -> Refused | None:
     """Why a node may not join node 0, whose hello is ``ours``; None where it may."""
     refused = disagreement(ours, theirs, allow_mismatch=rules.allow_mismatch)
+    if refused is None and rules.spares and len(ours.share.devices) != len(theirs.share.devices):
+        counts = _differs("the number of ranks", ours, _count(ours), theirs, _count(theirs))
+        refused = Refused(f"{counts}: a spare must fit in any place", "give every node the same --nproc")
     open_to_all = rules.elastic or stage is Stage.JOINING
     if refused is None and (stage is Stage.ENDED or not open_to_all):
         over = "is over" if stage is Stage.ENDED else "is running already"
@@ -65,6 +68,10 @@ def _mismatches(ours: Hello, theirs: Hello) -> Iterator[tuple[str, str, str, str
     if bool(ours.gpus) != bool(theirs.gpus):  # a driver that has failed, or a mask: the other's ranks would be fewer
         cpus = "--gpus none on every node runs on CPUs"
         yield "the kind of devices", _models(ours) or "CPUs alone", _models(theirs) or "CPUs alone", cpus
+
+
+def _count(hello: Hello) -> str:
+    return str(len(hello.share.devices))
 
 
 def _models(hello: Hello) -> str:

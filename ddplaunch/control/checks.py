@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddplaunch.control.failure import Outcome, Verdict
+from ddplaunch.control.membership import Membership
 from ddplaunch.control.messages import Check, End, Message, Note, Unable
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Seat, Seats
@@ -21,13 +22,14 @@ class Checks:
         self,
         rules: Rules,
         seats: Seats,
+        membership: Membership,
         tell: Callable[[int, Message], None],
         after: Callable[[float, Callable[[], None]], None],
         start: Callable[[], None],
         end: Callable[[Outcome], None],
     ) -> None:
         """``after`` forgets what an attempt leaves; ``start`` is called when every node has what its ranks need."""
-        self._rules, self._seats = rules, seats
+        self._rules, self._seats, self._membership = rules, seats, membership
         self._tell, self._after, self._start, self._end = tell, after, start, end
         self._attempt = 0
         self._awaited: set[int] = set()  # empty but while all check themselves
@@ -64,7 +66,7 @@ class Checks:
 
         ``before`` is how the attempt before has failed, where it did; ``first``: whether there was none.
         """
-        left = len(self._seats) - 1
+        left = self._membership.able - self._membership.is_able(seat)
         if seat.number and left >= self._rules.min_nodes:
             text = f"{seat.name} is left out: {said.message}"
             del self._seats[seat.number]

@@ -26,7 +26,6 @@ from ddplaunch.control.time_limits import Cut, TimeLimits
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Timer
 from ddplaunch.plan import share
-from ddplaunch.words import named
 
 EARLY_REPORT = 0.6  # seconds after a failure when people read of it, if its report cannot be given by then
 OVERDUE = 30.0  # seconds beyond the grace for a node to end its ranks: twice what those that cannot be killed take
@@ -54,7 +53,7 @@ class Coordinator:
         self._seats = Seats(rules.max_nodes)
         self._looking = Looking(rules, self._seats, tell, after)
         self._stage, self._attempt = Stage.JOINING, JobAttempt()
-        self._membership = Membership(rules, self._seats)
+        self._membership = Membership(rules, self._seats, self._note)
         self._restarts = Restarts(rules)
         self._limits = TimeLimits(rules, run_id, self._seats, self._looking, after, self._note, self._cut)
         self._interrupted: int | None = None
@@ -66,7 +65,7 @@ class Coordinator:
         if rules.checks:
             from ddplaunch.control.checks import Checks
 
-            self._checks = Checks(rules, self._seats, tell, self._after, self._begin, self._end)
+            self._checks = Checks(rules, self._seats, self._membership, tell, self._after, self._begin, self._end)
         self._before: Verdict | None = None  # of the attempt before, where it failed
         self._joining = Joining(rules, self._seats, kind, self._after, clock, say, self._start, self._give_up)
 
@@ -111,12 +110,13 @@ class Coordinator:
         elif self._stage is Stage.RUNNING and not self._seats.all_run():
             self._note(f"{hello.share.name} has joined, but the job is about to end")
         else:
-            self._note(f"{hello.share.name} has joined; it takes part when the ranks start next")
+            self._note(self._membership.welcome(self._seats[hello.share.node_rank]))
 
     @property
     def _grows(self) -> bool:
         """Whether a node that joins now interrupts the attempt."""
-        return self._rules.grow and self._stage is Stage.RUNNING and self._seats.all_run()
+        wanted = self._rules.grow and self._membership.has_room
+        return wanted and self._stage is Stage.RUNNING and self._seats.all_run()
 
     def _grow(self, name: str) -> None:
         self._attempt.growing = True
@@ -141,16 +141,15 @@ class Coordinator:
     def _begin(self) -> None:
         self._enter(Stage.RUNNING)
         self._cancel()
-        shares = self._seats.start()
-        world_size = sum(len(each.devices) for each in shares)
-        nodes = set(self._seats)
-        self._attempt = JobAttempt(self._attempt.number + 1, world_size, self._clock(), nodes, set(nodes))
+        line = self._membership.begin()
+        shares = self._seats.start(line)
+        nodes = {seat.number for seat in line}
+        self._attempt = JobAttempt(self._attempt.number + 1, line[-1].ranks.stop, self._clock(), nodes, set(nodes))
         self._limits.begin(self._attempt.number)
         number, places = self._attempt.number, share.places(shares)
-        for seat, place in zip(self._seats.in_order, places, strict=True):
+        for seat, place in zip(line, places, strict=True):
             # Node 0 comes first: it removes a store in a file before anybody can open it.
-            everyone = () if seat.number else shares
-            self._tell(seat.number, messages.Start(number, self._run_id, place, shares=everyone))
+            self._tell(seat.number, messages.Start(number, self._run_id, place, shares=() if seat.number else shares))
 
     def hear(self, number: int, message: messages.FromNode) -> None:
         """Take in what a node says; raises Garbled, before anything is done, where it cannot be so."""
@@ -247,14 +246,15 @@ class Coordinator:
             return self._check_drained()  # it had done its work
         text = f"{seat.name} was lost: {why}"
         if self._stage in BEFORE_RANKS:
-            if len(self._seats) < self._rules.min_nodes:
+            if self._membership.too_few:
                 return self._give_up(text)
             self._membership.changes += 1
             self._note(text)
             return self._checks.gone(number) if self._stage is Stage.CHECKING else None
         if seat.part is Part.IDLE:
-            return  # it took no part yet
+            return self._note(text) if self._rules.spares else None  # it took no part yet
         self._attempt.lost.append(Loss(time.time() - silence, seat.host, text))
+        self._membership.failed(seat)
         if self._stage is Stage.RUNNING:
             self._note(f"{text}; stopping the others")
         self._stop(signal.SIGTERM)
@@ -388,9 +388,9 @@ class Coordinator:
         decision = self._restarts.after(self._attempt, self._clock() - self._attempt.began)
         if decision.wait is None:
             return self._end(Outcome(verdict.first.code, verdict, remark=decision.remark))
-        if len(self._seats) < self._rules.min_nodes:
-            left = f"{len(self._seats)} of at least {self._rules.min_nodes} nodes are left to start again"
-            return self._end(Outcome(verdict.first.code, verdict, remark=left))
+        self._membership.blame(verdict)
+        if few := self._membership.too_few:
+            return self._end(Outcome(verdict.first.code, verdict, remark=f"{few} to start again"))
         when = f" in {decision.wait:g} s" if decision.wait else ""
         restart = f"restart {self._restarts.used} of {self._rules.max_restarts}{when}"
         text = f"{self._headline(verdict)}\n{restart}"
@@ -402,7 +402,7 @@ class Coordinator:
             return self._end(Outcome(EXIT_TIMEOUT, remark=f"{why}; the time of the job is over (--timeout)"))
         if over := self._membership.change(why):
             return self._give_up(over)
-        self._note(f"going on with {len(self._seats)} nodes: {named(seat.name for seat in self._seats.in_order)}")
+        self._note(self._membership.going_on)
         self._pause(0, None)
 
     def _pause(self, seconds: float, before: Verdict | None) -> None:

@@ -1,26 +1,118 @@
-"""How often a job went on with nodes lost or added, and whether it may once more."""
+"""Which of the nodes that have joined get ranks, and how often that may change.
+
+All do; with spares as many as the job needs, and these keep their places from attempt to attempt.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
+from ddplaunch.control.failure import Verdict
 from ddplaunch.control.rules import Rules
-from ddplaunch.control.seat import Seats
+from ddplaunch.control.seat import Seat, Seats
+from ddplaunch.words import named
+
+ENOUGH = 2  # failures of a host after which it gets no ranks any more
 
 
 class Membership:
-    """Counts what ``--max-membership-changes`` allows."""
+    """Those of one attempt after the other."""
 
-    def __init__(self, rules: Rules, seats: Seats) -> None:
-        self._rules, self._seats = rules, seats
-        self.changes = 0
+    def __init__(self, rules: Rules, seats: Seats, note: Callable[[str], None]) -> None:
+        """``note`` tells people."""
+        self._rules, self._seats, self._note = rules, seats, note
+        self.changes = 0  # of those that ``--max-membership-changes`` allows
+        self._places: list[Seat] = []  # the nodes of the latest attempt, in order
+        self._resting: set[int] = set()  # those that are to give their place to others, if there are any
+        self._failures = Counter[str]()  # of each host
+
+    def is_able(self, seat: Seat) -> bool:
+        """Whether a node may have ranks."""
+        return not seat.number or self._failures[seat.host] < ENOUGH
+
+    @property
+    def able(self) -> int:
+        """How many nodes may have ranks."""
+        return sum(map(self.is_able, self._seats.values()))
+
+    @property
+    def too_few(self) -> str | None:
+        """What people read where these are not enough for the job; None where they are."""
+        least = self._rules.min_nodes
+        return f"{self.able} of at least {least} nodes are left" if self.able < least else None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more node could have had ranks in this attempt."""
+        return len(self._places) < self._rules.most_nodes
+
+    @property
+    def going_on(self) -> str:
+        """Whom the next attempt starts with."""
+        line = self.next()
+        return f"going on with {len(line)} nodes: {named(seat.name for seat in line)}"
+
+    def welcome(self, seat: Seat) -> str:
+        """What becomes of a node that joins while others run."""
+        if not self.is_able(seat):
+            return f"{seat.name} has joined, but gets no ranks: it has failed {self._failures[seat.host]} times"
+        if not self.has_room:
+            return f"{seat.name} has joined as a spare"
+        return f"{seat.name} has joined; it takes part when the ranks start next"
+
+    def failed(self, seat: Seat) -> None:
+        """A node was lost, or an attempt began to fail there: where there are spares, one takes its place.
+
+        Node 0 keeps its place: all the others are connected to it.
+        """
+        if not self._rules.spares or not seat.number:
+            return
+        self._resting.add(seat.number)
+        self._failures[seat.host] += 1
+        if not self.is_able(seat):
+            self._note(f"{seat.name} has failed {self._failures[seat.host]} times: it gets no ranks any more")
+
+    def blame(self, verdict: Verdict) -> None:
+        """An attempt has failed: its node is known, unless ranks only saw what had happened to others."""
+        seat = next((each for each in self._places if verdict.first.rank in each.ranks), None)
+        if seat is not None and seat.number in self._seats and not verdict.first.is_consequence:
+            self.failed(seat)
 
     def change(self, why: str) -> str | None:
         """Count one more; return None, or why the job cannot go on where it cannot: ``why``, and what is used up."""
-        rules, few = self._rules, len(self._seats) < self._rules.min_nodes
-        if few and rules.elastic:
-            return f"{why}; {len(self._seats)} of at least {rules.min_nodes} nodes are left"
-        if few:
-            return why
-        if self.changes >= rules.max_membership_changes:
-            return f"{why}; all {rules.max_membership_changes} --max-membership-changes were used"
+        if few := self.too_few:
+            return f"{why}; {few}" if self._rules.elastic else why
+        if self.changes >= self._rules.max_membership_changes:
+            return f"{why}; all {self._rules.max_membership_changes} --max-membership-changes were used"
         self.changes += 1
         return None
+
+    def next(self) -> list[Seat]:
+        """The nodes that are to have ranks in the next attempt, in order."""
+        if not self._rules.spares:
+            return self._seats.in_order
+        able = {seat.number: seat for seat in self._seats.in_order if self.is_able(seat)}
+        stay = {seat.number for seat in self._places if seat.number in able} - self._resting
+        # Those that have failed just now come last.
+        others = sorted((number for number in able if number not in stay), key=self._resting.__contains__)
+        line = []
+        for seat in self._places:
+            if seat.number in stay:
+                line.append(seat.number)
+            elif others:
+                line.append(others.pop(0))
+        return [able[number] for number in [*line, *others][: self._rules.most_nodes]]
+
+    def begin(self) -> list[Seat]:
+        """The nodes that have ranks from now on; people hear what is new in that."""
+        before, self._places = self._places, self.next()
+        self._resting.clear()
+        if self._rules.spares and before:
+            former = {seat.name for seat in before}
+            for new, old in zip(self._places, before, strict=False):
+                if new.name not in former:
+                    self._note(f"{new.name} takes the place of {old.name}")
+        elif waiting := [seat.name for seat in self._seats.in_order if seat not in self._places]:
+            self._note(f"waiting as spare{'s' * (len(waiting) > 1)}: {named(waiting)}")
+        return self._places

@@ -19,7 +19,8 @@ class Rules:
     """Node 0's rules are the job's; times in seconds."""
 
     min_nodes: int = 1
-    max_nodes: int = 1  # the same where the job is not elastic
+    max_nodes: int = 1  # that may join; the same where the job is not elastic and has no spares
+    spares: int = 0  # of these, how many more than the ranks need: they wait to take the place of others
     run_id: str | None = None  # as typed
     token: str | None = None  # what peers must prove to know; None admits every peer with the same run id
     address: str = ""  # node 0's, as typed
@@ -68,9 +69,16 @@ class Rules:
         return max(self.stall_timeout / 5, min(1.0, self.stall_timeout / 2))
 
     @property
+    def most_nodes(self) -> int:
+        """How many nodes have ranks at most."""
+        return self.max_nodes - self.spares
+
+    @property
     def nnodes(self) -> str:
-        """As ``--nnodes`` has it: "4" or "2:4"."""
-        return f"{self.min_nodes}:{self.max_nodes}" if self.elastic else str(self.max_nodes)
+        """As it is typed: "4", "2:4" or "4 --spares 2"."""
+        most = self.most_nodes
+        nodes = f"{self.min_nodes}:{most}" if self.min_nodes < most else str(most)
+        return f"{nodes} --spares {self.spares}" if self.spares else nodes
 
     def check(self, plan: Plan) -> None:
         """Raise a UsageError where this node lacks what it needs for its share, or these rules contradict the plan."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import Enum
 
 from ddplaunch.control.messages import Drained, Failed, Finished, Garbled, Hello, Refused
@@ -113,14 +113,16 @@ class Seats(dict[int, Seat]):
             )
         return None
 
-    def start(self) -> tuple[Share, ...]:
-        """Give all nodes their ranks in a new attempt; return their shares, in order."""
+    def start(self, line: Sequence[Seat]) -> tuple[Share, ...]:
+        """Give these nodes, and no others, their ranks in a new attempt; return their shares, in order."""
         first = 0
-        for seat in self.in_order:
+        for seat in self.values():
+            seat.ranks = range(0)
+        for seat in line:
             seat.enter(Part.RUNNING)
             seat.awaited, seat.ranks = "", range(first, first + len(seat.hello.share.devices))
             first = seat.ranks.stop
-        return tuple(seat.hello.share for seat in self.in_order)
+        return tuple(seat.hello.share for seat in line)
 
     def rest(self) -> None:
         for seat in self.values():

@@ -72,10 +72,12 @@ class Problem:
 class Fleet:
     """The hosts of one job, in the order of their node ranks; times in seconds."""
 
-    def __init__(self, heartbeat: float, grace: float, *, allow_mismatch: bool, warning: int | None) -> None:
-        """``warning``: the preemption signal; None for none."""
+    def __init__(
+        self, heartbeat: float, grace: float, spares: int = 0, *, allow_mismatch: bool, warning: int | None
+    ) -> None:
+        """``warning``: the preemption signal; None for none. With ``spares`` the job goes on without a host."""
         self._heartbeat, self._grace, self._allow_mismatch = heartbeat, grace, allow_mismatch
-        self._warning = warning
+        self._warning, self._spares = warning, spares
         self.loop = Loop()
         self.problems: list[Problem] = []
         self._hosts: list[Session] = []
@@ -260,6 +262,9 @@ class Fleet:
                 if not self._again(host):
                     self._connect()
                     self._check_answers()
+            elif self._spares and host is not self._hosts[0] and not self._hosts[0].over:
+                if host.code is None:  # node 0 decides whether the job goes on without it
+                    self._say_lost(host)
             elif host.code is None:
                 self._lost(host)
             elif self._first is None:
@@ -269,8 +274,11 @@ class Fleet:
     def _lost(self, host: Session) -> None:
         if self._first is None:
             self._first = self._asked or EXIT_UNAVAILABLE
-            self._say(f"{host.name} was lost: {host.complaint or 'ssh ended without a message'}")
+            self._say_lost(host)
             self._let_others_end(host)
+
+    def _say_lost(self, host: Session) -> None:
+        self._say(f"{host.name} was lost: {host.complaint or 'ssh ended without a message'}")
 
     def _let_others_end(self, first: Session) -> None:
         """The others end by themselves: by control, or because all is done. Their last output may take some time."""

@@ -89,6 +89,7 @@ class BatchJob:
     teardown: Sequence[Setup] = ()  # runs at the end, whatever the exit code
     container_image: str | None = None  # srun's option of the pyxis plugin (github.com/NVIDIA/pyxis)
     container_mounts: Sequence[str] = ()  # SRC:DST pairs beside `chdir`, which is always mounted
+    spares: int = 0  # of the nodes; the job goes on without one that is lost
     requeue: Requeue | None = None  # None leaves preempted jobs to Slurm's own rules
 
 
@@ -156,6 +157,9 @@ def _head(job: BatchJob) -> Iterator[str]:
     yield "#SBATCH --ntasks-per-node=1"
     yield "# A job that Slurm starts again (preempted, or its node was lost) goes on in the same log."
     yield "#SBATCH --open-mode=append"
+    if job.spares:
+        yield "# When a node is lost, a spare takes its place: Slurm is not to end the job."
+        yield "#SBATCH --no-kill"
     if job.requeue:
         again = job.requeue
         yield f"# The warning comes before a preemption or the time limit: {again.grace:g} s for a checkpoint, then"
@@ -204,7 +208,7 @@ def _step(job: BatchJob) -> Iterator[str]:
     yield "# All three counts, so that no variable changes them: one launcher on each node. They end together with one"
     yield "# exit code, which becomes the job's; srun is not to kill one because another has ended."
     counts = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
-    yield f"srun {counts} --kill-on-bad-exit=0 \\"
+    yield f"srun {counts} --kill-on-bad-exit=0{' --no-kill' if job.spares else ''} \\"
     if job.cpus_per_task is not None:  # since Slurm 22.05 srun does not take it from the job (srun(1))
         yield '  --cpus-per-task="$SLURM_CPUS_PER_TASK" \\'
     if job.srun_args:

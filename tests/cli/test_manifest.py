@@ -226,6 +226,15 @@ def test_an_elastic_job(spec):
     assert "successPolicy" not in spec("--nodes 2:2 train.py")[0]["spec"]
 
 
+def test_spares_are_pods_like_the_others(spec):
+    job, _, container = spec("--nodes 2 --spares 1 --gang volcano train.py")
+    assert (job["spec"]["completions"], job["spec"]["maxFailedIndexes"]) == (3, 1)
+    assert job["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    assert job["metadata"]["annotations"] == {"scheduling.volcano.sh/group-min-member": "2"}
+    assert {"name": "DDPLAUNCH_NNODES", "value": "2:3"} in container["env"]
+    assert container["args"] == ["--spares", "1", "train.py"]
+
+
 def test_a_name_of_its_own_each_time(spec):
     names = {spec("--unique-name --nodes 2 train.py")[0]["metadata"]["name"] for _ in range(3)}
     assert len(names) == 3

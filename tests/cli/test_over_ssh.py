@@ -56,6 +56,7 @@ REFUSED = [
     ("--hosts a,b --control none", "--control none does not work with --hosts", WITHOUT),
     ("--hosts a,b --stdin 0", "--stdin does not work with --hosts", WITHOUT),
     ("--hosts a,b --cluster slurm", "--cluster does not work with --hosts", WITHOUT),
+    ("--hosts a,b --spares 1", "--spares 1 of 2 hosts leaves 1 for the ranks", "name two hosts more than spares"),
     ("--hosts a:2,b --nproc 2", "--nproc 2 and the slots of the hosts contradict each other", "give one"),
     ("--hosts a:4,b --include a:0 --gpus 1", "--gpus 1 and the slots chosen contradict each other", "give one of them"),
     ("--hosts localhost,b", "localhost is another machine on each", "--master-addr"),

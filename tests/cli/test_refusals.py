@@ -177,6 +177,23 @@ limit = 3
             for nodes in ("--nnodes 2 --node-rank 0", "--nnodes 2 --node-rank 1", "--nnodes 2 --node-rank auto", "")
         ),
         (f"run --local-addr {'a' * 64} --nnodes 2 train.py", ("is not an address of this machine",)),
+        ("run --spares 1 train.py", ("--spares 1 works only with several nodes: node 0 keeps its place",)),
+        (
+            "run --nnodes 2 --spares 1 --control none --node-rank 0 train.py",
+            ("--spares 1 does not work with --control none: nodes do not hear who is lost", "leave one of them out"),
+        ),
+        (
+            "run --nnodes 2 --spares 1 --node-rank 0 --nproc 8,4 train.py",
+            ("--nproc 8,4 does not work with --spares: a spare must fit in any place", "one number for all nodes"),
+        ),
+        (
+            "run --nnodes 2 --spares 1 --node-rank 3 train.py",
+            ("--node-rank 3 is out of range: 3 nodes are numbered 0 to 2",),
+        ),
+        (
+            "run --dry-run --nnodes 2 --spares 1 --node-rank 2 train.py",
+            ("--node-rank 2 is a spare at first: it has no ranks to show", "--node-rank 0 to 1"),
+        ),
         ("run --nnodes 4:2 train.py", ("--nnodes 4:2: 4 is more than 2", "--nnodes 2:4")),
         ("run --nnodes 0:4 train.py", ("--nnodes 0:4: a job has at least one node", "--nnodes 1:4")),
         ("run --nnodes 2:x train.py", ("--nnodes 2:x: expected a number like 2, or a range like 2:4",)),

@@ -118,10 +118,10 @@ class Node:
         )
         assert text in self.said()
 
-    def rank(self) -> int:
-        """The pid of its only rank."""
+    def ranks(self) -> list[int]:
+        """The pids of its ranks."""
         (zygote,) = self.host.find("zygote.py")
-        return int(Path(f"/proc/{zygote}/task/{zygote}/children").read_text())
+        return [int(pid) for pid in Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()]
 
 
 Start = Callable[..., Node]
@@ -179,7 +179,7 @@ def test_without_grow_a_node_waits_for_the_next_restart(
     hosts[1].boot()
     nodes[1] = start_on(hosts[1], *options, hold=hold)
     nodes[0].wait_for("has joined; it takes part when the ranks start next")
-    os.kill(nodes[0].rank(), signal.SIGKILL)
+    os.kill(nodes[0].ranks()[0], signal.SIGKILL)
     assert [node.process.wait(patience(60)) for node in nodes] == [0, 0]
     attempts = check_trained(nodes[0].said(), tmp_path, undisturbed)
     assert attempts == [(2, 1, 0), (1, 2, 240), (2, 2, 960)]
@@ -218,3 +218,16 @@ def test_plain_python_stops_when_told_and_goes_on_with_the_next_step(
     done = subprocess.run(words, cwd=tmp_path, env=again, capture_output=True, text=True, timeout=patience(60))
     attempts = check_trained(first + done.stdout, tmp_path, undisturbed)
     assert attempts == [(1, 1, 0), (1, 2, 384)]
+
+
+def test_a_spare_takes_the_place_of_a_node_that_lost_power(
+    network: Callable[[int], Network], start_on: Start, tmp_path: Path, undisturbed: float
+) -> None:
+    hosts, hold = network(3).hosts, {"0": [2, 360]}
+    nodes = [start_on(host, "--nnodes", "2", "--spares", "1", hold=hold) for host in hosts]
+    nodes[0].wait_for("attempt 0 is held")
+    assert [len(node.ranks()) for node in nodes] == [1, 1, 0], "a spare waits without ranks"
+    hosts[1].power_off()
+    assert [nodes[number].process.wait(patience(60)) for number in (0, 2)] == [0, 0]
+    assert "node 2 (n2) takes the place of node 1 (n1)" in nodes[0].said()
+    assert check_trained(nodes[0].said(), tmp_path, undisturbed) == [(2, 1, 0), (2, 2, 240)]

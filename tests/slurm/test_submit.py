@@ -305,6 +305,39 @@ def test_a_node_loses_power_and_comes_back(submit):
     assert cluster.restarts(again) == 1
 
 
+ONE_MORE = """
+import os, time
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+place = (os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.uname().nodename)
+print("again" if again else "ready", *place, flush=True)
+while not (again and os.path.exists("go")):
+    time.sleep(0.05)
+"""
+
+
+def test_a_spare_takes_the_place_of_a_node_that_lost_power(submit, tmp_path):
+    """The job has three nodes; Slurm finds out later than we, and lets it go on."""
+    cluster, start = submit(3, settings={"SlurmdTimeout": "6", "MessageTimeout": "4"})
+    write(tmp_path, "train.py", ONE_MORE)
+    options = ("--nodes", "2", "--spares", "1", "--heartbeat-timeout", "4", "--follow", "--nproc", "1")
+    following = start(*options, "train.py")
+    job = number_of(following)
+    cluster.wait_for(job, "ready", 2)
+    cluster.nodes[1].power_off()
+    cluster.wait_for(job, "again", 2)
+    cluster.wait_until(lambda: "n2 down*" in cluster.run("sinfo", "-h", "-N", "-o", "%N %T"), "the loss, for Slurm", 60)
+    write(tmp_path, "go", "")
+    out, err = following.communicate(timeout=patience(120))
+    assert following.returncode == 0, out + err
+    assert "waiting as spare: node 2 (n3)" in out
+    assert "node 2 (n3) takes the place of node 1 (n2)" in out
+    assert sorted(line for line in out.splitlines() if "again" in line) == [
+        "[0] again 0 of 2 n1",
+        "[1] again 1 of 2 n3",
+    ]
+    assert f"job {job} completed (exit code 0)" in err
+
+
 def test_a_job_that_is_cancelled_while_it_waits(submit):
     cluster, start = submit()
     cluster.wait(cluster.sbatch("-N2", "--exclusive", script="sleep 1000"), "RUNNING")

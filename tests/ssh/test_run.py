@@ -255,6 +255,36 @@ def test_a_cable_pulled_at_a_host(running):
     run.assert_nothing_left(timeout=15)
 
 
+ONE_MORE = """
+import os, time
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+print("again" if again else "up", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.uname().nodename, flush=True)
+time.sleep(0 if again else 1000)
+"""
+
+
+@pytest.mark.parametrize("fault", ["unplug", "power_off", "kill_all"])
+def test_a_spare_takes_the_place_of_a_lost_host(job, tmp_path, fault):
+    write(tmp_path, "train.py", ONE_MORE)
+    run = job(4, "--hosts", "n[1-3]:1", "--spares", "1", *AT_ONCE, *LIGHT, "train.py")
+    run.wait_for("up", 2)
+    getattr(run.hosts[2], fault)()
+    assert run.wait(30) == 0, run.stderr()
+    assert "node 2 (n3) takes the place of node 1 (n2)" in run.stderr()
+    assert sorted(run.stdout().splitlines()[2:]) == ["[0] again 0 of 2 n1", "[1] again 1 of 2 n3"]
+    run.assert_nothing_left(timeout=15)
+
+
+def test_the_first_host_keeps_its_place(job, tmp_path):
+    write(tmp_path, "train.py", ONE_MORE)
+    run = job(4, "--hosts", "n[1-3]:1", "--spares", "1", *AT_ONCE, *LIGHT, "train.py")
+    run.wait_for("up", 2)
+    run.hosts[1].kill_all()
+    assert run.wait(30) == 69, run.stderr()
+    assert "n1 was lost" in run.stderr()
+    run.assert_nothing_left(timeout=15)
+
+
 def test_a_cable_pulled_here(running):
     run = running("n1:1,n2:1", *AT_ONCE)
     run.hosts[0].unplug()

@@ -140,7 +140,10 @@ class Cluster:
 
 @pytest.fixture
 def cluster(job, network, tmp_path) -> Callable[..., Cluster]:
-    return lambda *options, nodes="2": Cluster(tmp_path, network(2), job("--nodes", nodes, "--nproc", "1", *options))
+    def make(*options: str, nodes: str = "2", hosts: int = 2) -> Cluster:
+        return Cluster(tmp_path, network(hosts), job("--nodes", nodes, "--nproc", "1", *options))
+
+    return make
 
 
 @pytest.mark.ci
@@ -205,3 +208,26 @@ def test_an_elastic_job_does_not_wait_for_a_pod_that_nobody_starts(cluster):
     out = [process.communicate(timeout=patience(90))[0] for process in started]
     assert [process.returncode for process in started] == [0, 0]
     assert "sum 3.0" in out[0]
+
+
+LOSES_ONE = """
+import os, time
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+print("again" if again else "up", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+time.sleep(0 if again else 600)
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.slow
+def test_a_spare_pod_takes_the_place_of_one_whose_machine_is_lost(cluster):
+    pods = cluster("--spares", "1", "--heartbeat-timeout", "2", "--grace", "1", hosts=3)
+    started = pods.start_all(LOSES_ONE)
+    for process in started[:2]:
+        assert process.stdout is not None
+        assert "up" in process.stdout.readline()
+    pods.network.hosts[1].power_off()
+    out = [started[index].communicate(timeout=patience(90))[0] for index in (0, 2)]
+    assert [started[index].returncode for index in (0, 2)] == [0, 0], pods.said(0).read_text()
+    assert ["again 0 of 2" in out[0], "again 1 of 2" in out[1]] == [True, True]
+    assert "takes the place of node 1" in pods.said(0).read_text()
