@@ -52,7 +52,7 @@ def look_around(options: Options) -> tuple[Options, Finding | None]:
         Source.SURROUNDINGS, {"nnodes": (finding.min_nodes or nnodes, nnodes), "node_rank": node_rank, "nproc": nproc}
     )
     if options.nnodes == (1, 1):
-        return options, finding
+        return options.filled(Source.SURROUNDINGS, {"run_id": finding.run_id}), finding
     if finding.cluster == TORCHRUN:
         options = options.given(Source.SURROUNDINGS, {"control": "none"})
     address = None if os.environ.get("MASTER_ADDR") else finding.address
