@@ -13,20 +13,26 @@ def wait(run: str | None) -> int:
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID. It may be left out where one job runs. For a
     run that has ended, its exit code is returned at once.
     """
+    import os
+
     from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError
     from ddplaunch.job import client, past, runs
     from ddplaunch.job.client import Unanswered
-    from ddplaunch.job.process import ended
+    from ddplaunch.job.process import born, ended
 
     name, job, record = runs.find(run) if run is not None else runs.only()
     code = record.code if record else None
+    pid = job.pid if job else None
     if job:
         try:
             code = client.wait(job.path)
         except Unanswered:
             if not ended(job.pid, 0):
                 raise
-        ended(job.pid)
+    elif record and code is None and record.host == os.uname().nodename and born(record.pid) == record.born:
+        pid = record.pid  # it is about to end, and has closed its door
+    if pid is not None:
+        ended(pid)
         if code is None and (record := past.record(name)):  # it ended before we could ask
             code = record.code
     if code is None:
