@@ -17,15 +17,17 @@ def attach(job: str | None) -> int:
     detach; without a terminal it detaches.
     """
     import re
+    import shutil
     import sys
 
     from ddplaunch.cli.following import follow, say
-    from ddplaunch.cli.queued import found, one_of, standing
+    from ddplaunch.cli.queued import Unanswered, found, one_of, standing
     from ddplaunch.errors import UsageError, shown
     from ddplaunch.job import submitted
     from ddplaunch.submit import queue
     from ddplaunch.submit.follow import Follower
     from ddplaunch.submit.queue import JobId
+    from ddplaunch.submit.schedulers import scheduler_of
 
     out, err = sys.stdout.buffer, sys.stderr.buffer
     known = submitted.find(job) if job is not None else next(iter(submitted.every()), None)
@@ -36,13 +38,17 @@ def attach(job: str | None) -> int:
             )
         if not re.fullmatch(r"\d+(_\d+)?", job):
             raise UsageError(f"no job called {shown(job, 60)} was submitted", "ddplaunch ps shows those that were")
-        found(JobId(job))  # one that does not answer at all is not waited for
+        if shutil.which(queue.asked) is None:
+            what = f"job {job} was not submitted here, and scontrol is not on PATH to ask Slurm about it"
+            raise Unanswered(what, "ddplaunch ps shows those that were; on a login node of Slurm any is followed")
+        found(JobId(job), queue, "Slurm")  # one that does not answer at all is not waited for
         follower = Follower(JobId(job), queue, out, err, say, last=LAST)
         return follow(JobId(job), f"scontrol show job {job} names it", follower)
     which = one_of(known, job or known.number, "attach")
-    seen = standing(known, which)
+    scheduler = scheduler_of(known)
+    seen = standing(known, which, scheduler)
     log = seen.log or known.log
-    follower = Follower(which, queue, out, err, say, log=log, last=LAST)
+    follower = Follower(which, scheduler, out, err, say, log=log, last=LAST)
     if seen.code is not None:
         return follower.over(seen)
     code = follow(which, log, follower)

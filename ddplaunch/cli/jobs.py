@@ -1,4 +1,4 @@
-"""How the submitted jobs stand: Slurm is asked about those whose end is not known, and node 0 of those that run."""
+"""How the submitted jobs stand: their schedulers are asked about those that have not ended, and Slurm's nodes too."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
+from ddplaunch.cli.queued import forgotten
 from ddplaunch.clusters.slurm import JOB_ID
 from ddplaunch.console.runs import Standing
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import LaunchError
 from ddplaunch.job import submitted
 from ddplaunch.job.submitted import Submitted
-from ddplaunch.submit.queue import JobId, JobRecord, look, tasks
+from ddplaunch.submit.programs import Record
+from ddplaunch.submit.qmaster import ACCOUNTED_AFTER
+from ddplaunch.submit.queue import JobId, JobRecord, tasks
+from ddplaunch.submit.schedulers import scheduler_of
 from ddplaunch.submit.step import ask
 
 RECENT = 5  # runs that have ended, and as many submitted jobs, that are shown without --all
 LATELY = 86400.0  # seconds
-MOST = 20  # jobs that Slurm is asked about
+MOST = 20  # jobs that schedulers are asked about
 AT_ONCE = 8  # jobs whose nodes are asked: each is a step of Slurm's
 
 
@@ -36,14 +40,14 @@ def standings(now: float, *, everything: bool) -> list[Standing]:
     for job in submitted.every():
         if job.code is None and asked < MOST:
             asked += 1
-            found.append(_look(job))
+            found.append(_look(job, now))
         elif everything or (job.code is not None and now - job.moment < LATELY and over < RECENT):
             over += 1
             found.append(Standing(job, job.ended or "not asked about", job.code, None))
     return _with_ranks(found)
 
 
-def _look(job: Submitted) -> Standing:
+def _look(job: Submitted, now: float) -> Standing:
     which = JobId(job.number, job.cluster)
     if job.array:
         records = tasks(which)
@@ -54,17 +58,21 @@ def _look(job: Submitted) -> Standing:
             submitted.over(job, words, code)
             return Standing(job, words, code, None)
         return Standing(job, words or "Slurm does not know it, or does not answer", None, None)
+    scheduler = scheduler_of(job)
     try:
-        seen = look(which)
+        seen = scheduler.look(which)
     except LaunchError:
-        words = "ended; Slurm has forgotten how"
-        submitted.over(job, words, 1)
-        return Standing(job, words, 1, None)
+        return Standing(job, forgotten(job), 1, None)
     if seen is None:
-        return Standing(job, "scontrol does not answer", None, None)
+        return Standing(job, f"{scheduler.asked} does not answer", None, None)
     if seen.code is not None:
         submitted.over(job, seen.words, seen.code)
-    return Standing(job, seen.words, seen.code, seen)
+    elif isinstance(seen, Record) and seen.gone:
+        if job.gone is None:
+            submitted.keep(replace(job, gone=now))
+        elif now - job.gone > ACCOUNTED_AFTER:
+            return Standing(job, forgotten(job), 1, None)
+    return Standing(job, seen.words, seen.code, seen if isinstance(seen, JobRecord) else None)
 
 
 def _with_ranks(found: Sequence[Standing]) -> list[Standing]:

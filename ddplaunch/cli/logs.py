@@ -27,7 +27,8 @@ def logs(run: str | None, typed: str | None, failed: bool, follow: bool, as_json
     With --log-dir that is all that they printed in the last attempt. Without it, the last 256 KiB of each rank, of a
     job that runs or has failed. Each line stands behind its rank, but where only one is asked for.
 
-    Of a submitted job, meant by its number, it is the log; of some ranks, its nodes are asked by `srun --overlap`.
+    Of a submitted job, meant by its number, it is the log; of some ranks, in Slurm its nodes are asked by
+    `srun --overlap`.
     """
     import sys
 
@@ -58,22 +59,23 @@ def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> 
     from ddplaunch.cli.following import say
     from ddplaunch.cli.queued import kept_run, one_of, run_of, running, standing
     from ddplaunch.errors import LaunchError
-    from ddplaunch.submit import queue
     from ddplaunch.submit.follow import Follower
+    from ddplaunch.submit.schedulers import scheduler_of
     from ddplaunch.submit.step import relay
 
     which = one_of(job, word, "logs")
-    seen = standing(job, which)
+    scheduler = scheduler_of(job)
+    seen = standing(job, which, scheduler)
     if options and seen.code is None:
-        seen = running(job, which)
-        words = ["logs", run_of(job, seen), *options, *(["--follow"] if follow else [])]
-        return relay(job, seen, words, everywhere=True)
+        there = running(job, which, " ".join(["logs", *options]))
+        words = ["logs", run_of(job, there), *options, *(["--follow"] if follow else [])]
+        return relay(job, there, words, everywhere=True)
     if options:
         if name := kept_run(job, seen):
             return name
         what = f"job {which.number} has ended, and what each of its ranks printed is not kept on this machine"
         raise LaunchError(what, f"ddplaunch logs {which.number} prints its log")
-    follower = Follower(which, queue, sys.stdout.buffer, sys.stderr.buffer, say, log=seen.log)
+    follower = Follower(which, scheduler, sys.stdout.buffer, sys.stderr.buffer, say, log=seen.log)
     if seen.code is None and follow:
         follower.run()
     else:

@@ -1,4 +1,4 @@
-"""The job of Slurm that a word means, and how it stands: for the commands that work on runs here and on jobs there."""
+"""The submitted job that a word means, and how it stands: for the commands that work on runs here and on jobs there."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
 from ddplaunch.job import past, runs, submitted
 from ddplaunch.job.submitted import Submitted
+from ddplaunch.submit.schedulers import SCHEDULERS, scheduler_of
 
 if TYPE_CHECKING:
+    from ddplaunch.submit.follow import Record, Scheduler
     from ddplaunch.submit.queue import JobId, JobRecord
 
 
@@ -18,15 +20,15 @@ def job_meant(word: str | None) -> Submitted | None:
     if word is None:
         return None
     job = submitted.find(word)
-    if job is None or word in past.names():
+    if job is None or (word in past.names() and not _is_of(job.run, word)):
         return None
-    if any(word == str(run.pid) or run.run_id.startswith(job.run) for run in runs.all_running()):
+    if any(word == str(run.pid) or _is_of(job.run, run.run_id) for run in runs.all_running()):
         return None  # as on its node
     return job
 
 
 def one_of(job: Submitted, word: str, command: str) -> JobId:
-    """The job as Slurm names it. Raises UsageError for an array without an index."""
+    """The job as its scheduler names it. Raises UsageError for an array without an index."""
     from ddplaunch.submit.queue import JobId
 
     index = word.partition("_")[2] if job.array and word != job.name else ""
@@ -37,13 +39,13 @@ def one_of(job: Submitted, word: str, command: str) -> JobId:
 
 
 class Unanswered(LaunchError):
-    """Slurm does not answer."""
+    """The scheduler does not answer."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
-def found(which: JobId) -> JobRecord:
-    """How Slurm says that a job stands.
+def found(which: JobId, scheduler: Scheduler, system: str) -> Record:
+    """How its scheduler, which people call ``system``, says that a job stands.
 
     Raises:
         Unanswered: it says nothing.
@@ -51,45 +53,61 @@ def found(which: JobId) -> JobRecord:
     """
     import shutil
 
-    from ddplaunch.submit.queue import look
-
-    if shutil.which("scontrol") is None:
-        raise Unanswered("scontrol is not on PATH: this machine has no commands of Slurm", "type it on a login node")
-    seen = look(which)
+    asked = scheduler.asked
+    if shutil.which(asked) is None:
+        raise Unanswered(f"{asked} is not on PATH: this machine has no commands of {system}", "type it on a login node")
+    seen = scheduler.look(which)
     if seen is None:
-        what = f"scontrol does not answer, so how job {which.number} stands is not known"
-        raise Unanswered(what, "scontrol ping says whether Slurm's controller is there")
+        what = f"{asked} does not answer, so how job {which.number} stands is not known"
+        raise Unanswered(what, f"{'scontrol ping' if system == 'Slurm' else asked} says whether {system} is there")
     return seen
 
 
-def standing(job: Submitted, which: JobId) -> JobRecord:
-    """How it stands; how it ended is kept.
+def standing(job: Submitted, which: JobId, scheduler: Scheduler | None = None) -> Record:
+    """How it stands; how it ended is kept. ``scheduler`` is whom to ask, where somebody asks more than once.
 
     Raises:
-        LaunchError: Slurm does not answer, or neither Slurm nor we know it any more.
+        LaunchError: the scheduler does not answer, or neither it nor we know the job any more.
     """
     from ddplaunch.submit.queue import JobRecord
 
+    kept = JobRecord("ENDED", "None", job.code, job.log, number=job.number, said=job.ended)
+    if job.code is not None and job.scheduler != "slurm":  # Slurm may start it again
+        return kept
     try:
-        seen = found(which)
+        seen = found(which, scheduler or scheduler_of(job), SCHEDULERS[job.scheduler])
     except Unanswered:
         raise
     except LaunchError:
         if job.code is None or job.array:
             raise
-        return JobRecord("ENDED", "None", job.code, job.log, number=job.number, said=job.ended)
+        return kept
     if seen.code is not None and not job.array:
         submitted.over(job, seen.words, seen.code)
-    return seen if seen.log else replace(seen, log=job.log.replace("%a", which.number.partition("_")[2]))
+    if isinstance(seen, JobRecord) and not seen.log:
+        return replace(seen, log=job.log.replace("%a", which.number.partition("_")[2]))
+    return seen
 
 
-def running(job: Submitted, which: JobId) -> JobRecord:
-    """How it stands, where it runs. Raises UsageError if it waits or has ended, or its nodes cannot be asked."""
+def forgotten(job: Submitted) -> str:
+    """Keep that it has ended and nobody knows how; return what to say about it, after "job 7"."""
+    words = f"ended; {SCHEDULERS[job.scheduler]} has forgotten how"
+    submitted.over(job, words, 1)
+    return words
+
+
+def running(job: Submitted, which: JobId, command: str) -> JobRecord:
+    """How it stands, where it runs. Raises UsageError if it waits or has ended, or ``command`` cannot ask its nodes."""
+    from ddplaunch.submit.queue import JobRecord
+
     seen = standing(job, which)
     if seen.code is not None:
         raise UsageError(f"job {which.number} {seen.words}", f"ddplaunch report {which.number}")
-    if seen.state != "RUNNING":
+    if seen.waits or (isinstance(seen, JobRecord) and seen.state != "RUNNING"):
         raise UsageError(f"job {which.number} {seen.words}: no rank runs", f"ddplaunch attach {which.number} waits")
+    if not isinstance(seen, JobRecord):
+        what = f"{command} cannot ask the nodes of job {which.number}: only Slurm starts a command there"
+        raise UsageError(what, f"log in to one of them by SSH and type it there: ddplaunch {command}")
     if job.image:
         what = f"job {which.number} runs in a container, which srun --overlap does not enter"
         raise UsageError(what, f"ddplaunch attach {which.number} shows its log")
@@ -101,7 +119,14 @@ def run_of(job: Submitted, seen: JobRecord) -> str:
     return kept_run(job, seen) or job.run_id or f"{seen.number}."
 
 
-def kept_run(job: Submitted, seen: JobRecord) -> str | None:
+def kept_run(job: Submitted, seen: Record) -> str | None:
     """The name of its latest run in the history that this machine has, as where nodes share a home."""
-    begins = job.run_id or f"{seen.number}."
-    return next((name for name in past.names() if name.startswith(begins)), None)
+    from ddplaunch.submit.queue import JobRecord
+
+    number = seen.number if isinstance(seen, JobRecord) else job.number  # in an array each has its own
+    return next((name for name in past.names() if _is_of(job.run_id or f"{number}.", name)), None)
+
+
+def _is_of(begins: str, run: str) -> bool:
+    """Whether a run is one of those whose names begin so: 77.0 and 77.1 of a job of Slurm, 77 and 77.2 of others."""
+    return f"{run}.".startswith(begins)

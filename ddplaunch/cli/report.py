@@ -64,16 +64,16 @@ def _of_job(job: Submitted, word: str, as_json: bool, html: str | None) -> str |
 
     which = one_of(job, word, "report")
     seen = standing(job, which)
-    if seen.state != "PENDING" and (name := kept_run(job, seen)):
+    if not seen.waits and (name := kept_run(job, seen)):
         click.echo(f"job {which.number} {seen.words}", err=True)
         return name
     if seen.code is not None:
         what = f"job {which.number} {seen.words}; its record is not kept on this machine"
         raise LaunchError(what, f"its report is at the end of {seen.log}")
-    seen = running(job, which)
+    there = running(job, which, "report")
     if html is not None:
-        raise LaunchError(f"--html: the record of job {which.number} is on its node {seen.host}", "leave --html out")
-    return relay(job, seen, ["report", run_of(job, seen), *(["--json"] if as_json else [])])
+        raise LaunchError(f"--html: the record of job {which.number} is on its node {there.host}", "leave --html out")
+    return relay(job, there, ["report", run_of(job, there), *(["--json"] if as_json else [])])
 
 
 def _output(run: str, record: Record) -> str | None:

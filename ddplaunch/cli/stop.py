@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import LaunchError, UsageError
 
 if TYPE_CHECKING:
     from ddplaunch.job.runs import Running
@@ -41,24 +41,38 @@ def stop(run: str | None, now: bool) -> None:
 
 
 def _cancel(job: Submitted, word: str, now: bool) -> None:
-    """Cancel a job of Slurm, or all of an array, and wait until it has ended."""
+    """Cancel a submitted job, or all of an array, and wait until it has ended."""
     import time
 
-    from ddplaunch.cli.queued import one_of, standing
+    from ddplaunch.cli.queued import Unanswered, forgotten, one_of, standing
     from ddplaunch.submit import queue
+    from ddplaunch.submit.schedulers import SCHEDULERS, scheduler_of
 
     if job.array and "_" not in word:
         queue.cancel(queue.JobId(job.number, job.cluster), now=now)
         return click.echo(f"stopping all of array {job.number}; ddplaunch ps shows what is left", err=True)
     which = one_of(job, word, "stop")
-    seen = standing(job, which)
+    if now and job.scheduler != "slurm":
+        what = f"--now does not work on job {which.number}: {SCHEDULERS[job.scheduler]} decides when to kill the ranks"
+        raise UsageError(what, f"ddplaunch stop {which.number}")
+    scheduler = scheduler_of(job)
+    seen = standing(job, which, scheduler)
     if seen.code is not None:
         raise UsageError(f"job {which.number} {seen.words}", f"ddplaunch report {which.number}")
-    queue.cancel(which, now=now)
+    if now:
+        queue.cancel(which, now=True)
+    else:
+        scheduler.cancel(which)
     click.echo(f"stopping job {which.number}", err=True)
-    while (seen := standing(job, which)).code is None:
-        time.sleep(LOOK_EVERY)
-    click.echo(f"job {which.number} {seen.words}", err=True)
+    try:
+        while (seen := standing(job, which, scheduler)).code is None:
+            time.sleep(LOOK_EVERY)
+        words = seen.words
+    except LaunchError as error:
+        if job.array or isinstance(error, Unanswered):
+            raise
+        words = forgotten(job)  # as PBS does at once, by default
+    click.echo(f"job {which.number} {words}", err=True)
 
 
 def _await(job: Running) -> None:

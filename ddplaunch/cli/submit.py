@@ -26,6 +26,7 @@ from ddplaunch.cli.typed import current_directory, find_target
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
+    from ddplaunch.submit.hosts_job import HostsJob
     from ddplaunch.submit.queue import JobId
     from ddplaunch.submit.slurm import BatchJob, Requeue, Setup
 
@@ -142,7 +143,7 @@ def submit(
     lines += [f"errors: {errors}"] if errors else []
     stop = f"ddplaunch stop {submitted.number}"
     if kept := not ctx.params["no_history"]:
-        _keep(ctx, job, submitted, target, log)
+        keep(ctx, job, submitted, target, log)
     cancel = f"cancel: {stop if kept else ' '.join(['scancel', *submitted.words])}"
     if not follow:
         number = submitted.number if not job.array else f"{submitted.number}_INDEX"
@@ -177,26 +178,27 @@ def _check_scheduler(ctx: click.Context, scheduler: str) -> None:
             raise UsageError(what, f"for {scheduler} leave {option} out")
 
 
-def _keep(ctx: click.Context, job: BatchJob, submitted: JobId, target: str, log: str) -> None:
+def keep(ctx: click.Context, job: BatchJob | HostsJob, submitted: JobId, target: str, log: str) -> None:
     """Keep the job for ``ddplaunch ps`` and the others."""
     import time
 
-    from ddplaunch.job.submitted import Submitted, keep
+    from ddplaunch.job import submitted as jobs
 
-    keep(
-        Submitted(
+    jobs.keep(
+        jobs.Submitted(
             number=submitted.number,
             cluster=submitted.cluster,
             name=job.job_name,
             target=" ".join([target, *given(ctx).line.program]),
             nodes=job.nodes,
-            array=job.array,
+            array=ctx.params["array"],
             cwd=job.chdir,
             log=log,
             run_id=ctx.params["run_id"],
             python=job.interpreter,
-            image=job.container_image,
+            image=ctx.params["container_image"],
             moment=time.time(),
+            scheduler=ctx.params["scheduler"],
         )
     )
 
@@ -265,9 +267,9 @@ def _job(ctx: click.Context, target: str) -> BatchJob:
         teardown=tuple(setups(ctx, "teardown")),
         container_image=given["container_image"],
         container_mounts=given["container_mounts"],
+        spares=given["spares"],
         requeue=_requeue(ctx, given["requeue"]) if given["requeue"] else None,
     )
-        spares=given["spares"],
     submit_conflicts.check(job)
     return job
 
@@ -335,11 +337,11 @@ def prepare_log(chdir: str, option: str, pattern: str) -> None:
 
 
 def _advice(job: BatchJob) -> Iterator[str]:
-    passed = any("cpus-per" in arg or "exclusive" in arg for arg in job.sbatch_args)
-    if job.cpus_per_task is None and not job.exclusive and not passed:
     if job.spares:
         waits = "1 waits as a spare" if job.spares == 1 else f"{job.spares} wait as spares"
         yield f"of {job.nodes} nodes {job.nodes - job.spares} run ranks, and {waits}"
+    passed = any("cpus-per" in arg or "exclusive" in arg for arg in job.sbatch_args)
+    if job.cpus_per_task is None and not job.exclusive and not passed:
         yield "without --cpus-per-task all ranks of a node share one CPU, unless the site's Slurm gives more"
     if job.container_image:
         yield "the target was not checked: it is in the image"

@@ -8,6 +8,7 @@ import click
 
 from ddplaunch.cli import batch_command
 from ddplaunch.cli.batch_command import CONFIG, CPUS, JOB_NAME, MEMORY, NODES, OF_SBATCH, TIME, like, option, wrong
+from ddplaunch.submit.schedulers import SCHEDULERS
 from ddplaunch.words import named
 
 REFUSED = {
@@ -17,8 +18,6 @@ REFUSED = {
     "--json": "--dry-run prints the script",
 }
 """Options that a job of Slurm cannot have, and what to type instead."""
-
-SCHEDULERS = {"slurm": "Slurm", "sge": "Grid Engine", "pbs": "PBS", "lsf": "LSF"}
 
 OF_SCHEDULERS = {"pe": ("sge",), "qsub_args": ("sge", "pbs"), "bsub_args": ("lsf",)}
 """Options that only some schedulers have, by click's names."""

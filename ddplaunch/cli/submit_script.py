@@ -113,7 +113,7 @@ def hand_in(ctx: click.Context, target: str, job: HostsJob, writer: Writer, prog
     """
     from ddplaunch.cli.following import follow as follow_to_its_end
     from ddplaunch.cli.following import say
-    from ddplaunch.cli.submit import prepare_log
+    from ddplaunch.cli.submit import keep, prepare_log
     from ddplaunch.submit.follow import Follower
 
     dry_run: bool = ctx.params["dry_run"]
@@ -133,11 +133,14 @@ def hand_in(ctx: click.Context, target: str, job: HostsJob, writer: Writer, prog
     submitted = programs.submit(script, os.environ)
     log = writer.log_path(job, submitted.number)
     lines = [f"job {submitted.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {log}"]
-    stop = f"cancel: {programs.CANCELS} {submitted.number}"
+    follow, stop = f"tail -n +1 -F {shlex.quote(log)}", f"{programs.CANCELS} {submitted.number}"
+    if not ctx.params["no_history"]:
+        keep(ctx, job, submitted, target, log)
+        follow, stop = f"ddplaunch attach {submitted.number}", f"ddplaunch stop {submitted.number}"
     if not ctx.params["follow"]:
-        click.echo(os.fsencode("\n".join([*lines, f"follow: tail -n +1 -F {shlex.quote(log)}", stop])))
+        click.echo(os.fsencode("\n".join([*lines, f"follow: {follow}", f"cancel: {stop}"])))
         return 0
-    for line in (*lines, stop):
+    for line in (*lines, f"cancel: {stop}"):
         say(line)
     follower = Follower(submitted, programs.Scheduler(log), sys.stdout.buffer, sys.stderr.buffer, say)
     return follow_to_its_end(submitted, log, follower)

@@ -26,7 +26,7 @@ class Standing:
     job: Submitted
     words: str  # what to say about it, after "job 7"
     code: int | None  # its exit code; None while it runs or waits
-    seen: JobRecord | None  # what Slurm says of it; None where that is not known
+    seen: JobRecord | None  # what Slurm says of it; None where that is not known, and of others' jobs
     world_size: int | None = None  # both None where its node 0 was not asked, or does not answer
     rate: float | None = None  # collectives a second
 

@@ -1,7 +1,7 @@
-"""The jobs that this user has handed to Slurm: a small file for each, beside the history of runs.
+"""The jobs that this user has handed to a scheduler: a small file for each, beside the history of runs.
 
-What became of a job is Slurm's to say; how it ended is added once somebody has asked, as Slurm soon forgets it. Where
-there is no home, nothing is kept.
+What became of a job is the scheduler's to say; how it ended is added once somebody has asked, as that soon forgets it.
+Where there is no home, nothing is kept.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from typing import Literal
 
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import shown
@@ -23,7 +24,7 @@ MAX_BYTES = 64 << 10  # of a file
 class Submitted:
     """A job as it was submitted."""
 
-    number: str  # Slurm's
+    number: str  # the scheduler's, like 4711, or 4711.pbs01
     cluster: str | None  # where there are several
     name: str
     target: str
@@ -37,10 +38,12 @@ class Submitted:
     moment: float  # of its submission, in seconds since the epoch
     ended: str | None = None  # how, in words
     code: int | None = None  # its exit code
+    scheduler: Literal["slurm", "sge", "pbs", "lsf"] = "slurm"
+    gone: float | None = None  # the moment since which it has ended, while its scheduler does not say how
 
     @property
     def run(self) -> str:
-        """How the names of its runs begin."""
+        """How the names of its runs begin, with a dot behind them."""
         return self.run_id or f"{self.number}."
 
 
@@ -78,10 +81,16 @@ def every() -> list[Submitted]:
 
 
 def find(word: str) -> Submitted | None:
-    """The job with this number, or with this array's number before an underscore, else the latest of this name."""
+    """The job with this number, or with this array's number before an underscore, else the latest of this name.
+
+    The server's name behind a number of PBS may be left out.
+    """
     jobs = every()
     number, _, index = word.partition("_")
-    numbered = (job for job in jobs if job.number == number and (not index or (job.array and index.isdecimal())))
+    array = number if index.isdecimal() else None
+    numbered = (
+        job for job in jobs if word in (job.number, job.number.partition(".")[0]) or (job.array and job.number == array)
+    )
     return next(numbered, None) or next((job for job in jobs if job.name == word), None)
 
 
@@ -90,7 +99,8 @@ def _place() -> str:
 
 
 def _file(job: Submitted) -> str:
-    return f"{job.cluster}.{job.number}.json" if job.cluster else f"{job.number}.json"
+    where = job.cluster or job.scheduler
+    return f"{job.number}.json" if where == "slurm" else f"{where}.{job.number}.json"
 
 
 def _read(path: str) -> Submitted | None:

@@ -127,7 +127,7 @@ class Follower:
         self._answered_at = time.monotonic()
 
     def run(self) -> int:
-        """Follow the job to its end; return its exit code. Raises LaunchError if Slurm has forgotten the job."""
+        """Follow the job to its end; return its exit code. Raises LaunchError if its scheduler has forgotten it."""
         pause, ask_at = ASK_EVERY, 0.0
         while True:
             now = time.monotonic()

@@ -20,6 +20,7 @@ class Record:
     waits: bool = False
     code: int | None = None  # our exit code; None until it is known
     errors: str | None = None  # its stderr has no file of its own
+    gone: bool = False  # it has ended, and how is not known yet
 
 
 def ended(log: str, code: int, how: str) -> Record:

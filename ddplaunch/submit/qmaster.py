@@ -45,6 +45,7 @@ class Scheduler:
     def __init__(self, log: str) -> None:
         self._log = log
         self._gone_since: float | None = None
+        self._waits = self._deleted = False  # both: it was deleted while it waited
 
     def look(self, job: JobId) -> Record | None:
         """Ask qstat about a job, and once it is gone, qacct; None if qstat does not answer.
@@ -57,14 +58,16 @@ class Scheduler:
                 return None
             state = state_of(listed.stdout, job.number)
             if state is not None:
-                self._gone_since = None
-                return Record(words_of(state), self._log, waits="w" in state)
+                self._gone_since, self._waits = None, "w" in state
+                return Record(words_of(state), self._log, self._waits)
             accounted = programs.call("qacct", "-j", job.number)
         except (OSError, subprocess.TimeoutExpired):
             return None
         end = end_of(accounted.stdout)
         if end is not None:
             return programs.ended(self._log, *end)
+        if self._waits and self._deleted:  # qacct never shows such a job
+            return programs.ended(self._log, EXIT_SIGNAL + 15, "was deleted before it began")
         now = time.monotonic()
         self._gone_since = self._gone_since or now
         if now - self._gone_since > ACCOUNTED_AFTER:
@@ -72,11 +75,12 @@ class Scheduler:
             raise LaunchError(
                 what, f"qacct -j {job.number} shows it later; a job deleted while it waited is never there"
             )
-        return Record("has ended; qacct does not show it yet", self._log)
+        return Record("has ended; qacct does not show it yet", self._log, gone=True)
 
     def cancel(self, job: JobId) -> None:
         """Delete a job. Raises LaunchError if qdel failed."""
         programs.cancel(CANCELS, job.number)
+        self._deleted = self._waits
 
 
 def state_of(listed: str, number: str) -> str | None:

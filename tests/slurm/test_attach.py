@@ -122,8 +122,8 @@ def test_a_job_is_seen_from_the_login_host(login, tmp_path):
 
     attached = at.start("attach", number)
     assert attached.stdout is not None
-    while "ready" not in attached.stdout.readline():
-        pass
+    while "ready" not in (line := attached.stdout.readline()):
+        assert line, attached.communicate(timeout=patience(60))
     write(tmp_path, "go", "")
     out, err = attached.communicate(timeout=patience(100))
     assert attached.returncode == 3, err
@@ -169,3 +169,9 @@ def test_a_job_on_nodes_with_homes_of_their_own(login, tmp_path):
     assert f"{last}; its record is not kept on this machine" in told.err
     assert at.type("logs", number).out == cluster.output(job)
     assert not [pid for host in cluster.network.hosts for pid in host.find("deaf.py")]
+
+    alone = at.submit("--nodes", "1", "--cpus-per-task", "2", *LIGHT, "--nproc", "2", "waits.py")
+    cluster.wait_for(alone, "ready", 2)
+    assert "waits.py" in at.type("stacks", str(alone)).out, "the run has the job's number on one node too"
+    assert f"{alone}.0: running" in at.type("report", str(alone)).out
+    assert at.type("stop", str(alone), "--now").code == 0

@@ -3,6 +3,7 @@
 ``install`` puts them into a folder for PATH. A submitted job really runs, in a session of its own, on "hosts" that are
 addresses of this machine; pbsdsh and blaunch really start what they are told to, with as little as the real ones hand
 on: pbsdsh the variables that qsub had and the home folder, no input; blaunch its input, and words joined for a shell.
+A job in the queue "full" waits for ever.
 """
 
 from __future__ import annotations
@@ -49,8 +50,18 @@ class Job:
         path = self.folder / "status"
         return int(path.read_text()) if path.exists() else None
 
+    @property
+    def waits(self) -> bool:
+        return not (self.folder / "script").exists()
+
+    @property
+    def killed(self) -> bool:
+        return (self.folder / "killed").exists()
+
     def begin(self, script: str, variables: dict[str, str], cwd: Path, log: Path | None) -> None:
         """Run the script in the background, to its end."""
+        if re.search(r"(?m)^#\w+ -q full$", script):
+            return
         (self.folder / "variables").write_text(json.dumps(variables))
         (self.folder / "script").write_text(script)
         if os.fork():
@@ -74,8 +85,11 @@ class Job:
         (self.folder / "next").rename(self.folder / "status")
         os._exit(0)
 
-    def signal(self, number: int) -> None:
-        """Signal the script and what it has started in its session."""
+    def kill(self, number: int) -> None:
+        """Signal the script and what it has started in its session; a job that waits never begins."""
+        (self.folder / "killed").touch()
+        if self.waits:
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(int((self.folder / "pid").read_text()), number)
 
@@ -132,7 +146,10 @@ def qstat(folder: Path, words: list[str]) -> int:
     if not job.folder.exists():
         print(f"qstat: Unknown Job Id {words[2]}", file=sys.stderr)
         return 153
-    print(f"Job Id: {job.number}\n    Job_Name = train.py\n    job_state = {'R' if job.status is None else 'F'}")
+    state = "F" if job.status is not None or (job.waits and job.killed) else "Q" if job.waits else "R"
+    print(f"Job Id: {job.number}\n    Job_Name = train.py\n    job_state = {state}")
+    if job.waits:
+        print("    comment = Not Running: Insufficient amount of resource: ncpus")
     if job.status is not None:
         print(f"    Exit_status = {job.status}")
     print("    Variable_List = PBS_O_HOME=/home/me,PBS_O_LANG=C.UTF-8,\n\tPBS_O_WORKDIR=/data/wine\n")
@@ -140,7 +157,7 @@ def qstat(folder: Path, words: list[str]) -> int:
 
 
 def qdel(folder: Path, words: list[str]) -> int:
-    Job(folder, words[0]).signal(signal.SIGTERM)
+    Job(folder, words[0]).kill(signal.SIGTERM)
     return 0
 
 
@@ -181,20 +198,20 @@ def bjobs(folder: Path, words: list[str]) -> int:
         print(f"Job <{words[3]}> is not found", file=sys.stderr)
         return 255
     status = job.status
-    if status is None:
+    if job.waits and not job.killed:
+        print("PEND|-|-")
+    elif status is None and not job.waits:
         print("RUN|-|-")
     elif status == 0:
         print("DONE|-|-")
     else:
-        print(f"EXIT|{status}|{'TERM_OWNER: job killed by owner' if (job.folder / 'killed').exists() else '-'}")
+        print(f"EXIT|{status or '-'}|{'TERM_OWNER: job killed by owner' if job.killed else '-'}")
     return 0
 
 
 def bkill(folder: Path, words: list[str]) -> int:
     """Signal the job as LSF does at first: with SIGINT."""
-    job = Job(folder, words[0])
-    (job.folder / "killed").touch()
-    job.signal(signal.SIGINT)
+    Job(folder, words[0]).kill(signal.SIGINT)
     print(f"Job <{words[0]}> is being terminated")
     return 0
 
@@ -209,6 +226,9 @@ PROGRAMS: dict[str, Callable[[Path, list[str]], int]] = {
     "bjobs": bjobs,
     "bkill": bkill,
 }
+
+PROGRAMS_OF = {"pbs": ("qsub", "qstat", "qdel", "pbsdsh"), "lsf": ("bsub", "bjobs", "bkill", "blaunch")}
+"""Those of each scheduler: what submits, shows, deletes, and starts something on a host."""
 
 if __name__ == "__main__":
     sys.exit(PROGRAMS[sys.argv[1]](Path(sys.argv[2]), sys.argv[3:]))

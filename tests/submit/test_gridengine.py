@@ -147,7 +147,7 @@ def test_a_job_that_qacct_does_not_show(tmp_path, monkeypatch):
     for program in ("qstat", "qacct"):
         write(tmp_path, program, "#!/bin/sh\nexit 0\n").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert Scheduler("log").look(JobId("7")) == Record("has ended; qacct does not show it yet", "log")
+    assert Scheduler("log").look(JobId("7")) == Record("has ended; qacct does not show it yet", "log", gone=True)
 
 
 def test_what_is_for_grid_engine_alone(answer, tmp_path):

@@ -18,7 +18,7 @@ from ddplaunch.submit.hosts_job import HostsJob
 from ddplaunch.submit.slurm import Setup
 from tests.conftest import write
 from tests.starts import LIGHT
-from tests.submit.queue_programs import install
+from tests.submit.queue_programs import PROGRAMS_OF, install
 
 GOLDEN = Path(__file__).parent / "golden_hosts_job"
 
@@ -177,15 +177,13 @@ if "wait" in sys.argv:
     time.sleep(600)
 """
 
-PROGRAMS = {"pbs": ("qsub", "qstat", "qdel", "pbsdsh"), "lsf": ("bsub", "bjobs", "bkill", "blaunch")}
-
 
 @pytest.fixture
 def here(tmp_path):
     """Give the variables of a shell that has a scheduler; the job's folder is the test's."""
     write(tmp_path, "train.py", PROGRAM)
     write(tmp_path, "env.sh", 'export SET=$((40 + 2))\nread -r word; [ -z "$word" ]')
-    return lambda scheduler: install(tmp_path / scheduler, *PROGRAMS[scheduler])
+    return lambda scheduler: install(tmp_path / scheduler, *PROGRAMS_OF[scheduler])
 
 
 def followed(scheduler: str, *words: str) -> tuple[str, ...]:
@@ -204,7 +202,7 @@ def test_a_job_on_two_nodes_is_followed_to_its_end(launch, tmp_path, here, sched
     digits = re.findall(r"job (\d+)", done.stderr)[0]
     number = number.format(digits)
     assert f"ddplaunch: log: {tmp_path}/{log.format(digits)}\n" in done.stderr
-    assert f"ddplaunch: cancel: {PROGRAMS[scheduler][2]} {number}\n" in done.stderr
+    assert f"ddplaunch: cancel: ddplaunch stop {number}\n" in done.stderr
     ranks = [f'[{rank}] rank {rank} of 4 42 fail it\'s "one" $HOME' for rank in range(4)]
     assert sorted(line for line in done.stdout.splitlines() if "] rank" in line) == ranks, done.stdout
     node = f"{scheduler}: this is node 0 of 2, at 127.0.0.1 ({variable}, DDPLAUNCH_HOSTS, DDPLAUNCH_NODE_RANK;"
@@ -220,8 +218,8 @@ def test_a_job_on_two_nodes_is_followed_to_its_end(launch, tmp_path, here, sched
 def test_a_deleted_job_stops_its_ranks_in_their_grace(start, tmp_path, here, scheduler, code, said):
     job = start(*followed(scheduler, "wait"), env=here(scheduler))
     job.wait_for("rank", times=4)
-    program = PROGRAMS[scheduler][2]
-    number = job.stderr().partition(f"cancel: {program} ")[2].split()[0]
+    program = PROGRAMS_OF[scheduler][2]
+    number = job.stderr().partition("cancel: ddplaunch stop ")[2].split()[0]
     subprocess.run([tmp_path / scheduler / "bin" / program, number], check=True)
     assert job.wait() == code, job.stdout() + job.stderr()
     assert f"job {number} {said} (exit code {code})" in job.stderr()
