@@ -122,7 +122,7 @@ def _shared_memory() -> str:
     try:
         found = os.statvfs("/dev/shm")
     except OSError:
-        return "a DataLoader's workers need /dev/shm, and there is none"
+        return "DataLoader workers need /dev/shm, which does not exist here"
     size, free = (blocks * found.f_frsize >> 20 for blocks in (found.f_blocks, found.f_bavail))
     return (
         f"/dev/shm, which DataLoader workers need, has {free} of {size} MiB free now: "

@@ -81,7 +81,7 @@ class WarmRuns:
         elif not hasattr(os, "pidfd_open") or not hasattr(os, "memfd_create"):
             self.cold = "this Python or this system has no pidfds"
         elif len(asking.handed_on()) > _MAX_HANDED_ON:
-            self.cold = "ranks are to have many descriptors"
+            self.cold = "ranks inherit too many descriptors"
         else:
             return False
         return True

@@ -34,7 +34,7 @@ def attach(job: str | None) -> int:
     if known is None:
         if job is None:
             raise UsageError(
-                "no job is known that you have submitted", "ddplaunch attach NUMBER takes any job of Slurm"
+                "there is no record of a job that you submitted", "ddplaunch attach NUMBER takes any job of Slurm"
             )
         if not re.fullmatch(r"\d+(_\d+)?", job):
             raise UsageError(f"no job called {shown(job, 60)} was submitted", "ddplaunch ps shows those that were")

@@ -147,7 +147,7 @@ def _nothing(found: Found) -> tuple[str, str]:
     if record and record.log_dir:
         return f"{record.log_dir} has no output of such a rank", "the folder may have been removed"
     if record and record.fate is Fate.DONE:
-        return f"{found.run} ended well, and then no output is kept", keep
+        return f"{found.run} succeeded, and output is kept only after a failure", keep
     if record and record.world_size == 1:
         return f"the only rank of {found.run} printed straight to its terminal", keep
     if record and record.fate is Fate.LOST:

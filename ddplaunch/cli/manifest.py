@@ -151,7 +151,9 @@ def _compare(job: PodJob) -> None:
             option = options.OWN_OPTIONS.get(name, f"--resource {name}=")
             raise UsageError(f"--request {name}={asked} is more than the limit of {limit}", f"raise {option}")
     if job.shm and job.memory and options.amount(job.shm) > options.amount(job.memory):
-        raise UsageError(f"--shm-size {job.shm} is more than --mem {job.memory}, of which it is a part", "raise --mem")
+        raise UsageError(
+            f"--shm-size {job.shm} is more than --mem {job.memory}, and /dev/shm counts as memory", "raise --mem"
+        )
     if any(name.startswith("hugepages-") for name in job.resources) and not (job.memory or job.cpus):
         raise UsageError("Kubernetes takes huge pages only with a limit of memory or CPUs", "--mem SIZE")
 

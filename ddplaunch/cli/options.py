@@ -165,7 +165,7 @@ class Options:
     exclude: str | None = _option("--exclude A@B:0,2", "Leave out these hosts, or these slots of them.")
     env: tuple[str, ...] = _option(
         "--env NAME[=VALUE]",
-        "Set a variable on the hosts, beside LD_LIBRARY_PATH, PYTHONPATH, NCCL_* and the like; may be repeated.",
+        "Set a variable on the hosts, in addition to LD_LIBRARY_PATH, PYTHONPATH, NCCL_* and others; may be repeated.",
         multiple=True,
     )
     remote_python: str | None = _option(

@@ -58,7 +58,7 @@ def found(which: JobId, scheduler: Scheduler, system: str) -> Record:
         raise Unanswered(f"{asked} is not on PATH: this machine has no commands of {system}", "type it on a login node")
     seen = scheduler.look(which)
     if seen is None:
-        what = f"{asked} does not answer, so how job {which.number} stands is not known"
+        what = f"{asked} does not answer: the state of job {which.number} is not known"
         raise Unanswered(what, f"{'scontrol ping' if system == 'Slurm' else asked} says whether {system} is there")
     return seen
 
@@ -91,7 +91,7 @@ def standing(job: Submitted, which: JobId, scheduler: Scheduler | None = None) -
 
 def forgotten(job: Submitted) -> str:
     """Keep that it has ended and nobody knows how; return what to say about it, after "job 7"."""
-    words = f"ended; {SCHEDULERS[job.scheduler]} has forgotten how"
+    words = f"ended; {SCHEDULERS[job.scheduler]} no longer knows how"
     submitted.over(job, words, 1)
     return words
 

@@ -60,7 +60,9 @@ def check_time_limits(options: Options) -> None:
 def check_control_port(port: int, master_port: int) -> None:
     """Refuse a control port that there is not; it is the one behind the master port where no option names it."""
     if port > 65535:
-        raise UsageError(f"--master-port {master_port} leaves no control port behind it", "add --control-port PORT")
+        raise UsageError(
+            f"--master-port {master_port} leaves no next port, for --control-port", "add --control-port PORT"
+        )
 
 
 def read_rules(options: Options, address: str, master_port: int, finding: Finding | None) -> Rules:

@@ -53,7 +53,7 @@ class _SubmitCommand(BatchCommand):
             raise UsageError(what, f"pass it on: {instead}")
         for word in words[:end]:
             if word.startswith("--exclusive="):
-                raise UsageError("--exclusive has no value here", f"pass it on: --sbatch-arg={word}")
+                raise UsageError("--exclusive takes no value here", f"pass it on: --sbatch-arg={word}")
         return super().split(ctx, words, **how)
 
     def make_context(
@@ -64,11 +64,11 @@ class _SubmitCommand(BatchCommand):
             return super().make_context(info_name, args, parent, **extra)
         from ddplaunch.cli.manifest import manifest
 
-        say("submit is for Slurm; for Kubernetes use ddplaunch manifest")
+        say("--scheduler kubernetes is the former name of ddplaunch manifest")
         context = manifest.make_context(manifest.name, words, parent, **extra)
         tables = given(context).defaults.tables
         if "submit" in tables and "manifest" not in tables:
-            what = f"{tables['submit']}: its table submit is for Slurm, and there is no table manifest"
+            what = f"{tables['submit']}: its table submit is not read for Kubernetes, and it has no table manifest"
             raise UsageError(what, "move the defaults for Kubernetes to a table manifest, or add --config none")
         return context
 

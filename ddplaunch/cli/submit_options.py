@@ -189,7 +189,7 @@ HEADINGS = {
         option(
             "--container-mounts",
             "LIST",
-            "Folders to mount in the container, SRC:DST,…, beside the current folder",
+            "Folders to mount in the container, SRC:DST,…, besides the current folder",
             multiple=True,
         ),
     ),

@@ -46,7 +46,7 @@ def submit_to_pbs(ctx: click.Context, target: str) -> int:
             hint = "options of ddplaunch submit: --nodes, --cpus-per-task, --gpus-per-node, --exclusive, --time"
             raise UsageError(f"--qsub-arg {text}: ddplaunch sets {found[1]} itself", hint)
     if values["gpus_per_node"] and not values["gpus_per_node"].isdecimal():
-        what = f"--gpus-per-node {values['gpus_per_node']}: PBS has no types of GPUs"
+        what = f"--gpus-per-node {values['gpus_per_node']}: PBS does not distinguish types of GPUs"
         raise UsageError(what, "--gpus-per-node 8, and --partition NAME if a queue has that type")
     if values["mem"] and not re.search("[1-9]", values["mem"]):
         raise UsageError("--mem 0 does not work with --scheduler pbs", "--mem 200G, or --exclusive for whole nodes")

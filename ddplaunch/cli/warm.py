@@ -34,7 +34,7 @@ def warm(stop: bool) -> None:
         _show(kept)
     for path in found:
         if isinstance(path, str):
-            click.echo(f"{path} does not answer: it is importing, or busy", err=True)
+            click.echo(f"{path} does not answer: it is still importing, or busy", err=True)
 
 
 def _show(kept: list[Looked]) -> None:

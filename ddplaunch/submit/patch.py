@@ -106,7 +106,7 @@ def _documents(path: str, text: str) -> Iterator[Any]:
     except yaml.YAMLError as error:
         raise UsageError(f"--patch {path}: not YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
-        raise UsageError(f"--patch {path}: a value contains itself, or too many others in each other") from None
+        raise UsageError(f"--patch {path}: a value contains itself, or is nested too deeply") from None
     except ValueError as error:  # a number of thousands of digits
         raise UsageError(f"--patch {path}: {str(error).splitlines()[0]}") from None
 

@@ -92,7 +92,7 @@ def test_what_the_accounts_say(answers, cluster, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("attach",), ("no job is known that you have submitted", "ddplaunch attach NUMBER")),
+        (("attach",), ("there is no record of a job that you submitted", "ddplaunch attach NUMBER")),
         (("attach", "wine"), ("no job called wine was submitted", "ddplaunch ps")),
         (("stop", "77"), ("no run is called 77",)),
         (("stacks", "77"), ("no run is called 77",)),
@@ -146,7 +146,7 @@ def test_where_slurm_does_not_answer_it_is_not_waited_for(answers, answer, clust
     cluster.plays("echo 'Unable to contact slurm controller' >&2; exit 1")
     done = answers("attach", "99")
     assert (done.returncode, done.stdout) == (69, "")
-    assert "scontrol does not answer, so how job 99 stands is not known" in done.stderr
+    assert "scontrol does not answer: the state of job 99 is not known" in done.stderr
     missing = answer("attach", "99", env={**cluster.environ, "PATH": str(tmp_path)})
     assert missing.returncode == 69
     assert "scontrol is not on PATH" in missing.stderr

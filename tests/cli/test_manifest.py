@@ -428,7 +428,7 @@ def test_a_file_that_makes_no_sense(manifest, tmp_path, text, said):
 def test_the_former_name_says_the_new_one(call, manifest, former, nodes):
     done = call(f"submit {nodes} {former} --namespace n {ASKED} train.py --lr 0.1")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "ddplaunch: submit is for Slurm; for Kubernetes use ddplaunch manifest\n"
+    assert done.stderr == "ddplaunch: --scheduler kubernetes is the former name of ddplaunch manifest\n"
     assert done.stdout == manifest(f"{nodes} --namespace n {ASKED} train.py --lr 0.1").stdout
 
 
@@ -444,7 +444,7 @@ def test_the_former_name_is_the_programs_behind_its_target(call, tmp_path):
         (
             "--scheduler kubernetes",
             "[submit]\nnodes = 2\n",
-            "its table submit is for Slurm, and there is no table manifest\n  move the defaults for Kubernetes",
+            "its table submit is not read for Kubernetes, and it has no table manifest\n  move the defaults",
         ),
         (
             "",

@@ -62,7 +62,10 @@ limit = 3
         ("run --nproc=2 --dry-run", ("the target is missing", "name a script")),
         ("submit train.py x --token s", ("ddplaunch's:   set DDPLAUNCH_TOKEN", "the program's: ddplaunch submit")),
         ("submit --mem=3 train.py 'ddplaunch run' --mem 4", ("submit --mem=3 --mem 4 train.py 'ddplaunch run'",)),
-        ("run --hosts a,b --master-port 65535 train.py", ("--master-port 65535 leaves no control port behind it",)),
+        (
+            "run --hosts a,b --master-port 65535 train.py",
+            ("--master-port 65535 leaves no next port, for --control-port",),
+        ),
         ("run --nproc 0 train.py", ("--nproc 0: a node runs at least one process", "--nproc 1")),
         ("run --nproc -1 train.py", ("--nproc -1: a node runs at least one process", "--nproc 1")),
         (
@@ -207,7 +210,7 @@ limit = 3
         ("run --run-id a/b train.py", ("--run-id a/b: expected letters, digits, dots, dashes and underscores",)),
         (
             "run --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 65535 train.py",
-            ("--master-port 65535 leaves no control port", "--control-port"),
+            ("--master-port 65535 leaves no next port", "--control-port"),
         ),
         (
             "run --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 29500 --control-port 29500 train.py",

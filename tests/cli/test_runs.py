@@ -242,7 +242,7 @@ def test_clean(running, answer):
         (("stop", "gone"), "no run is called gone"),
         (("wait", "gone"), "no run is called gone"),
         (("clean", "gone"), "no run is called gone"),
-        (("logs", "done"), "done ended well, and then no output is kept\n  ddplaunch run --log-dir DIR"),
+        (("logs", "done"), "done succeeded, and output is kept only after a failure\n  ddplaunch run --log-dir DIR"),
         (("logs", "done", "--failed"), "no rank of done has failed"),
         (("logs", "done", "--rank", "2"), "--rank 2: done has ranks 0 to 1\n  --rank 1"),
         (("logs", "done", "--rank", "-1"), "--rank -1: done has ranks 0 to 1"),

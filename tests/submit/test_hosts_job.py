@@ -109,7 +109,7 @@ def test_what_fits_in_no_line(scheduler):
         ("sge", "--pe mpi --qsub-arg=-V", "--qsub-arg -V: ddplaunch sets -V itself"),
         ("sge", "--pe mpi --qsub-arg=exclusive", "--qsub-arg exclusive: expected an option of qsub"),
         ("pbs", "--gres gpu:8", "--gres does not work with --scheduler pbs"),
-        ("pbs", "--gpus-per-node a100:8", "--gpus-per-node a100:8: PBS has no types of GPUs"),
+        ("pbs", "--gpus-per-node a100:8", "--gpus-per-node a100:8: PBS does not distinguish types of GPUs"),
         ("pbs", "--mem 0", "--mem 0 does not work with --scheduler pbs"),
         ("pbs", "--array 0-3", "--array does not work with --scheduler pbs"),
         ("pbs", "--requeue 3", "--requeue does not work with --scheduler pbs"),

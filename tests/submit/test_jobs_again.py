@@ -171,7 +171,7 @@ def test_a_job_that_its_scheduler_has_forgotten(login, tmp_path):
     attached = login.type("attach", number)
     assert attached.returncode == 1
     assert f"{system} has forgotten job {number}: its exit code is not known" in attached.stderr
-    assert login.state(number) == f"ended; {system} has forgotten how"
+    assert login.state(number) == f"ended; {system} no longer knows how"
     assert login.shown(number)["code"] == 1
 
 
@@ -183,7 +183,7 @@ def test_a_stopped_job_may_be_forgotten_at_once(login, tmp_path):
     cancels.write_text(f"#!/bin/sh\nrm -r {tmp_path}/site/jobs/$1\n")
     stopped = login.type("stop", number)
     assert stopped.returncode == 0, stopped.stderr
-    assert f"job {number} ended; {SCHEDULERS[login.scheduler]} has forgotten how\n" in stopped.stderr
+    assert f"job {number} ended; {SCHEDULERS[login.scheduler]} no longer knows how\n" in stopped.stderr
 
 
 def test_a_machine_without_the_scheduler(login, tmp_path):
@@ -208,7 +208,7 @@ def test_a_job_of_grid_engine_that_qacct_never_shows(answer, tmp_path):
     kept = tmp_path / "ddplaunch" / "submitted" / "sge.4711.json"
     job = json.loads(kept.read_text())
     kept.write_text(json.dumps({**job, "gone": job["gone"] - ACCOUNTED_AFTER}))
-    assert "ended; Grid Engine has forgotten how" in answer("ps", env=env).stdout
+    assert "ended; Grid Engine no longer knows how" in answer("ps", env=env).stdout
     assert json.loads(kept.read_text())["code"] == 1
 
 

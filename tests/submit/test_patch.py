@@ -154,7 +154,7 @@ def test_json_is_yaml(merged):
         ("spec:\n  on: 1\n", "FILE, line 2: the key on is not a string; put it in quotes"),
         ("spec: !!binary aa\n", "FILE, line 1: could not determine a constructor for the tag"),
         ("---\nspec: {}\n---\n- a\n", "FILE, line 4: expected fields, like spec:"),
-        ("spec: &a\n  b: *a\n", "FILE: a value contains itself, or too many others in each other"),
+        ("spec: &a\n  b: *a\n", "FILE: a value contains itself, or is nested too deeply"),
         ("a: \0\n", "FILE: not YAML: unacceptable character"),
         ("# nothing\n", "FILE: there is nothing in it"),
         ("tolerations: []\n", "FILE: tolerations: a Job has apiVersion, kind, metadata, spec"),

@@ -124,7 +124,7 @@ def _refuse(torchrun: TorchrunOptions) -> None:
         raise UsageError(f"{source} {handler} does not work in ddplaunch", "--log-dir DIR writes events.jsonl")
     if (mode := torchrun.value("--numa-binding", "node")) != "node":
         source = torchrun.source("--numa-binding")
-        raise UsageError(f"{source} {mode}: ddplaunch has only the NUMA node beside the GPU", "--bind numa")
+        raise UsageError(f"{source} {mode}: ddplaunch can bind only to the NUMA node of the GPU", "--bind numa")
 
 
 def _print_completion(shell: Given) -> NoReturn:
