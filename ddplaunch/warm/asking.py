@@ -51,6 +51,8 @@ def look(*, stop: bool = False) -> list[Looked | str]:
 
     What killed ones have left is removed.
     """
+    from ddplaunch.rank.messages import Looked
+
     found: list[Looked | str] = []
     for path in place.all_sockets():
         try:
@@ -68,8 +70,10 @@ def look(*, stop: bool = False) -> list[Looked | str]:
                 sock.settimeout(10 * PATIENCE)
                 channel.send(sock, {"op": "stop"} if stop else {"op": "look"})
                 answer: Any = channel.receive(sock)[0]
+                if answer.keys() != Looked.__annotations__.keys():
+                    raise ValueError("it is of another version")
                 found.append(answer)
-            except (OSError, EOFError, ValueError):
+            except (OSError, EOFError, ValueError, AttributeError):
                 found.append(path)
     return found
 
