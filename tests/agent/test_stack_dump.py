@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ddplaunch.diagnosis.inspection import Condition
 from ddplaunch.diagnosis.stack_dump import parse_dump
 from ddplaunch.plan.layout import Rank
 from tests.conftest import write
+from tests.patience import patience
 from tests.starts import EXEC, FORKED
 
 TIMES = 1000
@@ -37,13 +39,17 @@ def test_asking_a_program_that_calls_and_returns_all_the_time(start, tmp_path, h
     job.wait_for("is there")
     pid, signal = map(int, re.findall(r"\d+", job.stdout()))
     (fd,) = (int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir() if "ddplaunch-stacks" in os.readlink(fd))
-    process = RankProcess(Rank(0, 0, 0, None, "cpu", None), pid, os.pidfd_open(pid))
+    pidfd = os.pidfd_open(pid)
+    process = RankProcess(Rank(0, 0, 0, None, "cpu", None), pid, pidfd)
     for _ in range(TIMES):
         dump = StackDump(process, (signal, signal + 1), fd, Condition.ALIVE)
+        over = time.monotonic() + patience(10)
         while dump.look():
-            pass
+            assert time.monotonic() < over, "no dump"
+            os.sched_yield()
         assert dump.text, dump.why_not
         (thread,) = parse_dump(dump.text, str(tmp_path))
         assert Path(thread.frames[-1].file).name == "train.py"
+    os.close(pidfd)
     (tmp_path / "end").touch()
     assert (job.wait(), job.stderr()) == (0, "")

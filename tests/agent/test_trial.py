@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.conftest import alive, clean_environment, command, write
+from ddplaunch.preload.question import Question
+from tests.conftest import alive, clean_environment, command, wait_until, write
 from tests.patience import patience
 from tests.preload import verdicts
 
@@ -84,17 +85,16 @@ def run(tmp_path: Path) -> Iterator[Run]:
         each.communicate()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + patience(seconds)
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def end_well(job: subprocess.Popen[str]) -> str:
     out, err = job.communicate(timeout=patience(60))
     assert (job.returncode, err) == (0, ""), err
     return out
+
+
+def keep(folder: Path, asked: Question, modules: Sequence[str], **more: Any) -> Path:
+    """Have a verdict in the cache, as a trial leaves it."""
+    site = folder / "lib" / "site-packages"
+    return verdicts.keep(folder / "cache", asked, modules, names=(), pythonpath=site, **more)
 
 
 def kept(folder: Path) -> list[str]:
@@ -118,7 +118,7 @@ def test_it_is_asked_while_the_ranks_run(run: Run, tmp_path: Path):
 def test_it_ends_with_the_run(run: Run, tmp_path: Path, end: str):
     (tmp_path / "endless").touch()
     job = run("--nproc", "2", "train.py", "done")
-    wait_for((tmp_path / "told").exists)
+    wait_until((tmp_path / "told").exists, "the trial")
     pids = json.loads((tmp_path / "told").read_text())["pids"]
     assert all(map(alive, pids))
     if end == "done":
@@ -129,7 +129,7 @@ def test_it_ends_with_the_run(run: Run, tmp_path: Path, end: str):
     else:
         job.send_signal({"Ctrl-C": signal.SIGINT, "killed": signal.SIGKILL}[end])
         job.wait(patience(60))
-        wait_for(lambda: not any(map(alive, pids)))
+        wait_until(lambda: not any(map(alive, pids)), "its end")
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,7 @@ def test_where_none_is_wanted(run: Run, tmp_path: Path, words: tuple[str, ...]):
 
 def test_nor_with_a_verdict_that_has_tried_all(run: Run, tmp_path: Path):
     (tmp_path / "done").touch()
-    verdicts.keep(
-        tmp_path / "cache",
-        verdicts.question(tmp_path / "train.py"),
-        ["torch"],
-        names=(),
-        pythonpath=tmp_path / "lib" / "site-packages",
-    )
+    keep(tmp_path, verdicts.question(tmp_path / "train.py"), ["torch"])
     before = kept(tmp_path)
     end_well(run("--nproc", "2", "train.py", "done"))
     assert kept(tmp_path) == before
@@ -167,9 +161,7 @@ def test_what_a_run_imports_late_is_tried_in_the_next(run: Run, tmp_path: Path):
     write(tmp_path, "train.py", PROGRAM + "    import own\n    exec('import late')\n")
     write(tmp_path, "own.py", "")
     asked = verdicts.question(tmp_path / "train.py")
-    verdict = verdicts.keep(
-        tmp_path / "cache", asked, ["torch"], names=(), pythonpath=tmp_path / "lib" / "site-packages"
-    )
+    verdict = keep(tmp_path, asked, ["torch"])
     (tmp_path / "done").touch()
     end_well(run("--nproc", "2", "train.py", "done"))
     (late,) = (path for path in verdict.parent.iterdir() if path.suffix == ".late")
@@ -177,14 +169,7 @@ def test_what_a_run_imports_late_is_tried_in_the_next(run: Run, tmp_path: Path):
     end_well(run("--nproc", "2", "train.py", "tried"))
     assert json.loads((tmp_path / "tried").read_text())["question"]["late"] == ["later", "late"]
     (tmp_path / "tried").unlink()
-    verdicts.keep(
-        tmp_path / "cache",
-        asked,
-        ["torch", "late"],
-        tried=["later", "late"],
-        names=(),
-        pythonpath=tmp_path / "lib" / "site-packages",
-    )
+    keep(tmp_path, asked, ["torch", "late"], tried=["later", "late"])
     end_well(run("--nproc", "2", "train.py", "done"))
     assert not (tmp_path / "tried").exists()
     (tmp_path / "lib" / "site-packages" / "other.py").touch()
@@ -195,13 +180,7 @@ def test_what_a_run_imports_late_is_tried_in_the_next(run: Run, tmp_path: Path):
 
 def test_a_job_that_fails_tells_nothing(run: Run, tmp_path: Path):
     write(tmp_path, "train.py", "import torch\ndef main():\n    import late\n    1 / 0\nmain()\n")
-    verdict = verdicts.keep(
-        tmp_path / "cache",
-        verdicts.question(tmp_path / "train.py"),
-        ["torch"],
-        names=(),
-        pythonpath=tmp_path / "lib" / "site-packages",
-    )
+    verdict = keep(tmp_path, verdicts.question(tmp_path / "train.py"), ["torch"])
     job = run("--nproc", "2", "train.py")
     job.communicate(timeout=patience(60))
     assert job.returncode == 1

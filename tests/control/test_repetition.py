@@ -166,7 +166,10 @@ def test_a_restart_on_a_stall_was_asked_for():
     cut = Cut("the job has stalled", None, restarts=True)
     job.coordinator._cut(cut)
     job.drain(0, job.fail(0, 0))
-    assert job.take(messages.Again)
+    (again,) = job.take(messages.Again)
+    assert isinstance(again, messages.Again)
+    assert again.text.endswith("\nrestart 1 of 1")
+    assert not job.take(messages.End)
 
 
 GETS_FURTHER = """

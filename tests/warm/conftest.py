@@ -30,6 +30,9 @@ class default_generator:
 SHOWS = "import os, torch\nprint('made', torch.made, 'rank', os.environ['RANK'], flush=True)\n"
 
 
+WAITS = SHOWS + "import time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n"
+
+
 class Done(NamedTuple):
     code: int
     stdout: str
@@ -72,6 +75,11 @@ class Shell:
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
         return self.process.stdout.readline()
+
+    def torch_also(self, text: str) -> None:
+        """What the stand-in for torch does besides, at its import."""
+        path = self.modules / "torch/__init__.py"
+        path.write_text(path.read_text() + text)
 
     def run(self, line: str = "", *, before: str = "", after: str = "") -> Done:
         """Run a line, by default ``ddplaunch run --warm`` of a program that tells who imported torch for it."""

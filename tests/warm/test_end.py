@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import alive, wait_until, write
-from tests.warm.conftest import ROOT, SHOWS, Done, Shell, gone, printed
+from tests.patience import patience
+from tests.warm.conftest import ROOT, SHOWS, WAITS, Done, Shell, gone, printed
 
 
 def config(shell: Shell, text: str) -> None:
@@ -28,8 +29,9 @@ def test_it_ends_after_its_time(shell: Shell):
 
 @pytest.mark.slow
 def test_its_time_counts_from_the_end_of_the_last_run(shell: Shell):
-    config(shell, '[run]\nwarm = "1s"\n')
-    write(shell.folder, "waits.py", SHOWS + "import time\ntime.sleep(1.5)\nprint('still', flush=True)\n")
+    seconds = patience(2)
+    config(shell, f'[run]\nwarm = "{seconds:.1f}s"\n')
+    write(shell.folder, "waits.py", SHOWS + f"import time\ntime.sleep({1.5 * seconds})\nprint('still', flush=True)\n")
     done = shell.run(shell.launch("waits.py"))
     assert done.stdout.count("still") == 2
     assert alive(done.made)
@@ -84,7 +86,7 @@ def test_it_ends_when_told_to(shell: Shell, number):
 @pytest.mark.slow
 def test_what_tells_a_whole_tree_leaves_a_run_to_its_launcher(shell: Shell):
     """As systemd and schedulers do: SIGTERM for all, and the ranks are to have their grace."""
-    write(shell.folder, "waits.py", SHOWS + "import time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n")
+    write(shell.folder, "waits.py", WAITS)
     launcher, out = shell.begin("exec " + shell.launch("waits.py"))
     made = int(printed(out, "made", 2).split()[2])
     (guardian,) = Path(f"/proc/{made}/task/{made}/children").read_text().split()
@@ -98,7 +100,7 @@ def test_what_tells_a_whole_tree_leaves_a_run_to_its_launcher(shell: Shell):
 
 @pytest.mark.slow
 def test_stop_ends_it_after_its_run(shell: Shell):
-    write(shell.folder, "waits.py", SHOWS + "import time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n")
+    write(shell.folder, "waits.py", WAITS)
     idle = shell.run(before="FOO=1").made
     launcher, out = shell.begin("exec " + shell.launch("waits.py"))
     made = int(printed(out, "made", 2).split()[2])
@@ -136,7 +138,9 @@ def test_an_idle_one_never_wakes(shell: Shell):
     def switches() -> list[str]:
         return [line for line in Path(f"/proc/{made}/status").read_text().splitlines() if "ctxt" in line]
 
-    shell.run("true")
+    wait_until(lambda: not Path(f"/proc/{made}/task/{made}/children").read_text(), "the end of the run's guardian")
+    shell.warm()  # an answer: it is back at its wait
+    wait_until(lambda: "S (sleeping)" in Path(f"/proc/{made}/status").read_text(), "its rest")
     before = switches()
     shell.run(shlex.join([sys.executable, "-c", "import time; time.sleep(1)"]))
     assert switches() == before

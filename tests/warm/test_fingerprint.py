@@ -74,7 +74,9 @@ def test_another_cgroup_starts_cold(shared: Shell):
         usual = shared.run()
         other = shared.run(before=f"echo 0 >{group}/cgroup.procs;")
         assert other.made != usual.made
-        gone(*(pid for pid in shared.kept() if pid == other.made and os.kill(pid, signal.SIGTERM) is None))
+        assert other.made in shared.kept()
+        os.kill(other.made, signal.SIGTERM)
+        gone(other.made)
     finally:
         wait_until(lambda: not (group / "cgroup.procs").read_text(), "the end of all in the cgroup")
         group.rmdir()
@@ -96,7 +98,7 @@ def test_variables_of_the_terminal_do_not_count_but_arrive(shared: Shell, variab
 @pytest.mark.slow
 def test_a_changed_module_ends_it(shell: Shell):
     write(shell.modules, "helper.py", "value = 1\n")
-    write(shell.modules, "torch/__init__.py", (shell.modules / "torch/__init__.py").read_text() + "import helper\n")
+    shell.torch_also("import helper\n")
     write(
         shell.folder, "tells.py", "import helper, torch\nprint('made', torch.made, 'value', helper.value, flush=True)\n"
     )
@@ -112,8 +114,7 @@ def test_a_changed_module_ends_it(shell: Shell):
 
 @pytest.mark.slow
 def test_a_module_that_was_missing_and_is_there_now_ends_it(shell: Shell):
-    text = (shell.modules / "torch/__init__.py").read_text()
-    write(shell.modules, "torch/__init__.py", text + "try:\n    import extra\nexcept ImportError:\n    extra = None\n")
+    shell.torch_also("try:\n    import extra\nexcept ImportError:\n    extra = None\n")
     write(shell.folder, "tells.py", "import torch\nprint('made', torch.made, torch.extra is not None, flush=True)\n")
     first = shell.run(shell.launch("tells.py"))
     write(shell.modules, "unrelated.py", "")

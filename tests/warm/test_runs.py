@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.conftest import write
-from tests.warm.conftest import SHOWS, Shell, gone, printed
+from tests.warm.conftest import SHOWS, WAITS, Shell, gone, printed
 from tests.warm.test_kills import import_slowly
 
 
@@ -114,8 +114,7 @@ def test_nobody_waits_for_it_behind_a_pipe(shell: Shell):
 
 @pytest.mark.slow
 def test_what_the_import_prints_is_shown_once_and_it_is_not_kept(shell: Shell):
-    path = shell.modules / "torch/__init__.py"
-    path.write_text(path.read_text() + "import sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\n")
+    shell.torch_also("import sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\n")
     done = shell.run()
     assert done.stdout.count("to stdout\n") == 1
     assert done.stderr.count("to stderr\n") == 1
@@ -125,11 +124,7 @@ def test_what_the_import_prints_is_shown_once_and_it_is_not_kept(shell: Shell):
 
 @pytest.mark.slow
 def test_an_import_that_starts_a_thread_is_not_kept(shell: Shell):
-    path = shell.modules / "torch/__init__.py"
-    path.write_text(
-        path.read_text()
-        + "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-    )
+    shell.torch_also("import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n")
     done = shell.run()
     assert done.code == 0
     assert "ranks start one by one instead of being forked: 2 threads run" in done.stderr
@@ -139,8 +134,7 @@ def test_an_import_that_starts_a_thread_is_not_kept(shell: Shell):
 
 @pytest.mark.slow
 def test_what_the_import_writes_into_the_environment_arrives(shell: Shell):
-    path = shell.modules / "torch/__init__.py"
-    path.write_text(path.read_text() + "os.environ['KMP_X'] = 'set'\nos.environ.pop('GOES', None)\n")
+    shell.torch_also("os.environ['KMP_X'] = 'set'\nos.environ.pop('GOES', None)\n")
     write(shell.folder, "shows.py", SHOWS + "print(os.environ.get('KMP_X'), os.environ.get('GOES'), flush=True)\n")
     runs = [shell.run(before="GOES=1") for _ in range(2)]
     assert runs[0].made == runs[1].made
@@ -149,7 +143,7 @@ def test_what_the_import_writes_into_the_environment_arrives(shell: Shell):
 
 @pytest.mark.slow
 def test_two_at_once_and_nobody_waits(shell: Shell):
-    write(shell.folder, "waits.py", SHOWS + "import time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n")
+    write(shell.folder, "waits.py", WAITS)
     first, one = shell.begin("exec " + shell.launch("waits.py"))
     printed(one, "made", 2)
     second, two = shell.begin("exec " + shell.launch("waits.py"))
@@ -176,9 +170,8 @@ def test_one_that_imports_keeps_nobody_waiting(shell: Shell):
 
 @pytest.mark.slow
 def test_functions_for_the_end_that_remove_files_run_once_at_its_end(shell: Shell):
-    path = shell.modules / "torch/__init__.py"
     text = "import atexit, shutil, tempfile\nfolder = tempfile.mkdtemp(prefix='of-torch')\n"
-    path.write_text(path.read_text() + text + "atexit.register(shutil.rmtree, folder)\n")
+    shell.torch_also(text + "atexit.register(shutil.rmtree, folder)\n")
     write(shell.folder, "shows.py", SHOWS + "print('folder', torch.folder, os.path.exists(torch.folder), flush=True)\n")
     runs = [shell.run() for _ in range(2)]
     assert all(each.stdout.count("True") == 2 for each in runs)
