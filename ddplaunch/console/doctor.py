@@ -82,7 +82,7 @@ def _machines(found: Examination) -> Iterator[str]:
         yield from _row(label, grouped(found.nodes, read))
     clocks = [f"{node.name} {node.clock:+.3f} s" for node in found.nodes[1:] if node.clock is not None]
     if clocks:
-        yield from _wrapped(f"{'':{_LABEL}}", f"beside the clock of {found.nodes[0].name}: {', '.join(clocks)}")
+        yield from _wrapped(f"{'':{_LABEL}}", f"compared with {found.nodes[0].name}: {', '.join(clocks)}")
 
 
 def _row(label: str, values: dict[str, list[str]]) -> Iterator[str]:
@@ -144,7 +144,7 @@ def _link(facts: Facts) -> str | None:
 def _clock(facts: Facts) -> str | None:
     if facts.clock_synchronised is None:
         return None
-    return "kept by a time server" if facts.clock_synchronised else "not kept by a time server, as the kernel says"
+    return "kept by a time server" if facts.clock_synchronised else "not set by a time server, says the kernel"
 
 
 def _free(what: str) -> Callable[[Facts], int | None]:

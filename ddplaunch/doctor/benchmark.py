@@ -9,9 +9,10 @@ import os
 import sys
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import shown
@@ -39,14 +40,14 @@ class Ready:
     """The first line: what this process measures with, and its products of matrices."""
 
     device: str  # "cuda:0", "cpu"
-    flops: float  # a second, the best of a few
+    flops: Annotated[float, Meta(gt=0)]  # a second, the best of a few
 
 
 @dataclass(frozen=True)
 class Measured:
     """The shortest time in seconds of each size in turn, as far as it went; or why it failed."""
 
-    seconds: tuple[float, ...] = ()
+    seconds: Annotated[tuple[Annotated[float, Meta(ge=1e-9)], ...], Meta(max_length=len(SIZES))] = ()
     error: str | None = None
 
 

@@ -34,7 +34,7 @@ def _each(found: Examination) -> Found:
         if speed.error and len(speed.nodes) == 1:
             text = f"all_reduce of its {speed.ranks} devices failed ({speed.backend}): {speed.error}"
             yield Finding(
-                Severity.ERROR, found.name(speed.nodes[0]), text, "NCCL_DEBUG=INFO before a job's command shows more"
+                Severity.ERROR, found.name(speed.nodes[0]), text, "run the job with NCCL_DEBUG=INFO to see more"
             )
     yield from _slow_devices(found)
 

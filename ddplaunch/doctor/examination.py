@@ -12,9 +12,10 @@ from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.doctor import benchmark
 from ddplaunch.doctor.benchmark import Measured
 from ddplaunch.doctor.facts import Facts
+from ddplaunch.doctor.findings import machine_findings
 from ddplaunch.doctor.inquiry import DEADLINE, TORCH_DEADLINE
 from ddplaunch.doctor.questions import Listen, Look, Measure, Prepare, Prepared, Tell, Time, Try, Ways
-from ddplaunch.doctor.session import Reach, Session, Unanswered
+from ddplaunch.doctor.session import UNREADABLE, Reach, Session, Unanswered
 from ddplaunch.doctor.ways import CONNECT_DEADLINE, LARGE_DEADLINE, SMALL_DEADLINE, Listening, Outcome, Place, new_nonce
 from ddplaunch.plan.command import START_DEADLINE
 
@@ -146,6 +147,8 @@ class Examiner:
             facts = session.ask(
                 Look(cwd, self._address, self._environ), Facts, START_DEADLINE + 8 * DEADLINE + TORCH_DEADLINE
             )
+            if not _makes_sense(facts):
+                raise Unanswered(UNREADABLE)
             readings = []
             for _ in range(_CLOCK_READINGS):
                 began, at = time.monotonic(), time.time()
@@ -182,9 +185,12 @@ class Examiner:
         def ask(source: int) -> Ways:
             places = tuple(Place(self._reached_at(to), port or self._any_port[to]) for to, port in tries[source])
             turns = 1 + len(places) // 64
-            return self._sessions[source].ask(
+            ways = self._sessions[source].ask(
                 Try(places, nonce), Ways, turns * (CONNECT_DEADLINE + SMALL_DEADLINE + 2 * LARGE_DEADLINE)
             )
+            if len(ways.tried) != len(places):
+                raise Unanswered(UNREADABLE)
+            return ways
 
         return tuple(
             Way(source, target, port, tried.outcome, tried.seconds)
@@ -255,6 +261,15 @@ class Examiner:
         facts = self._found[node].facts
         gpus = facts.torch.devices if facts and facts.torch else 0
         return tuple(f"cuda:{index}" for index in range(gpus)) or ("cpu",) * _ON_CPUS
+
+
+def _makes_sense(facts: Facts) -> bool:
+    """Whether the rules can be applied to what a node says; it may be a stranger's."""
+    try:
+        list(machine_findings("", facts))
+    except (ValueError, ArithmeticError):
+        return False
+    return True
 
 
 def _backend(devices: tuple[str, ...]) -> str:

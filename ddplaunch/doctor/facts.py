@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.gpu_health import GpuHealth
 
@@ -25,7 +29,7 @@ class Torch:
     cuda: str | None  # that it was built for
     nccl: str | None
     cuda_works: bool
-    devices: int  # GPUs that it can use
+    devices: Annotated[int, Meta(ge=0, le=1024)]  # GPUs that it can use
     architectures: tuple[str, ...] = ()  # "sm_90", that its kernels were compiled for
     capabilities: tuple[str, ...] = ()  # "sm_90", of each GPU
     why_not: str | None = None  # why CUDA does not work

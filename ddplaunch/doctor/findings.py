@@ -105,7 +105,7 @@ def _gpu(subject: str, gpu: GpuHealth) -> Found:
         text = "rows of its memory are broken, and no spare ones are left"
         yield Finding(Severity.ERROR, subject, text, "leave the GPU out (--gpus), and have it replaced")
     elif gpu.needs_reset:
-        text = "rows or pages of its memory are to be replaced at the next reset"
+        text = "rows or pages of its memory will be replaced at the next reset"
         yield Finding(
             Severity.WARNING, subject, text, "reset it while nobody uses it: nvidia-smi --gpu-reset, or reboot"
         )

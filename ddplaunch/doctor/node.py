@@ -20,6 +20,7 @@ from ddplaunch.doctor.lines import Lines
 from ddplaunch.doctor.machine import look
 from ddplaunch.doctor.questions import (
     MARK,
+    End,
     Listen,
     Look,
     Measure,
@@ -47,7 +48,10 @@ def main() -> int:
     threading.Thread(target=_read, args=(asked,), daemon=True).start()
     node = Node()
     while True:
-        answer = node.answer(read_question(asked.get()))
+        question = read_question(asked.get())
+        if isinstance(question, End):
+            return question.code
+        answer = node.answer(question)
         os.write(1, MARK + msgspec.json.encode(answer) + b"\n")
 
 
@@ -129,11 +133,11 @@ class Node:
             return Prepared(tuple(msgspec.json.decode(line, type=Ready) for line in lines if line))
         self._end()
         late = any(line is None for line in lines)
-        return Prepared((), f"no answer in {TORCH_DEADLINE:g} s" if late else "the process ended as it began")
+        return Prepared((), f"no answer in {TORCH_DEADLINE:g} s" if late else "the process ended at its start")
 
     def _measure(self, question: Measure) -> Measured:
         if not self._meters:
-            return Measured(error="what measures could not be started again")
+            return Measured(error="the measuring processes could not be started again")
         address, port = question.address or "127.0.0.1", question.port or _free_port()
         taking = self._meters[: question.count]
         for place, meter in enumerate(taking):
@@ -143,7 +147,9 @@ class Node:
             line = meter.line(until)
             if not line:
                 self._prepare(self._prepared)  # those that hang would answer this task instead of the next
-                return Measured(error=f"no end in {benchmark.DEADLINE:g} s" if line is None else "the process died")
+                return Measured(
+                    error=f"not finished after {benchmark.DEADLINE:g} s" if line is None else "the process died"
+                )
             measured = msgspec.json.decode(line, type=Measured)
         return measured
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from ddplaunch.dataclass import dataclass
 from ddplaunch.doctor.benchmark import Ready
@@ -65,6 +67,13 @@ class Measure:
 
 
 @dataclass(frozen=True)
+class End:
+    """That was all: end with the exit code of node 0. Not answered."""
+
+    code: Annotated[int, Meta(ge=0, le=255)]
+
+
+@dataclass(frozen=True)
 class Time:
     now: float  # seconds since 1970
 
@@ -81,18 +90,20 @@ class Prepared:
 
 
 Question = Look | Tell | Listen | Try | Prepare | Measure
-QUESTIONS: dict[str, type[Question]] = {each.__name__: each for each in (Look, Tell, Listen, Try, Prepare, Measure)}
+ORDERS: dict[str, type[Question | End]] = {
+    each.__name__: each for each in (Look, Tell, Listen, Try, Prepare, Measure, End)
+}
 
 
-def write_question(question: Question) -> bytes:
+def write_question(question: Question | End) -> bytes:
     """One line; bytes of a path that are not UTF-8 stay what they are."""
     return json.dumps({"ask": type(question).__name__, "about": asdict(question)}).encode() + b"\n"
 
 
-def read_question(line: bytes) -> Question:
+def read_question(line: bytes) -> Question | End:
     """Read what ``write_question`` has written. Raises ValueError if it is something else."""
     asked = json.loads(line)
     try:
-        return msgspec.convert(asked["about"], QUESTIONS[asked["ask"]])
+        return msgspec.convert(asked["about"], ORDERS[asked["ask"]])
     except (KeyError, TypeError) as error:
         raise ValueError(str(error)) from None

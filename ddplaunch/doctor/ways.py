@@ -14,7 +14,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from ddplaunch.dataclass import dataclass
 
@@ -34,7 +36,7 @@ Outcome = Literal["ok", "refused", "silent", "unreachable", "stranger", "large o
 class Listening:
     """Where a node listens."""
 
-    any_port: int  # one that the kernel chose, as gloo and NCCL take them
+    any_port: Annotated[int, Meta(ge=0, le=65535)]  # one that the kernel chose, as gloo and NCCL take them
     taken: dict[int, str]  # ports where it cannot, and why
 
 
@@ -64,7 +66,7 @@ class Listener:
         any_port = 0
         for port in (*ports, 0):
             try:
-                listening = _listen(port)
+                listening = listen(port)
             except OSError as error:
                 taken[port] = error.strerror or type(error).__name__
                 continue
@@ -112,6 +114,8 @@ def try_ways(places: Sequence[Place], nonce: str) -> tuple[Tried, ...]:
 def _try(place: Place, nonce: bytes) -> Tried:
     try:
         connection = socket.create_connection((place.address, place.port), CONNECT_DEADLINE)
+    except ValueError:  # what a node says is its address cannot be one
+        return Tried("unreachable")
     except OSError as error:
         if isinstance(error, ConnectionRefusedError):
             return Tried("refused")
@@ -140,7 +144,8 @@ def _try(place: Place, nonce: bytes) -> Tried:
         return Tried(outcome, seconds)
 
 
-def _listen(port: int) -> socket.socket:
+def listen(port: int) -> socket.socket:
+    """Listen at all addresses of this machine. Raises OSError."""
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         listening = socket.socket(family)
         try:

@@ -91,10 +91,19 @@ def test_a_path_that_drops_large_packets(doctor):
 
 
 def test_a_slow_host(doctor):
-    code, _, said = doctor(3, lambda hosts: hosts[2].slow("20 mbytes/second"))
+    code, found, said = doctor(3, lambda hosts: hosts[2].slow("20 mbytes/second"))
     assert code == 0
     (slow,) = said
+    links = [each["subject"] for each in found["findings"] if "between them runs at" in each["text"]]
+    assert not [link for link in links if "n2" in link], "the node is named, not each of its links"
     assert slow.startswith("n2: all_reduce with any other node runs at ")
+
+
+def test_a_host_with_little_time(doctor):
+    """It is named for what its control group allows: between two waits it is as fast as others."""
+    code, found, said = doctor(2, lambda hosts: hosts[1].limit(0.25))
+    assert (code, said) == (0, [f"n1: the control group allows the time of 0.25 of {os.cpu_count()} CPUs"])
+    assert [each["severity"] for each in found["findings"] if "control group" in each["text"]] == ["warning"]
 
 
 def test_hosts_that_differ_or_do_not_answer(doctor, tmp_path):

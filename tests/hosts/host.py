@@ -23,6 +23,7 @@ from tests.hosts.namespaces import (
     setns,
     unshare,
 )
+from tests.hosts.quota import Quota
 
 _INIT = Path(__file__).with_name("init.py")
 
@@ -44,7 +45,7 @@ class Host:
         self.number, self.name = number, name
         self.address, self.address6, self.address_second = addresses
         self._addresses, self._files, self._cables, self._ipv6 = addresses, files, cables, ipv6
-        self._freezer = Freezer(group)
+        self._freezer, self._quota = Freezer(group), Quota(group)
         self._init: subprocess.Popen[bytes] | None = None
         self._network: NetworkNamespace | None = None
         self._started: list[subprocess.Popen[Any]] = []
@@ -154,7 +155,7 @@ class Host:
         settings = {
             "hostname": self.name,
             "files": self._files,
-            "group": str(self._freezer.group or ""),
+            "groups": [str(group) for group in (self._freezer.group, self._quota.group) if group],
             "test_process": us,
         }
         unshare(HOST)
@@ -193,6 +194,7 @@ class Host:
             self._init.wait()
             self._started.clear()
             self._freezer.thaw(self.processes)
+            self._quota.lift()
 
     def close(self) -> None:
         """Remove it."""
@@ -219,6 +221,11 @@ class Host:
         if not self.alive or self._init is None:
             raise HostError(f"{self.name} is not up")
         return self._init
+
+    def limit(self, cpus: float) -> None:
+        """Give its processes, and all that they start, the time of so many CPUs; skip where that cannot be done."""
+        self._running()
+        self._quota.set(cpus, self.processes())
 
     # Faults of the first interface
 

@@ -5,12 +5,14 @@ it takes every process of the host along when it is killed.
 """
 
 import ctypes
+import errno
 import json
 import os
 import select
 import signal
 import socket
 import sys
+import time
 
 BIND, MOVE, RECURSIVE, PRIVATE = 4096, 8192, 16384, 1 << 18
 DETACH = 2
@@ -61,8 +63,15 @@ def wait_for_end(fd: int) -> None:
 
 
 def remove_group(parent: int, name: str) -> None:
-    """Remove the control group that the host's processes may have been frozen in, once they are gone."""
+    """Remove a control group that the host's processes may have been in, once they are gone."""
     try:
+        while os.path.exists(f"/proc/self/fd/{parent}/{name}/tasks"):  # of version 1, which tells nobody
+            try:
+                return os.rmdir(name, dir_fd=parent)
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                time.sleep(0.01)
         events = os.open(f"{name}/cgroup.events", os.O_RDONLY, dir_fd=parent)
         poll = select.poll()
         poll.register(events, select.POLLPRI)
@@ -78,8 +87,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # like all signals from within, ignored by PID 1 if not handled
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps for a parent that ignores this
     os.chdir("/")
-    group = settings["group"]
-    parent = os.open(os.path.dirname(group), os.O_RDONLY) if group else -1
+    groups = [(os.open(os.path.dirname(path), os.O_RDONLY), os.path.basename(path)) for path in settings["groups"]]
     set_up(settings["hostname"], settings["files"])
     os.write(1, b"ready\n")
     for fd in range(3):
@@ -89,8 +97,8 @@ def main() -> None:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:
         pass  # there is no process but us
-    if group:
-        remove_group(parent, os.path.basename(group))
+    for parent, name in groups:
+        remove_group(parent, name)
 
 
 if __name__ == "__main__":
