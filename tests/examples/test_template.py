@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS, Job, Launch, write
+from tests.control.test_joining import free_port
 from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python_in_turn, by_torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -95,6 +96,30 @@ def test_a_run_that_made_room_in_the_middle_of_an_epoch_ends_as_an_undisturbed_o
     models = [tensors(tmp_path / name) for name in ("checkpoint.pt", "undisturbed.pt")]
     assert models[0] == models[1]
     assert max(map(len, models[0])) == 4 * 64 * 64  # bytes of the first layer's weights
+
+
+@pytest.mark.ci
+def test_a_spare_goes_on_from_the_checkpoint(start: Callable[..., Job], tmp_path: Path) -> None:
+    write(tmp_path, "gated.py", (PROGRAMS / "gated.py").read_text())
+    words = ("--model", "mlp", "--data", "gated:data", "--epochs", "3", "--batch-size", "4", "--accumulate", "2")
+    environment = {**CALM, "PYTHONPATH": str(tmp_path)}
+    port = free_port()
+    where = ("--master-addr", "127.0.0.1", "--master-port", str(port), "--nproc", "1")
+    nodes = [
+        start("run", "--spares", "1", "--nnodes", "2", "--node-rank", str(node), *where, TEMPLATE, "--", *words,
+              env=environment)
+        for node in range(3)
+    ]  # fmt: skip
+    for node in nodes[:2]:
+        node.wait_for("waits")
+    (tmp_path / "passed").touch()
+    nodes[1].process.kill()
+    assert (nodes[0].wait(), nodes[2].wait()) == (0, 0), nodes[0].stderr()
+    assert "2 ranks, rank 0 on cpu, at epoch 1 step 0" in nodes[0].stdout()
+    other = start("run", "--nproc", "2", TEMPLATE, "--", *words, "--checkpoint", "undisturbed.pt", env=environment)
+    assert other.wait() == 0
+    assert finished(nodes[0].stdout()) == finished(other.stdout())
+    assert tensors(tmp_path / "checkpoint.pt") == tensors(tmp_path / "undisturbed.pt")
 
 
 @pytest.mark.ci
