@@ -21,6 +21,7 @@ import msgspec
 from ddplaunch.control import messages
 from ddplaunch.control.bounds import bounded
 from ddplaunch.control.messages import Garbled
+from ddplaunch.control.typed import convert
 from ddplaunch.diagnosis.inspection import Arrivals, Detail, Inspection
 from ddplaunch.loop import Loop
 from ddplaunch.plan import share
@@ -60,7 +61,7 @@ def decode(body: bytes, accepted: Iterable[type[M]]) -> M:
     try:
         envelope = msgspec.json.decode(body)
         kind = kinds[envelope["op"]]
-        message: M = bounded(msgspec.convert(envelope["body"], kind))
+        message: M = bounded(convert(envelope["body"], kind))
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise Garbled(f"a message that is not expected here ({type(error).__name__})") from None
     return message

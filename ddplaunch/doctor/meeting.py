@@ -19,6 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from ddplaunch.control import proof
+from ddplaunch.control.typed import decode
 from ddplaunch.dataclass import dataclass
 from ddplaunch.doctor.channels import Absent, Channel, Connection
 from ddplaunch.doctor.questions import MARK, End, write_question
@@ -190,5 +191,5 @@ def hear(connection: Connection, kind: type[T]) -> T | None:
     """Wait for a word of the greeting; None if it does not come, or something else does."""
     line = connection.line(time.monotonic() + GREETING_PATIENCE, _LONGEST) or b""
     with suppress(msgspec.MsgspecError, RecursionError):
-        return msgspec.json.decode(line.removeprefix(MARK), type=kind) if line.startswith(MARK) else None
+        return decode(line.removeprefix(MARK), kind) if line.startswith(MARK) else None
     return None

@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from ddplaunch import __version__
+from ddplaunch.control.typed import decode
 from ddplaunch.dataclass import dataclass
 from ddplaunch.doctor.channels import Channel
 from ddplaunch.doctor.questions import MARK, Question, write_question
@@ -67,7 +68,7 @@ class Session:
             raise Unanswered(self._channel.why_ended())
         try:
             if not _ABSURD.search(line):
-                return msgspec.json.decode(line, type=kind)
+                return decode(line, kind)
         except (msgspec.MsgspecError, RecursionError):
             pass
         raise Unanswered(UNREADABLE)

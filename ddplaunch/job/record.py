@@ -203,18 +203,19 @@ def parse(data: bytes, run: str) -> Record | None:
     import msgspec
 
     from ddplaunch.control.bounds import bounded
+    from ddplaunch.control.typed import convert
 
     wrong = (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError)
     first, *lines = data.split(b"\n")
     try:
-        record = bounded(msgspec.convert({**msgspec.json.decode(first), "run": run}, Record))
+        record = bounded(convert({**msgspec.json.decode(first), "run": run}, Record))
     except wrong:
         return None
     record = replace(record, attempts=(), inspections=(), fate=Fate.RUNNING)
     for line in filter(None, lines):
         try:
             found = msgspec.json.decode(line)
-            moment = msgspec.convert(found["time"], float)
+            moment = convert(found["time"], float)
             record = record.after(_event(found), moment)
         except wrong:
             continue
@@ -227,12 +228,12 @@ def parse(data: bytes, run: str) -> Record | None:
 
 def _event(line: dict[str, Any]) -> Any:
     """The event of a line, its fields checked by their types."""
-    import msgspec
+    from ddplaunch.control.typed import convert
 
     kind = _KINDS[line["event"]]
     if kind is events.Inspected:
-        return events.Inspected(msgspec.convert(line["inspection"], Inspection))
-    return msgspec.convert({name: line[name] for name in kind.__match_args__ if name in line}, kind)
+        return events.Inspected(convert(line["inspection"], Inspection))
+    return convert({name: line[name] for name in kind.__match_args__ if name in line}, kind)
 
 
 def lives(record: Record) -> bool:

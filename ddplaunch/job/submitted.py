@@ -106,8 +106,10 @@ def _file(job: Submitted) -> str:
 def _read(path: str) -> Submitted | None:
     import msgspec
 
+    from ddplaunch.control.typed import decode
+
     try:
         data, owner = read_owned(path, MAX_BYTES, links=False)
-        return msgspec.json.decode(data, type=Submitted) if owner == os.geteuid() else None
+        return decode(data, Submitted) if owner == os.geteuid() else None
     except (OSError, msgspec.MsgspecError, ValueError):
         return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
+import subprocess
+import sys
 
 import pytest
 
@@ -157,3 +159,33 @@ def test_last_words_arrive_before_the_end():
 )
 def test_literals(name, shown):
     assert literal(name) == shown
+
+
+AT_ONCE = """
+import sys, threading, time
+from ddplaunch.control import messages, wire
+from ddplaunch.control.messages import Inspected
+from ddplaunch.diagnosis.inspection import Inspection
+
+frame = wire.encode(Inspected(1, Inspection(time.time(), (), 2, ())))[wire.LENGTH.size :]
+together = threading.Barrier(8)
+
+def decode():
+    together.wait()
+    assert wire.decode(frame, [Inspected]).serial == 1
+
+sys.setswitchinterval(1e-6)
+threads = [threading.Thread(target=decode) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("all read it")
+"""
+
+
+def test_threads_that_read_their_first_message_at_once():
+    """As `ddplaunch ps` does with the answers of several jobs."""
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, "all read it\n"), done.stderr
