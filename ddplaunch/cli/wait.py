@@ -22,19 +22,17 @@ def wait(run: str | None) -> int:
 
     name, job, record = runs.find(run) if run is not None else runs.only()
     code = record.code if record else None
-    pid = job.pid if job else None
     if job:
         try:
             code = client.wait(job.path)
         except Unanswered:
             if not ended(job.pid, 0):
                 raise
+        ended(job.pid)
     elif record and code is None and record.host == os.uname().nodename and born(record.pid) == record.born:
-        pid = record.pid  # it is about to end, and has closed its door
-    if pid is not None:
-        ended(pid)
-        if code is None and (record := past.record(name)):  # it ended before we could ask
-            code = record.code
+        ended(record.pid)  # it is about to, and has closed its door
+    if code is None and (record := past.record(name)):  # it ended before we could ask
+        code = record.code
     if code is None:
         error = LaunchError(f"{name} has no exit code: its launcher was killed")
         error.exit_code = EXIT_UNAVAILABLE
