@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -23,10 +22,7 @@ class Typed:
     def __init__(self, host, rank, nnodes, folder, words, env):
         shared = ("--nnodes", nnodes, "--node-rank", rank, "--master-addr", "n0", "--json")
         self.host = host
-        self.process = host.start(
-            command("doctor", *shared, *words), cwd=folder, env=clean_environment(env), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        self.process = host.type(command("doctor", *shared, *words), folder, clean_environment(env))
 
     def says(self, text):
         """Wait for a line of stderr with this text."""

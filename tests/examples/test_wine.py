@@ -142,15 +142,8 @@ def test_two_nodes_train_as_one_does(trained: str, network: Callable[..., Networ
 @pytest.mark.ci
 def test_slurm_trains_as_one_node_does(trained: str, slurm: Callable[..., Any]) -> None:
     cluster = slurm(2)
-    job = cluster.login.start(
-        command("submit", "--follow", WINE, "--nodes", "2", "--", *SETTINGS),
-        cwd=cluster.folder,
-        env={**clean_environment(CALM), **cluster.environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = command("submit", "--follow", WINE, "--nodes", "2", "--", *SETTINGS)
+    job = cluster.login.type(words, cluster.folder, {**clean_environment(CALM), **cluster.environment})
     out, err = job.communicate(timeout=patience(200))
     assert job.returncode == 0, err
     assert figures(out) == figures(trained)

@@ -6,16 +6,12 @@ import os
 import re
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
+from tests.hosts.cluster import Cluster
 from tests.hosts.host import Host
 from tests.hosts.network import Network
 from tests.hosts.network import unsupported as no_hosts
-from tests.patience import patience
 
 LIBRARY, SHARE = Path("/usr/lib/gridengine"), Path("/usr/share/gridengine")
 
@@ -58,19 +54,12 @@ ENVIRONMENTS = {"spread": "1", "packed": "$pe_slots"}
 """The parallel environments, each with its rule: one slot on each host, and all on one host."""
 
 
-class GridEngineError(Exception):
-    """Grid Engine does not do what was asked."""
-
-
-class GridEngine:
-    """A cluster whose nodes take jobs when this returns: n0 of the network controls it, the others compute.
-
-    A context manager. Commands run on n0, where a user would have logged in, in ``folder``.
-    """
+class GridEngine(Cluster):
+    """A cluster whose nodes take jobs when this returns; commands run in ``folder``."""
 
     def __init__(self, network: Network, folder: Path) -> None:
-        self.network, self.folder = network, folder
-        self.login, *self.nodes = network.hosts
+        super().__init__(network)
+        self.folder = folder
         self._root, self._spool = folder / "sge", folder / "spool"
         ours = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         self.environment = {
@@ -86,37 +75,14 @@ class GridEngine:
             self.close()
             raise
 
-    def __enter__(self) -> GridEngine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Switch its hosts off, and so kill all daemons and jobs."""
-        for host in self.network.hosts:
-            host.kill_all()
-
     def run(self, *words: str | Path, host: Host | None = None, check: bool = True) -> str:
         """Run any command on the login host, or another, and return its stdout."""
         on = host or self.login
         return on.run(*words, check=check, env=self.environment, cwd=self.folder, stdin=subprocess.DEVNULL)
 
-    def start(self, *words: str | Path) -> subprocess.Popen[Any]:
-        """Start any command on the login host, with pipes for its output."""
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return self.login.start(words, env=self.environment, cwd=self.folder, stdin=subprocess.DEVNULL, **pipes)
-
-    def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = 30) -> None:
-        """Wait for what nothing announces; what the daemons say is in the error."""
-        began = time.monotonic()
-        while not condition():
-            if time.monotonic() > began + patience(timeout):
-                logs = "\n".join(path.read_text() for path in self._spool.rglob("messages"))
-                raise GridEngineError(f"waited for {what}\n{self.run('qstat', '-f', check=False)}{logs}")
-            time.sleep(0.1)
+    def said(self) -> str:
+        logs = "\n".join(path.read_text() for path in self._spool.rglob("messages"))
+        return self.run("qstat", "-f", check=False) + logs
 
     def _set_up(self) -> None:
         common = self._root / "default" / "common"

@@ -53,15 +53,8 @@ def submit(cluster: GridEngine, folder: Path, *words: str) -> subprocess.Popen[s
 
 def start(cluster: GridEngine, folder: Path, *words: str) -> subprocess.Popen[str]:
     """Start a command of ours on the login host."""
-    return cluster.login.start(
-        command(*words),
-        cwd=folder,
-        env={**clean_environment(), **cluster.environment, "XDG_RUNTIME_DIR": OWN, "XDG_STATE_HOME": f"{folder}/state"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    state = {"XDG_RUNTIME_DIR": OWN, "XDG_STATE_HOME": f"{folder}/state"}
+    return cluster.login.type(command(*words), folder, {**clean_environment(), **cluster.environment, **state})
 
 
 def test_jobs_on_two_nodes_are_followed_to_their_ends(cluster, tmp_path):

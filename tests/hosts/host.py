@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,11 @@ class Host:
 
         self._started.append(in_thread(begin))
         return self._started[-1]
+
+    def type(self, words: Sequence[str | Path], cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
+        """Start a command as a user types it, with these variables and with pipes for what it prints."""
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return self.start(words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, **pipes)
 
     def run(self, *words: str | Path, check: bool = True, **popen: Any) -> str:
         """Run a command on the host to its end and return its stdout."""

@@ -11,16 +11,14 @@ import stat
 import subprocess
 import tempfile
 import textwrap
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from tests.hosts.cluster import Cluster, ClusterError
 from tests.hosts.host import Host
 from tests.hosts.network import Network
 from tests.hosts.network import unsupported as no_hosts
-from tests.patience import patience
 from tests.slurm import accounting as accounts
 from tests.slurm.configuration import FOLDER, set_up, slurm_conf
 
@@ -34,14 +32,10 @@ _FOREIGN = ("SLURM", "SBATCH", "SALLOC", "SRUN", "CUDA_VISIBLE_DEVICES")
 """How the variables begin that a job would inherit from a job, or a machine with GPUs, in which the tests run."""
 
 
-class SlurmError(Exception):
-    """Slurm does not do what was asked."""
+class Slurm(Cluster):
+    """A cluster whose nodes are idle when this returns.
 
-
-class Slurm:
-    """A cluster whose nodes are idle when this returns: n0 of the network controls it, the others compute.
-
-    A context manager, or to be closed. All commands run on n0, where a user would have logged in, in ``folder``, which
+    All commands run on n0, where a user would have logged in, in ``folder``, which
     is also where jobs leave their output. The partitions are ``low``, the default, and ``high``, which preempts it.
     ``cpus`` and ``gpus`` are those of each node and need not be there. ``accounting``: whether there is ``sacct``.
     ``settings``: more of slurm.conf, in place of what ``configuration`` has.
@@ -57,8 +51,8 @@ class Slurm:
         accounting: bool = False,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        self.network, self.folder, self._gpus = network, folder, gpus
-        self.login, *self.nodes = network.hosts
+        super().__init__(network)
+        self.folder, self._gpus = folder, gpus
         self.environment = {"SLURM_CONF": f"{FOLDER}/slurm.conf"}
         """What a command on any of the hosts needs to talk to it."""
         self._conf = slurm_conf(
@@ -77,19 +71,6 @@ class Slurm:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Slurm:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Switch its hosts off, and so kill all daemons and jobs and remove their files; may be called again."""
-        for host in self.network.hosts:
-            host.kill_all()
 
     def join(self, node: Host) -> None:
         """Let a compute node that was booted again be one of the cluster."""
@@ -110,7 +91,7 @@ class Slurm:
         for host, process in [(host, host.start(words, **pipes)) for host in hosts]:
             output, _ = process.communicate()
             if process.returncode:
-                raise SlurmError(f"the set-up of {host.name}: {output}")
+                raise ClusterError(f"the set-up of {host.name}: {output}")
 
     def _start_nodes(self, nodes: list[Host]) -> None:
         for node in nodes:
@@ -131,15 +112,8 @@ class Slurm:
         """Whether anything listens on that TCP port of the login host."""
         return bool(self.login.run("ss", "-Hltn", f"sport = {port}"))
 
-    def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = 30) -> None:
-        """Wait for what nothing announces; what the jobs and the daemons say is in the error."""
-        began, pause = time.monotonic(), 0.02
-        while not condition():
-            if time.monotonic() > began + patience(timeout):
-                jobs = self.run("scontrol", "show", "job", check=False)
-                raise SlurmError(f"waited {time.monotonic() - began:.0f} s for {what}\n{jobs}{self.logs()}")
-            time.sleep(pause)
-            pause = min(pause * 1.2, 0.2)  # a command of Slurm's takes more time of a CPU than most jobs here
+    def said(self) -> str:
+        return self.run("scontrol", "show", "job", check=False) + self.logs()
 
     def logs(self) -> str:
         """What the daemons of all hosts that are up have logged lately."""

@@ -52,15 +52,8 @@ class Login:
 
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
         state = {"XDG_STATE_HOME": str(self._home), "XDG_RUNTIME_DIR": OWN}
-        return self.cluster.login.start(
-            command(*words),
-            cwd=self.cluster.folder,
-            env={**clean_environment(), **state, **self.cluster.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        environment = {**clean_environment(), **state, **self.cluster.environment}
+        return self.cluster.login.type(command(*words), self.cluster.folder, environment)
 
     def type(self, *words: str | Path) -> Done:
         process = self.start(*words)

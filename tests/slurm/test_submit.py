@@ -29,15 +29,8 @@ def submit(slurm: Callable[..., Slurm]) -> Callable[..., tuple[Slurm, Callable[.
         cluster = slurm(nodes, **options)
 
         def start(*words: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
-            return cluster.login.start(
-                command("submit", *words),
-                cwd=cwd or cluster.folder,
-                env={**clean_environment(), **cluster.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            environment = {**clean_environment(), **cluster.environment}
+            return cluster.login.type(command("submit", *words), cwd or cluster.folder, environment)
 
         return cluster, start
 

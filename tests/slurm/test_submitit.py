@@ -41,15 +41,8 @@ def errors(folder: Path) -> str:
 def drive(cluster: Slurm, folder: Path, *words: str | Path) -> subprocess.Popen[str]:
     """Start the driver on the login host."""
     write(folder, "driver.py", DRIVER)
-    return cluster.login.start(
-        [sys.executable, "driver.py", "slurm", *map(str, words)],
-        cwd=folder,
-        env={**clean_environment(), **cluster.environment, "PYTHONPATH": str(folder)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    environment = {**clean_environment(), **cluster.environment, "PYTHONPATH": str(folder)}
+    return cluster.login.type([sys.executable, "driver.py", "slurm", *words], folder, environment)
 
 
 @pytest.mark.ci

@@ -1,0 +1,54 @@
+"""What clusters of virtual hosts have in common, whatever schedules their jobs: their end, and waiting for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+from tests.hosts.network import Network
+from tests.patience import patience
+
+C = TypeVar("C", bound="Cluster")
+
+
+class ClusterError(Exception):
+    """A scheduler does not do what was asked."""
+
+
+class Cluster:
+    """A scheduler's daemons: n0 of the network controls it, where users log in too; the others compute.
+
+    A context manager, or to be closed.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.login, *self.nodes = network.hosts
+
+    def __enter__(self: C) -> C:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Switch its hosts off, and so kill all daemons and jobs and remove their files; may be called again."""
+        for host in self.network.hosts:
+            host.kill_all()
+
+    def said(self) -> str:
+        """What its daemons say of its jobs, and have logged lately."""
+        raise NotImplementedError
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = 30) -> None:
+        """Wait for what nothing announces; what its daemons say is in the error."""
+        began, pause = time.monotonic(), 0.02
+        while not condition():
+            if time.monotonic() > began + patience(timeout):
+                raise ClusterError(f"waited {time.monotonic() - began:.0f} s for {what}\n{self.said()}")
+            time.sleep(pause)
+            pause = min(pause * 1.2, 0.2)  # a scheduler's command takes more time of a CPU than most jobs here
