@@ -174,7 +174,7 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("-H --nodes 2 train.py", ("-H is an option of sbatch", "pass it on: --sbatch-arg=--hold\n")),
         ("--nice=100 train.py", ("pass it on: --sbatch-arg=--nice=100\n",)),
         ("-d afterok:1 train.py", ("no such option: -d", "did you mean --dependency?")),
-        ("--exclusive=user train.py", ("--exclusive has no value here", "--sbatch-arg=--exclusive=user")),
+        ("--exclusive=user train.py", ("--exclusive takes no value here", "--sbatch-arg=--exclusive=user")),
         ("--dependency okay:1 train.py", ("--dependency okay:1: expected conditions like afterok:4711",)),
         ("--mail-type END,DONE train.py", ("--mail-type END,DONE: expected a list like END,FAIL, of NONE",)),
         ("--mem-per-cpu 0.5G train.py", ("--mem-per-cpu 0.5G: expected a size like 50G",)),

@@ -13,6 +13,9 @@ PACKAGES = ("accelerate", "hydra", "lightning", "scipy", "sklearn", "torchmetric
 PROGRAM = Path(__file__).parent / "programs" / "packages.py"
 RANKS = (0, 1)
 
+BY_ADDRESS = {"scipy.sparse._data.name"}
+"""Left by a loop over a set of functions, whose order is that of their addresses."""
+
 
 def test_ranks_see_the_same(launch, tmp_path):
     for name in PACKAGES:
@@ -33,6 +36,7 @@ def test_ranks_see_the_same(launch, tmp_path):
     assert {"accelerate", "hydra", "scipy", "torchmetrics", "transformers"}.isdisjoint(excluded), excluded
     assert {"accelerate", "lightning"} <= set(ready["modules"])  # these import most of the others
     alike = {name for name, value in alone[0]["constants"].items() if alone[1]["constants"].get(name) == value}
+    alike -= BY_ADDRESS
     for rank in RANKS:
         assert forked[rank].keys() == alone[rank].keys()
         for field in alone[rank].keys() - {"constants"}:
