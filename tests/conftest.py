@@ -200,7 +200,7 @@ class Job:
         """The pid of its zygote, once it is one: between fork and exec it looks like the launcher."""
 
         def found() -> list[int]:
-            return [pid for pid in self.left() if b"zygote.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            return self.find("zygote.py")
 
         wait_until(found, "the zygote")
         return min(found())
@@ -213,6 +213,10 @@ class Job:
     def left(self) -> Sequence[int]:
         return left_of(self.mark)
 
+    def find(self, text: str) -> list[int]:
+        """Those of its processes with this text in their command lines."""
+        return find_of(self.mark, text)
+
     def assert_nothing_left(self, timeout: float = 10) -> None:
         """Nothing of it lives, and no temporary file remains."""
         wait_until(lambda: not self.left(), f"the end of {[_cmdline(pid) for pid in self.left()]}", timeout)
@@ -222,6 +226,11 @@ class Job:
 def left_of(mark: str) -> list[int]:
     """The processes with ``mark``, but for a warm zygote, which stays by intent."""
     return [pid for pid in processes_marked(mark) if _cmdline(pid).strip() != "ddplaunch: warm zygote"]
+
+
+def find_of(mark: str, text: str) -> list[int]:
+    """The processes with ``mark`` that have this text in their command lines; others may end meanwhile."""
+    return [pid for pid in left_of(mark) if text in _cmdline(pid)]
 
 
 def _cmdline(pid: int) -> str:

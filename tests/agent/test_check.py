@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -115,7 +114,7 @@ def test_a_look_that_comes_to_no_end(start, tmp_path, gpu, number, said):
     write(tmp_path, "train.py", "print('started')")
     job = start("run", "--check", "train.py", env=environ)
     wait_until(lambda: "waiting for GPU 0" in job.stderr(), "the wait")
-    (child,) = [pid for pid in job.left() if b"checkup" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (child,) = job.find("checkup")
     os.kill(child, number)
     assert (job.wait(), job.stdout()) == (2, "")
     assert f"Error: {said}\n" in job.stderr()

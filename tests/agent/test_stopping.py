@@ -9,13 +9,14 @@ import signal
 import subprocess
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.agent.zygote_client import LEFTOVER_GRACE
 from ddplaunch.rank.processes import KILL_PATIENCE
-from tests.conftest import PROGRAMS, alive, clean_environment, command, left_of, wait_until, write
+from tests.conftest import PROGRAMS, alive, clean_environment, command, find_of, left_of, wait_until, write
 from tests.control.test_joining import free_port
 from tests.impatient import impatient
 from tests.patience import patience
@@ -69,18 +70,22 @@ def test_zygote_killed_beside_strangers(start, tmp_path):
         job = subprocess.Popen(
             words, cwd=tmp_path, env=clean_environment({"DDPLAUNCH_TEST_MARK": mark}), stdout=out, stderr=out
         )
-    wait_until(lambda: (tmp_path / "out").read_text().count("ready") == 2, "the ranks")
-    (zygote,) = [pid for pid in left_of(mark) if b"zygote.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(zygote, signal.SIGKILL)
-    assert job.wait(patience(30)) == 137, (tmp_path / "out").read_text()
-    (tmp_path / "killed").touch()
-    wait_until(lambda: (tmp_path / "later").exists() and (tmp_path / "later").read_text(), "the stranger's next child")
-    theirs = {int((tmp_path / name).read_text()) for name in ("before", "later")}
     try:
+        wait_until(lambda: (tmp_path / "out").read_text().count("ready") == 2, "the ranks")
+        (zygote,) = find_of(mark, "zygote.py")
+        os.kill(zygote, signal.SIGKILL)
+        assert job.wait(patience(30)) == 137, (tmp_path / "out").read_text()
+        (tmp_path / "killed").touch()
+        later = tmp_path / "later"
+        wait_until(lambda: later.exists() and later.read_text(), "the stranger's next child")
+        theirs = {int((tmp_path / name).read_text()) for name in ("before", "later")}
         wait_until(lambda: set(left_of(mark)) == theirs, "the end of all others")
     finally:
-        for pid in theirs:
-            os.kill(pid, signal.SIGKILL)
+        (tmp_path / "killed").touch()
+        for pid in left_of(mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        job.wait()
 
 
 def test_rank_killed(start, mode):
