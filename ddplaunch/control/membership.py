@@ -34,13 +34,13 @@ class Membership:
     @property
     def able(self) -> int:
         """How many nodes may have ranks."""
-        return sum(map(self.is_able, self._seats.values()))
+        return sum(map(self.is_able, self._seats.values())) if self._failures else len(self._seats)
 
     @property
     def too_few(self) -> str | None:
         """What people read where these are not enough for the job; None where they are."""
-        least = self._rules.min_nodes
-        return f"{self.able} of at least {least} nodes are left" if self.able < least else None
+        able, least = self.able, self._rules.min_nodes
+        return f"{able} of at least {least} nodes are left" if able < least else None
 
     @property
     def has_room(self) -> bool:
@@ -108,11 +108,16 @@ class Membership:
         """The nodes that have ranks from now on; people hear what is new in that."""
         before, self._places = self._places, self.next()
         self._resting.clear()
-        if self._rules.spares and before:
-            former = {seat.name for seat in before}
-            for new, old in zip(self._places, before, strict=False):
-                if new.name not in former:
-                    self._note(f"{new.name} takes the place of {old.name}")
-        elif waiting := [seat.name for seat in self._seats.in_order if seat not in self._places]:
-            self._note(f"waiting as spare{'s' * (len(waiting) > 1)}: {named(waiting)}")
+        if self._rules.spares:
+            self._tell([seat.name for seat in before], [seat.name for seat in self._places])
         return self._places
+
+    def _tell(self, before: list[str], names: list[str]) -> None:
+        """Say who has come for whom, and at the first start who waits."""
+        former, running = set(before), set(names)
+        for new, old in zip(names, before, strict=False):
+            if new not in former:
+                self._note(f"{new} takes the place of {old}")
+        waiting = [seat.name for seat in self._seats.in_order if seat.name not in running]
+        if waiting and not before:
+            self._note(f"waiting as spare{'s' * (len(waiting) > 1)}: {named(waiting)}")

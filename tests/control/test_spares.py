@@ -203,3 +203,17 @@ def test_every_node_must_fit_in_any_place():
     )
     other = Job(min_nodes=2, max_nodes=3, spares=1).refusal(job.hello(1, nnodes="2"))
     assert other.message == "--nnodes differs: node 0 (n0) has 2 --spares 1, node 1 (n1) has 2"
+
+
+def test_no_node_is_compared_with_all_the_others(monkeypatch):
+    """Which took 6 s at 4,000 nodes, before any rank started."""
+    from ddplaunch.control.seat import Seat
+
+    def compare(one, other):
+        raise AssertionError("two seats are compared")
+
+    monkeypatch.setattr(Seat, "__eq__", compare)
+    for spares in (0, 1):
+        job = Job(min_nodes=3, max_nodes=3 + spares, spares=spares)
+        job.join(*range(1, 3 + spares))
+        assert started(job) == [0, 1, 2]
