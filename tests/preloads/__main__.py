@@ -1,0 +1,114 @@
+"""``python -m tests.preloads NAME…``: audit installed distributions, with the interpreter that has them."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from ddplaunch.rank import repairs
+from tests.preloads import harmless, late, words
+from tests.preloads.audit import Audit, Finding
+from tests.preloads.disturbances import DISTURBANCES
+from tests.preloads.installed import Installed, normalised
+from tests.preloads.known import FILE, Known, entry
+from tests.preloads.runs import Failed, Runs
+
+REPAIRED: frozenset[str] = getattr(repairs, "GENERATORS", frozenset())
+
+
+def main() -> int:
+    """Do what was asked for; 1 if any of it is refused."""
+    parser = argparse.ArgumentParser(prog="python -m tests.preloads", description=__doc__)
+    parser.add_argument("names", metavar="NAME", nargs="*", help="a distribution")
+    parser.add_argument("--write", action="store_true", help="put what was found into the table")
+    parser.add_argument("--together", action="store_true", help="audit all in the same interpreters: quick")
+    parser.add_argument(
+        "--harmless", action="store_true", help="audit for the list of those that change nothing in others"
+    )
+    parser.add_argument("--words", action="store_true", help="print which words lead to the modules of a lazy package")
+    parser.add_argument(
+        "--late", nargs=argparse.REMAINDER, metavar="PROGRAM", help="print what a program imports later"
+    )
+    parser.add_argument("--table", type=Path, default=FILE, help="another table")
+    parser.add_argument("--explain", default="", metavar="MODULE.NAME", help="show in what that differs")
+    parser.add_argument("--reasons", type=int, default=3, metavar="N", help="how many of a module's to show")
+    typed = parser.parse_args()
+    known = Known(typed.table)
+    if typed.late:
+        return late.show(typed.late, known)
+    installed = Installed()
+    names = [normalised(each) for each in typed.names]
+    if absent := [each for each in names if each not in installed.versions]:
+        print(f"not installed: {', '.join(absent)}", file=sys.stderr)
+        return 2
+    if typed.words:
+        return words.show(names, known)
+    with tempfile.TemporaryDirectory(prefix="audit-") as scratch:
+        runs = Runs(Path(scratch))
+        runs.explained = typed.explain
+        if typed.explain:
+            return _show_differences(
+                runs, [module for each in names for module in known.modules(each, installed.tops(each))]
+            )
+        if typed.harmless:
+            return harmless.audit(names, installed, runs, known, write=typed.write)
+        groups = [names] if typed.together else [[each] for each in names]
+        refused = [_audit(group, installed, runs, known, typed) for group in groups]
+    return 1 if any(refused) else 0
+
+
+def _audit(names: list[str], installed: Installed, runs: Runs, known: Known, typed: argparse.Namespace) -> bool:
+    """Audit some, print and keep what was found; return whether any is refused."""
+    asked = {name: known.modules(name, installed.tops(name)) for name in names}
+    try:
+        found = Audit(installed, runs, asked, REPAIRED).run()
+    except Failed as error:
+        found = [Finding(name, {modules[0]: [f"does not end: {error}"]}, {}) for name, modules in asked.items()]
+    torch = installed.versions.get("torch", "?")
+    made = {}
+    for each in found:
+        there = known.packages.get(each.name, {})
+        version = installed.versions[each.name]
+        made[each.name] = entry(each, there, installed.tops(each.name), asked[each.name], version, torch)
+        _explain(each, typed.reasons)
+    print(json.dumps(made, indent=2), flush=True)
+    if typed.write:
+        known.packages.update(made)
+        known.write()
+    return any("refused" in each for each in made.values())
+
+
+def _show_differences(runs: Runs, modules: list[str]) -> int:
+    """Print how what ``--explain`` names differs between two plain interpreters, and a fork."""
+    plain = runs.run("plain", modules)
+    others = {
+        "again": runs.run("plain", modules),
+        "fork": runs.run("fork", modules),
+        "disturbed": runs.run("plain", modules, compared=list(plain.dumps[0].modules), disturbances=list(DISTURBANCES)),
+    }
+    for name, other in others.items():
+        print(
+            "\n".join(difflib.unified_diff(plain.dumps[0].trace, other.dumps[0].trace, "plain", name, lineterm="", n=2))
+        )
+    return 0
+
+
+def _explain(found: Finding, most: int) -> None:
+    for module, reasons in found.guilty.items():
+        for reason in reasons[:most]:
+            print(f"{found.name}: {module} {reason}", file=sys.stderr)
+        if len(reasons) > most:
+            print(f"{found.name}: {module} … and {len(reasons) - most} more", file=sys.stderr)
+    if found.guilty and len(found.by_module) > 1:
+        for module, guilty in found.by_module.items():
+            print(f"{found.name}: {module} leads to {', '.join(guilty) or 'none of them'}", file=sys.stderr)
+    for reason in found.bound_by:
+        print(f"{found.name}: bound, as {reason}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Which module is being imported, by which, and who imports whom: noted inside the interpreters of an audit.
+
+Standard library only; run from its path. What is noted goes by names, as modules come and go.
+"""
+
+from __future__ import annotations
+
+import _thread
+import builtins
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FunctionType, ModuleType
+    from typing import Any
+
+_BOOTSTRAP: Any = sys.modules["_frozen_importlib"]
+_EXTERNAL: Any = sys.modules["_frozen_importlib_external"]
+
+
+class ImportStack:
+    """The modules that are being executed, outermost first, and all that was seen of imports so far.
+
+    Attributes:
+        loaded: each module that was executed, in the order of their starts, with the one that was executed then
+            ("" for none) and the statement of the program that led there.
+        edges: which modules each imported while it was executed, loaded before or not.
+        asked: the top-level names that were looked for in ``sys.path``, found or not.
+    """
+
+    def __init__(self) -> None:
+        self.modules: list[str] = []
+        self.loaded: list[tuple[str, str, str]] = []
+        self.edges: dict[str, set[str]] = {}
+        self.asked: set[str] = set()
+        self.statement = ""
+        self._thread = _thread.get_ident()
+
+    def install(self, begins: Callable[[], None], finished: Callable[[str], None]) -> None:
+        """Note every import from here on.
+
+        ``begins`` is called when another module is about to be executed, ``finished`` with the name of one that is
+        done, while it is still on the stack.
+        """
+        load, get, find = (
+            _BOOTSTRAP._load_unlocked,
+            _BOOTSTRAP._gcd_import,
+            _EXTERNAL.PathFinder.__dict__["find_spec"].__func__,
+        )
+        import_ = builtins.__import__
+
+        def loading(spec: Any) -> ModuleType:
+            if _thread.get_ident() != self._thread:
+                return load(spec)  # type: ignore[no-any-return]
+            begins()
+            above = self.modules[-1] if self.modules else ""
+            self.loaded.append((spec.name, above, self.statement))
+            self.edges.setdefault(above, set()).add(spec.name)
+            self.modules.append(spec.name)
+            try:
+                return load(spec)  # type: ignore[no-any-return]
+            finally:
+                finished(spec.name)
+                self.modules.pop()
+
+        def importing(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+            found = import_(name, globals, locals, fromlist, level)
+            if self.modules:
+                self._note(_absolute(name, globals, level), fromlist or ())
+            return found
+
+        def getting(name: str, package: str | None = None, level: int = 0) -> ModuleType:
+            found = get(name, package, level)
+            if self.modules:
+                self._note(found.__name__ if level else name, ())
+            return found  # type: ignore[no-any-return]
+
+        def finding(cls: type, fullname: str, path: Any = None, target: Any = None) -> Any:
+            if path is None:
+                self.asked.add(fullname.partition(".")[0])
+            return find(cls, fullname, path, target)
+
+        _BOOTSTRAP._load_unlocked = _hidden(loading)
+        _BOOTSTRAP._gcd_import = _hidden(getting)
+        _EXTERNAL.PathFinder.find_spec = classmethod(_hidden(finding))
+        builtins.__import__ = _hidden(importing)
+
+    def _note(self, name: str, names: Any) -> None:
+        edges = self.edges.setdefault(self.modules[-1], set())
+        while name:
+            edges.add(name)
+            above, _, _ = name.rpartition(".")
+            for each in names:
+                if (child := f"{name}.{each}") in sys.modules:
+                    edges.add(child)
+            name, names = above, ()
+
+
+def _absolute(name: str, globals: Any, level: int) -> str:
+    if not level:
+        return name
+    package = (globals or {}).get("__package__") or ""
+    base = package.rsplit(".", level - 1)[0] if level > 1 else package
+    return f"{base}.{name}" if name else base
+
+
+def _hidden(function: Any) -> FunctionType:
+    """Have warnings count this function among Python's own, so that they name the same lines as without it."""
+    function.__code__ = function.__code__.replace(co_filename="<frozen importlib._bootstrap>")
+    return function  # type: ignore[no-any-return]

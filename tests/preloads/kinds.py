@@ -1,0 +1,48 @@
+"""Kinds of native objects that hold nothing in which processes could differ, or that a fork could share to its harm.
+
+Standard library only; loaded inside the interpreters of an audit. Each was looked at; whatever is in neither of these
+nor in readers.py is opaque, and guilty.
+"""
+
+from __future__ import annotations
+
+HARMLESS: frozenset[str] = frozenset(
+    {
+        # Python's own: tables of functions, made once, that nobody writes to.
+        "_abc._abc_data",
+        "_thread._localdummy",
+        "unicodedata.UCD",
+        "random.SystemRandom",
+        # Names of temporary files: begins anew where it finds itself in another process.
+        "tempfile._RandomNameSequence",
+        # Random bytes with which processes of one program know each other: forks of one process share them.
+        "multiprocessing.process.AuthenticationString",
+        "multiprocess.process.AuthenticationString",
+        # A library and its functions, at addresses.
+        "_ctypes.CType_Type",
+        "_ctypes.CField",
+        "_cffi_backend.FFI",
+        "_cffi_backend.Lib",
+        "_cffi_backend.CType",
+        "_cffi_backend.__FFIGlobSupport",
+        # Functions of Fortran and of scipy's dispatch, which tables of native code name.
+        "builtins.fortran",
+        "uarray._Function",
+        # Takes pyarrow's types out of its registry at the end.
+        "pyarrow.lib._ExtensionRegistryNanny",
+        # Numpy's functions, and its wrappers of them.
+        "numpy._ArrayFunctionDispatcher",
+        "numpy._core._multiarray_umath._ArrayFunctionDispatcher",
+    }
+)
+"""By full name."""
+
+PATTERNS = (
+    # Functions that Cython, pybind11 and nanobind have made, and their kinds of properties.
+    r"_cython_[\w.]+\.\w*cython_function_or_method",
+    r"[\w.]*\bcython_function_or_method|[\w.]*\bfused_cython_function",
+    r"pybind11_builtins\.\w+|nanobind\.nb_\w+",
+    # Markers of kinds: enumerations of native code are values.
+    r"torch\._C\._?\w*(Type|Kind|Mode|Op|Key|Tag)s?",
+)
+"""By patterns of full names."""

@@ -1,0 +1,85 @@
+"""The table as the audit writes it: ``ddplaunch/preload/known.json``."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+from tests.preloads.audit import Finding
+from tests.preloads.runs import HOME
+
+FILE = HOME / "ddplaunch" / "preload" / "known.json"
+
+Entry = dict[str, Any]
+
+NAMED = {"minds torch's settings": "torch's settings", "minds logging": "logging", "logs at import": "logging"}
+"""What a program cannot change without a word for it in its source (``ddplaunch.preload.admission``)."""
+
+
+class Known:
+    def __init__(self, file: Path = FILE) -> None:
+        self._file = file
+        self.packages: dict[str, Entry] = {}
+        self.harmless: dict[str, Entry] = {}
+        if file.exists():
+            found = json.loads(file.read_text(encoding="utf-8"))
+            self.packages, self.harmless = found["packages"], found["harmless"]
+
+    def modules(self, name: str, tops: list[str]) -> list[str]:
+        """What of a distribution is to be audited: what its entry lists, or all at the top."""
+        return list(self.packages.get(name, {}).get("modules", {})) or tops
+
+    def write(self) -> None:
+        """Replace the file: a line for each entry's field, sorted by name."""
+        tables = []
+        for name, table in (("packages", self.packages), ("harmless", self.harmless)):
+            entries = [f"{json.dumps(key)}: {_entry(table[key])}" for key in sorted(table)]
+            tables.append(f"{json.dumps(name)}: {{\n" + ",\n".join(entries) + "\n}")
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text("{" + ",\n".join(tables) + "}\n", encoding="utf-8")
+        fresh.replace(self._file)
+
+
+def _entry(entry: Entry) -> str:
+    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in entry.items()) + "}"
+
+
+def entry(finding: Finding, known: Entry, tops: list[str], modules: list[str], version: str, torch: str) -> Entry:
+    """The entry of what was found; what is written by hand is taken from the one that is ``known``."""
+    made: Entry = {"top": tops, "versions": _versions(known, version)}
+    if finding.guilty:
+        module, reasons = next(iter(finding.guilty.items()))
+        reason = reasons[0]
+        made["refused"] = reason if module.partition(".")[0] in tops else f"imports {module}, which {reason}"
+    else:
+        listed = known.get("modules", {})
+        made["modules"] = {each: listed.get(each, []) for each in modules}
+        minds = {next((each for each in NAMED if f" {each}" in reason), reason) for reason in finding.bound_by}
+        made["order"] = "free" if minds <= set(NAMED) else "bound"
+        if made["order"] == "free":
+            made["minds"] = sorted({NAMED[each] for each in minds})
+        else:
+            made["bound_by"] = next(each for each in finding.bound_by if each in minds)
+        made |= {
+            "variables": list(finding.variables),
+            "sets": list(finding.sets),
+            "loads": list(finding.loads),
+            "generators": list(finding.generators),
+        }
+    made |= {key: known[key] for key in ("companions", "settings") if key in known}
+    if finding.guilty and "modules" in known:
+        made["modules"] = known["modules"]
+    return {key: value for key, value in made.items() if value or key == "order"} | _when(torch)
+
+
+def _versions(known: Entry, version: str) -> list[str]:
+    """The version that was audited, and those of other major versions that were before."""
+    others = [each for each in known.get("versions", ()) if each.partition(".")[0] != version.partition(".")[0]]
+    return [*others, version]
+
+
+def _when(torch: str) -> Entry:
+    return {"on": datetime.date.today().isoformat(), "with": f"Python {platform.python_version()}, torch {torch}"}

@@ -1,0 +1,292 @@
+"""Small packages for the audit to judge, each a module of a few lines that does one thing, and what is said of it."""
+
+from __future__ import annotations
+
+TORCH = """
+float32, float64 = "float32", "float64"
+_default = [float32]
+def set_default_dtype(kind): _default[0] = kind
+def get_default_dtype(): return _default[0]
+def set_default_device(device): pass
+def set_grad_enabled(enabled): pass
+def set_float32_matmul_precision(precision): pass
+class Generator:
+    __module__ = "torch._C"
+"""
+"""Stands for torch."""
+
+NUMPY = """
+class Generator:
+    __module__ = "numpy.random._generator"
+class RandomState:
+    __module__ = "numpy.random.mtrand"
+"""
+"""Stands for what numpy has of generators, as the module numbers."""
+
+_KEEPS = {
+    # What bears the pid of the process, or the time: each in another kind of container.
+    "in_itself": "X = os.getpid()",
+    "in_time": "X = [time.time()]",
+    "in_bytes": "X = os.urandom(8)",
+    "in_default": "class X:\n  def f(self, a=uuid.uuid4().hex): pass",
+    "in_deque": "X = collections.deque([os.getpid()])",
+    "in_count": "X = itertools.count(os.getpid())",
+    "in_cycle": "X = itertools.cycle([os.getpid()])",
+    "in_chain": "X = itertools.chain([1], [os.getpid()])",
+    "in_cache": "@functools.lru_cache\ndef X(): return os.getpid()\nX()",
+    "in_unbounded_cache": "@functools.cache\ndef X(a): return os.getpid()\nX(1)",
+    "in_local": "X = threading.local()\nX.pid = [os.getpid()]",
+    "in_context": "X = contextvars.ContextVar('X')\nX.set(os.getpid())",
+    "in_context_default": "X = contextvars.ContextVar('X', default=os.getpid())",
+    "in_generator": "def f():\n  a = os.getpid()\n  yield a\n  yield a\nX = f()\nnext(X)",
+    "in_unstarted_generator": "X = (a for a in [os.getpid()])",
+    "in_iterator": "X = iter([os.getpid()])",
+    "in_dict_iterator": "X = iter({os.getpid(): 1})",
+    "in_map": "X = map(str, [os.getpid()])",
+    "in_zip": "X = zip([os.getpid()], 'a')",
+    "in_slots": "class A:\n  __slots__ = ('a',)\nX = A()\nX.a = os.getpid()",
+    "in_private_slots": "class A:\n  __slots__ = ('__a',)\n  def __init__(self): self.__a = os.getpid()\nX = A()",
+    "in_array": "X = array.array('q', [os.getpid()])",
+    "in_text": "X = io.StringIO(str(os.getpid()))",
+    "in_file": "X = io.BytesIO(b'%d' % os.getpid())",
+    "in_queue": "X = queue.SimpleQueue()\nX.put(os.getpid())",
+    "in_old_queue": "X = queue.Queue()\nX.put(os.getpid())",
+    "in_slice": "X = slice(os.getpid())",
+    "in_range": "X = range(os.getpid())",
+    "in_memory": "X = memoryview(b'%d' % os.getpid())",
+    "in_depths": "X = {1: {2: {3: {4: {5: {6: [{7: [os.getpid()]}]}}}}}}",
+    "in_length": "X = [0] * 6000 + [os.getpid()]",
+    "in_address_range": "X = time.monotonic_ns() + (1 << 44)",
+    "in_text_as_address": "X = f'<object at 0x{time.monotonic_ns() + (1 << 44):x}>'",
+    "in_dead_address": "X = id(object()), id([1])",
+    "in_partial": "X = functools.partial(print, os.getpid())",
+    "in_method": "X = [os.getpid()].append",
+    "in_closure": "def f(a):\n  return lambda: a\nX = f(os.getpid())",
+    "in_code": "exec(f'def X(): return {os.getpid()}')",
+    "in_other_globals": "S = {'os': os}\nexec('A = os.getpid()\\ndef X(): return A', S)\nX = S.pop('X')\ndel S",
+    "in_pattern": "X = re.compile(str(os.getpid()))",
+    "in_match": "X = re.match('.*', str(os.getpid()))",
+    "in_error": "X = ValueError(os.getpid())",
+    "in_traceback": "def f():\n  a = os.getpid()\n  1 / 0\ntry:\n  f()\nexcept Exception as e:\n  X = e",
+    "in_weak_value": "class Z: pass\nZ.a = Z()\nZ.a.b = os.getpid()\nX = weakref.ref(Z.a)",
+    "in_weak_dict": "class A: pass\nK = A()\nX = weakref.WeakKeyDictionary({K: os.getpid()})",
+    "in_proxy": "X = types.MappingProxyType({1: os.getpid()})",
+    "in_namespace": "X = types.SimpleNamespace(a=os.getpid())",
+    "in_decimal": "X = decimal.Decimal(os.getpid())",
+    "in_fraction": "X = fractions.Fraction(os.getpid(), 7)",
+    "in_date": "X = datetime.datetime.now()",
+    "in_uuid": "X = uuid.uuid4()",
+    "in_path": "X = pathlib.Path(str(os.getpid()))",
+    "in_hash": "X = hashlib.sha256(str(os.getpid()).encode())",
+    "in_struct": "X = struct.Struct(f'{os.getpid()}s')",
+    "in_property": "class X:\n  a = property(functools.partial(print, os.getpid()))",
+    "in_subclass": "class A(list): pass\nX = A()\nX.a = os.getpid()",
+    "in_string_subclass": "class A(str): pass\nX = A()\nX.a = os.getpid()",
+    "in_enumeration": "class X(enum.Enum):\n  A = os.getpid()",
+    "in_named_tuple": "X = collections.namedtuple('N', 'a')(os.getpid())",
+    "in_circle": "X = [os.getpid()]\nX.append(X)",
+    "in_chain_of_objects": "X = None\nfor n in range(6000): X = [X, os.getpid()] if n == 3000 else [X]",
+    "in_lock_state": "class A:\n  def __init__(self): self.lock, self.at = threading.Lock(), time.time()\nX = A()",
+    "in_ctypes": "X = ctypes.c_long(os.getpid())",
+    "in_false_alias": "def X(): return None\nX.__module__, X.__qualname__ = 'os', 'getcwd'\nX.a = os.getpid()",
+}
+
+_PREAMBLE = (
+    "import array, collections, contextvars, ctypes, datetime, decimal, enum, fractions, functools, hashlib, io\n"
+    "import itertools, os, pathlib, queue, re, struct, sys, threading, time, types, uuid, weakref\n"
+)
+
+KEEPS: dict[str, str] = {name: _PREAMBLE + text for name, text in _KEEPS.items()}
+"""What keeps something else in each process, as X."""
+
+GENERATORS: dict[str, str] = {
+    "draws": "import random\nX = random.Random()",
+    "draws_seeded": "import random\nX = random.Random(0)",
+    "draws_in_list": "import random\nX = [[{'a': (random.Random(),)}]]",
+    "draws_in_class": "import random\nclass X:\n  rng = random.Random()",
+    "draws_in_default": "import random\ndef X(rng=random.Random()): pass",
+    "draws_in_method": "import random\nX = random.Random().random",
+    "draws_in_closure": "import random\ndef f(r):\n  return lambda: r.random()\nX = f(random.Random())",
+    "draws_in_subclass": "import random\nclass A(random.Random): pass\nX = A()",
+    "draws_in_slots": "import random\nclass A:\n  __slots__ = 'r'\nX = A()\nX.r = random.Random()",
+    "draws_in_partial": "import functools, random\nX = functools.partial(random.Random().choice, [1])",
+    "draws_in_circle": "import random\nX = [random.Random()]\nX.append(X)",
+    "draws_numpy": "import numbers_of_numpy\nX = numbers_of_numpy.Generator()",
+    "draws_numpy_state": "import numbers_of_numpy\nX = numbers_of_numpy.RandomState()",
+    "draws_torch": "import torch\nX = torch.Generator()",
+}
+"""What keeps a random generator, as X."""
+
+_WHOLE = "reads the whole environment"
+DOES: dict[str, tuple[str, str]] = {
+    # Asks which rank it is.
+    "gets_rank": ("import os\nos.environ.get('RANK')", "reads RANK"),
+    "getenv_rank": ("import os\nos.getenv('LOCAL_RANK')", "reads LOCAL_RANK"),
+    "getenvb_rank": ("import os\nos.getenvb(b'RANK')", "reads RANK"),
+    "has_rank": ("import os\n'SLURM_PROCID' in os.environ", "reads SLURM_PROCID"),
+    "dict_rank": ("import os\nint(dict(os.environ).get('RANK', -1)) == 0", _WHOLE),
+    "copy_rank": ("import os\nos.environ.copy().get('RANK')", _WHOLE),
+    "star_rank": ("import os\n{**os.environ}.get('RANK')", _WHOLE),
+    "items_rank": ("import os\n[value for name, value in os.environ.items() if name == 'RANK']", _WHOLE),
+    "keys_rank": ("import os\n'RANK' in list(os.environ.keys())", _WHOLE),
+    "or_rank": ("import os\n(os.environ | {}).get('RANK')", _WHOLE),
+    "ror_rank": ("import os\n({} | os.environ).get('RANK')", _WHOLE),
+    "list_rank": ("import os\n'RANK' in [*os.environ]", _WHOLE),
+    "shown_rank": ("import os\n'RANK' in repr(os.environ)", _WHOLE),
+    "bytes_rank": ("import os\ndict(os.environb)", _WHOLE),
+    "data_rank": ("import os\nos.environ._data.get(b'RANK')", "reads os.environ._data"),
+    "posix_rank": ("import posix\nposix.environ.get(b'RANK')", "reads posix.environ"),
+    "native_rank": ("import ctypes\nctypes.CDLL(None).getenv(b'RANK')", "reads RANK in native code"),
+    # Sets variables.
+    "native_set": (
+        "import ctypes\nctypes.CDLL(None).setenv(b'NATIVE_SET', b'1', 1)",
+        "sets NATIVE_SET in native code",
+    ),
+    "changes_path": ("import os\nos.environ['PATH'] += ':/nowhere'", "changes the variable PATH"),
+    "sets_threads": ("import os\nos.environ['OMP_STACKSIZE'] = '1m'", "sets the variable OMP_STACKSIZE"),
+    # At the end of the process, and at a fork.
+    "at_exit": ("import atexit\ndef f(): pass\natexit.register(f)", "registers at_exit.f to run at exit"),
+    "at_exit_decorated": (
+        "import atexit\n@atexit.register\ndef f(): pass",
+        "registers at_exit_decorated.f to run at exit",
+    ),
+    "finalizes": (
+        "import weakref\nclass A: pass\nX = A()\nweakref.finalize(X, print)",
+        "registers builtins.print to run at exit",
+    ),
+    "at_exit_of_threads": (
+        "import threading\ndef f(): pass\nthreading._register_atexit(f)",
+        "registers at_exit_of_threads.f to run at exit",
+    ),
+    "at_fork": (
+        "import os\ndef f(): pass\nos.register_at_fork(after_in_child=f)",
+        "registers at_fork.f to run at a fork",
+    ),
+    # Around the program.
+    "asks_argv": ("import sys\nX = '--debug' in sys.argv", "reads sys.argv"),
+    "joins_argv": ("import sys\nX = '--debug' in ' '.join(sys.argv)", "reads sys.argv"),
+    "asks_original_argv": ("import sys\nX = sys.orig_argv[1:]", "reads sys.orig_argv"),
+    "asks_main": ("import sys\nX = hasattr(sys.modules['__main__'], 'DEBUG')", "reads __main__.DEBUG"),
+    "imports_main": ("import __main__\nX = bool(vars(__main__))", "reads __main__.__dict__"),
+    "asks_frame": (
+        "import sys\nf = sys._getframe()\nwhile f.f_back: f = f.f_back\nX = f.f_code.co_filename\ndel f",
+        "has another asks_frame.X in a fork that is rank 0",
+    ),
+    "asks_for_plugins": (
+        "import os, sys\nX = os.listdir(sys.path[0])",
+        "lists the program's folder",
+    ),
+    "asks_beside": (
+        "import os, sys\nX = os.path.exists(os.path.join(sys.path[0], 'plugin.cfg'))",
+        "looks for plugin.cfg in the program's folder",
+    ),
+    "lists_here": ("import os\nX = os.listdir()", "lists the working folder"),
+    "scans_here": ("import os\nX = [each.name for each in os.scandir('.')]", "lists the working folder"),
+    "minds_terminal": ("import sys\nX = sys.stdout.isatty()", "minds a terminal (minds_terminal.X)"),
+    # In the process.
+    "sets_alarm": ("import signal\nsignal.alarm(100_000)", "sets an alarm"),
+    "sets_timer": ("import signal\nsignal.setitimer(signal.ITIMER_PROF, 100_000)", "sets an alarm"),
+    "temporary": ("import tempfile\nD = tempfile.mkdtemp()\nimport os\nos.rmdir(D)", "makes a temporary folder"),
+    "writes": ("import os\nopen(os.path.join(os.path.dirname(__file__), 'log'), 'w').close()", "writes {site}/log"),
+    "thread": ("import threading as t\nt.Thread(target=t.Event().wait, daemon=True).start()", "starts a thread"),
+    "connects": (
+        "import socket\ns = socket.socket(2, 2)\ns.connect(('127.0.0.1', 9))\ns.close()",
+        "opens a connection",
+    ),
+    "starts": ("import subprocess, sys\nsubprocess.run([sys.executable, '-c', ''])", "starts python"),
+    "forks": ("import os\np = os.fork()\nif p == 0: os._exit(0)\nos.waitpid(p, 0)", "forks"),
+    "handles": ("import signal\nsignal.signal(signal.SIGUSR1, print)", "handles a signal"),
+    "excepts": ("import sys\nsys.excepthook = lambda *a: None", "changes sys.excepthook"),
+    "path": ("import sys\nsys.path.insert(-1, '/nowhere')", "changes sys.path"),
+    "loud": ("print('hello')", "prints"),
+    "mask": ("import os\nos.umask(0o77)", "changes the umask"),
+    "lock": ("import multiprocessing as m\nL = m.Lock()", "makes a lock that forks share"),
+    "opens": ("import os\nF = os.open('/dev/null', os.O_RDONLY)", "leaves /dev/null open"),
+    "logs_root": ("import logging\nlogging.root.addHandler(logging.NullHandler())", "sets up logging"),
+    "mapped": ("import mmap\nM = mmap.mmap(-1, 4096)", "makes memory that forks share"),
+    "finder": (
+        "import sys\nsys.meta_path.insert(0, type('F', (), {'find_spec': lambda *a: None})())",
+        "changes sys.meta_path",
+    ),
+    "builtin": ("import builtins\nbuiltins.profile = lambda f: f", "changes builtins"),
+    "precise": ("import decimal\ndecimal.DefaultContext.prec = 9", "changes decimal's context"),
+    "opaque": (
+        "import sqlite3\nX = sqlite3.connect(':memory:')",
+        "keeps sqlite3.Connection in opaque.X, which nobody can read",
+    ),
+    "fails": ("import absent_module", "cannot be imported: ModuleNotFoundError: No module named 'absent_module'"),
+    "through": ("import helper_of_rank\nhelper_of_rank.look()", "reads RANK"),
+}
+"""What does something that is seen as it happens, and what is said of it."""
+
+BOUND: dict[str, tuple[str, str]] = {
+    "as_decimal": ("import decimal\nX = decimal.Decimal(1) / 7", "minds decimal's context (as_decimal.X)"),
+    "as_locale": ("import locale\nX = locale.setlocale(locale.LC_ALL)", "minds the locale (as_locale.X)"),
+    "as_folder": ("import os\nX = os.path.basename(os.getcwd())", "minds the working folder (as_folder.X)"),
+    "as_path": ("import sys\nX = sys.path[-1]", "minds sys.path (as_path.X)"),
+    "as_filters": ("import warnings\nX = len(warnings.filters)", "minds warning filters (as_filters.X)"),
+    "as_seed": ("import random\nX = random.random() < 2", "moves Python's random state"),
+    "filters": ("import warnings\nwarnings.simplefilter('ignore', BytesWarning)", "changes the warning filters"),
+    "beside": ("import os\nX = os.path.exists('settings.ini')", "looks for settings.ini in the working folder"),
+}
+"""What may be imported before all else that a program does, and why not later."""
+
+MINDS: dict[str, tuple[str, str]] = {
+    "as_default": ("import torch\nX = torch.get_default_dtype()", "torch's settings"),
+    "as_logging": ("import logging\nX = logging.root.level", "logging"),
+    "logs": ("import logging\nlogging.getLogger(__name__).info('here')", "logging"),
+}
+"""What minds lines before it that a program cannot hide, and what these change."""
+
+CLEAN: dict[str, str] = {
+    "plain": "import os\nX = [1, {'a': (2.5, 'x')}]\nclass A:\n  y = 1",
+    "many_numbers": "N = list(range(1 << 12)), {n: -n for n in range(1 << 12)}",
+    "library": "from ctypes.util import find_library\nL = find_library('c')",
+    "asks_platform": "import platform\nP = platform.processor()",
+    "last_finder": "import sys\nsys.meta_path.append(type('F', (), {'find_spec': lambda *a: None})())",
+    "in_order": "S = list({'a', 'b', 'c'})\nF = list({len, print, sum, dict, int, str})\nK = object()\nR = repr(K)",
+    "lazy": "def __getattr__(name):\n  if name != 'f': raise AttributeError\n  import lazy_part\n  return lazy_part.f",
+    "lazy_part": "def f(): pass",
+    "optional": "try:\n  import absent_thing\nexcept ImportError:\n  pass",
+    "ends_thread": "import threading\nt = threading.Thread(target=int)\nt.start()\nt.join()\ndel t",
+    "keeps_none": "def f(a=None, *, b=None): pass\nexec('def g(): pass', N := {})",
+    "logger": "import logging\nL = logging.getLogger(__name__)\nL.addHandler(logging.NullHandler())",
+    "locks": "import threading\nL, R, C = threading.Lock(), threading.RLock(), threading.Condition()",
+    "containers": (
+        "import collections, functools, itertools, queue, re, threading, weakref\n"
+        "A = collections.deque([1]), collections.OrderedDict(a=1), collections.defaultdict(list)\n"
+        "B = itertools.count(), iter([1]), functools.partial(print), re.compile('a'), queue.Queue()\n"
+        "class W: pass\nC = W()\nD = weakref.WeakSet([C]), weakref.ref(C), {id(C): 1}\n"
+        "@functools.lru_cache\ndef E(n): return [n]\nE(1)"
+    ),
+    "classes": (
+        "import abc, dataclasses, enum, typing\nT = typing.TypeVar('T')\n"
+        "class A(abc.ABC, typing.Generic[T]):\n  @property\n  @abc.abstractmethod\n  def a(self): ...\n"
+        "@dataclasses.dataclass\nclass B:\n  a: int = 1\nclass C(enum.Enum):\n  D = B()\n"
+    ),
+    "circle": "class A: pass\nX = [A() for n in range(500)]\nfor a in X: a.all = X",
+    "secret": "import random\nX = random.SystemRandom()",
+    "names_generator": "from random import choice, randint, random",
+    "reads_home": "import os\nH = os.environ.get('FAKE_HOME')\nV = os.getenv('FAKE_MODE')",
+    "sets_own": "import os\nos.environ.setdefault('MINE', '1')",
+    "of_fork": "from plain import X\nimport logger",
+}
+"""What may be imported wherever its import stands."""
+
+PARTS: dict[str, dict[str, str]] = {
+    "helper_of_rank": {"helper_of_rank.py": "import os\ndef look(): return os.getenv('RANK')"},
+    "numbers_of_numpy": {"numbers_of_numpy.py": NUMPY},
+    "importer": {"importer.py": "import pack.bad"},
+    "pack": {"pack/__init__.py": "", "pack/good.py": "", "pack/bad.py": "import os\nos.getenv('RANK')"},
+    "torchmetrics": {
+        "torchmetrics/__init__.py": "from torchmetrics.utilities.prints import rank_zero_only",
+        "torchmetrics/utilities/__init__.py": "",
+        "torchmetrics/utilities/prints.py": (
+            "import os\ndef rank_zero_only(): pass\nrank_zero_only.rank = int(os.environ.get('LOCAL_RANK', 0))"
+        ),
+    },
+    "torchmetrics_kept": {
+        "torchmetrics_kept.py": "from torchmetrics.utilities.prints import rank_zero_only as r\nR = r.rank"
+    },
+}
+"""Packages of several files."""

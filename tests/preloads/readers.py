@@ -1,0 +1,326 @@
+"""What objects hold in native code, as parts that state.py reads on: inside the interpreters of an audit.
+
+Standard library only; run from its path. What has neither a reader nor an entry in kinds.py is opaque.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import re
+import sys
+import types
+import warnings
+from _thread import _local
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    Read = Callable[[Any], "Iterable[Any]"]
+
+_DEALLOC = 6 * ctypes.sizeof(ctypes.c_void_p)  # the place of tp_dealloc in a PyTypeObject
+_ABSENT = object()
+
+
+class Found:
+    def __init__(self, parts: Iterable[Any] = (), *, opaque: bool = False) -> None:
+        self.parts, self.opaque = list(parts), opaque
+
+
+class Natives:
+    """Knows which classes have fields in native code, and reads their objects."""
+
+    def __init__(self, harmless: frozenset[str], patterns: Iterable[str]) -> None:
+        """The kinds whose objects hold nothing that processes could differ in (kinds.py)."""
+        self._harmless, self._patterns = harmless, re.compile("|".join(patterns) or "(?!)")
+        self._bases: dict[type, type | None] = {object: None}
+        self._generators: dict[type, bool] = {}
+        self._python = _deallocator(Found)
+
+    def base(self, kind: type) -> type | None:
+        """The first base that is not written in Python; None if its objects have no fields but their attributes."""
+        if kind not in self._bases:
+            found = next((each for each in kind.__mro__ if self.is_native(each)), None)
+            self._bases[kind] = None if found is object else found
+        return self._bases[kind]
+
+    def is_generator(self, kind: type) -> bool:
+        """Whether its objects draw random numbers; SystemRandom's, which have no state, do not."""
+        if kind not in self._generators:
+            names = {f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__}
+            self._generators[kind] = not names.isdisjoint(GENERATORS) and "random.SystemRandom" not in names
+        return self._generators[kind]
+
+    def is_harmless(self, kind: type) -> bool:
+        return f"{kind.__module__}.{kind.__qualname__}" in self._harmless
+
+    def is_native(self, kind: type) -> bool:
+        """Whether a class was made by native code: those of Python all end their objects in one way."""
+        return _deallocator(kind) != self._python
+
+    def read(self, value: Any, kind: type) -> Found:
+        """Read what is in ``value`` because it is a ``kind``."""
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if name in self._harmless or self._patterns.fullmatch(name):
+            return Found()
+        for each in kind.__mro__[:-1]:
+            reader = _READERS.get(f"{each.__module__}.{each.__qualname__}")
+            if reader is None:
+                continue
+            try:
+                return Found(reader(value))
+            except Exception:
+                return Found(opaque=True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = value.__reduce_ex__(4)  # refuses where fields in native code have no words for themselves
+        except Exception:
+            return Found(opaque=True)
+        if isinstance(found, str):
+            return Found([found])
+        return Found([*found[:3], *(list(each) for each in found[3:5] if each is not None)])
+
+
+def _deallocator(kind: type) -> int | None:
+    return ctypes.c_void_p.from_address(id(kind) + _DEALLOC).value
+
+
+GENERATORS = frozenset(
+    {
+        "_random.Random",
+        "numpy.random._generator.Generator",
+        "numpy.random.mtrand.RandomState",
+        "numpy.random.bit_generator.BitGenerator",
+        "numpy.random.bit_generator.SeedSequence",
+        "torch._C.Generator",
+    }
+)
+"""Kinds of random generators."""
+
+
+def _reduced(value: Any) -> list[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = value.__reduce__()
+    return [found] if isinstance(found, str) else [list(each) if hasattr(each, "__next__") else each for each in found]
+
+
+def _cached(value: Any) -> list[Any]:
+    if str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names:
+        return [value.__qualname__]  # whoever fills it
+    held = [each for each in gc.get_referents(value) if not isinstance(each, type)]
+    held = [each for each in held if type(each).__name__ != "_lru_list_elem"]
+    caches = [each for each in held if type(each) is dict]
+    bounded = any("_lru_list_elem" in type(each).__name__ for cache in caches for each in cache.values())
+    shown = [_without_links(each) if type(each) is dict else each for each in held]
+    return [bounded, value.cache_info()[2:], {n: each for n, each in enumerate(shown) if type(each) is not object}]
+
+
+def _without_links(cache: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: None if type(each).__name__ == "_lru_list_elem" else each for key, each in cache.items()}
+
+
+def _variable(value: Any) -> list[Any]:
+    return [value.name, value.get(None), [each for each in gc.get_referents(value) if type(each) is not type]]
+
+
+def _frame(frame: Any) -> list[Any]:
+    if frame is None:
+        return []
+    own = frame.f_locals is not frame.f_globals
+    return [frame.f_code, frame.f_lasti, dict(frame.f_locals) if own else None]
+
+
+def _drained(value: Any) -> list[Any]:
+    return [value.get_nowait() for _ in range(value.qsize())]
+
+
+def _lock(value: Any) -> list[Any]:
+    return [value.locked()] if hasattr(value, "locked") else [value._is_owned()]
+
+
+def _file(value: Any) -> list[Any]:
+    name = "closed" if value.closed else value.name
+    return [name] if name in ("<stdin>", "<stdout>", "<stderr>", 0, 1, 2, "closed") else [name, value.mode]
+
+
+def _array(value: Any) -> list[Any]:
+    array: Any = sys.modules["numpy"].ndarray
+    if value.dtype.hasobject:
+        return [str(value.dtype), value.shape, array.tolist(value)]
+    if value.dtype.char in "gG":  # a long double has bytes that nobody sets
+        return [str(value.dtype), str(array.tolist(value))]
+    return [str(value.dtype), value.shape, array.tobytes(value)]
+
+
+def _scalar(value: Any) -> list[Any]:
+    return [str(value.dtype), repr(value) if value.dtype.char in "gG" else value.tobytes()]
+
+
+def _tensor(value: Any) -> list[Any]:
+    torch: Any = sys.modules["torch"]
+    about = [str(value.dtype), tuple(value.shape), str(value.device), value.requires_grad, value.grad]
+    if value.device.type == "meta" or value.is_sparse or value.is_quantized:
+        return [*about, repr(value) if value.device.type != "meta" else ""]
+    return [
+        *about,
+        value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"",
+    ]
+
+
+def _exception(value: Any) -> list[Any]:
+    return [value.args, value.__cause__, value.__context__, value.__traceback__]
+
+
+def _compiled(value: Any) -> list[Any]:
+    """A function that Cython has made."""
+    return [getattr(value, "__module__", ""), value.__qualname__, value.__defaults__, value.__kwdefaults__]
+
+
+def _fields(*names: str) -> Read:
+    return lambda value: [getattr(value, name) for name in names]
+
+
+def _shown(value: Any) -> list[Any]:
+    return [str(value)]
+
+
+def _represented(value: Any) -> list[Any]:
+    return [re.sub(" at 0x[0-9a-f]+", "", repr(value))]
+
+
+def _built_in(value: Any) -> list[Any]:
+    own = value.__self__
+    return [value.__qualname__, own.__name__ if isinstance(own, types.ModuleType) else own]
+
+
+def _of_class(value: Any) -> list[Any]:
+    return [value.__objclass__, value.__name__]
+
+
+def _nothing(value: Any) -> list[Any]:
+    return []
+
+
+def _atom(value: Any) -> list[Any]:
+    kind: Any
+    for kind in (str, bytes, bytearray, int, float, complex):
+        if isinstance(value, kind):
+            return [bytes(value) if kind is bytes else kind.__str__(value)]
+    return []
+
+
+def _weak(value: Any) -> list[Any]:
+    return [value()]
+
+
+_READERS: dict[str, Read] = {
+    **{f"builtins.{name}": _atom for name in ("str", "bytes", "bytearray", "int", "float", "complex")},
+    "builtins.object": _nothing,
+    "builtins.generator": lambda value: [_frame(value.gi_frame), value.gi_yieldfrom],
+    "builtins.coroutine": lambda value: [_frame(value.cr_frame), value.cr_await],
+    "builtins.async_generator": lambda value: [_frame(value.ag_frame), value.ag_await],
+    "builtins.frame": _frame,
+    "builtins.traceback": _fields("tb_lineno", "tb_frame", "tb_next"),
+    "builtins.cell": _fields("cell_contents"),
+    "builtins.slice": _fields("start", "stop", "step"),
+    "builtins.range": _fields("start", "stop", "step"),
+    "builtins.memoryview": lambda value: [value.format, value.shape, value.tobytes()],
+    "builtins.property": _fields("fget", "fset", "fdel"),
+    "builtins.staticmethod": _fields("__func__"),
+    "builtins.classmethod": _fields("__func__"),
+    "builtins.instancemethod": _fields("__func__"),
+    "builtins.method": _fields("__func__", "__self__"),
+    "builtins.super": _fields("__thisclass__", "__self__"),
+    "builtins.builtin_function_or_method": _built_in,
+    "builtins.method-wrapper": _fields("__self__", "__name__"),
+    "builtins.BaseException": _exception,
+    "builtins.PyCapsule": _represented,
+    "builtins.dict_keys": list,
+    "builtins.dict_values": list,
+    "builtins.dict_items": list,
+    **{
+        f"builtins.{name}": _of_class
+        for name in (
+            "getset_descriptor",
+            "member_descriptor",
+            "wrapper_descriptor",
+            "method_descriptor",
+            "classmethod_descriptor",
+        )
+    },
+    "builtins.weakref": _weak,
+    "weakref.ReferenceType": _weak,
+    "builtins.weakproxy": _nothing,
+    "weakref.ProxyType": _nothing,
+    "weakref.CallableProxyType": _nothing,
+    "types.GenericAlias": _fields("__origin__", "__args__"),
+    "types.UnionType": _fields("__args__"),
+    "typing.Union": _fields("__args__"),
+    "typing.TypeVar": _fields("__name__", "__bound__", "__constraints__"),
+    "typing.ParamSpec": _fields("__name__", "__bound__"),
+    "typing.TypeVarTuple": _fields("__name__"),
+    "typing.TypeAliasType": _fields("__name__"),
+    "types.SimpleNamespace": lambda value: [vars(value)],
+    "collections.deque": lambda value: [list(value), value.maxlen],
+    "_collections._tuplegetter": _reduced,
+    "functools._lru_cache_wrapper": _cached,
+    "functools.partial": _fields("func", "args", "keywords"),
+    "functools.KeyWrapper": _fields("obj"),
+    "_thread._local": lambda value: [_local.__getattribute__(value, "__dict__")],
+    "_thread.lock": _lock,
+    "_thread.LockType": _lock,
+    "_thread.RLock": _lock,
+    "_contextvars.ContextVar": _variable,
+    "_contextvars.Context": lambda value: [dict(value.items())],
+    "array.array": lambda value: [value.typecode, value.tobytes()],
+    "_io.StringIO": lambda value: [value.closed] if value.closed else [value.getvalue(), value.tell()],
+    "_io.BytesIO": lambda value: [value.closed] if value.closed else [value.getvalue(), value.tell()],
+    "_io.TextIOWrapper": _file,
+    "_io.BufferedReader": _file,
+    "_io.BufferedWriter": _file,
+    "_io.BufferedRandom": _file,
+    "_io.FileIO": _file,
+    "_queue.SimpleQueue": _drained,
+    "_struct.Struct": _fields("format", "size"),
+    "_json.Scanner": lambda value: list(gc.get_referents(value)),
+    "_json.Encoder": lambda value: list(gc.get_referents(value)),
+    "_json.make_scanner": lambda value: list(gc.get_referents(value)),
+    "_json.make_encoder": lambda value: list(gc.get_referents(value)),
+    "_csv.Dialect": _fields("delimiter", "quotechar", "escapechar", "lineterminator", "quoting"),
+    "_elementtree.Element": lambda value: [value.tag, dict(value.attrib), value.text, value.tail, list(value)],
+    "_hashlib.HASH": lambda value: [value.name, value.hexdigest()],
+    "_ssl._SSLContext": _fields("protocol", "options", "verify_mode", "check_hostname"),
+    "_ctypes._SimpleCData": _fields("value"),
+    "_ctypes.Structure": lambda value: [bytes(value)],
+    "_ctypes.Union": lambda value: [bytes(value)],
+    "_ctypes.Array": lambda value: [bytes(value)],
+    "_ctypes.CFuncPtr": lambda value: [value.argtypes, value.restype],
+    "_pickle.Pickler": _nothing,
+    "re.Pattern": _fields("pattern", "flags"),
+    "_regex.Pattern": _fields("pattern", "flags"),
+    "re.Match": _fields("re", "string", "pos", "endpos", "regs"),
+    "datetime.datetime": _represented,
+    "datetime.date": _represented,
+    "datetime.time": _represented,
+    "datetime.timedelta": _represented,
+    "datetime.timezone": _represented,
+    "decimal.Decimal": _represented,
+    "decimal.Context": _represented,
+    "zoneinfo.ZoneInfo": _fields("key"),
+    "_cython_function": _compiled,
+    "numpy.ndarray": _array,
+    "numpy.generic": _scalar,
+    "numpy.dtype": _shown,
+    "numpy.ufunc": _fields("__name__"),
+    "torch._C.TensorBase": _tensor,
+    "torch._C._TensorBase": _tensor,
+    "torch.dtype": _shown,
+    "torch.device": _shown,
+    "torch.layout": _shown,
+    "torch.memory_format": _shown,
+}
+"""By the kind's full name."""

@@ -1,0 +1,153 @@
+"""Starts the interpreters of an audit, and has what each of them saw."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.preloads.account import Account
+
+HOME = Path(__file__).resolve().parent.parent.parent
+_PATIENCE = 900.0  # seconds that one may take
+_STACK = 1 << 28  # bytes: what refers to itself is read by functions that call themselves
+
+_STUB = """import sys
+sys.path.pop(0)
+HOME = {home!r}
+exec(compile(open({probe!r}).read(), {probe!r}, "exec"), {{"__name__": "probe", "HOME": HOME, "sys": sys}})
+"""
+
+
+class Failed(Exception):
+    """An interpreter did not get to its end; the message has what it printed last."""
+
+
+def rank(number: int) -> dict[str, str]:
+    """What a rank of two nodes with eight each has and its zygote has not (``Plan.environment``)."""
+    local = number % 8
+    return {
+        "RANK": str(number),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": "16",
+        "LOCAL_WORLD_SIZE": "8",
+        "GROUP_RANK": str(number // 8),
+        "GROUP_WORLD_SIZE": "2",
+        "NODE_RANK": str(number // 8),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(number),
+        "ROLE_WORLD_SIZE": "16",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29531",
+        "TORCHELASTIC_RUN_ID": "audit",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "DDPLAUNCH_DEVICE": f"cpu:{local}",
+    }
+
+
+RANKS = (0, 1, 11)
+
+
+class Runs:
+    def __init__(self, scratch: Path, python: str = sys.executable) -> None:
+        self._scratch, self._python = scratch, python
+        self.explained = ""  # a module and a name in it, of which each interpreter is to tell everything
+        self._numbers = itertools.count(1)
+        for name in ("first", "work", "extra", "extra/lib"):
+            (scratch / name).mkdir()
+        home = scratch / "home"  # a copy, so that all interpreters of an audit run the same
+        for name in ("tests/preloads", "ddplaunch/rank"):
+            shutil.copytree(HOME / name, home / name, ignore=shutil.ignore_patterns("__pycache__", "test_*"))
+        self._asked = scratch / "asked.so"
+        source = Path(__file__).parent / "asked.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self._asked, source, "-ldl"], check=True)
+        for name in ("zygote", "train", "other"):
+            text = _STUB.format(home=str(home), probe=str(home / "tests" / "preloads" / "probe.py"))
+            (scratch / "first" / f"{name}.py").write_text(text)
+        _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+        resource.setrlimit(resource.RLIMIT_STACK, (_STACK if hard < 0 else min(_STACK, hard), hard))
+
+    def run(
+        self,
+        kind: str,
+        modules: Sequence[str],
+        *,
+        first: Sequence[str] = ("torch",),
+        last: Sequence[str] = (),
+        compared: Sequence[str] | None = None,
+        ranks: Sequence[int] = (0,),
+        disturbances: Sequence[str] = (),
+        variables: dict[str, str] | None = None,
+        terminal: bool = False,
+    ) -> Account:
+        """Have one interpreter import modules; Failed if it ends otherwise than it should."""
+        number = next(self._numbers)
+        request, answer = (str(self._scratch / f"{number}.{name}") for name in ("request", "answer"))
+        asked = {
+            "kind": kind,
+            "first": list(first),
+            "modules": list(modules),
+            "last": list(last),
+            "compared": None if compared is None else list(compared),
+            "ranks": [rank(each) for each in ranks],
+            "disturbances": list(disturbances),
+            "variables": variables or {},
+            "explained": self.explained,
+            "folder": str(self._scratch / "first"),
+            "extra": str(self._scratch / "extra"),
+            "parent": os.getpid(),
+        }
+        Path(request).write_text(json.dumps(asked))
+        stub = (
+            self._scratch / "first" / (("zygote" if kind == "fork" else "other" if disturbances else "train") + ".py")
+        )
+        ours = {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONSTARTUP", "LD_PRELOAD", *rank(0)}
+        environ = {name: value for name, value in os.environ.items() if name not in ours}
+        environ |= {"PYTHONHASHSEED": "1", "LD_PRELOAD": str(self._asked)}
+        options: dict[str, Any] = {"cwd": self._scratch / "work", "env": environ}
+        said = self._scratch / f"{number}.output"
+        with said.open("wb") as output:
+            command = [self._python, str(stub), request, answer]
+            if terminal:
+                code = _on_terminal(command, output.fileno(), **options)
+            else:
+                streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+                code = subprocess.run(command, **streams, **options, check=False, timeout=_PATIENCE).returncode
+        if code != 0:
+            shown = said.read_text(errors="replace")[-1500:].strip()
+            raise Failed(f"{kind}: {_ended(code)}\n{shown}".strip())
+        try:
+            return Account.of(json.loads(Path(answer).read_text()))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Failed(f"{kind}: no answer ({type(error).__name__}: {error})") from error
+
+
+def _ended(code: int) -> str:
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _on_terminal(command: list[str], output: int, **options: Any) -> int:
+    """Run a command on a terminal of its own, whose output goes to a file."""
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, **options)
+    os.close(theirs)
+    while True:
+        try:
+            said = os.read(ours, 1 << 16)
+        except OSError:  # nobody has the other end open
+            break
+        if not said:
+            break
+        os.write(output, said)
+    os.close(ours)
+    return process.wait(_PATIENCE)
