@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
+import signal
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,8 +13,7 @@ from contextlib import suppress
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits
 from ddplaunch.agent.zygote_process import PROGRAM, Starting, WarmZygote, start
-from ddplaunch.rank import processes
-from ddplaunch.rank.channel import MAX_DESCRIPTORS
+from ddplaunch.rank import channel, processes
 from ddplaunch.warm import asking, place
 from ddplaunch.warm.fingerprint import fingerprint, short
 
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from ddplaunch.rank.messages import Config, Order
 
 _ROOM = 4096  # bytes for the command line of any rank to come
-_MAX_HANDED_ON = MAX_DESCRIPTORS - 3
 
 
 class WarmRuns:
@@ -54,10 +55,13 @@ class WarmRuns:
             if (there := place.connect(path)) is not None:
                 with there:
                     asking.send(there, order, theirs, its)
-                theirs.close()
                 its.close()
-                found = self._answered(ours, line)
+                if asking.hand_over(ours, theirs, line, order["descriptors"]):
+                    found = WarmZygote(line, None)
+                else:
+                    self.cold = _why(line)
             elif first:
+                channel.send(ours, {"op": "given"}, order["descriptors"])  # kept by none who could outlive us
                 found = WarmZygote(line, self._start(path, config, order, environment, theirs, its))
             else:
                 self.cold = "the warm zygote has gone"
@@ -80,18 +84,13 @@ class WarmRuns:
             self.cold = f"what --preload names is not kept: {','.join(config['asked'])}"
         elif not hasattr(os, "pidfd_open") or not hasattr(os, "memfd_create"):
             self.cold = "this Python or this system has no pidfds"
-        elif len(asking.handed_on()) > _MAX_HANDED_ON:
+        elif len(inherited := asking.handed_on()) > channel.MAX_DESCRIPTORS:
             self.cold = "ranks inherit too many descriptors"
+        elif inherited[-1] + len(inherited) + 1 >= _open_files():
+            self.cold = f"ranks inherit descriptor {inherited[-1]}, too close to the limit of open files (ulimit -n)"
         else:
             return False
         return True
-
-    def _answered(self, ours: socket.socket, line: socket.socket) -> WarmZygote | None:
-        if asking.is_heard(ours):
-            return WarmZygote(line, None)
-        said = asking.receive(line, 0)
-        self.cold = said["reason"] if said and said["op"] == "declined" else "the warm zygote was busy"
-        return None
 
     def _start(
         self,
@@ -115,11 +114,13 @@ class WarmRuns:
             fds.append(leader := os.pidfd_open(_leader()))
             fds.append(nothing := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             fds += [printed := os.memfd_create("stdout"), complaints := os.memfd_create("stderr")]
+            reserved = order["descriptors"][3:]
             kept: Config = {
                 **config,
                 "warm": {
                     "listening": listening.fileno(),
                     "path": path,
+                    "reserved": reserved,
                     "leader": leader,
                     "seconds": self._seconds,
                 },
@@ -128,8 +129,8 @@ class WarmRuns:
                 os.set_inheritable(fd, True)
             middle = os.fork()
             if middle == 0:
-                for fd in order["descriptors"][3:]:
-                    os.set_inheritable(fd, False)
+                for fd in reserved:
+                    os.dup2(nothing, fd)
                 _hand_on(kept, end, environment, (nothing, printed, complaints))
             os.waitpid(middle, 0)
             pid, pidfds, _, _ = socket.recv_fds(ours, 16, 1)
@@ -138,12 +139,23 @@ class WarmRuns:
             ours.close()
             with suppress(OSError):
                 os.unlink(path)
+            place.tidy()
             raise
         finally:
             listening.close()
             end.close()
             for fd in fds:
                 os.close(fd)
+
+
+def _why(line: socket.socket) -> str:
+    said = asking.receive(line, 0)
+    return str(said["reason"]) if said and said["op"] == "declined" else "the warm zygote was busy"
+
+
+def _open_files() -> int:
+    with limits.as_found():
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _leader() -> int:
@@ -169,9 +181,18 @@ def _leader() -> int:
 
 
 def _hand_on(config: Config, end: socket.socket, environment: Mapping[str, str], streams: Sequence[int]) -> NoReturn:
-    """In a fork that nobody knows of afterwards: start a warm zygote, and tell its parent's parent which it is."""
+    """In a fork that nobody knows of afterwards: start a warm zygote, and tell its parent's parent which it is.
+
+    The kernel kills it, stopped or not, when that one's end of ``end`` closes.
+    """
     try:
         pid = start(config, end, environment, _ROOM, streams)
-        socket.send_fds(end, [str(pid).encode()], [os.pidfd_open(pid)])
+        fcntl.fcntl(end, fcntl.F_SETOWN, pid)
+        fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
+        try:
+            socket.send_fds(end, [str(pid).encode()], [os.pidfd_open(pid)])
+        except OSError:  # it has gone already
+            os.kill(pid, signal.SIGKILL)
     finally:
         os._exit(0)

@@ -144,6 +144,7 @@ class Starting:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         with suppress(OSError):
             os.unlink(self._path)
+            os.rmdir(os.path.dirname(self._path))  # unless there are others
 
     def close(self) -> None:
         self._tie.close()

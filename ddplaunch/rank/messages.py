@@ -17,8 +17,17 @@ class Place(TypedDict):
 
     listening: int  # where launchers ask it for runs
     path: str  # of that socket
+    reserved: list[int]  # what stands open at numbers that the first run's descriptors are to have
     leader: int  # a pidfd of the session's leader, with whom it ends
     seconds: float  # for which it stays when no run needs it
+
+
+class Allowed(TypedDict):
+    """What the import of known packages leaves in a process: ``preload.admission.Allowed``."""
+
+    tops: list[str]
+    sets: list[str]
+    generators: list[str]
 
 
 class Config(TypedDict):
@@ -29,8 +38,11 @@ class Config(TypedDict):
     modules: list[str]
     asked: list[str]
     fallback: list[str]  # to import instead where ``modules`` cannot be forked with; empty for nothing
+    allowed: Allowed  # what these leave in the process, with a fallback
+    reads: list[str]  # variables that they read
     settings: dict[str, str]  # variables while it imports
     first: str
+    folders: list[str]  # of the program's own, which it puts before those of installed packages
     remove: list[str]
     shielded: list[int]
     failed: str | None  # why it has started over with its fallback
@@ -79,7 +91,6 @@ class Python(_Rank):
     error_file: str | None  # where an exception is recorded
     trace_file: str | None  # where the rank tells of its last collectives
     trace_after: float  # seconds since its first process group
-    imports_file: str | None  # where a fork tells what it has imported
     line_buffered: bool  # whether each line comes at once
     title: str  # what ps shows
 
@@ -157,9 +168,21 @@ class Order(TypedDict):
 
 
 class Run(TypedDict):
-    """Fork a zygote; with the order, its control socket, one to tell the end by, and ``descriptors``."""
+    """Fork a zygote; with the order, its control socket, and one to tell the end by."""
 
     op: Literal["run"]
+
+
+class Take(TypedDict):
+    """A run's zygote is there, as the pidfd that comes along, and waits on its control socket for ``Given``."""
+
+    op: Literal["take"]
+
+
+class Given(TypedDict):
+    """The launcher's ``descriptors`` come along."""
+
+    op: Literal["given"]
 
 
 class Look(TypedDict):
@@ -201,5 +224,5 @@ class Ended(TypedDict):
 
 ToZygote = Spawn | Sweep | Remove
 FromZygote = Ready | Refused | Spawned | Unborn | Exited | Swept
-ToWarm = Run | Look | StopKeeping
-FromWarm = Looked | Declined | Ended
+ToWarm = Run | Look | StopKeeping | Given
+FromWarm = Looked | Declined | Ended | Take

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 _SYSTEM = (
     *("/etc/ld.so.cache", "/etc/ld.so.preload", "/etc/localtime", "/usr/lib/locale/locale-archive"),
     *("/usr/lib/locale", "/etc/timezone"),
+    *("/etc/ssl/openssl.cnf", "/etc/ssl/certs", "/etc/ssl/certs/ca-certificates.crt"),
 )
+_SETTINGS = (
+    *("matplotlibrc", "$MATPLOTLIBRC", "$MPLCONFIGDIR", "$XDG_CONFIG_HOME/matplotlib", "~/.config/matplotlib"),
+    *("$FSSPEC_CONFIG_DIR", "~/.config/fsspec", "$HF_HOME/accelerate", "$XDG_CACHE_HOME/huggingface/accelerate"),
+    "~/.cache/huggingface/accelerate",
+)
+"""Of the user's settings, those that known packages read as they are imported; of a folder, the files in it."""
 _TICK = 20_000_000  # nanoseconds by which a file's time may be behind the clock
 
 
@@ -53,6 +60,8 @@ class Origins:
         self._own = [path for path in folders if path not in installed]
         paths = {*_SYSTEM, *_mapped(), *_modules(), *sys.path, sys.executable, os.path.realpath(sys.executable)}
         paths |= {os.path.join(sys.prefix, "pyvenv.cfg"), *_entries(beside, (".py",))}
+        for path in map(os.path.expanduser, map(os.path.expandvars, _SETTINGS)):
+            paths |= {path, *_entries(path, ("",))}
         for path in folders:
             paths.update(_entries(path, (".pth", ".dist-info", ".egg-info", ".egg-link")))
         self._found = {path: _stat(path) for path in paths if path not in self._own}

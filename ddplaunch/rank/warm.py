@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     """What a run's zygote is to serve."""
 
 _PATIENCE = 1.0  # seconds for whoever has connected to say what they want
+_MAX_REQUEST, _MAX_ORDER = 1 << 12, 1 << 26  # bytes
 _SCARCE = 0.1  # of all memory: with less of it available nothing is kept
 _PRESSURE = b"some 150000 2000000\0"  # 0.15 of 2 s lost for want of memory: a trigger that any user may have (psi.rst)
 _ENDING = (signal.SIGTERM, signal.SIGHUP)  # what logging out sends
 _PEER = struct.Struct("iII")  # of SO_PEERCRED: pid, uid, gid
-_F_GETFL, _F_SETFL, _F_SETOWN, _F_DUPFD_CLOEXEC = 3, 4, 8, 1030  # fcntl(2); the module of that name might be the user's
+_F_GETFL, _F_SETFL, _F_DUPFD_CLOEXEC = 3, 4, 1030  # fcntl(2); the module of that name might be the user's
 
 
 def use(sibling: Callable[[str], Any]) -> None:
@@ -52,11 +53,9 @@ class Warm:
         ours = sum(1 << (number - 1) for number in config["shielded"])  # as we ignore them already
         self.inherited["SigIgn"] = f"{int(self.inherited['SigIgn'], 16) & ~ours:016x}"
         self.before = dict(os.environ)
-        self.handlers: dict[int, Any] = {signal.SIGIO: signal.signal(signal.SIGIO, signal.SIG_DFL)}
-        _end_with(first, True)
         self.listening = socket.socket(fileno=place["listening"])
         self.listening.setblocking(False)
-        self.leader = place["leader"]
+        self.leader, self.reserved = place["leader"], place["reserved"]
         for fd in (self.first.fileno(), self.listening.fileno(), self.leader):
             os.set_inheritable(fd, False)
         self.socket_file = _identity(self.path)
@@ -68,7 +67,7 @@ class Warm:
         self.served = 0
         self.began = time.time()
 
-    def serve(self, fit: bool, shadowed: Callable[[str], str | None], left: leftovers.Leftovers) -> Born:
+    def serve(self, fit: bool, shadowed: Callable[..., str | None], left: leftovers.Leftovers) -> Born:
         """Serve runs until the end; return only in forks, each of which is to be a run's zygote.
 
         ``fit``: other runs than the first can use this process too. ``shadowed`` names a file in a run's folder that
@@ -83,7 +82,7 @@ class Warm:
         os.set_blocking(self.woken, False)
         os.set_blocking(self.wake, False)
         signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
-        self.handlers |= {number: signal.signal(number, _nothing) for number in (signal.SIGCHLD, *self.deaf)}
+        self.handlers = {number: signal.signal(number, _nothing) for number in (signal.SIGCHLD, *self.deaf)}
         self.pressure = _watch_pressure()
         self.poll = select.poll()
         self.poll.register(self.woken, select.POLLIN)
@@ -92,10 +91,12 @@ class Warm:
         if self.pressure is not None:
             self.poll.register(self.pressure, select.POLLPRI)
         self.idle_since = time.monotonic()
-        _end_with(self.first, False)
+        _outlive(self.first)
         if not fit or changed or self.printed():
             self.end()
         born = self.hear(self.first)
+        if born is None and not self.served:  # whom it was made for has gone
+            self.end()
         while born is None:
             if not self.guardians and (self.ending or self.seconds_left() <= 0):
                 self.leave()
@@ -141,15 +142,14 @@ class Warm:
         try:
             if _PEER.unpack(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1] != os.geteuid():
                 return None
-            received: Any = channel.receive(asking)
-            request: ToWarm = received[0]
-            fds = received[1]
+            data, fds, _, _ = socket.recv_fds(asking, _MAX_REQUEST, channel.MAX_DESCRIPTORS)  # it comes in one piece
+            request: ToWarm = json.loads(data[channel.HEADER.size :])
             if request["op"] == "run":
                 return self.run(fds)
             if request["op"] == "stop":
                 self.end()
             channel.send(asking, self.look())
-        except (OSError, EOFError, ValueError, KeyError):  # it has gone, or is of another version
+        except Exception:  # it has gone, or makes no sense
             pass
         finally:
             asking.close()
@@ -172,13 +172,14 @@ class Warm:
 
     def run(self, fds: list[int]) -> Born | None:
         """Fork the guardian of a run, from that its zygote, and return in the zygote."""
-        line = socket.socket(fileno=os.dup(fds[2]))
-        with os.fdopen(os.dup(fds[0]), "rb") as body:
-            body.seek(0)
-            order: Order = json.loads(body.read())
+        body, _, telling = fds
+        order: Order = json.loads(os.pread(body, _MAX_ORDER, 0))  # which no pipe or terminal can make us wait for
         first = self.fingerprint is None
         self.fingerprint = self.fingerprint or order["fingerprint"]
         why = self.why_not(order)
+        line = socket.socket(fileno=telling)
+        fds.remove(telling)
+        line.settimeout(_PATIENCE)
         if why and not first:
             channel.send(line, {"op": "declined", "reason": why})
             line.close()
@@ -202,8 +203,8 @@ class Warm:
         """Say why a run cannot be forked from here; where that is not the run's doing, keep nothing any longer."""
         if order["fingerprint"] != self.fingerprint:
             return "another run's warm zygote answered"
-        if shadow := self.shadowed(order["config"]["first"]):
-            return f"{os.path.join(order['config']['first'], shadow)} has the name of a module that is imported already"
+        if shadow := self.shadowed(order["config"]["first"], *order["config"]["folders"]):
+            return f"{shadow} has the name of a module that is imported already"
         try:
             now = {**inheritance.inheritance(), "SigIgn": self.inherited["SigIgn"]}
         except OSError as error:
@@ -245,9 +246,11 @@ class Warm:
             if os.getppid() != guarding:
                 os._exit(1)
             processes.adopt_orphans()
+            self.asking.close()
             for number, handler in self.handlers.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
-            control = self.take(fds, order["descriptors"])
+            control = self.take(socket.socket(fileno=fds.pop()), order["descriptors"])
+            os.close(fds.pop())
             for number, text in self.caught.items():
                 _write(number, text)
             os.environ.clear()
@@ -259,19 +262,22 @@ class Warm:
         except BaseException:
             os._exit(1)
 
-    def take(self, fds: list[int], numbers: list[int]) -> socket.socket:
-        """In a run's zygote: give the launcher's descriptors their ``numbers``; return the control socket."""
+    def take(self, control: socket.socket, numbers: list[int]) -> socket.socket:
+        """In a run's zygote: have the launcher's descriptors at their ``numbers``; return the control socket anew."""
+        if self.served:  # the first launcher's are there: we could not have outlived it
+            channel.send(control, {"op": "take"}, [os.pidfd_open(os.getpid())])
+        fds = [os.dup(control.fileno()), *channel.receive(control)[1]]
+        control.close()
         high = max(numbers) + 1  # out of the way of them all
-        control, *given = (_duplicate(fd, high) for fd in (fds[1], *fds[3:]))
-        self.asking.close()
-        while fds:
-            os.close(fds.pop())
+        moved, *given = (_duplicate(fd, high) for fd in fds)
+        for fd in (*fds, *self.reserved):
+            os.close(fd)
         if any(map(_is_open, numbers[3:])):  # a module that we have imported keeps a file open there
             os._exit(1)
         for fd, number in zip(given, numbers, strict=True):
             os.dup2(fd, number)
             os.close(fd)
-        return socket.socket(fileno=control)
+        return socket.socket(fileno=moved)
 
     def printed(self) -> bool:
         """Whether the imports have printed something, which is to come once, and kept for the first run to show."""
@@ -295,6 +301,10 @@ class Warm:
         self.listening.close()
         if self.socket_file is not None and _identity(self.path) == self.socket_file:
             os.unlink(self.path)
+            try:
+                os.rmdir(os.path.dirname(self.path))
+            except OSError:  # others are there
+                pass
 
     def leave(self) -> NoReturn:
         self.end()
@@ -306,18 +316,12 @@ def _nothing(number: int, frame: object) -> None:
     """Hear a signal, for the pipe that wakes us."""
 
 
-def _end_with(peer: socket.socket, watch: bool) -> None:
-    """Have the kernel end us, by SIGIO, when the other end of ``peer`` closes: nobody listens while modules load."""
+def _outlive(peer: socket.socket) -> None:
+    """Until now the kernel would have killed us when the other end of ``peer`` closed: nobody listens at an import."""
     import ctypes
 
     libc = ctypes.CDLL(None)
-    libc.fcntl(peer.fileno(), _F_SETOWN, os.getpid())
-    flags = libc.fcntl(peer.fileno(), _F_GETFL)
-    libc.fcntl(peer.fileno(), _F_SETFL, flags | os.O_ASYNC if watch else flags & ~os.O_ASYNC)
-    poll = select.poll()
-    poll.register(peer, 0)
-    if watch and poll.poll(0):  # it has gone already
-        os._exit(1)
+    libc.fcntl(peer.fileno(), _F_SETFL, libc.fcntl(peer.fileno(), _F_GETFL) & ~os.O_ASYNC)
 
 
 def _duplicate(fd: int, least: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 from contextlib import suppress
 
@@ -13,15 +14,16 @@ from ddplaunch.rank import channel
 from ddplaunch.warm import place
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from ddplaunch.rank.messages import Looked, Order
 
-PATIENCE = 0.2  # seconds until a run starts without it
+PATIENCE = 0.2  # seconds for each of its two answers, until a run starts without it
 
 
 def send(sock: socket.socket, order: Order, control: socket.socket, line: socket.socket) -> None:
-    """Order a run at ``sock``; our own descriptors go along.
+    """Order a run at ``sock``.
 
     Raises:
         OSError: it cannot be sent, or not at once.
@@ -31,19 +33,45 @@ def send(sock: socket.socket, order: Order, control: socket.socket, line: socket
         with os.fdopen(os.dup(body), "wb") as file:
             file.write(json.dumps(order).encode())
         sock.setblocking(False)
-        channel.send(sock, {"op": "run"}, [body, control.fileno(), line.fileno(), *order["descriptors"]])
+        channel.send(sock, {"op": "run"}, [body, control.fileno(), line.fileno()])
     finally:
         os.close(body)
 
 
-def is_heard(control: socket.socket) -> bool:
-    """Whether a zygote says something on ``control``, our end, within PATIENCE."""
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
+def hand_over(control: socket.socket, theirs: socket.socket, line: socket.socket, descriptors: Sequence[int]) -> bool:
+    """Give our descriptors to the run's zygote that says on ``control`` that it is there, and await its first word.
+
+    Where it has none for us nobody keeps them: it is killed, as it may be stopped, and what it has not taken is taken
+    back at ``theirs``, our copy of its end. No word comes on ``control`` once something does on ``line``.
+
+    Raises:
+        OSError: they cannot be sent.
+    """
+    fds: list[int] = []
     try:
-        return bool(poll.poll(PATIENCE * 1000)) and bool(control.recv(1, socket.MSG_PEEK))
-    except OSError:
+        if not _comes(control, line):
+            return False
+        fds += channel.receive(control)[1]
+        channel.send(control, {"op": "given"}, descriptors)
+        if _comes(control, line):
+            return True
+        for pidfd in fds:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        with suppress(BlockingIOError):
+            theirs.setblocking(False)  # the flags of recv_fds go nowhere
+            fds += socket.recv_fds(theirs, 1, channel.MAX_DESCRIPTORS)[1]
         return False
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _comes(control: socket.socket, line: socket.socket) -> bool:
+    poll = select.poll()
+    for each in (control, line):
+        poll.register(each, select.POLLIN)
+    return control.fileno() in dict(poll.poll(PATIENCE * 1000))
 
 
 def look(*, stop: bool = False) -> list[Looked | str]:
@@ -61,9 +89,8 @@ def look(*, stop: bool = False) -> list[Looked | str]:
             found.append(path)
             continue
         if sock is None:
-            with suppress(OSError):
-                place.claim(path).close()
-                os.unlink(path)
+            with suppress(OSError):  # somebody claims it at this moment
+                place.clear(path)
             continue
         with sock:
             try:
@@ -75,6 +102,7 @@ def look(*, stop: bool = False) -> list[Looked | str]:
                 found.append(answer)
             except (OSError, EOFError, ValueError, AttributeError):
                 found.append(path)
+    place.tidy()
     return found
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _PASSING = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"})
 _PASSING_PREFIXES = ("TERM", "SSH_", "TMUX", "DDPLAUNCH_")
-"""Variables of a terminal or a moment, which no import that is shared reads; each run's ranks get their own."""
+"""Variables of a terminal or a moment: they count only where an import that is shared reads them."""
 
 Fingerprint = Mapping[str, str]
 
@@ -31,10 +31,11 @@ def fingerprint(program: str, config: Config, environ: Mapping[str, str]) -> Fin
         OSError: this process cannot be described.
         KeyError: not on this kind of machine.
     """
+    reads = frozenset(config.get("reads", ()))
     variables = {
         f"variable {name}": value
         for name, value in sorted(environ.items())
-        if name not in _PASSING and not name.startswith(_PASSING_PREFIXES)
+        if name in reads or not (name in _PASSING or name.startswith(_PASSING_PREFIXES))
     }
     interpreter = os.stat(sys.executable)
     return {

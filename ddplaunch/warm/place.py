@@ -6,7 +6,8 @@ import errno
 import fcntl
 import os
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from ddplaunch.sockets import MAX_PATH, folders, is_private, listening, peer_uid
 
@@ -18,11 +19,16 @@ def folder() -> str:
         OSError: there is no place for one that is private.
     """
     for path in folders("ddplaunch-warm"):
-        with suppress(OSError):  # it is there, or cannot be made
-            os.mkdir(path, 0o700)
-        if is_private(path) and len(os.fsencode(path)) + 10 < MAX_PATH:
-            return path
+        with suppress(OSError):
+            _make(path)
+            if len(os.fsencode(path)) + 10 < MAX_PATH:
+                return path
     raise OSError("there is no private folder for its socket")
+
+
+def _make(path: str) -> None:
+    while not is_private(path):
+        os.mkdir(path, 0o700)  # fails where something else is there; it may go again, with the last one in it
 
 
 def connect(path: str) -> socket.socket | None:
@@ -51,18 +57,49 @@ def claim(path: str) -> socket.socket:
     Raises:
         OSError: another launcher does so at this moment (EAGAIN), or it cannot be done.
     """
+    while True:
+        _make(os.path.dirname(path))
+        with suppress(FileNotFoundError), _ours(path) as own:  # else the folder's last one has just removed it
+            return listening(own)
+
+
+def clear(path: str) -> None:
+    """Remove what a killed one has left there, and its folder if that is empty then.
+
+    Raises:
+        OSError: somebody listens there, or is about to.
+    """
+    with _ours(path):
+        pass
+    tidy()
+
+
+@contextmanager
+def _ours(path: str) -> Iterator[str]:
+    """Have nobody listen there, and nobody else begin to; yield its name within the very folder that is locked.
+
+    Another may be where that was, as whoever ends last removes it without asking: then there is no such file.
+    """
     fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        there = connect(path)
+        own = f"/proc/self/fd/{fd}/{os.path.basename(path)}"
+        there = connect(own)
         if there is not None:
             there.close()
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         with suppress(FileNotFoundError):
-            os.unlink(path)
-        return listening(path)
+            os.unlink(own)
+        yield own
     finally:
         os.close(fd)
+
+
+def tidy() -> None:
+    """Remove the folders, where they are empty."""
+    for path in filter(is_private, folders("ddplaunch-warm")):
+        with suppress(OSError):
+            os.rmdir(path)
 
 
 def all_sockets() -> list[str]:

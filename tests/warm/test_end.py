@@ -6,13 +6,16 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from ddplaunch.warm import place
 from tests.conftest import alive, wait_until, write
 from tests.patience import patience
 from tests.warm.conftest import ROOT, SHOWS, WAITS, Done, Shell, gone, printed
+from tests.warm.test_kills import import_slowly
 
 
 def config(shell: Shell, text: str) -> None:
@@ -24,7 +27,7 @@ def test_it_ends_after_its_time(shell: Shell):
     config(shell, '[run]\nwarm = "0.3s"\n')
     done = shell.run()
     gone(done.made)
-    assert list((shell.runtime / "ddplaunch-warm").iterdir()) == []
+    assert not (shell.runtime / "ddplaunch-warm").exists()
 
 
 @pytest.mark.slow
@@ -80,7 +83,51 @@ def test_it_ends_when_told_to(shell: Shell, number):
     done = shell.run()
     os.kill(done.made, number)
     gone(done.made)
-    assert list((shell.runtime / "ddplaunch-warm").iterdir()) == []
+    assert not (shell.runtime / "ddplaunch-warm").exists()
+
+
+@pytest.mark.slow
+def test_its_folder_goes_with_the_last_one(shell: Shell):
+    first, second = shell.run().made, shell.run(before="FOO=1").made
+    os.kill(first, signal.SIGTERM)
+    gone(first)
+    assert shell.kept() == [second]
+    os.kill(second, signal.SIGKILL)
+    gone(second)
+    assert shell.warm().stderr == "nothing is kept\n"
+    assert not (shell.runtime / "ddplaunch-warm").exists()
+
+
+@pytest.mark.slow
+def test_a_first_run_that_is_not_warm_leaves_no_folder(shell: Shell):
+    import_slowly(shell)
+    launcher, _ = shell.begin("exec " + shell.launch("shows.py"))
+    printed(shell.folder / "importing", "\n")
+    os.kill(launcher, signal.SIGTERM)
+    gone(launcher)
+    shell.warm("--stop")
+    assert not (shell.runtime / "ddplaunch-warm").exists()
+
+
+def test_whoever_removes_the_folder_is_in_no_launchers_way(tmp_path, monkeypatch):
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(place, "folders", lambda name: [str(tmp_path / name)])
+    over = threading.Event()
+    remover = threading.Thread(target=lambda: [place.tidy() for _ in iter(over.is_set, True)])
+    remover.start()
+    try:
+        for number in range(2000):
+            path = os.path.join(place.folder(), str(number))
+            with place.claim(path):
+                there = place.connect(path)
+                assert there is not None
+                there.close()
+            place.clear(path)
+    finally:
+        over.set()
+        remover.join()
+    place.tidy()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -7,10 +7,12 @@ import shlex
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ddplaunch
+from ddplaunch.warm.fingerprint import fingerprint
 from tests.conftest import wait_until, write
 from tests.warm.conftest import ROOT, Shell, gone
 
@@ -95,6 +97,31 @@ def test_variables_of_the_terminal_do_not_count_but_arrive(shared: Shell, variab
     assert other.stdout.count(f" {value}\n") == 2
 
 
+def test_a_variable_that_an_import_reads_counts(tmp_path):
+    config: Any = {"modules": ["torch"], "settings": {}, "shielded": [], "reads": ["COLUMNS", "TERM", "HOME"]}
+
+    def told(**variables: str) -> object:
+        return fingerprint("zygote.py", config, {"HOME": "/", **variables})
+
+    usual = told(TERM="xterm", COLUMNS="80", LINES="24")
+    assert told(TERM="xterm", COLUMNS="80", LINES="3", TERM_PROGRAM="x") == usual
+    for name, value in (("TERM", "dumb"), ("COLUMNS", "3")):
+        assert told(**{"TERM": "xterm", "COLUMNS": "80", name: value}) != usual
+    assert told(COLUMNS="80") != usual
+    config["reads"] = []
+    assert told(TERM="xterm") == told(COLUMNS="80")
+
+
+@pytest.mark.slow
+def test_a_descriptor_above_the_limit_of_open_files_starts_cold(shared: Shell):
+    """It can be inherited, but nobody could be given it."""
+    beyond = python("os.dup2(0, 700); import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (600, 4096))")
+    done = shared.run(f"{beyond} {shared.launch('--log-dir', 'beyond', 'shows.py')}")
+    assert done.code == 0, done.stderr
+    reason = "ranks inherit descriptor 700, too close to the limit of open files (ulimit -n)"
+    assert shared.reasons("beyond") == [reason]
+
+
 @pytest.mark.slow
 def test_a_changed_module_ends_it(shell: Shell):
     write(shell.modules, "helper.py", "value = 1\n")
@@ -121,6 +148,18 @@ def test_a_module_that_was_missing_and_is_there_now_ends_it(shell: Shell):
     assert shell.run(shell.launch("tells.py")).made == first.made
     write(shell.modules, "extra.py", "")
     assert shell.run(shell.launch("tells.py")).stdout.count("True") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["matplotlibrc", ".config/fsspec/conf.json"])
+def test_settings_that_an_import_may_have_read_end_it(shell: Shell, name):
+    first = shell.run()
+    file = write(shell.folder, name, "{}")
+    assert shell.run().made != first.made
+    anew = shell.run()
+    assert shell.run().made == anew.made
+    file.write_text("{ }")
+    assert shell.run().made != anew.made
 
 
 @pytest.mark.slow

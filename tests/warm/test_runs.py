@@ -133,6 +133,16 @@ def test_an_import_that_starts_a_thread_is_not_kept(shell: Shell):
 
 
 @pytest.mark.slow
+def test_files_that_an_import_keeps_open_take_no_descriptors_number(shell: Shell):
+    shell.torch_also("kept = [open(os.devnull) for _ in range(30)]\n")
+    write(shell.folder, "shows.py", SHOWS + "print(os.pread(7, 5, 0), flush=True)\n")
+    write(shell.folder, "seven", "seven")
+    runs = [shell.run(after=f"7<seven {more}") for more in ("", "", "8<seven")]
+    assert all(each.stdout.count("b'seven'") == 2 for each in runs), runs
+    assert runs[0].made == runs[1].made != runs[2].made, "its 8 is taken"
+
+
+@pytest.mark.slow
 def test_what_the_import_writes_into_the_environment_arrives(shell: Shell):
     shell.torch_also("os.environ['KMP_X'] = 'set'\nos.environ.pop('GOES', None)\n")
     write(shell.folder, "shows.py", SHOWS + "print(os.environ.get('KMP_X'), os.environ.get('GOES'), flush=True)\n")
