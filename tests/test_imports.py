@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 INSIDE_USER_PROCESSES = {
     "rank.zygote": {
         "rank.channel",
+        "rank.guard",
         "rank.leftovers",
         "rank.messages",
         "rank.preloading",
@@ -62,30 +64,15 @@ INSIDE_USER_PROCESSES = {
     "rank.guardian": {"rank.channel", "rank.processes"},
     "rank.inheritance": set(),
     "rank.origins": set(),
-    "rank.worker": {"target.arguments", "rank.answers", "rank.ending", "rank.imported", "rank.messages", "errors"},
+    "rank.worker": {"target.arguments", "rank.answers", "rank.ending", "rank.messages", "errors"},
     "rank.answers": set(),
     "rank.ending": {"rank.messages"},
-    "rank.imported": set(),
+    "rank.guard": {"rank.messages"},
     "rank.leftovers": set(),
-    "rank.preloading": {"rank.messages"},
+    "rank.preloading": {"rank.guard", "rank.messages"},
     "rank.processes": {"rank.messages"},
     "rank.repairs": set(),
     "rank.channel": {"rank.messages"},
-    "preload.probe": {
-        "preload.excused",
-        "preload.findings",
-        "preload.import_stack",
-        "preload.state",
-        "preload.surroundings",
-        "rank.leftovers",
-        "rank.preloading",
-        "rank.repairs",
-    },
-    "preload.excused": set(),
-    "preload.findings": {"preload.import_stack"},
-    "preload.import_stack": set(),
-    "preload.state": set(),
-    "preload.surroundings": {"preload.findings", "preload.import_stack"},
 }
 """What runs in a rank or its zygote, and what of ours it may use: user code must not trip over anything else.
 ``rank.messages`` are types, which nothing loads.
@@ -121,9 +108,13 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 MODULES = dict(modules())
 
 
-def imports(name: str) -> Iterator[tuple[str, bool]]:
+@cache
+def imports(name: str) -> list[tuple[str, bool]]:
     """What a module imports, wherever the statement stands, and whether that is at its top."""
-    tree = MODULES[name]
+    return list(_imports(name, MODULES[name]))
+
+
+def _imports(name: str, tree: ast.Module) -> Iterator[tuple[str, bool]]:
     top = set(map(id, tree.body))
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -150,44 +141,71 @@ def layer(name: str) -> str:
     return name.partition(".")[0]
 
 
+def tops(found: Iterable[str]) -> set[str]:
+    """The packages outside of ours and of the standard library that names belong to."""
+    return {name.partition(".")[0] for name in found} - sys.stdlib_module_names - {"ddplaunch"}
+
+
+# Each asks one question of all modules, and names every module that answers it wrongly.
+
+
 def test_every_module_has_its_layer():
     assert {layer(name) for name in MODULES} - {"", "__main__", "runtime", "schedulers"} <= set(HEIGHT)
 
 
-@pytest.mark.parametrize("name", sorted(name for name in MODULES if layer(name) in HEIGHT))
-def test_imports_run_downward(name):
-    for imported in own(name) - {""}:
-        above = HEIGHT[layer(imported)] > HEIGHT[layer(name)]
-        beside = layer(imported) != layer(name) and HEIGHT[layer(imported)] == HEIGHT[layer(name)]
-        assert not above, f"{name} imports {imported} from above"
-        assert not beside, f"{name} imports {imported} from beside it"
+def test_imports_run_downward():
+    wrong = []
+    for name in MODULES:
+        if layer(name) in HEIGHT:
+            for imported in own(name) - {""}:
+                above = HEIGHT[layer(imported)] - HEIGHT[layer(name)]
+                if above > 0 or (above == 0 and layer(imported) != layer(name)):
+                    wrong.append(f"{name} imports {imported} from {'above' if above else 'beside'} it")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("name", sorted(INSIDE_USER_PROCESSES))
-def test_what_runs_in_user_processes_stands_alone(name):
-    assert own(name) - {"", "preload", "rank", "target"} <= INSIDE_USER_PROCESSES[name]
-    at_once = {each.partition(".")[0] for each, top in imports(name) if top} - {"ddplaunch"}
-    assert at_once <= sys.stdlib_module_names
+def test_what_runs_in_user_processes_is_known():
+    in_ranks = {name for name in MODULES if layer(name) == "rank"}
+    assert in_ranks - {"rank", "rank.messages"} == set(INSIDE_USER_PROCESSES)
 
 
-@pytest.mark.parametrize("name", sorted(INSIDE_USER_PROCESSES))
-def test_types_are_for_type_checking_alone(name):
-    loaded = [node for node in MODULES[name].body if not isinstance(node, ast.If)]
-    assert "rank.messages" not in "".join(map(ast.unparse, loaded))
+def test_what_runs_in_user_processes_stands_alone():
+    wrong = []
+    for name in MODULES.keys() & INSIDE_USER_PROCESSES:
+        may = INSIDE_USER_PROCESSES[name]
+        wrong += [f"{name} imports {other}" for other in own(name) - {"", "preload", "rank", "target"} - may]
+        wrong += [f"{name} imports {other}" for other in tops(each for each, top in imports(name) if top)]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_third_parties(name):
-    others = {each.partition(".")[0] for each, _ in imports(name)} - sys.stdlib_module_names - {"ddplaunch"}
-    assert others <= THIRD_PARTY.get(layer(name), {"torch"} if name == "runtime" else set())
+def test_types_are_for_type_checking_alone():
+    wrong = []
+    for name in MODULES.keys() & INSIDE_USER_PROCESSES:
+        loaded = [node for node in MODULES[name].body if not isinstance(node, ast.If)]
+        if "rank.messages" in "".join(map(ast.unparse, loaded)):
+            wrong.append(name)
+    assert wrong == []
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_torch_is_never_imported_by_the_launcher(name):
-    found = [each for each, _ in imports(name) if each.partition(".")[0] == "torch"]
-    assert not found or name in ONLY_IN_RANKS
-    statements = [ast.unparse(node) for node in MODULES[name].body]
-    assert not any(each.startswith(("import torch", "from torch")) for each in statements), "not even when imported"
+def test_third_parties():
+    wrong = []
+    for name in MODULES:
+        may = THIRD_PARTY.get(layer(name), {"torch"} if name == "runtime" else set())
+        wrong += [f"{name} imports {other}" for other in tops(each for each, _ in imports(name)) - may]
+    assert wrong == []
+
+
+def test_torch_is_never_imported_by_the_launcher():
+    """Not even by what may import it, when it is imported itself."""
+    wrong = []
+    for name, tree in MODULES.items():
+        if name not in ONLY_IN_RANKS and any(each.partition(".")[0] == "torch" for each, _ in imports(name)):
+            wrong.append(name)
+            continue
+        statements = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        if any(each.startswith(("import torch", "from torch")) for each in statements):
+            wrong.append(f"{name}, at its top")
+    assert wrong == []
 
 
 LOADED = """

@@ -10,7 +10,7 @@ import time
 import torch
 import torch.distributed as dist
 
-LONG = 7.0  # seconds: several times the stall timeout of the tests
+LONG = 6.0  # seconds: three times the stall timeout of the tests
 
 
 def sleep():
