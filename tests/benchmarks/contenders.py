@@ -55,6 +55,7 @@ def python(code: str) -> Words:
 _OTHERS = ("BENCH_", "TORCHELASTIC_", "DDPLAUNCH_", "OMP_", "MKL_", "OPENBLAS_", "GLOO_", "NCCL_", "SLURM_", "PMI")
 _NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"}
 _NAMES |= {"MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "PYTHONPROFILEIMPORTTIME", "PYTHONVERBOSE"}
+_NAMES |= {"HF_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"}  # a job's home is empty
 _NAMES |= {"PYTHONDONTWRITEBYTECODE"}  # what pip installs is compiled; a source tree is after the warm-up
 
 

@@ -63,6 +63,7 @@ class Size:
 
     Attributes:
         all_contenders: whether those that have no target take part beyond the start-up.
+        sequence: runs one after the other, each with what the others have left.
     """
 
     all_contenders: bool = True
@@ -72,9 +73,10 @@ class Size:
     lines: int = 200_000
     preload_ranks: tuple[int, ...] = (2, 4, 8)
     nodes: int = 1000
+    sequence: int = 10
 
 
-QUICK = Size(all_contenders=False, many=2, few=2, idle=1.0, lines=20_000, preload_ranks=(2,))
+QUICK = Size(all_contenders=False, many=2, few=2, idle=1.0, lines=20_000, preload_ranks=(2,), sequence=3)
 
 
 def all_experiments(size: Size) -> list[Experiment]:

@@ -67,7 +67,8 @@ class Job:
     ) -> None:
         """Start ``command`` with ``variables`` on top of a clean environment and its stdout in the file ``output``.
 
-        With a ``folder``, which lasts, it is one of several alike, and what it keeps for the next one may stay.
+        Its home is empty. With a ``folder``, which lasts, it is one of several alike, and what it keeps for the next
+        one may stay.
         """
         self.marks: list[Mark] = []
         self.ended: float | None = None
@@ -93,7 +94,14 @@ class Job:
         self._poll = select.poll()
         self._poll.register(self._report, select.POLLIN)
         self._poll.register(self._woken, select.POLLIN)
-        extra = {"BENCH_REPORT": str(report), "BENCH_RELEASE": str(release), "BENCH_HOLD": "1" if hold else ""}
+        home = folder / "home"
+        home.mkdir(exist_ok=True)
+        extra = {
+            "HOME": str(home),
+            "BENCH_REPORT": str(report),
+            "BENCH_RELEASE": str(release),
+            "BENCH_HOLD": "1" if hold else "",
+        }
         kernel.adopt_orphans(not keeps)
         with open(self._said, "wb") as stderr, open(output or os.devnull, "wb") as stdout:
             self.began = time.monotonic()

@@ -1,18 +1,14 @@
-"""How long a program that imports much takes to start: the first time, the next, and from a zygote kept warm.
+"""How long a program that imports much takes to start, the first time as every time, and from a zygote kept warm.
 
-What a trial has proven is kept in a cache of the benchmark's own, which is filled before the first round, as a user's
-is by a run that lasts long enough.
+Each job begins with an empty home, so that no figure is owed to what another run has left.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import re
 import shutil
-import subprocess
 import tempfile
-import time
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,26 +16,30 @@ from statistics import median
 
 from tests.benchmarks import contenders
 from tests.benchmarks.bars import draw
-from tests.benchmarks.contenders import OURS
-from tests.benchmarks.experiments import IMPORT, PASS, TORCHRUN, Experiment, Row, Size, Values
+from tests.benchmarks.contenders import OURS, Launcher
+from tests.benchmarks.experiments import IMPORT, PASS, TORCHRUN, Experiment, Row, Size, Turn, Values
 from tests.benchmarks.measure import Failed, Job
 from tests.benchmarks.report import Results
 
-PLAIN, FIRST = "plain python, one process", "ddplaunch, only torch preloaded"
-TRAINER = "hf_trainer.py"
-LEARNING = 600.0
-"""Seconds that a trial may take."""
+PLAIN, TORCH_ALONE = "plain python, one process", "ddplaunch --preload torch"
+TRAINER, LIGHTNING = "hf_trainer.py", "lightning_fit.py"
+PAIR = 2
+"""Ranks of the jobs whose results are compared."""
 
 
 def start_experiments(size: Size) -> list[Experiment]:
     """Those that need frameworks are left out where these are not installed."""
     found = [_warm(size), _one_rank()]
     if find_spec("lightning"):
-        found.append(_lightning(size))
+        found += [_lightning(size), _sequence(size)]
     if find_spec("transformers"):
         found += [_trainer(size), _trainer_memory(size), _trainer_warm(size)]
         if shutil.which("strace"):
             found.append(_opened(size))
+        if find_spec("accelerate"):
+            found.append(_compared("accelerate", "accelerate", "accelerate_loop.py"))
+        if find_spec("trl"):
+            found.append(_compared("trl", "trl, peft and datasets", "trl_sft.py"))
     return found
 
 
@@ -47,9 +47,8 @@ def picture(all_results: list[Results]) -> str:
     """The whole command of Hugging Face's Trainer, as each contender starts it."""
     found = {each.experiment.name: each for each in all_results}
     walls = {"ddplaunch --warm, from the second run on": found["warm-trainer"].numbers(OURS, "wall")}
-    names = {OURS: "ddplaunch, once a trial has answered", FIRST: "ddplaunch, the first run"}
     for contender in found["start-trainer"].turns:
-        walls[names.get(contender, contender)] = found["start-trainer"].numbers(contender, "wall")
+        walls[contender] = found["start-trainer"].numbers(contender, "wall")
     return draw({name: median(filter(None, values)) for name, values in walls.items()}, "s", OURS)
 
 
@@ -59,44 +58,6 @@ def _folder(name: str) -> Path:
     path = tempfile.mkdtemp(prefix=f"benchmark-{name}-")
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return Path(path)
-
-
-def _variables() -> dict[str, str]:
-    return {"XDG_CACHE_HOME": str(_folder("cache"))}
-
-
-@cache
-def _learned(ranks: int, program: str) -> None:
-    """Run the program until trials have answered what can be imported once, as a user's runs would."""
-    asked = contenders.ddplaunch("--dry-run", "--json")(ranks, program)
-    environment = {**contenders.environment(), **_variables()}
-
-    def answered() -> bool:
-        plan = json.loads(subprocess.check_output(asked, env=environment, cwd=contenders.PROGRAMS))
-        if plan["preload"]["verdict"] is None:
-            return False
-        verdict = Path(plan["preload"]["verdict"])
-        late = verdict.with_suffix(".late")
-        wanted = set(late.read_text().split()) if late.exists() else set[str]()
-        return wanted <= set(json.loads(verdict.read_text())["tried"])
-
-    for _ in range(3):  # what one run has imported by its end is tried during the next
-        if answered():
-            return
-        with Job(contenders.ddplaunch()(ranks, program), _variables(), hold=True) as job:
-            job.until("held", ranks)
-            over = time.monotonic() + LEARNING
-            while not answered():
-                if time.monotonic() > over:
-                    raise Failed("no verdict on what can be imported once")
-                job.watch(1.0)
-            job.release()
-            job.succeed()
-
-
-def _ours(ranks: int, program: str, *options: str) -> list[str]:
-    _learned(ranks, program)
-    return contenders.ddplaunch(*options)(ranks, program)
 
 
 def _plain(program: str) -> list[str]:
@@ -111,8 +72,8 @@ def _lightning(size: Size) -> Experiment:
     return Experiment(
         "start-lightning",
         {
-            OURS: lambda: _run(_ours(size.few, "lightning_fit.py"), _variables()),
-            TORCHRUN: lambda: _run(contenders.torchrun()(size.few, "lightning_fit.py")),
+            OURS: lambda: _run(contenders.ddplaunch()(size.few, LIGHTNING)),
+            TORCHRUN: lambda: _run(contenders.torchrun()(size.few, LIGHTNING)),
         },
         (
             Row(f"{what}: CPU", "cpu", "CPU-s", TORCHRUN, 0.25),
@@ -127,9 +88,9 @@ def _trainer(size: Size) -> Experiment:
     return Experiment(
         "start-trainer",
         {
-            OURS: lambda: _run(_ours(size.many, TRAINER), _variables()),
+            OURS: lambda: _run(contenders.ddplaunch()(size.many, TRAINER)),
             TORCHRUN: lambda: _run(contenders.torchrun()(size.many, TRAINER)),
-            FIRST: lambda: _run(contenders.ddplaunch("--preload", "torch")(size.many, TRAINER)),
+            TORCH_ALONE: lambda: _run(contenders.ddplaunch("--preload", "torch")(size.many, TRAINER)),
             PLAIN: lambda: _run(_plain(TRAINER)),
         },
         (
@@ -140,9 +101,75 @@ def _trainer(size: Size) -> Experiment:
     )
 
 
+def _sequence(size: Size) -> Experiment:
+    """Runs one after the other, each with what those before have left in its home."""
+
+    def turn() -> Values:
+        command = contenders.ddplaunch()(size.few, LIGHTNING)
+        with tempfile.TemporaryDirectory(prefix="benchmark-sequence-") as home:
+            runs = [_run(command, {"HOME": home}) for _ in range(size.sequence)]
+        found: Values = {}
+        for what in ("cpu", "wall"):
+            numbers = [run[what] for run in runs]
+            found[f"{what}_first"] = numbers[0] / median(numbers[1:])
+            found[f"{what}_spread"] = max(numbers) / min(numbers)
+        return found
+
+    what = f"{size.few} ranks, Lightning's Trainer, {size.sequence} runs from an empty home on"
+    return Experiment(
+        "start-sequence",
+        {OURS: turn},
+        (
+            Row(f"{what}: CPU of the first over the others' median", "cpu_first", ""),
+            Row("the same: CPU, the highest over the lowest", "cpu_spread", ""),
+            Row(f"{what}: command to exit of the first over the others' median", "wall_first", ""),
+            Row("the same: command to exit, the slowest over the quickest", "wall_spread", ""),
+        ),
+        rounds=1,
+    )
+
+
+def _compared(name: str, packages: str, program: str) -> Experiment:
+    """A run fails whose ranks report anything else than those of the first run under torchrun."""
+
+    def reported(command: list[str]) -> tuple[Values, list[bytes]]:
+        with tempfile.TemporaryDirectory(prefix="benchmark-reports-") as folder:
+            path = Path(folder) / "stdout"
+            values = _run(command, {"OMP_NUM_THREADS": "1"}, path)  # sums depend on the number of threads
+            reports = sorted(re.findall(rb'\{"rank".*?\}', path.read_bytes()))
+        if len(reports) != PAIR:
+            raise Failed(f"{len(reports)} of {PAIR} ranks reported")
+        return values, reports
+
+    @cache
+    def expected() -> list[bytes]:
+        return reported(contenders.torchrun()(PAIR, program))[1]
+
+    def same(launcher: Launcher) -> Turn:
+        def turn() -> Values:
+            values, reports = reported(launcher(PAIR, program))
+            for ours, theirs in zip(reports, expected(), strict=True):
+                if ours != theirs:
+                    raise Failed(f"reported {ours.decode()}, under torchrun {theirs.decode()}")
+            return values
+
+        return turn
+
+    what = f"{PAIR} ranks, {packages}, results as under torchrun to the last digit"
+    return Experiment(
+        f"start-{name}",
+        {OURS: same(contenders.ddplaunch()), TORCHRUN: same(contenders.torchrun())},
+        (
+            Row(f"{what}: CPU", "cpu", "CPU-s", TORCHRUN, 0.45),
+            Row(f"{what}: command to exit", "wall", "s", TORCHRUN),
+        ),
+        rounds=3,
+    )
+
+
 def _trainer_memory(size: Size) -> Experiment:
-    def held(command: list[str], variables: dict[str, str]) -> Values:
-        with Job(command, variables, hold=True) as job:
+    def held(command: list[str]) -> Values:
+        with Job(command, hold=True) as job:
             job.until("held", size.many)
             idle = job.memory()
             job.release()
@@ -152,8 +179,8 @@ def _trainer_memory(size: Size) -> Experiment:
     return Experiment(
         "start-trainer-memory",
         {
-            OURS: lambda: held(_ours(size.many, TRAINER), _variables()),
-            TORCHRUN: lambda: held(contenders.torchrun()(size.many, TRAINER), {}),
+            OURS: lambda: held(contenders.ddplaunch()(size.many, TRAINER)),
+            TORCHRUN: lambda: held(contenders.torchrun()(size.many, TRAINER)),
         },
         (Row(f"{size.many} idle ranks of the same: PSS of the whole job", "idle", "MB", TORCHRUN, 0.35),),
         rounds=2,
@@ -165,7 +192,7 @@ def _opened(size: Size) -> Experiment:
 
     def counted(command: list[str]) -> Values:
         log = _folder("strace") / "opens"
-        with Job(["strace", "-f", "-qq", "-e", "trace=openat,open", "-o", str(log), *command], _variables()) as job:
+        with Job(["strace", "-f", "-qq", "-e", "trace=openat,open", "-o", str(log), *command]) as job:
             job.succeed()
         with open(log, "rb") as file:
             return {"opened": sum(1 for line in file if re.search(rb"\) += \d+$|resumed>.*\) += \d+$", line))}
@@ -173,7 +200,7 @@ def _opened(size: Size) -> Experiment:
     return Experiment(
         "start-trainer-files",
         {
-            OURS: lambda: counted(_ours(size.many, TRAINER)),
+            OURS: lambda: counted(contenders.ddplaunch()(size.many, TRAINER)),
             PLAIN: lambda: counted(_plain(TRAINER)),
         },
         (Row(f"files opened by {size.many} ranks of the same, and by one process", "opened", "", PLAIN, 1.3),),
@@ -199,7 +226,7 @@ def _one_rank() -> Experiment:
 def _warm(size: Size) -> Experiment:
     def turn() -> Values:
         command = contenders.ddplaunch("--warm")(size.many, "collective.py")
-        with Job(command, _variables(), folder=_folder("warm")) as job:
+        with Job(command, folder=_folder("warm")) as job:
             job.succeed()
             assert job.ended is not None
             return {"first": min(job.times("user")) - job.began, "wall": job.ended - job.began}
@@ -220,8 +247,8 @@ def _warm(size: Size) -> Experiment:
 
 
 def _trainer_warm(size: Size) -> Experiment:
-    def stepped(command: list[str], folder: Path | None, *variables: dict[str, str]) -> Values:
-        with Job(command, *variables, folder=folder) as job:
+    def stepped(command: list[str], folder: Path | None = None) -> Values:
+        with Job(command, folder=folder) as job:
             job.until("step", size.many)
             job.succeed()
             assert job.ended is not None
@@ -230,8 +257,8 @@ def _trainer_warm(size: Size) -> Experiment:
     return Experiment(
         "warm-trainer",
         {
-            OURS: lambda: stepped(_ours(size.many, TRAINER, "--warm"), _folder("warm"), _variables()),
-            TORCHRUN: lambda: stepped(contenders.torchrun()(size.many, TRAINER), None),
+            OURS: lambda: stepped(contenders.ddplaunch("--warm")(size.many, TRAINER), _folder("warm")),
+            TORCHRUN: lambda: stepped(contenders.torchrun()(size.many, TRAINER)),
         },
         (
             Row(
@@ -243,8 +270,8 @@ def _trainer_warm(size: Size) -> Experiment:
     )  # fmt: skip
 
 
-def _run(command: list[str], variables: dict[str, str] | None = None) -> Values:
-    with Job(command, variables) as job:
+def _run(command: list[str], variables: dict[str, str] | None = None, output: Path | None = None) -> Values:
+    with Job(command, variables, output=output) as job:
         job.succeed()
         assert job.ended is not None
         return {"wall": job.ended - job.began, "cpu": job.cpu}

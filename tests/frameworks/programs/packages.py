@@ -1,8 +1,8 @@
 """Imports what training programs import, and writes down, as JSON, all that a rank can see of it.
 
-    packages.py OUT [WAIT]
+    packages.py OUT
 
-into OUT with the rank behind it; under ``WAIT``, a pattern of paths, only once there is such a file.
+into OUT with the rank behind it.
 """
 
 import os
@@ -13,7 +13,6 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "2"
 
 import atexit
-import glob
 import json
 import locale
 import logging
@@ -21,7 +20,6 @@ import multiprocessing
 import signal
 import tempfile
 import threading
-import time
 import warnings
 
 import accelerate  # noqa: F401
@@ -76,5 +74,3 @@ def seen():
 if __name__ == "__main__":
     with open(sys.argv[1] + os.environ["RANK"], "w", encoding="utf-8") as file:
         json.dump(seen(), file)
-    while sys.argv[2:] and not glob.glob(sys.argv[2]):
-        time.sleep(0.05)
