@@ -60,9 +60,6 @@ class Outfit:
             fds |= ranks.first.descriptors(port, peers=not alone)
         return self._described(ranks, rank)
 
-    def _tells_imports(self, rank: Rank) -> bool:
-        return rank.local_rank == 0 and self.policy.preload.entry is not None
-
     def _described(self, ranks: Ranks, rank: Rank) -> RankJob:
         plan, error_file = ranks.plan, ranks.error_file(rank.rank)
         target = plan.target
@@ -105,7 +102,6 @@ class Outfit:
             "error_file": error_file,
             "trace_file": ranks.trace_file(rank.rank),
             "trace_after": LONG,
-            "imports_file": ranks.imports_file(rank.rank) if self._tells_imports(rank) else None,
             "line_buffered": self.screen.by_lines,
             "title": " ".join(target.argv),
         }

@@ -114,11 +114,6 @@ class FirstRank:
             self._hold = None
 
 
-def imports_file(folder: str, rank: int, attempt: int) -> str:
-    """Where a rank tells what it had imported by its end."""
-    return os.path.join(folder, f"{rank}.{attempt}.imports")
-
-
 class Ranks:
     """All of them, from the order to start to the account of how they ended."""
 
@@ -154,9 +149,6 @@ class Ranks:
     def trace_file(self, rank: int) -> str | None:
         folder = self._folder.path
         return os.path.join(folder, f"{rank}.{self.number}.trace.json") if folder else None
-
-    def imports_file(self, rank: int) -> str | None:
-        return imports_file(self._folder.path, rank, self.number) if self._folder.path else None
 
     def line(self, rank: int) -> int:
         """Return the end of its line that a rank is given. OSError: too many files are open."""

@@ -42,6 +42,7 @@ from ddplaunch.output.screen import Screen
 from ddplaunch.output.streams import Streams
 from ddplaunch.plan.plan import Plan
 from ddplaunch.rank import processes
+from ddplaunch.words import named
 
 if TYPE_CHECKING:
     from ddplaunch.agent.check import CheckOfNode
@@ -83,7 +84,7 @@ class Supervisor:
         if plan.hosts_store or rules.port is None:
             log.open(plan.run_id, plan.node_rank)
         self._tree = Tree(loop, policy, environ, plan.run_id)
-        self._observers = [*observers, *self._trial()]
+        self._observers = [*observers]
         streams = Streams(loop, screen, lambda: self._teardown.drained())
         self._outfit = Outfit(policy, screen, streams, log, store, PreemptionFile(self._tree.temporary))
         self._name_server = NameServer(screen.note) if rules.port is not None else None
@@ -94,15 +95,6 @@ class Supervisor:
         self._outcome: Outcome | None = None
         self.sidecars: Sidecars | None = None  # to be ended when people have been told of the job's end
         self._begin(-1, self._plan)
-
-    def _trial(self) -> list[events.Observer]:
-        """What tries beside the job what could be imported once, where anything could come of it."""
-        choice = self._policy.preload
-        if choice.entry is None:
-            return []
-        from ddplaunch.agent.trial import Trial
-
-        return [Trial(self._loop, choice, choice.entry, self._tree, {**self._tree.environ, **self._plan.shared})]
 
     def _begin(self, attempt: int, plan: Plan) -> None:
         tell, rules = self._link.tell, self._rules
@@ -262,11 +254,12 @@ class Supervisor:
         if self._tree.zygote:
             self._tree.temporary.make(self._tree.zygote.remove)
         choice = self._policy.preload
-        if failed and choice.entry:
-            choice.entry.forget()
-        because, excluded, verdict = choice.account(failed)
+        because, excluded = choice.account(failed)
         modules = (choice.fallback if failed else choice.modules) if forks else ()
-        self._emit(events.Ready(forks, unsafe, seconds, modules, because, excluded, verdict, self._tree.cold))
+        self._emit(events.Ready(forks, unsafe, seconds, modules, because, excluded, self._tree.cold))
+        if failed and forks:
+            avoid = "--preload torch starts at once"
+            self._screen.note(f"only {named(modules)} could be imported for all ranks: {failed}; {avoid}")
         if unsafe:
             self._screen.note(f"ranks start one by one instead of being forked: {unsafe}")
         if self._ranks.phase is Phase.LOADING:

@@ -57,14 +57,12 @@ def _preloaded(choice: Choice) -> Fact:
     """What is imported once for all ranks, and why no more than that."""
     if not choice.forks:
         return Fact("preloaded", "nothing", choice.unsafe or "each rank is a new interpreter")
-    if choice.asked or not (choice.modules and choice.entry):
-        return Fact("preloaded", named(choice.modules) or "nothing", choice.reason or "--preload")
-    source = f"tried; delete {choice.entry.verdict_file} to try anew" if choice.proven else str(choice.reason)
-    return Fact("preloaded", named(choice.modules), source)
+    source = "--preload" if choice.asked or not choice.modules else "imported once for all ranks"
+    return Fact("preloaded", named(choice.modules) or "nothing", source)
 
 
 def _imported_in_each(choice: Choice) -> list[str]:
-    if not choice.proven or not choice.excluded:
+    if not choice.excluded:
         return []
     first = [f"{each.name} ({each.reason})" for each in choice.excluded[:MAX_EXCLUDED]]
     more = [f"and {len(choice.excluded) - MAX_EXCLUDED} more"] if len(choice.excluded) > MAX_EXCLUDED else []

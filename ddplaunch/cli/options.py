@@ -209,7 +209,7 @@ class Options:
     )
     preload: str | None = _option(
         "--preload A,B",
-        "Import these modules before forking; or auto: torch and what is proven safe; torch; none.  [default: auto]",
+        "Import these modules before forking; or auto: torch and what is known; torch; none.  [default: auto]",
     )
     warm: bool | None = _flag(
         "--warm",

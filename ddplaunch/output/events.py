@@ -38,7 +38,6 @@ class Ready:
     modules: tuple[str, ...] = ()  # what it has imported for all ranks
     because: str | None = None  # why nothing else could be
     excluded: tuple[tuple[str, str], ...] = ()  # what each rank imports itself, and why
-    verdict: str | None = None  # the file that says so
     cold: str | None = None  # why it did not come of a warm one, where that was asked for
 
 
@@ -162,7 +161,7 @@ Event = (
 )
 
 RECORDS: Mapping[type, tuple[str, str]] = {
-    Ready: ("ready", "forks unsafe seconds modules because excluded verdict cold"),
+    Ready: ("ready", "forks unsafe seconds modules because excluded cold"),
     Started: ("started", "rank pid attempt"),
     FailedToStart: ("failed_to_start", "rank errno attempt"),
     Finished: ("finished", "rank"),

@@ -1,4 +1,4 @@
-"""What a file of Python source says that matters to whoever imports for it: imports, variables set, doubts, seeds."""
+"""What a file of Python source says that matters to whoever imports for it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from ddplaunch.dataclass import dataclass
 
 
 class Reach(IntEnum):
-    """How certainly a statement runs when its file does."""
+    """How certainly, and when, a statement runs when its file does."""
 
-    MAYBE = 0  # in a function, or under a condition
-    TRIED = 1  # in a ``try``, a ``with`` and the like
-    SURE = 2
+    SELDOM = 0  # in a function, under a condition
+    LATER = 1  # in a function
+    MAYBE = 2  # under a condition
+    TRIED = 3  # in a ``try``, a ``with`` and the like
+    SURE = 4
+
+    def under_condition(self) -> Reach:
+        return Reach.SELDOM if self <= Reach.LATER else Reach.MAYBE
+
+    def within(self, outer: Reach) -> Reach:
+        """Of a statement in a file that is itself read with ``outer``."""
+        return outer.under_condition() if self is Reach.MAYBE else min(self, outer)
 
 
 @dataclass(frozen=True)
@@ -38,19 +47,44 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """The program changes how, or what, it imports: in words, "changes sys.path"."""
-
-    line: int
-    words: str
-
-
-@dataclass(frozen=True)
-class Seeding:
-    """A random generator is given a state."""
+class Effect:
+    """A statement that may do anything: no import, no function, no constant."""
 
     line: int
     reach: Reach
 
 
-Finding = Import | Assignment | Doubt | Seeding
+@dataclass(frozen=True)
+class Patch:
+    """What others have made may be changed.
+
+    Attributes:
+        target: what, by the names that lead there: "os.cpu_count".
+        source: the import that brought it; None where that makes no difference.
+    """
+
+    line: int
+    reach: Reach
+    target: str
+    source: Import | None = None
+
+
+@dataclass(frozen=True)
+class Folder:
+    """``sys.path`` gets another folder."""
+
+    line: int
+    reach: Reach
+    path: str
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """From here on something decides that the source does not show: in words, "calls exec"."""
+
+    line: int
+    reach: Reach
+    words: str
+
+
+Finding = Import | Assignment | Effect | Patch | Folder | Barrier

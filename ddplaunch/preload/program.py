@@ -1,26 +1,43 @@
-"""What a program imports of others, and which variables it sets, read from its source and that of its local modules.
+"""What a program's own files say of its imports and all that matters to them, in the order in which it would run.
 
-Nothing of it runs. The order is that in which running it would meet the statements (``scan`` reads one file).
+Nothing of it runs. ``scan`` reads one file; here those of the program's own are put one into another, as its imports
+lead to them. Its own is what is neither Python's nor installed.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from ddplaunch.dataclass import dataclass, replace
-from ddplaunch.preload.facts import Assignment, Doubt, Import, Reach, Seeding
-from ddplaunch.preload.question import Question, Setting, Statement
-from ddplaunch.preload.scans import Scans
+from ddplaunch.errors import UsageError
+from ddplaunch.files import read_regular
+from ddplaunch.preload.facts import Assignment, Barrier, Effect, Finding, Folder, Import, Patch, Reach
+from ddplaunch.preload.scan import needs_dynamo, scan
 from ddplaunch.target import source
 from ddplaunch.target.target import Target
 
 TORCH = "torch"
-DYNAMO = "torch._dynamo"
 
 _MAX_FILES = 200  # as ``source.local_sources``
+_MAX_PARSED = 512 << 10  # bytes of the program's modules: they take some 100 ms
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """An import of what is not the program's own: ``import module``, or ``from module import names``."""
+
+    where: str  # "train.py:3"
+    reach: Reach
+    module: str
+    names: tuple[str, ...] = ()
+
+    @property
+    def top(self) -> str:
+        return self.module.partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -28,15 +45,15 @@ class Variable:
     """One that the program sets.
 
     Attributes:
-        where: "train.py:3".
         value: None where the source does not show it, or where it is set only sometimes.
         default: only where it is not set already.
         after: certainly after torch was imported, and so too late for what torch read then.
         early: certainly before anything was imported that is not Python's own.
     """
 
-    name: str | None  # None where the source does not show it
     where: str
+    reach: Reach
+    name: str | None  # None where the source does not show it
     value: str | None
     default: bool
     after: bool
@@ -44,142 +61,183 @@ class Variable:
 
 
 @dataclass(frozen=True)
+class Event:
+    """Something else on the way: an effect, a patch, or a barrier."""
+
+    where: str
+    reach: Reach
+    kind: type[Effect] | type[Patch] | type[Barrier]
+    words: str  # of a patch its target
+
+
+Step = Statement | Variable | Event
+
+
+@dataclass(frozen=True)
 class Program:
     """All of it.
 
     Attributes:
-        statements: what it imports of others as its modules are loaded.
-        variables: what it sets, in order.
+        steps: what it does, in order.
+        folders: what it adds to ``sys.path``.
+        words: all words in its files, names and those in strings.
         imports_torch: torch is certainly imported before anything else is done.
-        seeds_first: a random generator is seeded while its modules are loaded, and more is imported afterwards.
         dynamo: it seems to use what imports ``torch._dynamo`` (and sympy with it, a second in every rank).
-        doubt: why nothing but torch may be imported for it: "train.py:3 changes sys.path".
     """
 
-    statements: tuple[Statement, ...] = ()
-    variables: tuple[Variable, ...] = ()
+    steps: tuple[Step, ...] = ()
+    folders: tuple[str, ...] = ()
+    words: frozenset[str] = frozenset()
     imports_torch: bool = False
-    seeds_first: bool = False
     dynamo: bool = False
-    doubt: str | None = None
 
-    def question(self, environ: Collection[str]) -> Question:
-        """What is to be tried for it, where these variables are set already.
+    @property
+    def variables(self) -> list[Variable]:
+        return [each for each in self.steps if isinstance(each, Variable)]
 
-        A setting has a value only if all that is tried would be imported under it.
-        """
-        set_here = [each for each in self.variables if not (each.default and each.name in environ)]
-        names = [each.name for each in set_here]
-        settings = (
-            Setting(each.name, each.value if each.early and names.count(each.name) == 1 else None)
-            for each in set_here
-            if each.name is not None
-        )
-        statements = self.statements
-        if all(each.module.partition(".")[0] != TORCH for each in statements):
-            statements = (Statement(TORCH), *statements)
-        if self.dynamo:
-            statements = (*statements, Statement(DYNAMO))
-        return Question(
-            statements=tuple(dict.fromkeys(statements)),
-            settings=tuple(dict.fromkeys(settings)),
-            sets_unseen=None in names,
-            seeds_first=self.seeds_first,
-        )
+    @property
+    def imports_others(self) -> bool:
+        """Whether it imports anything installed beside torch."""
+        return any(isinstance(each, Statement) and each.top != TORCH for each in self.steps)
+
+    @property
+    def doubt(self) -> str | None:
+        """What makes its imports depend on more than its source: "train.py:3 calls exec"."""
+        events = (each for each in self.steps if isinstance(each, Event) and each.kind is Barrier)
+        return next((f"{each.where} {each.words}" for each in events), None)
 
 
 def read(target: Target) -> Program:
     """Read the source of ``target``; a program whose source is not there says nothing."""
     if target.source is None or target.first is None:
         return Program()
-    return _Reading(target.first, Scans(os.path.abspath(target.source))).program(target)
+    return _Reading(target.first).program(target)
+
+
+Said = tuple[tuple[Finding, ...], bool, frozenset[str]]
+_UNREAD: Said = ((Barrier(1, Reach.SURE, "cannot be read"),), False, frozenset())
 
 
 class _Reading:
-    def __init__(self, first: str, scans: Scans) -> None:
-        self._first, self._scans = first, scans
-        self._seen: set[str] = set()
+    def __init__(self, first: str) -> None:
+        self._first = first
+        self._said: dict[str, Said] = {}
+        self._seen: dict[str, Reach] = {}
+        self._parsed = 0
+        self._roots: dict[str, str] = {}  # the folder in front of each file's package
         self._known: dict[str, tuple[str, ...]] = {}  # files by the name of a module
-        self._statements: list[Statement] = []
-        self._variables: list[Variable] = []
-        self._torch = self._others = self._dynamo = self._seeded = self._seeds_first = False
-        self._doubt: str | None = None
-        self._later: deque[tuple[Import, str, bool]] = deque()  # what is imported perhaps, from where, after torch
+        self._steps: list[Step] = []
+        self._folders: list[str] = []
+        self._torch = self._others = False
 
     def program(self, target: Target) -> Program:
         assert target.source is not None
         for file in self._files(target.module or ""):
             self._read(file, Reach.SURE)
-        self._read(os.path.abspath(target.source), Reach.SURE)
-        imports_torch = self._torch
-        while self._later:
-            found, file, self._torch = self._later.popleft()
-            for each in self._local(found, file):
-                self._read(each, Reach.MAYBE)
-        if not self._scans.complete:
-            self._doubt = "its modules have more source than is read at once"
-            from ddplaunch.preload.scan import needs_dynamo
+        path = os.path.abspath(target.source)
+        self._roots.setdefault(path, self._first)
+        self._read(path, Reach.SURE, is_program=True)
+        words = frozenset[str]().union(*(words for _, _, words in self._said.values()))
+        dynamo = any(needs for _, needs, _ in self._said.values())
+        return Program(tuple(self._steps), tuple(self._folders), words, self._torch, dynamo)
 
-            self._dynamo = any(map(needs_dynamo, source.local_sources(target.source, self._first)))
-        self._scans.keep()
-        statements, variables = tuple(self._statements), tuple(self._variables)
-        return Program(statements, variables, imports_torch, self._seeds_first, self._dynamo, self._doubt)
-
-    def _read(self, file: str, reach: Reach) -> None:
-        if file in self._seen or len(self._seen) >= _MAX_FILES:
+    def _read(self, file: str, reach: Reach, *, is_program: bool = False) -> None:
+        """Go through a file, unless that was done for an import that is as certain."""
+        if self._seen.get(file, -1) >= reach:
             return
-        self._seen.add(file)
-        said, dynamo = self._scans.of(file)
-        self._dynamo = self._dynamo or dynamo
-        for found in said:
-            if isinstance(found, Doubt):
-                self._doubt = self._doubt or f"{self._where(file)}:{found.line} {found.words}"
-            elif isinstance(found, Seeding):
-                self._seeded = self._seeded or min(reach, found.reach) is not Reach.MAYBE
-            elif isinstance(found, Assignment):
-                where = f"{self._where(file)}:{found.line}"
-                self._variables.append(self._variable(found, where, min(reach, found.reach)))
-            else:
-                self._import(replace(found, reach=min(reach, found.reach)), file)
+        self._seen[file] = reach
+        if file not in self._said:
+            self._said[file] = self._scan(file, is_program)
+        for found in self._said[file][0]:
+            where = f"{os.path.relpath(file, self._first)}:{found.line}"
+            self._note(replace(found, reach=found.reach.within(reach)), file, where)
 
-    def _where(self, file: str) -> str:
-        return os.path.relpath(file, self._first)
+    def _scan(self, file: str, is_program: bool) -> Said:
+        try:
+            size = 0 if is_program else os.path.getsize(file)
+            if len(self._said) >= _MAX_FILES or self._parsed + size > _MAX_PARSED:
+                words = "is more source than is read at once"
+                return (Barrier(1, Reach.SURE, words),), False, frozenset()
+            self._parsed += size
+            text = read_regular(file, source.MAX_SOURCE).decode(errors="replace")
+            return scan(source.parse(file), text, file), needs_dynamo(text), frozenset(re.findall(r"[^\W\d]\w*", text))
+        except (OSError, UsageError):  # what imports it shows why
+            return _UNREAD
 
-    def _variable(self, found: Assignment, where: str, reach: Reach) -> Variable:
-        sure = reach is Reach.SURE
-        early = sure and not self._others
-        return Variable(found.name, where, found.value if sure else None, found.default, self._torch, early)
+    def _note(self, found: Finding, file: str, where: str) -> None:
+        if isinstance(found, Import):
+            self._import(found, file, where)
+        elif isinstance(found, Assignment):
+            sure = found.reach is Reach.SURE
+            early, value = sure and not self._others, found.value if sure else None
+            variable = Variable(where, found.reach, found.name, value, found.default, self._torch, early)
+            self._steps.append(variable)
+        elif isinstance(found, Folder):
+            self._folders.append(found.path)
+        elif isinstance(found, Patch):
+            if found.source is None or not (self._is_own(found.source, file) or found.source.module == "ddplaunch"):
+                self._steps.append(Event(where, found.reach, Patch, found.target))
+        else:
+            words = found.words if isinstance(found, Barrier) else ""
+            self._steps.append(Event(where, found.reach, type(found), words))
 
-    def _import(self, found: Import, file: str) -> None:
-        if not found.level and found.module.partition(".")[0] in sys.stdlib_module_names:
+    def _import(self, found: Import, file: str, where: str) -> None:
+        top = found.module.partition(".")[0]
+        if not found.level and (top in sys.stdlib_module_names or top == "ddplaunch"):
             return
-        if found.reach is Reach.MAYBE:
-            self._later.append((found, file, self._torch))
-            return
-        if local := list(self._local(found, file)):
+        own = found.level or top != TORCH or self._root(top) == self._first  # torch is imported first, wherever it is
+        if local := list(self._local(found, file)) if own else []:
             for each in local:
                 self._read(each, found.reach)
-        elif not found.level and found.module.partition(".")[0] != "ddplaunch":
-            self._statements.append(Statement(found.module, tuple(name for name in found.names if name != "*")))
-            self._others = True
-            self._seeds_first = self._seeds_first or self._seeded
-            if found.reach is Reach.SURE and found.module.partition(".")[0] == TORCH:
+        elif not found.level:
+            names = tuple(name for name in found.names if name != "*")
+            self._steps.append(Statement(where, found.reach, found.module, names))
+            if found.reach > Reach.LATER:
+                self._others = True
+            if found.reach is Reach.SURE and top == TORCH:
                 self._torch = True
+
+    def _is_own(self, found: Import, file: str) -> bool:
+        return bool(found.level) or next(self._local(found, file), None) is not None
 
     def _local(self, found: Import, file: str) -> Iterator[str]:
         """The files of the program's own that the statement runs."""
-        base = found.module
+        base, root = found.module, None
         if found.level:
-            package = os.path.relpath(os.path.dirname(file), self._first).split(os.sep)
+            root = self._roots.get(file, self._first)
+            package = os.path.relpath(os.path.dirname(file), root).split(os.sep)
             above = [part for part in package[: len(package) - found.level + 1] if part != "."]
             base = ".".join([*above, *([base] if base else [])])
-        for name in [base, *(f"{base}.{each}" if base else each for each in found.names)]:
-            yield from self._files(name)
+        for name in [base, *(f"{base}.{each}" if base else each for each in found.names if each != "*")]:
+            yield from self._files(name, root)
 
-    def _files(self, name: str) -> tuple[str, ...]:
-        """The files of the program's own that importing ``name`` runs."""
+    def _files(self, name: str, root: str | None = None) -> tuple[str, ...]:
+        """The files of the program's own that importing ``name`` runs; ``root``: the folder where it is, if known."""
         if name not in self._known:
-            top, dot, _ = name.partition(".")
-            absent = dot and not self._files(top) and not os.path.isdir(os.path.join(self._first, top))
-            self._known[name] = () if absent or not name else tuple(source.files_of(name, self._first))
+            top = name.partition(".")[0]
+            root = root or self._root(top)
+            self._known[name] = tuple(source.files_of(name, root)) if root and name else ()
+            for file in self._known[name]:
+                self._roots.setdefault(file, root or self._first)
         return self._known[name]
+
+    def _root(self, top: str) -> str | None:
+        """The folder in which the program's own module of this name stands; None where it has none."""
+        for folder in (self._first, *self._folders):
+            path = os.path.join(folder, top)
+            if os.path.isfile(path + ".py") or os.path.isfile(os.path.join(path, "__init__.py")):
+                return folder
+        found = source.find_module(top, self._first) if top and top not in sys.stdlib_module_names else None
+        if found is None:
+            return None
+        places = list(found.submodule_search_locations or ()) or [found.origin or ""]
+        folder = os.path.dirname(places[0])
+        if found.origin is not None and not os.path.isabs(places[0]):  # built in, or of a finder's own kind
+            return None
+        own = not any(part in _INSTALLED for part in folder.split(os.sep)) and not folder.startswith(_python())
+        return folder if own else None
+
+
+def _python() -> tuple[str, ...]:
+    """Where Python's own modules are."""
+    return (os.path.dirname(os.__file__),)

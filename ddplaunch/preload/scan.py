@@ -1,6 +1,6 @@
-"""What one file of Python source says that matters to whoever imports for it: imports, variables set, doubts.
+"""What one file of Python source says that matters to whoever imports for it, in the order in which it stands there.
 
-Only statements are looked at, in the order in which they stand; what they mean together is for ``program``.
+Only statements are looked at, and calls of a few names; what they mean together is for ``program`` and ``admission``.
 """
 
 from __future__ import annotations
@@ -9,23 +9,28 @@ import _ast as ast
 import re
 from collections.abc import Iterator
 
-from ddplaunch.preload.facts import Assignment, Doubt, Finding, Import, Reach, Seeding
-
-_Setting = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete
+from ddplaunch.preload.facts import Assignment, Barrier, Effect, Finding, Folder, Import, Patch, Reach
+from ddplaunch.preload.paths import Paths
 
 _FATEFUL = re.compile(
-    r"environ|putenv|unsetenv|dotenv|setenv|sys\.|\b(?:path|modules|meta_path)\b|addsitedir|reload|seed|(?:set_?|rng_)state"
+    r"environ|putenv|setenv|dotenv|read_env|delenv|sys\b|\b(?:path|modules|meta_path|patch|mock)\b|addsitedir|reload"
+    r"|exec|eval|import_module|__import__|setattr|delattr|run_path|run_module"
 )
-"""Without one of these words in a file, none of its statements is looked at but imports."""
+"""Without one of these words in a file, none of its expressions is looked at."""
 
 _NEEDS_DYNAMO = re.compile(
     r"DistributedDataParallel|\boptim\b|\bfully_shard\b|FullyShardedDataParallel|torch\.compile|\.compile\("
     r"|\blightning\b|\bpytorch_lightning\b|\baccelerate\b|\btransformers\b|\bTrainer\b|ZeroRedundancyOptimizer"
 )
 
-_PATCHERS = {"gevent": "patches the standard library", "eventlet": "patches the standard library"}
-_PATCHERS["unsloth"] = "must be imported before what it patches"
-_READERS = frozenset({"get", "copy", "items", "keys", "values", "__contains__", "__getitem__"})
+_READERS = frozenset({"get", "copy", "items", "keys", "values", "index", "count", "__contains__", "__getitem__"})
+_OF_IMPORTS = frozenset({"path", "meta_path", "path_hooks", "path_importer_cache", "modules"})
+_CALLS = {
+    "addsitedir": "calls addsitedir",
+    "run_path": "runs another file",
+    "run_module": "runs another module",
+}
+_IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError"})
 
 
 def needs_dynamo(text: str) -> bool:
@@ -33,14 +38,21 @@ def needs_dynamo(text: str) -> bool:
     return bool(_NEEDS_DYNAMO.search(text))
 
 
-def scan(tree: ast.Module, text: str) -> tuple[Finding, ...]:
-    """Return what the file of this syntax tree and text says, in order."""
-    return tuple(_Scanner(bool(_FATEFUL.search(text))).block(tree.body, Reach.SURE))
+def scan(tree: ast.Module, text: str, file: str) -> tuple[Finding, ...]:
+    """Return what the file of this syntax tree, text and path says, in order."""
+    return tuple(_Scanner(bool(_FATEFUL.search(text)), file).file(tree))
 
 
 class _Scanner:
-    def __init__(self, fateful: bool) -> None:
+    def __init__(self, fateful: bool, file: str) -> None:
         self._fateful = fateful
+        self._others: dict[str, tuple[str, Import]] = {}  # what names stand for that others may have made
+        self._paths = Paths(file)
+
+    def file(self, tree: ast.Module) -> Iterator[Finding]:
+        self._name(tree.body)
+        self._paths.learn(tree.body)
+        yield from self.block(tree.body, Reach.SURE)
 
     def block(self, body: list[ast.stmt], reach: Reach) -> Iterator[Finding]:
         for node in body:
@@ -49,32 +61,36 @@ class _Scanner:
     def _statement(self, node: ast.stmt, reach: Reach) -> Iterator[Finding]:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield from self._import(Import(node.lineno, reach, alias.name))
+                yield Import(node.lineno, reach, alias.name)
         elif isinstance(node, ast.ImportFrom):
             names = tuple(alias.name for alias in node.names)
-            yield from self._import(Import(node.lineno, reach, node.module or "", names, node.level))
+            yield Import(node.lineno, reach, node.module or "", names, node.level)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from self.block(node.body, Reach.MAYBE)
+            signature: list[ast.AST] = [node.args, *([node.returns] if node.returns else [])]
+            harmless = not node.decorator_list and not any(map(_calls, signature))
+            yield from self._simple(*node.decorator_list, *signature, reach=reach, line=node.lineno, harmless=harmless)
+            yield from self.block(node.body, Reach.LATER if reach > Reach.SELDOM else reach)
         elif isinstance(node, ast.ClassDef):
+            yield from self._simple(*node.decorator_list, *node.bases, *node.keywords, reach=reach, line=node.lineno)
             yield from self.block(node.body, reach)
         elif isinstance(node, ast.If):
             yield from self._condition(node, reach)
         elif isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
-            tried = min(reach, Reach.TRIED)
-            yield from self.block(node.body, tried)  # type: ignore[attr-defined, unused-ignore]
-            for handler in node.handlers:  # type: ignore[attr-defined, unused-ignore]
-                yield from self.block(handler.body, tried)
-            yield from self.block([*node.orelse, *node.finalbody], tried)  # type: ignore[attr-defined, unused-ignore]
+            yield from self._try(node, min(reach, Reach.TRIED))  # type: ignore[arg-type, unused-ignore]
         elif isinstance(node, ast.With | ast.AsyncWith):
-            yield from self._simple(*(item.context_expr for item in node.items), reach=min(reach, Reach.TRIED))
+            items = [item.context_expr for item in node.items]
+            yield from self._simple(*items, reach=min(reach, Reach.TRIED), line=node.lineno)
             yield from self.block(node.body, min(reach, Reach.TRIED))
         elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
-            yield from self.block([*node.body, *node.orelse], Reach.MAYBE)
+            head = [node.test] if isinstance(node, ast.While) else [node.iter]
+            yield from self._simple(*head, reach=reach, line=node.lineno)
+            yield from self.block([*node.body, *node.orelse], reach.under_condition())
         elif isinstance(node, ast.Match):
+            yield from self._simple(node.subject, reach=reach, line=node.lineno)
             for case in node.cases:
-                yield from self.block(case.body, Reach.MAYBE)
+                yield from self.block(case.body, reach.under_condition())
         else:
-            yield from self._simple(node, reach=reach)
+            yield from self._simple(node, reach=reach, line=node.lineno, harmless=_is_harmless(node))
 
     def _condition(self, node: ast.If, reach: Reach) -> Iterator[Finding]:
         if getattr(node.test, "attr", getattr(node.test, "id", None)) == "TYPE_CHECKING":
@@ -82,39 +98,76 @@ class _Scanner:
         elif _is_main(node.test):
             yield from self.block(node.body, reach)
         else:
-            yield from self._simple(node.test, reach=reach)
-            yield from self.block([*node.body, *node.orelse], Reach.MAYBE)
+            yield from self._simple(node.test, reach=reach, line=node.lineno)
+            yield from self.block([*node.body, *node.orelse], reach.under_condition())
 
-    def _import(self, found: Import) -> Iterator[Finding]:
-        top = found.module.partition(".")[0]
-        if not found.level and top in _PATCHERS:
-            yield Doubt(found.line, f"imports {top}, which {_PATCHERS[top]}")
-        yield found
+    def _try(self, node: ast.Try, reach: Reach) -> Iterator[Finding]:
+        for handler in node.handlers:
+            kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+            if not all(getattr(kind, "id", None) in _IMPORT_ERRORS for kind in kinds):
+                yield Effect(handler.lineno, reach)
+        yield from self.block(node.body, reach)
+        for handler in node.handlers:
+            yield from self.block(handler.body, reach)
+        yield from self.block([*node.orelse, *node.finalbody], reach)
 
-    def _simple(self, *nodes: ast.AST, reach: Reach) -> Iterator[Finding]:
+    def _simple(self, *nodes: ast.AST, reach: Reach, line: int, harmless: bool = False) -> Iterator[Finding]:
         """What statements without a block, and expressions, set and change."""
-        if not self._fateful:
-            return
+        said: list[Finding] = []
         for root in nodes:
-            for node in _walk(root):
-                if isinstance(node, _Setting):
-                    yield from self._assignment(node, reach)
-                elif isinstance(node, ast.Call):
-                    yield from self._call(node, reach)
+            if isinstance(root, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
+                said += self._assignment(root, reach)
+            if self._fateful:
+                for node in _walk(root):
+                    if isinstance(node, ast.Call):
+                        said += self._call(node, reach)
+        # A constant for a variable holds for what is imported before the fork too (Choice.settings).
+        shown = [isinstance(each, Assignment) and each.name is not None and each.value is not None for each in said]
+        if not harmless and not (shown and all(shown)) and reach > Reach.LATER:
+            yield Effect(line, reach)
+        yield from said
 
-    def _assignment(self, node: _Setting, reach: Reach) -> Iterator[Finding]:
+    def _assignment(
+        self, node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete, reach: Reach
+    ) -> Iterator[Finding]:
         value = None if isinstance(node, ast.Delete) else node.value
-        for target in node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]:
+        for target in _targets(node):
             inner = target.value if isinstance(target, ast.Subscript) else target
             if _is_environ(inner):
                 if isinstance(target, ast.Subscript):
                     yield Assignment(node.lineno, reach, _text(target.slice), _text(value))
                 else:  # ``os.environ |= …``
                     yield from _pairs(value, node.lineno, reach)
-            elif (words := _changed(inner)) and not (words == "sys.path" and isinstance(node, ast.AugAssign)):
-                yield Doubt(node.lineno, f"changes {words}")
+            elif (of := _of_imports(inner)) == "sys.path":
+                more = value if inner is target and isinstance(node, ast.AugAssign) else None
+                yield from self._folders(more, node.lineno, reach)
+            elif of:
+                yield Patch(node.lineno, reach, of)
+            elif isinstance(target, ast.Attribute | ast.Subscript):
+                yield from self._patch(target, node.lineno, reach)
         if isinstance(node, ast.Assign | ast.AnnAssign) and value is not None and _is_environ(value):
             yield Assignment(node.lineno, reach, None, None)  # by another name, whatever is done to it
+
+    def _patch(self, target: ast.expr, line: int, reach: Reach) -> Iterator[Finding]:
+        if (found := self._origin(target)) is not None:
+            yield Patch(line, reach, *found)
+
+    def _origin(self, node: ast.AST | None) -> tuple[str, Import | None] | None:
+        """What an expression is, where it is another module's: by its names, and by which import."""
+        if isinstance(node, ast.Name):
+            return self._others.get(node.id)
+        if isinstance(node, ast.Attribute):
+            found = self._origin(node.value)
+            return found and (f"{found[0]}.{node.attr}", found[1])
+        if isinstance(node, ast.Subscript):
+            return self._origin(node.value)
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in ("getattr", "vars", "type"):
+                return self._origin(node.args[0] if node.args else None)
+            if name in ("import_module", "__import__"):
+                return (_text(*node.args[:1]) or "a module", None)
+        return None
 
     def _call(self, node: ast.Call, reach: Reach) -> Iterator[Finding]:
         function, line = node.func, node.lineno
@@ -134,12 +187,60 @@ class _Scanner:
             yield Assignment(line, reach, _text(*node.args[:1]), None)
         elif name in ("load_dotenv", "read_env") or (name != "dict" and any(map(_is_environ, node.args))):
             yield Assignment(line, reach, None, None)
-        elif owner is not None and (words := _changed(owner)) and name not in ("append", "extend", *_READERS):
-            yield Doubt(line, f"changes {words}")
-        elif name in ("addsitedir", "reload"):
-            yield Doubt(line, f"calls {name}")
-        elif "seed" in name or name in ("setstate", "set_state", "set_rng_state"):
-            yield Seeding(line, reach)
+        elif owner is not None and (of := _of_imports(owner)) and name not in _READERS:
+            if of == "sys.path":
+                given = node.args[-1] if node.args and name in ("append", "insert", "extend") else None
+                one = given is not None and name != "extend"
+                yield from self._folders(ast.List([given]) if one and given else given, line, reach)
+            else:
+                yield Patch(line, reach, of)
+        elif name in ("import_module", "__import__"):
+            module = _text(*node.args[:1])
+            if module is None or module.startswith("."):
+                yield Barrier(line, reach, "imports what its source does not show")
+            else:
+                yield Import(line, reach, module)
+        elif name in _CALLS:
+            yield Barrier(line, reach, _CALLS[name])
+        elif owner is None and name in ("exec", "eval"):
+            yield Barrier(line, reach, f"calls {name}")
+        elif name == "reload":
+            yield Patch(line, reach, "what it reloads")
+        elif name in ("setattr", "delattr") and node.args:
+            yield from self._patch(node.args[0], line, reach)
+        elif (origin := self._origin(function)) and re.match(r"(unittest\.)?mock\b.*\.patch\b", origin[0]):
+            yield Patch(line, reach, "what mock.patch names")
+
+    def _folders(self, node: ast.expr | None, line: int, reach: Reach) -> Iterator[Finding]:
+        """Of the list that ``sys.path`` gets; None where it is changed in another way."""
+        elements = node.elts if isinstance(node, ast.List | ast.Tuple) else [None]
+        for each in elements:
+            path = self._paths.value(each)
+            if path is None:
+                words = "changes sys.path" if node is None else "adds to sys.path what its source does not show"
+                yield Barrier(line, reach, words)
+            else:
+                yield Folder(line, reach, path)
+
+    def _name(self, body: list[ast.stmt]) -> None:
+        """Note which names stand for what was imported, wherever that is done, and what is assigned from those."""
+        for node in body:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    source = Import(node.lineno, Reach.SURE, alias.name)
+                    name = alias.name if alias.asname else alias.name.partition(".")[0]
+                    self._others[alias.asname or name] = (name, source)
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    source = Import(node.lineno, Reach.SURE, node.module or "", (alias.name,), node.level)
+                    self._others[alias.asname or alias.name] = (f"{node.module or ''}.{alias.name}".strip("."), source)
+            elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                if isinstance(node.value, ast.Attribute | ast.Name) and (found := self._origin(node.value)):
+                    assert found[1] is not None
+                    self._others[node.targets[0].id] = (found[0], found[1])
+            else:
+                for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+                    self._name([each for each in getattr(node, name, ()) if isinstance(each, ast.AST)])  # type: ignore[misc]
 
 
 def _walk(root: ast.AST) -> Iterator[ast.AST]:
@@ -154,6 +255,48 @@ def _walk(root: ast.AST) -> Iterator[ast.AST]:
             todo += [each for each in reversed(below) if isinstance(each, ast.AST)]
 
 
+def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete) -> list[ast.expr]:
+    todo = [*node.targets] if isinstance(node, ast.Assign | ast.Delete) else [node.target]
+    found: list[ast.expr] = []
+    while todo:
+        each = todo.pop(0)
+        if isinstance(each, ast.Tuple | ast.List):
+            todo = [*each.elts, *todo]
+        else:
+            found.append(each.value if isinstance(each, ast.Starred) else each)
+    return found
+
+
+def _calls(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.Call) for each in _walk(node))
+
+
+def _is_harmless(node: ast.stmt) -> bool:
+    """Whether a statement does nothing but name a constant."""
+    if isinstance(node, ast.Pass | ast.Global | ast.Nonlocal):
+        return True
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    if isinstance(node, ast.Assign):
+        return all(isinstance(each, ast.Name) for each in _targets(node)) and _is_constant(node.value)
+    if isinstance(node, ast.AnnAssign):
+        plain = isinstance(node.target, ast.Name) and not _calls(node.annotation)
+        return plain and (node.value is None or _is_constant(node.value))
+    return False
+
+
+def _is_constant(node: ast.expr) -> bool:
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return all(map(_is_constant, node.elts))
+    if isinstance(node, ast.Dict):
+        return all(key is not None and _is_constant(key) for key in node.keys) and all(map(_is_constant, node.values))
+    if isinstance(node, ast.UnaryOp):
+        return _is_constant(node.operand)
+    if isinstance(node, ast.BinOp):
+        return _is_constant(node.left) and _is_constant(node.right)
+    return isinstance(node, ast.Constant | ast.Name)
+
+
 def _is_main(test: ast.expr) -> bool:
     """Whether it is ``__name__ == "__main__"``."""
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
@@ -165,11 +308,11 @@ def _is_environ(node: ast.expr) -> bool:
     return getattr(node, "attr", getattr(node, "id", None)) in ("environ", "environb")
 
 
-def _changed(node: ast.expr) -> str | None:
+def _of_imports(node: ast.expr) -> str | None:
     """Name what of ``sys`` an expression is, of what says how things are imported."""
     of_sys = isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "sys"
     name = getattr(node, "attr", "")
-    return f"sys.{name}" if of_sys and name in ("path", "meta_path", "path_hooks", "modules") else None
+    return f"sys.{name}" if of_sys and name in _OF_IMPORTS else None
 
 
 def _text(node: ast.expr | None = None) -> str | None:

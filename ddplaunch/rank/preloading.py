@@ -7,22 +7,29 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.rank.guard import Guard
     from ddplaunch.rank.messages import Config
 
 _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """What keeps libraries from starting threads as they are loaded (pyarrow's jemalloc, and pandas with it)."""
 
 
-def load(config: Config) -> tuple[str | None, str | None]:
-    """Import what the ranks share; return what is wrong with ``--preload``, and which module of ours is broken.
+TORCH = "torch"
 
-    That happens under the variables that the program will have set by then itself, of which ranks see nothing before.
+
+def load(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str | None]:
+    """Import what the ranks share; return what is wrong with ``--preload``, and why it is not fit for a fork.
+
+    ``watch`` makes a guard for what is imported beside torch, if the user has not named it. That
+    happens under the variables that the program will have set by then itself, of which ranks see nothing before.
     """
     unset = {name: value for name, value in _NO_THREADS.items() if name not in os.environ}
     before = {name: os.environ.get(name) for name in (*unset, *config["settings"])}
     os.environ.update({**unset, **config["settings"]})
     try:
-        return _import(config)
+        return _import(config, watch)
     finally:
         for name, value in before.items():
             if value is not None:
@@ -31,7 +38,30 @@ def load(config: Config) -> tuple[str | None, str | None]:
                 os.environ.pop(name, None)
 
 
-def _import(config: Config) -> tuple[str | None, str | None]:
+def _import(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str | None]:
+    if not config["fallback"]:
+        return _import_all(config)
+    __import__(TORCH)  # known packages import it too
+    guard = watch()
+    guard.begin()
+    try:
+        for name in [each for each in config["modules"] if each not in config["fallback"]]:
+            try:
+                __import__(name)
+            except BaseException as error:
+                guard.doubt = f"importing {name} failed: {type(error).__name__}"
+            guard.after(name)
+            if guard.doubt:
+                break
+    finally:
+        guard.end()
+    if guard.doubt:
+        guard.undo()
+        return None, guard.doubt
+    return _import_all({**config, "modules": config["fallback"]})
+
+
+def _import_all(config: Config) -> tuple[str | None, str | None]:
     for name in config["modules"]:
         try:
             if name in config["asked"]:
@@ -41,8 +71,8 @@ def _import(config: Config) -> tuple[str | None, str | None]:
             absent = isinstance(error, ModuleNotFoundError)
             if name in config["asked"]:
                 return f"--preload {name}: {'' if absent else f'{type(error).__name__}: '}{error}", None
-            if config["fallback"] or not absent:  # what a trial has proven is there
-                return None, name
+            if not absent:
+                return None, f"importing {name} failed"
         finally:
             if sys.path[0] == config["first"] and name in config["asked"]:
                 sys.path.pop(0)
@@ -54,9 +84,9 @@ def why_unsafe(config: Config, failed: str | None, shadow: str | None) -> str | 
     if not config["forks"]:
         return None
     if failed:
-        return f"importing {failed} failed"
+        return failed
     if shadow:
-        return f"{os.path.join(config['first'], shadow)} has the name of a module that is imported already"
+        return f"{shadow} has the name of a module that is imported already"
     probe = os.fork()  # OpenBLAS stops its threads before a fork and starts them again when it computes
     if probe == 0:
         os._exit(0)

@@ -1,8 +1,7 @@
 """What some libraries keep of their process from their import on, set right where they were imported before a fork.
 
 Lightning and torchmetrics read RANK and LOCAL_RANK as they are imported, and keep the number for what only rank 0 is to
-do. That this is all that they keep is proven anew for each version: preload/trial.py compares a fork so repaired with
-plain Python.
+do. That this is all that they keep was audited: tests/preloads compares forks so repaired with plain Python.
 """
 
 from __future__ import annotations
@@ -24,13 +23,35 @@ READERS = frozenset(
 """The modules whose reading of a rank's variables is repaired."""
 
 
+GENERATORS = frozenset(
+    {
+        "datasets.fingerprint.fingerprint_rng",
+        "sympy.core.random._assumptions_rng",
+        "sympy.core.random.rng",
+        "sympy.core.symbol.Dummy._prng",
+    }
+)
+"""Random generators that libraries keep, seeded from the system at their import; each fork has them seeded anew."""
+
+
 def apply() -> None:
     """Set what loaded modules keep of their process right for this one; a module that differs is left alone."""
-    for repair in (_ranks, _session, _times):
+    for repair in (_ranks, _generators, _session, _times):
         try:
             repair()
         except Exception:  # of a version that nobody has tried
             pass
+
+
+def named(path: str) -> Any:
+    """What a dotted name stands for, by the modules that are loaded; None where they have no such thing."""
+    parts = path.split(".")
+    for count in range(len(parts), 0, -1):
+        if (found := sys.modules.get(".".join(parts[:count]))) is not None:
+            for part in parts[count:]:
+                found = getattr(found, part, None)
+            return found
+    return None
 
 
 def _ranks() -> None:
@@ -40,6 +61,13 @@ def _ranks() -> None:
         compute = getattr(module, "_get_rank", None)
         if hasattr(module.rank_zero_only, "rank"):
             module.rank_zero_only.rank = compute() or 0 if compute else int(os.environ.get("LOCAL_RANK", 0))
+
+
+def _generators() -> None:
+    for name in GENERATORS:
+        generator = named(name)
+        if generator is not None:
+            generator.seed()
 
 
 def _session() -> None:

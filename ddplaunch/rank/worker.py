@@ -143,8 +143,6 @@ class Life:
         holds = hold is not None and self._code == 0
         if self._answers is not None and self._code == 0 and self._job["trace_file"]:
             self._answers.keep_trace(self._job["trace_file"], self._job["trace_after"])
-        if self._forked and self._code == 0 and self._job["imports_file"]:
-            sibling("imported").tell(self._job["imports_file"], self._at_start)
         if self._forked or holds:
             import atexit
 
@@ -234,6 +232,9 @@ def _replace_main() -> None:
     sys.modules["__main__"] = main
     if "__mp_main__" in sys.modules:  # as multiprocessing calls it, and spawned children their classes
         sys.modules["__mp_main__"] = main
+    for name in ("dill._dill", "dill.session"):  # which tell a program's own functions by it
+        if name in sys.modules:
+            sys.modules[name].__dict__["_main_module"] = main
 
 
 def _serve_store(job: Python, listening: int, *, needed: bool) -> object:

@@ -68,12 +68,12 @@ def main() -> tuple[Python, dict[str, int]]:
     began = time.monotonic()
     left = leftovers.Leftovers()
     with kept.origins if kept else left, left:
-        refused, failed = preloading.load(config)
+        refused, failed = preloading.load(config, lambda: worker.sibling("guard").Guard(config, BASELINE, repairs))
     if refused:
         left.remove()
         channel.send(control, {"op": "refused", "message": refused})
         os._exit(0)
-    unsafe = preloading.why_unsafe(config, failed, _shadowed(config["first"]))
+    unsafe = preloading.why_unsafe(config, failed, _shadowed(config["first"], *config["folders"]))
     gc.freeze()
     if kept:
         control, config = kept.serve(not unsafe, _shadowed, left)  # a fork returns, for each run
@@ -118,12 +118,13 @@ def _keep(config: Config, first: socket.socket) -> warm.Warm:
     return kept
 
 
-def _shadowed(folder: str) -> str | None:
-    """Name a module that ``import`` would have found in the user's folder, had we not loaded another of that name."""
-    for name in sorted(worker.importable(folder)):
-        loaded = sys.modules.get(name)
-        if loaded is not None and name not in BASELINE and not worker.is_from(loaded, folder):
-            return name
+def _shadowed(*folders: str) -> str | None:
+    """Name what ``import`` would have found in the user's folders, had we not loaded another module of that name."""
+    for folder in folders:
+        for name in sorted(worker.importable(folder)):
+            loaded = sys.modules.get(name)
+            if loaded is not None and name not in BASELINE and not worker.is_from(loaded, folder):
+                return os.path.join(folder, name)
     return None
 
 

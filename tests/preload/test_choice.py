@@ -1,9 +1,8 @@
-"""What is chosen to be imported once, as a dry run tells: by verdicts, doubts, options, and the number of ranks."""
+"""What is chosen to be imported once, as a dry run tells: by the table, options, and the number of ranks."""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -12,31 +11,17 @@ from typing import Any
 import pytest
 
 from tests.conftest import Launch, write
-from tests.preload import verdicts
-
-PROGRAM = "import torch\nimport lightning\nlightning.Trainer\n"
-UNTRIED = "the other imports have not been tried yet"
+from tests.preload.table import Installation
 
 Preload = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
-    return write(tmp_path, "train.py", PROGRAM)
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def preload(answer: Launch, cache: Path) -> Preload:
+def preload(answer: Launch) -> Preload:
     """What a dry run says of two ranks, or as these words have it."""
 
     def run(words: str = "--nproc 2", **environ: str) -> dict[str, Any]:
-        environment = {"XDG_CACHE_HOME": str(cache), **environ}
-        done = answer("run", "--dry-run", "--json", *shlex.split(words), "train.py", env=environment)
+        done = answer("run", "--dry-run", "--json", *shlex.split(words), "train.py", env=environ)
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)["preload"]
         return found
@@ -44,79 +29,46 @@ def preload(answer: Launch, cache: Path) -> Preload:
     return run
 
 
-def test_without_a_verdict_torch_alone(preload: Preload, script: Path, cache: Path):
-    expected = {"modules": ["torch", "torch._dynamo"], "because": UNTRIED, "excluded": [], "verdict": None}
+def test_what_is_known_comes_after_torch(preload: Preload, tmp_path: Path):
+    write(tmp_path, "train.py", "import yaml\nimport torch\ntorch.optim\n")
+    expected = {"modules": ["torch", "yaml", "torch._dynamo"], "because": None, "excluded": []}
     assert preload() == expected
-    assert not cache.exists()
+    assert preload() == expected  # nothing is learned
 
 
-def test_what_the_verdict_says(preload: Preload, script: Path, cache: Path, answer: Launch):
-    reasons = {f"wandb{number}": "makes a temporary folder at import" for number in range(7)}
-    modules = ["torch", "lightning"]
-    file = verdicts.keep(cache, verdicts.question(script), modules, excluded=reasons)
-    found = preload()
-    assert (found["modules"], found["because"], found["verdict"]) == (modules, None, str(file))
-    assert found["excluded"] == [list(pair) for pair in reasons.items()]
-    text = answer("run", "--dry-run", "--nproc", "2", "train.py", env={"XDG_CACHE_HOME": str(cache)}).stdout
-    assert f"preloaded: torch, lightning (tried; delete {file} to try anew)\n" in text
-    assert "note: imported in each rank: wandb0 (makes a temporary folder at import), wandb1 " in text
-    assert "wandb4 (makes a temporary folder at import), and 2 more\n" in text
-
-
-def test_another_program_has_another_verdict(preload: Preload, script: Path, cache: Path):
-    verdicts.keep(cache, verdicts.question(script), ["torch", "lightning"])
-    script.write_text(PROGRAM + "print('trained')\n")
-    assert preload()["because"] is None
-    script.write_text("import numpy\n" + PROGRAM)
-    assert preload()["because"] == UNTRIED
-
-
-@pytest.mark.parametrize("broken", ["", "{", "[]", '{"modules": 3}', '{"modules": ["lightning"]}', "\0", "[" * 9999])
-def test_a_broken_verdict_is_none(preload: Preload, script: Path, cache: Path, broken: str):
-    verdicts.keep(cache, verdicts.question(script), ["torch", "lightning"]).write_text(broken)
-    assert preload()["because"] == UNTRIED
-
-
-def test_a_verdict_of_other_packages_is_none(preload: Preload, script: Path, cache: Path, tmp_path: Path):
-    record = write(tmp_path, "RECORD", "as it was tried")
-    verdicts.keep(cache, verdicts.question(script), ["torch", "lightning"], record=record)
-    assert preload()["because"] is None
-    record.write_text("upgraded")
-    assert preload()["because"] == UNTRIED
-
-
-@pytest.mark.parametrize("file", ["lightning.py", "lightning/__init__.py", "more/lightning.py"])
-def test_a_file_of_the_users_is_not_hidden(preload: Preload, script: Path, cache: Path, tmp_path: Path, file: str):
-    asked = verdicts.question(script)
-    path = write(tmp_path, file, "")
-    for each in {asked, verdicts.question(script)}:  # with a file beside it the program imports its own
-        verdicts.keep(cache, each, ["torch", "lightning"], pythonpath=tmp_path / "more")
-    found = preload(PYTHONPATH=str(tmp_path / "more"))
-    assert found["modules"] == ["torch", "torch._dynamo"]
-    assert found["because"] == f"{path} has the name of a module that would be imported"
+def test_what_is_not_known_is_told(preload: Preload, tmp_path: Path, answer: Launch):
+    names = [f"unknown{number}" for number in range(7)]
+    more = tmp_path / "site-packages"
+    for name in names:
+        write(more, f"{name}.py", "")
+    write(tmp_path, "train.py", "import torch\n" + "".join(f"import {name}\n" for name in names) + "import yaml\n")
+    found = preload(PYTHONPATH=str(more))
+    assert found["modules"] == ["torch"]
+    assert found["because"] == "train.py:2, an import of unknown0"
+    assert found["excluded"][0] == ["unknown0", "not in the table"]
+    assert found["excluded"][-1] == ["yaml", "comes after train.py:2, an import of unknown0"]
+    text = answer("run", "--dry-run", "--nproc", "2", "train.py", env={"PYTHONPATH": str(more)}).stdout
+    assert "preloaded: torch (imported once for all ranks)\n" in text
+    assert "note: imported in each rank: unknown0 (not in the table), unknown1 (not in the table)" in text
+    assert "and 3 more\n" in text
 
 
 @pytest.mark.parametrize(
     ("line", "modules", "because"),
     [
-        ("import sys; sys.path.insert(0, '')\n", ["torch", "torch._dynamo"], "train.py:1 changes sys.path"),
-        ("import os; os.environ['TMPDIR'] = '/tmp'\n", ["torch", "lightning"], None),
+        ("import os; os.environ['TMPDIR'] = '/tmp'\n", ["torch", "yaml"], None),
         (
             "import os; os.environ['OMP_NUM_THREADS'] = str(1 + 1)\n",
             [],
             "train.py:1 sets OMP_NUM_THREADS, which torch reads at its import, to what its source does not show",
         ),
-        ("import os; os.environ['OMP_NUM_THREADS'] = '2'\n", ["torch", "lightning", "torch._dynamo"], None),
-        (
-            "import os; os.environ.setdefault('OMP_NUM_THREADS', str(2))\n",
-            ["torch", "lightning", "torch._dynamo"],
-            None,
-        ),
+        ("import os; os.environ['OMP_NUM_THREADS'] = '2'\n", ["torch", "yaml", "torch._dynamo"], None),
+        ("import os; os.environ.setdefault('OMP_NUM_THREADS', str(2))\n", ["torch", "yaml", "torch._dynamo"], None),
+        ("import sys; exec(sys.argv[1])\n", ["torch", "torch._dynamo"], "train.py:1 calls exec"),
     ],
 )
-def test_what_the_program_changes(preload: Preload, script: Path, cache: Path, line: str, modules, because):
-    script.write_text(line + PROGRAM)
-    verdicts.keep(cache, verdicts.question(script), ["torch", "lightning", "torch._dynamo"])
+def test_what_the_program_changes(preload: Preload, tmp_path: Path, line: str, modules, because):
+    write(tmp_path, "train.py", line + "import torch, yaml\ntorch.optim\n")
     found = preload()
     assert (found["modules"], found["because"]) == (modules, because)
 
@@ -126,14 +78,14 @@ def test_what_the_program_changes(preload: Preload, script: Path, cache: Path, l
     [
         ("--preload none", []),
         ("--preload torch", ["torch", "torch._dynamo"]),
-        ("--preload auto", ["torch", "lightning"]),
+        ("--preload auto", ["torch", "yaml", "torch._dynamo"]),
         ("--preload json,torch", ["json", "torch"]),
         ("--start exec", []),
-        ("--start zygote", ["torch", "lightning"]),
+        ("--start zygote", ["torch", "yaml", "torch._dynamo"]),
     ],
 )
-def test_options(preload: Preload, script: Path, cache: Path, words: str, modules: list[str]):
-    verdicts.keep(cache, verdicts.question(script), ["torch", "lightning"])
+def test_options(preload: Preload, tmp_path: Path, words: str, modules: list[str]):
+    write(tmp_path, "train.py", "import torch, yaml\ntorch.optim\n")
     assert preload(f"--nproc 2 {words}")["modules"] == modules
 
 
@@ -142,11 +94,12 @@ def test_options(preload: Preload, script: Path, cache: Path, words: str, module
     [
         ("import torch\ntorch.optim.SGD\n", "", ["torch"]),
         ("import torch\ntorch.optim.SGD\n", "--max-restarts 1", ["torch", "torch._dynamo"]),
+        ("import torch, yaml\n", "", ["torch", "yaml"]),
         ("import torch\n", "--start exec", []),
         ("from ddplaunch import runtime\nimport torch\n", "", ["torch"]),
         ("def main(): import torch\n", "", []),
         ("def main(): import torch\n", "--start zygote", ["torch"]),
-        ("import sys, torch\nsys.path.insert(0, '')\n", "", []),
+        ("import sys, torch\nsys.path[:0] = ['']\n", "", []),
         ("import os\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch\n", "", []),
         ("import os\nos.environ['HF_HOME'] = '/x'\nimport torch\n", "", ["torch"]),
         ("from dotenv import load_dotenv\nload_dotenv()\nimport torch\n", "", []),
@@ -158,29 +111,45 @@ def test_one_rank_is_forked_only_where_it_cannot_tell(preload: Preload, tmp_path
     assert preload(f"--nproc 1 {words}")["modules"] == modules
 
 
-def test_a_cache_of_somebody_else_is_none(preload: Preload, script: Path, cache: Path):
-    if os.geteuid() != 0:
-        pytest.skip("only root can give a folder away")
-    folder = verdicts.keep(cache, verdicts.question(script), ["torch", "lightning"]).parent
-    os.chown(folder, 1, 1)
-    assert preload()["because"] == "there is no place for the cache"
+READS_RANK = "import os\nMAIN = os.environ.get('RANK', '0') == '0'\n"
 
 
-def test_a_cache_that_others_may_read_is_made_private(preload: Preload, script: Path, cache: Path):
-    folder = verdicts.keep(cache, verdicts.question(script), ["torch", "lightning"]).parent
-    folder.chmod(0o777)
-    assert preload()["because"] is None
-    assert folder.stat().st_mode & 0o777 == 0o700
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"sitecustomize.py": READS_RANK},
+        {"hook.pth": "import os; os.environ.get('LOCAL_RANK')\n"},
+        {"hook.pth": "import hook_of_rank\n", "hook_of_rank.py": READS_RANK},
+        {"hook.pth": "import hook_of_rank; hook_of_rank.go()\n", "hook_of_rank/__init__.py": READS_RANK},
+    ],
+)
+def test_what_runs_before_the_program_and_looks_at_its_rank(tmp_path: Path, files: dict[str, str]):
+    made = Installation(tmp_path)
+    for name, text in files.items():
+        write(made.site, name, text)
+    write(tmp_path, "train.py", "import os, torch\nprint(os.getppid() > 0)\n")
+    done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
+    assert (done.returncode, sorted(done.stdout.split())) == (0, ["True", "True", "[0]", "[1]"]), done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "start one by one" in line]
+    assert f"{made.site}/" in line
+    assert " mentions " in line
 
 
-def test_no_home_and_no_cache(preload: Preload, script: Path):
-    assert preload(XDG_CACHE_HOME="", HOME="/nowhere")["because"] == "there is no place for the cache"
+def test_what_only_looks_like_it(tmp_path: Path, preload: Preload):
+    made = Installation(tmp_path)
+    write(made.site, "sitecustomize.py", "RANKING = 'WORLD'\n")
+    write(made.site, "folder.pth", "/srv/RANK\n")
+    write(tmp_path, "train.py", "import torch\n")
+    assert preload(PYTHONPATH=str(made.site))["modules"] == ["torch"]
 
 
-def test_a_folder_hides_only_what_is_not_installed(preload: Preload, script: Path, cache: Path, tmp_path: Path):
-    """Packages without ``__init__.py`` are looked for last, but found."""
-    verdicts.keep(cache, verdicts.question(script), ["torch", "lightning"], names=["click", "not_installed"])
-    (tmp_path / "click").mkdir()
-    assert preload()["because"] is None
-    (tmp_path / "not_installed").mkdir()
-    assert preload()["because"] == f"{tmp_path / 'not_installed'} has the name of a module that would be imported"
+@pytest.mark.parametrize("others", [(), ("cache/ddplaunch/others", "cache/more")])
+def test_what_an_earlier_version_had_learned_is_removed(launch: Launch, tmp_path: Path, others: tuple[str, ...]):
+    write(tmp_path, "cache/ddplaunch/preload/0123.json", "{}")
+    for each in others:
+        write(tmp_path, each, "")
+    done = launch("run", "--no-python", "/bin/true", env={"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    assert done.returncode == 0, done.stderr
+    left = [str(each.relative_to(tmp_path)) for each in (tmp_path / "cache").rglob("*") if each.is_file()]
+    assert sorted(left) == sorted(others)
+    assert (tmp_path / "cache" / "ddplaunch").exists() == bool(others)

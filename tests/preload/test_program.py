@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from ddplaunch.preload.program import Program, read
-from ddplaunch.preload.question import Setting, Statement
+from ddplaunch.preload.facts import Barrier, Effect, Patch, Reach
+from ddplaunch.preload.program import Event, Program, Statement, read
 from ddplaunch.target.target import Kind, Target, find
 from tests.conftest import write
 
@@ -17,8 +18,18 @@ def program(folder: Path, source: str, typed: str = "train.py", *, as_module: bo
     return read(find(typed, (), as_module=as_module, as_program=False, cwd=str(folder)))
 
 
-def modules(found: Program) -> list[str]:
-    return [each.module for each in found.statements]
+def statements(found: Program) -> list[Statement]:
+    return [each for each in found.steps if isinstance(each, Statement)]
+
+
+def modules(found: Program, reach: Reach = Reach.TRIED) -> list[str]:
+    return [each.module for each in statements(found) if each.reach >= reach]
+
+
+def events(found: Program, kind: type) -> list[str]:
+    return [
+        f"{each.where} {each.words}".strip() for each in found.steps if isinstance(each, Event) and each.kind is kind
+    ]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +56,7 @@ def test_what_needs_dynamo(tmp_path: Path, source: str, dynamo: bool):
 def project(tmp_path: Path) -> Path:
     """A project whose optimizer is two imports away, by a relative one."""
     write(tmp_path, "package/__init__.py", "import first\n")
-    write(tmp_path, "package/loop.py", "import second\ndef run():\n    from .deep.step import step\n    import never\n")
+    write(tmp_path, "package/loop.py", "import second\ndef run():\n    from .deep.step import step\n    import late\n")
     write(tmp_path, "package/deep/__init__.py", "")
     write(tmp_path, "package/deep/step.py", "import torch\nstep = torch.optim.SGD\n")
     write(tmp_path, "package/__main__.py", "from .loop import run\nimport third\n")
@@ -65,11 +76,13 @@ def project(tmp_path: Path) -> Path:
     ],
 )
 def test_imports_come_in_the_order_in_which_they_would_run(project: Path, typed: str, as_module: bool, expected):
-    """Those of local modules where these are imported; not those in functions, which still show what is used."""
+    """Those of local modules where these are imported; those in functions are known to come later."""
     source = "import os, before\nfrom package import loop\nimport after\ndef main(): pass\n"
     found = program(project, source, typed, as_module=as_module)
     assert modules(found) == expected
     assert found.dynamo
+    if typed != "package.deep.step":
+        assert {"torch", "late"} <= {each.module for each in statements(found) if each.reach is Reach.LATER}
 
 
 def test_which_statements_count(tmp_path: Path):
@@ -94,16 +107,48 @@ def test_which_statements_count(tmp_path: Path):
             import in_class
         def main():
             import in_function
+            if sys.argv:
+                import seldom
         import wandb
+        __import__("by_call")
         if __name__ == "__main__":
             import torch
     """
     found = program(tmp_path, source)
-    assert found.statements == (
-        Statement("a.b", ("C", "d")),
-        *(Statement(name) for name in ("everything", "quick", "slow", "in_class", "wandb", "torch")),
-    )
+    assert [(each.module, each.names, each.reach.name) for each in statements(found)] == [
+        ("a.b", ("C", "d"), "SURE"),
+        ("everything", (), "SURE"),
+        ("quick", (), "TRIED"),
+        ("slow", (), "TRIED"),
+        ("sometimes", (), "MAYBE"),
+        ("in_class", (), "SURE"),
+        ("in_function", (), "LATER"),
+        ("seldom", (), "SELDOM"),
+        ("wandb", (), "SURE"),
+        ("by_call", (), "SURE"),
+        ("torch", (), "SURE"),
+    ]
     assert found.imports_torch
+
+
+def test_its_own_is_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Modules beside the script, in a folder that it adds to ``sys.path``, on PYTHONPATH or installed editable."""
+    write(tmp_path, "lib/helper.py", "import of_helper\nfrom .relative import x\n")
+    write(tmp_path, "src/mine/__init__.py", "import of_mine\nfrom . import part\n")
+    write(tmp_path, "src/mine/part.py", "import of_part\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
+    source = """
+        import os, sys
+        HERE = os.path.dirname(os.path.abspath(__file__))
+        sys.path.append(os.path.join(HERE, "lib"))
+        import helper
+        import mine
+        import torch
+    """
+    found = program(tmp_path, source)
+    assert modules(found) == ["of_helper", "of_mine", "of_part", "torch"]
+    assert found.folders == (str(tmp_path / "lib"),)
+    assert found.doubt is None
 
 
 @pytest.mark.parametrize(
@@ -153,39 +198,146 @@ def test_variables_that_it_sets(tmp_path: Path, source: str, expected):
     assert settings(program(tmp_path, source)) == expected
 
 
-def test_a_default_counts_only_where_nothing_is_set(tmp_path: Path):
-    found = program(tmp_path, 'import os\nos.environ.setdefault("A", "1")\nos.environ["B"] = "2"\n')
-    assert found.question({"A", "B"}).settings == (Setting("B", "2"),)
-    assert found.question(()).settings == (Setting("A", "1"), Setting("B", "2"))
+@pytest.mark.parametrize(
+    "line",
+    [
+        '"""Text."""',
+        "from __future__ import annotations",
+        "import json, torch",
+        "def train(x: int, y: dict[str, int] = {}, *, z=(1, 'a')) -> None: print(x)",
+        "X = 1",
+        "X: int = -3",
+        "X, Y = 1, {'a': [2, 3 * 4]}",
+        "try: import a\nexcept ImportError: a = None",
+        "if TYPE_CHECKING: import a",
+        "if __name__ == '__main__': X = 1",
+        "import os\nos.environ['HF_HOME'] = '/x'",
+        "pass",
+    ],
+)
+def test_what_has_no_effect(tmp_path: Path, line: str):
+    assert events(program(tmp_path, line), Effect) == []
 
 
-def test_the_question_always_has_torch(tmp_path: Path):
-    question = program(tmp_path, "import lightning, os\nenv = os.environ\n").question(())
-    assert [each.module for each in question.statements] == ["torch", "lightning", "torch._dynamo"]
-    assert question.sets_unseen
+@pytest.mark.parametrize(
+    "line",
+    [
+        "print()",
+        "X = f()",
+        "X = torch.float64",
+        "@decorate\ndef f(): pass",
+        "def f(x=g()): pass",
+        "def f(x: g()): pass",
+        "class A: pass",
+        "if x: pass",
+        "for x in y: pass",
+        "with x: pass",
+        "try: import a\nexcept Exception: pass",
+        "assert x",
+        "import os\nos.environ['HF_HOME'] = str(1)",
+        "X = 1\nX += f(1)",
+    ],
+)
+def test_what_has_an_effect(tmp_path: Path, line: str):
+    assert events(program(tmp_path, line), Effect)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("import fa\nfa.flag = 2", "fa.flag"),
+        ("import os\nos.cpu_count = len", "os.cpu_count"),
+        ("import builtins\nbuiltins.profile = len", "builtins.profile"),
+        ("from transformers import Trainer\ndef f():\n  Trainer.log = print", "transformers.Trainer.log"),
+        ("import a.b as c\nc.TABLE['x'] += 1", "a.b.TABLE"),
+        ("import a\nb = a.c\nb.d = 1", "a.c.d"),
+        ("import a\nx, a.b = 1, 2", "a.b"),
+        ("import a\ndel a.b", "a.b"),
+        ("import a\nsetattr(a.B, 'c', 1)", "a.B"),
+        ("import a\ngetattr(a, 'b').c = 1", "a.c"),
+        ("import a\nvars(a)['b'] = 1", "a"),
+        ("import importlib\nimportlib.import_module('a').b = 1", "a.b"),
+        ("import sys\nsys.modules['a'] = None", "sys.modules"),
+        ("import sys\nsys.meta_path.insert(0, 1)", "sys.meta_path"),
+        ("import sys\nsys.stdout = None", "sys.stdout"),
+        ("import importlib, os\nimportlib.reload(os)", "what it reloads"),
+        ("from unittest import mock\nwith mock.patch('os.getpid'): pass", "what mock.patch names"),
+        ("from unittest.mock import patch\n@patch.object(A, 'b')\ndef f(): pass", "what mock.patch names"),
+    ],
+)
+def test_what_others_made_and_it_changes(tmp_path: Path, source: str, target: str):
+    assert [each.partition(" ")[2] for each in events(program(tmp_path, source), Patch)] == [target]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class A: pass\na = A()\na.b = 1\nA.c = 2",
+        "def f(self, x):\n  self.a = 1\n  x.b = 2",
+        "import local\nlocal.flag = 1\nfrom local import Thing\nThing.x = 1",
+        "import decimal\ndecimal.getcontext().prec = 5",
+        "import os\nos.environ['A'] = '1'",
+        "import sys\nprint(sys.modules.get('x'), sys.path[0])",
+    ],
+)
+def test_what_is_its_own_to_change(tmp_path: Path, source: str):
+    write(tmp_path, "local.py", "class Thing: pass\n")
+    assert events(program(tmp_path, source), Patch) == []
 
 
 @pytest.mark.parametrize(
     ("source", "doubt"),
     [
-        ("import sys\nsys.path.insert(0, 'lib')", "train.py:2 changes sys.path"),
+        ("import sys\nsys.path.insert(0, sys.argv[1])", "train.py:2 adds to sys.path what its source does not show"),
         ("import sys\nsys.path[:0] = ['lib']", "train.py:2 changes sys.path"),
-        ("import sys\ndef main():\n  sys.meta_path.append(1)", None),
-        ("import sys\nsys.meta_path.insert(0, 1)", "train.py:2 changes sys.meta_path"),
-        ("import sys\nsys.modules['numpy'] = None", "train.py:2 changes sys.modules"),
+        ("import sys\nsys.path = []", "train.py:2 changes sys.path"),
+        ("import sys\nsys.path.remove('x')", "train.py:2 changes sys.path"),
         ("import site\nsite.addsitedir('lib')", "train.py:2 calls addsitedir"),
-        ("import importlib, os\nimportlib.reload(os)", "train.py:2 calls reload"),
-        ("def main():\n  from gevent import monkey", "train.py:2 imports gevent, which patches the standard library"),
-        ("import sys\nsys.path.append('lib')\nsys.path += ['x']\nprint(sys.modules.get('x'), sys.path[0])", None),
+        ("exec(open('x').read())", "train.py:1 calls exec"),
+        ("def f(x):\n  return eval(x)", "train.py:2 calls eval"),
+        (
+            "import importlib, sys\nimportlib.import_module(sys.argv[1])",
+            "train.py:2 imports what its source does not show",
+        ),
+        ("import runpy\nrunpy.run_path('x.py')", "train.py:2 runs another file"),
+        ("import broken", "broken.py:1 cannot be read"),
+        ("import sys\nsys.path.append('lib')\nsys.path += ['x']\nsys.path.insert(0, '.')\nmodel.eval()", None),
     ],
 )
-def test_doubts(tmp_path: Path, source: str, doubt: str | None):
-    assert program(tmp_path, source).doubt == doubt
+def test_what_its_source_does_not_show(tmp_path: Path, source: str, doubt: str | None):
+    write(tmp_path, "broken.py", "def (")
+    found = program(tmp_path, source)
+    assert found.doubt == doubt
+    assert events(found, Barrier) == ([doubt] if doubt else [])
 
 
-def test_a_doubt_in_a_local_module_is_one_of_the_program(tmp_path: Path):
-    write(tmp_path, "lib/paths.py", "import sys\nsys.path.insert(0, '')\n")
-    assert program(tmp_path, "def main(): from lib import paths\n").doubt == "lib/paths.py:2 changes sys.path"
+@pytest.mark.parametrize(
+    ("expression", "path"),
+    [
+        ("'lib'", "{cwd}/lib"),
+        ("os.path.dirname(__file__)", "{here}"),
+        ("os.path.join(os.path.dirname(os.path.abspath(__file__)), '..')", "{here}/.."),
+        ("str(Path(__file__).parent / 'lib')", "{here}/lib"),
+        ("str(Path(__file__).resolve().parents[1])", "{here}/.."),
+        ("os.getcwd()", "{cwd}"),
+        ("ROOT", "{here}/src"),
+        ("os.path.join(ROOT, sys.argv[1])", None),
+        ("f'{ROOT}/x'", None),
+        ("TWICE", None),
+    ],
+)
+def test_folders_that_can_be_read(tmp_path: Path, expression: str, path: str | None):
+    source = f"""
+        import os, sys
+        from pathlib import Path
+        ROOT = os.path.join(os.path.dirname(__file__), "src")
+        TWICE = "a"
+        TWICE = "b"
+        sys.path.append({expression})
+    """
+    found = program(tmp_path, source)
+    expected = path and os.path.normpath(path.format(cwd=os.getcwd(), here=tmp_path))
+    assert found.folders == ((expected,) if expected else ())
 
 
 def test_without_source():
@@ -196,20 +348,10 @@ def test_a_program_too_large_to_be_read(tmp_path: Path):
     write(tmp_path, "tables.py", "x = 1\n" * 100_000)
     write(tmp_path, "model.py", "import torch\ntorch.optim.SGD\n")
     found = program(tmp_path, "import tables, model\n")
-    assert (found.doubt, found.dynamo) == ("its modules have more source than is read at once", True)
+    assert (found.doubt, found.dynamo) == ("tables.py:1 is more source than is read at once", True)
 
 
-@pytest.mark.parametrize(
-    ("source", "seeds_first"),
-    [
-        ("import torch\nimport random\nrandom.seed(0)\n", False),
-        ("import random\nrandom.seed(0)\nimport torch\n", True),
-        ("import lightning as L\nL.seed_everything(7)\nimport torchmetrics\n", True),
-        ("import torch\ntry:\n    torch.manual_seed(1)\nfinally:\n    pass\nimport numpy\n", True),
-        ("import torch\ndef main():\n    torch.manual_seed(1)\n    import numpy\nmain()\n", False),
-        ("import model\nimport torch\n", True),
-    ],
-)
-def test_whether_it_seeds_before_its_imports_are_done(tmp_path: Path, source: str, seeds_first: bool):
-    write(tmp_path, "model.py", "import random\nrandom.setstate(STATE)\n")
-    assert program(tmp_path, source).seeds_first is seeds_first
+def test_a_file_read_for_a_function_is_read_again_for_an_import(tmp_path: Path):
+    write(tmp_path, "model.py", "import torch\n")
+    found = program(tmp_path, "def f():\n  import model\nimport model\n")
+    assert [(each.module, each.reach.name) for each in statements(found)] == [("torch", "LATER"), ("torch", "SURE")]

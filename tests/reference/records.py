@@ -32,9 +32,8 @@ from ddplaunch.output.events import RECORDS
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
 from ddplaunch.plan.layout import Slot
 from ddplaunch.plan.plan import JobSpec, Machine, Plan, make
-from ddplaunch.preload.cache import Entry
+from ddplaunch.preload.admission import Excluded
 from ddplaunch.preload.choice import Choice
-from ddplaunch.preload.verdict import Excluded
 from ddplaunch.target.target import Kind, Target
 
 PLAN = {
@@ -64,9 +63,8 @@ PLAN = {
     "ranks[].env": "its variables, beside those that it inherits",
     "ranks[].argv": "its command",
     "preload.modules": "what is imported once for all ranks; the event `ready` has these four too, and plan.json not",
-    "preload.because": "why there is no more; `null` where a trial has found what may be",
+    "preload.because": "what kept later imports out, or why only torch was imported; else `null`",
     "preload.excluded": "what each rank imports itself, and why",
-    "preload.verdict": "the file that says so; without it another trial is made",
 }
 
 DEVICES = {
@@ -111,7 +109,7 @@ DEVICES = {
 
 EVENTS = {
     "ready": "the zygote is: are ranks forked from it, why not, how long its imports took, in seconds; "
-    "what it has imported, why no more, what each rank imports itself and why, the file that says so; "
+    "what it has imported, why no more, what each rank imports itself and why; "
     "why it is not a warm one, where that was asked for",
     "started": "a rank has its process",
     "failed_to_start": "a rank has no process; why, as a number of `errno`",
@@ -317,7 +315,7 @@ def _plan() -> dict[str, Any]:
 
 def plan_fields() -> list[str]:
     """The fields of a plan as JSON, lists as ``name[]``."""
-    proven = Choice(True, ("torch",), fallback=("torch",), excluded=(Excluded("", ""),), entry=Entry(""))
+    proven = Choice(True, ("torch",), fallback=("torch",), excluded=(Excluded("", ""),))
     return list(_paths({**_plan(), "preload": proven.to_json()}, ""))
 
 

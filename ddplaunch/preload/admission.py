@@ -1,0 +1,254 @@
+"""Which of a program's imports one process may make for all its ranks: those that are known, in their place.
+
+The program is gone through in its order. An import of a package that is not in the table may change what others do, and
+so may what the source does not show: from there on nothing more is admitted. What stands in a function may run as soon
+as anything else does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.dataclass import dataclass
+from ddplaunch.preload.facts import Barrier, Effect, Patch, Reach
+from ddplaunch.preload.hiding import Hiding
+from ddplaunch.preload.program import TORCH, Event, Program, Statement, Variable
+from ddplaunch.preload.table import Installed, Package, Table, holds_installed
+from ddplaunch.target import source
+
+if TYPE_CHECKING:
+    from ddplaunch.rank import messages
+
+
+WORDS = {
+    "torch's settings": frozenset({"set_default_dtype", "set_default_device", "set_default_tensor_type"}),
+    "logging": frozenset({"logging", "basicConfig", "dictConfig"}),
+}
+"""What an import may mind, and the words without which a program does not change it."""
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """What is imported in each rank."""
+
+    name: str  # of the top-level module
+    reason: str  # in words: "not in the table"
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What the import of known packages leaves in a process."""
+
+    tops: tuple[str, ...] = ()  # top-level modules
+    sets: tuple[str, ...] = ()  # variables that were set
+    generators: tuple[str, ...] = ()  # random ones
+
+    def to_json(self) -> messages.Allowed:
+        return {"tops": list(self.tops), "sets": list(self.sets), "generators": list(self.generators)}
+
+
+class Admission:
+    """What was admitted of one program.
+
+    Attributes:
+        modules: what to import after torch, in order; no audited package minds that torch comes first.
+        packages: the distributions whose modules these are.
+        excluded: what each rank imports itself.
+    """
+
+    def __init__(self, program: Program, table: Table, first: str, variables: Collection[str], *, late: bool) -> None:
+        """Go through a program.
+
+        Args:
+            first: the folder in front of ``sys.path``.
+            variables: the names of those that are set already.
+            late: whether what is imported later, in a function, may come first too.
+        """
+        self._program, self._table, self._first, self._set = program, table, first, variables
+        self._installed = Installed()
+        paths = [
+            path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and not holds_installed(path)
+        ]
+        self._hiding = Hiding([first, *program.folders, *paths])
+        self.modules: list[str] = []
+        self.packages: dict[str, Package] = {}
+        self._excluded: dict[str, str] = {}
+        self._usable: dict[str, str | None] = {}
+        self._effect: str | None = None  # where the first one is
+        self._barrier: str | None = None
+        self._pending: str | None = None  # a barrier in a function
+        self._variables: list[Variable] = []
+        self._variables_pending: list[Variable] = []
+        self._patch = self._find_patch()
+        self._walk(late=late)
+
+    @property
+    def excluded(self) -> tuple[Excluded, ...]:
+        return tuple(Excluded(name, reason) for name, reason in self._excluded.items())
+
+    @property
+    def allowed(self) -> Allowed:
+        """What a zygote may have after these imports; anything else is a reason not to fork it."""
+        torch = self._table.package(TORCH)
+        packages = [*self.packages.values(), *([torch] if torch else [])]
+        loads = [self._table.package(name) for each in packages for name in each.loads]
+        found = [*packages, *filter(None, loads), *self._table.usable(self._installed)]
+        return Allowed(
+            tuple(sorted({top.partition(".")[0] for each in found for top in each.tops})),
+            tuple(sorted({name for each in found for name in each.sets})),
+            tuple(sorted({name for each in found for name in each.generators})),
+        )
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The variables that these imports read."""
+        return tuple(sorted({name for each in self.packages.values() for name in each.variables}))
+
+    @property
+    def barrier(self) -> str | None:
+        """What keeps later imports out, in words."""
+        return self._barrier
+
+    def _find_patch(self) -> str | None:
+        """The first place where the program assigns to what others have made, settings excepted."""
+        for each in self._program.steps:
+            if not isinstance(each, Event) or each.kind is not Patch:
+                continue
+            if not any(each.words == name or each.words.startswith(name + ".") for name in self._table.settings):
+                return f"{each.where} changes {each.words}"
+        return None
+
+    def _walk(self, *, late: bool) -> None:
+        later: list[tuple[Package, Statement]] = []
+        for step in self._program.steps:
+            if isinstance(step, Event):
+                self._pass(step)
+            elif isinstance(step, Variable):
+                shown = step.early and step.name is not None and step.value is not None
+                if not shown and not (step.default and step.name in self._set):
+                    (self._variables_pending if step.reach <= Reach.LATER else self._variables).append(step)
+            elif step.top == TORCH or (package := self._known(step)) is None:
+                continue
+            elif step.reach >= Reach.TRIED:
+                self._admit(package, step)
+            elif step.reach is Reach.LATER:
+                later.append((package, step))
+        self._release()
+        if late:
+            for package, step in later:
+                if step.top not in self._excluded:
+                    self._admit(package, step)
+            self._admit_late()
+
+    def _pass(self, event: Event) -> None:
+        if event.kind is Barrier:
+            self._bar(f"{event.where} {event.words}", event.reach)
+        elif event.kind is Effect and event.reach > Reach.LATER:
+            self._effect = self._effect or event.where
+            self._release()
+
+    def _bar(self, why: str, reach: Reach) -> None:
+        if reach <= Reach.LATER:
+            self._pending = self._pending or why
+        else:
+            self._barrier = self._barrier or why
+
+    def _release(self) -> None:
+        """From here on what stands in functions may have run."""
+        self._barrier = self._barrier or self._pending
+        self._variables += self._variables_pending
+        self._variables_pending.clear()
+
+    def _known(self, step: Statement) -> Package | None:
+        """The package that a statement imports, if it is known; another may change what comes after it."""
+        package = self._table.owner(step.module)
+        there = package is not None and self._installed.version(package.name) is not None
+        if not there and source.find_module(step.top, self._first) is None:
+            return None  # there is nothing to import
+        why = "not in the table" if package is None else self._why_unusable(package)
+        if why is None:
+            return package
+        self._excluded.setdefault(step.top, why)
+        if not self._table.is_harmless(step.module, self._installed):
+            self._bar(f"{step.where}, an import of {step.top}", step.reach)
+        return None
+
+    def _why_unusable(self, package: Package) -> str | None:
+        """Why a package may not be imported before the fork in this installation, by any program."""
+        if package.name not in self._usable:
+            self._usable[package.name] = None  # distributions import each other
+            self._usable[package.name] = self._find_unusable(package)
+        return self._usable[package.name]
+
+    def _find_unusable(self, package: Package) -> str | None:
+        if package.refused:
+            return package.refused
+        if why := self._installed.why_not(package):
+            return why
+        for name in package.companions:
+            if self._installed.version(name) is not None:
+                return f"{name} is installed"
+        for name in package.loads:
+            if name in (TORCH, package.name) or self._installed.version(name) is None:
+                continue
+            loaded = self._table.package(name)
+            why = "is not in the table" if loaded is None else self._installed.why_not(loaded)
+            if why:
+                return f"imports {name}, which {why}"
+        return None
+
+    def _is_free(self, package: Package) -> bool:
+        """Whether what a package's import gives is the same wherever it stands in this program."""
+        return package.free and not any(WORDS[each] & self._program.words for each in package.minds)
+
+    def _why_here(self, package: Package) -> str | None:
+        """Why a package is not imported before the fork for this program, at this place."""
+        if why := self._why_unusable(package):
+            return why
+        names = {package.name, *package.loads}
+        known = [each for each in map(self._table.package, names) if each is not None]
+        if path := self._hiding.hides({top for each in known for top in each.tops}, names):
+            return f"{os.path.relpath(path)} comes first"
+        if self._barrier:
+            return f"comes after {self._barrier}"
+        if self._effect and not self._is_free(package):
+            return f"comes after {self._effect}, which may matter"
+        if self._effect and self._patch:
+            return self._patch
+        if package.sets & self._program.words:
+            return f"sets {min(package.sets & self._program.words)}"
+        for each in self._variables:
+            if package.reads(each.name) if each.name else package.variables:
+                return f"{each.where} sets {each.name or 'variables that it reads'}"
+        return None
+
+    def _admit(self, package: Package, step: Statement) -> None:
+        """Take in what a statement imports, if that may come first."""
+        if why := self._why_here(package):
+            self._excluded.setdefault(step.top, why)
+            return
+        named = {f"{step.module}.{name}" for name in step.names}
+        for module, leads in package.modules.items():
+            parent = step.module == module or step.module.startswith(module + ".")
+            if parent or module in named or not leads.isdisjoint(step.names):
+                self._add(module, package)
+
+    def _admit_late(self) -> None:
+        """Take in what the admitted packages import later, where the source names what leads to it."""
+        if self._barrier or (self._patch and self._effect):
+            return
+        for package in list(self.packages.values()):
+            if self._is_free(package) and self._why_here(package) is None:
+                for module, leads in package.modules.items():
+                    if leads & self._program.words:
+                        self._add(module, package)
+
+    def _add(self, module: str, package: Package) -> None:
+        owner = self._table.owner(module)
+        if owner is None or (owner.name not in (package.name, TORCH) and self._why_here(owner)):
+            return
+        self.packages[package.name] = package
+        if module not in self.modules:
+            self.modules.append(module)

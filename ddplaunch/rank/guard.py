@@ -1,0 +1,222 @@
+"""What the imports before the fork have done to the zygote, beyond what the table of known packages allows.
+
+The table knows versions that somebody audited. A newer one, or a patched copy, may do more; so after each import that
+is watched the zygote looks at itself, and at the end for random generators, of which all ranks would have the same.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+    from typing import Any
+
+    from ddplaunch.rank.messages import Config
+
+_NUMBERS = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
+_STREAMS = (1, 2)
+_VARIABLES = "the variable "
+_AT_ONCE = 50_000  # objects that are looked into
+
+
+class Guard:
+    """Watches imports, from its making on; ``doubt`` says what one of them did that was not expected."""
+
+    def __init__(self, config: Config, baseline: frozenset[str], repairs: ModuleType) -> None:
+        """``baseline``: the modules that any interpreter has at its start; ``repairs`` is the file beside this."""
+        self._repairs = repairs
+        self._allowed, self._baseline = config["allowed"], baseline
+        self._folders = [config["first"], *config["folders"]]
+        self._missing = set[str]()  # what was looked for in vain
+        self.doubt: str | None = None
+        self._environ, self._folder, self._umask = dict(os.environ), os.getcwd(), os.umask(0o77)
+        os.umask(self._umask)
+        self._handlers = [*map(signal.getsignal, _NUMBERS)]
+        self._before = self._look()
+        self._loaded = frozenset(sys.modules)
+        self._caught = [os.memfd_create("caught", os.MFD_CLOEXEC) for _ in _STREAMS]
+
+    def begin(self) -> None:
+        """Have what is printed from here on go nowhere: the ranks of a job print into pipes."""
+        self._flush()
+        self._kept = [os.dup(number) for number in _STREAMS]
+        for number, fd in zip(_STREAMS, self._caught, strict=True):
+            os.dup2(fd, number)
+        self._before["open files"] = self._look()["open files"]
+        sys.meta_path.append(self)
+
+    def after(self, name: str) -> None:
+        """Look what the import of a module has changed."""
+        self._flush()
+        now = self._look()
+        for what, value in now.items():
+            if self.doubt is None and value != self._before[what]:
+                names = {each for each, _ in value.items() ^ self._before[what].items()} if what == _VARIABLES else ()
+                self.doubt = f"importing {name} changes {what}{', '.join(sorted(names))}"
+        if self.doubt is None and any(os.fstat(fd).st_size for fd in self._caught):
+            self.doubt = f"importing {name} prints"
+
+    def undo(self) -> None:
+        """Give back what an interpreter that takes this one's place would inherit."""
+        os.environ.clear()
+        os.environ.update(self._environ)
+        os.chdir(self._folder)
+        os.umask(self._umask)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in zip(_NUMBERS, self._handlers, strict=True):
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+    def end(self) -> None:
+        """Print again, and look at all that is loaded."""
+        self._flush()
+        sys.meta_path.remove(self)
+        for number, fd in zip(_STREAMS, self._kept, strict=True):
+            os.dup2(fd, number)
+            os.close(fd)
+        for fd in self._caught:
+            os.close(fd)
+        self.doubt = self.doubt or self._find_unknown() or self._find_beside() or self._find_generator()
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> None:
+        """Note what no finder has found, as one of them."""
+        if path is None:
+            self._missing.add(name)
+
+    def _find_beside(self) -> str | None:
+        """Name what a rank would have found beside the program, where we have not looked."""
+        for folder in self._folders:
+            try:
+                entries = sorted(os.listdir(folder))
+            except OSError:
+                continue
+            for entry in entries:
+                if entry.partition(".")[0] in self._missing and (
+                    entry.endswith((".py", ".pyc", ".so")) or os.path.isdir(os.path.join(folder, entry))
+                ):
+                    return f"{os.path.join(folder, entry)} has the name of a module that was looked for"
+        return None
+
+    def _flush(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:  # whatever an import has put there; the descriptors count
+                pass
+
+    def _look(self) -> dict[str, Any]:
+        sets = self._allowed["sets"]
+        look: dict[str, Any] = {
+            _VARIABLES: {name: value for name, value in os.environ.items() if name not in sets},
+            "the working folder": os.getcwd(),
+            "the handlers of signals": [*map(signal.getsignal, _NUMBERS), signal.getitimer(signal.ITIMER_REAL)],
+            "the umask": _status("Umask:"),
+            "open files": _descriptors(),
+            "child processes": _children(),
+        }
+        torch = sys.modules.get("torch")
+        if hasattr(torch, "get_default_dtype"):
+            look["torch's default dtype"] = torch.get_default_dtype()  # type: ignore[union-attr]
+        return look
+
+    def _find_unknown(self) -> str | None:
+        """Name a module that no known package has, by the folder or file that it came from."""
+        known = {*self._allowed["tops"], *sys.stdlib_module_names}
+        for name in [each for each in sys.modules if each not in self._loaded and each not in self._baseline]:
+            origin = str(getattr(getattr(sys.modules[name], "__spec__", None), "origin", None) or "")
+            inside = origin.partition("-packages" + os.sep)[2]
+            top = inside.partition(os.sep)[0].partition(".")[0] or name.partition(".")[0]
+            of_python = not inside and (os.sep not in origin or origin.startswith(os.path.dirname(os.__file__)))
+            if not (of_python or top in known or top.endswith("__mypyc")):
+                return f"{top} was imported, which is not known"
+        return None
+
+    def _find_generator(self) -> str | None:
+        """Name a random generator that a fork does not make anew."""
+        names = (*_REPAIRED, *self._repairs.GENERATORS, *self._allowed["generators"])
+        allowed = {id(self._repairs.named(name)) for name in names}
+        kinds = _kinds()
+        objects = gc.get_objects()
+        for start in range(0, len(objects), _AT_ONCE):
+            referents = gc.get_referents(*objects[start : start + _AT_ONCE])
+            if kinds.isdisjoint(map(type, referents)):  # without a line of Python for each
+                continue
+            for each in referents:
+                if type(each) in kinds and id(each) not in allowed:
+                    return f"{_place(each)} has a random generator, a {type(each).__name__}"
+        return None
+
+
+_REPAIRED = (
+    *("random._inst", "numpy.random.mtrand._rand", "numpy.random.mtrand._rand._bit_generator"),
+    *("torch.default_generator", "torch.random.default_generator"),
+)
+"""Those of Python, numpy and torch: worker.py seeds them in each rank, and random itself."""
+
+
+def _kinds() -> frozenset[type]:
+    """The types of random generators."""
+    bases: list[Any] = [getattr(sys.modules.get("random"), "Random", None)]
+    numpy_random = sys.modules.get("numpy.random")
+    bases += [getattr(numpy_random, name, None) for name in ("Generator", "RandomState", "BitGenerator")]
+    bases += [getattr(sys.modules.get("torch"), "Generator", None)]
+    todo, found = [each for each in bases if each is not None], set[type]()
+    while todo:
+        kind = todo.pop()
+        found.add(kind)
+        todo += type.__subclasses__(kind)
+    found.discard(getattr(sys.modules.get("random"), "SystemRandom", object))
+    return frozenset(found)
+
+
+def _place(generator: object) -> str:
+    """The module that holds an object, by way of others."""
+    todo, seen = [generator], {id(generator)}
+    names = {id(vars(module)): name for name, module in list(sys.modules.items()) if hasattr(module, "__dict__")}
+    for each in todo:  # which grows
+        if len(todo) > _AT_ONCE:
+            break
+        for holder in gc.get_referrers(each):
+            if id(holder) in names:
+                return names[id(holder)]
+            if id(holder) not in seen:
+                seen.add(id(holder))
+                todo.append(holder)
+    return "a module"
+
+
+def _status(name: str) -> str:
+    try:
+        with open("/proc/self/status", encoding="utf-8", errors="surrogateescape") as file:
+            return next((line for line in file if line.startswith(name)), "")
+    except OSError:
+        return ""
+
+
+def _descriptors() -> set[str]:
+    """What is open, but for the streams and the folder that tells."""
+    found = set()
+    try:
+        for fd in os.listdir("/proc/self/fd"):
+            if int(fd) not in _STREAMS:
+                try:
+                    found.add(f"{fd} {os.readlink('/proc/self/fd/' + fd)}")
+                except OSError:  # that of the listing
+                    pass
+    except OSError:
+        pass
+    return found
+
+
+def _children() -> str:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return file.read()
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return ""

@@ -1,0 +1,80 @@
+"""Small tables of known packages, and installations to go with them, for the tests of what is admitted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import clean_environment, write
+from tests.patience import patience
+
+TORCH = """
+class default_generator:
+    seed = staticmethod(lambda: None)
+"""
+"""Of a torch that is imported in no time."""
+
+
+_WITH_TABLE = """
+import sys
+from ddplaunch.preload import table
+table.FILE = sys.argv.pop(1)
+sys.argv[0] = "ddplaunch"
+from ddplaunch.cli import main
+main()
+"""
+
+
+class Installation:
+    """A folder of installed packages, for PYTHONPATH, and the table that knows some of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.site = folder / "lib" / "site-packages"
+        self._table = folder / "known.json"
+        self._entries: dict[str, dict[str, Any]] = {}
+        self._harmless: dict[str, dict[str, Any]] = {}
+        self.add("torch", TORCH)
+
+    def write(self) -> Path:
+        """Write the table down."""
+        self._table.write_text(json.dumps({"packages": self._entries, "harmless": self._harmless}))
+        return self._table
+
+    def run(self, folder: Path, *words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the command with this table and these packages."""
+        return subprocess.run(
+            [sys.executable, "-c", _WITH_TABLE, str(self.write()), *words],
+            cwd=folder,
+            env=clean_environment({"PYTHONPATH": str(self.site), **(env or {})}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=patience(60),
+            check=False,
+        )
+
+    def add(
+        self,
+        name: str,
+        source: str = "",
+        *,
+        version: str = "1.2",
+        known: bool = True,
+        harmless: bool = False,
+        order: str = "free",
+        modules: Mapping[str, Iterable[str]] | None = None,
+        **entry: Any,
+    ) -> None:
+        """Install a distribution of one module, and put it into the table."""
+        write(self.site, f"{name}.py", source)
+        (self.site / f"{name}-{version}.dist-info").mkdir(exist_ok=True)
+        listed = {each: list(words) for each, words in (modules or {name: ()}).items()}
+        if known:
+            made = {"top": [name], "versions": ["1.1"], "modules": listed, "order": order, **entry}
+            self._entries[name] = made
+        if harmless:
+            self._harmless[name] = {"top": [name], "versions": [version]}

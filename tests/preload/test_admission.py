@@ -1,0 +1,243 @@
+"""Which imports of a program one process may make for all ranks, by small tables and packages."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.preload import program, table
+from ddplaunch.preload.admission import Admission
+from ddplaunch.target.target import find
+from tests.conftest import write
+from tests.preload.table import Installation
+
+UNKNOWN = "not in the table"
+
+
+class Admitting:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.installation = folder / "program", Installation(folder)
+        self.folder.mkdir()
+        self.add = self.installation.add
+        self._monkeypatch = monkeypatch
+        monkeypatch.syspath_prepend(str(self.installation.site))
+        self.add("free")
+        self.add("bound", order="bound")
+        self.add("stranger", known=False)
+        self.add("calm", known=False, harmless=True)
+
+    def admit(self, source: str, *variables: str, late: bool = True) -> Admission:
+        self._monkeypatch.setattr(table, "FILE", str(self.installation.write()))
+        write(self.folder, "train.py", source)
+        target = find("train.py", (), as_module=False, as_program=False, cwd=str(self.folder))
+        return Admission(program.read(target), table.Table(), target.first or "", variables, late=late)
+
+    def modules(self, source: str) -> list[str]:
+        found = self.admit(source)
+        return found.modules
+
+    def reasons(self, source: str) -> dict[str, str]:
+        return {each.name: each.reason for each in self.admit(source).excluded}
+
+
+@pytest.fixture
+def admitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Admitting:
+    return Admitting(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("before", "modules"),
+    [
+        ("", ["free", "bound"]),
+        ('"""Text."""\nimport os, torch\nX = 1\ndef f(): print()\n', ["free", "bound"]),
+        ("import os\nos.environ['OTHER'] = '1'\n", ["free", "bound"]),
+        ("print()\n", ["free"]),
+        ("import torch\ntorch.set_default_dtype(torch.float64)\n", ["free"]),
+        ("class A: pass\n", ["free"]),
+        ("import calm\n", ["free", "bound"]),
+        ("import stranger\n", []),
+        ("def f(): import stranger\n", ["free", "bound"]),
+        ("def f(): import stranger\nf()\n", []),
+        ("import sys\nif sys.argv: import stranger\n", []),
+        ("try: import not_there_at_all\nexcept ImportError: pass\n", ["free", "bound"]),
+        ("exec('x')\n", []),
+        ("def f(): exec('x')\n", ["free", "bound"]),
+        ("import torch\ntorch.x = 1\n", []),
+        ("import torch\ndef f(): torch.x = 1\nprint()\n", []),
+        ("import torch\ndef f(): torch.x = 1\n", ["free", "bound"]),
+        ("import sys\nsys.path.insert(0, 'nowhere')\n", ["free"]),
+        ("import sys\nsys.path.insert(0, sys.argv[0])\n", []),
+    ],
+)
+def test_what_stands_before_it(admitting: Admitting, before: str, modules: list[str]):
+    """A free import only minds what may change others; a bound one all that has an effect."""
+    assert sorted(admitting.modules(before + "import free, bound\n")) == sorted(modules)
+
+
+def test_settings_are_the_programs_to_assign(admitting: Admitting):
+    admitting.add("torch", settings=["torch.backends"])
+    assert admitting.modules("import torch\ntorch.backends.cudnn.benchmark = True\nimport free\n") == ["free"]
+
+
+def test_the_reasons(admitting: Admitting):
+    admitting.add("bad", harmless=True, refused="makes a temporary folder at import")
+    admitting.add("old", version="1.0", harmless=True)
+    admitting.add("next", version="2.0", harmless=True)
+    admitting.add("beta", version="1.2rc1", harmless=True)
+    admitting.add("alone", harmless=True, companions=["stranger"])
+    admitting.add("needs", harmless=True, loads=["stranger"])
+    source = "import bad, old, next, beta, alone, needs\nprint()\nimport bound\nimport stranger\nimport free\n"
+    assert admitting.reasons(source) == {
+        "bad": "makes a temporary folder at import",
+        "old": "1.0 has not been audited",
+        "next": "2.0 has not been audited",
+        "beta": "1.2rc1 has not been audited",
+        "alone": "stranger is installed",
+        "needs": "imports stranger, which is not in the table",
+        "bound": "comes after train.py:2, which may matter",
+        "stranger": UNKNOWN,
+        "free": "comes after train.py:4, an import of stranger",
+    }
+
+
+def test_a_known_package_that_cannot_be_used_is_unknown(admitting: Admitting):
+    """Whether it changes others nobody has looked."""
+    admitting.add("next", version="2.0")
+    assert admitting.modules("import next, free\n") == []
+
+
+def test_two_versions_in_one_folder(admitting: Admitting):
+    (admitting.installation.site / "free-1.3.dist-info").mkdir()
+    assert admitting.reasons("import free\n") == {"free": "? has not been audited"}
+
+
+def test_an_editable_install_is_not_what_was_audited(admitting: Admitting, tmp_path: Path, monkeypatch):
+    (admitting.installation.site / "free.py").unlink()
+    write(tmp_path / "elsewhere", "free.py", "")
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+    assert admitting.modules("import free\n") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "there"),
+    [
+        ("import os\nos.environ['MINDED'] = '1'\n", True),  # early, and so set for the import as well
+        ("import os\nos.environ['MINDED'] = str(1)\n", False),
+        ("import os, torch\nos.environ['MINDED'] = '1'\n", False),
+        ("import os\nos.environ.setdefault('MINDED', str(1))\n", True),  # it is set already
+        ("import os\nos.environ['OTHER'] = str(1)\n", True),
+        ("import os\nfor name in 'AB': os.environ[name] = '1'\n", False),
+        ("import calm\ncalm.load_dotenv()\n", False),
+        ("import os\ndef f(): os.environ['MINDED'] = str(1)\n", True),
+        ("import os\ndef f(): os.environ['MINDED'] = str(1)\nprint()\n", False),
+    ],
+)
+def test_variables_that_an_import_reads(admitting: Admitting, line: str, there: bool):
+    admitting.add("reads", variables=["MINDED"])
+    found = admitting.admit(line + "import reads, free\n", *(["MINDED"] if "setdefault" in line else []))
+    assert found.modules == (["reads", "free"] if there else ["free"])
+
+
+def test_a_variable_that_is_set_afterwards_came_too_late_for_the_import(admitting: Admitting):
+    admitting.add("reads", variables=["MINDED"])
+    assert admitting.modules("import reads, os\nos.environ['MINDED'] = str(1)\n") == ["reads"]
+
+
+def test_a_variable_that_an_import_sets_and_the_program_names(admitting: Admitting):
+    admitting.add("sets", sets=["KMP_X"])
+    assert admitting.modules("import sets\n") == ["sets"]
+    assert admitting.modules("import os\nprint(os.environ.get('KMP_X'))\nimport sets\n") == []
+
+
+@pytest.mark.parametrize(
+    ("before", "there"),
+    [
+        ("import torch\nprint()\n", True),
+        ("import torch\ntorch.set_default_dtype(torch.float64)\n", False),
+        ("import torch\ndef f(): torch.set_default_device('cuda')\n", True),
+        ("import torch\ndef f(): torch.set_default_device('cuda')\nf()\n", False),
+    ],
+)
+def test_what_an_import_minds_has_a_word(admitting: Admitting, before: str, there: bool):
+    admitting.add("minding", minds=["torch's settings"])
+    assert admitting.modules(before + "import minding\n") == (["minding"] if there else [])
+
+
+LAZY = {"lazy": (), "lazy.trainer": ("Trainer",), "lazy.model": ("Model",), "lazy.inside": ()}
+
+
+@pytest.mark.parametrize(
+    ("source", "modules"),
+    [
+        ("import lazy\n", ["lazy"]),
+        ("from lazy import Trainer\n", ["lazy", "lazy.trainer"]),
+        ("from lazy.trainer import x\n", ["lazy", "lazy.trainer"]),
+        ("from lazy import inside\n", ["lazy", "lazy.inside"]),
+        ("import lazy\ndef f(): lazy.Trainer()\n", ["lazy", "lazy.trainer"]),
+        ("from lazy import Model\nimport stranger\nModel.Trainer\n", ["lazy", "lazy.model"]),
+        ("import lazy\nlazy.x = 1\nlazy.Trainer\n", ["lazy"]),
+        ("def main():\n  from lazy import Trainer\n", ["lazy", "lazy.trainer"]),
+        ("def main():\n  if x: from lazy import Trainer\n", []),
+        ("if x: from lazy import Trainer\n", []),
+        ("def main():\n  from lazy import Trainer\nimport stranger\n", []),
+        ("def main():\n  import stranger\n  from lazy import Trainer\n", []),
+    ],
+)
+def test_the_words_that_lead_to_a_module(admitting: Admitting, source: str, modules: list[str]):
+    admitting.add("lazy", modules=LAZY)
+    assert admitting.modules(source) == modules
+
+
+def test_what_comes_later_is_nothing_for_one_rank(admitting: Admitting):
+    admitting.add("lazy", modules=LAZY)
+    assert admitting.admit("import lazy\nlazy.Trainer\ndef f(): import free\n", late=False).modules == ["lazy"]
+
+
+def test_a_late_module_of_another_package_is_as_known_as_that(admitting: Admitting):
+    admitting.add("lazy", modules={"lazy": (), "free": ("Trainer",), "gone": ("Trainer",), "next": ("Trainer",)})
+    admitting.add("next", version="2.0")
+    assert admitting.modules("import lazy\nlazy.Trainer\n") == ["lazy", "free"]
+
+
+def test_a_bound_import_that_stands_before_that_of_torch(admitting: Admitting):
+    assert admitting.modules("import bound, free\nimport torch\n") == ["bound", "free"]
+
+
+@pytest.mark.parametrize("place", ["{program}", "{folder}/more", "{folder}/on_path"])
+@pytest.mark.parametrize("file", ["loaded.py", "loaded/__init__.py", "loaded-1.0.dist-info/METADATA"])
+def test_what_the_users_folders_hide(admitting: Admitting, tmp_path: Path, monkeypatch, place: str, file: str):
+    """Beside the program, in a folder that it adds to ``sys.path``, or on PYTHONPATH."""
+    admitting.add("loaded")
+    admitting.add("uses", loads=["loaded"])
+    source = f"import sys\nsys.path.insert(0, {str(tmp_path / 'more')!r})\nimport uses, free\n"
+    assert admitting.modules(source) == ["uses", "free"]
+    folder = Path(place.format(program=admitting.folder, folder=tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "on_path"))
+    hidden = write(folder, file, "")
+    if hidden.parent != folder:
+        hidden = hidden.parent
+    if file == "loaded.py" or "init" in file:
+        monkeypatch.syspath_prepend(str(tmp_path / "on_path"))
+    assert admitting.modules(source) == ["free"]
+    assert admitting.reasons(source)["uses"] == f"{os.path.relpath(hidden)} comes first"
+
+
+def test_plugins_beside_the_program(admitting: Admitting):
+    write(admitting.folder, "mine.egg-info/entry_points.txt", "[console_scripts]\nx = y:z\n")
+    assert admitting.modules("import free\n") == ["free"]
+    write(admitting.folder, "mine.egg-info/entry_points.txt", "[free.plugins]\nx = y:z\n")
+    assert admitting.modules("import free\n") == []
+
+
+def test_what_a_zygote_may_have_afterwards(admitting: Admitting):
+    admitting.add("loaded", sets=["A"], generators=["loaded.g"])
+    admitting.add("uses", loads=["loaded"], variables=["B"])
+    found = admitting.admit("import uses\n")
+    assert found.allowed.to_json() == {
+        "tops": ["bound", "free", "loaded", "torch", "uses"],
+        "sets": ["A"],
+        "generators": ["loaded.g"],
+    }
+    assert found.reads == ("B",)

@@ -1,0 +1,118 @@
+"""What a zygote makes of known packages that do what the table does not say: it starts over with torch alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import write
+from tests.preload.table import Installation
+
+CHANGED = {
+    "environment": ("import os\nos.environ['NEW'] = '1'", "importing changed changes the variable NEW;"),
+    "folder": ("import os\nos.chdir('/')", "importing changed changes the working folder"),
+    "handler": ("import signal\nsignal.signal(signal.SIGUSR1, print)", "changes the handlers of signals"),
+    "alarm": ("import signal\nsignal.setitimer(signal.ITIMER_REAL, 1000)", "changes the handlers of signals"),
+    "umask": ("import os\nos.umask(0o27)", "changes the umask"),
+    "file": ("import os\nF = open(os.devnull)", "changes open files"),
+    "child": ("import subprocess\nP = subprocess.Popen(['sleep', '1000'])", "changes child processes"),
+    "prints": ("print('as it is imported')", "importing changed prints"),
+    "fails": ("raise KeyError", "importing changed failed: KeyError"),
+    "thread": (
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
+        "2 threads run after importing",
+    ),
+    "stranger": ("import stranger", "stranger was imported, which is not known"),
+    "random": ("import random\nR = random.Random()", "changed has a random generator, a Random"),
+    "hidden": (
+        "import random\nclass A:\n  def __init__(self): self.r = [random.Random(1)]\nX = {'a': A()}",
+        "changed has a random generator, a Random",
+    ),
+    "looks": ("try: import optional_part\nexcept ImportError: pass", "optional_part has the name of a module that was"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_a_package_that_does_more_than_the_table_says(tmp_path: Path, what: str):
+    source, reason = CHANGED[what]
+    made = Installation(tmp_path)
+    made.add("stranger", known=False)
+    made.add("changed", source)
+    (tmp_path / "optional_part").mkdir()
+    plain = "except KeyError: pass" if what == "fails" else "finally: pass"
+    write(
+        tmp_path,
+        "train.py",
+        f"import sys\nimport torch\nprint('changed' in sys.modules)\ntry: import changed\n{plain}\n",
+    )
+    done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert sorted(line for line in done.stdout.splitlines() if "imported" not in line) == ["[0] False", "[1] False"]
+    assert done.stdout.count("as it is imported") == (2 if what == "prints" else 0)
+    (note,) = [line for line in done.stderr.splitlines() if "could be imported for all ranks" in line]
+    assert "only torch could be imported for all ranks: " in note
+    assert reason in note
+    assert note.endswith("; --preload torch starts at once")
+
+
+def test_a_package_that_does_nothing_else(tmp_path: Path):
+    made = Installation(tmp_path)
+    made.add("part")
+    made.add(
+        "changed",
+        "import os, random, part\nos.environ['NEW'] = '1'\nR = random.SystemRandom()\nG = random.Random()\n",
+        loads=["part"],
+        sets=["NEW"],
+        generators=["changed.G"],
+    )
+    write(tmp_path, "train.py", "import sys\nprint('changed' in sys.modules)\nimport changed\n")
+    done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] True", "[1] True"]), done.stderr
+    assert "note" not in done.stderr
+
+
+def test_an_import_sees_no_terminal(tmp_path: Path):
+    """The ranks of a job of several write into pipes, the launcher perhaps to a terminal."""
+    made = Installation(tmp_path)
+    made.add("changed", "import os\nX = os.isatty(1), os.isatty(2), os.fstat(1).st_size")
+    write(tmp_path, "train.py", "import changed\nprint(changed.X)\n")
+    done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
+    assert sorted(done.stdout.splitlines()) == ["[0] (False, False, 0)", "[1] (False, False, 0)"], done.stderr
+
+
+def test_what_the_log_tells(tmp_path: Path):
+    made = Installation(tmp_path)
+    made.add("changed", "import os; open(f'by-{os.getpid()}', 'w').close()")
+    write(tmp_path, "train.py", "import torch, changed, yaml\n")
+    done = made.run(tmp_path, "run", "--nproc", "2", "--log-dir", "logs", "--run-id", "x", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("by-*"))) == 1
+    events = map(json.loads, (tmp_path / "logs" / "x" / "events.jsonl").read_text().splitlines())
+    ready = next(event for event in events if event["event"] == "ready")
+    assert (ready["modules"], ready["because"]) == (["torch", "changed"], "train.py:1, an import of yaml")
+    assert ready["excluded"] == [["yaml", "not in the table"]]
+
+
+def test_a_file_of_the_users_that_the_table_knows_nothing_of(tmp_path: Path):
+    """The zygote has the last word."""
+    made = Installation(tmp_path)
+    made.add("other", "where = 'installed'")
+    made.add("changed", "import other")
+    write(tmp_path, "other.py", "where = 'mine'")
+    write(tmp_path, "train.py", "import changed, torch, other\nprint(other.where)\n")
+    done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
+    assert sorted(done.stdout.splitlines()) == ["[0] mine", "[1] mine"], done.stderr
+
+
+def test_dill_has_the_programs_main(tmp_path: Path):
+    """It keeps that from its import on, and tells a program's own functions from others' by it."""
+    made = Installation(tmp_path)
+    made.add("dill", modules={"dill": [], "dill._dill": []})
+    (made.site / "dill.py").unlink()
+    write(made.site, "dill/__init__.py", "import dill._dill")
+    write(made.site, "dill/_dill.py", "import __main__ as _main_module")
+    write(tmp_path, "train.py", "import sys, dill\nprint(dill._dill._main_module is sys.modules['__main__'])\n")
+    done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
+    assert sorted(done.stdout.splitlines()) == ["[0] True", "[1] True"], done.stderr
