@@ -35,7 +35,7 @@ class Guard:
         self._folders = [config["first"], *config["folders"]]
         self._missing = set[str]()  # what was looked for in vain
         self.doubt: str | None = None
-        self._environ, self._folder, self._umask = dict(os.environ), os.getcwd(), os.umask(0o77)
+        self._folder, self._umask = os.getcwd(), os.umask(0o77)
         os.umask(self._umask)
         self._handlers = [*map(signal.getsignal, _NUMBERS)]
         self._before = self._look()
@@ -62,10 +62,10 @@ class Guard:
         if self.doubt is None and any(os.fstat(fd).st_size for fd in self._caught):
             self.doubt = f"importing {name} prints"
 
-    def undo(self) -> None:
-        """Give back what an interpreter that takes this one's place would inherit."""
+    def undo(self, environ: dict[str, str]) -> None:
+        """Give back what an interpreter that takes this one's place would inherit; ``environ``: the former one."""
         os.environ.clear()
-        os.environ.update(self._environ)
+        os.environ.update(environ)
         os.chdir(self._folder)
         os.umask(self._umask)
         signal.setitimer(signal.ITIMER_REAL, 0)

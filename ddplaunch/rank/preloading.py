@@ -56,7 +56,6 @@ def _import(config: Config, watch: Callable[[], Guard]) -> tuple[str | None, str
     finally:
         guard.end()
     if guard.doubt:
-        guard.undo()
         return None, guard.doubt
     return _import_all({**config, "modules": config["fallback"]})
 

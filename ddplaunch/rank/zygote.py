@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ddplaunch.rank import channel, leftovers, preloading, processes, repairs, warm, worker
+    from ddplaunch.rank.guard import Guard
     from ddplaunch.rank.messages import Config, FromZygote, Python, RankJob, Ready, Spawn, Usage
 else:
     from importlib.util import module_from_spec, spec_from_file_location
@@ -67,13 +68,22 @@ def main() -> tuple[Python, dict[str, int]]:
     processes.adopt_orphans()
     began = time.monotonic()
     left = leftovers.Leftovers()
+    environ, guards = dict(os.environ), list["Guard"]()
+
+    def watch() -> Guard:
+        guards.append(worker.sibling("guard").Guard(config, BASELINE, repairs))
+        return guards[0]
+
     with kept.origins if kept else left, left:
-        refused, failed = preloading.load(config, lambda: worker.sibling("guard").Guard(config, BASELINE, repairs))
+        refused, failed = preloading.load(config, watch)
     if refused:
         left.remove()
         channel.send(control, {"op": "refused", "message": refused})
         os._exit(0)
     unsafe = preloading.why_unsafe(config, failed, _shadowed(config["first"], *config["folders"]))
+    if unsafe:
+        for guard in guards:
+            guard.undo(environ)
     gc.freeze()
     if kept:
         control, config = kept.serve(not unsafe, _shadowed, left)  # a fork returns, for each run

@@ -73,6 +73,17 @@ def test_a_package_that_does_nothing_else(tmp_path: Path):
     assert "note" not in done.stderr
 
 
+def test_what_a_package_may_set_goes_where_it_is_given_up(tmp_path: Path):
+    """Also where the doubt comes last: a thread is seen by the zygote, not by the guard."""
+    made = Installation(tmp_path)
+    thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    made.add("changed", f"import os\nos.environ['NEW'] = '1'\n{thread}", sets=["NEW"])
+    write(tmp_path, "train.py", "import os\nprint(os.environ.get('N' + 'EW'))\nimport changed\n")
+    done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] None", "[1] None"]), done.stderr
+    assert "2 threads run after importing" in done.stderr
+
+
 def test_an_import_sees_no_terminal(tmp_path: Path):
     """The ranks of a job of several write into pipes, the launcher perhaps to a terminal."""
     made = Installation(tmp_path)

@@ -67,6 +67,8 @@ _DONE: tuple[tuple[str, str], ...] = (
     ("", r"registers huggingface_hub\.utils\._http\.close_session to run at a fork"),
     ("", r"registers joblib\.externals\.loky\.\S+\.ResourceTracker\._after_fork_in_child to run at a fork"),
     ("matplotlib.font_manager", r"registers None\._lru_cache_wrapper\.cache_clear to run at a fork"),
+    # Where it keeps what it has found out about fonts: the first of several processes makes it, and all may read it.
+    ("matplotlib", r"makes the folder ~/\.(config|cache)/matplotlib"),
     # Of torch's own operators: the zygote sees to these (rank/leftovers.py).
     ("", r"registers torch\.\S+ to run at exit"),
     # A file that would say where more of this package lies: a program's folder has none.

@@ -41,7 +41,7 @@ PATTERNS = (
     # Functions that Cython, pybind11 and nanobind have made, and their kinds of properties.
     r"_cython_[\w.]+\.\w*cython_function_or_method",
     r"[\w.]*\bcython_function_or_method|[\w.]*\bfused_cython_function",
-    r"pybind11_builtins\.\w+|nanobind\.nb_\w+",
+    r"pybind11_builtins\.\w+|builtins\.pybind11_detail_function_record_\w+|nanobind\.nb_\w+",
     # Markers of kinds: enumerations of native code are values.
     r"torch\._C\._?\w*(Type|Kind|Mode|Op|Key|Tag)s?",
 )
