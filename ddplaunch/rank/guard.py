@@ -43,11 +43,13 @@ class Guard:
         self._caught = [os.memfd_create("caught", os.MFD_CLOEXEC) for _ in _STREAMS]
 
     def begin(self) -> None:
-        """Have what is printed from here on go nowhere: the ranks of a job print into pipes."""
+        """Have what is printed from here on go nowhere, and nothing be read: what is typed is for a rank."""
         self._flush()
-        self._kept = [os.dup(number) for number in _STREAMS]
-        for number, fd in zip(_STREAMS, self._caught, strict=True):
+        self._kept = [os.dup(number) for number in (0, *_STREAMS)]
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for number, fd in enumerate((nothing, *self._caught)):
             os.dup2(fd, number)
+        os.close(nothing)
         self._before["open files"] = self._look()["open files"]
         sys.meta_path.append(self)
 
@@ -77,7 +79,7 @@ class Guard:
         """Print again, and look at all that is loaded."""
         self._flush()
         sys.meta_path.remove(self)
-        for number, fd in zip(_STREAMS, self._kept, strict=True):
+        for number, fd in enumerate(self._kept):
             os.dup2(fd, number)
             os.close(fd)
         for fd in self._caught:

@@ -44,13 +44,15 @@ class Installation:
         self._table.write_text(json.dumps({"packages": self._entries, "harmless": self._harmless}))
         return self._table
 
-    def run(self, folder: Path, *words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run the command with this table and these packages."""
+    def run(
+        self, folder: Path, *words: str, env: Mapping[str, str] | None = None, stdin: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the command with this table and these packages; ``stdin`` is what it can read."""
         return subprocess.run(
             [sys.executable, "-c", _WITH_TABLE, str(self.write()), *words],
             cwd=folder,
             env=clean_environment({"PYTHONPATH": str(self.site), **(env or {})}),
-            stdin=subprocess.DEVNULL,
+            input=stdin,
             capture_output=True,
             text=True,
             timeout=patience(60),

@@ -93,6 +93,14 @@ def test_an_import_sees_no_terminal(tmp_path: Path):
     assert sorted(done.stdout.splitlines()) == ["[0] (False, False, 0)", "[1] (False, False, 0)"], done.stderr
 
 
+def test_an_import_reads_nothing_of_what_is_for_a_rank(tmp_path: Path):
+    made = Installation(tmp_path)
+    made.add("changed", "import sys\nX = sys.stdin.read()")
+    write(tmp_path, "train.py", "import os, changed\nprint([changed.X, os.read(0, 9)])\n")
+    done = made.run(tmp_path, "run", "--nproc", "2", "--stdin", "1", "train.py", stdin="typed")
+    assert sorted(done.stdout.splitlines()) == ["['', b'typed']", "[0] ['', b'']"], done.stderr
+
+
 def test_what_the_log_tells(tmp_path: Path):
     made = Installation(tmp_path)
     made.add("changed", "import os; open(f'by-{os.getpid()}', 'w').close()")
