@@ -249,6 +249,8 @@ class Admission:
         owner = self._table.owner(module)
         if owner is None or (owner.name not in (package.name, TORCH) and self._why_here(owner)):
             return
+        if not self._installed.has(owner.name, module):
+            return  # this version does not have it
         self.packages[package.name] = package
         if module not in self.modules:
             self.modules.append(module)

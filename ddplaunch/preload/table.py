@@ -31,7 +31,8 @@ class Package:
     Attributes:
         tops: its top-level modules.
         versions: those that were audited; later ones of the same major version count as well.
-        modules: what may be imported before the fork, with the words of a program's source that lead there.
+        modules: what may be imported before the fork, with the words of a program's source that lead there. Not every
+            version has all of them.
         free: wherever its import stands in a program, it gives the same; otherwise only before all that has an effect.
         minds: what it minds all the same, of ``admission.WORDS``.
         variables: those that its import reads, with all that this pulls in.
@@ -135,6 +136,14 @@ class Installed:
         if len({folder for _, folder in found}) < len(found):  # two in one folder
             return "?"
         return found[0][0] if found else None
+
+    def has(self, name: str, module: str) -> bool:
+        """Whether the installed version of a distribution has a module, by its file."""
+        folder, stem = os.path.split(os.path.join(self._found[name][0][1], *module.split(".")))
+        try:
+            return any(each.partition(".")[0] == stem for each in os.listdir(folder))
+        except OSError:
+            return False
 
     def why_not(self, package: Package) -> str | None:
         """Say why what is installed is not what was audited; it is installed."""

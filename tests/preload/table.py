@@ -71,8 +71,11 @@ class Installation:
         modules: Mapping[str, Iterable[str]] | None = None,
         **entry: Any,
     ) -> None:
-        """Install a distribution of one module, and put it into the table."""
-        write(self.site, f"{name}.py", source)
+        """Install a distribution of one module, or of a package and those in it, and put it into the table."""
+        inside = [each.partition(".")[2] for each in modules or () if each.startswith(f"{name}.")]
+        write(self.site, f"{name}/__init__.py" if inside else f"{name}.py", source)
+        for each in inside:
+            write(self.site, f"{name}/{each}.py", "")
         (self.site / f"{name}-{version}.dist-info").mkdir(exist_ok=True)
         listed = {each: list(words) for each, words in (modules or {name: ()}).items()}
         if known:

@@ -190,6 +190,12 @@ def test_the_words_that_lead_to_a_module(admitting: Admitting, source: str, modu
     assert admitting.modules(source) == modules
 
 
+def test_a_module_that_this_version_does_not_have_is_left_out(admitting: Admitting):
+    admitting.add("lazy", modules=LAZY)
+    (admitting.installation.site / "lazy" / "trainer.py").unlink()
+    assert admitting.modules("from lazy import Trainer, Model\n") == ["lazy", "lazy.model"]
+
+
 def test_what_comes_later_is_nothing_for_one_rank(admitting: Admitting):
     admitting.add("lazy", modules=LAZY)
     assert admitting.admit("import lazy\nlazy.Trainer\ndef f(): import free\n", late=False).modules == ["lazy"]

@@ -128,9 +128,7 @@ def test_a_file_of_the_users_that_the_table_knows_nothing_of(tmp_path: Path):
 def test_dill_has_the_programs_main(tmp_path: Path):
     """It keeps that from its import on, and tells a program's own functions from others' by it."""
     made = Installation(tmp_path)
-    made.add("dill", modules={"dill": [], "dill._dill": []})
-    (made.site / "dill.py").unlink()
-    write(made.site, "dill/__init__.py", "import dill._dill")
+    made.add("dill", "import dill._dill", modules={"dill": [], "dill._dill": []})
     write(made.site, "dill/_dill.py", "import __main__ as _main_module")
     write(tmp_path, "train.py", "import sys, dill\nprint(dill._dill._main_module is sys.modules['__main__'])\n")
     done = made.run(tmp_path, "run", "--nproc", "2", "train.py")

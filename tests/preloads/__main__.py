@@ -14,7 +14,7 @@ from tests.preloads import harmless, late, words
 from tests.preloads.audit import Audit, Finding
 from tests.preloads.disturbances import DISTURBANCES
 from tests.preloads.installed import Installed, normalised
-from tests.preloads.known import FILE, Known, entry
+from tests.preloads.known import FILE, Known, entry, joined
 from tests.preloads.runs import Failed, Runs
 
 REPAIRED: frozenset[str] = getattr(repairs, "GENERATORS", frozenset())
@@ -25,6 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.preloads", description=__doc__)
     parser.add_argument("names", metavar="NAME", nargs="*", help="a distribution")
     parser.add_argument("--write", action="store_true", help="put what was found into the table")
+    parser.add_argument("--join", action="store_true", help="with --write: beside what other versions have shown")
     parser.add_argument("--together", action="store_true", help="audit all in the same interpreters: quick")
     parser.add_argument(
         "--harmless", action="store_true", help="audit for the list of those that change nothing in others"
@@ -63,7 +64,9 @@ def main() -> int:
 
 def _audit(names: list[str], installed: Installed, runs: Runs, known: Known, typed: argparse.Namespace) -> bool:
     """Audit some, print and keep what was found; return whether any is refused."""
-    asked = {name: known.modules(name, installed.tops(name)) for name in names}
+    asked = {
+        name: [each for each in known.modules(name, installed.tops(name)) if installed.has(each)] for name in names
+    }
     try:
         found = Audit(installed, runs, asked, REPAIRED).run()
     except Failed as error:
@@ -74,6 +77,8 @@ def _audit(names: list[str], installed: Installed, runs: Runs, known: Known, typ
         there = known.packages.get(each.name, {})
         version = installed.versions[each.name]
         made[each.name] = entry(each, there, installed.tops(each.name), asked[each.name], version, torch)
+        if typed.join and there:
+            made[each.name] = joined(made[each.name], there, version)
         _explain(each, typed.reasons)
     print(json.dumps(made, indent=2), flush=True)
     if typed.write:

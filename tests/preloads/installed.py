@@ -36,6 +36,14 @@ class Installed:
     def tops(self, name: str) -> list[str]:
         return self._tops[name]
 
+    def has(self, module: str) -> bool:
+        """Whether there is a module, by its file: not every version of a distribution has all that are listed."""
+        *parents, name = module.split(".")
+        folders = [os.path.join(each, *parents) for each in sys.path]
+        return any(
+            each.partition(".")[0] == name for folder in filter(os.path.isdir, folders) for each in os.listdir(folder)
+        )
+
     def is_python(self, module: str, path: str) -> bool:
         """Whether a module is of the standard library, or built in."""
         if module.partition(".")[0] in sys.stdlib_module_names:

@@ -30,6 +30,8 @@ HARMLESS: frozenset[str] = frozenset(
         "uarray._Function",
         # Takes pyarrow's types out of its registry at the end.
         "pyarrow.lib._ExtensionRegistryNanny",
+        # Types of messages by name: modules add those of their own, and nobody takes one away.
+        "google._upb._message.DescriptorPool",
         # Numpy's functions, and its wrappers of them.
         "numpy._ArrayFunctionDispatcher",
         "numpy._core._multiarray_umath._ArrayFunctionDispatcher",

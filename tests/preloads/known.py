@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,35 @@ def entry(finding: Finding, known: Entry, tops: list[str], modules: list[str], v
     if finding.guilty and "modules" in known:
         made["modules"] = known["modules"]
     return {key: value for key, value in made.items() if value or key == "order"} | _when(torch)
+
+
+def joined(found: Entry, known: Entry, version: str) -> Entry:
+    """The entry of what was found with another version, or another build of torch, beside what is ``known``.
+
+    What either has found holds for both; a major version that is refused is left out.
+    """
+    if "refused" in found and _majors([version]).keys().isdisjoint(_majors(known["versions"])):
+        return known
+    if "refused" in found or "refused" in known:
+        return found if "refused" in found else known
+    made = dict(known)
+    if known["order"] == "free":
+        made |= {key: found[key] for key in ("order", "bound_by") if key in found}
+    made["top"] = sorted({*known["top"], *found["top"]})
+    made["versions"] = [each for _, each in sorted(_majors([*known["versions"], version]).items())]
+    for key in ("minds", "variables", "sets", "loads", "generators"):
+        if both := sorted({*known.get(key, ()), *found.get(key, ())}):
+            made[key] = both
+    if made["order"] == "bound":
+        made.pop("minds", None)
+    made["on"], made["with"] = found["on"], "; ".join(dict.fromkeys([*known["with"].split("; "), found["with"]]))
+    return made
+
+
+def _majors(versions: list[str]) -> dict[int, str]:
+    """The first of the versions of each major one."""
+    numbers = {each: [int(part) for part in re.findall(r"\d+", each)] for each in versions}
+    return {numbers[each][0]: each for each in sorted(versions, key=numbers.__getitem__, reverse=True)}
 
 
 def _versions(known: Entry, version: str) -> list[str]:

@@ -120,6 +120,39 @@ def test_an_entry_is_written_into_the_table_and_keeps_what_was_written_by_hand(q
     }
 
 
+def test_what_other_versions_have_shown_stays_where_that_is_asked_for(quiet):
+    quiet.install("ours", {"ours.py": "import os\nos.getenv('OURS')"})
+    there = {
+        "top": ["ours"],
+        "versions": ["0.9", "1.4", "2.1"],
+        "modules": {"ours": [], "ours.late": ["Late"]},
+        "order": "bound",
+        "bound_by": "ours minds the working folder",
+        "variables": ["FORMER"],
+        "loads": ["other"],
+        "on": "2026-01-01",
+        "with": "Python 3.10.1, torch 2.4.0",
+    }
+    quiet.table.write_text(json.dumps({"packages": {"ours": there}, "harmless": {}}))
+    assert quiet.audit("ours", "--write", "--join").code == 0
+    entry = json.loads(quiet.table.read_text())["packages"]["ours"]
+    assert entry.pop("with").startswith("Python 3.10.1, torch 2.4.0; Python 3.")
+    assert entry.pop("on") > "2026-01-01"
+    assert entry == {
+        **{key: there[key] for key in ("top", "modules", "order", "bound_by", "loads")},
+        "versions": ["0.9", "1.0", "2.1"],
+        "variables": ["FORMER", "OURS"],
+    }
+
+
+def test_another_major_version_that_is_refused_changes_nothing(quiet):
+    quiet.install("ours", {"ours.py": "import os\nX = os.getpid()"})
+    there = {"top": ["ours"], "versions": ["2.1"], "modules": {"ours": []}, "order": "free"}
+    quiet.table.write_text(json.dumps({"packages": {"ours": there}, "harmless": {}}))
+    quiet.audit("ours", "--write", "--join")
+    assert json.loads(quiet.table.read_text())["packages"]["ours"] == there
+
+
 def test_an_import_that_ends_the_process_is_refused(quiet):
     quiet.install("ends", {"ends.py": "import os\nos._exit(3)"})
     assert quiet.audit("ends").entries["ends"]["refused"].startswith("does not end: ")
