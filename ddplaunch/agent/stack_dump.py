@@ -16,6 +16,7 @@ from ddplaunch.agent.ranks import RankProcess
 from ddplaunch.diagnosis.inspection import Condition
 
 REPLACED = "it has become another program"
+_MARK = b"\0"  # before and after what Python writes on the first signal
 _FILE = "/memfd:ddplaunch-stacks (deleted)"
 _MAX = 4 << 20  # bytes of a dump
 _ASLEEP = 0.01  # seconds after which one that sleeps is in native code: Python would have woken up for the signal
@@ -63,14 +64,14 @@ class StackDump:
             except (OSError, ValueError):
                 self._end("it has ended")
                 return False
-            by_python = text.partition(b"begin\n")[2].partition(b"end\n")
-            if by_python[1]:
+            at_once, *by_python = text.split(_MARK)
+            if len(by_python) > 1:
                 self._end(text=by_python[0])
             elif not self._at_once:
                 self._wait(status)
             # While it writes, the signal is blocked in its thread; before that it is pending.
-            elif text and not status.has(self._signals[1]):
-                self._end(text=text.partition(b"begin\n")[0])
+            elif at_once and not status.has(self._signals[1]):
+                self._end(text=at_once)
         return self.text is None and not self.why_not
 
     def _wait(self, status: _Status) -> None:
@@ -87,6 +88,7 @@ class StackDump:
         """Do without; what it may have written by now is taken."""
         if self.look():
             text = os.pread(self._file, _MAX, 0)
+            text = text.replace(_MARK, b"")
             self._end("" if text else "it did not answer", text or None)
 
     def _end(self, why_not: str = "", text: bytes | None = None) -> None:

@@ -3,7 +3,7 @@
 Stacks come by one of two signals, on which ``faulthandler`` writes those of all threads to a memfd. On the first,
 Python calls us between two instructions. On the second faulthandler writes at once, also while a thread holds the GIL:
 that is for a main thread in native code, as one in the midst of a call would be read halfway, and Python 3.11 and 3.12
-can crash of that. How far the rank is in its collectives tells a parked thread, from the first ``init_process_group``
+can crash of that. Only the first stands between two zero bytes. How far the rank is in its collectives tells a parked thread, from the first ``init_process_group``
 on: torch's flight recorder has it, on every backend (torch._C._distributed_c10d). Nothing here may disturb the program
 or raise anything in it; what a torch does not have is left out. Part of the worker, and bound by its rules.
 
@@ -263,9 +263,9 @@ def _write_stacks(number: int, frame: object) -> None:
     import faulthandler
 
     try:
-        os.write(_stacks_fd, b"begin\n")
+        os.write(_stacks_fd, b"\0")  # as faulthandler writes none: whatever functions, files and threads are called
         faulthandler.dump_traceback(_stacks_fd, all_threads=True)
-        os.write(_stacks_fd, b"end\n")
+        os.write(_stacks_fd, b"\0")
     except Exception:
         pass  # the program has closed it
 

@@ -234,11 +234,17 @@ SLEEPS = """
         print("there", flush=True)
         time.sleep(600)
 
-    def watch():
+    def begin():
+        load_batch()
+
+    def on_train_epoch_end():
+        begin()
+
+    def send():
         time.sleep(600)
 
-    threading.Thread(target=watch, daemon=True).start()
-    load_batch()
+    threading.Thread(target=send, daemon=True).start()
+    on_train_epoch_end()
 """
 
 
@@ -256,9 +262,9 @@ def test_stacks_without_torch(start, answer, tmp_path, how):
     assert [rank["condition"] for rank in said["ranks"]] == ["alive"] * 2
     for rank in said["ranks"]:
         stacks_of = [[frame["function"] for frame in thread["frames"]] for thread in rank["threads"]]
-        assert stacks_of[0][0] == "load_batch"
+        assert stacks_of[0] == ["load_batch", "begin", "on_train_epoch_end", "<module>"]
         assert len(stacks_of) == 2
-        assert "watch" in stacks_of[1]
+        assert "send" in stacks_of[1]
         assert rank["threads"][0]["frames"][0]["file"] == "train.py"
     job.signal(signal.SIGINT)
     assert job.wait() == 130
