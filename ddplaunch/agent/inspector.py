@@ -11,7 +11,7 @@ from ddplaunch.agent.ranks import Ranks
 from ddplaunch.agent.stack_dump import REPLACED, StackDump
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.arrivals import kept, read_trace
-from ddplaunch.diagnosis.collectives import named, parse_known, parse_last, parse_states
+from ddplaunch.diagnosis.collectives import named, parse_call, parse_known, parse_last, parse_states
 from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection, RankInspection
 from ddplaunch.diagnosis.stack_dump import parse_dump
 from ddplaunch.diagnosis.waits import needs
@@ -41,6 +41,7 @@ class Inspector:
         self._round = 0
         self._found: dict[int, RankInspection] = {}
         self._asked: dict[int, RankLine] = {}  # those whose answer is awaited
+        self._counts: dict[int, bytes] = {}  # of the groups of each rank, in the first reading
         self._dumps: dict[int, StackDump] = {}
 
     def begin(self) -> None:
@@ -134,9 +135,11 @@ class Inspector:
             known = parse_known(said.groups)
             groups = tuple(state for trace in said.traces for state in named(parse_states(trace), known))
             if self._round == 1:
-                found = replace(found, answers=said.initialised or None, groups=groups)
+                self._counts[number] = said.groups
+                found = replace(found, answers=said.initialised or None, groups=groups, inside=parse_call(said.call))
             elif self._round == 2:
-                found = replace(found, groups=groups, moved=groups != found.groups)
+                moved = groups != found.groups or said.groups != self._counts.get(number)
+                found = replace(found, groups=groups, moved=moved, inside=parse_call(said.call))
             else:
                 last = tuple(each for trace in said.traces for each in parse_last(trace))
                 found = replace(found, last=last, known=tuple(known))
@@ -146,7 +149,8 @@ class Inspector:
 
     def _read_once(self) -> None:
         self._take_stacks()
-        if self._detail is not Detail.WAITS or not any(found.groups for found in self._found.values()):
+        told = any(found.groups or found.inside for found in self._found.values())
+        if self._detail is not Detail.WAITS or not told:
             return self._end()
         pause = max(0.0, min(self._began + AGAIN, self._until) - time.monotonic())
         self._loop.after(pause, lambda: self._read(self._read_twice))

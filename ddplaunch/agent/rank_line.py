@@ -21,6 +21,7 @@ class Said:
 
     initialised: bool
     groups: bytes  # an array for each group, in the order in which they were made (``rank/answers.py``)
+    call: bytes  # of torch.distributed that it is in
     traces: tuple[bytes, ...]  # of its flight recorders
 
 
@@ -97,8 +98,8 @@ class RankLine:
             elif word in (b"t", b"l"):
                 self.answers = word == b"t"
             elif word[:1] in (b"s", b"e"):
-                initialised, groups, *traces = rest[0].split(b"\t")
+                initialised, groups, call, *traces = rest[0].split(b"\t")
                 if int(word[1:]) == self._serial:  # else it is late
-                    heard(Said(initialised == b"1", groups, tuple(traces)))
+                    heard(Said(initialised == b"1", groups, call, tuple(traces)))
         except (ValueError, IndexError):
             pass

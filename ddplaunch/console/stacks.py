@@ -13,7 +13,7 @@ import click
 from ddplaunch.diagnosis.grouping import Alike, grouped
 from ddplaunch.diagnosis.inspection import Frame, Inspection, RankInspection, Thread
 from ddplaunch.diagnosis.sentences import sentence, sentences
-from ddplaunch.diagnosis.standing import INIT, call_of, line_of, text
+from ddplaunch.diagnosis.standing import UNRECORDED, call_of, line_of, text
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.errors import shown
 from ddplaunch.words import ranks
@@ -43,8 +43,8 @@ def notes(inspection: Inspection) -> tuple[str, ...]:
     told = [f"{shown(node)} did not answer" for node in inspection.silent]
     if inspection.node_only:
         told.append("the ranks of other nodes were not asked: --control none")
-    calls = [call for rank in inspection.ranks if (call := call_of(rank)) and call.function != INIT]
-    if calls and all(rank.answers is None for rank in inspection.ranks):
+    calls = [call for rank in inspection.ranks if (call := call_of(rank)) and call.function not in UNRECORDED]
+    if calls and not any(rank.groups for rank in inspection.ranks):
         told.append("no rank has told which collective it is in: only stacks are known")
     return tuple(told)
 

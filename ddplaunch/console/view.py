@@ -12,6 +12,7 @@ from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.devices.gpu_usage import GpuUsage
 from ddplaunch.devices.usage import Used
 from ddplaunch.diagnosis.inspection import Condition, Inspection, RankInspection
+from ddplaunch.diagnosis.standing import UNRECORDED
 from ddplaunch.errors import shown
 from ddplaunch.job.status import RankState, RankStatus, State, Status
 from ddplaunch.output.rows import Row, Span, cut, flow, wrap
@@ -48,8 +49,8 @@ LOOKS = {
     Doing.SILENT: Look("?", "1;33", "it does not answer: it holds Python's lock (GIL)"),
     Doing.BLOCKED: Look("D", "1;33", "it waits for a disk or a driver, in the kernel"),
     Doing.PENDING: Look("-", "2", "it has no process yet"),
-    Doing.RUNNING: Look(".", "32", "it runs, and waits in no collective"),
-    Doing.WAITING: Look("w", "33", "it waits in a collective"),
+    Doing.RUNNING: Look(".", "32", "it runs, and waits for no other rank"),
+    Doing.WAITING: Look("w", "33", "it waits for other ranks, in a collective, a send or the like"),
     Doing.ENDED: Look("e", "2", "it has ended"),
 }
 _ODD = frozenset({Doing.FAILED, Doing.STOPPED, Doing.SILENT, Doing.BLOCKED})  # however many they are
@@ -60,6 +61,7 @@ class Place(NamedTuple):
 
     group: str
     number: int
+    function: str = ""  # of torch.distributed, where it is one that has neither
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,13 @@ def doing(rank: RankInspection, status: RankStatus | None = None, state: State =
 
 
 def place(rank: RankInspection) -> Place | None:
-    """The oldest collective that a rank has entered and not left, where it has not moved from there."""
+    """The oldest collective that a rank has entered and not left, or its send or the like, where it has not moved."""
+    if rank.moved or rank.condition is not Condition.ALIVE:
+        return None
+    if rank.inside and (rank.inside.function in UNRECORDED or not rank.groups):
+        return Place("", 0, rank.inside.function)
     open_ones = [each for each in rank.groups if each.enqueued > each.completed]
-    if rank.moved or not open_ones or rank.condition is not Condition.ALIVE:
+    if not open_ones:
         return None
     found = max(open_ones, key=lambda each: each.completed)
     return Place(found.group, found.completed + 1)
@@ -120,7 +126,7 @@ def steady(now: Inspection, before: Inspection | None) -> Inspection:
 
 
 def waiting(inspection: Inspection) -> frozenset[tuple[int, Place]]:
-    """Each rank that waits in a collective, and where."""
+    """Each rank that waits for others, and where."""
     return frozenset((rank.rank, where) for rank in inspection.ranks if (where := place(rank)))
 
 
@@ -246,15 +252,21 @@ def _where(inspection: Inspection, ranks: Mapping[int, Doing], *, briefly: bool)
     if briefly:
         return f"{found.total()} of {inspection.world_size} ranks wait"
     (where, count), *others = found.most_common()
-    named = f"{_operation(inspection, where)} of {_group(inspection, where.group)}"
+    named = _named(inspection, where)
     more = f", {sum(count for _, count in others)} elsewhere" if others else ""
     return f"{count} of {inspection.world_size} ranks wait in {named}{more}"
+
+
+def _named(inspection: Inspection, where: Place) -> str:
+    if where.function:
+        return shown(where.function, 40)
+    return f"{_operation(inspection, where)} of {_group(inspection, where.group)}"
 
 
 def _operation(inspection: Inspection, where: Place) -> str:
     for rank in inspection.ranks:
         for each in rank.last:
-            if (each.group, each.number) == where and not each.completed:
+            if Place(each.group, each.number) == where and not each.completed:
                 return f"{shown(each.operation, 40)} #{where.number}"
     return f"#{where.number}"
 
@@ -362,7 +374,7 @@ def _rank_line(glance: Glance, rank: RankInspection, what: Doing, busy: float | 
         shown(rank.host, 40),
         str(rank.pid or ""),
         what.value,
-        f"{_operation(glance.inspection, where)} of {_group(glance.inspection, where.group)}" if where else "",
+        _named(glance.inspection, where) if where else "",
         "" if busy is None else f"{busy * 100:.0f}",
         size(used.memory) if used else "",
     )

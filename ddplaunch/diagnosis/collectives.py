@@ -8,7 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ddplaunch.dataclass import replace
-from ddplaunch.diagnosis.inspection import Collective, Group, GroupState
+from ddplaunch.diagnosis.inspection import Collective, Group, GroupState, Inside
 from ddplaunch.errors import shown
 
 MAX_GROUPS = 1024
@@ -58,6 +58,14 @@ def parse_known(said: bytes) -> dict[Group, int]:
     except (TypeError, RecursionError) as error:
         raise ValueError("no groups") from error
     return found
+
+
+def parse_call(said: bytes) -> Inside | None:
+    """Read the function that a rank is in, as ``rank/answers.py`` writes it; ValueError for anything else."""
+    if not said:
+        return None
+    function, operation, number = said.decode("ascii").split(" ")
+    return Inside(shown(function), shown(operation), int(number) if int(number) >= 0 else None)
 
 
 def named(states: Sequence[GroupState], known: Mapping[Group, int]) -> tuple[GroupState, ...]:

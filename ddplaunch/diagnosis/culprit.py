@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ddplaunch.dataclass import dataclass
+from ddplaunch.diagnosis.chains import arrows
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
 from ddplaunch.diagnosis.sentences import end_of, mismatch, still
 from ddplaunch.diagnosis.stack_dump import parse_traceback
@@ -65,8 +66,10 @@ def culprit(
     """
     gone = [_failed(rank, traceback, folder) for rank, traceback in failed]
     until = _until(inspection, failed) if timed_out else ""
-    for wait in sorted(waits(inspection), key=lambda wait: not wait.number):
-        if found := _of_wait(wait, inspection, gone, until):
+    all_waits = waits(inspection)
+    for wait in sorted(all_waits, key=lambda wait: not wait.number):
+        found = _circle(wait, all_waits, inspection) if wait.cycle else _of_wait(wait, inspection, gone, until)
+        if found:
             return found
     return _of_failures(inspection, gone, until)
 
@@ -96,8 +99,6 @@ def _of_wait(wait: Wait, inspection: Inspection, failed: Sequence[_Failed], unti
     lost = {each.rank for each in failed}
     missing = [_rank(inspection, rank) for rank in wait.roots if rank not in lost]
     waiters = len({*wait.waiting, *dict(wait.ahead), *(lost & set(wait.members) if wait.members else lost)})
-    if wait.circular:
-        return _circle(wait, inspection, waiters)
     if not missing or (wait.operation in POINT_TO_POINT and len(missing) > 1):
         return None  # send and recv have one peer, and nothing tells which
     if waiters < len(missing) and all(map(_ended_well, missing)):
@@ -116,7 +117,10 @@ def _of_failures(inspection: Inspection, failed: Sequence[_Failed], until: str) 
     if INIT in functions:
         left = [rank for rank in left if not rank.groups and rank.answers is not True]
         return _blamed(INIT, left, len(failed), until, counted=False) if left else None
-    name, missing = _next(left, functions.pop() if len(functions) == 1 else "")
+    if functions and functions <= POINT_TO_POINT:
+        name, missing = " and ".join(sorted(functions)), left
+    else:
+        name, missing = _next(left, functions.pop() if len(functions) == 1 else "")
     if functions & POINT_TO_POINT and len(missing) > 1:
         return None
     if len(failed) < len(missing) and all(map(_ended_well, missing)):
@@ -168,7 +172,7 @@ def _blamed(name: str, missing: Sequence[RankInspection], waiters: int, until: s
     said = f"{ranks(numbers)} " + (f"{state} and " if state else "")
     if not name:
         said += f"did not come to where {waited}{until}"
-    elif name in POINT_TO_POINT:
+    elif set(name.split(" and ")) <= POINT_TO_POINT:
         said += f"did not communicate, while {waited} in {name}{until}"
     else:
         said += f"did not {'enter' if counted else 'call'} {name}, which {waited} for{until}"
@@ -209,11 +213,18 @@ def _longer(name: str, alone: Sequence[int], line: Frame | None, ended: Sequence
     return Culprit(tuple(alone), name, len(alone), line, said)
 
 
-def _circle(wait: Wait, inspection: Inspection, waiters: int) -> Culprit:
-    numbers = tuple(sorted({*wait.waiting, *(each.rank for each in wait.missing)}))
-    told = [f"{ranks(wait.waiting)} in {title(wait)}", *(f"rank {each.rank} in {each.calls}" for each in wait.missing)]
-    said = f"{ranks(numbers)} waited for each other: {', '.join(told)}"
-    return Culprit(numbers, title(wait), waiters, entered_at(_rank(inspection, wait.waiting[0])), said)
+def _circle(wait: Wait, waits: Sequence[Wait], inspection: Inspection) -> Culprit:
+    """Say that ranks have waited for each other, and each of them in what."""
+    told: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for rank in wait.cycle:
+        inside = next((each for each in waits if rank in each.waiting or rank in dict(each.ahead)), wait)
+        what = title(inside) if rank in inside.waiting else f"#{dict(inside.ahead)[rank]} of {inside.group}"
+        told.setdefault((what, inside.waiting), []).append(rank)
+    said = f"{ranks(wait.cycle)} waited for each other, {arrows(wait.cycle)}: "
+    said += ", ".join(f"{ranks(each)} in {what}" for (what, _), each in told.items())
+    first = _rank(inspection, wait.cycle[0])
+    waiters = len({rank for each in waits for rank in each.waiting})
+    return Culprit(tuple(sorted(wait.cycle)), title(wait), waiters, entered_at(first), said)
 
 
 def _state(rank: RankInspection) -> str:

@@ -79,6 +79,16 @@ class Collective:
     entered: float  # seconds since the epoch, by the clock of the rank's host
     completed: bool
     alone: bool  # whether no send or recv was counted with it: then ``GroupState`` has the same numbers
+    root: int | None = None  # the rank that it is from, or to, where it has one and its rank waits in it
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A function of torch.distributed that a rank is in, as it says itself."""
+
+    function: str  # the one that the user or a library called: "broadcast_object_list"
+    operation: str  # what that has called in turn: "broadcast"
+    names: int | None  # the rank that the operation names: whom it sends to or receives from, or the root
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,7 @@ class RankInspection:
     moved: bool = False  # whether ``groups`` changed within a tenth of a second
     last: tuple[Collective, ...] = ()  # in each group the last, before it the oldest not complete; only where asked for
     known: tuple[Group, ...] = ()  # the groups that it is in; of the same ranks
+    inside: Inside | None = None  # where it is in such a function, and said so
     cpu: float = 0.0  # seconds of CPU time that it and its children have used
     arrivals: tuple[Arrivals, ...] = ()  # on the way to node 0
     quiet: float | None = None  # seconds since it printed something; as the next three, None where it is not known

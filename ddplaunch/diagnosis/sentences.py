@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+from ddplaunch.diagnosis.chains import arrows
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
-from ddplaunch.diagnosis.standing import INIT, POINT_TO_POINT, doing, entered_at, is_gone, text, where
-from ddplaunch.diagnosis.waits import Missing, Wait, title, waits
+from ddplaunch.diagnosis.standing import INIT, POINT_TO_POINT, ROOTED, SENDS, doing, entered_at, is_gone, text, where
+from ddplaunch.diagnosis.waits import Missing, Wait, partner, title, waits
 from ddplaunch.words import named, ranks
 
 _PLURAL = {"has": "have", "is": "are", "does": "do", "holds": "hold"}
+_MAX_PAIRS = 4
 
 
 def sentences(inspection: Inspection) -> tuple[str, ...]:
@@ -41,20 +43,29 @@ def _titled(wait: Wait) -> str:
     tensors = wait.collective.tensors if wait.collective else ""
     details = [ranks(wait.members) if wait.members else "", tensors]
     shown = "; ".join(filter(None, details))
-    return title(wait) + (f" ({shown})" if shown else "")
+    return title(wait) + _partners(wait) + (f" ({shown})" if shown else "")
+
+
+def _partners(wait: Wait) -> str:
+    """Whom ranks send to or receive from: " from rank 2", " (1 from 2, 2 from 3)"; some of many."""
+    if len(wait.waiting) == 1:
+        return partner(wait, wait.waiting[0])
+    way = "to" if wait.operation in SENDS else "from"
+    told = [f"{rank} {way} {other}" for rank, other in wait.partners]
+    return f" ({', '.join(told[:_MAX_PAIRS])}{', …' * (len(told) > _MAX_PAIRS)})" if told else ""
 
 
 def _missing(wait: Wait, inspection: Inspection) -> list[str]:
     if not wait.missing:
-        return [_nobody_missing(wait)]
+        return [f"they wait for each other: {arrows(wait.cycle)}" if wait.cycle else _nobody_missing(wait)]
     by_number = {rank.rank: rank for rank in inspection.ranks}
     words: dict[str, list[int]] = {}
     for each in wait.missing:
         words.setdefault(_why(wait, each, by_number[each.rank]), []).append(each.rank)
     told = [f"{ranks(numbers)} {_agreeing(why, numbers)}" for why, numbers in words.items()]
-    if wait.circular:
-        told.append("they wait for each other")
-    return told if len(told) <= 4 else [*told[:3], f"{ranks(n for each in list(words.values())[3:] for n in each)} too"]
+    if len(told) > 4:
+        told = [*told[:3], f"{ranks(n for each in list(words.values())[3:] for n in each)} too"]
+    return [*told, f"they wait for each other: {arrows(wait.cycle)}"] if wait.cycle else told
 
 
 def _nobody_missing(wait: Wait) -> str:
@@ -62,6 +73,11 @@ def _nobody_missing(wait: Wait) -> str:
         return "not all of its ranks could be asked" if wait.number else "not all ranks could be asked"
     if wait.number:
         return "all its ranks have entered it: the data is on its way"
+    if wait.met:
+        others = [other for _, other in wait.partners]
+        does = "receives from" if wait.operation in SENDS else "sends to"
+        it = "it" if len(wait.waiting) == 1 else "them"
+        return f"{ranks(others)} {_verb(does, others)} {it}: the data is on its way, or the tags differ"
     if wait.operation == INIT:
         return "all ranks have called it: they do not reach each other"
     return "all other ranks wait too"
@@ -85,6 +101,8 @@ def _why(wait: Wait, missing: Missing, rank: RankInspection) -> str:
 def _absence(wait: Wait) -> str:
     if wait.number:
         return "has not entered it"
+    if wait.operation in POINT_TO_POINT and wait.partners:
+        return "does not receive" if wait.operation in SENDS else "does not send"
     if wait.operation in POINT_TO_POINT:
         return "does not communicate"
     return "has not called it"
@@ -125,11 +143,14 @@ def end_of(rank: RankInspection) -> str:
 def mismatch(wait: Wait, inspection: Inspection) -> str:
     """Say which ranks have entered what at one number of a group."""
     by_number = {rank.rank: rank for rank in inspection.ranks}
-    tensors = len({each.operation for each, _ in wait.different}) < len(wait.different)
+    kinds = [each for each, _ in wait.different]
+    rooted = len({each.root for each in kinds}) > 1 and all(each.root is not None for each in kinds)
+    tensors = len({(each.operation, each.root) for each in kinds}) < len(kinds)
     told = []
     for each, numbers in wait.different:
         line = entered_at(by_number[numbers[0]])
         what = each.operation + (f" of {each.tensors or 'nothing'}" if tensors else "")
+        what += f" {ROOTED[each.operation]} rank {each.root}" if rooted else ""
         told.append(f"{what} on {ranks(numbers)}" + (f" ({where(line)})" if line else ""))
     return f"#{wait.number} of {wait.group} is {', '.join(told[:-1])} and {told[-1]}"
 
@@ -149,7 +170,8 @@ def _lines(places: Sequence[Frame]) -> str:
 
 
 def _verb(verb: str, numbers: Sequence[int]) -> str:
-    return verb if len(numbers) == 1 else verb.removesuffix("s")
+    first, space, rest = verb.partition(" ")
+    return verb if len(numbers) == 1 else first.removesuffix("s") + space + rest
 
 
 def _agreeing(why: str, numbers: Sequence[int]) -> str:

@@ -9,15 +9,12 @@ from typing import NamedTuple
 from ddplaunch.diagnosis.inspection import Collective, Condition, Frame, RankInspection
 
 INIT = "init_process_group"
-POINT_TO_POINT = {
-    "batch_isend_irecv",
-    "irecv",
-    "isend",
-    "recv",
-    "recv_object_list",
-    "send",
-    "send_object_list",
-}
+SENDS = {"isend", "send", "send_object_list"}
+RECEIVES = {"irecv", "recv", "recv_object_list"}
+POINT_TO_POINT = {"batch_isend_irecv", *SENDS, *RECEIVES}
+ROOTED = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
+"""Collectives with a root, which all ranks must name alike, and how it is said of them."""
+
 UNRECORDED = POINT_TO_POINT | {
     INIT,
     "destroy_process_group",
@@ -30,6 +27,9 @@ UNRECORDED = POINT_TO_POINT | {
 """Functions of torch.distributed that wait for other ranks and that the flight recorder of gloo has not."""
 
 _C10D = "torch/distributed/distributed_c10d.py"
+_PACKING = {"_object_to_tensor", "_tensor_to_object"}
+"""What turns objects into tensors and back, by the program's own ``__reduce__``: no other rank is waited for there."""
+
 _LOADER = "torch/utils/data/dataloader.py"
 _WAITS = {
     ("threading.py", "join"): "waits for a thread to end",
@@ -81,7 +81,7 @@ def line_of(rank: RankInspection) -> Frame | None:
 def call_in(frames: tuple[Frame, ...]) -> Call | None:
     """The function of torch.distributed that a stack is in."""
     inside = [frame.function for frame in frames if frame.file.endswith(_C10D)]
-    if not inside:
+    if not inside or not _PACKING.isdisjoint(inside):
         return None
     public = [name for name in inside if not name.startswith("_")]
     return Call((public or inside)[-1], place(frames))
@@ -90,6 +90,13 @@ def call_in(frames: tuple[Frame, ...]) -> Call | None:
 def call_of(rank: RankInspection) -> Call | None:
     """The function of torch.distributed that a rank is in, in any of its threads."""
     return next((call for thread in rank.threads if (call := call_in(thread.frames))), None)
+
+
+def partner_of(rank: RankInspection) -> int | None:
+    """The rank to which a rank sends, or from which it receives; None where it does neither, or nobody knows."""
+    call, inside = call_of(rank), rank.inside
+    known = call and inside and inside.function == call.function and call.function in SENDS | RECEIVES
+    return inside.names if known and inside else None
 
 
 def entered_at(rank: RankInspection) -> Frame | None:

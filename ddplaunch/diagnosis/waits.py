@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddplaunch.dataclass import dataclass, replace
+from ddplaunch.diagnosis.chains import cycle, ends
 from ddplaunch.diagnosis.inspection import Collective, Condition, Frame, Inspection, RankInspection
 from ddplaunch.diagnosis.standing import (
     INIT,
+    RECEIVES,
+    ROOTED,
+    SENDS,
     UNRECORDED,
     Call,
     Standing,
@@ -15,6 +19,7 @@ from ddplaunch.diagnosis.standing import (
     counts_others,
     entered_at,
     is_gone,
+    partner_of,
     standing,
 )
 
@@ -50,7 +55,11 @@ class Wait:
     missing: tuple[Missing, ...]  # the ranks that have not entered it, those first that do not wait themselves
     different: tuple[tuple[Collective, tuple[int, ...]], ...] = ()  # what ranks entered instead at this number
     unseen: bool = False  # whether it has members that could not be asked
-    circular: bool = False  # whether each of those that are missing waits, in the end, for this wait
+    partners: tuple[
+        tuple[int, int], ...
+    ] = ()  # in send and recv: a rank, and the one that it sends to or receives from
+    met: bool = False  # whether each of those partners is in the call that goes with it
+    cycle: tuple[int, ...] = ()  # ranks that wait, each for the next and the last for the first; in the first such wait
 
     @property
     def roots(self) -> tuple[int, ...]:
@@ -62,7 +71,7 @@ def waits(inspection: Inspection) -> tuple[Wait, ...]:
     """Find who waits for whom; first what the other waits wait for."""
     view = _View(inspection)
     found = [wait for group in view.groups if (wait := view.wait_in(group))]
-    taken = {rank for wait in found for rank in (*wait.waiting, *dict(wait.ahead))}
+    taken = {rank for wait in found for rank in _inside(wait)}
     found += view.calls(taken)
     return tuple(_ordered([_told(wait, found) for wait in found]))
 
@@ -103,6 +112,7 @@ class _View:
         names |= {each.group for rank in inspection.ranks for each in rank.last}
         self.groups = sorted(names, key=lambda name: (len(name), name))
         known = {each.group: each for rank in inspection.ranks for each in rank.known}
+        self.recorded = any(rank.groups for rank in inspection.ranks)
         self.called = {name: each.description for name, each in known.items()}
         self.members = {name: each.ranks for name, each in known.items() if each.ranks}
 
@@ -222,15 +232,17 @@ class _View:
 
     def _different(self, here: dict[int, Standing], number: int) -> tuple[tuple[Collective, tuple[int, ...]], ...]:
         """What ranks that wait at one number are in, where that is not the same."""
-        kinds: dict[tuple[str, str], list[int]] = {}
-        examples: dict[tuple[str, str], Collective] = {}
-        stacks: dict[object, tuple[str, str]] = {}
-        for rank, each in sorted(here.items()):
-            if (one := each.collective) and one.number == number:
-                kind = one.operation, one.tensors if one.operation in _COMPARED else ""
-                kinds.setdefault(kind, []).append(rank)
-                examples.setdefault(kind, one)
-                stacks.setdefault(stack_of(self.ranks[rank]), kind)
+        kinds: dict[tuple[object, ...], list[int]] = {}
+        examples: dict[tuple[object, ...], Collective] = {}
+        stacks: dict[object, tuple[object, ...]] = {}
+        exact = {rank: each.collective for rank, each in sorted(here.items()) if each.collective}
+        exact = {rank: self._rooted(rank, each) for rank, each in exact.items() if each.number == number}
+        rooted = all(each.root is not None for each in exact.values())
+        for rank, one in exact.items():
+            kind = one.operation, one.tensors if one.operation in _COMPARED else "", one.root if rooted else None
+            kinds.setdefault(kind, []).append(rank)
+            examples.setdefault(kind, one)
+            stacks.setdefault(stack_of(self.ranks[rank]), kind)
         if len(kinds) < 2:
             return ()
         for rank, each in here.items():  # who was not asked is where those with an equal stack are
@@ -239,38 +251,64 @@ class _View:
         ordered = sorted(kinds, key=lambda kind: (-len(kinds[kind]), kinds[kind]))
         return tuple((examples[kind], tuple(sorted(kinds[kind]))) for kind in ordered)
 
+    def _rooted(self, number: int, collective: Collective) -> Collective:
+        """The collective that a rank waits in, with its root where the rank says so."""
+        inside = self.ranks[number].inside
+        if inside and inside.operation == collective.operation in ROOTED and not collective.completed:
+            return replace(collective, root=inside.names)
+        return collective
+
     def calls(self, taken: set[int]) -> Iterator[Wait]:
-        """The waits that only stacks tell: in init_process_group, send and recv, and all of an older torch's."""
+        """The waits that only stacks tell: in init_process_group, send and recv, and all that no recorder has."""
         found: dict[str, dict[int, Call]] = {}
         for number, rank in self.ranks.items():
             call = call_of(rank)
             if not call or number in taken or rank.moved or rank.answers is False:
                 continue
-            if call.function in UNRECORDED or rank.answers is None:
+            if call.function in UNRECORDED or not (self.recorded and rank.answers):
                 found.setdefault(call.function, {})[number] = call
         inside = {rank for calls in found.values() for rank in calls}
+        partners = {rank: partner_of(self.ranks[rank]) for rank in inside}
         for function, calls in sorted(found.items(), key=lambda item: item[0] != INIT):
-            missing = [
-                number
-                for number, rank in self.ranks.items()
-                if number not in inside | taken and not rank.moved and self._lacks(function, rank)
-            ]
-            yield Wait(
-                function,
-                "",
-                0,
-                (),
-                None,
-                tuple(sorted(calls)),
-                (),
-                _places(self.ranks[rank] for rank in sorted(calls)),
-                tuple(Missing(rank, False) for rank in missing),
-                unseen=len(self.ranks) < self.inspection.world_size,
-            )
+            together = ends({rank: partners[rank] for rank in calls}, self._met(function, partners))
+            for end, waiting in together.items():
+                missing = self._lacking_in(function, end.rank, inside | taken) if not (end.met or end.cycle) else []
+                all_known = end.rank is None and len(self.ranks) == self.inspection.world_size
+                yield Wait(
+                    function,
+                    "",
+                    0,
+                    (),
+                    None,
+                    tuple(waiting),
+                    (),
+                    _places(self.ranks[rank] for rank in waiting),
+                    tuple(Missing(rank, False) for rank in missing),
+                    unseen=not (all_known or end.rank in self.ranks or end.met or end.cycle),
+                    partners=tuple((rank, each) for rank in waiting if (each := partners[rank]) is not None),
+                    met=end.met,
+                    cycle=end.cycle,
+                )
+
+    def _lacking_in(self, function: str, partner: int | None, inside: set[int]) -> list[int]:
+        """Who has not called a function that others are in: their partner, where it is known."""
+        others = [partner] if partner is not None else [rank for rank in self.ranks if rank not in inside]
+        found = [rank for rank in others if rank in self.ranks and not self.ranks[rank].moved]
+        return [rank for rank in found if self._lacks(function, self.ranks[rank])]
+
+    def _met(self, function: str, partners: Mapping[int, int | None]) -> set[int]:
+        """The ranks in a send whose partner is in the recv that goes with it, and the other way round."""
+        other = RECEIVES if function in SENDS else SENDS if function in RECEIVES else set()
+        found = set()
+        for rank, partner in partners.items():
+            if partner is not None and partner in self.ranks and partners.get(partner, rank) in (rank, None):
+                call = call_of(self.ranks[partner])
+                found.update([rank] if call and call.function in other else [])
+        return found
 
     def _lacks(self, function: str, rank: RankInspection) -> bool:
         if function == INIT:
-            return not rank.groups and not rank.no_stack
+            return not rank.groups and rank.answers is not True and not rank.no_stack
         return not rank.no_stack and (bool(rank.threads) or rank.answers is not None or is_gone(rank))
 
 
@@ -280,7 +318,9 @@ def _places(ranks: Iterable[RankInspection]) -> tuple[Frame, ...]:
 
 def _told(wait: Wait, waits: Sequence[Wait]) -> Wait:
     """Tell of those that are missing in a wait in which others they wait themselves."""
-    inside = {rank: title(other) for other in waits if other is not wait for rank in other.waiting}
+    inside = {
+        rank: title(other) + partner(other, rank) for other in waits if other is not wait for rank in other.waiting
+    }
     inside |= {
         rank: f"#{number} of {other.group}" for other in waits if other is not wait for rank, number in other.ahead
     }
@@ -300,19 +340,41 @@ def short_title(wait: Wait) -> str:
     return title(wait).removesuffix(f" of {DEFAULT}")
 
 
+def partner(wait: Wait, rank: int) -> str:
+    """Say whom a rank sends to or receives from: " from rank 2"; "" where that is not known."""
+    other = dict(wait.partners).get(rank)
+    return "" if other is None else f" {'to' if wait.operation in SENDS else 'from'} rank {other}"
+
+
 def _ordered(waits: Sequence[Wait]) -> Iterator[Wait]:
     """Put those first that wait for a rank which waits for nobody, then those that wait for them."""
     left = sorted(waits, key=lambda wait: (any(each.waits for each in wait.missing), -len(wait.waiting)))
     reached: set[int] = set()
     while left:
         ready = [each for each in left if each.roots or not each.missing or _ranks(each.missing) & reached]
-        if not ready:
-            yield from (replace(each, circular=True) for each in left)
-            return
         roots = [each for each in ready if each.roots or not each.missing] or ready
-        yield from roots
-        reached.update(rank for each in roots for rank in (*each.waiting, *dict(each.ahead)))
+        if not ready:
+            found = _cycle(left)
+            roots = [each for each in left if not _inside(each).isdisjoint(found)]
+            ready = [replace(roots[0], cycle=found), *roots[1:]]
+        else:
+            ready = roots
+        yield from ready
+        reached.update(rank for each in roots for rank in _inside(each))
         left = [each for each in left if each not in roots]
+
+
+def _cycle(waits: Sequence[Wait]) -> tuple[int, ...]:
+    """Ranks of which each waits for the next, and the last for the first, where nobody waits for another."""
+    nexts: dict[int, int] = {}
+    for wait in waits:
+        partners = dict(wait.partners)
+        nexts.update((rank, partners.get(rank, wait.missing[0].rank)) for rank in _inside(wait))
+    return cycle(nexts)
+
+
+def _inside(wait: Wait) -> set[int]:
+    return {*wait.waiting, *dict(wait.ahead)}
 
 
 def _ranks(missing: Iterable[Missing]) -> set[int]:

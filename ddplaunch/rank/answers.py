@@ -3,9 +3,10 @@
 Stacks come by one of two signals, on which ``faulthandler`` writes those of all threads to a memfd. On the first,
 Python calls us between two instructions. On the second faulthandler writes at once, also while a thread holds the GIL:
 that is for a main thread in native code, as one in the midst of a call would be read halfway, and Python 3.11 and 3.12
-can crash of that. Only the first stands between two zero bytes. How far the rank is in its collectives tells a parked thread, from the first ``init_process_group``
-on: torch's flight recorder has it, on every backend (torch._C._distributed_c10d). Nothing here may disturb the program
-or raise anything in it; what a torch does not have is left out. Part of the worker, and bound by its rules.
+can crash of that. Only the first stands between two zero bytes. How far the rank is in its collectives tells a parked
+thread, from the first ``init_process_group`` on: torch's flight recorder has it, on every backend
+(torch._C._distributed_c10d). Nothing here may disturb the program or raise anything in it; what a torch does not have
+is left out. Part of the worker, and bound by its rules.
 
 On the socket there are lines. From the rank: ``h FIRST SECOND FD`` at its start, ``t`` when the thread is there, ``l``
 when it has left, and answers, ``s7 …`` with tabs between their parts. To the rank: ``s7`` (how far are you?) and ``e7``
@@ -21,13 +22,19 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CellType, ModuleType
+    from types import CellType, FrameType, ModuleType
     from typing import Any
 
 _HIGHEST = 1024  # descriptors: a table of more would cost memory, and select(2) takes no more
 _LEAVE_PATIENCE = 0.1  # seconds that the thread has to be gone
 _MAX_GROUPS, _MAX_MEMBERS = 256, 4096
 _C10D = "torch.distributed.distributed_c10d"
+_PACKING = {"_object_to_tensor", "_tensor_to_object"}  # they run the program's __reduce__, before or after the exchange
+_NAMES = {
+    **dict.fromkeys(("send", "isend", "reduce", "gather"), "dst"),
+    **dict.fromkeys(("recv", "irecv", "broadcast", "scatter"), "src"),
+}
+"""Functions of torch.distributed that name a rank, and by which argument; with "group_" before it, one of the group."""
 
 
 class Answers:
@@ -149,9 +156,9 @@ class Answers:
 
 
 def _answer(module: ModuleType, *, details: bool) -> bytes:
-    """``1`` or ``0``, whether there is a process group; all groups; what each recorder says."""
-    parts = [b"%d" % module.is_initialized(), _groups(module, members=details), *_traces(details=details)]
-    return b"\t".join(parts)
+    """``1`` or ``0``, whether there is a process group; all groups; the call it is in; what each recorder says."""
+    parts = [b"%d" % module.is_initialized(), _groups(module, members=details), _call(module)]
+    return b"\t".join([*parts, *_traces(details=details)])
 
 
 def _traces(*, details: bool) -> list[bytes]:
@@ -188,6 +195,43 @@ def _group(name: object, group: Any, members: dict[int, int]) -> bytes:
     texts = ['"' + "".join(c if c.isalnum() or c in " _-.:/()[]" else "_" for c in word[:200]) + '"' for word in words]
     ranks = ",".join(str(int(rank)) for rank in sorted(members)[:_MAX_MEMBERS])
     return f"[{texts[0]},{texts[1]},[{ranks}],{count}]".encode("ascii", "replace")
+
+
+def _call(module: ModuleType) -> bytes:
+    """The function of torch.distributed that the program is in, what that calls in turn, and the rank that this names.
+
+    "broadcast_object_list broadcast 0", -1 where it names none; nothing where no thread is in one. Numbers are all that
+    is read of its variables.
+    """
+    try:
+        main = sys.modules["threading"].main_thread().ident
+        for _, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+            inside = []
+            while frame is not None:
+                if frame.f_code.co_filename == module.__file__ and not frame.f_code.co_name.startswith("<"):
+                    inside.append(frame)
+                frame = frame.f_back  # type: ignore[assignment]
+            names = [each.f_code.co_name for each in inside]
+            if names and _PACKING.isdisjoint(names):
+                outer = next((name for name in reversed(names) if name[0] != "_"), names[-1])
+                at = next((each for each in inside if each.f_code.co_name in _NAMES), inside[0])
+                return f"{outer} {at.f_code.co_name} {_named_rank(module, at)}".encode("ascii", "replace")
+    except Exception:
+        pass
+    return b""
+
+
+def _named_rank(module: ModuleType, frame: FrameType) -> int:
+    """The rank, counted in the job, that a call of one of ``_NAMES`` names; -1 where it is another call."""
+    argument = _NAMES.get(frame.f_code.co_name)
+    if argument is None:
+        return -1
+    given = frame.f_locals
+    if isinstance(given.get(argument), int):
+        return int(given[argument])
+    number = given.get(f"group_{argument}")
+    group = given.get("group") or module._get_default_group()
+    return int(module.get_global_rank(group, number)) if isinstance(number, int) else -1
 
 
 class _Once:

@@ -60,6 +60,8 @@ HANG = """
             time.sleep(600)
 
     print("before", flush=True)
+    if what == "roots":
+        dist.broadcast(tensor, rank)  # roots
     if rank == 2:
         step()
     dist.all_reduce(tensor)  # reduce
@@ -81,7 +83,10 @@ SENTENCES = {
     "longer": "rank 2 waits in all_reduce #5 of default_pg (float32[6]), entered at {more}, "
     "which no other rank has entered; ranks 0, 1 have not entered it: {end}",
     "before": "ranks 0, 1 wait in init_process_group, called at {init}; rank 2 has not called it: build at {build}",
-    "recv": f"{WAIT}; rank 2 has not entered it: it waits in recv, step at {{recv}}",
+    "recv": f"{WAIT}; rank 2 has not entered it: it waits in recv from rank 0, step at {{recv}}; "
+    "they wait for each other: 0 → 2 → 0",
+    "roots": "#4 of default_pg is broadcast from rank 0 on rank 0 ({roots}), broadcast from rank 1 on rank 1 ({roots}) "
+    "and broadcast from rank 2 on rank 2 ({roots}): they wait for each other",
 }
 
 
@@ -117,6 +122,17 @@ def found(answer):
 def test_the_rank_that_the_others_wait_for(start, tmp_path, found, what):
     job = start("run", "--nproc", "3", write(tmp_path, "train.py", HANG), what)
     found(job, sentence(what))
+    job.process.kill()
+    job.wait()
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_without_torchs_recorder_stacks_alone_tell(start, tmp_path, found):
+    job = start("run", "--nproc", "3", write(tmp_path, "train.py", HANG), "sleep", env={"TORCH_FR_BUFFER_SIZE": "0"})
+    told = sentence("sleep").replace(" #4 of default_pg (float32[6]), entered", ", called").replace("entered", "called")
+    said = found(job, told)
+    assert said["notes"] == ["no rank has told which collective it is in: only stacks are known"]
     job.process.kill()
     job.wait()
     job.assert_nothing_left()

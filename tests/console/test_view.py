@@ -12,12 +12,13 @@ from ddplaunch.console import view
 from ddplaunch.console.view import Doing, Glance, doing, frame, named_ranks, screenful
 from ddplaunch.devices.gpu_usage import GpuUsage
 from ddplaunch.devices.usage import Used
-from ddplaunch.diagnosis.inspection import Collective, Condition, GroupState, Inspection, RankInspection
+from ddplaunch.diagnosis.inspection import Collective, Condition, GroupState, Inside, Inspection, RankInspection
 from ddplaunch.job.status import RankState, RankStatus, State, Status
 from ddplaunch.output.rows import Span, columns, cut, flow, painted, plain, width, wrap
 from tests.patience import patience
 
 GIB = 1 << 30
+INIT = Inside("init_process_group", "_store_based_barrier", None)
 
 
 def rank(number: int, enqueued: int = 10, completed: int = 10, **what) -> RankInspection:
@@ -47,6 +48,13 @@ def shown(one: Glance, across: int = 80, down: int = 24) -> list[str]:
         (rank(0), None, State.RUNNING, Doing.RUNNING),
         (rank(0, 11, 10), None, State.RUNNING, Doing.WAITING),
         (rank(0, 11, 10, moved=True), None, State.RUNNING, Doing.RUNNING),
+        (rank(0, inside=Inside("recv", "recv", 1)), None, State.RUNNING, Doing.WAITING),
+        (rank(0, inside=Inside("send_object_list", "send", 1)), None, State.RUNNING, Doing.WAITING),
+        (rank(0, inside=Inside("monitored_barrier", "monitored_barrier", None)), None, State.RUNNING, Doing.WAITING),
+        (rank(0, inside=INIT, groups=(), answers=None), None, State.STARTING, Doing.WAITING),
+        (rank(0, inside=Inside("recv", "recv", 1), moved=True), None, State.RUNNING, Doing.RUNNING),
+        (rank(0, inside=Inside("all_reduce", "all_reduce", None)), None, State.RUNNING, Doing.RUNNING),
+        (rank(0, inside=Inside("all_reduce", "all_reduce", None), groups=()), None, State.RUNNING, Doing.WAITING),
         (rank(0, 11, 10, answers=False), None, State.RUNNING, Doing.SILENT),
         (rank(0, groups=(), answers=None), None, State.RUNNING, Doing.RUNNING),
         (rank(0, 11, 10, condition=Condition.STOPPED), None, State.RUNNING, Doing.STOPPED),
@@ -92,6 +100,15 @@ def test_where_ranks_wait_without_a_sentence():
         "wait in all_gather #11 of default_pg"
         in shown(replace(one, inspection=replace(one.inspection, ranks=ranks)))[0]
     )
+
+
+def test_where_ranks_wait_that_no_collective_counts():
+    one = hanging(3)
+    ranks = (*one.inspection.ranks[:2], rank(2, 10, 10, inside=Inside("recv", "recv", 0)))
+    one = replace(one, inspection=replace(one.inspection, ranks=ranks))
+    assert view.waiting(one.inspection) == {(0, ("0", 11, "")), (1, ("0", 11, "")), (2, ("", 0, "recv"))}
+    assert shown(one)[-1] == "0 www"
+    assert any(row.rstrip().endswith(" recv") for row in plain(screenful(one, 80, 24)).splitlines())
 
 
 def test_the_odd_ones_come_first():

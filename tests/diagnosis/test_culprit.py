@@ -46,9 +46,9 @@ def ended(inspection, *numbers, code=1):
         ("chain", (2,), f"rank 2 did not enter all_reduce #1 of tail, which 1 rank waited for{{}}: {LOADING}"),
         (
             "circle",
-            (0, 1, 2),
-            "ranks 0 to 2 waited for each other: ranks 1, 2 in all_reduce #5 of default_pg, "
-            "rank 0 in all_reduce #1 of pair",
+            (0, 1),
+            "ranks 0, 1 waited for each other, 0 → 1 → 0: rank 0 in all_reduce #1 of pair, "
+            "rank 1 in all_reduce #5 of default_pg",
         ),
         (
             "gil",

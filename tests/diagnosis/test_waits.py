@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from ddplaunch.diagnosis.culprit import culprit
 from ddplaunch.diagnosis.grouping import grouped, states_of
-from ddplaunch.diagnosis.inspection import Collective, Condition, Group, GroupState, Inspection, RankInspection
+from ddplaunch.diagnosis.inspection import Collective, Condition, Group, GroupState, Inside, Inspection, RankInspection
 from ddplaunch.diagnosis.sentences import sentences
 from ddplaunch.diagnosis.waits import needs, waits
 from tests.diagnosis.samples import asked, changed, glance, inspected, stack
@@ -48,10 +49,9 @@ LOADING = "load_batch at data.py:9"
             "circle",
             [
                 f"ranks 1, 2 wait in {STEP}; rank 0 has not entered it: it waits in all_reduce #1 of pair, "
-                "circle at train.py:87; they wait for each other",
+                "circle at train.py:87; they wait for each other: 0 → 1 → 0",
                 "rank 0 waits in all_reduce #1 of pair (ranks 0, 1; float32[2, 3]), entered at train.py:87; "
-                "rank 1 has not entered it: it waits in all_reduce #5 of default_pg, step at train.py:16; "
-                "they wait for each other",
+                "rank 1 has not entered it: it waits in all_reduce #5 of default_pg, step at train.py:16",
             ],
         ),
         (
@@ -343,6 +343,123 @@ def test_one_that_receives_from_ranks_which_wait_for_it():
     )
 
 
+def calls(number, function, other, **fields):
+    """A rank in send, recv or the like, that names another."""
+    inside = Inside(function, function.removesuffix("_object_list"), other)
+    fields = {"inside": inside, "answers": True, "groups": (), **fields}
+    return rank(number, 0, 0, function, f"step at ring.py:{number}", **fields)
+
+
+def test_a_cycle_is_named_by_the_ranks_in_their_order():
+    """In a mesh of 2 by 2, where two ranks are in their rows and two in their columns."""
+    rows, columns = ("1", "2"), ("3", "4")
+    members = {"1": (0, 1), "2": (2, 3), "3": (0, 2), "4": (1, 3)}
+    known = tuple(Group(name, "row" if name in rows else "column", each) for name, each in members.items())
+    waits_in = {0: "1", 1: "4", 3: "2", 2: "3"}
+    assert {*rows, *columns} == set(waits_in.values())
+    found = together(
+        *(
+            rank(n, 0, 0, *WAITING, groups=(GroupState(group, 1, 0),), known=known, last=(collective(1, group=group),))
+            for n, group in sorted(waits_in.items())
+        )
+    )
+    first, *others = sentences(found)
+    assert first.endswith("; they wait for each other: 0 → 1 → 3 → 2 → 0")
+    assert len(others) == 3
+    assert not any("each other" in each for each in others)
+    blamed = culprit(found)
+    assert blamed.ranks == (0, 1, 2, 3)
+    assert blamed.text == (
+        "ranks 0 to 3 waited for each other, 0 → 1 → 3 → 2 → 0: rank 0 in all_reduce #1 of row, "
+        "rank 1 in all_reduce #1 of column, rank 3 in all_reduce #1 of row, rank 2 in all_reduce #1 of column"
+    )
+
+
+def test_who_waits_for_a_cycle_is_not_in_it():
+    ranks = [calls(0, "recv", 1), calls(1, "recv", 0), calls(2, "recv", 0), calls(3, "send", 2)]
+    assert sentences(together(*ranks)) == (
+        "ranks 0 to 2 wait in recv (0 from 1, 1 from 0, 2 from 0), called at ring.py:0, ring.py:1, ring.py:2; "
+        "they wait for each other: 0 → 1 → 0",
+        "rank 3 waits in send to rank 2, called at ring.py:3; "
+        "rank 2 does not receive: it waits in recv from rank 0, step at ring.py:2",
+    )
+
+
+@pytest.mark.parametrize("size", [3, 64])
+def test_a_ring_of_sends(size):
+    ring = together(*(calls(number, "send", (number + 1) % size) for number in range(size)))
+    (told,) = sentences(ring)
+    arrows = "0 → 1 → 2 → 0" if size == 3 else "0 → 1 → 2 → 3 → 4 → 5 → 6 → … → 63 → 0"
+    assert told.endswith(f"; they wait for each other: {arrows}")
+    assert culprit(ring).text == f"ranks 0 to {size - 1} waited for each other, {arrows}: ranks 0 to {size - 1} in send"
+
+
+def test_of_sends_that_wait_for_a_collective_the_cycle_is_named():
+    ranks = [rank(0, 8, 7, *WAITING), calls(1, "recv", 0, groups=(GroupState("0", 7, 7),))]
+    assert sentences(together(*ranks))[0] == (
+        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; "
+        "rank 1 has not entered it: it waits in recv from rank 0, step at ring.py:1; "
+        "they wait for each other: 0 → 1 → 0"
+    )
+
+
+def test_a_stage_of_a_pipeline_that_does_not_come():
+    stages = [calls(0, "send", 1), rank(1, 0, 0, "load at data.py:2", groups=()), calls(2, "recv", 1)]
+    assert sentences(together(*stages, calls(3, "recv", 2))) == (
+        "ranks 2, 3 wait in recv (2 from 1, 3 from 2), called at ring.py:2, ring.py:3; "
+        "rank 1 does not send: load at data.py:2",
+        "rank 0 waits in send to rank 1, called at ring.py:0; rank 1 does not receive: load at data.py:2",
+    )
+    assert culprit(together(*stages)).text == (
+        "rank 1 did not communicate, while 1 rank waited in send: load at data.py:2"
+    )
+
+
+def test_a_send_and_its_recv():
+    found = together(calls(0, "send", 1), calls(1, "recv", 0))
+    assert sentences(found) == (
+        "rank 0 waits in send to rank 1, called at ring.py:0; "
+        "rank 1 receives from it: the data is on its way, or the tags differ",
+        "rank 1 waits in recv from rank 0, called at ring.py:1; "
+        "rank 0 sends to it: the data is on its way, or the tags differ",
+    )
+    assert culprit(found) is None
+
+
+def test_broadcasts_with_different_roots():
+    def one(number, root):
+        inside = Inside("broadcast_object_list", "broadcast", root)
+        return rank(number, 8, 7, *WAITING, last=(collective(8, "broadcast"),), inside=inside)
+
+    found = together(one(0, 0), one(1, 1), one(2, 0))
+    assert sentences(found) == (
+        "#8 of default_pg is broadcast from rank 0 on ranks 0, 2 (train.py:3) and broadcast from rank 1 on rank 1 "
+        "(train.py:3): they wait for each other",
+    )
+    assert culprit(found).ranks == (1,)
+    same = together(one(0, 0), one(1, 0))
+    assert "all its ranks have entered it" in sentences(same)[0]
+    other = replace(one(1, 3), inside=Inside("send", "send", 3))
+    assert "all its ranks have entered it" in sentences(together(one(0, 0), other))[0]
+
+
+def test_stacks_beside_a_recorder_that_is_off():
+    ranks = [rank(n, 0, 0, *WAITING, groups=()) for n in range(2)]
+    off = together(*ranks, rank(2, 0, 0, "load at data.py:2", groups=()))
+    assert sentences(off) == (
+        "ranks 0, 1 wait in all_reduce, called at train.py:3; rank 2 has not called it: load at data.py:2",
+    )
+    assert sentences(together(*(replace(each, moved=True) for each in off.ranks)))[0].startswith("no rank waits")
+
+
+def test_who_turns_objects_into_tensors_has_not_entered_what_sends_them():
+    packs = rank(1, 7, 7, "__reduce__ at data.py:2", "_object_to_tensor", "all_gather_object", "f at a.py:1")
+    found = together(rank(0, 8, 7, *WAITING), packs)
+    assert sentences(found)[0].endswith("rank 1 has not entered it: __reduce__ at data.py:2")
+    assert states_of(found)[1] == "running"
+    assert "f at a.py:1" not in sentences(together(replace(packs, answers=None, groups=())))[0]
+
+
 def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
     found = grouped(inspected("absent"))
     assert [(each.ranks, each.state) for each in found] == [
@@ -374,7 +491,7 @@ def test_the_state_of_each_rank(kind, states):
 def test_whatever_was_found_is_put_into_words():
     numbers = random.Random(14)
     frames = ["all_reduce", "recv", "init_process_group", "f at a.py:1", "g at b.py:2"]
-    for _ in range(1000):
+    for _ in range(3000):
         size = numbers.randrange(1, 6)
         ranks = []
         for number in range(size):
@@ -394,10 +511,12 @@ def test_whatever_was_found_is_put_into_words():
                     groups=states if numbers.random() < 0.8 else (),
                     last=last if numbers.random() < 0.4 else (),
                     known=(Group("1", "pair", (0, 9)),) if numbers.random() < 0.2 else (),
+                    inside=Inside("recv", "recv", numbers.randrange(7)) if numbers.random() < 0.6 else None,
                 )
             )
         found = together(*ranks, world_size=size + numbers.randrange(2))
         assert all(sentences(found))
+        culprit(found)
         assert set(needs(found)) <= set(range(size))
         assert sorted(n for each in grouped(found) for n in each.ranks) == list(range(size))
         assert all(set(wait.waiting).isdisjoint(each.rank for each in wait.missing) for wait in waits(found))

@@ -1,0 +1,68 @@
+"""Chains of ranks, of which each waits for the next: where they end, and in which cycles."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+_MAX_ARROWS = 10
+
+
+class End(NamedTuple):
+    """Where a chain of ranks ends that are in one function, and of which each sends to the next or receives from it."""
+
+    rank: int | None = None  # the first that is not in that function; None where it is not known
+    cycle: tuple[int, ...] = ()  # where it comes back to one of its own
+    met: bool = False  # whether the partner is there, in the call that goes with theirs
+
+
+def ends(partners: Mapping[int, int | None], met: Collection[int]) -> dict[End, list[int]]:
+    """Put those ranks of one function together that wait for the same one in the end.
+
+    ``partners`` says of each whom it sends to or receives from, ``met`` which of them have their partner.
+    """
+    found: dict[int, End] = dict.fromkeys(met, End(met=True))
+    for first in sorted(partners):
+        chain: list[int] = []
+        passed: set[int] = set()
+        rank: int | None = first
+        while rank is not None and rank in partners and rank not in found and rank not in passed:
+            chain.append(rank)
+            passed.add(rank)
+            rank = partners[rank]
+        if rank in passed:
+            end = End(cycle=_from_its_lowest(chain[chain.index(rank) :]))
+        elif rank in found and rank not in met:
+            end = found[rank]
+        else:
+            end = End(rank)
+        found.update(dict.fromkeys(chain, end))
+    together: dict[End, list[int]] = {}
+    for rank in sorted(partners):
+        together.setdefault(found[rank], []).append(rank)
+    return together
+
+
+def cycle(nexts: Mapping[int, int]) -> tuple[int, ...]:
+    """The cycle that the lowest rank comes to; ``nexts`` says of each for which of them it waits."""
+    chain: list[int] = []
+    passed: set[int] = set()
+    rank = min(nexts)
+    while rank not in passed:
+        chain.append(rank)
+        passed.add(rank)
+        rank = nexts[rank]
+    return _from_its_lowest(chain[chain.index(rank) :])
+
+
+def arrows(cycle: Sequence[int]) -> str:
+    """Name a cycle: "0 → 1 → 3 → 2 → 0"; of a long one its beginning and its end."""
+    around = [*map(str, cycle), str(cycle[0])]
+    if len(around) > _MAX_ARROWS:
+        around = [*around[: _MAX_ARROWS - 3], "…", *around[-2:]]
+    return " → ".join(around)
+
+
+def _from_its_lowest(cycle: Sequence[int]) -> tuple[int, ...]:
+    first = cycle.index(min(cycle))
+    return (*cycle[first:], *cycle[:first])
