@@ -32,6 +32,7 @@ _CONSEQUENCE = (
     r"(?i)connection (closed|reset|refused)|broken pipe|connectFullMesh|socket.*(closed|reset)|DistBackendError"
     r"|remote process has failed|NCCL communicator was aborted|recvValue failed|failed to recv|DistNetworkError"
     r"|Timed out (waiting|after) \d+|wait timeout after \d+|collective operation timeout|\[monitoredBarrier\]"
+    r"|RuntimeError: (wait timeout|operation timed out!)|application timeout caused pair closure|DistStoreError"
 )
 """What torch.distributed says in a rank whose peer has died, or has not come."""
 
@@ -175,8 +176,15 @@ def within(failures: Iterable[Failure], limit: int) -> Iterator[Failure]:
 
 
 def judge(failures: Sequence[Failure], stopped: int, world_size: int) -> Verdict:
-    """Find the first cause: the earliest failure that is more than a peer's complaint of a lost connection."""
-    ordered = sorted(failures, key=lambda failure: (failure.is_consequence, failure.moment))
+    """Find the first cause: the earliest failure that is more than a peer's complaint of a lost connection.
+
+    Where all only complain, one that had waited too long comes before those whose connection it has closed by failing.
+    """
+
+    def order(failure: Failure) -> tuple[bool, bool, float]:
+        return failure.is_consequence, failure.is_consequence and not failure.timed_out, failure.moment
+
+    ordered = sorted(failures, key=order)
     first = ordered[0]
     first = min((each for each in ordered if each.likeness == first.likeness), key=lambda each: each.rank)
     alike = tuple(sorted(each.rank for each in ordered if each is not first and each.likeness == first.likeness))

@@ -206,6 +206,29 @@ def test_a_lost_connection_is_never_the_first_cause_where_there_is_another():
     assert [each.rank for each in verdict.others] == [0, 1]
 
 
+def test_who_had_waited_too_long_comes_before_those_whose_connection_that_closed():
+    closed = _failure(0, 10.0, "RuntimeError: Connection closed by peer")
+    late = _failure(1, 11.0, "RuntimeError: Timed out waiting 4000ms for recv operation to complete")
+    assert judge([closed, late], 1, 3).first is late
+    cause = _failure(2, 12.0, "TimeoutError: no answer from the database")
+    assert judge([closed, late, cause], 0, 3).first is cause
+
+
+@pytest.mark.parametrize(
+    ("message", "waited"),
+    [
+        ("RuntimeError: Operation timed out!", True),
+        ("RuntimeError: Application timeout caused pair closure", True),
+        ("torch.distributed.DistStoreError: Wait timeout", True),
+        ("torch.distributed.DistStoreError: Timeout waiting for key: default_pg/0", True),
+        ("OperationalError: (1205, 'Lock wait timeout exceeded; try restarting transaction')", False),
+        ("TimeoutError: the operation timed out", False),
+    ],
+)
+def test_in_all_of_torchs_words_a_rank_only_waited(message, waited):
+    assert _failure(0, 0.0, message).is_consequence is waited
+
+
 def test_the_lowest_of_ranks_that_failed_alike_is_named():
     verdict = judge([_failure(rank, 5.0 - rank, "KeyError: 'x'") for rank in (3, 1, 2)], stopped=0, world_size=4)
     assert verdict.first.rank == 1

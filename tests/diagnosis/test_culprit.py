@@ -229,6 +229,15 @@ def test_of_sends_only_one_that_waits_for_nobody_is_named():
     assert culprit(together(waits, works, replace(works, rank=2))) is None
 
 
+def test_all_stages_that_sent_to_one_or_received_from_it_have_failed():
+    dead = rank(1, 2, 2, "load at data.py:2", answers=True)
+    gone = ended(together(rank(0, 2, 2), dead, rank(2, 2, 2)), 0, 2)
+    found = culprit(gone, [(0, traceback("send")), (2, traceback("recv"))], timed_out=True, folder="/job")
+    assert found.text == (
+        "rank 1 did not communicate, while 2 ranks waited in recv and send until the timeout: load at data.py:2"
+    )
+
+
 def test_the_timeout_is_that_of_the_collective():
     ranks = [rank(0, 8, 7, *WAITING, last=(collective(8),)), rank(1, 7, 7, "f at a.py:1")]
     assert culprit(together(*ranks), timed_out=True).text == (
