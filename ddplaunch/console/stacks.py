@@ -10,10 +10,10 @@ from itertools import groupby
 
 import click
 
-from ddplaunch.diagnosis.grouping import Alike, grouped
+from ddplaunch.diagnosis.grouping import RUNNING, Alike, grouped
 from ddplaunch.diagnosis.inspection import Frame, Inspection, RankInspection, Thread
 from ddplaunch.diagnosis.sentences import sentence, sentences
-from ddplaunch.diagnosis.standing import UNRECORDED, call_of, line_of, text
+from ddplaunch.diagnosis.standing import PACKAGES, UNRECORDED, call_of, doing, library_calls, line_of, text
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.errors import shown
 from ddplaunch.words import ranks
@@ -25,7 +25,6 @@ MAX_OWN = 30
 """Calls of the user's own code that are shown of a stack: recursion can be deep."""
 
 _MAX_THREADS = 8
-_PACKAGES = re.compile(r".*/(?:(?:site|dist)-packages|python3\.\d+t?)/")
 
 
 def render_stacks(inspection: Inspection) -> str:
@@ -83,10 +82,12 @@ def _group(alike: Alike, inspection: Inspection, several: bool) -> Iterator[str]
     where = f" (on {', '.join(sorted(map(shown, hosts)))})" if several and len(hosts) <= 2 else ""
     rank = alike.example
     line = line_of(rank)
+    apart = library_calls(inspection.ranks, [rank])
     state = alike.state if len(alike.ranks) == 1 else re.sub("^waits", "wait", alike.state)
     if alike.waited is not None:
         state += f" for {_seconds(alike.waited)}"
-    said = f"{text(line)} ({state})" if line else state
+    place = doing(rank, apart.get(rank.rank)) if alike.state == RUNNING else text(line) if line else ""
+    said = f"{place} ({state})" if place else state
     yield click.style(f"{ranks(alike.ranks)}{where}: {shown(said, 300)}", fg="cyan", bold=True)
     if rank.no_stack:
         yield f"  no stack: {shown(rank.no_stack)}"
@@ -141,7 +142,7 @@ def _package(file: str) -> str:
 
 def _short(file: str) -> str:
     """Name a library's file by its package: "torch/distributed/distributed_c10d.py"."""
-    short = shown(_PACKAGES.sub("", file))
+    short = shown(PACKAGES.sub("", file))
     if len(short) <= MAX_LIBRARY:
         return short
     return f"{short.partition('/')[0]}/…/{os.path.basename(short)}" if "/" in short.strip("/") else short

@@ -18,6 +18,7 @@ from ddplaunch.diagnosis.standing import (
     doing,
     entered_at,
     is_gone,
+    library_calls,
     line_of,
     place,
     standing,
@@ -104,7 +105,7 @@ def _of_wait(wait: Wait, inspection: Inspection, failed: Sequence[_Failed], unti
     if waiters < len(missing) and all(map(_ended_well, missing)):
         alone = _rank(inspection, wait.waiting[0])
         return _longer(short_title(wait), wait.waiting, entered_at(alone), missing)
-    return _blamed(short_title(wait), missing, waiters, until, counted=bool(wait.number))
+    return _blamed(short_title(wait), missing, inspection, waiters, until, counted=bool(wait.number))
 
 
 def _of_failures(inspection: Inspection, failed: Sequence[_Failed], until: str) -> Culprit | None:
@@ -116,7 +117,7 @@ def _of_failures(inspection: Inspection, failed: Sequence[_Failed], until: str) 
         return _of_different_calls(inspection, failed)
     if INIT in functions:
         left = [rank for rank in left if not rank.groups and rank.answers is not True]
-        return _blamed(INIT, left, len(failed), until, counted=False) if left else None
+        return _blamed(INIT, left, inspection, len(failed), until, counted=False) if left else None
     if functions and functions <= POINT_TO_POINT:
         name, missing = " and ".join(sorted(functions)), left
     else:
@@ -125,7 +126,7 @@ def _of_failures(inspection: Inspection, failed: Sequence[_Failed], until: str) 
         return None
     if len(failed) < len(missing) and all(map(_ended_well, missing)):
         return _longer(name, [each.rank for each in failed], failed[0].place, missing)
-    return _blamed(name, missing, len(failed), until, counted=True)
+    return _blamed(name, missing, inspection, len(failed), until, counted=True)
 
 
 def _of_different_calls(inspection: Inspection, failed: Sequence[_Failed]) -> Culprit | None:
@@ -163,7 +164,9 @@ def _next(left: Sequence[RankInspection], function: str) -> tuple[str, list[Rank
     return (function or ("collective" if number else "")) + number, behind
 
 
-def _blamed(name: str, missing: Sequence[RankInspection], waiters: int, until: str, *, counted: bool) -> Culprit | None:
+def _blamed(
+    name: str, missing: Sequence[RankInspection], inspection: Inspection, waiters: int, until: str, *, counted: bool
+) -> Culprit | None:
     """Say that ranks have not come to where others waited for them."""
     numbers = tuple(rank.rank for rank in missing)
     states = {_state(rank) for rank in missing}
@@ -176,9 +179,11 @@ def _blamed(name: str, missing: Sequence[RankInspection], waiters: int, until: s
         said += f"did not communicate, while {waited} in {name}{until}"
     else:
         said += f"did not {'enter' if counted else 'call'} {name}, which {waited} for{until}"
+    apart = library_calls(inspection.ranks, missing)
     reasons: dict[str, list[int]] = {}
     for rank in missing:
-        reasons.setdefault((_state(rank) if state is None else "") or _doing(rank), []).append(rank.rank)
+        reason = (_state(rank) if state is None else "") or _doing(rank, apart.get(rank.rank))
+        reasons.setdefault(reason, []).append(rank.rank)
     if len(reasons) == 1:
         said += "".join(f": {what}" for what in reasons if what)
     else:
@@ -187,9 +192,9 @@ def _blamed(name: str, missing: Sequence[RankInspection], waiters: int, until: s
     return Culprit(numbers, name, waiters, line_of(missing[0]), said)
 
 
-def _doing(rank: RankInspection) -> str:
+def _doing(rank: RankInspection, apart: Frame | None) -> str:
     native = "in native code that holds the GIL" if rank.answers is False and not _state(rank) else ""
-    return ", ".join(filter(None, [doing(rank), native]))
+    return ", ".join(filter(None, [doing(rank, apart), native]))
 
 
 def _ended_well(rank: RankInspection) -> bool:

@@ -10,10 +10,12 @@ from ddplaunch.diagnosis.sentences import end_of, still
 from ddplaunch.diagnosis.standing import call_of, is_gone, waiting_for
 from ddplaunch.diagnosis.waits import Wait, short_title, stack_of, waits
 
+RUNNING = "running"
+
 
 @dataclass(frozen=True)
 class Alike:
-    """Ranks in one state and at the same lines of the user's code."""
+    """Ranks in one state whose main threads have equal stacks."""
 
     ranks: tuple[int, ...]
     state: str  # "running", "waits in all_reduce #5", "stopped (SIGSTOP)", "ended (exit code 0)"
@@ -26,9 +28,7 @@ def grouped(inspection: Inspection) -> tuple[Alike, ...]:
     states = states_of(inspection)
     found: dict[object, list[RankInspection]] = {}
     for rank in inspection.ranks:
-        stack = stack_of(rank)
-        own = tuple(frame for frame in stack if frame.own) or stack
-        found.setdefault((states[rank.rank], own, rank.no_stack), []).append(rank)
+        found.setdefault((states[rank.rank], stack_of(rank), rank.no_stack), []).append(rank)
     groups = [
         Alike(tuple(rank.rank for rank in each), states[each[0].rank], _waited(each, inspection.moment), each[0])
         for each in found.values()
@@ -75,4 +75,4 @@ def _state(rank: RankInspection) -> str:
         return "blocked in the kernel, by a disk or a driver"
     if rank.answers is False:
         return "does not answer, as native code holds the GIL"
-    return waiting_for(rank) or "running"
+    return waiting_for(rank) or RUNNING

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 
 from ddplaunch.diagnosis.chains import arrows
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
-from ddplaunch.diagnosis.standing import INIT, POINT_TO_POINT, ROOTED, SENDS, doing, entered_at, is_gone, text, where
+from ddplaunch.diagnosis.standing import (
+    INIT,
+    POINT_TO_POINT,
+    ROOTED,
+    SENDS,
+    doing,
+    entered_at,
+    is_gone,
+    library_calls,
+    text,
+    where,
+)
 from ddplaunch.diagnosis.waits import Missing, Wait, partner, title, waits
 from ddplaunch.words import named, ranks
 
@@ -59,9 +70,10 @@ def _missing(wait: Wait, inspection: Inspection) -> list[str]:
     if not wait.missing:
         return [f"they wait for each other: {arrows(wait.cycle)}" if wait.cycle else _nobody_missing(wait)]
     by_number = {rank.rank: rank for rank in inspection.ranks}
+    apart = library_calls(inspection.ranks, [by_number[each.rank] for each in wait.missing if not each.waits])
     words: dict[str, list[int]] = {}
     for each in wait.missing:
-        words.setdefault(_why(wait, each, by_number[each.rank]), []).append(each.rank)
+        words.setdefault(_why(wait, each, by_number[each.rank], apart.get(each.rank)), []).append(each.rank)
     told = [f"{ranks(numbers)} {_agreeing(why, numbers)}" for why, numbers in words.items()]
     if len(told) > 4:
         told = [*told[:3], f"{ranks(n for each in list(words.values())[3:] for n in each)} too"]
@@ -83,14 +95,14 @@ def _nobody_missing(wait: Wait) -> str:
     return "all other ranks wait too"
 
 
-def _why(wait: Wait, missing: Missing, rank: RankInspection) -> str:
-    """Why a rank is missing, beginning with a verb."""
+def _why(wait: Wait, missing: Missing, rank: RankInspection, apart: Frame | None) -> str:
+    """Why a rank is missing, beginning with a verb; ``apart`` as for ``doing``."""
     if state := _state(rank):
         return state
     if missing.waits:
         line = entered_at(rank)
         return f"{_absence(wait)}: it waits in {missing.calls}" + (f", {text(line)}" if line else "")
-    what = doing(rank)
+    what = doing(rank, apart)
     if rank.condition is Condition.BLOCKED:
         what = "it is blocked in the kernel, by a disk or a driver" + (f", {what}" if what else "")
     if rank.answers is False:

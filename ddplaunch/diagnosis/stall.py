@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from ddplaunch.diagnosis.inspection import Condition, Inspection, RankInspection
+from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
 from ddplaunch.diagnosis.sentences import sentence
-from ddplaunch.diagnosis.standing import call_of, doing, is_gone
+from ddplaunch.diagnosis.standing import call_of, doing, is_gone, library_calls
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.words import ranks
 
@@ -99,9 +99,7 @@ def at_work(inspection: Inspection) -> str:
         return sentence(waiting[0], inspection)
     left = [rank for rank in inspection.ranks if not is_gone(rank)]
     told = where(left)
-    if told and len({_place(rank) for rank in left}) == 1:
-        return f"{ranks(rank.rank for rank in left)}: {told}"
-    return told
+    return f"{ranks(rank.rank for rank in left)}: {told}" if told and len(_places(left)) == 1 else told
 
 
 def stragglers(inspection: Inspection, among: Collection[int]) -> list[RankInspection]:
@@ -111,9 +109,7 @@ def stragglers(inspection: Inspection, among: Collection[int]) -> list[RankInspe
 
 def where(found: Sequence[RankInspection]) -> str:
     """Say where ranks are: "save at train.py:31", for several "rank 0: …; ranks 1 and 2: …"; "" where nobody knows."""
-    places: dict[str, list[int]] = {}
-    for rank in found:
-        places.setdefault(_place(rank), []).append(rank.rank)
+    places = _places(found)
     if len(places) < 2:
         return next(iter(places), "")
     told = [f"{ranks(numbers)}: {place}" for place, numbers in places.items() if place]
@@ -121,9 +117,18 @@ def where(found: Sequence[RankInspection]) -> str:
     return "; ".join([*told[:_MAX_NAMED], *more])
 
 
-def _place(rank: RankInspection) -> str:
+def _places(found: Sequence[RankInspection]) -> dict[str, list[int]]:
+    """Where ranks are, and which of them."""
+    places: dict[str, list[int]] = {}
+    apart = library_calls(found, found)
+    for rank in found:
+        places.setdefault(_place(rank, apart.get(rank.rank)), []).append(rank.rank)
+    return places
+
+
+def _place(rank: RankInspection, apart: Frame | None) -> str:
     """Where a rank is that waits for nobody, or alone: "destroy_process_group at train.py:90"."""
     call = call_of(rank)
     if call and call.place:
         return f"{call.function} at {call.place.file}:{call.place.line}"
-    return "stopped (SIGSTOP)" if rank.condition is Condition.STOPPED else doing(rank)
+    return "stopped (SIGSTOP)" if rank.condition is Condition.STOPPED else doing(rank, apart)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -25,6 +27,9 @@ UNRECORDED = POINT_TO_POINT | {
     "split_group",
 }
 """Functions of torch.distributed that wait for other ranks and that the flight recorder of gloo has not."""
+
+PACKAGES = re.compile(r".*/(?:(?:site|dist)-packages|python3\.\d+t?)/")
+"""What stands before a library's own name in the name of a file."""
 
 _C10D = "torch/distributed/distributed_c10d.py"
 _PACKING = {"_object_to_tensor", "_tensor_to_object"}
@@ -78,6 +83,39 @@ def line_of(rank: RankInspection) -> Frame | None:
     return next((frame for thread in rank.threads if (frame := place(thread.frames))), None)
 
 
+def library_calls(ranks: Iterable[RankInspection], of: Iterable[RankInspection]) -> dict[int, Frame]:
+    """The calls of libraries by which ranks differ from others at the same line of the user's: for some of ``ranks``.
+
+    It is the first that is not the same in all of them, seen from that line. A rank whose line nobody shares, or which
+    does the same there as all others, has none.
+    """
+    wanted = {each.rank: inner for each in of if (inner := _inner(each)) and inner[1:]}
+    lines = {inner[0] for inner in wanted.values()}
+    alike: dict[Frame, set[tuple[Frame, ...]]] = {line: set() for line in lines}
+    for each in ranks if lines else ():
+        if (inner := _inner(each)) and inner[0] in lines:
+            alike[inner[0]].add(inner)
+    depths = {line: _shared(list(found)) for line, found in alike.items() if len(found) > 1}
+    return {rank: inner[min(depths[inner[0]], len(inner) - 1)] for rank, inner in wanted.items() if inner[0] in depths}
+
+
+def _inner(rank: RankInspection) -> tuple[Frame, ...]:
+    """The user's line that a rank is at, and the calls of libraries from there on."""
+    for thread in rank.threads:
+        for number, frame in enumerate(thread.frames):
+            if frame.own:
+                return thread.frames[number::-1]
+    return ()
+
+
+def _shared(stacks: list[tuple[Frame, ...]]) -> int:
+    """How many calls stacks have in common; where all their functions are the same, how many lines."""
+    functions = [[(frame.function, frame.file) for frame in stack] for stack in stacks]
+    differ = any(each != functions[0] for each in functions)
+    columns = zip(*(functions if differ else [[frame.line for frame in stack] for stack in stacks]), strict=False)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+
+
 def call_in(frames: tuple[Frame, ...]) -> Call | None:
     """The function of torch.distributed that a stack is in."""
     inside = [frame.function for frame in frames if frame.file.endswith(_C10D)]
@@ -115,13 +153,16 @@ def waiting_for(rank: RankInspection) -> str:
     return next(filter(None, words), "")
 
 
-def doing(rank: RankInspection) -> str:
-    """What a rank that does not wait for others does: "load_batch at data.py:31"; "" where nobody knows."""
+def doing(rank: RankInspection, apart: Frame | None = None) -> str:
+    """What a rank that does not wait for others does: "load_batch at data.py:31"; "" where nobody knows.
+
+    ``apart`` is the library's call by which it differs from others at that line: "…, in download at hub/files.py:90".
+    """
     line = line_of(rank)
     told = text(line) if line else ""
     if words := waiting_for(rank):
         return f"it {words}" + (f", {told}" if told else "")
-    return told
+    return f"{told}, in {apart.function} at {PACKAGES.sub('', apart.file)}:{apart.line}" if apart else told
 
 
 def is_gone(rank: RankInspection) -> bool:

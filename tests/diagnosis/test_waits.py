@@ -9,8 +9,19 @@ import pytest
 
 from ddplaunch.diagnosis.culprit import culprit
 from ddplaunch.diagnosis.grouping import grouped, states_of
-from ddplaunch.diagnosis.inspection import Collective, Condition, Group, GroupState, Inside, Inspection, RankInspection
+from ddplaunch.diagnosis.inspection import (
+    Collective,
+    Condition,
+    Frame,
+    Group,
+    GroupState,
+    Inside,
+    Inspection,
+    RankInspection,
+    Thread,
+)
 from ddplaunch.diagnosis.sentences import sentences
+from ddplaunch.diagnosis.stall import at_work
 from ddplaunch.diagnosis.waits import needs, waits
 from tests.diagnosis.samples import asked, changed, glance, inspected, stack
 
@@ -458,6 +469,41 @@ def test_who_turns_objects_into_tensors_has_not_entered_what_sends_them():
     assert sentences(found)[0].endswith("rank 1 has not entered it: __reduce__ at data.py:2")
     assert states_of(found)[1] == "running"
     assert "f at a.py:1" not in sentences(together(replace(packs, answers=None, groups=())))[0]
+
+
+def in_library(number, *functions, line="train.py:3", **fields):
+    """A rank whose user code is one line, and that is in these functions of a library, the innermost first."""
+    frames = [Frame(each, f"/venv/lib/python3/site-packages/lab/{each}.py", 7, False) for each in functions]
+    own = stack(f"<module> at {line}")[0].frames
+    return replace(rank(number, 7, 7), threads=(Thread((*frames, *own)),), **fields)
+
+
+def test_of_ranks_that_differ_only_inside_a_library_its_functions_are_named():
+    waits = in_library(0, "step", "train", groups=(GroupState("0", 8, 7),))
+    waits = replace(waits, threads=(Thread((stack("all_reduce")[0].frames[0], *waits.threads[0].frames)),))
+    ranks = [waits, in_library(1, "fetch", "download", "train"), in_library(2, "tokenise", "train")]
+    found = together(*ranks, in_library(3, "read", "download", "train"))
+    assert sentences(found) == (
+        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3, which no other rank has entered; "
+        "ranks 1, 3 have not entered it: train.py:3, in download at lab/download.py:7; "
+        "rank 2 has not entered it: train.py:3, in tokenise at lab/tokenise.py:7",
+    )
+    assert [each.ranks for each in grouped(found)] == [(0,), (1,), (2,), (3,)]
+    assert culprit(found).text == (
+        "ranks 1 to 3 did not enter all_reduce #8, which 1 rank waited for: "
+        "ranks 1, 3 train.py:3, in download at lab/download.py:7, rank 2 train.py:3, in tokenise at lab/tokenise.py:7"
+    )
+    idle = together(*(replace(each, groups=(GroupState("0", 7, 7),)) for each in found.ranks[1:3]))
+    assert at_work(idle) == (
+        "rank 1: train.py:3, in download at lab/download.py:7; rank 2: train.py:3, in tokenise at lab/tokenise.py:7"
+    )
+
+
+def test_who_is_at_a_line_of_its_own_is_named_by_that():
+    ranks = [rank(0, 8, 7, *WAITING), in_library(1, "download", "train"), in_library(2, "read", line="train.py:9")]
+    assert "in download" not in sentences(together(*ranks))[0]
+    alike = [rank(0, 8, 7, *WAITING), *(in_library(n, "download", "train") for n in (1, 2))]
+    assert sentences(together(*alike))[0].endswith("; ranks 1, 2 have not entered it: train.py:3")
 
 
 def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
