@@ -157,7 +157,7 @@ BOUNDS: Mapping[str, Check] = {
     **dict.fromkeys(("group", "operation"), _line),
     **dict.fromkeys(("function", "file", "name", "description", "tensors", "no_stack"), _line),
     **dict.fromkeys(("timeout", "cpu", "quiet", "standstill", "busy", "traffic"), _number(0, 1e18)),
-    **dict.fromkeys(("root", "Inside.names"), _COUNT),
+    "Inside.names": _COUNT,
     "inside": lambda it: bounded(it),
     "entered": _EPOCH,
     "GroupState.completed": _number(-1, 1 << 62),

@@ -50,6 +50,7 @@ class _Failed:
     rank: int
     function: str  # of torch.distributed, in which it failed; "" where its traceback does not tell
     place: Frame | None
+    directly: bool  # whether the user's own line called what failed: the wait() of a send, or of a collective
 
 
 def culprit(
@@ -78,7 +79,7 @@ def culprit(
 def _failed(rank: int, traceback: str, folder: str) -> _Failed:
     frames = parse_traceback(traceback, folder)
     call = call_in(frames)
-    return _Failed(rank, call.function if call else "", place(frames))
+    return _Failed(rank, call.function if call else "", place(frames), bool(frames) and frames[0].own)
 
 
 def _until(inspection: Inspection, failed: Sequence[tuple[int, str]]) -> str:
@@ -122,6 +123,7 @@ def _of_failures(inspection: Inspection, failed: Sequence[_Failed], until: str) 
         name, missing = " and ".join(sorted(functions)), left
     else:
         name, missing = _next(left, functions.pop() if len(functions) == 1 else "")
+        name = "" if all(each.directly for each in failed) else name
     if functions & POINT_TO_POINT and len(missing) > 1:
         return None
     if len(failed) < len(missing) and all(map(_ended_well, missing)):

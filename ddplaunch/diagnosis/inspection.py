@@ -79,7 +79,6 @@ class Collective:
     entered: float  # seconds since the epoch, by the clock of the rank's host
     completed: bool
     alone: bool  # whether no send or recv was counted with it: then ``GroupState`` has the same numbers
-    root: int | None = None  # the rank that it is from, or to, where it has one and its rank waits in it
 
 
 @dataclass(frozen=True)

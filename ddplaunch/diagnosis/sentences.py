@@ -16,6 +16,7 @@ from ddplaunch.diagnosis.standing import (
     entered_at,
     is_gone,
     library_calls,
+    root_of,
     text,
     where,
 )
@@ -155,14 +156,15 @@ def end_of(rank: RankInspection) -> str:
 def mismatch(wait: Wait, inspection: Inspection) -> str:
     """Say which ranks have entered what at one number of a group."""
     by_number = {rank.rank: rank for rank in inspection.ranks}
-    kinds = [each for each, _ in wait.different]
-    rooted = len({each.root for each in kinds}) > 1 and all(each.root is not None for each in kinds)
-    tensors = len({(each.operation, each.root) for each in kinds}) < len(kinds)
+    roots = [root_of(by_number[numbers[0]], each) for each, numbers in wait.different]
+    rooted = None not in roots and len(set(roots)) > 1
+    kinds = {(each.operation, root if rooted else None) for (each, _), root in zip(wait.different, roots, strict=True)}
+    tensors = len(kinds) < len(wait.different)
     told = []
-    for each, numbers in wait.different:
+    for (each, numbers), root in zip(wait.different, roots, strict=True):
         line = entered_at(by_number[numbers[0]])
         what = each.operation + (f" of {each.tensors or 'nothing'}" if tensors else "")
-        what += f" {ROOTED[each.operation]} rank {each.root}" if rooted else ""
+        what += f" {ROOTED[each.operation]} rank {root}" if rooted else ""
         told.append(f"{what} on {ranks(numbers)}" + (f" ({where(line)})" if line else ""))
     return f"#{wait.number} of {wait.group} is {', '.join(told[:-1])} and {told[-1]}"
 

@@ -36,11 +36,13 @@ _PACKING = {"_object_to_tensor", "_tensor_to_object"}
 """What turns objects into tensors and back, by the program's own ``__reduce__``: no other rank is waited for there."""
 
 _LOADER = "torch/utils/data/dataloader.py"
+_RPC = "torch/distributed/rpc/"
 _WAITS = {
     ("threading.py", "join"): "waits for a thread to end",
     ("threading.py", "wait"): "waits for another thread",
     ("queue.py", "get"): "waits for a queue to fill",
     ("queue.py", "put"): "waits for room in a queue",
+    ("popen_fork.py", "poll"): "waits for a process that it has started",
     ("subprocess.py", "wait"): "waits for a command to end",
     ("subprocess.py", "communicate"): "waits for a command to end",
 }
@@ -137,6 +139,12 @@ def partner_of(rank: RankInspection) -> int | None:
     return inside.names if known and inside else None
 
 
+def root_of(rank: RankInspection, collective: Collective) -> int | None:
+    """The root of a collective that a rank waits in; None where it has none, or nobody knows."""
+    known = rank.inside and rank.inside.operation == collective.operation in ROOTED and not collective.completed
+    return rank.inside.names if known and rank.inside else None
+
+
 def entered_at(rank: RankInspection) -> Frame | None:
     """The user's line from which a rank that waits in a collective has entered it."""
     call = call_of(rank)
@@ -149,6 +157,8 @@ def waiting_for(rank: RankInspection) -> str:
     called = list(takewhile(lambda frame: not frame.own, frames))
     if any(frame.file.endswith(_LOADER) for frame in called):
         return "waits for its DataLoader"
+    if any(_RPC in frame.file for frame in called):
+        return "waits for an RPC"
     words = (_WAITS.get((os.path.basename(frame.file), frame.function)) for frame in called)
     return next(filter(None, words), "")
 

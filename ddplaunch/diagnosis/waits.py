@@ -10,7 +10,6 @@ from ddplaunch.diagnosis.inspection import Collective, Condition, Frame, Inspect
 from ddplaunch.diagnosis.standing import (
     INIT,
     RECEIVES,
-    ROOTED,
     SENDS,
     UNRECORDED,
     Call,
@@ -20,6 +19,7 @@ from ddplaunch.diagnosis.standing import (
     entered_at,
     is_gone,
     partner_of,
+    root_of,
     standing,
 )
 
@@ -235,11 +235,12 @@ class _View:
         kinds: dict[tuple[object, ...], list[int]] = {}
         examples: dict[tuple[object, ...], Collective] = {}
         stacks: dict[object, tuple[object, ...]] = {}
-        exact = {rank: each.collective for rank, each in sorted(here.items()) if each.collective}
-        exact = {rank: self._rooted(rank, each) for rank, each in exact.items() if each.number == number}
-        rooted = all(each.root is not None for each in exact.values())
+        exact = {rank: one for rank, each in sorted(here.items()) if (one := each.collective) and one.number == number}
+        roots = {rank: root_of(self.ranks[rank], one) for rank, one in exact.items()}
+        rooted = None not in roots.values()
         for rank, one in exact.items():
-            kind = one.operation, one.tensors if one.operation in _COMPARED else "", one.root if rooted else None
+            tensors = one.tensors if one.operation in _COMPARED else ""
+            kind = one.operation, tensors, roots[rank] if rooted else None
             kinds.setdefault(kind, []).append(rank)
             examples.setdefault(kind, one)
             stacks.setdefault(stack_of(self.ranks[rank]), kind)
@@ -250,13 +251,6 @@ class _View:
                 kinds[known].append(rank)
         ordered = sorted(kinds, key=lambda kind: (-len(kinds[kind]), kinds[kind]))
         return tuple((examples[kind], tuple(sorted(kinds[kind]))) for kind in ordered)
-
-    def _rooted(self, number: int, collective: Collective) -> Collective:
-        """The collective that a rank waits in, with its root where the rank says so."""
-        inside = self.ranks[number].inside
-        if inside and inside.operation == collective.operation in ROOTED and not collective.completed:
-            return replace(collective, root=inside.names)
-        return collective
 
     def calls(self, taken: set[int]) -> Iterator[Wait]:
         """The waits that only stacks tell: in init_process_group, send and recv, and all that no recorder has."""

@@ -506,6 +506,19 @@ def test_who_is_at_a_line_of_its_own_is_named_by_that():
     assert sentences(together(*alike))[0].endswith("; ranks 1, 2 have not entered it: train.py:3")
 
 
+@pytest.mark.parametrize(
+    ("called", "state"),
+    [
+        ("poll at /usr/lib/python3.11/multiprocessing/popen_fork.py:27", "waits for a process that it has started"),
+        ("rpc_sync at /venv/lib/python3/site-packages/torch/distributed/rpc/api.py:842", "waits for an RPC"),
+    ],
+)
+def test_what_a_rank_waits_for_outside_its_groups(called, state):
+    frames = [replace(frame, own=number > 0) for number, frame in enumerate(stack(called, "f at a.py:1")[0].frames)]
+    one = replace(rank(0, 1, 1), threads=(Thread(tuple(frames)),))
+    assert states_of(together(one)) == {0: state}
+
+
 def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
     found = grouped(inspected("absent"))
     assert [(each.ranks, each.state) for each in found] == [

@@ -21,6 +21,7 @@ from ddplaunch.diagnosis.inspection import (
     Frame,
     Group,
     GroupState,
+    Inside,
     Inspection,
     RankInspection,
     Thread,
@@ -265,6 +266,9 @@ INSPECTION = {
     "ranks[].known[].group": "the groups that it is in, of the same ranks",
     "ranks[].known[].description": "what the program calls it",
     "ranks[].known[].ranks": "its members",
+    "ranks[].inside.function": "the function of torch.distributed that it is in, like `broadcast_object_list`",
+    "ranks[].inside.operation": "what that has called in turn: `broadcast`",
+    "ranks[].inside.names": "the rank that it sends to or receives from, or the root; `null` for none",
     "ranks[].cpu": "seconds of CPU time of it and its children that have ended",
     "ranks[].arrivals": "always empty here",
     "ranks[].quiet": "seconds since it printed, or moved",
@@ -358,6 +362,7 @@ def _inspection() -> Inspection:
     waiting = RankInspection(
         0, "", 1, Condition.ALIVE, threads=(Thread(frames),), answers=True, groups=(GroupState("0", 1, 0),),
         last=(collective,), known=(Group("0", "default_pg", (0, 1)),),
+        inside=Inside("all_reduce", "all_reduce", None),
     )  # fmt: skip
     return Inspection(1.0, (waiting, RankInspection(1, "", 2, Condition.ALIVE, answers=True)), 2)
 
