@@ -62,6 +62,8 @@ def to_json(inspection: Inspection) -> dict[str, object]:
                 "number": wait.number,
                 "waiting": sorted((*wait.waiting, *dict(wait.ahead))),
                 "missing": [asdict(each) for each in wait.missing],
+                "partners": [list(each) for each in wait.partners],
+                "cycle": list(wait.cycle),
                 "different": [
                     {"operation": each.operation, "tensors": each.tensors, "ranks": list(numbers)}
                     for each, numbers in wait.different

@@ -292,6 +292,8 @@ STACKS = {
     "waits[].missing[].rank": "a rank that they wait for",
     "waits[].missing[].waits": "whether it waits itself, for somebody else",
     "waits[].missing[].calls": "in what",
+    "waits[].partners": "in send and recv: a rank, and the one that it sends to or receives from",
+    "waits[].cycle": "ranks that wait, each for the next and the last for the first; in the first such wait",
     "waits[].different": "where all came, but not to the same: `operation`, `tensors` and `ranks` of each",
     "groups[].ranks": "ranks with equal stacks",
     "groups[].state": "what they do, in words",
