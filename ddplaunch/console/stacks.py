@@ -32,8 +32,10 @@ def render_stacks(inspection: Inspection) -> str:
     lines = [click.style(shown(each, 2000), bold=True) for each in sentences(inspection)]
     lines += [click.style(f"note: {note}", fg="yellow") for note in notes(inspection)]
     several = len({rank.host for rank in inspection.ranks}) > 1
-    for alike in grouped(inspection):
-        lines += ["", *_group(alike, inspection, several)]
+    groups = grouped(inspection)
+    apart = library_calls(inspection.ranks, [alike.example for alike in groups])
+    for alike in groups:
+        lines += ["", *_group(alike, inspection, several, apart.get(alike.example.rank))]
     return "\n".join(lines) + "\n"
 
 
@@ -77,18 +79,17 @@ def to_json(inspection: Inspection) -> dict[str, object]:
     }
 
 
-def _group(alike: Alike, inspection: Inspection, several: bool) -> Iterator[str]:
+def _group(alike: Alike, inspection: Inspection, several: bool, apart: Frame | None) -> Iterator[str]:
     """The lines of one group: its ranks and their state, the user's line, the stack."""
     by_number = {rank.rank: rank for rank in inspection.ranks}
     hosts = {by_number[number].host for number in alike.ranks}
     where = f" (on {', '.join(sorted(map(shown, hosts)))})" if several and len(hosts) <= 2 else ""
     rank = alike.example
     line = line_of(rank)
-    apart = library_calls(inspection.ranks, [rank])
     state = alike.state if len(alike.ranks) == 1 else re.sub("^waits", "wait", alike.state)
     if alike.waited is not None:
         state += f" for {_seconds(alike.waited)}"
-    place = doing(rank, apart.get(rank.rank)) if alike.state == RUNNING else text(line) if line else ""
+    place = doing(rank, apart) if alike.state == RUNNING else text(line) if line else ""
     said = f"{place} ({state})" if place else state
     yield click.style(f"{ranks(alike.ranks)}{where}: {shown(said, 300)}", fg="cyan", bold=True)
     if rank.no_stack:

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from ddplaunch.diagnosis.collectives import parse_groups, parse_last, parse_states
-from ddplaunch.diagnosis.inspection import Collective, Group, GroupState
+from ddplaunch.diagnosis.collectives import parse_call, parse_groups, parse_last, parse_states
+from ddplaunch.diagnosis.inspection import Collective, Group, GroupState, Inside
 from tests.diagnosis.samples import inspected
 
 ENTRY = {
@@ -186,3 +186,14 @@ def test_whatever_comes_nothing_else_than_a_value_error_is_raised():
             dump[random_numbers.randrange(len(dump))] = random_numbers.randrange(256)
         for parse in (parse_states, parse_last, parse_groups):
             refuses(parse, bytes(dump))
+
+
+def test_the_call_that_a_rank_is_in():
+    assert parse_call(b"") is None
+    assert parse_call(b"recv_object_list recv 2") == Inside("recv_object_list", "recv", 2)
+    assert parse_call(b"monitored_barrier monitored_barrier -1") == Inside(
+        "monitored_barrier", "monitored_barrier", None
+    )
+    for said in (b"recv", b"recv recv two", b"a b c d", b"\xff \xff 1"):
+        with pytest.raises(ValueError):  # noqa: PT011
+            parse_call(said)

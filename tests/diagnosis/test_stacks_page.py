@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.console.stacks import render_stacks, to_json
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection, Thread
 from tests.diagnosis.samples import changed, inspected, stack
-from tests.diagnosis.test_waits import WAITING, rank, together
+from tests.diagnosis.test_waits import WAITING, in_library, rank, together
 
 
 def page(inspection):
@@ -37,6 +37,12 @@ def test_a_hang():
         "  absent at train.py:22\n"
         "  train.py:158\n"
     )
+
+
+def test_ranks_at_one_line_of_the_users_are_told_apart_by_their_librarys():
+    lines = page(together(in_library(0, "read", "download", "train"), in_library(1, "tokenise", "train"))).splitlines()
+    assert "rank 0: train.py:3, in download at lab/download.py:7 (running)" in lines
+    assert "rank 1: train.py:3, in tokenise at lab/tokenise.py:7 (running)" in lines
 
 
 def test_calls_of_libraries_are_counted():
