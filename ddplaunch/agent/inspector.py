@@ -22,6 +22,7 @@ AGAIN = 0.1  # seconds between the two readings of the collectives: who moves is
 PATIENCE = 0.25  # seconds for a reading, and what each rank adds: one that holds the GIL never answers
 PER_RANK = 0.01
 DETAILS_PATIENCE = 1.0  # seconds for the last collectives, which a rank takes up to 0.4 s to put into words
+LAST_WORD = 1.0  # seconds for the zygote to say how a rank ended, which the kernel says to nobody else
 _MAX_ROUNDS = 4  # two readings, and twice details
 _POLL = 0.002  # seconds between two looks for the end of the dumps
 _CONDITIONS = {"T": Condition.STOPPED, "t": Condition.STOPPED, "D": Condition.BLOCKED}
@@ -173,11 +174,21 @@ class Inspector:
         self._dumps.clear()
 
     def _end(self) -> None:
-        for number in self._found:
-            if number not in self._ranks.processes and self._found[number].condition is not Condition.PENDING:
-                code = self._ranks.codes.get(number)
-                self._found[number] = replace(self._found[number], condition=Condition.EXITED, code=code)
-        self._answer(self._inspection())
+        self._until = min(self._until, time.monotonic() + LAST_WORD)
+        self._take_ends()
+
+    def _take_ends(self) -> None:
+        """Answer once it is known how those ranks ended that have ended by now."""
+        awaited = False
+        for number, found in self._found.items():
+            word = self._kernels_word(number)
+            if word.condition is Condition.EXITED:
+                self._found[number] = replace(found, condition=Condition.EXITED, code=word.code)
+                awaited |= number in self._ranks.processes
+        if awaited and time.monotonic() < self._until:
+            self._loop.after(_POLL, self._take_ends)
+        else:
+            self._answer(self._inspection())
 
     def _inspection(self) -> Inspection:
         plan = self._ranks.plan

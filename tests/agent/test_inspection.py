@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import wait_until, write
+from tests.conftest import alive, wait_until, write
 from tests.control.test_joining import free_port
 from tests.impatient import impatient
 from tests.patience import patience
@@ -372,6 +373,33 @@ def test_a_program_that_closes_its_descriptors(start, answer, tmp_path):
 
 
 @pytest.mark.slow
+def test_how_a_rank_ended_is_awaited(start, tmp_path):
+    """The kernel shows the end of a rank before its zygote has said how."""
+    text = """
+        import os, signal
+
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        print("there", os.getpid(), flush=True)
+        signal.sigwait({signal.SIGUSR1})
+    """
+    later = impatient(tmp_path, "agent.inspector.LAST_WORD", 2.5)
+    job = start("run", *FORKED, "--nproc", "2", write(tmp_path, "train.py", text), executable=later)
+    job.wait_for("there", 2)
+    leaving = int(job.stdout().partition("[1] there ")[2].split()[0])
+    os.kill(job.zygote(), signal.SIGSTOP)
+    os.kill(leaving, signal.SIGUSR1)
+    wait_until(lambda: not alive(leaving), "the rank's end")
+    asking = start("stacks", str(job.process.pid), "--json")
+    with pytest.raises(subprocess.TimeoutExpired):
+        asking.process.wait(1)
+    os.kill(job.zygote(), signal.SIGCONT)
+    assert asking.wait() == 0
+    assert [(rank["condition"], rank["code"]) for rank in json.loads(asking.stdout())["ranks"]][1] == ("exited", 0)
+    job.process.kill()
+    job.wait()
+
+
+@pytest.mark.slow
 def test_what_ranks_did_is_kept_before_they_are_stopped(start, tmp_path):
     job = start("run", "--nproc", "3", "--log-dir", "logs", write(tmp_path, "train.py", HANG), "sleep")
     job.wait_for("before", 3)
@@ -434,7 +462,6 @@ def test_nobody_who_waited_is_blamed(launch, tmp_path, what, headline):
 def on_a_terminal(folder: Path, *words: str):
     """Run it on a pseudo terminal; the process and the terminal's other end."""
     import pty
-    import subprocess
 
     from tests.conftest import clean_environment, command
 
