@@ -54,7 +54,8 @@ def install(wheel: Path, folder: Path) -> Path:
     (ours,) = site.glob("ddplaunch-*.dist-info")
     for needed in needs(Distribution.at(ours), {"examples"}).values():
         for name in {file.parts[0] for file in needed.files or ()} - {"..", "__pycache__"}:
-            (site / name).exists() or (site / name).symlink_to(str(needed.locate_file(name)))
+            if not (site / name).exists():
+                (site / name).symlink_to(str(needed.locate_file(name)))
     said = run([python, "-c", "import ddplaunch; print(ddplaunch.__file__)"], cwd=folder)
     assert Path(said.strip()).is_relative_to(folder), said
     return folder
