@@ -23,7 +23,7 @@ from ddplaunch.plan.hardware import Hardware
 ROOT = Path(__file__).parent.parent
 H100 = "NVIDIA H100 80GB HBM3"
 
-NOWHERE = Path("/nowhere")
+NOWHERE = Path("/proc/nowhere")
 
 DRIVER_NOT_LOADED = 9
 LIBRARY_MISMATCH = 18

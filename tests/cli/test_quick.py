@@ -40,7 +40,7 @@ VALUES = {
     "--prefix": ["none", "{rank}", "{nothing}", "{", ""],
     "--stdin": ["0", "x"],
     "--hosts": ["a:1,b:2", ""],
-    "--hostfile": ["/nowhere", "-"],
+    "--hostfile": ["/proc/nowhere", "-"],
     "--log-dir": ["logs", ".", "~/x"],
     "--tensorboard": ["runs", ""],
     "--token": ["s", " ", ""],

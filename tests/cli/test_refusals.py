@@ -122,7 +122,7 @@ limit = 3
         ),
         ("run --backend gloo --no-python /bin/true", ("need a Python target", "leave them out")),
         ("run --init-method http://x train.py", ("unknown --init-method http://x", "tcp://host:port")),
-        ("run --init-method file:///no/where train.py", ("directory /no", "file:///tmp/store")),
+        ("run --init-method file:///proc/no/where train.py", ("directory /proc/no", "file:///tmp/store")),
         ("run --init-method tcp://a:0 train.py", ("--init-method 0: expected a port",)),
         ("run --init-method tcp://a:1 --master-port 2 train.py", ("contradict each other", "the address once")),
         ("run --master-addr no.such.host.invalid train.py", ("--master-addr no.such.host.invalid",)),
@@ -327,7 +327,7 @@ main()
 def test_a_bug_of_ours_says_so_and_where_the_details_are(tmp_path, folder):
     write(tmp_path, "train.py", "")
     (tmp_path / "kept").mkdir()
-    environ = {**clean_environment(), "TMPDIR": str(tmp_path / folder), "TEMP": "/nowhere", "TMP": "/nowhere"}
+    environ = {**clean_environment(), "TMPDIR": str(tmp_path / folder), "TEMP": "/proc/nowhere", "TMP": "/proc/nowhere"}
     done = subprocess.run(
         [sys.executable, "-c", BUG, "run", "--token", "secret", "train.py"],
         cwd=tmp_path,

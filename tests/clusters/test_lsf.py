@@ -63,7 +63,7 @@ def test_without_launch_nodes_every_host_counts(job: dict[str, str]) -> None:
 
 
 def test_a_rankfile_that_is_not_there(job: dict[str, str]) -> None:
-    finding = find({**job, **task(4, 6, 1), "LSB_DJOB_RANKFILE": "/nowhere"})
+    finding = find({**job, **task(4, 6, 1), "LSB_DJOB_RANKFILE": "/proc/nowhere"})
     assert finding
     assert finding.address is None
 

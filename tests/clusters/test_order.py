@@ -50,9 +50,9 @@ from tests.clusters.samples import (
 )
 
 HYDRA = test_mpich.TASK
-PBS = {"PBS_JOBID": "1234.server", "PBS_NODEFILE": "/nowhere"}
-LSF = {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": "/nowhere"}
-SGE = {"JOB_ID": "4711", "PE_HOSTFILE": "/nowhere"}
+PBS = {"PBS_JOBID": "1234.server", "PBS_NODEFILE": "/proc/nowhere"}
+LSF = {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": "/proc/nowhere"}
+SGE = {"JOB_ID": "4711", "PE_HOSTFILE": "/proc/nowhere"}
 JSRUN = {"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_LOCAL_RANK": "1"}
 
 RAY_TRAIN = {**test_torch.LEAST, "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1", "ACCELERATE_TORCH_DEVICE": "cuda:1"}

@@ -41,7 +41,7 @@ def test_what_pbsdsh_started_is_a_node(job: dict[str, str]) -> None:
 
 
 def test_a_list_that_is_not_on_this_host_tells_nothing(job: dict[str, str]) -> None:
-    finding = find({**job, "PBS_NODEFILE": "/nowhere", "PBS_NODENUM": "1"})
+    finding = find({**job, "PBS_NODEFILE": "/proc/nowhere", "PBS_NODENUM": "1"})
     assert finding
     assert (finding.nnodes, finding.notes) == (1, ())
 

@@ -24,7 +24,7 @@ def test_a_script_is_no_node_of_the_job(tmp_path: Path) -> None:
 
 
 def test_a_node_of_a_job_of_ours() -> None:
-    job = {"JOB_ID": "4711", "PE_HOSTFILE": "/nowhere", "DDPLAUNCH_HOSTS": "n1,n2"}
+    job = {"JOB_ID": "4711", "PE_HOSTFILE": "/proc/nowhere", "DDPLAUNCH_HOSTS": "n1,n2"}
     first, second = (find({**job, "DDPLAUNCH_NODE_RANK": rank}) for rank in "01")
     assert first
     assert second

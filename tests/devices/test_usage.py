@@ -88,7 +88,7 @@ def test_a_gpu_that_is_unwell(fake_nvml: FakeNvml, monkeypatch, trouble):
     asked.watch.close()
 
 
-@pytest.mark.parametrize("trouble", [{"init_error": 9}, {"init_error": 18}, {"LD_LIBRARY_PATH": "/nowhere"}])
+@pytest.mark.parametrize("trouble", [{"init_error": 9}, {"init_error": 18}, {"LD_LIBRARY_PATH": "/proc/nowhere"}])
 def test_no_gpu_is_asked_for_once(fake_nvml: FakeNvml, monkeypatch, trouble):
     environ = fake_nvml.environ(2, **{k: v for k, v in trouble.items() if k.islower()})
     asked = Asked(monkeypatch, {**environ, **{k: v for k, v in trouble.items() if k.isupper()}})

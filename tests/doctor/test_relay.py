@@ -46,7 +46,7 @@ def false_node_0(tmp_path):
 def test_it_has_nothing_run_here(false_node_0, tmp_path):
     process, lines = false_node_0
     write(tmp_path, "torch.py", "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n")
-    elsewhere = {"cwd": "/nowhere", "toward": "127.0.0.1", "environ": {"PYTHONPATH": str(tmp_path)}}
+    elsewhere = {"cwd": "/proc/nowhere", "toward": "127.0.0.1", "environ": {"PYTHONPATH": str(tmp_path)}}
     assert json.loads(lines.readline().removeprefix(MARK)), "its version"
     lines.write(json.dumps({"ask": "Look", "about": elsewhere}).encode() + b"\n")
     facts = json.loads(lines.readline().removeprefix(MARK))

@@ -93,7 +93,7 @@ def test_a_started_process_is_our_own(network: Make, tmp_path: Path) -> None:
         host.run("false")
     assert host.run("sh", "-c", "echo so; exit 1", check=False) == "so\n"
     with pytest.raises(FileNotFoundError):
-        host.start(["/no/such/program"])
+        host.start(["/proc/no/program"])
 
 
 def test_ctrl_c_is_for_all_of_the_terminal(network: Make) -> None:

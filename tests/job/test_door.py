@@ -272,7 +272,7 @@ def test_a_launcher_that_is_stopped_is_not_waited_for(run):
         os.kill(job.process.pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("variables", [{"HOME": "/nonexistent"}, {"XDG_RUNTIME_DIR": "/nonexistent"}, {"TMPDIR": "/x"}])
+@pytest.mark.parametrize("variables", [{"HOME": "/proc/no"}, {"XDG_RUNTIME_DIR": "/proc/no"}, {"TMPDIR": "/proc/no"}])
 def test_without_a_home_or_a_runtime_folder(run, monkeypatch, variables):
     job = run(**variables)
     for name, value in variables.items():

@@ -487,7 +487,7 @@ def test_a_program_ends_with_its_own_code(folder: Path) -> None:
 
 
 def test_a_program_that_cannot_be_executed(folder: Path) -> None:
-    program = write(folder, "program", "#!/no/such/interpreter\n")
+    program = write(folder, "program", "#!/proc/no/interpreter\n")
     program.chmod(0o755)
     done = ours(folder, "--no-python", "./program")
     assert done.returncode == 126

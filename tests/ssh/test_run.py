@@ -367,7 +367,7 @@ def test_torch_is_missing_on_the_first_host(sshd, job, tmp_path, program):
 
 def test_no_such_interpreter(job, tmp_path):
     write(tmp_path, "train.py", "")
-    run = job(2, "--hosts", "n1", "--remote-python", "/nowhere/python", "train.py")
+    run = job(2, "--hosts", "n1", "--remote-python", "/proc/nowhere/python", "train.py")
     assert run.wait() == 2
     assert re.search("  n1  .*/nowhere/python.*(not found|No such file)", run.stderr())
 
