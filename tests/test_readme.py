@@ -11,14 +11,14 @@ Read from each page's fenced blocks:
     ``console gpus=4`` as the info string, with four that the tests' stand-in for NVIDIA's library plays. With
     ``ports=6006`` a command takes this port, so the block has a virtual host to itself, where there can be one. The
     making of an environment in front of a command is left out, and so is a pytest command: we are in such an
-    environment already, run by pytest. ``console needs=lightning`` is skipped where that is missing. A comma stands
-    between two settings.
+    environment already, run by pytest. ``console needs=lightning`` is skipped where there is neither a package nor a
+    program of that name. A comma stands between two settings.
 ``hosts``
     the same on several machines: ``n0$ …`` and ``n1$ …`` are run at the same time, each on a virtual host of that name;
     the lines behind each are of that host's output.
 ``sh``
-    commands for the reader's own machines. Each ``ddplaunch run`` in them must be one that can be planned, here, with
-    eight GPUs: it is given ``--dry-run``. Other commands are not looked at.
+    commands for the reader's own machines. Each ``ddplaunch run`` and ``submit`` in them must be one that can be
+    planned, here, with eight GPUs: it is given ``--dry-run``. Other commands are not looked at.
 ``python``
     where the first line is a comment with a file's name, that file is there for the commands of the page.
 
@@ -60,7 +60,7 @@ PAGES = [*sorted(ROOT.glob("README*.md")), ROOT / "CONTRIBUTING.md", *sorted((RO
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<path>[^)#\s]+)[^)]*\)")
 FILE_NAME = re.compile(r"# (?P<name>\w+\.py)\n")
-OURS = re.compile(r"([A-Z_]+=\S+ )*ddplaunch run ")
+OURS = re.compile(r"([A-Z_]+=\S+ )*ddplaunch (run|submit) ")
 PROMPT = re.compile(r"(n(?P<host>\d))?\$ (?P<command>.*)")
 SET_UP = re.compile(r"^python3 -m venv \.venv && (\.venv/bin/pip install [^&]+ && )+")
 FOR_A_SHELL = re.compile(r"[|&;<>$`()]")
@@ -289,8 +289,8 @@ class Shell:
 @pytest.mark.parametrize("alike", of_language("console"))
 def test_commands_print_what_the_page_shows(alike: list[Block], folder: Path, request: pytest.FixtureRequest) -> None:
     settings = alike[0].settings
-    if "needs" in settings and find_spec(settings["needs"]) is None:
-        pytest.skip(f"no {settings['needs']}: pip install -e '.[frameworks]'")
+    if (needed := settings.get("needs")) and find_spec(needed) is None and shutil.which(needed) is None:
+        pytest.skip(f"no {needed} here: .ci/run installs it")
     write_programs(alike[0].page, folder)
     start = subprocess.Popen
     if "ports" in settings and unsupported() is None:
@@ -348,7 +348,7 @@ def test_commands_for_other_machines_can_be_planned(
     variables = environment(8, request)
     for command in alike[0].commands:
         # Our options stand together, before the target or right behind it.
-        typed = re.sub(r"\bddplaunch run( (?!-)\S+)?", r"\g<0> --dry-run", command.typed, count=1)
+        typed = re.sub(r"\bddplaunch (run( (?!-)\S+)?|submit)", r"\g<0> --dry-run", command.typed, count=1)
         if typed.startswith("ddplaunch ") and not FOR_A_SHELL.search(typed):
             done = answer(*shlex.split(typed)[1:], cwd=folder, env=variables)
         else:
