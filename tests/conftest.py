@@ -18,7 +18,7 @@ import pytest
 from tests.forked import Commands
 from tests.hosts.fixture import network  # noqa: F401 - a fixture is found by its name here
 from tests.patience import patience
-from tests.slurm.fixture import slurm  # noqa: F401
+from tests.slurm.fixture import _standing, slurm, standing_slurm  # noqa: F401
 from tests.ssh.fixture import sshd  # noqa: F401
 
 pytest_plugins = [f"tests.suite.{name}" for name in ("again", "folder", "time_limit", "time_spent", "choice", "warm")]

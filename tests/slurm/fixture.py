@@ -25,3 +25,20 @@ def slurm(network: Callable[..., Network], tmp_path: Path) -> Iterator[Callable[
             return stack.enter_context(cluster)
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def _standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    if reason := unsupported():
+        pytest.skip(f"NO SLURM HERE: {reason}")
+    with Network(3) as network, Slurm(network, tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def standing_slurm(_standing: Slurm, tmp_path: Path) -> Iterator[Slurm]:
+    """A cluster of two compute nodes, idle, that tests use one after the other: for those that change no daemon."""
+    _standing.folder = tmp_path
+    yield _standing
+    _standing.run("scancel", "--me", check=False)
+    _standing.wait_until_idle()

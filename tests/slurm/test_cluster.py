@@ -42,19 +42,19 @@ STEP_SIGNALS = """
 """The same by the tasks of a step."""
 
 
-def test_nodes_are_idle_and_run_tasks(slurm: Make) -> None:
-    cluster = slurm(2)
+def test_nodes_are_idle_and_run_tasks(standing_slurm: Slurm) -> None:
+    cluster = standing_slurm
     assert cluster.run("sinfo", "-h", "-o", "%P %D %T").splitlines() == ["low* 2 idle", "high 2 idle"]
     task = cluster.srun("-N2", "-l", "hostname")
     out, err = task.communicate()
     assert (task.returncode, sorted(out.splitlines())) == (0, ["0: n1", "1: n2"]), err
 
 
-def test_a_batch_job_and_its_exit_code(slurm: Make, tmp_path: Path) -> None:
-    cluster = slurm(1)
+def test_a_batch_job_and_its_exit_code(standing_slurm: Slurm, tmp_path: Path) -> None:
+    cluster = standing_slurm
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/sh\necho $GREETING from $(hostname) in $PWD\nexit 3\n")
-    job = cluster.sbatch("--job-name", "greet", script=script, GREETING="hello")
+    job = cluster.sbatch("--job-name", "greet", "-w", "n1", script=script, GREETING="hello")
     killed = cluster.sbatch(script="kill -9 $$")
     assert cluster.wait(job) == "FAILED"
     assert (cluster.exit_code(job), cluster.output(job)) == ((3, 0), f"hello from n1 in {tmp_path}\n")
@@ -69,14 +69,14 @@ def test_what_is_missing_is_named(slurm: Make, monkeypatch: pytest.MonkeyPatch) 
         slurm(1)
 
 
-def test_slurm_refuses(slurm: Make) -> None:
+def test_slurm_refuses(standing_slurm: Slurm) -> None:
     with pytest.raises(HostError, match="invalid partition"):
-        slurm(1).sbatch("-p", "none", script="true")
+        standing_slurm.sbatch("-p", "none", script="true")
 
 
-def test_cancel(slurm: Make) -> None:
-    cluster = slurm(1)
-    job, waiting = (cluster.sbatch("--exclusive", script=BATCH_SIGNALS) for _ in range(2))
+def test_cancel(standing_slurm: Slurm) -> None:
+    cluster = standing_slurm
+    job, waiting = (cluster.sbatch("-N2", "--exclusive", script=BATCH_SIGNALS) for _ in range(2))
     cluster.wait_for(job, "started")
     cluster.cancel(waiting)
     cluster.cancel(job, "--batch", "--signal=USR2")

@@ -52,21 +52,21 @@ PLACES = {
 """Words for srun and ours, and what ranks then print."""
 
 
-def test_a_terminal_of_srun_is_a_person_s_with_pty_alone(slurm, tmp_path):
+def test_a_terminal_of_srun_is_a_person_s_with_pty_alone(standing_slurm, tmp_path):
     write(tmp_path, "train.py", "import os\nprint('seen', os.environ.get('DDPLAUNCH_TERMINAL'))\n")
-    cluster = slurm(1)
+    cluster = standing_slurm
     ours = command("run", "--nproc", "2", *LIGHT, "train.py")
-    steps = [cluster.srun("-n1", "-u", *ours), cluster.srun("-n1", "--pty", *ours, terminal=True)]
+    steps = [cluster.srun("-N1", "-n1", "-u", *ours), cluster.srun("-N1", "-n1", "--pty", *ours, terminal=True)]
     quiet, seen = (step.communicate(timeout=patience(60))[0] for step in steps)
     assert [step.returncode for step in steps] == [0, 0]
     assert sorted(quiet.split()) == ["None", "None", "[0]", "[1]", "seen", "seen"]
     assert "\x1b[36m[0]\x1b[0m seen 1" in seen
 
 
-def test_ranks_find_their_places(slurm, tmp_path):
+def test_ranks_find_their_places(standing_slurm, tmp_path):
     """In jobs at once on the same nodes, two of them alike: they do not meet."""
     write(tmp_path, "train.py", SHOWS)
-    cluster = slurm(2)
+    cluster = standing_slurm
     jobs = [*PLACES.items(), ("uneven tasks", PLACES["uneven tasks"])]
     steps = [cluster.srun(*options, *command("run", *ours, "train.py")) for _, (options, ours, _) in jobs]
     for step, (name, (_, _, shown)) in zip(steps, jobs, strict=True):
@@ -77,8 +77,9 @@ def test_ranks_find_their_places(slurm, tmp_path):
     assert not [pid for host in cluster.network.hosts for pid in host.find("train.py")]
 
 
-def test_a_rank_that_fails_ends_the_step_and_is_told(slurm):
-    step = slurm(2).srun("-N2", "-n2", "--ntasks-per-node=1", *command("run", PROGRAMS / "fails.py", "exit", "1"))
+def test_a_rank_that_fails_ends_the_step_and_is_told(standing_slurm):
+    ours = command("run", PROGRAMS / "fails.py", "exit", "1")
+    step = standing_slurm.srun("-N2", "-n2", "--ntasks-per-node=1", *ours)
     _, err = step.communicate(timeout=patience(100))
     assert step.returncode == 7, err
     assert err.count("ddplaunch: rank 1 exited with code 7") == 1, "told by node 0, for all"
@@ -111,10 +112,10 @@ def test_gpus_that_slurm_gives_must_work(slurm, tmp_path, fake_nvml):
         assert ("SLURM_GPUS_ON_NODE=2, but no GPU of this machine works" in err) == bool(options)
 
 
-def test_a_script_on_two_nodes_and_its_steps(slurm, tmp_path):
+def test_a_script_on_two_nodes_and_its_steps(standing_slurm, tmp_path):
     """Without srun it is one machine, and says so; steps at once, beside each other or overlapping, do not meet."""
     write(tmp_path, "train.py", SHOWS)
-    cluster = slurm(2)
+    cluster = standing_slurm
     alone, each = (shlex.join(command("run", *words, "train.py")) for words in (["--nproc", "2"], []))
     script = f"""
         {alone}; echo direct $?
@@ -131,10 +132,10 @@ def test_a_script_on_two_nodes_and_its_steps(slurm, tmp_path):
     assert lines(overlapping) == ["sum 2 0 0 2 1 0 2"] * 2 + ["sum 2 1 0 2 1 1 2"] * 2
 
 
-def test_a_job_that_a_rank_starts_is_its_own(slurm, tmp_path):
+def test_a_job_that_a_rank_starts_is_its_own(standing_slurm, tmp_path):
     write(tmp_path, "train.py", SHOWS)
     write(tmp_path, "outer.py", f"import subprocess; subprocess.run({command('run', '--nproc', '2', 'train.py')})")
-    step = slurm(2).srun("-N2", "-n2", "--ntasks-per-node=1", *command("run", "outer.py"))
+    step = standing_slurm.srun("-N2", "-n2", "--ntasks-per-node=1", *command("run", "outer.py"))
     out, err = step.communicate(timeout=patience(100))
     assert step.returncode == 0, err
     assert [out.count(f"sum {shown}") for shown in ("2 0 0 2 2 0 1", "2 1 1 2 2 0 1")] == [2, 2]

@@ -22,11 +22,17 @@ pytestmark = pytest.mark.ci
 
 
 @pytest.fixture
-def submit(slurm: Callable[..., Slurm]) -> Callable[..., tuple[Slurm, Callable[..., subprocess.Popen[str]]]]:
-    """Make a cluster, as the fixture ``slurm`` does, and what starts ``ddplaunch submit`` on its login host."""
+def submit(
+    slurm: Callable[..., Slurm], request: pytest.FixtureRequest
+) -> Callable[..., tuple[Slurm, Callable[..., subprocess.Popen[str]]]]:
+    """Make a cluster, as the fixture ``slurm`` does, and what starts ``ddplaunch submit`` on its login host.
 
-    def make(nodes: int = 2, **options: Any) -> tuple[Slurm, Callable[..., subprocess.Popen[str]]]:
-        cluster = slurm(nodes, **options)
+    Without arguments it is the one that tests share.
+    """
+
+    def make(*nodes: int, **options: Any) -> tuple[Slurm, Callable[..., subprocess.Popen[str]]]:
+        own = nodes or options
+        cluster: Slurm = slurm(*nodes, **options) if own else request.getfixturevalue("standing_slurm")
 
         def start(*words: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
             environment = {**clean_environment(), **cluster.environment}

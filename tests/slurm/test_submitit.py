@@ -46,16 +46,16 @@ def drive(cluster: Slurm, folder: Path, *words: str | Path) -> subprocess.Popen[
 
 
 @pytest.mark.ci
-def test_a_task_a_node(slurm, tmp_path):
+def test_a_task_a_node(standing_slurm, tmp_path):
     write(tmp_path, "train.py", SHOWS)
-    out, err = drive(slurm(2), tmp_path, "2", "train.py").communicate(timeout=patience(100))
+    out, err = drive(standing_slurm, tmp_path, "2", "train.py").communicate(timeout=patience(100))
     assert "results [None, None]" in out, err + errors(tmp_path)
     assert lines(outputs(tmp_path)) == ["sum 2 0 0 2 1 0 2", "sum 2 1 0 2 1 1 2"]
 
 
 @pytest.mark.ci
-def test_a_failure_is_submitits(slurm, tmp_path):
-    driver = drive(slurm(2), tmp_path, "2", PROGRAMS / "fails.py", "exit", "1")
+def test_a_failure_is_submitits(standing_slurm, tmp_path):
+    driver = drive(standing_slurm, tmp_path, "2", PROGRAMS / "fails.py", "exit", "1")
     _, err = driver.communicate(timeout=patience(100))
     assert driver.returncode == 1
     assert "ended with exit code 7" in err
