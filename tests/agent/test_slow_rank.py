@@ -117,7 +117,7 @@ def nodes(start, folder, *words, heartbeat="2", **environ):
     return [launcher.stderr() for launcher in launchers]
 
 
-@pytest.mark.parametrize("ahead", [0, 100, -3600])
+@pytest.mark.parametrize("ahead", [100, -3600])
 def test_clocks_of_two_nodes_that_are_apart(start, tmp_path, ahead):
     """The heartbeats tell by how much, in the first two seconds."""
     first, second = nodes(start, tmp_path, "3", "0.05", "60", **skewed(tmp_path, ahead))

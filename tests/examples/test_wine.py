@@ -63,13 +63,6 @@ def test_one_rank_trains_as_plain_python_does(launch: Launch, tmp_path: Path) ->
 
 
 @pytest.mark.ci
-def test_three_ranks_train_with_the_settings_of_the_script(launch: Launch) -> None:
-    done = launch("run", WINE, "--nproc", 3, env=CALM)
-    assert done.returncode == 0, done.stderr
-    check_trained(done.stdout, 3)
-
-
-@pytest.mark.ci
 def test_trains_under_torchrun_as_under_us(trained: str, tmp_path: Path) -> None:
     """Nothing in the example is ddplaunch's."""
     assert figures(by_torchrun(tmp_path, WINE, *SETTINGS)) == figures(trained)
