@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
+from ddplaunch.agent.awaited import awaited
 from ddplaunch.agent.rank_line import RankLine, Said
 from ddplaunch.agent.ranks import Ranks
 from ddplaunch.agent.stack_dump import REPLACED, StackDump
@@ -46,6 +47,8 @@ class Inspector:
     def begin(self) -> None:
         for rank in self._ranks.plan.local_ranks:
             self._found[rank.rank] = self._kernels_word(rank.rank)
+        if self._detail is Detail.WAITS:
+            self._see_awaited()  # before a signal of ours interrupts them
         if self._detail in (Detail.STACKS, Detail.WAITS):
             self._dump()
         if self._detail is Detail.PACE:
@@ -68,6 +71,11 @@ class Inspector:
         condition = Condition.EXITED if fields[0] in b"ZX" and fields[17] == b"1" else condition
         cpu = sum(map(int, fields[11:15])) / _TICK
         return RankInspection(number, host, process.pid, condition, cpu=cpu)
+
+    def _see_awaited(self) -> None:
+        pids = {rank: process.pid for rank, process in self._ranks.processes.items()}
+        for rank, awaits in awaited(pids, self._ranks.plan.master_port).items():
+            self._found[rank] = replace(self._found[rank], awaits=awaits)
 
     # ------------------------------------------------------------------------------------------------------ stacks
 

@@ -272,6 +272,8 @@ class Supervisor:
         process = self._ranks.spawned(rank, pid, pidfd)
         self._tree.lead(pid)
         self._emit(events.Started(rank, pid, self._ranks.number))
+        if self._ranks.started == 1:
+            self._link.tell(messages.Running(self._ranks.number))
         if self._outfit.preemption_file.given:
             self._outfit.preemption_file.give()  # before the first rank there was no folder yet
         if self._ranks.phase in (Phase.STOPPING, Phase.SWEEPING):

@@ -12,6 +12,7 @@ from ddplaunch.diagnosis.stack_dump import parse_traceback
 from ddplaunch.diagnosis.standing import (
     INIT,
     POINT_TO_POINT,
+    STORE,
     call_in,
     call_of,
     doing,
@@ -98,8 +99,8 @@ def _of_wait(wait: Wait, inspection: Inspection, failed: Sequence[_Failed], unti
     waiters = len({*wait.waiting, *dict(wait.ahead), *(lost & set(wait.members) if wait.members else lost)})
     if wait.circular:
         return _circle(wait, inspection, waiters)
-    if not missing or (wait.operation in POINT_TO_POINT and len(missing) > 1):
-        return None  # send and recv have one peer, and nothing tells which
+    if not missing or (wait.operation in (*POINT_TO_POINT, STORE) and len(missing) > 1):
+        return None  # it is one that they wait for, and nothing tells which
     if waiters < len(missing) and all(map(_ended_well, missing)):
         alone = _rank(inspection, wait.waiting[0])
         return _longer(short_title(wait), wait.waiting, entered_at(alone), missing)
@@ -170,6 +171,8 @@ def _blamed(name: str, missing: Sequence[RankInspection], waiters: int, until: s
         said += f"did not come to where {waited}{until}"
     elif name in POINT_TO_POINT:
         said += f"did not communicate, while {waited} in {name}{until}"
+    elif name == STORE:
+        said += f"did not set the key that {waited} for in {STORE}"
     else:
         said += f"did not {'enter' if counted else 'call'} {name}, which {waited} for{until}"
     reasons: dict[str, list[int]] = {}

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
-from ddplaunch.diagnosis.standing import INIT, POINT_TO_POINT, doing, entered_at, is_gone, text, where
+from ddplaunch.diagnosis.standing import INIT, POINT_TO_POINT, STORE, doing, entered_at, is_gone, text, where
 from ddplaunch.diagnosis.waits import Missing, Wait, title, waits
 from ddplaunch.words import named, ranks
 
@@ -87,6 +87,8 @@ def _absence(wait: Wait) -> str:
         return "has not entered it"
     if wait.operation in POINT_TO_POINT:
         return "does not communicate"
+    if wait.operation == STORE:
+        return "has not set its key"
     return "has not called it"
 
 

@@ -18,8 +18,10 @@ POINT_TO_POINT = {
     "send",
     "send_object_list",
 }
+STORE = "store.wait"
 UNRECORDED = POINT_TO_POINT | {
     INIT,
+    STORE,
     "destroy_process_group",
     "monitored_barrier",
     "new_group",
@@ -92,6 +94,11 @@ def call_of(rank: RankInspection) -> Call | None:
     return next((call for thread in rank.threads if (call := call_in(thread.frames))), None)
 
 
+def wait_of(rank: RankInspection) -> Call | None:
+    """The function in which a rank waits for others: of torch.distributed, or of the job's store."""
+    return call_of(rank) or (Call(STORE, line_of(rank)) if rank.awaits == "store" else None)
+
+
 def entered_at(rank: RankInspection) -> Frame | None:
     """The user's line from which a rank that waits in a collective has entered it."""
     call = call_of(rank)
@@ -105,7 +112,8 @@ def waiting_for(rank: RankInspection) -> str:
     if any(frame.file.endswith(_LOADER) for frame in called):
         return "waits for its DataLoader"
     words = (_WAITS.get((os.path.basename(frame.file), frame.function)) for frame in called)
-    return next(filter(None, words), "")
+    reply = f"waits for a reply from {rank.awaits}" if rank.awaits else ""
+    return next(filter(None, words), reply)
 
 
 def doing(rank: RankInspection) -> str:

@@ -16,6 +16,7 @@ from ddplaunch.diagnosis.standing import (
     entered_at,
     is_gone,
     standing,
+    wait_of,
 )
 
 DEFAULT = "default_pg"
@@ -243,7 +244,7 @@ class _View:
         """The waits that only stacks tell: in init_process_group, send and recv, and all of an older torch's."""
         found: dict[str, dict[int, Call]] = {}
         for number, rank in self.ranks.items():
-            call = call_of(rank)
+            call = wait_of(rank)
             if not call or number in taken or rank.moved or rank.answers is False:
                 continue
             if call.function in UNRECORDED or rank.answers is None:

@@ -20,6 +20,20 @@ def test_the_time_of_a_job_is_over():
     assert job.outcome(0).outcome == Outcome(124, remark="1m00s have passed (--timeout)")
 
 
+def test_it_counts_from_the_start_of_the_first_rank():
+    """Not from the import of torch, nor anew after a restart; where no rank ever starts it is over, too."""
+    job = Job(timeout=60.0, max_restarts=1)
+    job.wait(50)
+    job.say(0, messages.Running(0))
+    job.wait(20)
+    job.drain(0, job.fail(0, 1))
+    job.say(0, messages.Running(1))
+    job.wait(39)
+    assert job.take(messages.Stop, 0)[-1].attempt == 0
+    job.wait(1)
+    assert job.take(messages.Stop, 0)[-1] == messages.Stop(1, signal.SIGTERM, 30.0)
+
+
 def test_it_runs_on_over_restarts():
     job = Job(timeout=60.0, max_restarts=9)
     job.wait(50)
