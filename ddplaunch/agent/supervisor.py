@@ -364,5 +364,5 @@ class Supervisor:
         self._link.tell(account)
 
     def _finish(self, outcome: Outcome) -> None:
-        self._emit(events.Ended(outcome.code, outcome.verdict))
+        self._emit(events.Ended(outcome.code, outcome.verdict, outcome.remark))
         self._ranks.enter(Phase.ENDED)

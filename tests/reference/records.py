@@ -124,7 +124,7 @@ EVENTS = {
     "sidecar_answers": "TensorBoard says where it listens",
     "sidecar_exited": "a sidecar has ended; `code` is negative for a signal",
     "note": "what people are told",
-    "ended": "the job is over; its exit code",
+    "ended": "the job is over; its exit code, and a last word, like `when it was stopped: …`, or `null`",
 }
 
 SAID = {
@@ -230,6 +230,7 @@ RECORD = {
     "attempts[].verdict": "as in failure.json, but for `others`, of an attempt that failed",
     "left_out": "attempts that are not here, as there were too many: those before the last",
     "verdict": "as in failure.json, of a run that failed",
+    "remark": "a last word on its end, like `when it was stopped: …`; `null` if there is none",
     "inspections": "what the ranks were doing when they were about to be stopped",
     "notes[]": "sentences for people",
 }
