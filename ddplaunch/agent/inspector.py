@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ddplaunch.agent.awaited import awaited
 from ddplaunch.agent.rank_line import RankLine, Said
 from ddplaunch.agent.ranks import Ranks
-from ddplaunch.agent.stack_dump import REPLACED, StackDump
+from ddplaunch.agent.stack_dump import ENDING, REPLACED, StackDump
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.arrivals import kept, read_trace
 from ddplaunch.diagnosis.collectives import named, parse_known, parse_last, parse_states
@@ -26,6 +26,7 @@ DETAILS_PATIENCE = 1.0  # seconds for the last collectives, which a rank takes u
 _MAX_ROUNDS = 4  # two readings, and twice details
 _POLL = 0.002  # seconds between two looks for the end of the dumps
 _CONDITIONS = {"T": Condition.STOPPED, "t": Condition.STOPPED, "D": Condition.BLOCKED}
+_TOLD_BY_SIGNALS = {REPLACED: Condition.REPLACED, ENDING: Condition.ENDING}
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -172,7 +173,7 @@ class Inspector:
             dump.give_up()
             found = self._found[number]
             threads = parse_dump(dump.text, os.getcwd()) if dump.text else ()
-            condition = Condition.REPLACED if dump.why_not == REPLACED else found.condition
+            condition = _TOLD_BY_SIGNALS.get(dump.why_not, found.condition)
             self._found[number] = replace(found, condition=condition, threads=threads, no_stack=dump.why_not)
         self._dumps.clear()
 

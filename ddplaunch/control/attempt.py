@@ -93,6 +93,9 @@ class JobAttempt:
             first = self.cut.failure
             others = tuple(each for each in self.failures if each.rank != first.rank)
             stopped = self.stopped - (self.cut.lives and len(others) == len(self.failures))
+            stopped = min(
+                stopped, self.world_size - 1 - len(others)
+            )  # its process may live on though its program ended
             return Verdict(first, (), tuple(within(others, MAX_REPORT)), stopped, self.world_size, self.cut.text)
         if not self.failures:
             return None

@@ -226,6 +226,8 @@ def _state(rank: RankInspection) -> str:
         return "had not started"
     if rank.condition is Condition.REPLACED:
         return "had become another program"
+    if rank.condition is Condition.ENDING:
+        return "was ending"
     return still("ended", end_of(rank)) if is_gone(rank) else ""
 
 

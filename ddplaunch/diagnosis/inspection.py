@@ -26,6 +26,7 @@ class Condition(Enum):
     ALIVE = "alive"
     STOPPED = "stopped"  # by SIGSTOP, Ctrl-Z or a debugger
     BLOCKED = "blocked"  # in uninterruptible sleep: it waits for a disk or a driver
+    ENDING = "ending"  # its program is over, and Python takes down what it left
     EXITED = "exited"
     REPLACED = "replaced"  # by another program, which the rank has executed
     PENDING = "pending"  # it has no process yet

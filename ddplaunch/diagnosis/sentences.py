@@ -100,6 +100,8 @@ def _state(rank: RankInspection) -> str:
         return "has not started"
     if rank.condition is Condition.REPLACED:
         return "has become another program"
+    if rank.condition is Condition.ENDING:
+        return "is ending"
     if is_gone(rank):
         return f"has {still('ended', end_of(rank))}"
     return ""

@@ -215,7 +215,7 @@ class _View:
         rank = self.ranks[number]
         if standing(rank, group):
             return False  # in numbers that do not compare
-        if rank.condition in (Condition.EXITED, Condition.STOPPED, Condition.PENDING) or is_gone(rank):
+        if is_gone(rank) or rank.condition in (Condition.STOPPED, Condition.PENDING, Condition.ENDING):
             return True
         if rank.answers is None:
             return bool(rank.threads) and call_of(rank) is None

@@ -49,6 +49,13 @@ HANG = """
             from torch.utils.data import DataLoader
             for _ in DataLoader(Slow(), num_workers=1):  # loader
                 pass
+        if what == "ending":
+            class Last:
+                def __del__(self, sleep=time.sleep):
+                    sleep(600)
+
+            globals()["last"] = Last()
+            sys.exit()
         if what == "recv":
             dist.recv(tensor, 0)  # recv
 
@@ -75,6 +82,7 @@ SENTENCES = {
     "stopped": f"{WAIT}; rank 2 is stopped (SIGSTOP)",
     "lock": f"{WAIT}; rank 2 has not entered it: step at {{lock}}",
     "exec": f"{WAIT}; rank 2 has become another program",
+    "ending": f"{WAIT}; rank 2 is ending",
     "other": "#4 of default_pg is all_reduce on ranks 0, 1 ({reduce}) and all_gather on rank 2 ({gather}): "
     "they wait for each other",
     "loader": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{loader}}",

@@ -242,7 +242,7 @@ INSPECTION = {
     "ranks[].host": "its node's name",
     "ranks[].pid": "its process there; 0 for none",
     "ranks[].condition": "`alive`, `stopped` (SIGSTOP), `blocked` (uninterruptible sleep), `exited`, `pending`, or "
-    "`replaced` (by exec)",
+    "`replaced` (by exec), `ending` (its program is over)",
     "ranks[].code": "how it ended: its exit code, negative for a signal",
     "ranks[].threads[].frames[].function": "the innermost call first; of the main thread, then of the others",
     "ranks[].threads[].frames[].file": "relative to the job's folder where it is below that",
