@@ -12,7 +12,7 @@ from ddplaunch.agent.ranks import Ranks
 from ddplaunch.agent.stack_dump import ENDING, REPLACED, StackDump
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.arrivals import kept, read_trace
-from ddplaunch.diagnosis.collectives import named, parse_known, parse_last, parse_states
+from ddplaunch.diagnosis.collectives import named, parse_known, parse_last, parse_states, unrecorded
 from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection, RankInspection
 from ddplaunch.diagnosis.stack_dump import parse_dump
 from ddplaunch.diagnosis.waits import needs
@@ -142,8 +142,11 @@ class Inspector:
                 return
             known = parse_known(said.groups)
             groups = tuple(state for trace in said.traces for state in named(parse_states(trace), known))
+            if not said.traces:  # an older torch: its numbers tell who gets on, and stacks alone who waits
+                groups = unrecorded(known)
             if self._round == 1:
-                found = replace(found, answers=said.initialised or None, groups=groups)
+                answers = True if said.initialised and said.traces else None
+                found = replace(found, answers=answers, groups=groups)
             elif self._round == 2:
                 found = replace(found, groups=groups, moved=groups != found.groups)
             else:

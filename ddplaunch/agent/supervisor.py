@@ -218,6 +218,8 @@ class Supervisor:
 
     def _wind_up(self, ranks: Ranks) -> None:
         """Run the stall clock, where it can be judged here who waits; it is loaded while the zygote imports."""
+        if ranks.plan.world_size == 1 and self._rules.stall_strict and not ranks.number:
+            self._emit(events.Noted("--stall-timeout does nothing in a job of one rank, which waits for no other"))
         apart = self._rules.port is None and ranks.plan.nnodes > 1
         if ranks.plan.world_size == 1 or apart or not self._policy.inspect:
             return

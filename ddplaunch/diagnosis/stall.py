@@ -65,8 +65,10 @@ def judge(inspection: Inspection, timeout: float, *, strict: bool) -> Judgement:
         awaited = {rank.rank for rank in found if not is_gone(rank)}
     else:
         awaited = set()
-    setters = {each for wait in waiting if wait.operation == STORE for each in by_number.keys() - {*wait.waiting}}
-    if not (inside or awaited) or any(works(by_number[rank]) for rank in awaited | setters):
+    # Who may set a key of the store; and who may be in another collective each time, where an old torch does not tell.
+    others = {each for wait in waiting if wait.operation == STORE for each in by_number.keys() - {*wait.waiting}}
+    others |= {rank for rank in inside if by_number[rank].answers is None and not by_number[rank].groups}
+    if not (inside or awaited) or any(works(by_number[rank]) for rank in awaited | others):
         return Judgement()
     standing = [seconds for rank in inside or awaited if (seconds := by_number[rank].standstill) is not None]
     # Where nobody is missing the last to come counts, else the first who waits.

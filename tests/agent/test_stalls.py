@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, alive, wait_until
+from tests.conftest import PROGRAMS, alive, wait_until, write
 from tests.control.test_joining import free_port
 from tests.patience import patience
+from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +53,7 @@ def elsewhere():
         ("lock", r"rank 2 did not enter all_reduce #2, which 2 ranks waited for: lock at .*stalls.py:\d+"),
         ("stop", r"rank 2 was stopped \(SIGSTOP\) and did not enter all_reduce #2, which 2 ranks waited for"),
         ("absent", r"rank 2 did not call init_process_group, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
+        ("old", r"rank 2 did not call all_reduce, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
         ("idle", r"no rank does anything: ranks 0 to 2: sleep at .*stalls.py:\d+"),
         ("reply", r"rank 2 .* 2 ranks waited for: it waits for a reply from 127.0.0.1:\d+, reply at .*stalls.py:\d+"),
     ],
@@ -96,6 +98,12 @@ def test_it_is_said_once_without_stopping(start):
     os.kill(stopped[0], signal.SIGCONT)
     assert job.wait() == 0
     job.assert_nothing_left()
+
+
+def test_a_job_of_one_rank_is_told_that_nobody_looks(launch, tmp_path):
+    done = launch("run", *LIGHT, "--stall-timeout", "60", "--nproc", "1", write(tmp_path, "t.py", "print('done')"))
+    said = "ddplaunch: --stall-timeout does nothing in a job of one rank, which waits for no other\n"
+    assert (done.returncode, done.stderr) == (0, said)
 
 
 def test_a_restart_mends_it(launch):

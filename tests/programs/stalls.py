@@ -88,6 +88,11 @@ def store():
     dist.distributed_c10d._get_default_store().wait(["ready"])
 
 
+def old():
+    """Hang; main has made torch one without a flight recorder."""
+    sleep()
+
+
 def once():
     """Hang the first time, and not after a restart."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -95,6 +100,8 @@ def once():
 
 
 def main(what):
+    if what == "old":
+        del torch._C._distributed_c10d._dump_fr_trace_json
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     dist.all_reduce(torch.ones(6))
