@@ -20,7 +20,7 @@ from ddplaunch.diagnosis.standing import (
     is_gone,
     line_of,
     place,
-    standing,
+    standings,
     text,
     where,
 )
@@ -198,7 +198,7 @@ def _ended_well(rank: RankInspection) -> bool:
 def _is_elsewhere(rank: RankInspection) -> bool:
     """Whether a rank is known to wait for no other."""
     groups = {state.group for state in rank.groups}
-    if rank.moved or call_of(rank) or any(each.stuck for group in groups if (each := standing(rank, group))):
+    if rank.moved or call_of(rank) or any(each.stuck for group, each in standings(rank).items() if group in groups):
         return False
     known = rank.threads or rank.groups or rank.answers is False
     return bool(known) or is_gone(rank) or rank.condition is Condition.STOPPED

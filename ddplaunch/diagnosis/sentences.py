@@ -140,6 +140,8 @@ def mismatch(wait: Wait, inspection: Inspection) -> str:
 
 def _no_wait(inspection: Inspection) -> str:
     alive = [rank for rank in inspection.ranks if not is_gone(rank)]
+    if not alive and (inspection.silent or len(inspection.ranks) < inspection.world_size):
+        return "what the ranks are doing is not known"
     if not alive:
         return "all ranks have ended"
     moved = sum(rank.moved for rank in alive)

@@ -132,22 +132,21 @@ def is_gone(rank: RankInspection) -> bool:
     return rank.condition is Condition.ALIVE and bool(rank.threads) and not any(each.frames for each in rank.threads)
 
 
-def standing(rank: RankInspection, group: str) -> Standing | None:
-    """How far a rank is in a process group; None where it has not used it or did not say.
+def standings(rank: RankInspection) -> dict[str, Standing]:
+    """How far a rank is in each process group that it has used, by its name.
 
     What torch counts as completed is a hint only: gloo's threads write it in any order, so an older collective can be
     there for ever. The entries of the flight recorder are right.
     """
-    last = [each for each in rank.last if each.group == group]
-    if last:
-        oldest = next((each for each in last if not each.completed), None)
-        return Standing(last[-1].number, oldest.number if oldest else 0, oldest or last[-1], True)
-    for state in rank.groups:
-        if state.group == group:
-            return Standing(state.enqueued, state.enqueued if state.enqueued > state.completed else 0, None, False)
-    return None
-
-
-def counts_others(rank: RankInspection, group: str) -> bool:
-    """Whether send and recv are known to be in a rank's ``GroupState`` of a group."""
-    return any(each.group == group and not each.alone for each in rank.last)
+    found: dict[str, Standing] = {}
+    for state in reversed(rank.groups):
+        stuck = state.enqueued if state.enqueued > state.completed else 0
+        found[state.group] = Standing(state.enqueued, stuck, None, False)
+    last: dict[str, list[Collective]] = {}
+    for each in rank.last:
+        last.setdefault(each.group, []).append(each)
+    for group, of_group in last.items():
+        oldest = next((each for each in of_group if not each.completed), None)
+        stuck = oldest.number if oldest else 0
+        found[group] = Standing(of_group[-1].number, stuck, oldest or of_group[-1], True)
+    return found
