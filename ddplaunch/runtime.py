@@ -75,6 +75,24 @@ def preempted() -> bool:
     return True
 
 
+def working() -> None:
+    """Tell ddplaunch that this rank is at work though nothing shows it: it waits for a reply, say, or polls.
+
+    The clock of ``--stall-timeout`` begins anew, as if the rank had printed a line. It costs a system call or two, so
+    call it in the loop that waits. Without ddplaunch: nothing happens.
+    """
+    path = os.environ.get("DDPLAUNCH_PREEMPTED_FILE")
+    if not path:
+        return
+    file, now = os.path.join(os.path.dirname(path), f"working.{rank()}"), time.monotonic_ns()
+    try:
+        if not os.path.exists(file):
+            os.close(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        os.utime(file, ns=(now, now))  # of the launcher's clock too, and nobody sets it
+    except OSError:
+        pass
+
+
 def progress(steps: Iterable[Step], what: str = "steps") -> Iterator[Step]:
     """Go through ``steps``, while rank 0 shows on stderr how far it is; other ranks are silent.
 

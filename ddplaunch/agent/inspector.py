@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Callable
 
+from ddplaunch.agent.awaited import awaited
 from ddplaunch.agent.rank_line import RankLine, Said
 from ddplaunch.agent.ranks import Ranks
-from ddplaunch.agent.stack_dump import REPLACED, StackDump
+from ddplaunch.agent.stack_dump import ENDING, REPLACED, StackDump
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.arrivals import kept, read_trace
-from ddplaunch.diagnosis.collectives import named, parse_call, parse_known, parse_last, parse_states
+from ddplaunch.diagnosis.collectives import named, parse_call, parse_known, parse_last, parse_states, unrecorded
 from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection, RankInspection
 from ddplaunch.diagnosis.stack_dump import parse_dump
 from ddplaunch.diagnosis.waits import needs
@@ -26,6 +27,7 @@ LAST_WORD = 1.0  # seconds for the zygote to say how a rank ended, which the ker
 _MAX_ROUNDS = 4  # two readings, and twice details
 _POLL = 0.002  # seconds between two looks for the end of the dumps
 _CONDITIONS = {"T": Condition.STOPPED, "t": Condition.STOPPED, "D": Condition.BLOCKED}
+_TOLD_BY_SIGNALS = {REPLACED: Condition.REPLACED, ENDING: Condition.ENDING}
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -48,6 +50,8 @@ class Inspector:
     def begin(self) -> None:
         for rank in self._ranks.plan.local_ranks:
             self._found[rank.rank] = self._kernels_word(rank.rank)
+        if self._detail is Detail.WAITS:
+            self._see_awaited()  # before a signal of ours interrupts them
         if self._detail in (Detail.STACKS, Detail.WAITS):
             self._dump()
         if self._detail is Detail.PACE:
@@ -70,6 +74,11 @@ class Inspector:
         condition = Condition.EXITED if fields[0] in b"ZX" and fields[17] == b"1" else condition
         cpu = sum(map(int, fields[11:15])) / _TICK
         return RankInspection(number, host, process.pid, condition, cpu=cpu)
+
+    def _see_awaited(self) -> None:
+        pids = {rank: process.pid for rank, process in self._ranks.processes.items()}
+        for rank, awaits in awaited(pids, self._ranks.plan.master_port).items():
+            self._found[rank] = replace(self._found[rank], awaits=awaits)
 
     # ------------------------------------------------------------------------------------------------------ stacks
 
@@ -135,9 +144,12 @@ class Inspector:
                 return
             known = parse_known(said.groups)
             groups = tuple(state for trace in said.traces for state in named(parse_states(trace), known))
+            if not said.traces:  # an older torch: its numbers tell who gets on, and stacks alone who waits
+                groups = unrecorded(known)
             if self._round == 1:
                 self._counts[number] = said.groups
-                found = replace(found, answers=said.initialised or None, groups=groups, inside=parse_call(said.call))
+                answers = True if said.initialised and said.traces else None
+                found = replace(found, answers=answers, groups=groups, inside=parse_call(said.call))
             elif self._round == 2:
                 moved = groups != found.groups or said.groups != self._counts.get(number)
                 found = replace(found, groups=groups, moved=moved, inside=parse_call(said.call))
@@ -169,7 +181,7 @@ class Inspector:
             dump.give_up()
             found = self._found[number]
             threads = parse_dump(dump.text, os.getcwd()) if dump.text else ()
-            condition = Condition.REPLACED if dump.why_not == REPLACED else found.condition
+            condition = _TOLD_BY_SIGNALS.get(dump.why_not, found.condition)
             self._found[number] = replace(found, condition=condition, threads=threads, no_stack=dump.why_not)
         self._dumps.clear()
 

@@ -133,7 +133,7 @@ class Ranks:
         self.sent: set[int] = set()  # the signals that were to stop them
         self.finished = False  # all have done their work
         self.released = False  # those of the other nodes have, too
-        self._started = 0
+        self.started = 0  # how many have got a process
         self._broken: Broken | None = None
         self._memory = post_mortem.Memory()
         self._loop, self._folder = loop, folder
@@ -150,6 +150,14 @@ class Ranks:
         folder = self._folder.path
         return os.path.join(folder, f"{rank}.{self.number}.trace.json") if folder else None
 
+    def worked(self, rank: int) -> float:
+        """When it last called ``runtime.working``, on the monotonic clock; 0.0 where it did not."""
+        folder = self._folder.path
+        try:
+            return os.stat(os.path.join(folder, f"working.{rank}")).st_mtime if folder else 0.0
+        except OSError:
+            return 0.0
+
     def line(self, rank: int) -> int:
         """Return the end of its line that a rank is given. OSError: too many files are open."""
         line = self.lines[rank] = RankLine(self._loop)
@@ -161,7 +169,7 @@ class Ranks:
 
     def spawned(self, number: int, pid: int, pidfd: int | None) -> RankProcess:
         self.pending -= 1
-        self._started += 1
+        self.started += 1
         process = self.processes[number] = RankProcess(self.plan.rank_of(number), pid, pidfd)
         if number == 0:
             self.first.watch()
@@ -199,7 +207,7 @@ class Ranks:
         if any(not failure.pid for failure in self.failures):
             return None
         many = len(self.plan.local_ranks)
-        before = f"; {self._started} of {many} ranks had been started here" if many > 1 else ""
+        before = f"; {self.started} of {many} ranks had been started here" if many > 1 else ""
         message = f"rank {number} could not be started: {limits.why_unborn(reason)}{before}"
         return self._failed(self.plan.rank_of(number), 0, EXIT_OS, post_mortem.Recorded(message))
 

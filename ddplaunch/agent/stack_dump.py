@@ -16,6 +16,7 @@ from ddplaunch.agent.ranks import RankProcess
 from ddplaunch.diagnosis.inspection import Condition
 
 REPLACED = "it has become another program"
+ENDING = "its program is over, and Python takes down what it left"
 _MARK = b"\0"  # before and after what Python writes on the first signal
 _FILE = "/memfd:ddplaunch-stacks (deleted)"
 _MAX = 4 << 20  # bytes of a dump
@@ -42,15 +43,20 @@ class StackDump:
             return "it is stopped"
         if not all(self._signals):
             return "no signal is free for it"
+        caught = False
         try:
-            if not all(map(self._status().catches, self._signals)):
-                return REPLACED
+            caught = all(map(self._status().catches, self._signals))
+            if not caught:
+                left = os.readlink(f"{self._proc}/fd/{fd}") == _FILE  # an exec would have closed it
+                return ENDING if left else REPLACED
             if os.readlink(f"{self._proc}/fd/{fd}") != _FILE:
                 return "the program has closed the file for it"
             self._file = os.open(f"{self._proc}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
             os.ftruncate(self._file, 0)
         except FileNotFoundError:
-            return "the program has closed the file for it" if os.path.exists(self._proc) else "it has ended"
+            if not os.path.exists(self._proc):
+                return "it has ended"
+            return "the program has closed the file for it" if caught else REPLACED
         except (OSError, ValueError) as error:
             return f"the system does not allow it: {error}"
         return ""

@@ -80,6 +80,12 @@ class StallClock:
         if self._timer is not None:
             self._timer.when = max(now + self._timeout - self._pause, self._looked + self._timeout)
 
+    def _hear_of_work(self, ranks: Ranks) -> float:
+        """What ``runtime.working`` says counts as what ranks print; return the seconds since the last of either."""
+        for number, printed in self._printed.items():
+            self._printed[number] = max(printed, ranks.worked(number))
+        return time.monotonic() - max(self._printed.values(), default=0.0)
+
     def _wake(self) -> None:
         ranks, due = self._ranks, self._timer.when if self._timer else 0.0
         if ranks is None or ranks.phase not in (Phase.LOADING, Phase.RUNNING):
@@ -87,6 +93,9 @@ class StallClock:
         if time.monotonic() - due > max(LATE, self._pause):
             self.restart()
             return self._again(self._timeout - self._pause)
+        if (rest := self._timeout - self._pause - self._hear_of_work(ranks)) > 0:
+            self._timer = self._loop.after(rest, self._wake)
+            return
         for line in ranks.lines.values():
             line.catch_up()
         if not any(line.answers for line in ranks.lines.values()):
@@ -128,15 +137,18 @@ class StallClock:
         if ranks is not self._ranks:
             return inspection
         self._check_wall_clock()
-        reading = self._read(ranks)
-        before = next((each for each in self._readings[::-1] if reading.moment - each.moment > self._pause / 2), None)
+        self._hear_of_work(ranks)
+        moment = time.monotonic()
+        before = next((each for each in self._readings[::-1] if moment - each.moment > self._pause / 2), None)
+        # With thousands of sockets a reading takes long: people who ask do not wait for one that tells nothing.
+        reading = self._read(ranks) if keep or before else _Reading(moment, {})
         found = []
         for rank in inspection.ranks:
             printed = self._printed.get(rank.rank)
             quiet = None if printed is None else reading.moment - printed
-            busy, traffic = _rates(rank.pid, before, reading)
+            busy, traffic, network = _rates(rank.pid, before, reading)
             still = self._standstill(rank, reading.moment)
-            found.append(replace(rank, quiet=quiet, standstill=still, busy=busy, traffic=traffic))
+            found.append(replace(rank, quiet=quiet, standstill=still, busy=busy, traffic=traffic, network=network))
         if keep:
             self._readings = [*self._readings[-1:], reading]
         return replace(inspection, ranks=tuple(found))
@@ -148,7 +160,7 @@ class StallClock:
         taken = {
             process.pid: ranks.lines[rank].taken for rank, process in ranks.processes.items() if rank in ranks.lines
         }
-        found = usage([process.pid for process in ranks.processes.values()])
+        found = usage([process.pid for process in ranks.processes.values()], ranks.plan.master_port)
         ours = {pid: used._replace(moved=used.moved - taken.get(pid, 0)) for pid, used in found.items()}
         return _Reading(time.monotonic(), ours)
 
@@ -168,12 +180,16 @@ class StallClock:
             self._offset, self._clock_set = offset, time.time()
 
 
-def _rates(pid: int, before: _Reading | None, now: _Reading) -> tuple[float | None, float | None]:
-    """CPUs and bytes a second between two readings; None where there are not two, or a process has gone unseen."""
+def _rates(pid: int, before: _Reading | None, now: _Reading) -> tuple[float | None, float | None, float | None]:
+    """CPUs and bytes a second between two readings, in files and on the network; None where there are not two, or a
+    process has gone unseen.
+    """
     if before is None or pid not in now.usage:
-        return None, None
+        return None, None, None
     first, last = before.usage.get(pid), now.usage[pid]
     if first is None or last.cpu < first.cpu:
-        return None, None
+        return None, None, None
     seconds = now.moment - before.moment
-    return max(0.0, last.cpu - first.cpu - NOISE) / seconds, max(0, last.moved - first.moved) / seconds
+    network = sum(max(0, moved - first.network.get(each, 0)) for each, moved in last.network.items())
+    used = max(0.0, last.cpu - first.cpu - NOISE), max(0, last.moved - first.moved), network
+    return used[0] / seconds, used[1] / seconds, used[2] / seconds

@@ -218,6 +218,8 @@ class Supervisor:
 
     def _wind_up(self, ranks: Ranks) -> None:
         """Run the stall clock, where it can be judged here who waits; it is loaded while the zygote imports."""
+        if ranks.plan.world_size == 1 and self._rules.stall_strict and not ranks.number:
+            self._emit(events.Noted("--stall-timeout does nothing in a job of one rank, which waits for no other"))
         apart = self._rules.port is None and ranks.plan.nnodes > 1
         if ranks.plan.world_size == 1 or apart or not self._policy.inspect:
             return
@@ -272,6 +274,8 @@ class Supervisor:
         process = self._ranks.spawned(rank, pid, pidfd)
         self._tree.lead(pid)
         self._emit(events.Started(rank, pid, self._ranks.number))
+        if self._ranks.started == 1:
+            self._link.tell(messages.Running(self._ranks.number))
         if self._outfit.preemption_file.given:
             self._outfit.preemption_file.give()  # before the first rank there was no folder yet
         if self._ranks.phase in (Phase.STOPPING, Phase.SWEEPING):
@@ -362,5 +366,5 @@ class Supervisor:
         self._link.tell(account)
 
     def _finish(self, outcome: Outcome) -> None:
-        self._emit(events.Ended(outcome.code, outcome.verdict))
+        self._emit(events.Ended(outcome.code, outcome.verdict, outcome.remark))
         self._ranks.enter(Phase.ENDED)

@@ -1,10 +1,14 @@
-"""What the ranks' process trees have used so far: CPU time, and bytes read and written, as the kernel counts them."""
+"""What the ranks' process trees have used so far: CPU time, bytes of files and of the network, as the kernel counts
+them.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
+
+from ddplaunch.agent.connections import Connection, connections, held_by
 
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -13,12 +17,14 @@ class Usage(NamedTuple):
     """That of a process and its descendants, with what their children used that have ended."""
 
     cpu: float  # seconds
-    moved: int  # bytes read and written, to files, pipes and disks; the kernel does not count send and recv
+    moved: int  # bytes read and written, to files, pipes and disks; send and recv are not in it
+    network: Mapping[int, int] = {}  # bytes on each TCP connection that leads out of the job, by its number
 
 
-def usage(roots: Collection[int]) -> dict[int, Usage]:
+def usage(roots: Collection[int], store: int = 0) -> dict[int, Usage]:
     """Add up what each of these processes and its descendants have used; those that are gone are left out.
 
+    ``store`` is the port of the job's store, whose connections are within the job, as those between these processes.
     One walk through /proc, 10 to 20 µs for each process of the machine.
     """
     parents: dict[int, int] = {}
@@ -34,6 +40,7 @@ def usage(roots: Collection[int]) -> dict[int, Usage]:
         parents[int(name)] = int(fields[1])
         cpu[int(name)] = sum(map(int, fields[11:15])) / _TICK
     found = {root: Usage(0.0, 0) for root in roots if root in cpu}
+    held: dict[int, int] = {}  # which of them has a connection, by its number
     for pid, seconds in cpu.items():
         above = pid
         while above not in found and above in parents:
@@ -41,7 +48,21 @@ def usage(roots: Collection[int]) -> dict[int, Usage]:
         if above in found:
             so_far = found[above]
             found[above] = Usage(so_far.cpu + seconds, so_far.moved + _moved(pid))
+            held.update((each, above) for each in held_by(pid))
+    for each in _outside(held, store):
+        network = found[held[each.number]].network
+        found[held[each.number]] = found[held[each.number]]._replace(network={**network, each.number: each.moved})
     return found
+
+
+def _outside(held: Collection[int], store: int) -> list[Connection]:
+    """Those connections of the ranks that lead neither to one of them here nor to the store."""
+    ours = {each.ends: each for each in connections() if each.number in held} if held else {}
+    return [
+        each
+        for each in ours.values()
+        if (each.ends[1], each.ends[0]) not in ours and store not in (each.ends[0][1], each.ends[1][1])
+    ]
 
 
 def _moved(pid: int) -> int:

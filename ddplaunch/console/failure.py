@@ -9,6 +9,7 @@ import click
 from ddplaunch.control.failure import Failure, Verdict
 
 _MAX_OTHERS = 3
+_MAX_LINE = 400  # characters: five lines of a terminal
 
 
 def render_verdict(verdict: Verdict, nnodes: int) -> str:
@@ -23,9 +24,9 @@ def render_verdict(verdict: Verdict, nnodes: int) -> str:
     if verdict.world_size == 1:
         pass  # it has just printed all this itself, straight to the terminal
     elif first.traceback:
-        lines += [f"  {line}" for line in first.traceback.rstrip("\n").split("\n")]
-    elif first.message and first.pid:
-        lines.append(f"  {first.message}")
+        lines += [f"  {_cut(line)}" for line in first.traceback.rstrip("\n").split("\n")]
+    elif first.message and first.pid and not verdict.blame:
+        lines.append(f"  {_cut(first.message)}")
     elif first.tail:
         lines.append(click.style("  its last lines:", dim=True))
         lines += [f"  | {line}" for line in first.tail]
@@ -38,6 +39,11 @@ def render_verdict(verdict: Verdict, nnodes: int) -> str:
     if verdict.stopped:
         lines.append(f"  {verdict.stopped} other rank{'s were' if verdict.stopped > 1 else ' was'} stopped")
     return "\n".join(lines) + "\n"
+
+
+def _cut(line: str) -> str:
+    """A line of a report, which must not hide the rest of it; failure.json has it whole."""
+    return line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}… ({len(line) - _MAX_LINE} characters more)"
 
 
 def _briefly(failure: Failure) -> str:

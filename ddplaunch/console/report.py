@@ -32,6 +32,8 @@ def render(shares: Sequence[Record], output: str | None) -> Iterator[str]:
     if record.verdict:
         yield ""
         yield render_verdict(record.verdict, record.nnodes).rstrip("\n")
+    if record.remark:
+        yield from ("", record.remark)
     yield from _attempts(record)
     yield from _ranks([rank for share in shares for rank in _last(share)])
     if record.notes:

@@ -93,6 +93,9 @@ class JobAttempt:
             first = self.cut.failure
             others = tuple(each for each in self.failures if each.rank != first.rank)
             stopped = self.stopped - (self.cut.lives and len(others) == len(self.failures))
+            stopped = min(
+                stopped, self.world_size - 1 - len(others)
+            )  # its process may live on though its program ended
             return Verdict(first, (), tuple(within(others, MAX_REPORT)), stopped, self.world_size, self.cut.text)
         if not self.failures:
             return None
@@ -128,11 +131,17 @@ class JobAttempt:
     def waits(self) -> str | None:
         """Who waited for whom when it was stopped, if that had lasted for long: somebody may have stopped a hang."""
         look = self.look
-        entered = [each.entered for rank in look.ranks for each in rank.last if not each.completed] if look else []
-        if look is None or not any(look.moment - moment > HANGS for moment in entered):
+        if look is None:
             return None
         from ddplaunch.diagnosis.sentences import sentences
+        from ddplaunch.diagnosis.waits import waits
 
+        entered = [each.entered for rank in look.ranks for each in rank.last if not each.completed]
+        # Of send, recv and init_process_group nobody tells when they began: silence stands for that.
+        quiet = {rank.rank: rank.quiet or 0.0 for rank in look.ranks}
+        silent = [min(quiet[rank] for rank in wait.waiting) for wait in waits(look) if not wait.number]
+        if not any(lasted > HANGS for lasted in (*silent, *(look.moment - moment for moment in entered))):
+            return None
         return f"when it was stopped: {'; '.join(sentences(look))}"
 
     @property

@@ -155,8 +155,8 @@ BOUNDS: Mapping[str, Check] = {
     # what ranks were found doing
     **dict.fromkeys(("line", "enqueued", "completed", "number"), _number(-1, 1 << 62)),
     **dict.fromkeys(("group", "operation"), _line),
-    **dict.fromkeys(("function", "file", "name", "description", "tensors", "no_stack"), _line),
-    **dict.fromkeys(("timeout", "cpu", "quiet", "standstill", "busy", "traffic"), _number(0, 1e18)),
+    **dict.fromkeys(("function", "file", "name", "description", "tensors", "no_stack", "awaits"), _line),
+    **dict.fromkeys(("timeout", "cpu", "quiet", "standstill", "busy", "traffic", "network"), _number(0, 1e18)),
     "Inside.names": _COUNT,
     "inside": lambda it: bounded(it),
     "entered": _EPOCH,

@@ -177,6 +177,8 @@ class Coordinator:
                 self._finished(seat)
             case messages.Drained():
                 self._drained(seat, message)
+            case messages.Running():
+                self._limits.started()
             case messages.Suspicion():
                 self._limits.suspect()
             case messages.Straggling():

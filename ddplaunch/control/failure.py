@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, replace
-from ddplaunch.errors import EXIT_SIGNAL, harmless
+from ddplaunch.errors import EXIT_SIGNAL, harmless, shown
 
 if TYPE_CHECKING:
     from typing import Any
 
 MAX_TEXT = 64 << 10  # characters of a message or traceback that are kept
+MAX_HEADLINE = 300  # characters of a message that is named in a sentence
 MAX_LINE = 1000  # characters of a line: a hint, or one of the last that a rank printed
 MAX_TAIL = 12  # lines that are kept of the last that a rank printed
 MAX_REPORT = 1 << 20  # characters of all failures of a node together, and of a report: one frame (``wire``) holds more
@@ -80,7 +81,8 @@ class Failure:
         if not self.pid and self.message:
             return f"{self.message} (exit code {self.exit_code})"
         if self.message and self.message.strip() and self.signal is None:
-            return f"rank {self.rank} failed with {self.message.strip().splitlines()[0]} (exit code {self.exit_code})"
+            first = shown(self.message.strip().splitlines()[0], MAX_HEADLINE)
+            return f"rank {self.rank} failed with {first} (exit code {self.exit_code})"
         return f"rank {self.rank} {self.reason}"
 
     @property

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.diagnosis.inspection import Arrivals, Detail, Inspection
 
-PROTOCOL = 8  # raised whenever a message changes, so that launchers of different versions tell each other so
+PROTOCOL = 9  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 class Garbled(Exception):
@@ -148,6 +148,13 @@ class Interrupted:
 @dataclass(frozen=True)
 class Suspicion:
     """The ranks here have been silent for the stall timeout, and none of them gets on: has the job stalled?"""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Running:
+    """The first rank here has its process."""
 
     attempt: int
 
@@ -325,6 +332,7 @@ FromNode = (
     | Checked
     | Interrupted
     | Warned
+    | Running
     | Suspicion
     | Straggling
     | Inspect

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Inspection
 
 
+IF_AT_WORK = "if that was work, use a larger --stall-timeout, or call ddplaunch.runtime.working() meanwhile"
+
+
 @dataclass(frozen=True)
 class Cut:
     """Why an attempt is stopped though no rank has failed."""
@@ -50,6 +53,7 @@ class TimeLimits:
         self._looking, self._after, self._note, self._cut = looking, after, note, cut
         self.over = False  # whether the time of the job is
         self._attempt = -1
+        self._ran = False  # whether a rank has
         self._asking = False  # or resting from that
         self._suspected = False  # meanwhile
         self._reported: tuple[object, ...] = ()
@@ -58,9 +62,9 @@ class TimeLimits:
         self._job_timer: Timer | None = None
 
     def begin(self, attempt: int) -> None:
-        """An attempt starts; the time of the job runs from the first one on."""
-        if self._attempt < 0 and self._rules.timeout is not None:
-            self._job_timer = self._after(self._rules.timeout, self._job_over)
+        """An attempt starts."""
+        if self._attempt < 0:
+            self._run_job_timer()  # also where no rank ever starts
         self._attempt = attempt
         self._asking = self._suspected = False
         self._reported = ()
@@ -68,6 +72,18 @@ class TimeLimits:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+    def started(self) -> None:
+        """The first rank of a node runs."""
+        if not self._ran:
+            self._ran = True
+            self._run_job_timer()
+
+    def _run_job_timer(self) -> None:
+        if self._job_timer is not None:
+            self._job_timer.cancel()
+        if self._rules.timeout is not None and not self.over:
+            self._job_timer = self._after(self._rules.timeout, self._job_over)
 
     def end(self) -> None:
         """The job is over."""
@@ -118,7 +134,8 @@ class TimeLimits:
         if rules.on_stall != "report" and stall.killable:
             found = culprit(inspection)
             what = found.text if found else stall.text
-            failure = self._failure(inspection, stall.rank, "the job stalled", stall.trace)
+            hint = IF_AT_WORK if stall.lives and stall.idle else None
+            failure = self._failure(inspection, stall.rank, "the job stalled", stall.trace, hint)
             text = f"no progress for {span(stall.seconds)} (--stall-timeout): {what}{self._on(failure)}"
             self._cut(Cut(text, failure, stall.lives, rules.on_stall == "restart", inspection))
         elif stall.mark != self._reported:
@@ -169,7 +186,9 @@ class TimeLimits:
     def _on(self, failure: Failure) -> str:
         return f" (on {failure.host})" if self._rules.max_nodes > 1 else ""
 
-    def _failure(self, inspection: Inspection, number: int, message: str, trace: str) -> Failure:
+    def _failure(
+        self, inspection: Inspection, number: int, message: str, trace: str, hint: str | None = None
+    ) -> Failure:
         """What is held against a rank that the others waited for."""
         rank = next(rank for rank in inspection.ranks if rank.rank == number)
         first = next((seat.ranks.start for seat in self._seats.values() if number in seat.ranks), number)
@@ -184,5 +203,5 @@ class TimeLimits:
             message=message,
             traceback=f"it was at\n{trace}" if trace else None,
             moment=time.time(),
-            hint=None,
+            hint=hint,
         )

@@ -85,6 +85,11 @@ def named(states: Sequence[GroupState], known: Mapping[Group, int]) -> tuple[Gro
     return tuple(GroupState(group.group, count, count - 1) for group, count in known.items() if count > 0)
 
 
+def unrecorded(known: Mapping[Group, int]) -> tuple[GroupState, ...]:
+    """The states of groups in a rank without a flight recorder: what it has entered counts as completed."""
+    return tuple(GroupState(group.group, count, count) for group, count in known.items() if count > 0)
+
+
 def parse_last(dump: bytes) -> tuple[Collective, ...]:
     """Read from a dump with entries what a rank entered last in each group; before it the oldest that is not complete.
 

@@ -13,6 +13,7 @@ from ddplaunch.diagnosis.stack_dump import parse_traceback
 from ddplaunch.diagnosis.standing import (
     INIT,
     POINT_TO_POINT,
+    STORE,
     call_in,
     call_of,
     doing,
@@ -21,7 +22,7 @@ from ddplaunch.diagnosis.standing import (
     library_calls,
     line_of,
     place,
-    standing,
+    standings,
     text,
     where,
 )
@@ -101,8 +102,8 @@ def _of_wait(wait: Wait, inspection: Inspection, failed: Sequence[_Failed], unti
     lost = {each.rank for each in failed}
     missing = [_rank(inspection, rank) for rank in wait.roots if rank not in lost]
     waiters = len({*wait.waiting, *dict(wait.ahead), *(lost & set(wait.members) if wait.members else lost)})
-    if not missing or (wait.operation in POINT_TO_POINT and len(missing) > 1):
-        return None  # send and recv have one peer, and nothing tells which
+    if not missing or (wait.operation in (*POINT_TO_POINT, STORE) and len(missing) > 1):
+        return None  # it is one that they wait for, and nothing tells which
     if waiters < len(missing) and all(map(_ended_well, missing)):
         alone = _rank(inspection, wait.waiting[0])
         return _longer(short_title(wait), wait.waiting, entered_at(alone), missing)
@@ -179,6 +180,8 @@ def _blamed(
         said += f"did not come to where {waited}{until}"
     elif set(name.split(" and ")) <= POINT_TO_POINT:
         said += f"did not communicate, while {waited} in {name}{until}"
+    elif name == STORE:
+        said += f"did not set the key that {waited} for in {STORE}"
     else:
         said += f"did not {'enter' if counted else 'call'} {name}, which {waited} for{until}"
     apart = library_calls(inspection.ranks, missing)
@@ -206,7 +209,7 @@ def _ended_well(rank: RankInspection) -> bool:
 def _is_elsewhere(rank: RankInspection) -> bool:
     """Whether a rank is known to wait for no other."""
     groups = {state.group for state in rank.groups}
-    if rank.moved or call_of(rank) or any(each.stuck for group in groups if (each := standing(rank, group))):
+    if rank.moved or call_of(rank) or any(each.stuck for group, each in standings(rank).items() if group in groups):
         return False
     known = rank.threads or rank.groups or rank.answers is False
     return bool(known) or is_gone(rank) or rank.condition is Condition.STOPPED
@@ -241,6 +244,8 @@ def _state(rank: RankInspection) -> str:
         return "had not started"
     if rank.condition is Condition.REPLACED:
         return "had become another program"
+    if rank.condition is Condition.ENDING:
+        return "was ending"
     return still("ended", end_of(rank)) if is_gone(rank) else ""
 
 

@@ -69,6 +69,8 @@ def _state(rank: RankInspection) -> str:
         return "not started"
     if rank.condition is Condition.REPLACED:
         return "another program"
+    if rank.condition is Condition.ENDING:
+        return "ending"
     if is_gone(rank):
         return still("ended", end_of(rank))
     if rank.condition is Condition.BLOCKED:

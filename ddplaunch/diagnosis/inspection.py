@@ -26,6 +26,7 @@ class Condition(Enum):
     ALIVE = "alive"
     STOPPED = "stopped"  # by SIGSTOP, Ctrl-Z or a debugger
     BLOCKED = "blocked"  # in uninterruptible sleep: it waits for a disk or a driver
+    ENDING = "ending"  # its program is over, and Python takes down what it left
     EXITED = "exited"
     REPLACED = "replaced"  # by another program, which the rank has executed
     PENDING = "pending"  # it has no process yet
@@ -126,10 +127,12 @@ class RankInspection:
     inside: Inside | None = None  # where it is in such a function, and said so
     cpu: float = 0.0  # seconds of CPU time that it and its children have used
     arrivals: tuple[Arrivals, ...] = ()  # on the way to node 0
-    quiet: float | None = None  # seconds since it printed something; as the next three, None where it is not known
+    quiet: float | None = None  # seconds since it printed something; as the next four, None where it is not known
     standstill: float | None = None  # seconds for which it has entered and completed no collective
     busy: float | None = None  # CPUs that it and its descendants have used of late: 0.5 is half of one
-    traffic: float | None = None  # bytes a second that they have read and written of late
+    traffic: float | None = None  # bytes a second that they have read and written of late, in files and pipes
+    network: float | None = None  # the same on connections that lead out of the job
+    awaits: str = ""  # what its main thread waits for on a connection: "store" is the job's, or "10.0.0.7:443"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from ddplaunch.diagnosis.standing import (
     POINT_TO_POINT,
     ROOTED,
     SENDS,
+    STORE,
     doing,
     entered_at,
     is_gone,
@@ -118,6 +119,8 @@ def _absence(wait: Wait) -> str:
         return "does not receive" if wait.operation in SENDS else "does not send"
     if wait.operation in POINT_TO_POINT:
         return "does not communicate"
+    if wait.operation == STORE:
+        return "has not set its key"
     return "has not called it"
 
 
@@ -129,6 +132,8 @@ def _state(rank: RankInspection) -> str:
         return "has not started"
     if rank.condition is Condition.REPLACED:
         return "has become another program"
+    if rank.condition is Condition.ENDING:
+        return "is ending"
     if is_gone(rank):
         return f"has {still('ended', end_of(rank))}"
     return ""
@@ -171,6 +176,8 @@ def mismatch(wait: Wait, inspection: Inspection) -> str:
 
 def _no_wait(inspection: Inspection) -> str:
     alive = [rank for rank in inspection.ranks if not is_gone(rank)]
+    if not alive and (inspection.silent or len(inspection.ranks) < inspection.world_size):
+        return "what the ranks are doing is not known"
     if not alive:
         return "all ranks have ended"
     moved = sum(rank.moved for rank in alive)

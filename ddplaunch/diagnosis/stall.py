@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
 from ddplaunch.diagnosis.sentences import sentence
-from ddplaunch.diagnosis.standing import call_of, doing, is_gone, library_calls
+from ddplaunch.diagnosis.standing import STORE, call_of, doing, is_gone, library_calls, wait_of
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.words import ranks
 
@@ -16,6 +16,9 @@ WORKS = 0.02
 
 MOVES = 64 << 10
 """Bytes a second: a rank that reads and writes more works, say on a checkpoint."""
+
+TALKS = 4 << 10
+"""Bytes a second: a rank that exchanges more with the world outside the job works, say on an upload."""
 
 _SOON = 0.2  # share of the timeout by which the clocks of two nodes may differ
 _MAX_NAMED = 3
@@ -29,6 +32,7 @@ class Stall(NamedTuple):
     trace: str  # the stack of that rank, as Python prints one; "" where it is not known
     seconds: float  # how long the first of them have waited
     lives: bool  # whether that rank has not ended
+    idle: bool  # whether it does something that may be work, and only looks idle: it is neither stopped nor waits
     killable: bool  # whether stopping helps: a rank in uninterruptible sleep may only be slow, and cannot be killed
     mark: tuple[object, ...]  # equal as long as no rank enters or completes a collective
 
@@ -61,7 +65,10 @@ def judge(inspection: Inspection, timeout: float, *, strict: bool) -> Judgement:
         awaited = {rank.rank for rank in found if not is_gone(rank)}
     else:
         awaited = set()
-    if not (inside or awaited) or any(works(by_number[rank]) for rank in awaited):
+    # Who may set a key of the store; and who may be in another collective each time, where an old torch does not tell.
+    others = {each for wait in waiting if wait.operation == STORE for each in by_number.keys() - {*wait.waiting}}
+    others |= {rank for rank in inside if by_number[rank].answers is None and not by_number[rank].groups}
+    if not (inside or awaited) or any(works(by_number[rank]) for rank in awaited | others):
         return Judgement()
     standing = [seconds for rank in inside or awaited if (seconds := by_number[rank].standstill) is not None]
     # Where nobody is missing the last to come counts, else the first who waits.
@@ -75,7 +82,8 @@ def judge(inspection: Inspection, timeout: float, *, strict: bool) -> Judgement:
     told = sentence(waiting[0], inspection) if waiting else f"no rank does anything: {at_work(inspection)}"
     killable = not any(by_number[rank].condition is Condition.BLOCKED for rank in awaited)
     mark = tuple((rank.rank, rank.groups) for rank in found)
-    return Judgement(Stall(first.rank, told, trace(first), lasted, not is_gone(first), killable, mark))
+    idle = bool(awaited) and first.condition is Condition.ALIVE and wait_of(first) is None
+    return Judgement(Stall(first.rank, told, trace(first), lasted, not is_gone(first), idle, killable, mark))
 
 
 def works(rank: RankInspection) -> bool:
@@ -84,7 +92,7 @@ def works(rank: RankInspection) -> bool:
         return False
     if rank.condition is Condition.PENDING or rank.busy is None:
         return True
-    return rank.busy >= WORKS or (rank.traffic or 0.0) >= MOVES
+    return rank.busy >= WORKS or (rank.traffic or 0.0) >= MOVES or (rank.network or 0.0) >= TALKS
 
 
 def trace(rank: RankInspection) -> str:

@@ -17,8 +17,10 @@ POINT_TO_POINT = {"batch_isend_irecv", *SENDS, *RECEIVES}
 ROOTED = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
 """Collectives with a root, which all ranks must name alike, and how it is said of them."""
 
+STORE = "store.wait"
 UNRECORDED = POINT_TO_POINT | {
     INIT,
+    STORE,
     "destroy_process_group",
     "monitored_barrier",
     "new_group",
@@ -145,6 +147,11 @@ def root_of(rank: RankInspection, collective: Collective) -> int | None:
     return rank.inside.names if known and rank.inside else None
 
 
+def wait_of(rank: RankInspection) -> Call | None:
+    """The function in which a rank waits for others: of torch.distributed, or of the job's store."""
+    return call_of(rank) or (Call(STORE, line_of(rank)) if rank.awaits == "store" else None)
+
+
 def entered_at(rank: RankInspection) -> Frame | None:
     """The user's line from which a rank that waits in a collective has entered it."""
     call = call_of(rank)
@@ -160,7 +167,8 @@ def waiting_for(rank: RankInspection) -> str:
     if any(_RPC in frame.file for frame in called):
         return "waits for an RPC"
     words = (_WAITS.get((os.path.basename(frame.file), frame.function)) for frame in called)
-    return next(filter(None, words), "")
+    reply = f"waits for a reply from {rank.awaits}" if rank.awaits else ""
+    return next(filter(None, words), reply)
 
 
 def doing(rank: RankInspection, apart: Frame | None = None) -> str:
@@ -182,22 +190,21 @@ def is_gone(rank: RankInspection) -> bool:
     return rank.condition is Condition.ALIVE and bool(rank.threads) and not any(each.frames for each in rank.threads)
 
 
-def standing(rank: RankInspection, group: str) -> Standing | None:
-    """How far a rank is in a process group; None where it has not used it or did not say.
+def standings(rank: RankInspection) -> dict[str, Standing]:
+    """How far a rank is in each process group that it has used, by its name.
 
     What torch counts as completed is a hint only: gloo's threads write it in any order, so an older collective can be
     there for ever. The entries of the flight recorder are right.
     """
-    last = [each for each in rank.last if each.group == group]
-    if last:
-        oldest = next((each for each in last if not each.completed), None)
-        return Standing(last[-1].number, oldest.number if oldest else 0, oldest or last[-1], True)
-    for state in rank.groups:
-        if state.group == group:
-            return Standing(state.enqueued, state.enqueued if state.enqueued > state.completed else 0, None, False)
-    return None
-
-
-def counts_others(rank: RankInspection, group: str) -> bool:
-    """Whether send and recv are known to be in a rank's ``GroupState`` of a group."""
-    return any(each.group == group and not each.alone for each in rank.last)
+    found: dict[str, Standing] = {}
+    for state in reversed(rank.groups):
+        stuck = state.enqueued if state.enqueued > state.completed else 0
+        found[state.group] = Standing(state.enqueued, stuck, None, False)
+    last: dict[str, list[Collective]] = {}
+    for each in rank.last:
+        last.setdefault(each.group, []).append(each)
+    for group, of_group in last.items():
+        oldest = next((each for each in of_group if not each.completed), None)
+        stuck = oldest.number if oldest else 0
+        found[group] = Standing(of_group[-1].number, stuck, oldest or of_group[-1], True)
+    return found

@@ -15,12 +15,12 @@ from ddplaunch.diagnosis.standing import (
     Call,
     Standing,
     call_of,
-    counts_others,
     entered_at,
     is_gone,
     partner_of,
     root_of,
-    standing,
+    standings,
+    wait_of,
 )
 
 DEFAULT = "default_pg"
@@ -93,7 +93,7 @@ def needs(inspection: Inspection) -> tuple[int, ...]:
                 seen.setdefault(stack_of(view.ranks[number]), number)
             needed.update(list(seen.values())[:MAX_ASKED])
         elif view.counts_others(group) or ((wait := view.wait_in(group)) and not (wait.missing or wait.different)):
-            needed.update(n for n, rank in view.ranks.items() if standing(rank, group) and not rank.moved)
+            needed.update(n for n, rank in view.ranks.items() if group in view.each[n] and not rank.moved)
     return tuple(number for number in sorted(needed) if not view.ranks[number].last)
 
 
@@ -108,6 +108,8 @@ class _View:
     def __init__(self, inspection: Inspection) -> None:
         self.inspection = inspection
         self.ranks = {rank.rank: rank for rank in inspection.ranks}
+        self.each = {number: standings(rank) for number, rank in self.ranks.items()}  # a job may have many groups
+        self.mixed = {each.group for rank in inspection.ranks for each in rank.last if not each.alone}
         names = {each.group for rank in inspection.ranks for each in rank.groups}
         names |= {each.group for rank in inspection.ranks for each in rank.last}
         self.groups = sorted(names, key=lambda name: (len(name), name))
@@ -127,12 +129,13 @@ class _View:
         return group not in self.members and self.description(group) != DEFAULT
 
     def counts_others(self, group: str) -> bool:
-        return any(counts_others(rank, group) for rank in self.ranks.values())
+        """Whether send and recv are known to be in a group's numbers."""
+        return group in self.mixed
 
     def standings(self, group: str) -> dict[int, Standing]:
         """How far each rank is, where that compares."""
         certain = self.counts_others(group)
-        found = ((number, standing(rank, group)) for number, rank in self.ranks.items())
+        found = ((number, of_rank.get(group)) for number, of_rank in self.each.items())
         return {number: each for number, each in found if each and (each.certain or not certain)}
 
     def perhaps_stuck(self, group: str) -> dict[int, Standing]:
@@ -222,9 +225,9 @@ class _View:
     def _away(self, group: str, number: int) -> bool:
         """Whether a rank that does not tell how far it is in a group is not in it."""
         rank = self.ranks[number]
-        if standing(rank, group):
+        if group in self.each[number]:
             return False  # in numbers that do not compare
-        if rank.condition in (Condition.EXITED, Condition.STOPPED, Condition.PENDING) or is_gone(rank):
+        if is_gone(rank) or rank.condition in (Condition.STOPPED, Condition.PENDING, Condition.ENDING):
             return True
         if rank.answers is None:
             return bool(rank.threads) and call_of(rank) is None
@@ -256,7 +259,7 @@ class _View:
         """The waits that only stacks tell: in init_process_group, send and recv, and all that no recorder has."""
         found: dict[str, dict[int, Call]] = {}
         for number, rank in self.ranks.items():
-            call = call_of(rank)
+            call = wait_of(rank)
             if not call or number in taken or rank.moved or rank.answers is False:
                 continue
             if call.function in UNRECORDED or not (self.recorded and rank.answers):

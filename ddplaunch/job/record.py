@@ -84,6 +84,7 @@ class Record:
     attempts: tuple[Attempt, ...] = ()
     left_out: int = 0  # attempts of which nothing was kept, as there were too many
     verdict: Verdict | None = None  # the failure that decided it
+    remark: str | None = None  # the last word on its end: "when it was stopped: …"
     inspections: tuple[Inspection, ...] = ()  # what the ranks were doing when they were about to be stopped
     notes: tuple[str, ...] = ()
 
@@ -117,7 +118,8 @@ class Record:
                 return replace(self, inspections=(*self.inspections, inspection))
             case events.Ended(code=code, verdict=verdict):
                 over = self._last(why=verdict.first.headline, verdict=verdict) if verdict else self
-                return replace(over, ended=moment, code=code, verdict=verdict, fate=self._fate(code))
+                remark, fate = event.remark, self._fate(code)
+                return replace(over, ended=moment, code=code, verdict=verdict, remark=remark, fate=fate)
         return self
 
     def _fate(self, code: int) -> Fate:

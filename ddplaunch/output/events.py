@@ -117,10 +117,11 @@ class Noted:
 
 @dataclass(frozen=True)
 class Ended:
-    """The job is over; ``code`` is the exit code, ``verdict`` the failure that decided it."""
+    """The job is over; ``code`` is the exit code, ``verdict`` the failure that decided it, ``remark`` a last word."""
 
     code: int
     verdict: Verdict | None
+    remark: str | None = None
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ RECORDS: Mapping[type, tuple[str, str]] = {
     Swept: ("swept", "found stuck"),
     Restarting: ("restart", "attempt wait"),
     Noted: ("note", "text"),
-    Ended: ("ended", "code"),
+    Ended: ("ended", "code remark"),
     SidecarStarted: ("sidecar_started", "sidecar pid"),
     SidecarAnswers: ("sidecar_answers", "sidecar url"),
     SidecarExited: ("sidecar_exited", "sidecar code"),

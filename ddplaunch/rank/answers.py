@@ -108,11 +108,10 @@ class Answers:
 
     def _hook(self, module: ModuleType) -> None:
         """Wait in the cell of the decorator around ``init_process_group``: no attribute is another one then."""
-        if hasattr(_recorder(), "_dump_fr_trace_json"):
-            for cell in getattr(module.init_process_group, "__closure__", None) or ():
-                found = cell.cell_contents
-                if getattr(found, "__name__", "") == "init_process_group":
-                    cell.cell_contents = _Once(cell, found, lambda: self._start(module))
+        for cell in getattr(module.init_process_group, "__closure__", None) or ():
+            found = cell.cell_contents
+            if getattr(found, "__name__", "") == "init_process_group":
+                cell.cell_contents = _Once(cell, found, lambda: self._start(module))
 
     def _start(self, module: ModuleType) -> None:
         if os.getpid() != self._pid:

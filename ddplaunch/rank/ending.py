@@ -60,8 +60,8 @@ def report(job: Python, error: BaseException) -> None:
         sys.last_exc = error
     if not isinstance(error, KeyboardInterrupt):
         record(job, error, _as_printed(error))
-    elif not job["first_here"] and sys.excepthook is sys.__excepthook__:
-        return  # Ctrl-C interrupts all ranks: one traceback says where they were
+    elif job["facts"]["world_size"] > 1 and _is_no_users(sys.excepthook):
+        return _say_where(error)  # Ctrl-C interrupts all ranks: a traceback of each would hide what is said of them
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except SystemExit:
@@ -71,6 +71,30 @@ def report(job: Python, error: BaseException) -> None:
         _show(_cut(broken))
         print("\nOriginal exception was:", file=sys.stderr)
         _show(error)
+
+
+def _is_no_users(hook: Any) -> bool:
+    """Whether it is Python's, or torch's around that: ``init_process_group`` sets one, for a prefix."""
+    torchs = getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d"
+    inner = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()] if torchs else [hook]
+    return any(each is sys.__excepthook__ for each in inner)
+
+
+def _say_where(error: BaseException) -> None:
+    """Say in one line at which of the user's lines it came: "KeyboardInterrupt: step at train.py:31"."""
+    where, here = "", os.getcwd() + os.sep
+    for each in (error.__context__, error):  # it may come when the program has just ended of another
+        trace = each.__traceback__ if each is not None else None
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if _is_users_file(code.co_filename):
+                name = "" if code.co_name == "<module>" else f"{code.co_name} at "
+                where = f": {name}{code.co_filename.removeprefix(here)}:{trace.tb_lineno}"
+            trace = trace.tb_next
+    try:
+        print(f"{type(error).__name__}{where}", file=sys.stderr)
+    except Exception:
+        pass
 
 
 def _show(error: BaseException) -> None:
@@ -248,9 +272,12 @@ def _is_users(module: ModuleType) -> bool:
         place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     except Exception:  # a path that is computed, by a parent that the program has deleted or by code of anybody's
         return False
+    return isinstance(place, str) and _is_users_file(place)
+
+
+def _is_users_file(place: str) -> bool:
     return (
-        isinstance(place, str)
-        and not place.startswith(os.path.dirname(os.__file__) + os.sep)
+        not place.startswith((os.path.dirname(os.__file__) + os.sep, "<frozen ", *_OUR_FILES))
         and f"-packages{os.sep}" not in place
     )
 

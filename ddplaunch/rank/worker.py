@@ -167,10 +167,13 @@ class Life:
 
 def live(life: Life) -> None:
     """Run the program; what it raises is kept in ``life``."""
-    with life:
-        life.begin()
-        life.program(*life.positional, **life.named)
-        life.complete()
+    try:
+        with life:
+            life.begin()
+            life.program(*life.positional, **life.named)
+            life.complete()
+    except KeyboardInterrupt as error:  # it came when the program was just over
+        life.__exit__(None, error, None)
 
 
 def with_room(function: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,13 @@ def test_traceback_is_the_users_own(launch):
     frames = [line.strip() for line in report.splitlines() if "  File " in line]
     assert len(frames) == 1
     assert frames[0].startswith(f'File "{FAILS}", line ')
+
+
+def test_a_long_message_does_not_hide_the_report(launch, tmp_path):
+    done = launch("run", *LIGHT, "--nproc", "2", "--show", "none", write(tmp_path, "t.py", 'raise OSError("x" * 3000)'))
+    headline, *lines = done.stderr.splitlines()
+    assert re.fullmatch(r"ddplaunch: rank \d failed with OSError: x{280,300}… \(exit code 1\)", headline)
+    assert re.fullmatch(r"  OSError: x{391}… \(2609 characters more\)", lines[-2])
 
 
 def test_identical_failures_are_one(launch):

@@ -50,6 +50,13 @@ HANG = """
             from torch.utils.data import DataLoader
             for _ in DataLoader(Slow(), num_workers=1):  # loader
                 pass
+        if what == "ending":
+            class Last:
+                def __del__(self, sleep=time.sleep):
+                    sleep(600)
+
+            globals()["last"] = Last()
+            sys.exit()
         if what == "recv":
             dist.recv(tensor, 0)  # recv
 
@@ -78,6 +85,7 @@ SENTENCES = {
     "stopped": f"{WAIT}; rank 2 is stopped (SIGSTOP)",
     "lock": f"{WAIT}; rank 2 has not entered it: step at {{lock}}",
     "exec": f"{WAIT}; rank 2 has become another program",
+    "ending": f"{WAIT}; rank 2 is ending",
     "other": "#4 of default_pg is all_reduce on ranks 0, 1 ({reduce}) and all_gather on rank 2 ({gather}): "
     "they wait for each other",
     "loader": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{loader}}",
@@ -412,14 +420,18 @@ def test_what_ranks_did_is_kept_before_they_are_stopped(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_hang_that_is_stopped_is_told(start, tmp_path, found):
+@pytest.mark.parametrize("what", ["sleep", "before"])
+def test_a_hang_that_is_stopped_is_told(start, answer, tmp_path, found, what):
+    """Also one of which torch keeps no record: in init_process_group."""
     script = write(tmp_path, "train.py", HANG)
     sooner = impatient(tmp_path, "control.attempt.HANGS", 0.1)
-    job = start("run", "--nproc", "3", script, "sleep", executable=sooner)
-    found(job, sentence("sleep"))
+    job = start("run", "--nproc", "3", "--run-id", f"hang-{what}", script, what, executable=sooner)
+    found(job, sentence(what))
     job.signal(signal.SIGINT)
     assert job.wait() == 130
-    assert job.stderr().splitlines()[-1] == f"ddplaunch: when it was stopped: {sentence('sleep')}"
+    told = f"when it was stopped: {sentence(what)}"
+    assert job.stderr().splitlines()[-1] == f"ddplaunch: {told}"
+    assert told in answer("report", f"hang-{what}").stdout.splitlines()
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ class Node:
     """Two ranks whose collectives and CPU time a test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rules: Rules) -> None:
-        self.now, self.cpu = 1000.0, 0.0
+        self.now, self.cpu, self.worked = 1000.0, 0.0, 0.0
         self.collectives = (5, 4), (4, 4)
         self.timers: list[Timer] = []
         self.looks: list[float] = []
@@ -32,13 +32,14 @@ class Node:
         self.ranks = SimpleNamespace(
             number=0,
             phase=Phase.RUNNING,
-            plan=SimpleNamespace(local_ranks=[SimpleNamespace(rank=0), SimpleNamespace(rank=1)]),
+            plan=SimpleNamespace(local_ranks=[SimpleNamespace(rank=0), SimpleNamespace(rank=1)], master_port=29500),
+            worked=lambda rank: self.worked,
             lines={0: line, 1: line},
             processes={number: SimpleNamespace(pid=100 + number) for number in (0, 1)},
         )
         monkeypatch.setattr(
             "ddplaunch.agent.usage.usage",
-            lambda roots: {pid: Usage(self.cpu if pid == 101 else 0.0, 0) for pid in roots},
+            lambda roots, store: {pid: Usage(self.cpu if pid == 101 else 0.0, 0) for pid in roots},
         )
         self.clock = StallClock(self, rules, self.look, lambda message: self.told.append((self.now, message)))  # type: ignore[arg-type]
         self.clock.begin(self.ranks)  # type: ignore[arg-type]
@@ -136,3 +137,13 @@ def test_the_wall_clock_may_be_set(node, monkeypatch):
     monkeypatch.setattr(stall_clock.time, "time", lambda: node.now + 2e9)
     node.wait(50)
     assert [moment for moment, _ in node.told] == [1300]
+
+
+def test_work_that_a_rank_tells_of_counts_as_output(node):
+    """``runtime.working`` wakes nobody; the launcher sees it when its time has come."""
+    for _ in range(100):
+        node.wait(200)
+        node.worked = node.now
+    assert node.looks == []
+    node.wait(300)
+    assert [moment for moment, _ in node.told] == [node.now]

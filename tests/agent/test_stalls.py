@@ -6,20 +6,44 @@ import json
 import os
 import re
 import signal
+import socket
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, alive, wait_until
+from tests.conftest import PROGRAMS, alive, wait_until, write
 from tests.control.test_joining import free_port
 from tests.patience import patience
+from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow
 
 PROGRAM = PROGRAMS / "stalls.py"
 SOON = ("--stall-timeout", "2", "--grace", "5")
 REPORT = (*SOON, "--on-stall", "report")
+
+
+@pytest.fixture
+def elsewhere():
+    """The port of a server outside the job, which takes all and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    threading.Thread(target=drain, args=(server.accept()[0],), daemon=True).start()
+
+        def drain(connection: socket.socket) -> None:
+            with connection, suppress(OSError):
+                while connection.recv(1 << 16):
+                    pass
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield str(server.getsockname()[1])
+        server.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize(
@@ -29,15 +53,19 @@ REPORT = (*SOON, "--on-stall", "report")
         ("lock", r"rank 2 did not enter all_reduce #2, which 2 ranks waited for: lock at .*stalls.py:\d+"),
         ("stop", r"rank 2 was stopped \(SIGSTOP\) and did not enter all_reduce #2, which 2 ranks waited for"),
         ("absent", r"rank 2 did not call init_process_group, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
+        ("old", r"rank 2 did not call all_reduce, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
         ("idle", r"no rank does anything: ranks 0 to 2: sleep at .*stalls.py:\d+"),
+        ("reply", r"rank 2 .* 2 ranks waited for: it waits for a reply from 127.0.0.1:\d+, reply at .*stalls.py:\d+"),
     ],
 )
-def test_a_rank_that_others_wait_for_is_named(launch, tmp_path, what, blame):
-    done = launch("run", *SOON, "--log-dir", "logs", "--nproc", "3", PROGRAM, what)
+def test_a_rank_that_others_wait_for_is_named(launch, tmp_path, elsewhere, what, blame):
+    done = launch("run", *SOON, "--log-dir", "logs", "--nproc", "3", PROGRAM, what, elsewhere)
     assert done.returncode == 124, done.stderr
     assert re.match(rf"ddplaunch: no progress for \d\.\ds \(--stall-timeout\): {blame}\n", done.stderr), done.stderr
     assert "2 other ranks were stopped" in done.stderr
     assert "Traceback" not in done.stderr
+    hint = "  if that was work, use a larger --stall-timeout, or call ddplaunch.runtime.working() meanwhile\n"
+    assert (hint in done.stderr) == (what != "stop")
     if what == "sleep":
         assert 'stalls.py", line' in done.stderr
         (stacks,) = tmp_path.glob("logs/*/stacks.json")
@@ -47,11 +75,14 @@ def test_a_rank_that_others_wait_for_is_named(launch, tmp_path, what, blame):
 
 
 @pytest.mark.parametrize(
-    "side_by_side", [["validate"], ["build"], ["save", "chat", "steps", "torchless"]], ids=" ".join
+    "side_by_side",
+    [["validate"], ["build"], ["store"], ["save", "chat", "steps", "torchless"], ["upload", "poll"]],
+    ids=" ".join,
 )
-def test_a_slow_job_is_left_alone(start, side_by_side):
+def test_a_slow_job_is_left_alone(start, elsewhere, side_by_side):
     """Those that only wait have room beside each other."""
-    jobs = {what: start("run", *SOON, "--show", "none", "--nproc", "3", PROGRAM, what) for what in side_by_side}
+    words = ("run", *SOON, "--show", "none", "--nproc", "3", PROGRAM)
+    jobs = {what: start(*words, what, elsewhere) for what in side_by_side}
     assert {what: (job.wait(), job.stderr()) for what, job in jobs.items()} == dict.fromkeys(side_by_side, (0, ""))
 
 
@@ -67,6 +98,12 @@ def test_it_is_said_once_without_stopping(start):
     os.kill(stopped[0], signal.SIGCONT)
     assert job.wait() == 0
     job.assert_nothing_left()
+
+
+def test_a_job_of_one_rank_is_told_that_nobody_looks(launch, tmp_path):
+    done = launch("run", *LIGHT, "--stall-timeout", "60", "--nproc", "1", write(tmp_path, "t.py", "print('done')"))
+    said = "ddplaunch: --stall-timeout does nothing in a job of one rank, which waits for no other\n"
+    assert (done.returncode, done.stderr) == (0, said)
 
 
 def test_a_restart_mends_it(launch):

@@ -119,6 +119,27 @@ def test_who_only_waited_is_not_called_the_first():
     assert "no rank waits" not in elements.text
 
 
+def test_whom_a_time_limit_blames():
+    """It failed first, and its end was our doing, not anybody's outside."""
+    whole = record(4)
+    first = dataclasses.replace(whole.verdict.first, exit_code=124, message="the job stalled")
+    blamed = dataclasses.replace(whole.verdict, first=first, blame="no progress for 5m00s")
+    rows = tuple(dataclasses.replace(each, code=-15) for each in whole.attempts[0].ranks)
+    attempt = dataclasses.replace(whole.attempts[0], verdict=blamed, ranks=rows)
+    text = page([dataclasses.replace(whole, attempts=(attempt,), verdict=blamed)])
+    elements = Elements(text)
+    assert (elements.count("rect", "failed"), elements.count("rect", "fell")) == (1, 0)
+    assert "rank 2 on n0: was stopped (SIGTERM)" in elements.text
+    assert "outside" not in elements.text
+
+
+def test_of_a_run_that_ended_well_the_timeline_comes_first():
+    well = dataclasses.replace(record(4), verdict=None, code=0, fate=Fate.DONE)
+    for run, first in (well, "timeline"), (record(4), "failure"):
+        ids = [attributes["id"] for name, attributes in Elements(page([run])).found if "id" in attributes]
+        assert (ids[0], ids.index("timeline") < ids.index("stacks-0")) == (first, first == "timeline")
+
+
 @pytest.mark.parametrize("fate", Fate)
 def test_a_run_that_is_hardly_there(fate):
     bare = dataclasses.replace(

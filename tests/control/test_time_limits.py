@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 
 from ddplaunch.control import messages
-from ddplaunch.control.failure import Outcome
+from ddplaunch.control.attempt import JobAttempt
+from ddplaunch.control.failure import Failure, Outcome
+from ddplaunch.control.time_limits import Cut
 from tests.control.test_coordinator import Job
 
 
@@ -18,6 +20,28 @@ def test_the_time_of_a_job_is_over():
     assert job.take(messages.Stop) == [messages.Stop(0, signal.SIGTERM, 30.0)]
     job.drain(0, stopped=2)
     assert job.outcome(0).outcome == Outcome(124, remark="1m00s have passed (--timeout)")
+
+
+def test_it_counts_from_the_start_of_the_first_rank():
+    """Not from the import of torch, nor anew after a restart; where no rank ever starts it is over, too."""
+    job = Job(timeout=60.0, max_restarts=1)
+    job.wait(50)
+    job.say(0, messages.Running(0))
+    job.wait(20)
+    job.drain(0, job.fail(0, 1))
+    job.say(0, messages.Running(1))
+    job.wait(39)
+    assert job.take(messages.Stop, 0)[-1].attempt == 0
+    job.wait(1)
+    assert job.take(messages.Stop, 0)[-1] == messages.Stop(1, signal.SIGTERM, 30.0)
+
+
+def test_only_others_are_other_ranks_that_were_stopped():
+    """Rank 0's program had ended, but its process had not: the others needed its store."""
+    failure = Failure(0, 0, "n0", 4711, 0, 124, None, "the job stalled", None, 0.0, None)
+    attempt = JobAttempt(0, world_size=2, stopped=2, cut=Cut("no progress", failure, lives=False))
+    assert attempt.verdict
+    assert attempt.verdict.stopped == 1
 
 
 def test_it_runs_on_over_restarts():

@@ -15,7 +15,7 @@ from ddplaunch.diagnosis.inspection import (
     RankInspection,
     Thread,
 )
-from ddplaunch.diagnosis.stall import MOVES, WORKS, at_work, judge, where
+from ddplaunch.diagnosis.stall import MOVES, TALKS, WORKS, at_work, judge, where
 
 TIMEOUT = 300.0
 AT = Frame("load_batch", "data.py", 31, own=True)
@@ -62,6 +62,7 @@ def test_ranks_wait_for_one_that_does_nothing():
     [
         (rank(2, 4, busy=WORKS), False),  # a long validation
         (rank(2, 4, traffic=float(MOVES)), False),  # a slow checkpoint
+        (rank(2, 4, network=float(TALKS)), False),  # a slow upload
         (rank(2, 4, busy=None, traffic=None), False),  # nothing is known of it
         (rank(2, 4, busy=WORKS / 2, traffic=MOVES / 2), True),
         (rank(2, 4, condition=Condition.STOPPED, busy=1.0), True),
@@ -75,6 +76,18 @@ def test_ranks_wait_for_one_that_does_nothing():
 )
 def test_only_one_that_does_nothing_counts(awaited, stalled):
     assert bool(judge(found(*WAITING, awaited), TIMEOUT, strict=False).stall) is stalled
+
+
+def test_who_waits_for_the_store_waits_for_all_others():
+    """Rank 2 is in store.wait, for a key that rank 0 may set: that is ahead of the others, and works."""
+    in_store = rank(2, 4, awaits="store")
+    assert judge(found(*WAITING, in_store), TIMEOUT, strict=False).stall
+    assert not judge(found(rank(0, 5, busy=WORKS), rank(1, 5), in_store), TIMEOUT, strict=False).stall
+    waiting = [rank(number, 4, awaits="store") for number in (1, 2)]
+    stall = judge(found(rank(0, 4), *waiting), TIMEOUT, strict=False).stall
+    assert stall
+    assert stall.rank == 0
+    assert stall.text.startswith("ranks 1, 2 wait in store.wait, called at data.py:31; rank 0 has not set its key")
 
 
 def test_who_waits_may_be_busy():

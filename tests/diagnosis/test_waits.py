@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ from ddplaunch.diagnosis.sentences import sentences
 from ddplaunch.diagnosis.stall import at_work
 from ddplaunch.diagnosis.waits import needs, waits
 from tests.diagnosis.samples import asked, changed, glance, inspected, stack
+from tests.patience import patience
 
 STEP = "all_reduce #5 of default_pg (float32[6]), entered at train.py:16"
 LOADING = "load_batch at data.py:9"
@@ -239,6 +241,29 @@ def test_all_get_on():
         "no rank waits for another rank: 4 of 4 have completed collectives in the last 0.1 s",
     )
     assert needs(together(*ranks)) == ()
+
+
+def test_many_groups_take_no_longer_than_few_each():
+    """A job of 4,000 groups, each used once."""
+    groups = [str(number) for number in range(4000)]
+    states = tuple(GroupState(each, 1, 1) for each in groups)
+    known = tuple(Group(each, "", (0, 1, 2)) for each in groups)
+    late = (GroupState("0", 0, 0), *states[1:])
+    last = tuple(Collective(each, 1, "all_reduce", "", 600.0, 0.0, each != "0", True) for each in groups)
+    found = [
+        RankInspection(number, "here", 100 + number, Condition.ALIVE, answers=True, known=known, groups=entered)
+        for number, entered in enumerate(((GroupState("0", 1, 0), *states[1:]), states, late))
+    ]
+    found[0] = replace(found[0], last=last)
+    began = time.process_time()
+    needs(together(*found))
+    assert len(sentences(together(*found))) == 1
+    assert time.process_time() - began < patience(1)
+
+
+def test_who_was_not_asked_has_not_ended():
+    lost = Inspection(0.0, (), 3, silent=("node 0",))
+    assert sentences(lost) == ("what the ranks are doing is not known",)
 
 
 def test_all_have_ended():

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -9,6 +10,8 @@ import time
 
 import torch
 import torch.distributed as dist
+
+from ddplaunch import runtime
 
 LONG = 6.0  # seconds: three times the stall timeout of the tests
 
@@ -57,6 +60,39 @@ def chat():
         print("still here", flush=True)
 
 
+def upload():
+    """Send 20 KiB a second to the port argv[2] of this machine, which is none of the job's."""
+    until = time.monotonic() + LONG
+    with socket.create_connection(("127.0.0.1", int(sys.argv[2]))) as there:
+        while time.monotonic() < until:
+            there.sendall(bytes(4 << 10))
+            time.sleep(0.2)
+
+
+def reply():
+    """Wait for a reply from there, which does not come."""
+    with socket.create_connection(("127.0.0.1", int(sys.argv[2]))) as there:
+        there.recv(1)
+
+
+def poll():
+    """Sleep, but say that this is work."""
+    until = time.monotonic() + LONG
+    while time.monotonic() < until:
+        runtime.working()
+        time.sleep(0.5)
+
+
+def store():
+    """Wait for a key that rank 0 sets after its work, which it does while its collective waits for us."""
+    dist.distributed_c10d._get_default_store().wait(["ready"])
+
+
+def old():
+    """Hang; main has made torch one without a flight recorder."""
+    sleep()
+
+
 def once():
     """Hang the first time, and not after a restart."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -64,6 +100,8 @@ def once():
 
 
 def main(what):
+    if what == "old":
+        del torch._C._distributed_c10d._dump_fr_trace_json
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     dist.all_reduce(torch.ones(6))
@@ -73,6 +111,12 @@ def main(what):
     for _ in range(12 if what == "steps" else 0):
         time.sleep(0.5)
         dist.all_reduce(torch.ones(6))
+    if rank == 0 and what == "store":
+        begun = dist.all_reduce(torch.ones(6), async_op=True)
+        validate()
+        dist.distributed_c10d._get_default_store().set("ready", "")
+        begun.wait()
+        return
     if rank == 2 and what != "steps":
         globals()[what]()
     dist.all_reduce(torch.ones(6))

@@ -125,7 +125,7 @@ EVENTS = {
     "sidecar_answers": "TensorBoard says where it listens",
     "sidecar_exited": "a sidecar has ended; `code` is negative for a signal",
     "note": "what people are told",
-    "ended": "the job is over; its exit code",
+    "ended": "the job is over; its exit code, and a last word, like `when it was stopped: …`, or `null`",
 }
 
 SAID = {
@@ -231,6 +231,7 @@ RECORD = {
     "attempts[].verdict": "as in failure.json, but for `others`, of an attempt that failed",
     "left_out": "attempts that are not here, as there were too many: those before the last",
     "verdict": "as in failure.json, of a run that failed",
+    "remark": "a last word on its end, like `when it was stopped: …`; `null` if there is none",
     "inspections": "what the ranks were doing when they were about to be stopped",
     "notes[]": "sentences for people",
 }
@@ -242,7 +243,7 @@ INSPECTION = {
     "ranks[].host": "its node's name",
     "ranks[].pid": "its process there; 0 for none",
     "ranks[].condition": "`alive`, `stopped` (SIGSTOP), `blocked` (uninterruptible sleep), `exited`, `pending`, or "
-    "`replaced` (by exec)",
+    "`replaced` (by exec), `ending` (its program is over)",
     "ranks[].code": "how it ended: its exit code, negative for a signal",
     "ranks[].threads[].frames[].function": "the innermost call first; of the main thread, then of the others",
     "ranks[].threads[].frames[].file": "relative to the job's folder where it is below that",
@@ -274,7 +275,9 @@ INSPECTION = {
     "ranks[].quiet": "seconds since it printed, or moved",
     "ranks[].standstill": "seconds for which it has been in the same collective",
     "ranks[].busy": "share of a CPU that it and what is below it used since it was last looked at; `null` if not known",
-    "ranks[].traffic": "bytes a second that they read and wrote; `null` if not known",
+    "ranks[].traffic": "bytes a second that they read and wrote, in files and pipes; `null` if not known",
+    "ranks[].network": "bytes a second on their TCP connections to others than ranks; `null` if not known",
+    "ranks[].awaits": "what its main thread waits for on a TCP connection: `store`, or like `10.0.0.7:443`; or empty",
     "world_size": "how many ranks",
     "silent": "the nodes that did not answer",
     "node_only": "whether other nodes were not asked (`--control none`)",

@@ -21,10 +21,12 @@ def page(shares: Sequence[Record]) -> str:
     from ddplaunch.console.page.run import Run
 
     run = Run.of(shares)
+    well = run.first.code == 0  # what ranks were doing in the midst of it is not what people look for
     sections = (
         failure.section(run),
+        *([timeline.section(run)] if well else []),
         *failure.inspections(run),
-        timeline.section(run),
+        *([] if well else [timeline.section(run)]),
         resources.section(run),
         facts.notes(run),
         facts.section(run),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.control.failure import describe_end, signal_name
 from ddplaunch.dataclass import dataclass
+from ddplaunch.errors import EXIT_TIMEOUT
 
 if TYPE_CHECKING:
     from ddplaunch.control.failure import Verdict
@@ -34,13 +35,14 @@ class Row:
     attempt: int
     rank: RankRecord
     end: End
+    told: bool = False  # whether we have ended it by a signal, though it counts as one that failed
 
     @property
     def words(self) -> str:
         """How it ended: "exited with code 1"."""
         if self.end is End.RUNNING:
             return "was running"
-        if self.end is End.STOPPED and (self.rank.code or 0) < 0:
+        if (self.told or self.end is End.STOPPED) and (self.rank.code or 0) < 0:
             return f"was stopped ({signal_name(-(self.rank.code or 0))})"
         return "ended" if self.rank.code is None else describe_end(self.rank.code)
 
@@ -86,7 +88,12 @@ class Run:
 def _try(shares: Sequence[Record], number: int, ended: float) -> Try:
     parts = [each for share in shares for each in share.attempts if each.number == number]
     verdict = next((each.verdict for each in parts if each.verdict), None)
-    rows = [Row(number, rank, _end(rank, verdict)) for part in parts for rank in part.ranks]
+    failures = {each.rank: each for each in (verdict.first, *verdict.others)} if verdict else {}
+    rows = [
+        Row(number, rank, _end(rank, verdict), told=rank.rank in failures and failures[rank.rank].signal is None)
+        for part in parts
+        for rank in part.ranks
+    ]
     known = [each.ended for each in parts if each.ended]
     return Try(
         number,
@@ -102,7 +109,8 @@ def _end(rank: RankRecord, verdict: Verdict | None) -> End:
     if rank.ended is None:
         return End.RUNNING if rank.started else End.UNKNOWN
     if verdict and rank.rank in (verdict.first.rank, *verdict.alike):
-        return End.FELL if verdict.blame else End.FAILED
+        by_a_limit = verdict.first.exit_code == EXIT_TIMEOUT != rank.code  # the others had waited for this one
+        return End.FELL if verdict.blame and not by_a_limit else End.FAILED
     if verdict and any(rank.rank == other.rank for other in verdict.others):
         return End.FELL
     if rank.code is None:
