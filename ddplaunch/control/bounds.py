@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from ddplaunch.control import MIN_HEARTBEAT
 from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, Failure, Outcome, readable
+from ddplaunch.control.relay import FOR_RANKS
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import shown
 
@@ -117,6 +118,12 @@ def _stopping(number: int) -> int:
     return number
 
 
+def _for_ranks(number: int) -> int:
+    if number not in FOR_RANKS:
+        raise ValueError("a signal that is not for ranks")
+    return number
+
+
 _COUNT = _number(0, MANY)
 _EPOCH = _number(0, 1e11)
 _SECONDS = _number(0, WEEK)
@@ -137,6 +144,7 @@ BOUNDS: Mapping[str, Check] = {
     "signal": _stopping,
     "Failure.signal": _number(1, 64),
     "Warned.signal": _number(1, 64),
+    "ForRanks.number": _for_ranks,
     # names
     **dict.fromkeys(("host", "nnodes", "fingerprint", "nonce", "proof", "address", "interface"), _NAME),
     **dict.fromkeys(("python", "torch", "cuda", "nccl"), _NAME),

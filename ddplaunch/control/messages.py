@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.diagnosis.inspection import Arrivals, Detail, Inspection
 
-PROTOCOL = 8  # raised whenever a message changes, so that launchers of different versions tell each other so
+PROTOCOL = 9  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 class Garbled(Exception):
@@ -308,6 +308,13 @@ class Inspected:
 
 
 @dataclass(frozen=True)
+class ForRanks:
+    """A signal for the ranks has come to this node; from node 0: pass it on to those that catch it."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class Beat:
     """Still here; and what both need to compare their clocks (``clock_offset``)."""
 
@@ -329,7 +336,10 @@ FromNode = (
     | Straggling
     | Inspect
     | Inspected
+    | ForRanks
     | Beat
 )
-FromNodeZero = JoinStatus | Check | Start | Stop | Preempt | Release | Again | Note | End | Inspect | Inspected | Beat
+FromNodeZero = (
+    JoinStatus | Check | Start | Stop | Preempt | Release | Again | Note | End | Inspect | Inspected | ForRanks | Beat
+)
 Message = Hello | Declined | Welcome | Refused | Joined | Seeking | Alone | FromNode | FromNodeZero
