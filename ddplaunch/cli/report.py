@@ -42,7 +42,8 @@ def report(run: str | None, as_json: bool, html: str | None) -> int | None:
     found = runs.find(run)
     shares = past.shares(found.run)
     if not shares:
-        raise UsageError(f"{found.run} runs with --no-history, and has no record", "ddplaunch ps shows its state")
+        what = f"{found.run} has no record: it is starting, or runs with --no-history"
+        raise UsageError(what, "ddplaunch ps shows its state")
     if html is not None:
         from ddplaunch.cli.html_page import write_page
 

@@ -21,8 +21,14 @@ ELSEWHERE = 30 * 86400.0  # seconds after which a run on another machine, of whi
 ROOM = 10  # runs that may come until some are removed again
 
 
+FIRST = ".1"  # behind the name of the first run of a reused run id, which alone names the newest
+
+
 def names() -> list[str]:
-    """The names of all runs that are kept, the latest first; none where the history is not this user's own."""
+    """The names of all runs that are kept, the latest first; none where the history is not this user's own.
+
+    No two runs have the same: of those with one run id the first is RUN_ID.1, once there is a second, RUN_ID.2.
+    """
     path = place()
     if path is None:
         return []
@@ -32,7 +38,21 @@ def names() -> list[str]:
             found = [(each.stat(follow_symlinks=False).st_mtime_ns, each.name) for each in entries if _is_run(each)]
     except OSError:
         return []
-    return [name for _, name in sorted(found, reverse=True)]
+    taken = {name for _, name in found}
+    return [name + FIRST if _is_reused(name, taken) else name for _, name in sorted(found, reverse=True)]
+
+
+def _is_reused(name: str, taken: set[str]) -> bool:
+    """Whether the run in this folder was the first of several with its run id, and can be called so."""
+    if f"{name}.2" not in taken or name + FIRST in taken:
+        return False
+    second = record(f"{name}.2")
+    return second is not None and second.run_id == name
+
+
+def is_kept(word: str) -> bool:
+    """Whether this is the name of a run that is kept, or the run id of several."""
+    return not {word, word + FIRST}.isdisjoint(names())
 
 
 def _is_run(entry: os.DirEntry[str]) -> bool:
@@ -41,7 +61,8 @@ def _is_run(entry: os.DirEntry[str]) -> bool:
 
 def folder(name: str) -> str:
     """Where the files of a run are."""
-    return os.path.join(place() or "", name)
+    path = os.path.join(place() or "", name)
+    return path if os.path.isdir(path) else path.removesuffix(FIRST)
 
 
 def shares(name: str) -> list[Record]:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.job import past
+from ddplaunch.cli.wait import wait
+from ddplaunch.job import client, past
+from ddplaunch.job.client import Unanswered
 from tests.conftest import clean_environment, command, wait_until, write
 from tests.control.test_joining import free_port
 from tests.job.test_history import FAILS, keep, state  # noqa: F401
@@ -196,6 +198,36 @@ def test_wait(running, answer):
     os.kill(job.ranks()[1], signal.SIGKILL)
     assert waiting.wait() == job.wait() == 137
     assert answer("wait", NAME).returncode == 137
+
+
+def test_wait_for_a_run_that_has_just_closed_its_door(running, monkeypatch):
+    """It has an exit code, though its launcher lives on for a moment."""
+    job = running()
+
+    def too_late(path: str) -> None:
+        os.unlink(path)
+        job.signal(signal.SIGTERM)
+        raise Unanswered(path)
+
+    monkeypatch.setattr(client, "wait", too_late)
+    assert wait.callback(NAME) == job.wait() == 143
+
+
+def test_a_run_id_is_the_newest_run_that_has_it(running, answer):
+    keep(run_id=NAME, code=1)
+    keep(run_id=NAME, code=3)
+    assert answer("wait", NAME).returncode == 3
+    job = running()
+    assert row(answer("ps").stdout, f"{NAME}.3")[1] == "running"
+    assert f"{NAME}.3: running" in answer("report", NAME).stdout
+    assert "up 0" in answer("logs", NAME).stdout
+    waiting = subprocess.Popen(command("wait", NAME), env=clean_environment())
+    assert answer("stop", NAME).returncode == 0
+    assert waiting.wait() == job.wait() == 130
+    assert [answer("wait", name).returncode for name in (NAME, f"{NAME}.1", f"{NAME}.2")] == [130, 1, 3]
+    assert "has ended" in answer("stop", NAME).stderr
+    assert answer("clean", NAME).returncode == 0
+    assert answer("wait", NAME).returncode == 3
 
 
 def test_wait_for_a_run_whose_launcher_was_killed(running, answer):

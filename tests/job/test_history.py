@@ -106,7 +106,7 @@ def test_a_run_id_that_was_there_before(launch, tmp_path, state):
     write(tmp_path, "ends.py", "")
     for _ in range(3):
         launch("run", "--run-id", "mine", *FORKED, "ends.py")
-    assert sorted(past.names()) == ["mine", "mine.2", "mine.3"]
+    assert sorted(past.names()) == ["mine.1", "mine.2", "mine.3"]
     assert {each.run_id for each in past.records()} == {"mine"}
 
 
