@@ -79,8 +79,9 @@ def _of_job(job: Submitted, word: str, as_json: bool, html: str | None) -> str |
 
 def _output(run: str, record: Record) -> str | None:
     """Where what the ranks printed is."""
+    from ddplaunch.errors import shown
     from ddplaunch.job import logs
 
     if record.log_dir:
-        return f"output: ddplaunch logs {run}, or {record.log_dir}"
+        return f"output: ddplaunch logs {run}, or {shown(record.log_dir)}"
     return f"output: ddplaunch logs {run}" if logs.files(run) else None

@@ -20,6 +20,7 @@ from ddplaunch.dataclass import replace
 from ddplaunch.errors import shown
 
 MANY = 10_000_000  # more ranks, nodes, attempts or restarts than any job has
+MAX_PATH = 4096  # characters
 WEEK = 7 * 86400.0  # seconds: the longest time that an option takes
 WEEK_US = int(WEEK) * 1_000_000
 
@@ -61,6 +62,13 @@ def _all_within(lowest: int, highest: int) -> Check:
 
 def _line(text: str) -> str:
     return shown(" ".join(text.splitlines()), MAX_LINE)
+
+
+def _path(text: str) -> str:
+    """One that is opened, and shown to people only as ``errors.shown`` has it."""
+    if len(text) > MAX_PATH or "\0" in text:
+        raise ValueError("an invalid path")
+    return text
 
 
 def _hint(text: str) -> str:
@@ -183,7 +191,8 @@ BOUNDS: Mapping[str, Check] = {
     **dict.fromkeys(("follow", "data"), _as_it_is),
     # what is kept of a run
     **dict.fromkeys(("ended", "started"), _EPOCH),
-    **dict.fromkeys(("run", "cwd", "why", "log_dir", "Record.target"), _line),
+    **dict.fromkeys(("run", "cwd", "why", "Record.target"), _line),
+    "log_dir": _path,
     **dict.fromkeys(("argv", "notes"), _each(_line)),
     **dict.fromkeys(("peak_memory", "born"), _number(0, 1 << 62)),
     **dict.fromkeys(("Record.nnodes", "left_out"), _COUNT),

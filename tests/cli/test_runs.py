@@ -330,3 +330,20 @@ def test_two_nodes_keep_their_shares(launch, start, answer, tmp_path):
     out = answer("report", "both").stdout
     assert "4 ranks on 2 nodes" in out
     assert [row(out.partition("RANK ")[2], str(rank))[0] for rank in range(4)] == ["0", "1", "2", "3"]
+
+
+def test_bytes_that_are_not_utf_8(launch, answer, tmp_path):
+    """In an argument, and in the names of folders: a run is kept with them, and its log folder is found."""
+    folder = tmp_path / os.fsdecode(b"b\xff")
+    folder.mkdir()
+    write(folder, "t.py", "import os, sys\nprint(os.fsencode(sys.argv[1]))\nraise ValueError(sys.argv[1])")
+    words = ("--run-id", MINE, "--log-dir", os.fsdecode(b"l\xfe"), *LIGHT, "--nproc", "2")
+    done = launch("run", *words, "t.py", os.fsdecode(b"x\xfd"), cwd=folder)
+    assert done.returncode == 1
+    assert row(answer("ps").stdout, MINE)[1:3] == ["failed", "(1)"]
+    told = answer("report", MINE).stdout
+    for text in ("x\\udcfd", "b\\udcff", "l\\udcfe", "ValueError"):
+        assert text in told, told
+    assert json.loads(answer("report", MINE, "--json").stdout)["log_dir"].endswith("l\\udcfe/" + MINE)
+    assert "log folder" in answer("report", MINE, "--html", "-").stdout
+    assert "b'x\\xfd'" in answer("logs", MINE).stdout
