@@ -14,6 +14,8 @@ from selectors import EVENT_READ, EVENT_WRITE
 
 Callback = Callable[[], object]
 
+_ROOM = 256  # timers, cancelled ones included, that are kept without a look
+
 
 class Timer:
     """One call in the future, unless cancelled."""
@@ -45,6 +47,7 @@ class Loop:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Timer]] = []
+        self._room = _ROOM
         self._order = itertools.count()
         self._signals: list[int] = []
         self._handlers: dict[int, list[Callable[[int], object]]] = {}
@@ -71,6 +74,10 @@ class Loop:
 
     def after(self, seconds: float, callback: Callback) -> Timer:
         timer = Timer(callback, time.monotonic() + seconds)
+        if len(self._timers) >= self._room:  # most are cancelled long before their time, at a door that is much asked
+            self._timers = [each for each in self._timers if each[2].callback is not None]
+            heapq.heapify(self._timers)
+            self._room = max(_ROOM, 2 * len(self._timers))
         heapq.heappush(self._timers, (timer.when, next(self._order), timer))
         return timer
 
