@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 256 << 20  # of all that is kept
 ELSEWHERE = 30 * 86400.0  # seconds after which a run on another machine, of which nothing more came, has ended
+PATIENCE = 0.5  # seconds for removing runs at the end of one
 ROOM = 10  # runs that may come until some are removed again
 
 
@@ -104,14 +105,24 @@ def _may_run(share: Record) -> bool:
 
 
 def make_room() -> None:
-    """Remove the oldest runs, where there are too many or they take too many bytes."""
+    """Remove the oldest runs, where there are too many or they take too many bytes.
+
+    A run that ends waits for that: what takes longer than PATIENCE is left to the next.
+    """
+    until = time.monotonic() + PATIENCE
     size = 0
     known = names()
     most = MAX_RUNS if len(known) <= MAX_RUNS else MAX_RUNS - ROOM
-    for count, name in enumerate(known, 1):
+    excess = known[most:]
+    for count, name in enumerate(known[:most]):
         size += size_of(name)
-        if count > 1 and (count > most or size > MAX_BYTES):
-            remove(name)
+        if count and size > MAX_BYTES:
+            excess = known[count:]
+            break
+    for name in reversed(excess):
+        if time.monotonic() > until:
+            return
+        remove(name)
 
 
 def size_of(name: str) -> int:

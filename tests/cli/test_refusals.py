@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
+from ddplaunch.agent.limits import need_processes
+from ddplaunch.errors import LaunchError
 from tests.conftest import clean_environment, command, write
 from tests.fake_nvml import fake_nvml as fake_nvml
 
@@ -456,3 +458,22 @@ def test_terminals_that_do_not_know_every_letter(launch, tmp_path, encoding):
     done = launch("run", "--dry-run", "träin.py", "…", env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"})
     assert done.returncode == 0
     assert "1 rank on 1 node" in done.stdout
+
+
+def test_too_little_memory_is_no_bug(tmp_path):
+    """Not even the launcher has what it needs."""
+    write(tmp_path, "t.py", "")
+    words = shlex.join(map(str, command("run", "t.py")))
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -v 30000; exec {words}"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 71
+    assert done.stderr == (
+        "Error: out of memory\n  the limit on the memory of a process is 30000 KiB (ulimit -v): raise it\n"
+    )
+
+
+def test_without_proc(monkeypatch):
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    with pytest.raises(LaunchError, match="/proc is not mounted"):
+        need_processes()

@@ -233,6 +233,19 @@ def test_no_more_runs_than_fit(state, monkeypatch):
     assert "r0" not in past.names()
 
 
+def test_removing_runs_delays_no_end_for_long(state, monkeypatch):
+    """What is too much goes little by little then, the oldest first."""
+    for number in range(20):
+        keep(run_id=f"r{number}")
+        os.utime(past.folder(f"r{number}"), (number, number))
+    monkeypatch.setattr(past, "MAX_RUNS", 12)
+    monkeypatch.setattr(past, "PATIENCE", 0)
+    moments = iter([0.0, -1.0, -1.0, 1.0])
+    monkeypatch.setattr(past.time, "monotonic", lambda: next(moments))
+    past.make_room()
+    assert past.names() == [f"r{number}" for number in reversed(range(2, 20))]
+
+
 def test_no_more_bytes_than_fit(state, monkeypatch):
     monkeypatch.setattr(past, "MAX_BYTES", 100_000)
     for number in range(9):
