@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import stat
+import time
 from collections.abc import Mapping
 
+PATIENCE = 5.0  # seconds for somebody to open a FIFO that was named
 MAX_HOSTS = 16 << 20  # bytes of a file that names hosts, at most
 
 
@@ -23,10 +26,29 @@ def users_config(environ: Mapping[str, str]) -> str | None:
 def read_named(path: str, max_bytes: int) -> bytes:
     """Return what a user has named on the command line: a file, or what stands for one (``/dev/stdin``, ``<(…)``).
 
-    Raises OSError if it cannot be read, or has more than ``max_bytes`` bytes (EFBIG).
+    Raises OSError if it cannot be read, has more than ``max_bytes`` bytes (EFBIG), or is a FIFO that nobody has begun
+    to write to in PATIENCE seconds (ETIMEDOUT).
     """
-    with open(path, "rb") as file:
-        return _bounded(file.read(max_bytes + 1), max_bytes, path)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        fd = file.fileno()
+        first = _first_bytes(fd, path) if stat.S_ISFIFO(os.fstat(fd).st_mode) else b""
+        os.set_blocking(fd, True)
+        return _bounded(first + file.read(max_bytes + 1), max_bytes, path)
+
+
+def _first_bytes(fifo: int, path: str) -> bytes:
+    """Wait for a writer of a FIFO; return what there is by then."""
+    poll = select.poll()
+    poll.register(fifo, 0)  # for POLLHUP, which says that there was a writer
+    until = time.monotonic() + PATIENCE
+    try:
+        while not (data := os.read(fifo, 4096)) and not poll.poll(0):
+            if time.monotonic() > until:
+                raise OSError(errno.ETIMEDOUT, "nobody writes to this FIFO", path)
+            time.sleep(0.02)
+    except BlockingIOError:  # there is one, who has said nothing yet
+        return b""
+    return data
 
 
 def read_regular(path: str, max_bytes: int, *, links: bool = True) -> bytes:

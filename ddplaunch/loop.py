@@ -14,6 +14,8 @@ from selectors import EVENT_READ, EVENT_WRITE
 
 Callback = Callable[[], object]
 
+_ROOM = 256  # timers, cancelled ones included, that are kept without a look
+
 
 class Timer:
     """One call in the future, unless cancelled."""
@@ -45,9 +47,10 @@ class Loop:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Timer]] = []
+        self._room = _ROOM
         self._order = itertools.count()
         self._signals: list[int] = []
-        self._handlers: dict[int, Callable[[int], object]] = {}
+        self._handlers: dict[int, list[Callable[[int], object]]] = {}
         self._posted: deque[Callback] = deque()
 
     def watch(self, fd: int, callback: Callback, *, write: bool = False) -> None:
@@ -71,6 +74,10 @@ class Loop:
 
     def after(self, seconds: float, callback: Callback) -> Timer:
         timer = Timer(callback, time.monotonic() + seconds)
+        if len(self._timers) >= self._room:  # most are cancelled long before their time, at a door that is much asked
+            self._timers = [each for each in self._timers if each[2].callback is not None]
+            heapq.heapify(self._timers)
+            self._room = max(_ROOM, 2 * len(self._timers))
         heapq.heappush(self._timers, (timer.when, next(self._order), timer))
         return timer
 
@@ -83,7 +90,7 @@ class Loop:
         return not self._posted
 
     def catch(self, numbers: Iterable[int], callback: Callable[[int], None], *, anyway: Iterable[int] = ()) -> None:
-        """Call ``callback`` with each of these signals.
+        """Call ``callback`` with each of these signals, after those that were to be called before.
 
         One that we inherited as ignored (nohup) stays ignored, unless it is among ``anyway``: these may come blocked
         too, so that none was lost, or deadly, while we started.
@@ -95,7 +102,7 @@ class Loop:
             signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
             self.watch(woken, lambda: os.read(woken, 4096))
         for number in {*numbers, *anyway}:
-            self._handlers[number] = callback
+            self._handlers.setdefault(number, []).append(callback)
             if number in anyway or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda number, frame: self._signals.append(number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, anyway)
@@ -114,7 +121,8 @@ class Loop:
                 if mask & event and known is not None and known.data.get(event) is key.data.get(event):
                     known.data[event]()
                     while self._signals:
-                        self._handlers[number := self._signals.pop(0)](number)
+                        for callback in self._handlers[number := self._signals.pop(0)]:
+                            callback(number)
         while self._next_timer() and self._timers[0][0] <= time.monotonic():
             timer = heapq.heappop(self._timers)[2]
             if timer.callback is not None:

@@ -72,3 +72,17 @@ def test_a_timer_that_is_put_off_wakes_nobody():
     assert heard[2:] == ["last"]
     os.close(reading)
     os.close(writing)
+
+
+def test_timers_that_are_cancelled_take_no_room():
+    """A door that is much asked sets some for each request, and cancels them seconds before their time."""
+    loop, rung = Loop(), []
+    callback = rung.append
+    loop.after(3600, lambda: None)
+    kept = loop.after(0, lambda: callback("kept"))
+    for _ in range(10_000):
+        loop.after(5, lambda: callback("cancelled")).cancel()
+    assert len(loop._timers) < 1000
+    loop.step()
+    assert rung == ["kept"]
+    assert kept.callback is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -47,6 +48,16 @@ def allow_descriptors(ranks: int, each: int) -> None:
 
 class CannotStart(LaunchError):
     exit_code = EXIT_OS
+
+
+def need_processes() -> None:
+    """Check that we can see the processes below us, which are all ended with a job.
+
+    Raises:
+        CannotStart: /proc is not there.
+    """
+    if sys.platform == "linux" and not os.path.exists("/proc/self/stat"):
+        raise CannotStart("/proc is not mounted: the processes of a job are found there", "mount -t proc proc /proc")
 
 
 def why_unborn(number: int | None) -> str:

@@ -12,6 +12,7 @@ from enum import Enum
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits, post_mortem
 from ddplaunch.agent.rank_line import RankLine
+from ddplaunch.agent.signals import catches
 from ddplaunch.agent.temporary import Temporary
 from ddplaunch.control.failure import MAX_REPORT, Failure, within
 from ddplaunch.control.messages import Broken, Drained
@@ -245,6 +246,15 @@ class Ranks:
         for process in self.processes.values():
             process.send(number)
 
+    def pass_on(self, number: int) -> None:
+        """Send a signal to those that catch it: it would end another program, and two ask for a rank's stacks."""
+        for rank, process in self.processes.items():
+            if line := self.lines.get(rank):
+                line.catch_up()
+            ours = line.signals if line else ()
+            if number not in ours and not process.finished and catches(process.pid, number):
+                process.send(number)
+
     def suspend(self) -> None:
         """Stop and continue them with us (Ctrl-Z): they are in sessions of their own."""
         for number in (signal.SIGSTOP, signal.SIGCONT):
@@ -254,7 +264,9 @@ class Ranks:
                 except (ProcessLookupError, PermissionError):
                     process.send(number)
             if number == signal.SIGSTOP:
+                before = signal.signal(signal.SIGCONT, signal.SIG_IGN)  # the one that we go on by is not for ranks
                 os.kill(os.getpid(), signal.SIGSTOP)
+                signal.signal(signal.SIGCONT, before)
 
     def cut_short(self) -> None:
         """Whatever ends from now on was told to."""

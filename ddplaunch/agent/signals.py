@@ -1,4 +1,7 @@
-"""The signals that come to the launcher, and what they ask of the job: a warning, an end, impatience."""
+"""The signals that come to the launcher, and what they ask of the job: a warning, an end, impatience.
+
+Those that ask nothing of it are for the ranks (``control.relay``).
+"""
 
 from __future__ import annotations
 
@@ -51,3 +54,13 @@ class Signals:
         again = self.interrupted and number in (signal.SIGINT, signal.SIGQUIT)
         self.interrupted = True
         return Interrupted(number, again)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for this signal; False where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            caught = next(line for line in file if line.startswith(b"SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)

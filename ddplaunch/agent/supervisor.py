@@ -31,6 +31,7 @@ from ddplaunch.control.failure import Failure, Outcome
 from ddplaunch.control.joining import describe
 from ddplaunch.control.link import make_link
 from ddplaunch.control.messages import Message
+from ddplaunch.control.relay import FOR_RANKS
 from ddplaunch.control.route import NameServer
 from ddplaunch.control.rules import Rules
 from ddplaunch.dataclass import replace
@@ -113,6 +114,7 @@ class Supervisor:
         """Run the job; returns when nothing of it is left here but its sidecars."""
         warning = self._policy.preempt_signal
         self._loop.catch(STOPPING, self._signalled, anyway=() if warning is None else (warning,))
+        self._loop.catch(FOR_RANKS - {warning}, lambda number: self._link.tell(messages.ForRanks(number)))
         self._tree.plant(self._plan, self._outfit.store.path, self)
         processes.adopt_orphans()  # not before: a warm zygote is nobody's child
         try:
@@ -157,6 +159,8 @@ class Supervisor:
                 self._teardown.order(message)
             case messages.Preempt(attempt=attempt) if attempt == self._ranks.number:
                 self._make_room()
+            case messages.ForRanks(number=number):
+                self._ranks.pass_on(number)
             case messages.Release(attempt=attempt) if attempt == self._ranks.number:
                 self._ranks.released = True
                 self._teardown.go_on()

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Mapping
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.agent import job
+from ddplaunch.agent import children, job
 from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.temporary import Temporary
 from ddplaunch.agent.zygote_client import ZygoteClient, ZygoteListener
@@ -91,7 +91,7 @@ class Tree:
 
     def kill_ours(self) -> list[str]:
         """End what a zygote left to us; return what cannot be killed."""
-        return [*self._stuck, *processes.kill_all_below(os.getpid(), spare=self._spares)[0]]
+        return [*self._stuck, *children.kill_all_below(self._spares)]
 
     def lead(self, pid: int) -> None:
         """This process of ours leads a session, which its children are in unless they leave it."""

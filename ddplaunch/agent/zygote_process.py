@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -13,6 +12,7 @@ from contextlib import suppress
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits
+from ddplaunch.agent.children import Child
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -69,26 +69,20 @@ class OwnZygote:
         Raises:
             OSError: there can be no more processes.
         """
-        self.pid = start(config, theirs, environment, room, ())
+        self._child = Child(start(config, theirs, environment, room, ()))
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
 
     def born(self, pid: int, pidfd: int | None) -> None:
         pass
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        self._child.kill()
 
     def wait(self) -> int | None:
-        try:
-            if hasattr(os, "pidfd_open"):
-                pidfd = os.pidfd_open(self.pid)
-                poll = select.poll()
-                poll.register(pidfd, select.POLLIN)
-                if not poll.poll(_LEAVE_PATIENCE * 1000):
-                    self.kill()
-                os.close(pidfd)
-            return os.waitpid(self.pid, 0)[1]
-        except (ProcessLookupError, ChildProcessError):  # reaped already, with all that is below us
-            return None
+        return self._child.wait(_LEAVE_PATIENCE)
 
 
 class WarmZygote:

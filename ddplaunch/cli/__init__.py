@@ -10,7 +10,7 @@ import re
 import sys
 
 from ddplaunch import __version__
-from ddplaunch.errors import EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_USAGE, LaunchError, shown
+from ddplaunch.errors import EXIT_OS, EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_USAGE, LaunchError, shown
 
 MAX_IN_MESSAGE = 500
 MAX_IN_HINT = 4000  # it may be a command to copy
@@ -32,6 +32,8 @@ def main() -> None:
         complain(error.message, error.hint, code := error.exit_code)
     except KeyboardInterrupt:
         code = EXIT_SIGNAL + 2
+    except MemoryError:
+        complain("out of memory", _more_memory(), code := EXIT_OS)
     except Exception as error:
         _confess(error)
         code = EXIT_SOFTWARE
@@ -70,6 +72,15 @@ def complain(message: str, hint: str | None, code: int = EXIT_USAGE) -> None:
     hints = [shown(line, MAX_IN_HINT) for line in (hint or "").splitlines()[:2]]
     lines = f"\x1b[31m\x1b[1mError:\x1b[0m {said}\n" + "".join(f"  {line}\n" for line in hints)
     say(Said(Kind.ERROR, said, {"hint": "\n".join(hints) or None, "code": code}, lines))
+
+
+def _more_memory() -> str:
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return "end what uses it"
+    return f"the limit on the memory of a process is {limit >> 10} KiB (ulimit -v): raise it"
 
 
 def _confess(error: Exception) -> None:

@@ -18,7 +18,7 @@ def clean(run: str | None) -> None:
 
     names = past.names()
     if run is not None:
-        if run not in names:
+        if run not in names or past.record(run):  # else it cannot be read
             run = runs.find(run).run
         if runs.known().get(run):
             raise UsageError(f"{run} is still running", f"ddplaunch stop {run}")

@@ -141,11 +141,12 @@ def _or_nothing(found: Found, pieces: Iterator[tuple[int, bytes]]) -> Iterator[t
 
 def _nothing(found: Found) -> tuple[str, str]:
     """Why there is nothing to be shown, and what to do."""
+    from ddplaunch.errors import shown
     from ddplaunch.job.record import Fate
 
     record, keep = found.record, "ddplaunch run --log-dir DIR keeps all that ranks print"
     if record and record.log_dir:
-        return f"{record.log_dir} has no output of such a rank", "the folder may have been removed"
+        return f"{shown(record.log_dir)} has no output of such a rank", "the folder may have been removed"
     if record and record.fate is Fate.DONE:
         return f"{found.run} succeeded, and output is kept only after a failure", keep
     if record and record.world_size == 1:

@@ -21,7 +21,7 @@ from ddplaunch.control.wire import Connection
 from ddplaunch.dataclass import replace
 from ddplaunch.devices.usage import Used, used_by
 from ddplaunch.diagnosis.inspection import Detail
-from ddplaunch.errors import EXIT_SIGNAL, LaunchError
+from ddplaunch.errors import EXIT_SIGNAL
 from ddplaunch.job import client, runs
 from ddplaunch.job.door import MAX_ANSWER
 from ddplaunch.job.requests import Look, Looked, Printed, Tail
@@ -185,11 +185,7 @@ class Looking:
 
 def _end_of(path: str) -> str:
     """How the job has ended, where the history knows."""
-    run = os.path.basename(path).rpartition(".")[0]
-    try:
-        record = runs.find(run).record
-    except LaunchError:
-        record = None
+    record = runs.record_of(runs.at(path))
     if record is None or record.code is None:
         return "the job has ended"
     return f"{record.run_id} has ended, exit code {record.code}"

@@ -340,7 +340,7 @@ HEADINGS = {
             "--namespace",
             "NAME",
             "Namespace of the job.  [default: kubectl's]",
-            like(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "small letters, digits and dashes"),
+            like(r"(?-i:[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)", "small letters, digits and dashes"),
         ),
         JOB_NAME,
         click.Option(["--unique-name"], is_flag=True, help="Append five random characters to the name."),

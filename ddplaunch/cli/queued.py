@@ -20,7 +20,7 @@ def job_meant(word: str | None) -> Submitted | None:
     if word is None:
         return None
     job = submitted.find(word)
-    if job is None or (word in past.names() and not _is_of(job.run, word)):
+    if job is None or (past.is_kept(word) and not _is_of(job.run, word)):
         return None
     if any(word == str(run.pid) or _is_of(job.run, run.run_id) for run in runs.all_running()):
         return None  # as on its node

@@ -42,7 +42,8 @@ def report(run: str | None, as_json: bool, html: str | None) -> int | None:
     found = runs.find(run)
     shares = past.shares(found.run)
     if not shares:
-        raise UsageError(f"{found.run} runs with --no-history, and has no record", "ddplaunch ps shows its state")
+        what = f"{found.run} has no record: it is starting, or runs with --no-history"
+        raise UsageError(what, "ddplaunch ps shows its state")
     if html is not None:
         from ddplaunch.cli.html_page import write_page
 
@@ -78,8 +79,9 @@ def _of_job(job: Submitted, word: str, as_json: bool, html: str | None) -> str |
 
 def _output(run: str, record: Record) -> str | None:
     """Where what the ranks printed is."""
+    from ddplaunch.errors import shown
     from ddplaunch.job import logs
 
     if record.log_dir:
-        return f"output: ddplaunch logs {run}, or {record.log_dir}"
+        return f"output: ddplaunch logs {run}, or {shown(record.log_dir)}"
     return f"output: ddplaunch logs {run}" if logs.files(run) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch import TYPE_CHECKING
+from ddplaunch.agent.limits import need_processes
 from ddplaunch.cli import over_ssh
 from ddplaunch.cli.dry_run import print_plan
 from ddplaunch.cli.policy import read_policy, read_shown, why_no_view
@@ -57,6 +58,7 @@ def run(options: Options, said: Remarks) -> int:
         if options.dry_run:
             print_plan(plan, completed, said.passed_on, remote=bool(hosts))
             return 0
+        need_processes()
         rules = read_rules(completed, plan.master_addr, plan.master_port, finding)
         rules.check(plan)
         if plan.nnodes > 1:

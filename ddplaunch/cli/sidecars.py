@@ -61,7 +61,8 @@ def check_tensorboard(logdir: str, *, remote: bool = False) -> None:
         raise UsageError("--tensorboard '': expected a folder", "--tensorboard runs")
     if remote:
         return
-    if os.path.isfile(os.path.expanduser(logdir)):
+    folder = os.path.expanduser(logdir)
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise UsageError(f"--tensorboard {logdir} is a file, not a folder", "name its folder")
     spec = find_spec("tensorboard")
     if spec is None or spec.origin is None:  # a folder of that name does not count

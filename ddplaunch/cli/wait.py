@@ -26,12 +26,15 @@ def wait(run: str | None) -> int:
         try:
             code = client.wait(job.path)
         except Unanswered:
-            if not ended(job.pid, 0):
+            if os.path.exists(job.path):  # else it is about to end, and has closed its door
                 raise
         ended(job.pid)
-    elif record and code is None and record.host == os.uname().nodename and born(record.pid) == record.born:
-        ended(record.pid)  # it is about to, and has closed its door
-    if code is None and (record := past.record(name)):  # it ended before we could ask
+        record = runs.record_of(job)
+    elif record and code is None:
+        if record.host == os.uname().nodename and born(record.pid) == record.born:
+            ended(record.pid)
+        record = past.record(name)
+    if code is None and record:  # by now it has said how it ended
         code = record.code
     if code is None:
         error = LaunchError(f"{name} has no exit code: its launcher was killed")

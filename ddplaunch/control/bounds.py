@@ -15,10 +15,12 @@ from typing import Any, TypeVar
 
 from ddplaunch.control import MIN_HEARTBEAT
 from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, Failure, Outcome, readable
+from ddplaunch.control.relay import FOR_RANKS
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import shown
 
 MANY = 10_000_000  # more ranks, nodes, attempts or restarts than any job has
+MAX_PATH = 4096  # characters
 WEEK = 7 * 86400.0  # seconds: the longest time that an option takes
 WEEK_US = int(WEEK) * 1_000_000
 
@@ -60,6 +62,13 @@ def _all_within(lowest: int, highest: int) -> Check:
 
 def _line(text: str) -> str:
     return shown(" ".join(text.splitlines()), MAX_LINE)
+
+
+def _path(text: str) -> str:
+    """One that is opened, and shown to people only as ``errors.shown`` has it."""
+    if len(text) > MAX_PATH or "\0" in text:
+        raise ValueError("an invalid path")
+    return text
 
 
 def _hint(text: str) -> str:
@@ -117,6 +126,12 @@ def _stopping(number: int) -> int:
     return number
 
 
+def _for_ranks(number: int) -> int:
+    if number not in FOR_RANKS:
+        raise ValueError("a signal that is not for ranks")
+    return number
+
+
 _COUNT = _number(0, MANY)
 _EPOCH = _number(0, 1e11)
 _SECONDS = _number(0, WEEK)
@@ -137,6 +152,7 @@ BOUNDS: Mapping[str, Check] = {
     "signal": _stopping,
     "Failure.signal": _number(1, 64),
     "Warned.signal": _number(1, 64),
+    "ForRanks.number": _for_ranks,
     # names
     **dict.fromkeys(("host", "nnodes", "fingerprint", "nonce", "proof", "address", "interface"), _NAME),
     **dict.fromkeys(("python", "torch", "cuda", "nccl"), _NAME),
@@ -177,7 +193,8 @@ BOUNDS: Mapping[str, Check] = {
     **dict.fromkeys(("follow", "data"), _as_it_is),
     # what is kept of a run
     **dict.fromkeys(("ended", "started"), _EPOCH),
-    **dict.fromkeys(("run", "cwd", "why", "log_dir", "Record.target"), _line),
+    **dict.fromkeys(("run", "cwd", "why", "Record.target"), _line),
+    "log_dir": _path,
     **dict.fromkeys(("argv", "notes"), _each(_line)),
     **dict.fromkeys(("peak_memory", "born"), _number(0, 1 << 62)),
     **dict.fromkeys(("Record.nnodes", "left_out"), _COUNT),

@@ -17,7 +17,7 @@ from ddplaunch.control.joining import Joining
 from ddplaunch.control.late_nodes import LateNodes
 from ddplaunch.control.looking import Looking
 from ddplaunch.control.membership import Membership
-from ddplaunch.control.messages import Hello, Message
+from ddplaunch.control.messages import Arrived, Beat, ForRanks, Hello, Message
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seat, Seats
@@ -166,7 +166,7 @@ class Coordinator:
             return self._checked(seat, message.attempt)
         if isinstance(message, messages.Inspect | messages.Inspected):
             return self._looking.hear(number, message)
-        if isinstance(message, messages.Beat | messages.Arrived) or message.attempt != self._attempt.number:
+        if isinstance(message, Beat | Arrived | ForRanks) or message.attempt != self._attempt.number:
             return
         if number and isinstance(message, messages.Failed | messages.Finished | messages.Drained):  # our own we know
             seat.check(message, {each.rank for each in self._attempt.failures})

@@ -101,6 +101,8 @@ class Member:
             self._attempt = None
         if self._connection is not None and self._bond is _Bond.JOINED:
             self._connection.send(message)
+        if isinstance(message, messages.ForRanks):
+            return  # changes nothing for this node
         if isinstance(message, messages.Warned) and self._bond is _Bond.SEEKING:
             name = signal_name(message.signal)
             return self._over(Outcome(EXIT_PREEMPTED, remark=f"preempted by {name}: no rank was running"))

@@ -315,6 +315,13 @@ class Inspected:
 
 
 @dataclass(frozen=True)
+class ForRanks:
+    """A signal for the ranks has come to this node; from node 0: pass it on to those that catch it."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class Beat:
     """Still here; and what both need to compare their clocks (``clock_offset``)."""
 
@@ -337,7 +344,10 @@ FromNode = (
     | Straggling
     | Inspect
     | Inspected
+    | ForRanks
     | Beat
 )
-FromNodeZero = JoinStatus | Check | Start | Stop | Preempt | Release | Again | Note | End | Inspect | Inspected | Beat
+FromNodeZero = (
+    JoinStatus | Check | Start | Stop | Preempt | Release | Again | Note | End | Inspect | Inspected | ForRanks | Beat
+)
 Message = Hello | Declined | Welcome | Refused | Joined | Seeking | Alone | FromNode | FromNodeZero

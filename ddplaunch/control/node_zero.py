@@ -9,7 +9,8 @@ from functools import partial
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.control import messages
 from ddplaunch.control.coordinator import Coordinator
-from ddplaunch.control.messages import Declined, End, FromNode, Garbled, Hello, Message, Refused, Start
+from ddplaunch.control.messages import Declined, End, ForRanks, FromNode, Garbled, Hello, Message, Refused, Start
+from ddplaunch.control.relay import Relay
 from ddplaunch.control.rules import Rules
 from ddplaunch.dataclass import replace
 from ddplaunch.loop import Loop
@@ -46,6 +47,7 @@ class NodeZero:
         self._leaving: list[Connection[Message]] = []
         self._ranks = len(hello.share.devices)
         self._coordinator = Coordinator(rules, hello, run_id, self._tell, self._drop, loop.after)
+        self._relay = Relay()
         self._frame: tuple[Message | None, bytes] = (None, b"")
         self._counted = 0
         self._start: Start | None = None  # the latest
@@ -67,6 +69,8 @@ class NodeZero:
     def tell(self, message: FromNode) -> None:
         if isinstance(message, messages.Arrived):
             return self._compare(0, message)
+        if isinstance(message, ForRanks):
+            return self._pass_on(0, message)
         self._coordinator.hear(0, message)
 
     def close(self) -> None:
@@ -110,7 +114,15 @@ class NodeZero:
             return self._clocks[number].hear(message)
         if isinstance(message, messages.Arrived):
             return self._compare(number, message)
+        if isinstance(message, ForRanks):
+            return self._pass_on(number, message)
         self._coordinator.hear(number, message)  # type: ignore[arg-type]  # the connection accepts nothing else
+
+    def _pass_on(self, number: int, message: ForRanks) -> None:
+        """Have the ranks of all nodes get a signal that has come to one."""
+        if self._relay.take(number, message.number):
+            for node in (0, *self._peers):
+                self._tell(node, message)
 
     def _compare(self, number: int, message: messages.Arrived) -> None:
         """Keep when ranks arrived at collectives, with what is known now of their clock."""

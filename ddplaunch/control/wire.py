@@ -141,7 +141,7 @@ class Connection(Generic[M]):
 
     def part(self, seconds: float) -> None:
         """Hear nothing more; close when the peer has read what is waiting, or after ``seconds``."""
-        self.hear, self.lost = lambda message: None, lambda why: None
+        self._let_go()
         self.finish()
         self._loop.after(seconds, self.close)
 
@@ -150,11 +150,17 @@ class Connection(Generic[M]):
         if self.open:
             self._loop.forget(self._socket.fileno())
             self._socket.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Call nobody any more; who is called mostly holds us, and only the garbage collector would see that."""
+        self.hear, self.lost = lambda message: None, lambda why: None
 
     def _lose(self, why: str) -> None:
         if self.open:
+            lost = self.lost
             self.close()
-            self.lost(why)
+            lost(why)
 
     def _readable(self) -> None:
         try:

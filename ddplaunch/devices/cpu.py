@@ -67,7 +67,10 @@ def _count_cores(sysfs: Folder, allowed: tuple[int, ...]) -> int:
 def _read_memory(proc: Folder) -> tuple[int | None, int | None]:
     meminfo = read_text(os.path.join(proc, "meminfo"))
     if meminfo is None:
-        memory = _psutil().virtual_memory()
+        try:
+            memory = _psutil().virtual_memory()
+        except OSError:  # Linux without /proc
+            return None, None
         return memory.total, memory.available
     # "MemTotal:       16316412 kB"
     sizes = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", meminfo, re.MULTILINE))

@@ -20,6 +20,8 @@ from ddplaunch.sockets import peer_uid
 
 TIMEOUT = 10.0  # seconds in which a job must answer: its launcher may be suspended
 
+RETRY = 0.05  # seconds between two tries to connect where too many ask
+
 A = TypeVar("A", bound=Answer)
 
 
@@ -102,17 +104,28 @@ def _asked(path: str, request: Request, timeout: float) -> Iterator[socket.socke
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout)
         try:
-            sock.connect(path)
+            _connect(sock, path, time.monotonic() + timeout)
             if peer_uid(sock) != os.geteuid():
                 raise Unanswered(f"{path} belongs to another user")
             sock.sendall(encode(request))
             yield sock
         except TimeoutError:
-            raise Unanswered(f"{path} does not answer within {timeout:g} s") from None
+            what = f"{path} does not answer within {timeout:g} s"
+            raise Unanswered(what, "its launcher is suspended, or many others ask it: try again") from None
         except (Garbled, EOFError):
             raise Unanswered(f"{path} gives no answer that this version of ddplaunch can read") from None
         except OSError as error:
             raise Unanswered(f"{path}: {os.strerror(error.errno or 0).lower()}", "the job may have ended") from None
+
+
+def _connect(sock: socket.socket, path: str, until: float) -> None:
+    while True:
+        try:
+            return sock.connect(path)
+        except BlockingIOError:  # so many ask that the kernel has no room for one more
+            if time.monotonic() > until:
+                raise TimeoutError from None
+            time.sleep(RETRY)
 
 
 def _answer(sock: socket.socket, kind: type[A], until: float) -> A:

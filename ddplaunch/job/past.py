@@ -18,11 +18,18 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 256 << 20  # of all that is kept
 ELSEWHERE = 30 * 86400.0  # seconds after which a run on another machine, of which nothing more came, has ended
+PATIENCE = 0.5  # seconds for removing runs at the end of one
 ROOM = 10  # runs that may come until some are removed again
 
 
+FIRST = ".1"  # behind the name of the first run of a reused run id, which alone names the newest
+
+
 def names() -> list[str]:
-    """The names of all runs that are kept, the latest first; none where the history is not this user's own."""
+    """The names of all runs that are kept, the latest first; none where the history is not this user's own.
+
+    No two runs have the same: of those with one run id the first is RUN_ID.1, once there is a second, RUN_ID.2.
+    """
     path = place()
     if path is None:
         return []
@@ -32,7 +39,21 @@ def names() -> list[str]:
             found = [(each.stat(follow_symlinks=False).st_mtime_ns, each.name) for each in entries if _is_run(each)]
     except OSError:
         return []
-    return [name for _, name in sorted(found, reverse=True)]
+    taken = {name for _, name in found}
+    return [name + FIRST if _is_reused(name, taken) else name for _, name in sorted(found, reverse=True)]
+
+
+def _is_reused(name: str, taken: set[str]) -> bool:
+    """Whether the run in this folder was the first of several with its run id, and can be called so."""
+    if f"{name}.2" not in taken or name + FIRST in taken:
+        return False
+    second = record(f"{name}.2")
+    return second is not None and second.run_id == name
+
+
+def is_kept(word: str) -> bool:
+    """Whether this is the name of a run that is kept, or the run id of several."""
+    return not {word, word + FIRST}.isdisjoint(names())
 
 
 def _is_run(entry: os.DirEntry[str]) -> bool:
@@ -41,7 +62,8 @@ def _is_run(entry: os.DirEntry[str]) -> bool:
 
 def folder(name: str) -> str:
     """Where the files of a run are."""
-    return os.path.join(place() or "", name)
+    path = os.path.join(place() or "", name)
+    return path if os.path.isdir(path) else path.removesuffix(FIRST)
 
 
 def shares(name: str) -> list[Record]:
@@ -83,14 +105,24 @@ def _may_run(share: Record) -> bool:
 
 
 def make_room() -> None:
-    """Remove the oldest runs, where there are too many or they take too many bytes."""
+    """Remove the oldest runs, where there are too many or they take too many bytes.
+
+    A run that ends waits for that: what takes longer than PATIENCE is left to the next.
+    """
+    until = time.monotonic() + PATIENCE
     size = 0
     known = names()
     most = MAX_RUNS if len(known) <= MAX_RUNS else MAX_RUNS - ROOM
-    for count, name in enumerate(known, 1):
+    excess = known[most:]
+    for count, name in enumerate(known[:most]):
         size += size_of(name)
-        if count > 1 and (count > most or size > MAX_BYTES):
-            remove(name)
+        if count and size > MAX_BYTES:
+            excess = known[count:]
+            break
+    for name in reversed(excess):
+        if time.monotonic() > until:
+            return
+        remove(name)
 
 
 def size_of(name: str) -> int:

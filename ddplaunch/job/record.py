@@ -6,15 +6,17 @@ line is checked as a node's message is; a line that makes no sense is passed ove
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from ddplaunch.control.bounds import MAX_PATH
 from ddplaunch.control.failure import Verdict, signal_name
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.diagnosis.inspection import Inspection
-from ddplaunch.errors import EXIT_PREEMPTED
+from ddplaunch.errors import EXIT_PREEMPTED, shown
 from ddplaunch.files import read_owned
 from ddplaunch.job.process import born
 from ddplaunch.output import events
@@ -210,13 +212,13 @@ def parse(data: bytes, run: str) -> Record | None:
     wrong = (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError)
     first, *lines = data.split(b"\n")
     try:
-        record = bounded(convert({**msgspec.json.decode(first), "run": run}, Record))
+        record = bounded(convert({**_decode(first), "run": run}, Record))
     except wrong:
         return None
     record = replace(record, attempts=(), inspections=(), fate=Fate.RUNNING)
     for line in filter(None, lines):
         try:
-            found = msgspec.json.decode(line)
+            found = _decode(line)
             moment = convert(found["time"], float)
             record = record.after(_event(found), moment)
         except wrong:
@@ -226,6 +228,16 @@ def parse(data: bytes, run: str) -> Record | None:
     except wrong:
         return None
     return replace(record, fate=Fate.LOST) if record.fate is Fate.RUNNING and not lives(record) else record
+
+
+def _decode(line: bytes) -> Any:
+    """A line as plain data; bytes of arguments and paths that are not UTF-8 stand in it as Python has them."""
+    import msgspec
+
+    try:
+        return msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return json.loads(line)
 
 
 def _event(line: dict[str, Any]) -> Any:
@@ -247,4 +259,5 @@ def to_json(record: Record) -> str:
     """A record as ``ddplaunch report --json`` prints it."""
     import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(record), indent=2).decode()
+    printable = replace(record, log_dir=shown(record.log_dir, MAX_PATH) if record.log_dir else None)
+    return msgspec.json.format(msgspec.json.encode(printable), indent=2).decode()

@@ -31,26 +31,33 @@ class Found(NamedTuple):
 
 def all_running() -> list[Running]:
     """The jobs of this user that run on this machine; their launchers may have been suspended."""
-    found = []
-    for path in doors():
-        run_id, _, pid = os.path.basename(path).rpartition(".")
-        found.append(Running(path, run_id, int(pid)))
-    return found
+    return [at(path) for path in doors()]
+
+
+def at(path: str) -> Running:
+    """The job whose door is, or was, at ``path``."""
+    run_id, _, pid = os.path.basename(path).rpartition(".")
+    return Running(path, run_id, int(pid))
 
 
 def running(word: str | None) -> Running:
-    """The running job that ``word`` means; None is the only one.
+    """The running job that ``word`` means, as in ``find``; None is the only one.
 
     Raises:
         UsageError: there is none, or several may be meant.
     """
-    jobs = {name: job for name, job in known().items() if job}
+    runs = known()
+    jobs = {name: job for name, job in runs.items() if job}
     if word is None:
         return jobs[_only(jobs)]
-    if name := _meant(word, jobs):
+    same = _same(word, runs)
+    name = same[0] if same and same[0] in jobs else None if same else _meant(word, jobs)
+    if name:
         return jobs[name]
-    if word in past.names():
-        raise UsageError(f"{word} has ended", f"ddplaunch report {word}")
+    if same or word in runs:
+        earlier = [each for each in same if each in jobs]
+        hint = f"an earlier run is still running: {named(earlier)}" if earlier else f"ddplaunch report {word}"
+        raise UsageError(f"{word} has ended", hint)
     raise _unknown(word, jobs)
 
 
@@ -68,6 +75,8 @@ def only() -> Found:
 def find(word: str | None) -> Found:
     """The run that ``word`` means, running or ended; None is the latest.
 
+    A run id is the newest run that has it. Else it is a name of ``known``, a pid, or a part of a name.
+
     Raises:
         UsageError: there is none, or several may be meant.
     """
@@ -76,7 +85,7 @@ def find(word: str | None) -> Found:
         if not runs:
             raise UsageError("no run is kept or running", "ddplaunch run train.py")
         name = next(iter(runs))
-    elif (meant := _meant(word, runs)) is None:
+    elif (meant := next(iter(_same(word, runs)), None) or _meant(word, runs)) is None:
         raise _unknown(word, runs)
     else:
         name = meant
@@ -86,11 +95,17 @@ def find(word: str | None) -> Found:
     return found
 
 
+def record_of(job: Running) -> Record | None:
+    """What the history has of a job, which may have ended since."""
+    name = next((name for name in past.names() if name.startswith(job.run_id) and _is(job, name)), None)
+    return past.record(name) if name else None
+
+
 def known() -> dict[str, Running | None]:
     """All runs of this user by their names, the latest first; those that run with their doors."""
     runs: dict[str, Running | None] = dict.fromkeys(past.names())
     unkept: dict[str, Running | None] = {}
-    for job in all_running():
+    for job in sorted(all_running(), key=_opened, reverse=True):
         name = next((name for name in runs if name.startswith(job.run_id) and _is(job, name)), None)
         if name:
             other, first = runs[name], past.record(name)
@@ -106,8 +121,35 @@ def known() -> dict[str, Running | None]:
 
 
 def _is(job: Running, name: str) -> bool:
+    """Whether this is the record of a job that runs, or did until a moment ago."""
     host = os.uname().nodename
-    return any((each.pid, each.host, each.fate) == (job.pid, host, Fate.RUNNING) for each in past.shares(name))
+    shares = (each for each in past.shares(name) if (each.pid, each.host) == (job.pid, host))
+    return any(each.fate is Fate.RUNNING or (each.ended or 0) > _opened(job) for each in shares)
+
+
+def _opened(job: Running) -> float:
+    """When its launcher opened its door, in seconds since the epoch; 0 where that is gone."""
+    try:
+        return os.stat(job.path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _same(word: str, runs: Mapping[str, Running | None]) -> list[str]:
+    """The runs with this run id, the newest first."""
+    named_so = [
+        name for name in runs if name == word or (name.startswith(f"{word}.") and name[len(word) + 1 :].isdecimal())
+    ]
+    if named_so == [word]:
+        return named_so
+    began: dict[str, float] = {}
+    for name in named_so:
+        job, record = runs[name], past.record(name)
+        if record and record.run_id == word:
+            began[name] = record.began
+        elif job and not record and job.run_id == word and not record_of(job):  # a further node has no name of its own
+            began[name] = _opened(job)
+    return sorted(began, key=began.__getitem__, reverse=True)
 
 
 def _only(jobs: Mapping[str, object]) -> str:
@@ -119,7 +161,10 @@ def _only(jobs: Mapping[str, object]) -> str:
 
 
 def _meant(word: str, runs: Mapping[str, Running | None]) -> str | None:
-    """The run with this name or pid, else the only one whose name begins with it, else that has it in its name."""
+    """The run with this name or pid, else the only one whose name begins with it, else that has it in its name.
+
+    Runs with the same run id are one: the newest.
+    """
     if word in runs:
         return word
     for found in (
@@ -127,11 +172,18 @@ def _meant(word: str, runs: Mapping[str, Running | None]) -> str | None:
         [name for name in runs if name.startswith(word)],
         [name for name in runs if word in name],
     ):
+        if len(found) > 1 and not set(found) - set(same := _same(_id(found[0], runs), runs)):
+            return same[0]
         if len(found) > 1:
             raise UsageError(f"{shown(word, 60)} may mean {len(found)} runs", f"type more of it: {named(found)}")
         if found:
             return found[0]
     return None
+
+
+def _id(name: str, runs: Mapping[str, Running | None]) -> str:
+    job, record = runs[name], past.record(name)
+    return record.run_id if record else job.run_id if job else name
 
 
 def _unknown(word: str, runs: Iterable[str]) -> UsageError:

@@ -130,12 +130,16 @@ def backend(asked: str | None, init_method: str | None, device: str) -> str | No
     """Name the backend of the process group that ddplaunch initialises; None where it is left to the program.
 
     ``asked`` is ``--backend``; "auto", or None with an init method, chooses by ``device``, torch's name of rank 0's.
-    Raises UsageError if it names several, and not one for each device (torch's BackendConfig).
+    Raises UsageError if it names none, or several and not one for each device (torch's BackendConfig).
     """
     if asked is None and init_method is None:
         return None
     if asked not in (None, "auto"):
         parts = asked.lower().split(",")
+        if any(not word for part in parts for word in part.split(":")):
+            raise UsageError(
+                f"--backend {asked}: a device or a backend is empty", "--backend gloo, or cpu:gloo,cuda:nccl"
+            )
         devices = {part.partition(":")[0] for part in parts}
         if len(parts) > 1 and (len(devices) < len(parts) or not all(":" in part for part in parts)):
             raise UsageError(f"--backend {asked} needs a device for each backend", "--backend cpu:gloo,cuda:nccl")

@@ -227,6 +227,8 @@ class Zygote:
         try:
             signal.set_wakeup_fd(-1)
             for inherited, handler in self.inherited.items():
+                if inherited in (signal.SIGUSR1, signal.SIGUSR2):
+                    signal.signal(inherited, signal.SIG_IGN)  # forgets one that came by now: it was for a handler
                 signal.signal(inherited, handler or signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)
             os.setsid()

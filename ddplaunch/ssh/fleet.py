@@ -13,6 +13,7 @@ from enum import Enum
 from functools import partial
 
 from ddplaunch.agent.signals import Question
+from ddplaunch.control.relay import FOR_RANKS
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, shown
 from ddplaunch.loop import Loop
@@ -99,6 +100,7 @@ class Fleet:
         """Connect to all hosts, run the job, and return its exit code when no host is left; see ``problems``."""
         caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCHLD)
         self.loop.catch(caught, self._signalled, anyway=() if self._warning is None else (self._warning,))
+        self.loop.catch(FOR_RANKS - {self._warning}, self._pass_on)
         try:
             self._hosts = [start(self.loop) for start in begin]
             self._turns = Turns([host.way for host in self._hosts])
@@ -250,7 +252,13 @@ class Fleet:
             if self._stage is FleetState.CHECKING:
                 self._end(self._asked)
             for host in self._live():
-                host.send(_LETTERS[signal.Signals(number)])
+                host.send(_LETTERS[number])
+
+    def _pass_on(self, number: int) -> None:
+        """Give a signal for the ranks to the first launcher, which tells the others."""
+        if self._stage is FleetState.RUNNING:
+            for host in self._live()[:1]:
+                host.send(_LETTERS[number])
 
     # ---------------------------------------------------------------------------------------------------- the end
 

@@ -25,6 +25,7 @@ import msgspec
 from ddplaunch import __version__
 from ddplaunch.control.hello import own_versions
 from ddplaunch.control.messages import Versions
+from ddplaunch.control.relay import FOR_RANKS
 from ddplaunch.control.route import resolve
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, harmless
@@ -92,14 +93,12 @@ class Facts:
 
 
 GO, BEAT, ASK = b"G", b".", b"?"
-SIGNALS = {
+SIGNALS: Mapping[bytes, int] = {
     b"I": signal.SIGINT,
     b"T": signal.SIGTERM,
     b"H": signal.SIGHUP,
     b"Q": signal.SIGQUIT,
-    b"1": signal.SIGUSR1,
-    b"2": signal.SIGUSR2,
-    b"X": signal.SIGXCPU,
+    **{bytes([0x80 + number]): number for number in FOR_RANKS},
 }
 """The bytes that follow the line: start; a heartbeat; print what the ranks do; and signals for the launcher."""
 

@@ -9,6 +9,7 @@ import re
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -439,3 +440,30 @@ def test_a_tensorboard_that_fails_shows_why(start, tmp_path, waits):
         "ddplaunch: tensorboard exited with code 1, the job goes on: "
         "ModuleNotFoundError: No module named 'no_such_package'"
     )
+
+
+LOST_BOTH = """
+    import os, signal, time
+    from ddplaunch.agent import children
+    from ddplaunch.agent.zygote_client import ZygoteClient
+    from ddplaunch.loop import Loop
+
+    class Listener:
+        def lost(self): ...
+
+    first, second = (ZygoteClient(Loop(), listener=Listener(), environment=dict(os.environ)) for _ in range(2))
+    for each in (first, second):
+        os.kill(each.pid, signal.SIGKILL)
+    assert first.close() == signal.SIGKILL
+    assert children.kill_all_below(lambda pid: False) == []  # as the launcher does then, which reaps the second
+    second.kill()
+    assert second.close() == signal.SIGKILL
+    print("well")
+"""
+
+
+def test_both_zygotes_killed_while_one_is_starting(tmp_path):
+    """The end of the first sweeps all that is below the launcher; the second is nobody's to kill any more."""
+    write(tmp_path, "lost.py", LOST_BOTH)
+    done = subprocess.run([sys.executable, "lost.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("well\n", "")

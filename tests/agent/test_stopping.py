@@ -478,3 +478,83 @@ def test_impatience_with_what_is_left_behind(start, tmp_path):
     assert "Traceback" not in one.stderr()
     for job in (zero, one):
         job.assert_nothing_left()
+
+
+CATCHES = """
+    import os, signal, time
+
+    numbers = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGRTMIN + 2, signal.SIGRTMAX]
+    seen = []
+    if os.environ["RANK"] != "0":
+        for number in numbers:
+            signal.signal(number, lambda number, frame: seen.append(int(number)))
+    print("ready", flush=True)
+    while not os.path.exists("leave"):
+        for number in seen[:]:
+            print(f"<{seen.pop(0)}>", flush=True)
+        time.sleep(0.02)
+"""
+
+
+def count(text: str, *numbers: int) -> list[int]:
+    return [text.count(f"<{int(number)}>") for number in numbers]
+
+
+def test_a_signal_for_the_ranks(start, mode, tmp_path):
+    """It reaches those that catch it, once, and ends nobody; two real-time signals ask Python ranks for stacks."""
+    write(tmp_path, "t.py", CATCHES)
+    job = start("run", *mode, "--nproc", "3", "--preempt-signal", "none", "t.py", start_new_session=True)
+    job.wait_for("ready", 3)
+    sent = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGRTMIN + 2, signal.SIGRTMAX)
+    for number in (signal.SIGRTMIN, signal.SIGRTMIN + 1, signal.SIGXCPU, *sent):
+        job.signal(number)
+        if number in sent:  # at once they may come too deep for the stack that faulthandler gives handlers
+            wait_until(lambda number=number: count(job.stdout(), number) == [2], f"signal {number}")
+    os.killpg(job.process.pid, signal.SIGUSR1)
+    wait_until(lambda: count(job.stdout(), signal.SIGUSR1) == [4], "that to the group")
+    (tmp_path / "leave").touch()
+    assert job.wait() == 0, job.stderr()
+    assert count(job.stdout(), *sent) == [4, 2, 2, 2, 2, 2]
+    assert job.stderr() == ""
+
+
+def test_going_on_after_ctrl_z_is_one_signal(start, tmp_path):
+    """The SIGCONT by which fg continues the launcher is not passed on beside the one that continues its ranks."""
+    write(tmp_path, "t.py", CATCHES)
+    job = start("run", *LIGHT, "--nproc", "2", "t.py")
+    job.wait_for("ready", 2)
+    job.signal(signal.SIGTSTP)
+    stat = Path(f"/proc/{job.process.pid}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the stop")
+    job.signal(signal.SIGCONT)
+    wait_until(lambda: count(job.stdout(), signal.SIGCONT) == [1], "the signal")
+    job.signal(signal.SIGUSR1)
+    wait_until(lambda: count(job.stdout(), signal.SIGUSR1) == [1], "what came later")
+    (tmp_path / "leave").touch()
+    assert job.wait() == 0
+    assert count(job.stdout(), signal.SIGCONT) == [1]
+
+
+def test_a_signal_for_the_ranks_of_all_nodes(start, tmp_path):
+    """One node's launcher gets it, or those of all nodes as from srun: each rank gets it once."""
+    write(tmp_path, "t.py", CATCHES)
+    port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    words = ("--nnodes", "2", "--nproc", "2", *port, *LIGHT, "t.py")
+    jobs = [start("run", "--node-rank", rank, *words) for rank in "01"]
+    for job in jobs:
+        job.wait_for("ready", 2)
+
+    def printed() -> list[int]:
+        return [count(job.stdout(), signal.SIGUSR1)[0] for job in jobs]
+
+    jobs[1].signal(signal.SIGUSR1)
+    wait_until(lambda: printed() == [1, 2], "the signal to node 1")  # rank 0 catches nothing
+    for job in jobs:
+        job.signal(signal.SIGUSR1)
+    wait_until(lambda: printed() == [2, 4], "the signal to both")
+    for job in jobs:
+        job.signal(signal.SIGWINCH)
+    wait_until(lambda: [count(job.stdout(), signal.SIGWINCH) for job in jobs] == [[1], [2]], "another to both")
+    (tmp_path / "leave").touch()
+    assert [job.wait() for job in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()
+    assert printed() == [2, 4]

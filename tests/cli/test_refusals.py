@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
+from ddplaunch.agent.limits import need_processes
+from ddplaunch.errors import LaunchError
 from tests.conftest import clean_environment, command, write
 from tests.fake_nvml import fake_nvml as fake_nvml
 
@@ -40,6 +42,7 @@ limit = 3
     (tmp_path / "latin.py").write_bytes(b"x = '\xff'\n")
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "fifo")
 
     def run(line: str, *, real: bool = False, **options: object) -> str:
         done = (launch if real else answer)(*shlex.split(line), **options)
@@ -99,6 +102,7 @@ limit = 3
         ("run --sidecar nosuch --dry-run train.py", ("program nosuch not found",)),
         ("submit --sidecar '' train.py", ("--sidecar has an empty value",)),
         ("run --tensorboard '' train.py", ("--tensorboard has an empty value",)),
+        ("run --tensorboard /dev/null train.py", ("--tensorboard /dev/null is a file, not a folder",)),
         ("run --tensorboard file train.py", ("--tensorboard file is a file, not a folder", "name its folder")),
         ("submit --tensorboard file train.py", ("--tensorboard file is a file, not a folder",)),
         ("run trian.py", ("no such script: trian.py", "did you mean train.py?")),
@@ -285,6 +289,10 @@ NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
         ("run --preload , train.py", "--preload ,: '' is not the name of a module"),
         ("run --preload train.py train.py", "--preload train.py: 'train.py' is not the name of a module"),
         ("run --preempt-forward none train.py", "--preempt-forward none: expected one of USR1"),
+        ("run --backend :gloo train.py", "--backend :gloo: a device or a backend is empty"),
+        ("run --backend gloo, train.py", "--backend gloo,: a device or a backend is empty"),
+        ("run --hostfile fifo train.py", "--hostfile fifo: nobody writes to this FIFO"),
+        ("manifest --namespace A --container-image i train.py", "--namespace A: expected small letters"),
         ("run --backend gloo,gloo train.py", "--backend gloo,gloo needs a device for each backend"),
         ("run --backend cpu:gloo,cpu:gloo train.py", "needs a device for each backend"),
         ("run two.py:main --layers 1 --layers 2 --layers 3", "cannot take --layers: it has 2 values, and 3 are given"),
@@ -456,3 +464,22 @@ def test_terminals_that_do_not_know_every_letter(launch, tmp_path, encoding):
     done = launch("run", "--dry-run", "träin.py", "…", env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"})
     assert done.returncode == 0
     assert "1 rank on 1 node" in done.stdout
+
+
+def test_too_little_memory_is_no_bug(tmp_path):
+    """Not even the launcher has what it needs."""
+    write(tmp_path, "t.py", "")
+    words = shlex.join(map(str, command("run", "t.py")))
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -v 30000; exec {words}"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 71
+    assert done.stderr == (
+        "Error: out of memory\n  the limit on the memory of a process is 30000 KiB (ulimit -v): raise it\n"
+    )
+
+
+def test_without_proc(monkeypatch):
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    with pytest.raises(LaunchError, match="/proc is not mounted"):
+        need_processes()

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.job import past
+from ddplaunch.cli.wait import wait
+from ddplaunch.job import client, past
+from ddplaunch.job.client import Unanswered
 from tests.conftest import clean_environment, command, wait_until, write
 from tests.control.test_joining import free_port
 from tests.job.test_history import FAILS, keep, state  # noqa: F401
@@ -198,6 +200,36 @@ def test_wait(running, answer):
     assert answer("wait", NAME).returncode == 137
 
 
+def test_wait_for_a_run_that_has_just_closed_its_door(running, monkeypatch):
+    """It has an exit code, though its launcher lives on for a moment."""
+    job = running()
+
+    def too_late(path: str) -> None:
+        os.unlink(path)
+        job.signal(signal.SIGTERM)
+        raise Unanswered(path)
+
+    monkeypatch.setattr(client, "wait", too_late)
+    assert wait.callback(NAME) == job.wait() == 143
+
+
+def test_a_run_id_is_the_newest_run_that_has_it(running, answer):
+    keep(run_id=NAME, code=1)
+    keep(run_id=NAME, code=3)
+    assert answer("wait", NAME).returncode == 3
+    job = running()
+    assert row(answer("ps").stdout, f"{NAME}.3")[1] == "running"
+    assert f"{NAME}.3: running" in answer("report", NAME).stdout
+    assert "up 0" in answer("logs", NAME).stdout
+    waiting = subprocess.Popen(command("wait", NAME), env=clean_environment())
+    assert answer("stop", NAME).returncode == 0
+    assert waiting.wait() == job.wait() == 130
+    assert [answer("wait", name).returncode for name in (NAME, f"{NAME}.1", f"{NAME}.2")] == [130, 1, 3]
+    assert "has ended" in answer("stop", NAME).stderr
+    assert answer("clean", NAME).returncode == 0
+    assert answer("wait", NAME).returncode == 3
+
+
 def test_wait_for_a_run_whose_launcher_was_killed(running, answer):
     job = running()
     waiting = subprocess.Popen(command("wait", NAME), stderr=subprocess.PIPE, text=True, env=clean_environment())
@@ -298,3 +330,20 @@ def test_two_nodes_keep_their_shares(launch, start, answer, tmp_path):
     out = answer("report", "both").stdout
     assert "4 ranks on 2 nodes" in out
     assert [row(out.partition("RANK ")[2], str(rank))[0] for rank in range(4)] == ["0", "1", "2", "3"]
+
+
+def test_bytes_that_are_not_utf_8(launch, answer, tmp_path):
+    """In an argument, and in the names of folders: a run is kept with them, and its log folder is found."""
+    folder = tmp_path / os.fsdecode(b"b\xff")
+    folder.mkdir()
+    write(folder, "t.py", "import os, sys\nprint(os.fsencode(sys.argv[1]))\nraise ValueError(sys.argv[1])")
+    words = ("--run-id", MINE, "--log-dir", os.fsdecode(b"l\xfe"), *LIGHT, "--nproc", "2")
+    done = launch("run", *words, "t.py", os.fsdecode(b"x\xfd"), cwd=folder)
+    assert done.returncode == 1
+    assert row(answer("ps").stdout, MINE)[1:3] == ["failed", "(1)"]
+    told = answer("report", MINE).stdout
+    for text in ("x\\udcfd", "b\\udcff", "l\\udcfe", "ValueError"):
+        assert text in told, told
+    assert json.loads(answer("report", MINE, "--json").stdout)["log_dir"].endswith("l\\udcfe/" + MINE)
+    assert "log folder" in answer("report", MINE, "--html", "-").stdout
+    assert "b'x\\xfd'" in answer("logs", MINE).stdout

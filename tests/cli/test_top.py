@@ -30,6 +30,7 @@ def runtime(tmp_path_factory, monkeypatch) -> Path:
     path: Path = tmp_path_factory.mktemp("r")
     path.chmod(0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(path / "state"))  # no newer run has the names that are used here
     monkeypatch.setattr("ddplaunch.job.folder.candidates", lambda: [str(path / "ddplaunch")])
     return path
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import struct
 import subprocess
 import sys
+import weakref
+from functools import partial
 
 import pytest
 
@@ -189,3 +192,21 @@ def test_threads_that_read_their_first_message_at_once():
     for _ in range(5):
         done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (0, "all read it\n"), done.stderr
+
+
+def test_a_connection_that_is_closed_is_forgotten():
+    """Whoever it calls mostly holds it: without the garbage collector nothing of it stays."""
+    loop = Loop()
+    ours, theirs = socket.socketpair()
+    connection: Connection[Beat] = Connection(loop, ours, [Beat], hear=print, lost=print)
+    connection.hear = partial(print, connection)
+    connection.lost = partial(print, connection)
+    seen = weakref.ref(connection)
+    gc.disable()
+    try:
+        connection.close()
+        del connection
+        assert seen() is None
+    finally:
+        gc.enable()
+        theirs.close()

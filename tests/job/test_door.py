@@ -322,3 +322,23 @@ def test_no_folder_no_door(monkeypatch):
     door = Door(Loop(), "x", None)  # type: ignore[arg-type]
     assert door.path is None
     door.close()
+
+
+def test_more_than_it_takes_at_a_time(run):
+    """All places are taken, and all that the kernel has for those who wait: the next waits for its turn."""
+    job = run()
+    others = []
+    while len(others) < 500:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        others.append(sock)
+        try:
+            sock.connect(job.path)
+        except BlockingIOError:
+            break
+    with pytest.raises(Unanswered) as raised:
+        client.show(job.path, 0.2)
+    assert "does not answer within 0.2 s" in raised.value.message
+    assert "many others ask it" in (raised.value.hint or "")
+    for sock in others:
+        sock.close()
+    assert client.show(job.path).world_size == 2

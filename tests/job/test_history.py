@@ -106,7 +106,7 @@ def test_a_run_id_that_was_there_before(launch, tmp_path, state):
     write(tmp_path, "ends.py", "")
     for _ in range(3):
         launch("run", "--run-id", "mine", *FORKED, "ends.py")
-    assert sorted(past.names()) == ["mine", "mine.2", "mine.3"]
+    assert sorted(past.names()) == ["mine.1", "mine.2", "mine.3"]
     assert {each.run_id for each in past.records()} == {"mine"}
 
 
@@ -231,6 +231,19 @@ def test_no_more_runs_than_fit(state, monkeypatch):
     assert len(past.names()) <= 12 <= MAX_RUNS
     assert past.names()[0] == "r29"
     assert "r0" not in past.names()
+
+
+def test_removing_runs_delays_no_end_for_long(state, monkeypatch):
+    """What is too much goes little by little then, the oldest first."""
+    for number in range(20):
+        keep(run_id=f"r{number}")
+        os.utime(past.folder(f"r{number}"), (number, number))
+    monkeypatch.setattr(past, "MAX_RUNS", 12)
+    monkeypatch.setattr(past, "PATIENCE", 0)
+    moments = iter([0.0, -1.0, -1.0, 1.0])
+    monkeypatch.setattr(past.time, "monotonic", lambda: next(moments))
+    past.make_room()
+    assert past.names() == [f"r{number}" for number in reversed(range(2, 20))]
 
 
 def test_no_more_bytes_than_fit(state, monkeypatch):

@@ -53,6 +53,7 @@ def test_two_of_one_name(run):  # noqa: F811
     assert {runs.running(str(job.process.pid)).path for job in (first, second)} == {first.path, second.path}
     names = list(runs.known())
     assert len(names) == 2
+    assert runs.running("same").path == runs.find("same").running.path == second.path
     assert {runs.running(name).path for name in names} == {first.path, second.path}
 
 
@@ -90,3 +91,47 @@ def test_a_record_that_cannot_be_read():
     (Path(past.folder("broken")) / "node-0.jsonl").write_text("{")
     with pytest.raises(UsageError, match="the record of broken cannot be read"):
         runs.find("broken")
+
+
+def test_a_run_id_that_was_there_before():
+    """It means the newest of its runs, whatever else changes in their folders; each has a name of its own too."""
+    for number in (1, 2, 3):
+        keep(run_id="nightly")
+        name = "nightly" if number == 1 else f"nightly.{number}"
+        os.utime(Path(past.place() or "") / name, (10 - number, 10 - number))
+    assert list(runs.known()) == ["nightly.1", "nightly.2", "nightly.3"]
+    assert [runs.find(word).run for word in ("nightly", "night", "nightly.2", "nightly.1")] == [
+        *("nightly.3", "nightly.3", "nightly.2", "nightly.1")
+    ]
+    third = runs.find("nightly").record.began
+    past.remove("nightly.1")
+    keep(run_id="nightly")  # takes the folder that is free
+    assert runs.find("nightly").record.began > third
+
+
+def test_a_run_id_that_runs_again(run):  # noqa: F811
+    """Also while its new run has not been written down yet."""
+    keep(run_id="nightly")
+    job = run("nightly")
+    name = f"nightly.{job.process.pid}"
+    assert runs.find("nightly") == (name, runs.running("nightly"), None)
+    assert runs.running("nightly").pid == job.process.pid
+    assert list(runs.known()) == [name, "nightly"]
+
+
+def test_a_part_of_a_name_that_two_runs_have():
+    """Two runs with run ids of their own are not one, though the names look so."""
+    keep(run_id="exp")
+    keep(run_id="exp.2")
+    assert list(runs.known()) == ["exp.2", "exp"]
+    assert runs.find("exp").run == "exp"
+    with pytest.raises(UsageError, match="ex may mean 2 runs"):
+        runs.find("ex")
+
+
+def test_the_newest_has_ended_and_an_earlier_one_runs(run, state):  # noqa: F811
+    job = run("nightly")
+    keep(run_id="nightly")
+    with pytest.raises(UsageError, match="nightly has ended") as raised:
+        runs.running("nightly")
+    assert f"nightly.{job.process.pid}" in (raised.value.hint or "")

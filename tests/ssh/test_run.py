@@ -219,6 +219,34 @@ def test_a_warning_reaches_the_ranks_everywhere(job, tmp_path, name):
     run.assert_nothing_left()
 
 
+LISTENS = """
+import os, signal, time
+
+seen = []
+for number in (signal.SIGUSR1, signal.SIGRTMAX):
+    signal.signal(number, lambda number, frame: seen.append(number))
+print("up", flush=True)
+while signal.SIGRTMAX not in seen:
+    if signal.SIGUSR1 in seen:
+        print("again", flush=True)
+        signal.signal(signal.SIGUSR1, lambda number, frame: print("twice"))
+        seen.clear()
+    time.sleep(0.02)
+"""
+
+
+def test_a_signal_for_the_ranks_reaches_them_everywhere_once(job, tmp_path):
+    write(tmp_path, "train.py", LISTENS)
+    run = job(2, "--hosts", "n0:1,n1:1", *QUICK, "train.py")
+    run.wait_for("up", 2)
+    run.process.send_signal(signal.SIGUSR1)
+    run.wait_for("again", 2)
+    run.process.send_signal(signal.SIGRTMAX)
+    assert run.wait(30) == 0, run.stderr()
+    assert sorted(run.stdout().splitlines()) == ["[0] again", "[0] up", "[1] again", "[1] up"]
+    run.assert_nothing_left()
+
+
 def test_a_warning_to_launchers_that_start_is_not_lost(job, tmp_path):
     write(tmp_path, "train.py", PATIENT)
     run = job(2, "--hosts", "n0:1,n1:1", *QUICK, "train.py")

@@ -10,6 +10,7 @@ from ddplaunch import __version__
 from ddplaunch.console.page.markup import Markup, tag
 from ddplaunch.console.page.run import Run, moment
 from ddplaunch.control.failure import signal_name
+from ddplaunch.errors import shown
 from ddplaunch.words import named, span
 
 _GOOD = {"done": "well", "running": "running", "failed": "failed"}
@@ -58,7 +59,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     if record.signal is not None:
         yield "signal", signal_name(record.signal)
     if record.log_dir:
-        yield "log folder", record.log_dir
+        yield "log folder", shown(record.log_dir)
     if len(run.shares) < record.nnodes:
         yield "records", f"of {len(run.shares)} of {record.nnodes} nodes: the others keep their own"
 

@@ -1,0 +1,63 @@
+"""The processes that we start and wait for ourselves, beside all the orphans that we adopt.
+
+Where everything below us is killed, whatever has ended is reaped, and its pid may be anybody's from then on. So who
+ends, and waits for, a child of ours does it here, where it is known whether the pid is still the child's.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+
+from ddplaunch.rank import processes
+
+
+class Child:
+    """One child, from its start until it is reaped."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+        _unreaped[pid] = self
+
+    def kill(self) -> None:
+        """End it, unless it is reaped."""
+        if self.pid in _unreaped:
+            with suppress(ProcessLookupError):  # the kernel reaps for those who ignore SIGCHLD
+                os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, patience: float) -> int | None:
+        """Wait for its end; killed after ``patience`` seconds. Return the wait status, None where nobody knows it."""
+        if self.pid in _unreaped:
+            try:
+                if hasattr(os, "pidfd_open"):
+                    pidfd = os.pidfd_open(self.pid)
+                    poll = select.poll()
+                    poll.register(pidfd, select.POLLIN)
+                    if not poll.poll(patience * 1000):
+                        self.kill()
+                    os.close(pidfd)
+                self.reaped(os.waitpid(self.pid, 0)[1])
+            except (ProcessLookupError, ChildProcessError):
+                self.reaped(None)
+        return self._status
+
+    def reaped(self, status: int | None) -> None:
+        """Note that it has been reaped, by whom soever."""
+        self._status = status
+        del _unreaped[self.pid]
+
+
+_unreaped: dict[int, Child] = {}
+
+
+def kill_all_below(spare: Callable[[int], bool]) -> list[str]:
+    """End all that is below us but what ``spare`` holds for; return what cannot be killed."""
+    stuck, ended = processes.kill_all_below(os.getpid(), spare=spare)
+    for pid, status, _ in ended:
+        if child := _unreaped.get(pid):
+            child.reaped(status)
+    return stuck
