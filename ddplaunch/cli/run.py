@@ -7,6 +7,7 @@ from ddplaunch.cli import over_ssh
 from ddplaunch.cli.dry_run import print_plan
 from ddplaunch.cli.policy import read_policy, read_shown, why_no_view
 from ddplaunch.cli.rules import check_looks, check_time_limits, read_rules
+from ddplaunch.cli.show import missing
 from ddplaunch.cli.surroundings import check_token, one_log
 from ddplaunch.cli.typed import find_target
 from ddplaunch.errors import UsageError
@@ -52,6 +53,7 @@ def run(options: Options, said: Remarks) -> int:
         plan, completed, finding = planning.plan, planning.options, planning.finding
         VOICE.of(plan, numbered=plan.numbered)
         shown = read_shown(completed, plan)
+        absent = missing(shown, plan)
         if plan.node_rank == 0 or not one_log(finding):
             _say(*alike)
         if options.dry_run:
@@ -66,7 +68,7 @@ def run(options: Options, said: Remarks) -> int:
         if listening is None and not plan.numbered:
             plan = planning.plan_as(1)  # any other node, until node 0 gives it a rank
         check_store_file(plan.init_method, plan.run_id)
-        _say(*plan.notes)
+        _say(*plan.notes, *([absent] if absent else []))
         if no_view := why_no_view(completed):
             _say(no_view)
         if plan.nnodes > 1 and rules.port is None and not plan.started_rank:

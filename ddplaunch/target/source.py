@@ -45,6 +45,20 @@ def parse(path: str, name: str | None = None) -> ast.Module:
         raise UsageError(f"{name} is not Python source: {error}") from None
 
 
+def check_compiled(path: str, name: str) -> None:
+    """Refuse compiled code that cannot be read, or that another Python has compiled."""
+    from importlib.util import MAGIC_NUMBER
+
+    try:
+        with open(path, "rb") as file:
+            found = file.read(len(MAGIC_NUMBER))
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from None
+    if found != MAGIC_NUMBER:
+        version = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+        raise UsageError(f"{name} was not compiled by this {version}", "compile it again: python -m py_compile")
+
+
 @lru_cache(maxsize=1)
 def _tree(source: bytes | str, path: str) -> ast.Module:
     with warnings.catch_warnings():  # the ranks give them where they belong

@@ -126,6 +126,23 @@ def test_more_processes_in_each_of_many_are_refused(answer, tmp_path):
     assert (other.returncode, other.stdout, other.stderr) == (2, "", ""), "srun shows them all: it is said once"
 
 
+def test_exports_of_a_run_without_a_launcher_do_not_count(planned, answer, tmp_path):
+    """Tutorials for one process export them; torchrun ignores them."""
+    exported = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    plan = planned(exported, "--nproc", "2")
+    assert (plan["nnodes"], plan["world_size"]) == (1, 2)
+    said = "RANK=0, WORLD_SIZE=1, LOCAL_RANK=0 in the environment do not count: --nproc 2 starts ranks of its own"
+    assert plan["notes"][0] == said
+    in_slurm = planned({**SLURM_STEP, **exported}, "--nproc", "2")
+    assert (in_slurm["nnodes"], in_slurm["world_size"]) == (2, 4), "the rest of the surroundings still counts"
+    assert planned(exported)["notes"] == [], "the one rank that they are for"
+    write(tmp_path, "train.py", "")
+    of_torchrun = {**exported, "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "1"}
+    refused = answer("run", "--nproc", "2", "train.py", env=of_torchrun)
+    assert refused.returncode == 2
+    assert "torchelastic has started 1 rank already, and this is rank 0" in refused.stderr
+
+
 def test_tasks_of_one_machine_are_not_called_nodes(start, tmp_path):
     write(tmp_path, "train.py", "")
     options = ("--start", "exec", "--master-port", str(free_port()), "--join-timeout", "0.5")
