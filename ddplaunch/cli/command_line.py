@@ -6,6 +6,7 @@ after it; all else is the program's, unchanged. What could be either is refused,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 
@@ -43,6 +44,9 @@ ELSEWHERE = {
     "--tee": "--log-dir",
 }
 """What other launchers call it."""
+
+
+_PYTHON = r"(.*/)?python(\d[\d.]*)?"
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,11 @@ def split(
     if is_option(rest[0]):
         raise _unknown(rest[0], options, elsewhere)
     target = rest.pop(0)
+    if rest and re.fullmatch(_PYTHON, target) and MARKERS.isdisjoint(ours):
+        import shlex
+
+        script = rest[next((at for at, word in enumerate(rest) if word == "-m" or not is_option(word)), 0) :]
+        raise UsageError(f"{target} is not a script", f"leave out {target}: ddplaunch run … {shlex.join(script)}")
     options = {name: takes for name, takes in options.items() if name not in MARKERS}
     alone = CommandLine(ours, target, ())
     if ends_at_target or "--no-python" in ours:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import click
 
 from ddplaunch.control.failure import Failure, Verdict
+from ddplaunch.errors import cut
 
 _MAX_OTHERS = 3
+_PLACE = r"\[/\S+:\d+\] "  # in torch's own source, which its messages begin with
 
 
 def render_verdict(verdict: Verdict, nnodes: int) -> str:
@@ -44,7 +47,7 @@ def _briefly(failure: Failure) -> str:
     if not failure.message:
         return failure.reason
     message = failure.message.splitlines()[0] if failure.message.splitlines() else ""
-    return f"failed: {message[:100]}"
+    return f"failed: {cut(re.sub(_PLACE, '… ', message), 100)}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

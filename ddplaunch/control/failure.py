@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, replace
-from ddplaunch.errors import EXIT_SIGNAL, harmless
+from ddplaunch.errors import EXIT_SIGNAL, cut, harmless
 
 if TYPE_CHECKING:
     from typing import Any
@@ -169,8 +169,8 @@ def within(failures: Iterable[Failure], limit: int) -> Iterator[Failure]:
     for failure in failures:
         limit -= failure.length
         if limit < 0:
-            first = (failure.message or "").partition("\n")[0][:200]
-            failure = replace(failure, message=first if failure.message else None, traceback=None, tail=())
+            first = (failure.message or "").partition("\n")[0]
+            failure = replace(failure, message=cut(first, 200) if failure.message else None, traceback=None, tail=())
         yield failure
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from importlib.machinery import ModuleSpec
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, cut
 from ddplaunch.files import read_regular
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def parse(path: str, name: str | None = None) -> ast.Module:
     try:
         return _tree(source, path)
     except SyntaxError as error:
-        hint = _not_python(path, name) or (error.text or "").strip()[:100] or None
+        hint = _not_python(path, name) or cut((error.text or "").strip(), 100) or None
         where = f"{name}, line {error.lineno}" if error.lineno else name
         raise UsageError(f"syntax error in {where}: {error.msg}", hint) from None
     except (ValueError, RecursionError, MemoryError) as error:

@@ -148,7 +148,7 @@ def test_tasks_of_one_machine_are_not_called_nodes(start, tmp_path):
     options = ("--start", "exec", "--master-port", str(free_port()), "--join-timeout", "0.5")
     job = start("run", *options, "train.py", env={**openmpi(0, 4), "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
     assert job.wait() == 69
-    assert "1/4 tasks joined, waiting for task 1, 2, 3, for 0.5 s (--join-timeout)" in job.stderr()
+    assert "only 1 of 4 tasks joined in 0.5 s (--join-timeout): task 1, 2, 3 are missing" in job.stderr()
 
 
 @pytest.mark.slow

@@ -92,6 +92,19 @@ class Terminal:
         return self.process.wait(patience(60))
 
 
+def test_an_error_breaks_between_words(tmp_path):
+    """A terminal would break it anywhere."""
+    (tmp_path / "train.py").write_text("")
+    terminal = Terminal(("run", "--nproc", "2", "--show", "4", "train.py"), tmp_path, columns=44)
+    assert terminal.end() == 2
+    plain = re.sub(r"\x1b\[\d*m", "", terminal.shown)
+    assert plain == "Error: --show 4: the job has ranks 0 to 1\r\n  all, none, or ranks like 0\r\n"
+    terminal = Terminal(("run", "--grow", "--nnodes", "2", "--node-rank", "0", "train.py"), tmp_path, columns=40)
+    assert terminal.end() == 2
+    plain = re.sub(r"\x1b\[\d*m", "", terminal.shown)
+    assert plain.startswith("Error: --grow does not work with\r\n  --nnodes 2\r\n")
+
+
 def test_lines_are_whole_and_in_order(launch, printer):
     """Two ranks print fast on both streams: no line is torn, lost or out of order."""
     script = printer(
