@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import click
 
-from ddplaunch.control.failure import Failure, Verdict
-from ddplaunch.errors import cut
+from ddplaunch.control.failure import Failure, Verdict, brief
 
 _MAX_OTHERS = 3
-_PLACE = r"\[/\S+:\d+\] "  # in torch's own source, which its messages begin with
 
 
 def render_verdict(verdict: Verdict, nnodes: int) -> str:
@@ -46,8 +43,7 @@ def render_verdict(verdict: Verdict, nnodes: int) -> str:
 def _briefly(failure: Failure) -> str:
     if not failure.message:
         return failure.reason
-    message = failure.message.splitlines()[0] if failure.message.splitlines() else ""
-    return f"failed: {cut(re.sub(_PLACE, '… ', message), 100)}"
+    return f"failed: {brief(failure.message)}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

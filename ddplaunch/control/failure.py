@@ -35,6 +35,8 @@ _CONSEQUENCE = (
 )
 """What torch.distributed says in a rank whose peer has died, or has not come."""
 
+_PLACE = r"\[/\S+:\d+\] "  # in torch's own source, which its messages begin with
+
 _TIMED_OUT = r"(?i)timed out|timeout"
 
 
@@ -52,7 +54,7 @@ class Failure:
     message: str | None  # the exception's last line; None where none was recorded
     traceback: str | None  # as Python printed it, the user's frames only
     moment: float  # seconds since the epoch: the exception was caught, or else the process was seen to be gone
-    hint: str | None  # what the kernel's counters add
+    hint: str | None  # what the kernel's counters add, or what to type
     refused: tuple[str, str | None] | None = None  # the launcher's own complaint, found inside the rank, and its hint
     tail: tuple[str, ...] = ()  # the last lines that it printed
     collectives: int | None = None  # how many it had entered; None where it is not known, or none
@@ -79,13 +81,14 @@ class Failure:
         if not self.pid and self.message:
             return f"{self.message} (exit code {self.exit_code})"
         if self.message and self.message.strip() and self.signal is None:
-            return f"rank {self.rank} failed with {self.message.strip().splitlines()[0]} (exit code {self.exit_code})"
+            what = self.message.strip().splitlines()[0].removesuffix(":")  # as torch's @record writes it
+            return f"rank {self.rank} failed with {what} (exit code {self.exit_code})"
         return f"rank {self.rank} {self.reason}"
 
     @property
     def is_consequence(self) -> bool:
         """Whether it only says that a peer has gone."""
-        return bool(self.message and re.search(_CONSEQUENCE, self.message))
+        return bool(self.message) and is_consequence(self.message or "")
 
     @property
     def timed_out(self) -> bool:
@@ -153,6 +156,17 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def is_consequence(message: str) -> bool:
+    """Whether an exception only says that a peer has gone."""
+    return bool(re.search(_CONSEQUENCE, message))
+
+
+def brief(message: str, limit: int = 100) -> str:
+    """The first line of an exception's message, at most ``limit`` characters of it."""
+    first = message.strip().partition("\n")[0].removesuffix(":")
+    return cut(re.sub(_PLACE, "… ", first), limit)
 
 
 def readable(text: str) -> str:

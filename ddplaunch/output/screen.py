@@ -116,8 +116,17 @@ class Plain:
         sink = self._sink(number)
         if lines:
             prefix = self._prefix(source, sink)
+            if number == 2 and prefix and b"[rank" in lines:
+                lines = self._once(source, lines)
             lines = prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
         self._show(sink, lines)
+
+    def _once(self, source: Source, lines: bytes) -> bytes:
+        """Without the prefix that torch.distributed puts before a traceback, where ours says the same."""
+        theirs = f"[rank{source}]: ".encode()
+        if str(source) not in self._marker(source):
+            return lines
+        return lines.removeprefix(theirs).replace(b"\n" + theirs, b"\n")
 
     def note(self, text: str, *, of_job: bool = False) -> None:
         self.say(Said(Kind.NOTE, text), of_job=of_job)
