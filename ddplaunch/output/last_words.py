@@ -12,6 +12,9 @@ from ddplaunch.control.failure import brief, is_consequence
 PATIENCE = 2.0  # seconds that a rank has to end after its traceback; then it was not its last words
 _LONGEST = 1 << 18  # bytes that are held back at most
 _BEGINS = re.compile(rb"(?m)^(\[rank\d+\]: )?Traceback \(most recent call last\):$")
+_OF_ONE = re.compile(rb"\s|$|\[rank\d+\]:|The above exception|During handling|Exception raised from|frame #\d")
+"""Lines of a traceback but its exception: torch's own all have its prefix; behind C++'s message come its frames."""
+
 _PREFIX = re.compile(r"(?m)^\[rank\d+\]: ?")  # torch.distributed's own
 
 
@@ -29,11 +32,24 @@ class LastWords:
         """Take whole lines; return those to show now."""
         if self._held:
             self._held += lines
-            return self.release() if len(self._held) > _LONGEST else b""
+            return self.release() if len(self._held) > _LONGEST or self._goes_on() else b""
         if found := _BEGINS.search(lines):
             self._held = lines[found.start() :]
-            return lines[: found.start()]
+            before = lines[: found.start()]
+            return before + self.release() if self._goes_on() else before
         return lines
+
+    def _goes_on(self) -> bool:
+        """Whether something else follows behind the exception."""
+        told = False
+        for line in self._held.splitlines():
+            if line.startswith(b"Traceback"):
+                told = False
+            elif not _OF_ONE.match(line):
+                if told:
+                    return True
+                told = True
+        return False
 
     def release(self) -> bytes:
         """Return what was held back: the rank goes on."""

@@ -410,6 +410,7 @@ def test_ranks_that_fell_with_another_are_a_line_each(launch, tmp_path):
     assert "[0] Traceback" not in shown
     assert '[1] Traceback (most recent call last):\n[1]   File "' in shown
     assert "[2] Traceback" in shown, "what is no rank's end is whole"
+    assert "[2] ConnectionError: [/src" in shown
     assert "[2] rank 2 goes on\n" in shown
     (log,) = (tmp_path / "logs").glob("*/rank-0.log")
     assert "in meet" in log.read_text()
