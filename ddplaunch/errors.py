@@ -80,4 +80,4 @@ def cut(line: str, limit: int) -> str:
     kept = line[: limit - 1]
     if not line[limit - 1].isspace() and (space := kept.rfind(" ")) >= limit // 2:
         kept = kept[:space]
-    return kept.rstrip() + "…"
+    return kept.rstrip(" .,:;") + "…"

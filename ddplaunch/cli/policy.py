@@ -7,6 +7,7 @@ import sys
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli import over_ssh, show, sidecars
+from ddplaunch.cli.options import Source
 from ddplaunch.cli.warmth import read_warmth
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
@@ -24,7 +25,7 @@ QUIET = 5.0
 
 def read_shown(options: Options, plan: Plan) -> Shown:
     """Return whose output is shown; refuse ranks of ``--show`` and ``--stdin`` that this node knows are not there."""
-    whole = options.is_set("show") or plan.world_size == 1 or not watched(2)
+    whole = options.sources["show"] is not Source.DEFAULT or plan.world_size == 1 or not watched(2)
     shown = replace(show.read(options.show, plan), whole=whole)
     here = [rank.rank for rank in plan.local_ranks]
     if options.stdin is not None and plan.nnodes == 1 and options.stdin not in here:

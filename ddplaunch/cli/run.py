@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli import over_ssh
 from ddplaunch.cli.dry_run import print_plan
 from ddplaunch.cli.policy import read_policy, read_shown, why_no_view
 from ddplaunch.cli.rules import check_looks, check_time_limits, read_rules
+from ddplaunch.cli.run_defaults import applied
 from ddplaunch.cli.show import missing
 from ddplaunch.cli.surroundings import check_token, one_log
-from ddplaunch.cli.typed import find_target
+from ddplaunch.cli.typed import current_directory, find_target
 from ddplaunch.errors import UsageError
 from ddplaunch.output.voice import VOICE
 
@@ -24,10 +27,12 @@ def run(options: Options, said: Remarks) -> int:
     """Plan the job, and print the plan or run it; return the exit code."""
     VOICE.for_machines = options.log_json
     listening: socket.socket | None = None
+    of_project: tuple[str, ...] = ()
     try:
         from ddplaunch.cli.planning import make_plan, new_run_id
         from ddplaunch.plan.rendezvous import check_store_file
 
+        options, of_project = applied(options, current_directory(), os.environ)
         if options.as_json and not options.dry_run:
             raise UsageError("--json works only with --dry-run", "add --dry-run")
         target = find_target(
@@ -47,9 +52,9 @@ def run(options: Options, said: Remarks) -> int:
             check_looks(options)
             check_time_limits(options)
             VOICE.run_id = options.run_id or new_run_id()
-            _say(*said.torchrun, *alike)
+            _say(*said.torchrun, *of_project, *alike)
             return over_ssh.start(hosts, options, target, VOICE.run_id)
-        planning = make_plan(options, target, hosts, said.torchrun)
+        planning = make_plan(options, target, hosts, (*said.torchrun, *of_project))
         plan, completed, finding = planning.plan, planning.options, planning.finding
         VOICE.of(plan, numbered=plan.numbered)
         shown = read_shown(completed, plan)
@@ -80,7 +85,8 @@ def run(options: Options, said: Remarks) -> int:
         from ddplaunch.cli import complain, declining
 
         # At once, for the others may take their time to hear of it.
-        complain(error.message, error.hint, error.exit_code)
+        hints = [*filter(None, (error.hint or "").splitlines()), *of_project]
+        complain(error.message, "\n".join(hints) or None, error.exit_code)
         declining.tell(error, options, listening)
         return error.exit_code
     return job.run()

@@ -46,8 +46,10 @@ def look_around(options: Options) -> tuple[Options, Finding | None]:
         return options, None
     nnodes, node_rank, nproc = finding.nnodes, finding.node_rank, finding.nproc
     if finding.place is not None:
-        if options.nproc not in (None, "1"):
+        if options.nproc not in (None, "1") and options.is_set("nproc"):
             raise _too_many(finding, finding.place, options.nproc)
+        if options.sources["nproc"] is Source.FILE:  # for jobs that have a launcher
+            options = options.given(Source.SURROUNDINGS, {"nproc": "1"})
         nnodes, node_rank, nproc = finding.place.world_size, finding.place.rank, "1"
     assert nnodes is not None
     options = options.filled(
@@ -69,7 +71,7 @@ def left_over(options: Options) -> str | None:
     """
     said = [f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if os.environ.get(name)]
     alone = len(said) == 3 and os.environ["WORLD_SIZE"].strip() == "1"
-    if not alone or options.nproc in (None, "1") or not options.is_set("nproc") or options.cluster:
+    if not alone or options.nproc in (None, "1") or options.cluster:
         return None
     if any(os.environ.get(name) for name in (INSIDE, "TORCHELASTIC_RUN_ID")):  # a rank that somebody has started
         return None

@@ -78,4 +78,4 @@ def test_a_message_is_cut_between_words():
     second = Failure(1, 1, "n0", 8, 0, 1, None, text, None, 2.0, None)
     (line,) = [each for each in render_verdict(Verdict(first, (), (second,), 0, 2), 1).splitlines() if "then" in each]
     assert line.startswith("  then rank 1 failed: RuntimeError: … Connection closed by peer [127.0.0.1]:19544. It may")
-    assert line.endswith((" It…", " may…", " have…", " ended.…"))
+    assert line.endswith((" It…", " may…", " have…", " ended…"))
