@@ -66,7 +66,7 @@ def _recorded(content: object) -> Recorded:
         return Recorded(readable(str(content)))
     info = content.get("extraInfo")
     info = info if isinstance(info, dict) else {}
-    message = readable(str(content.get("message")))
+    message = readable(str(content.get("message"))).removesuffix(": ")  # as torch's @record writes one without words
     time_ns, refused, callstack = info.get("time_ns"), info.get("refused"), info.get("py_callstack")
     entered = info.get("collectives")
     return Recorded(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, replace
-from ddplaunch.errors import EXIT_SIGNAL, cut, harmless
+from ddplaunch.errors import EXIT_SIGNAL, harmless, shown
 
 if TYPE_CHECKING:
     from typing import Any
@@ -81,8 +81,7 @@ class Failure:
         if not self.pid and self.message:
             return f"{self.message} (exit code {self.exit_code})"
         if self.message and self.message.strip() and self.signal is None:
-            what = self.message.strip().splitlines()[0].removesuffix(":")  # as torch's @record writes it
-            return f"rank {self.rank} failed with {what} (exit code {self.exit_code})"
+            return f"rank {self.rank} failed with {self.message.strip().splitlines()[0]} (exit code {self.exit_code})"
         return f"rank {self.rank} {self.reason}"
 
     @property
@@ -166,7 +165,7 @@ def is_consequence(message: str) -> bool:
 def brief(message: str, limit: int = 100) -> str:
     """The first line of an exception's message, at most ``limit`` characters of it."""
     first = message.strip().partition("\n")[0].removesuffix(":")
-    return cut(re.sub(_PLACE, "… ", first), limit)
+    return shown(re.sub(_PLACE, "… ", first), limit)
 
 
 def readable(text: str) -> str:
@@ -184,7 +183,7 @@ def within(failures: Iterable[Failure], limit: int) -> Iterator[Failure]:
         limit -= failure.length
         if limit < 0:
             first = (failure.message or "").partition("\n")[0]
-            failure = replace(failure, message=cut(first, 200) if failure.message else None, traceback=None, tail=())
+            failure = replace(failure, message=shown(first, 200) if failure.message else None, traceback=None, tail=())
         yield failure
 
 
