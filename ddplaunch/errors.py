@@ -70,4 +70,14 @@ def harmless(text: str) -> str:
 def shown(text: str, limit: int = 200) -> str:
     """Make a value that is not ours fit for a line of ours: as :func:`harmless`, on one line, ``limit`` characters."""
     line = harmless(text[: 8 * limit]).strip("\n").replace("\n", "\\n")  # no more of a huge one need be looked at
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    return cut(line, limit)
+
+
+def cut(line: str, limit: int) -> str:
+    """Shorten a line to ``limit`` characters, between two words; within one only where it fills half of the line."""
+    if len(line) <= limit:
+        return line
+    kept = line[: limit - 1]
+    if not line[limit - 1].isspace() and (space := kept.rfind(" ")) >= limit // 2:
+        kept = kept[:space]
+    return kept.rstrip(" .,:;") + "…"

@@ -14,6 +14,11 @@ def named(names: Iterable[str]) -> str:
     return ", ".join(listed[:MAX_NAMED]) + more
 
 
+def counted(count: int, what: str) -> str:
+    """Name a number of things: "1 rank", "2 ranks"."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Find the known word that ``word`` may be a typing error of."""
     import difflib

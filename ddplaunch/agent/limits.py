@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ddplaunch.errors import EXIT_OS, LaunchError, UsageError
+from ddplaunch.words import counted
 
 _FOUND, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -41,7 +42,8 @@ def allow_descriptors(ranks: int, each: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
     except (ValueError, OSError):
         raise UsageError(
-            f"{ranks} ranks on this node need {need} open files, and at most {hard} are allowed (ulimit -Hn)",
+            f"{counted(ranks, 'rank')} on this node need{'s' * (ranks == 1)} {need} open files, "
+            f"and at most {hard} are allowed (ulimit -Hn)",
             "raise that limit, or start fewer ranks on each node",
         ) from None
 

@@ -28,6 +28,7 @@ class Shown:
     """What ``--show`` says; of several rules that name a rank the last counts, and without one it is not shown."""
 
     rules: tuple[Rule, ...]
+    whole: bool = True  # with the tracebacks of ranks that failed because of others, in a terminal too
 
     def streams(self, rank: Rank) -> frozenset[int]:
         return next((rule.streams for rule in reversed(self.rules) if rule.names(rank)), frozenset())

@@ -28,6 +28,7 @@ class Recorded:
     moment: float | None = None
     refused: tuple[str, str | None] | None = None
     collectives: int | None = None
+    hint: str | None = None
 
 
 def read_error_file(path: str | None) -> Recorded:
@@ -65,7 +66,7 @@ def _recorded(content: object) -> Recorded:
         return Recorded(readable(str(content)))
     info = content.get("extraInfo")
     info = info if isinstance(info, dict) else {}
-    message = readable(str(content.get("message")))
+    message = readable(str(content.get("message"))).removesuffix(": ")  # as torch's @record writes one without words
     time_ns, refused, callstack = info.get("time_ns"), info.get("refused"), info.get("py_callstack")
     entered = info.get("collectives")
     return Recorded(
@@ -74,6 +75,7 @@ def _recorded(content: object) -> Recorded:
         moment=time_ns / 1e9 if isinstance(time_ns, int) and 0 < time_ns < 1 << 64 else None,
         refused=(message, _hint(refused.get("hint"))) if isinstance(refused, dict) else None,
         collectives=entered if isinstance(entered, int) and 0 < entered < 1 << 62 else None,
+        hint=_hint(info.get("hint")),
     )
 
 

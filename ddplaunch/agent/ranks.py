@@ -224,7 +224,7 @@ class Ranks:
             message=recorded.message,
             traceback=recorded.traceback,
             moment=recorded.moment or time.time(),
-            hint=self._memory.hint(-code, recorded.traceback or recorded.message or ""),
+            hint=recorded.hint or self._memory.hint(-code, recorded.traceback or recorded.message or ""),
             refused=recorded.refused,
             collectives=recorded.collectives,
         )

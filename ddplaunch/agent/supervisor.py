@@ -86,7 +86,7 @@ class Supervisor:
             log.open(plan.run_id, plan.node_rank)
         self._tree = Tree(loop, policy, environ, plan.run_id)
         self._observers = [*observers]
-        streams = Streams(loop, screen, lambda: self._teardown.drained())
+        streams = Streams(loop, screen, lambda: self._teardown.drained(), whole=policy.show.whole)
         self._outfit = Outfit(policy, screen, streams, log, store, PreemptionFile(self._tree.temporary))
         self._name_server = NameServer(screen.note) if rules.port is not None else None
         self._signals = Signals(policy.preempt_signal)

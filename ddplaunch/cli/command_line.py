@@ -6,6 +6,7 @@ after it; all else is the program's, unchanged. What could be either is refused,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 
@@ -41,8 +42,28 @@ ELSEWHERE = {
     "--rdzv-endpoint": "--master-addr",
     "--redirects": "--log-dir",
     "--tee": "--log-dir",
+    "--devices": "--nproc",  # Lightning's fabric
+    "--gpu-ids": "--gpus",  # accelerate
 }
 """What other launchers call it."""
+
+_BEHIND = "it is an option of the script: put it behind the script's name"
+_NOT_OURS = {
+    "--multi-gpu": "leave it out: there is one rank for each visible GPU, or --nproc of them",  # accelerate
+    "--config-file": "accelerate's file is not read: --nproc says how many ranks, ACCELERATE_… variables the rest",
+    "--mixed-precision": "it is the code's: Accelerator(mixed_precision=…), or the variable ACCELERATE_MIXED_PRECISION",
+    "--use-deepspeed": "it is the code's: Accelerator(deepspeed_plugin=…)",
+    "--use-fsdp": "it is the code's: Accelerator(fsdp_plugin=…)",
+    "--deepspeed": _BEHIND,  # DeepSpeed
+    "--deepspeed-config": _BEHIND,
+    "--accelerator": "it is the code's: Fabric(accelerator=…) or Trainer(accelerator=…)",  # Lightning
+    "--strategy": "it is the code's: Fabric(strategy=…) or Trainer(strategy=…)",
+    "--precision": "it is the code's: Fabric(precision=…) or Trainer(precision=…)",
+}
+"""Options of other launchers that a program has, or nobody needs here, and what to do with them."""
+
+
+_PYTHON = r"(.*/)?python(\d[\d.]*)?"
 
 
 @dataclass(frozen=True)
@@ -102,6 +123,11 @@ def split(
     if is_option(rest[0]):
         raise _unknown(rest[0], options, elsewhere)
     target = rest.pop(0)
+    if rest and re.fullmatch(_PYTHON, target) and MARKERS.isdisjoint(ours):
+        import shlex
+
+        script = rest[next((at for at, word in enumerate(rest) if word == "-m" or not is_option(word)), 0) :]
+        raise UsageError(f"{target} is not a script", f"leave out {target}: ddplaunch run … {shlex.join(script)}")
     options = {name: takes for name, takes in options.items() if name not in MARKERS}
     alone = CommandLine(ours, target, ())
     if ends_at_target or "--no-python" in ours:
@@ -242,6 +268,8 @@ def _spelled(line: CommandLine, meant: Collection[str]) -> str:
 def _unknown(word: str, options: Mapping[str, bool], elsewhere: Mapping[str, str]) -> UsageError:
     name = name_of(word)
     dashed = hyphened(name)
+    if dashed not in options and dashed in _NOT_OURS:
+        return UsageError(f"no such option: {name}", _NOT_OURS[dashed])
     near = dashed if dashed in options else elsewhere.get(dashed) or nearest(dashed, options)
     if near and " " in near:  # another command of ours
         return UsageError(f"{name} works only with {near}", "leave it out")

@@ -1,8 +1,9 @@
-"""Defaults of ``submit`` and ``manifest`` in files, each command's in the table of its name.
+"""Defaults of ``run``, ``submit`` and ``manifest`` in files, each command's in the table of its name.
 
 A project's are in ``[tool.ddplaunch.submit]`` of the nearest pyproject.toml, in the current folder or above; a user's
 in ``[submit]`` of ``ddplaunch.toml`` in XDG_CONFIG_HOME (XDG Base Directory Specification). Keys are the names of the
-options without dashes.
+options without dashes. Those of ``run`` (``cli/run_defaults.py``) are a project's alone: the user's own ``[run]`` has
+what ``cli/warmth.py`` reads.
 
 What these files say runs as the user (``setup``). So we read only files of the user and of root, as git does with its
 ``safe.directory`` (CVE-2022-24765), and none far above. ``--config FILE`` reads a file of any owner.
@@ -12,24 +13,28 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-import click
-
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, field
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_owned, users_config
 from ddplaunch.words import nearest
 
+if TYPE_CHECKING:
+    from typing import Any
+
+    import click
+
+    from ddplaunch.cli.option import Option
+
 PROJECT = "pyproject.toml"
 NONE = "none"  # the value of --config that reads no file
 ONLY_TYPED = ("--config", "--dry-run")  # options that have no default in a file
-TABLES = ("submit", "manifest")  # the commands that have a table
-OWN = "run"  # the table of the user's own file that ``ddplaunch run`` reads
+RUN = "run"
+TABLES = (RUN, "submit", "manifest")  # the commands that have a table
+OWN = RUN  # the table of the user's own file that ``ddplaunch run`` reads for itself
 MAX_BYTES = 1 << 20  # of a file; a larger one was not written for us
 
 
@@ -61,19 +66,45 @@ def read(
     """
     if named == NONE:
         return Defaults({})
-    notes: list[str] = []
+    strangers: list[_Stranger] = []
     values: dict[str, Default] = {}
     tables: dict[str, str] = {}
     files = [
-        _project(cwd, environ, notes) if named is None else _load(os.path.join(cwd, named)),
-        _users(environ, notes),
+        _project(cwd, environ, strangers) if named is None else _load(os.path.join(cwd, named)),
+        _users(environ, strangers),
     ]
     known = {option.opts[-1].removeprefix("--"): option for option in options if option.opts[-1] not in ONLY_TYPED}
     for file in filter(None, files):
         found = _tables(file)
         tables = {**dict.fromkeys(found, file.path), **tables}
-        values = {**dict(_values(file, command, found.get(command, {}), known)), **values}
-    return Defaults(values, tuple(notes), tables)
+        mine = found.get(command, {})
+        values = {**dict(_values(file, command, mine, known, _belongs_elsewhere(command, file))), **values}
+    notes = tuple(f"{each.note}; to read it: --config {_quoted(each.path)}" for each in strangers)
+    return Defaults(values, notes, tables)
+
+
+def read_run(
+    known: Mapping[str, Option], all_options: Collection[str], cwd: str, environ: Mapping[str, str]
+) -> Defaults:
+    """Read a project's defaults of ``run``, of the options that are ``known`` by their keys.
+
+    Raises:
+        UsageError: as ``read`` does.
+    """
+    strangers: list[_Stranger] = []
+    file = _project(cwd, environ, strangers)
+    notes = tuple(each.note for each in strangers)
+    if file is None or b"ddplaunch" not in file.text:
+        return Defaults({}, notes)
+
+    def instead(key: str) -> str | None:
+        if key == "warm":
+            return f"[{OWN}] warm goes into your own ddplaunch.toml, in $XDG_CONFIG_HOME or ~/.config"
+        if key in all_options:
+            return f"a project does not set it: type --{key}"
+        return _belongs_elsewhere(RUN, file)(key)
+
+    return Defaults(dict(_values(file, RUN, _tables(file).get(RUN, {}), known, instead)), notes)
 
 
 def users_table(path: str, name: str) -> dict[str, Any]:
@@ -111,13 +142,21 @@ class _File:
         return f"[{'.'.join((*self.tables, command))}]"
 
 
-def _project(cwd: str, environ: Mapping[str, str], notes: list[str]) -> _File | None:
+@dataclass(frozen=True)
+class _Stranger:
+    """A file that was not read because of its owner."""
+
+    path: str
+    note: str
+
+
+def _project(cwd: str, environ: Mapping[str, str], strangers: list[_Stranger]) -> _File | None:
     """The nearest file that we may read, no higher than the home folder, a repository, or this file system."""
     home = os.path.realpath(environ["HOME"]) if environ.get("HOME") else None
     device = _device(cwd)
     folder = cwd
     while True:
-        found = _read_own(os.path.join(folder, PROJECT), notes)
+        found = _read_own(os.path.join(folder, PROJECT), strangers)
         above = os.path.dirname(folder)
         top = folder == above or os.path.realpath(folder) == home or os.path.lexists(os.path.join(folder, ".git"))
         if found or top or _device(above) != device:
@@ -133,13 +172,13 @@ def _device(folder: str) -> int | None:
         return None
 
 
-def _users(environ: Mapping[str, str], notes: list[str]) -> _File | None:
+def _users(environ: Mapping[str, str], strangers: list[_Stranger]) -> _File | None:
     path = users_config(environ)
-    return _read_own(path, notes) if path else None
+    return _read_own(path, strangers) if path else None
 
 
-def _read_own(path: str, notes: list[str]) -> _File | None:
-    """Read a file if it exists and is the user's or root's; a note names another owner's file that mentions us."""
+def _read_own(path: str, strangers: list[_Stranger]) -> _File | None:
+    """Read a file if it exists and is the user's or root's; another owner's that mentions us is told of."""
     if not os.path.isfile(path):
         return None
     try:
@@ -152,8 +191,14 @@ def _read_own(path: str, notes: list[str]) -> _File | None:
         return file
     if b"ddplaunch" in file.text:
         whose = f"it belongs to {_name(file.stranger)}, not to you"
-        notes.append(f"{path} was not read: {whose}; to read it: --config {shlex.quote(path)}")
+        strangers.append(_Stranger(path, f"{path} was not read: {whose}"))
     return None
+
+
+def _quoted(path: str) -> str:
+    import shlex
+
+    return shlex.quote(path)
 
 
 def _name(uid: int) -> str:
@@ -188,26 +233,27 @@ def _tables(file: _File) -> dict[str, dict[str, Any]]:
         if not isinstance(tables, dict):
             raise UsageError(f"{file.path}: {'.'.join(file.tables)} is not a table")
     for name, table in tables.items():
-        if name == OWN and file.tables:
-            own = "ddplaunch.toml in $XDG_CONFIG_HOME or ~/.config"
-            raise UsageError(
-                f"{file.path}: {file.heading(name)} is read from your own file alone", f"[run] goes into {own}"
-            )
-        if name not in (*TABLES, OWN):
-            known = " and ".join(map(file.heading, TABLES))
+        if name not in TABLES:
+            known = ", ".join(map(file.heading, TABLES))
             raise UsageError(f"{file.path}: unknown table {file.heading(name)}", f"ddplaunch reads {known}")
         if not isinstance(table, dict):
             raise UsageError(f"{file.path}: {file.heading(name)} is not a table")
-    return {name: table for name, table in tables.items() if name != OWN}
+    return {name: table for name, table in tables.items() if file.tables or name != OWN}
 
 
 def _values(
-    file: _File, command: str, table: Mapping[str, Any], known: Mapping[str, click.Option]
+    file: _File,
+    command: str,
+    table: Mapping[str, Any],
+    known: Mapping[str, click.Option] | Mapping[str, Option],
+    instead: Callable[[str], str | None],
 ) -> Iterator[tuple[str, Default]]:
     heading = file.heading(command)
     for key, value in table.items():
         if key not in known:
-            raise UsageError(f"{file.path}: unknown key {key} in {heading}", _hint(key, command, file, known))
+            near = nearest(key.replace("_", "-"), known)
+            hint = instead(key) or (f"did you mean {near}?" if near else f"known: {', '.join(sorted(known))}")
+            raise UsageError(f"{file.path}: unknown key {key} in {heading}", hint)
         option = known[key]
         yield option.name or "", Default(_typed(value, option, f"{file.path}: {heading} {key}"), file.path)
 
@@ -228,7 +274,7 @@ def _parse(file: _File) -> dict[str, Any]:
     return table
 
 
-def _typed(value: object, option: click.Option, place: str) -> str | bool | tuple[str, ...]:
+def _typed(value: object, option: click.Option | Option, place: str) -> str | bool | tuple[str, ...]:
     """Turn a value into what the option would have on a command line."""
     if option.is_flag:
         if isinstance(value, bool):
@@ -240,15 +286,23 @@ def _typed(value: object, option: click.Option, place: str) -> str | bool | tupl
         if isinstance(value, list) and all(isinstance(each, str) for each in value):
             return tuple(value)
         raise UsageError(f"{place} = {value!r}: expected a list of strings", f'{option.opts[-1][2:]} = ["…", "…"]')
-    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+    if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
         return str(value)
-    raise UsageError(f"{place} = {value!r}: expected a string or a whole number")
+    raise UsageError(f"{place} = {value!r}: expected a string or a number")
 
 
-def _hint(key: str, command: str, file: _File, known: Mapping[str, click.Option]) -> str:
-    for other in TABLES:
-        theirs = import_module(f"ddplaunch.cli.{other}").HEADINGS
-        if other != command and any(f"--{key}" in option.opts for options in theirs.values() for option in options):
-            return f"it belongs in {file.heading(other)}, the defaults of ddplaunch {other}"
-    near = nearest(key.replace("_", "-"), known)
-    return f"did you mean {near}?" if near else f"known: {', '.join(known)}"
+def _belongs_elsewhere(command: str, file: _File) -> Callable[[str], str | None]:
+    """Whose table a key belongs in, if it is another command's of those that submit."""
+
+    def where(key: str) -> str | None:
+        from importlib import import_module
+
+        for other in TABLES:
+            if other in (command, RUN):
+                continue
+            theirs = import_module(f"ddplaunch.cli.{other}").HEADINGS
+            if any(f"--{key}" in option.opts for options in theirs.values() for option in options):
+                return f"it belongs in {file.heading(other)}, the defaults of ddplaunch {other}"
+        return None
+
+    return where

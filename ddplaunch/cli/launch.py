@@ -21,6 +21,7 @@ from ddplaunch.loop import Loop
 from ddplaunch.output.events import Observer
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import choose
+from ddplaunch.output.starting import Starting
 from ddplaunch.output.streams import KEPT
 from ddplaunch.output.voice import VOICE, Kind, Said
 from ddplaunch.plan.plan import Plan
@@ -61,7 +62,8 @@ class Job:
         )
         self._log = RunLog(policy.log_dir, self._screen.note, alone=alone)
         self._watch = Watch(plan)
-        observers: list[Observer] = [self._screen, self._log, self._watch]
+        starting = Starting(loop, self._screen, policy.preload.modules)
+        observers: list[Observer] = [self._screen, self._log, self._watch, starting]
         if policy.history:
             observers.append(History(plan, self.printed, lambda: self._log.path, self._screen.note))
         self._view: OwnView | None = None

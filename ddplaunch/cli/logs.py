@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def logs(run: str | None, typed: str | None, failed: bool, follow: bool, as_json: bool) -> int:
     """Print what the ranks of a run print, or printed last.
 
-    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the latest run.
+    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder.
 
     With --log-dir that is all that they printed in the last attempt. Without it, the last 256 KiB of each rank, of a
     job that runs or has failed. Each line stands behind its rank, but where only one is asked for.
@@ -32,6 +32,7 @@ def logs(run: str | None, typed: str | None, failed: bool, follow: bool, as_json
     """
     import sys
 
+    from ddplaunch.cli.newest import newest_here
     from ddplaunch.cli.queued import job_meant
     from ddplaunch.console.streamed import streamed
     from ddplaunch.job import runs
@@ -43,7 +44,7 @@ def logs(run: str | None, typed: str | None, failed: bool, follow: bool, as_json
         if isinstance(told, int):
             return told
         run = told
-    found = runs.find(run)
+    found = runs.find(run or newest_here(follow=follow))
     ranks = _chosen(found, typed, failed)
     out = sys.stdout.buffer
     for piece in streamed(_pieces(found, ranks, follow), prefix=len(ranks) != 1, as_json=as_json):

@@ -43,7 +43,7 @@ SECTIONS = {
         "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
         "Sidecar programs": "--tensorboard --sidecar",
         "Output": "--show --prefix --stdin --ui --log-dir --log-json --no-history --no-inspect",
-        "Dry run and help": "--dry-run --json --help --help-all",
+        "Dry run and help": "--no-config --dry-run --json --help --help-all",
     }.items()
 }
 """The headings of ``--help-all``, and the options under each."""
@@ -317,6 +317,7 @@ class Options:
     no_inspect: bool = _flag(
         "--no-inspect", "Prepare no rank for `ddplaunch stacks`, and take no stacks after a failure."
     )
+    no_config: bool = _flag("--no-config", "Read no defaults from pyproject.toml.")
     dry_run: bool = _flag("--dry-run", "Print the plan and start nothing.")
     as_json: bool = _flag("--json as_json", "With --dry-run: print the plan as JSON.")
     target: str = _argument("target")
@@ -337,14 +338,19 @@ class Options:
         return replace(self, **new, sources={**self.sources, **dict.fromkeys(new, source)})
 
     def filled(self, source: Source, new: Inferred) -> Options:
-        """Return a copy with those of these values that the user has not set; None is skipped."""
-        unset: Any = {name: value for name, value in new.items() if value is not None and not self.is_set(name)}
+        """Return a copy with those of these values that the user has not set; None is skipped.
+
+        A project's defaults go before what was detected, and behind hosts that were typed.
+        """
+        before = (Source.TYPED, Source.VARIABLE, *([Source.FILE] if source is Source.SURROUNDINGS else []))
+        unset: Any = {n: value for n, value in new.items() if value is not None and self.sources[n] not in before}
         return self.given(source, unset)
 
     def words(self, without: Collection[str]) -> Iterator[str]:
-        """The options that the user has set, as they are typed, but for those in ``without``."""
+        """The options that the user or the project has set, as they are typed, but for those in ``without``."""
         for option in OPTIONS:
-            if not option.is_argument and self.is_set(option.name) and option.name not in without:
+            chosen = not option.is_argument and (self.is_set(option.name) or self.sources[option.name] is Source.FILE)
+            if chosen and option.name not in without:
                 yield from as_typed(option, getattr(self, option.name))
 
 

@@ -31,7 +31,7 @@ PATIENCE = 1e6
 OWN_OPTIONS = ("hosts", "hostfile", "include", "exclude", "env", "remote_python")
 _PER_NODE = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id", "token", "dry_run"}
 _OF_NODE_0 = {"tensorboard", "sidecar"}
-_NOT_REPEATED = {*OWN_OPTIONS, *_PER_NODE, "as_json"}
+_NOT_REPEATED = {*OWN_OPTIONS, *_PER_NODE, "no_config", "as_json"}
 
 
 def read(options: Options) -> tuple[Host, ...]:
@@ -105,7 +105,7 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
             log_dir=options.log_dir,
             address=address,
             ports=(port, control) if node == 0 and len(hosts) > 1 else (),
-            words=("run", *own, "--run-id", run_id, *alike, "--", target.typed, *target.args),
+            words=("run", *own, "--no-config", "--run-id", run_id, *alike, "--", target.typed, *target.args),
             warning=warning,
             heartbeat=heartbeat,
             grace=options.grace,

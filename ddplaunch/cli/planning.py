@@ -10,7 +10,7 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli import over_ssh
 from ddplaunch.cli.options import Options
 from ddplaunch.cli.rules import check_looks, check_nodes, check_time_limits
-from ddplaunch.cli.surroundings import look_around, started_rank, surroundings_notes
+from ddplaunch.cli.surroundings import left_over, look_around, started_rank, surroundings_notes
 from ddplaunch.cli.values import AUTO
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.machine import read_machine
@@ -43,6 +43,8 @@ def make_plan(options: Options, target: Target, hosts: tuple[Host, ...], notes: 
     if hosts:
         options, note = over_ssh.planned(hosts, options)
         said.insert(0, note)
+    if ignored := left_over(options):
+        said.append(ignored)
     options, finding = look_around(options)
     if options.spares and (hosts or finding) and not options.is_set("nnodes"):
         options = without_spares(options)

@@ -7,8 +7,11 @@ import sys
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli import over_ssh, show, sidecars
+from ddplaunch.cli.options import Source
 from ddplaunch.cli.warmth import read_warmth
+from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
+from ddplaunch.output.terminal import watched
 
 if TYPE_CHECKING:
     from ddplaunch.agent.policy import Policy, Shown
@@ -22,7 +25,8 @@ QUIET = 5.0
 
 def read_shown(options: Options, plan: Plan) -> Shown:
     """Return whose output is shown; refuse ranks of ``--show`` and ``--stdin`` that this node knows are not there."""
-    shown = show.read(options.show, plan)
+    whole = options.sources["show"] is not Source.DEFAULT or plan.world_size == 1 or not watched(2)
+    shown = replace(show.read(options.show, plan), whole=whole)
     here = [rank.rank for rank in plan.local_ranks]
     if options.stdin is not None and plan.nnodes == 1 and options.stdin not in here:
         ranks = show.ranks(here[0], here[-1])
@@ -67,7 +71,6 @@ def why_no_view(options: Options) -> str | None:
     if not options.ui:
         return None
     from ddplaunch.output.live import can_draw
-    from ddplaunch.output.terminal import watched
 
     if not (watched(1) or watched(2)):
         return "--ui shows nothing here: this is not a terminal"

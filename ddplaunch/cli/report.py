@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 def report(run: str | None, as_json: bool, html: str | None) -> int | None:
     """Tell how a run ended: the failure again, its attempts, memory and CPU time of each rank.
 
-    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the latest run. Of a submitted job,
-    its number.
+    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder. Of a
+    submitted job, its number.
     """
+    from ddplaunch.cli.newest import newest_here
     from ddplaunch.cli.queued import job_meant
     from ddplaunch.console import colour_wanted
     from ddplaunch.console.report import render
@@ -39,7 +40,7 @@ def report(run: str | None, as_json: bool, html: str | None) -> int | None:
         if isinstance(told, int):
             return told
         run = told
-    found = runs.find(run)
+    found = runs.find(run or newest_here())
     shares = past.shares(found.run)
     if not shares:
         what = f"{found.run} has no record: it is starting, or runs with --no-history"

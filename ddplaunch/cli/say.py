@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from ddplaunch.console import colour_wanted
@@ -16,6 +17,21 @@ def say(said: Said) -> None:
 def say_note(text: str, **fields: object) -> None:
     """Say something that people should know."""
     say(Said(Kind.NOTE, text, fields))
+
+
+def fitted(line: str, taken: int) -> str:
+    """Break a line between words where it goes to a terminal, which would break it anywhere; ``taken`` columns are."""
+    try:
+        columns = os.get_terminal_size(2).columns if sys.stderr.isatty() else 0
+    except OSError:
+        columns = 0
+    if columns < 40 or taken + len(line) <= columns:
+        return line
+    import textwrap
+
+    first = " " * taken
+    wrapper = textwrap.TextWrapper(columns, first, "  ", break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(line).removeprefix(first)
 
 
 def echo(text: str, *, err: bool = False) -> None:

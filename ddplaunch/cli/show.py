@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.numbers import whole
+from ddplaunch.words import ranks as named
 
 if TYPE_CHECKING:
     from ddplaunch.agent.policy import Shown
@@ -15,7 +16,10 @@ _LOCAL = "local:"  # numbers behind it are local ranks
 
 
 def read(text: str, plan: Plan) -> Shown:
-    """Read it; refuse what is not a list of ranks, and ranks that there are not, as far as this node knows."""
+    """Read it; refuse what is not a list of ranks, and ranks that there are not, as far as this node knows.
+
+    Local ranks may be missing: nodes differ in how many they have, and torchrun's options name any.
+    """
     from ddplaunch.agent.policy import Rule, Shown
 
     rules: list[Rule] = []
@@ -31,21 +35,19 @@ def read(text: str, plan: Plan) -> Shown:
             raise UsageError(what, "0/err is only the stderr of rank 0")
         streams = _STREAMS["none" if who == "none" else stream]
         rules.append(Rule(None, streams=streams) if number is None else Rule(number, local, streams))
-        if number is not None:
-            _check(number, local, text, plan)
+        if number is not None and not local and plan.nnodes == 1 and number >= plan.world_size:
+            what = f"--show {text}: the job has {ranks(0, plan.world_size - 1)}"
+            raise UsageError(what, "all, none, or ranks like 0")
     return Shown(tuple(rules))
 
 
-def _check(number: int, local: bool, text: str, plan: Plan) -> None:
-    if local:
-        count, whose = len(plan.local_ranks), "this node has local"
-    elif plan.nnodes == 1:
-        count, whose = plan.world_size, "the job has"
-    else:
-        return
-    if number >= count:
-        what = f"--show {text}: {whose} {ranks(0, count - 1)}"
-        raise UsageError(what, f"all, none, or ranks like {'local:' * local}0")
+def missing(shown: Shown, plan: Plan) -> str | None:
+    """Name the local ranks whose output was asked for, or not wanted, and that node 0 does not have."""
+    count = len(plan.local_ranks)
+    absent = {rule.number for rule in shown.rules if rule.local and rule.number is not None and rule.number >= count}
+    if not absent or plan.node_rank or plan.started_rank:
+        return None
+    return f"nothing is shown of local {named(absent)}: this node has local {ranks(0, count - 1)}"
 
 
 def ranks(first: int, last: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli.options import Options, Source
 from ddplaunch.errors import EXIT_USAGE, UsageError
+from ddplaunch.words import counted
 
 if TYPE_CHECKING:
     from ddplaunch.cli.options import Inferred
@@ -39,13 +40,16 @@ def look_around(options: Options) -> tuple[Options, Finding | None]:
     describes_itself = options.is_set("nnodes") or options.is_set("node_rank")  # then variables mean another job
     if options.cluster is None and (INSIDE in os.environ or describes_itself):
         return options, None
-    finding = find(os.environ, options.cluster)
+    ignored = ("LOCAL_RANK",) if left_over(options) else ()
+    finding = find({name: value for name, value in os.environ.items() if name not in ignored}, options.cluster)
     if finding is None:
         return options, None
     nnodes, node_rank, nproc = finding.nnodes, finding.node_rank, finding.nproc
     if finding.place is not None:
-        if options.nproc not in (None, "1"):
+        if options.nproc not in (None, "1") and options.is_set("nproc"):
             raise _too_many(finding, finding.place, options.nproc)
+        if options.sources["nproc"] is Source.FILE:  # for jobs that have a launcher
+            options = options.given(Source.SURROUNDINGS, {"nproc": "1"})
         nnodes, node_rank, nproc = finding.place.world_size, finding.place.rank, "1"
     assert nnodes is not None
     options = options.filled(
@@ -61,6 +65,19 @@ def look_around(options: Options) -> tuple[Options, Finding | None]:
     return options.filled(Source.SURROUNDINGS, of_node_0), finding
 
 
+def left_over(options: Options) -> str | None:
+    """Say that variables of a job of one rank are not read where several ranks are typed: somebody has exported them
+    to run a script alone, and they number nothing here.
+    """
+    said = [f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if os.environ.get(name)]
+    alone = len(said) == 3 and os.environ["WORLD_SIZE"].strip() == "1"
+    if not alone or options.nproc in (None, "1") or options.cluster:
+        return None
+    if any(os.environ.get(name) for name in (INSIDE, "TORCHELASTIC_RUN_ID")):  # a rank that somebody has started
+        return None
+    return f"{', '.join(said)} in the environment do not count: --nproc {options.nproc} starts ranks of its own"
+
+
 def _too_many(finding: Finding, place: Place, nproc: str) -> BaseException:
     """Each of the ranks that somebody has started refuses to start several; where they share a log, rank 0 says why."""
     if place.rank and one_log(finding):
@@ -69,9 +86,10 @@ def _too_many(finding: Finding, place: Place, nproc: str) -> BaseException:
     if finding.cluster == "slurm":
         each = f"--nodes={finding.nnodes} --ntasks={finding.nnodes} --ntasks-per-node=1"
         starter = f"srun {each} ddplaunch run --nproc {nproc} …"
+    started = counted(place.world_size, "rank")
     return UsageError(
-        f"--nproc {nproc} does not work here: {finding.cluster} has started {place.world_size} ranks already, and "
-        f"this is rank {place.rank}",
+        f"--nproc {nproc} does not work here: {finding.cluster} has started {started} already, "
+        f"and this is rank {place.rank}",
         f"leave --nproc out, or --cluster none; or start one launcher on each node:\n{starter}",
     )
 

@@ -106,8 +106,11 @@ def find_target(
 
     target = find(typed, args, as_module=module, as_program=no_python, cwd=current_directory())
     if target.signature is not None:
-        from ddplaunch.target.arguments import check
+        from ddplaunch.target.arguments import check, help_of, wants_help
 
+        if wants_help(target.signature, target.args):
+            print(help_of(target.signature), end="")
+            raise SystemExit(0)
         try:
             check(target.signature, target.args)
         except UsageError as error:

@@ -20,6 +20,7 @@ AUTO = "auto"
 WARNINGS = ("USR1", "USR2", "TERM", "HUP", "XCPU")
 """The signals that schedulers warn by: Slurm's and LSF's choice is free, SGE has USR1 and USR2, pods get TERM."""
 
+MAX_NAME = 100  # characters of what becomes the name of a folder too
 INFINITE = float("inf")
 WEEK = 7 * 24 * 3600.0
 
@@ -86,7 +87,7 @@ def node_rank(option: Option, text: str | None) -> int | str | None:
 
 def name(option: Option, text: str | None) -> str | None:
     """Read a name that becomes one of a folder too."""
-    if text is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", text):
+    if text is not None and (len(text) > MAX_NAME or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", text)):
         raise UsageError(f"{option.opts[-1]} {text}: expected letters, digits, dots, dashes and underscores")
     return text
 

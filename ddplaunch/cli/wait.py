@@ -10,17 +10,18 @@ import click
 def wait(run: str | None) -> int:
     """Wait for the end of a job, and return its exit code.
 
-    RUN is its name in `ddplaunch ps`, a part of that name, or its PID. It may be left out where one job runs. For a
-    run that has ended, its exit code is returned at once.
+    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder. For
+    a run that has ended, its exit code is returned at once.
     """
     import os
 
+    from ddplaunch.cli.newest import newest_here
     from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError
     from ddplaunch.job import client, past, runs
     from ddplaunch.job.client import Unanswered
     from ddplaunch.job.process import born, ended
 
-    name, job, record = runs.find(run) if run is not None else runs.only()
+    name, job, record = runs.find(run or newest_here(follow=True))
     code = record.code if record else None
     if job:
         try:

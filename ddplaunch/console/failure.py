@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from ddplaunch.control.failure import Failure, Verdict
+from ddplaunch.control.failure import Failure, Verdict, brief
 
 _MAX_OTHERS = 3
 _MAX_LINE = 400  # characters: five lines of a terminal
@@ -49,8 +49,7 @@ def _cut(line: str) -> str:
 def _briefly(failure: Failure) -> str:
     if not failure.message:
         return failure.reason
-    message = failure.message.splitlines()[0] if failure.message.splitlines() else ""
-    return f"failed: {message[:100]}"
+    return f"failed: {brief(failure.message)}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

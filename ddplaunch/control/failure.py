@@ -37,6 +37,8 @@ _CONSEQUENCE = (
 )
 """What torch.distributed says in a rank whose peer has died, or has not come."""
 
+_PLACE = r"\[/\S+:\d+\] "  # in torch's own source, which its messages begin with
+
 _TIMED_OUT = r"(?i)timed out|timeout"
 
 
@@ -54,7 +56,7 @@ class Failure:
     message: str | None  # the exception's last line; None where none was recorded
     traceback: str | None  # as Python printed it, the user's frames only
     moment: float  # seconds since the epoch: the exception was caught, or else the process was seen to be gone
-    hint: str | None  # what the kernel's counters add
+    hint: str | None  # what the kernel's counters add, or what to type
     refused: tuple[str, str | None] | None = None  # the launcher's own complaint, found inside the rank, and its hint
     tail: tuple[str, ...] = ()  # the last lines that it printed
     collectives: int | None = None  # how many it had entered; None where it is not known, or none
@@ -88,7 +90,7 @@ class Failure:
     @property
     def is_consequence(self) -> bool:
         """Whether it only says that a peer has gone."""
-        return bool(self.message and re.search(_CONSEQUENCE, self.message))
+        return bool(self.message) and is_consequence(self.message or "")
 
     @property
     def timed_out(self) -> bool:
@@ -158,6 +160,17 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def is_consequence(message: str) -> bool:
+    """Whether an exception only says that a peer has gone."""
+    return bool(re.search(_CONSEQUENCE, message))
+
+
+def brief(message: str, limit: int = 100) -> str:
+    """The first line of an exception's message, at most ``limit`` characters of it."""
+    first = message.strip().partition("\n")[0].removesuffix(":")
+    return shown(re.sub(_PLACE, "… ", first), limit)
+
+
 def readable(text: str) -> str:
     """What a rank said, fit to be printed on any node: harmless, and the middle of a huge text left out."""
     text = harmless(text)
@@ -172,8 +185,8 @@ def within(failures: Iterable[Failure], limit: int) -> Iterator[Failure]:
     for failure in failures:
         limit -= failure.length
         if limit < 0:
-            first = (failure.message or "").partition("\n")[0][:200]
-            failure = replace(failure, message=first if failure.message else None, traceback=None, tail=())
+            first = (failure.message or "").partition("\n")[0]
+            failure = replace(failure, message=shown(first, 200) if failure.message else None, traceback=None, tail=())
         yield failure
 
 

@@ -70,8 +70,22 @@ class Joining:
 
     def _timeout(self) -> None:
         if len(self._seats) < self._rules.min_nodes:
-            return self._give_up(f"{describe(self._status(None))}, for {self._rules.join_timeout:g} s (--join-timeout)")
+            return self._give_up(self._why())
         self._after(self._rules.join_timeout, self._timeout)  # a node may leave before the window is over
+
+    def _why(self) -> str:
+        """Say who has not come: the last words of a job that never started."""
+        status = self._status(None)
+        least = f"{'at least ' * (status.min_nodes < status.max_nodes)}{status.min_nodes}"
+        absent = status.max_nodes - status.joined
+        came = f"{status.joined} of {least} {self._kind}s joined in {self._rules.join_timeout:g} s (--join-timeout)"
+        hint = f"does the same command run there, and can it reach port {self._rules.port} of node 0?"
+        return f"only {came}: {self._kind} {_missing(status)} {'is' if absent == 1 else 'are'} missing\n  {hint}"
+
+
+def _missing(status: JoinStatus) -> str:
+    unnamed = status.max_nodes - status.joined - len(status.missing)
+    return ", ".join(map(str, status.missing)) + (f" and {unnamed} more" if unnamed > 0 else "")
 
 
 def describe(status: JoinStatus) -> str:
@@ -79,9 +93,7 @@ def describe(status: JoinStatus) -> str:
     count = f"{status.joined}/{status.max_nodes}"
     if status.min_nodes < status.max_nodes:
         count = f"{status.joined} of {status.min_nodes} to {status.max_nodes}"
-    unnamed = status.max_nodes - status.joined - len(status.missing)
-    names = ", ".join(map(str, status.missing)) + (f" and {unnamed} more" if unnamed > 0 else "")
-    joined, missing = f"{count} {status.kind}s joined", f"{status.kind} {names}"
+    joined, missing = f"{count} {status.kind}s joined", f"{status.kind} {_missing(status)}"
     if status.window is not None:
         return f"{joined}, starting in {status.window:.0f} s unless {missing} joins first"
     return f"{joined}, waiting for {missing}"

@@ -6,7 +6,7 @@ import errno
 import socket
 from contextlib import suppress
 
-from ddplaunch.errors import UsageError, shown
+from ddplaunch.errors import UsageError, cut, shown
 from ddplaunch.plan.rendezvous import LOOPBACK
 
 BACKLOG = 65535  # as many as the kernel allows (net.core.somaxconn): all nodes of a job may call at once
@@ -133,5 +133,5 @@ def _holder(number: int) -> str:
             if connection.laddr and connection.laddr.port == number and connection.pid:
                 process = psutil.Process(connection.pid)
                 command = " ".join(process.cmdline()) or process.name()
-                return f"{command[:60]} (pid {process.pid}, {process.username()})"
+                return f"{cut(command, 60)} (pid {process.pid}, {process.username()})"
     return "another process"

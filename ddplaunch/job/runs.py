@@ -61,17 +61,6 @@ def running(word: str | None) -> Running:
     raise _unknown(word, jobs)
 
 
-def only() -> Found:
-    """The only running job.
-
-    Raises:
-        UsageError: there is none, or there are several.
-    """
-    jobs = {name: job for name, job in known().items() if job}
-    name = _only(jobs)
-    return Found(name, jobs[name], past.record(name))
-
-
 def find(word: str | None) -> Found:
     """The run that ``word`` means, running or ended; None is the latest.
 

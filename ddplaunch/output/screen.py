@@ -56,8 +56,8 @@ class Screen(Observer, Protocol):
     def say(self, said: Said, *, of_job: bool = False) -> None:
         """Say something of another kind, likewise."""
 
-    def footer(self, text: str, *, of_job: bool = False) -> None:
-        """Show what we wait for, and for how long, until the ranks start or the job ends."""
+    def footer(self, text: str, *, of_job: bool = False, waited: float = 0.0) -> None:
+        """Show what we wait for, and for how long, ``waited`` included, until the ranks start or the job ends."""
 
     def suspend(self, stop: Callback) -> None:
         """Call ``stop``, which returns when we may go on (Ctrl-Z); meanwhile the terminal is another program's."""
@@ -116,8 +116,17 @@ class Plain:
         sink = self._sink(number)
         if lines:
             prefix = self._prefix(source, sink)
+            if number == 2 and prefix and b"[rank" in lines:
+                lines = self._once(source, lines)
             lines = prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
         self._show(sink, lines)
+
+    def _once(self, source: Source, lines: bytes) -> bytes:
+        """Without the prefix that torch.distributed puts before a traceback, where ours says the same."""
+        theirs = f"[rank{source}]: ".encode()
+        if str(source) not in self._marker(source):
+            return lines
+        return lines.removeprefix(theirs).replace(b"\n" + theirs, b"\n")
 
     def note(self, text: str, *, of_job: bool = False) -> None:
         self.say(Said(Kind.NOTE, text), of_job=of_job)
@@ -126,8 +135,8 @@ class Plain:
         if self.speaks or not of_job:
             self._show(self._stderr, VOICE.form(said).encode(errors="replace"))
 
-    def footer(self, text: str, *, of_job: bool = False) -> None:
-        self._waiting.tell(text if self.speaks or not of_job else "")
+    def footer(self, text: str, *, of_job: bool = False, waited: float = 0.0) -> None:
+        self._waiting.tell(text if self.speaks or not of_job else "", waited)
 
     def suspend(self, stop: Callback) -> None:
         stop()
@@ -223,12 +232,12 @@ class Waiting:
         self._began = 0.0
         self._timer: Timer | None = None
 
-    def tell(self, text: str) -> None:
-        """Say whom or what we wait for, if it is something new; "" ends the wait."""
+    def tell(self, text: str, waited: float = 0.0) -> None:
+        """Say whom or what we wait for, if it is something new, and have ``waited`` for already; "" ends the wait."""
         if text == self._text:
             return
         if not self._text:
-            self._began = time.monotonic()
+            self._began = time.monotonic() - waited
         self._text = text
         self._tick()
 

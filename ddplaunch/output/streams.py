@@ -10,6 +10,7 @@ from functools import partial
 from ddplaunch.dataclass import dataclass, field
 from ddplaunch.files import create
 from ddplaunch.loop import Callback, Loop
+from ddplaunch.output.last_words import PATIENCE, LastWords
 from ddplaunch.output.lines import Lines
 from ddplaunch.output.screen import Screen, Source
 from ddplaunch.output.tail import Tail
@@ -28,14 +29,15 @@ class _Stream:
     show: bool
     heard: Callback = lambda: None
     lines: Lines = field(default_factory=Lines)
+    words: LastWords | None = None  # where a traceback may be left out
 
 
 class Streams:
     """The pipes of all ranks of an attempt, and those of the sidecars, which outlive it."""
 
-    def __init__(self, loop: Loop, screen: Screen, drained: Callback) -> None:
-        """``drained`` is called when no rank can print any more."""
-        self._loop, self._screen, self._drained = loop, screen, drained
+    def __init__(self, loop: Loop, screen: Screen, drained: Callback, *, whole: bool = True) -> None:
+        """``drained`` is called when no rank can print any more; ``whole``: all tracebacks are shown."""
+        self._loop, self._screen, self._drained, self._whole = loop, screen, drained, whole
         self._streams: dict[int, _Stream] = {}
         self._files: dict[Source, int] = {}
         self._tails: dict[Source, Tail] = {}
@@ -81,6 +83,8 @@ class Streams:
             pass  # over the user's limit (pipe-user-pages-soft), or not Linux
         os.set_blocking(read, False)
         stream = self._streams[read] = _Stream(source, number, read, show, heard)
+        if isinstance(source, int) and number == 2 and not self._whole:
+            stream.words = LastWords()
         self._loop.watch(read, partial(self._read, stream))
         return write
 
@@ -160,7 +164,7 @@ class Streams:
             for hear in self._listeners:
                 hear(stream.source, data)
         if stream.show:
-            lines = stream.lines.feed(data)
+            lines = self._held(stream, stream.lines.feed(data))
             self._screen.lines(stream.source, stream.number, lines, stream.lines.bar)
             if self._screen.full and not self._paused:
                 self._paused = True
@@ -168,6 +172,17 @@ class Streams:
                     self._loop.forget(other.fd)
         stream.heard()
         return True
+
+    def _held(self, stream: _Stream, lines: bytes) -> bytes:
+        """What is to be shown now: a traceback waits for what comes of its rank."""
+        words = stream.words
+        if words is None:
+            return lines
+        held = words.holds
+        lines = words.feed(lines)
+        if words.holds and not held:
+            self._loop.after(PATIENCE, lambda: self._screen.lines(stream.source, 2, words.release(), stream.lines.bar))
+        return lines
 
     def _resume(self) -> None:
         if self._paused and not self._screen.full:
@@ -188,7 +203,8 @@ class Streams:
 
     def _end(self, stream: _Stream) -> None:
         if stream.show:
-            self._screen.lines(stream.source, stream.number, stream.lines.close())
+            lines = self._held(stream, stream.lines.close())
+            self._screen.lines(stream.source, stream.number, lines + (stream.words.close() if stream.words else b""))
         self._loop.forget(stream.fd)
         os.close(stream.fd)
         del self._streams[stream.fd]

@@ -17,6 +17,7 @@ from ddplaunch.plan.layout import Cpus, Node, Place, Rank, Slot
 from ddplaunch.plan.numbers import whole
 from ddplaunch.plan.rendezvous import ASSUMED, MISSING, Sourced
 from ddplaunch.target.target import Kind, Target
+from ddplaunch.words import counted
 
 if TYPE_CHECKING:
     from typing import Any
@@ -399,15 +400,16 @@ def _device_notes(spec: JobSpec, backend: str | None, ranks: int, gpus: int) -> 
         raise UsageError(what, "--backend gloo")
     if ranks <= gpus or not gpus:
         return []
+    found = counted(gpus, "GPU")
     if spec.oversubscribe:
-        return [f"{ranks} ranks share {gpus} GPUs (--oversubscribe): LOCAL_RANK exceeds the last device"]
+        return [f"{ranks} ranks share {found} (--oversubscribe): LOCAL_RANK exceeds the last device"]
     if spec.gpus is not None:
-        what = f"--nproc {spec.nproc} and --gpus {spec.gpus} contradict each other: {ranks} ranks, {gpus} GPUs"
+        what = f"--nproc {spec.nproc} and --gpus {spec.gpus} contradict each other: {ranks} ranks, {found}"
         raise UsageError(what, f"--nproc {gpus}, or --oversubscribe to share them")
     if nccl:
-        what = f"{ranks} ranks on {gpus} visible GPUs: NCCL takes one rank a GPU"
+        what = f"{ranks} ranks on {counted(gpus, 'visible GPU')}: NCCL takes one rank a GPU"
         raise UsageError(what, f"--nproc {gpus}, or --backend gloo, or --oversubscribe")
-    return [f"more ranks than GPUs: {ranks} ranks on {gpus} GPUs; ranks from {gpus} on have none of their own"]
+    return [f"more ranks than GPUs: {ranks} ranks on {found}; ranks from {gpus} on have none of their own"]
 
 
 def _threads(count: int, machine: Machine, bound: tuple[Cpus, ...], environ: Mapping[str, str]) -> Sourced:

@@ -158,7 +158,10 @@ def record(job: Python, error: BaseException, text: str) -> None:
     if isinstance(error, Refused):
         info["refused"] = {"hint": error.hint}
     else:
-        message = f"{type(error).__name__}: {message}"
+        name = type(error).__name__
+        message = f"{name}: {message}" if message else name
+        if name == "BdbQuit" and job["facts"]["world_size"] > 1 and not os.isatty(0):
+            info["hint"] = f"a debugger needs a terminal: --stdin {job['rank']} connects yours to this rank"
         info["collectives"] = _collectives()
     try:
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link

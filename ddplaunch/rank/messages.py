@@ -79,7 +79,7 @@ class RankFacts(TypedDict):
 class Python(_Rank):
     """The user's Python code; of ``path``, ``module`` and ``function`` those that its kind has not are ""."""
 
-    kind: Literal["script", "module", "function"]
+    kind: Literal["script", "main", "module", "function"]
     module: str
     function: str
     first: str  # comes first in sys.path

@@ -88,8 +88,8 @@ class Life:
             self._store = _serve_store(self._job, self._fds["store"], needed="hold" in self._fds)
         _replace_main()
         _initialise(self._job)
-        find = {"script": _find_script, "module": _find_module, "function": _find_function}[self._job["kind"]]
-        self.program, self.positional, self.named = find(self._job)
+        kinds = {"script": _find_script, "main": _find_main, "module": _find_module, "function": _find_function}
+        self.program, self.positional, self.named = kinds[self._job["kind"]](self._job)
 
     def complete(self) -> None:
         """Do what is left for us where the program returned: destroy the process group that we initialised."""
@@ -269,10 +269,24 @@ def _find_script(job: Python) -> Call:
     _appear(job, job["path"], job["path"])
     loader: Any = type(globals()["__loader__"])  # SourceFileLoader, which has loaded this file too
     namespace = sys.modules["__main__"].__dict__
-    namespace.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
     with io.open_code(path) as file:
         source = file.read()
-    return exec, (compile(source, path, "exec", dont_inherit=True), namespace), {}
+    if path.endswith(".pyc"):
+        import marshal
+        from _frozen_importlib_external import SourcelessFileLoader as loader
+
+        code = marshal.loads(source[16:])  # behind its header: PEP 552
+    else:
+        code = compile(source, path, "exec", dont_inherit=True)
+    namespace.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
+    return exec, (code, namespace), {}
+
+
+def _find_main(job: Python) -> Call:
+    _appear(job, job["path"], job["path"])
+    import runpy
+
+    return runpy._run_module_as_main, ("__main__", False), {}  # type: ignore[attr-defined]
 
 
 def _find_module(job: Python) -> Call:
@@ -291,7 +305,7 @@ def _find_function(job: Python) -> Call:
 def _appear(job: Python, first: str, *typed: str) -> None:
     sys.argv = [first, *job["args"]]
     sys.orig_argv[:] = [sys.executable, *typed, *job["args"]]
-    if not getattr(sys.flags, "safe_path", False):
+    if job["kind"] == "main" or not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, job["first"])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.errors import UsageError
@@ -24,6 +25,40 @@ def check(signature: Signature, words: Sequence[str]) -> None:
     """
     if not signature.reads_argv:
         _parse(signature, words, live=False)
+
+
+def wants_help(signature: Signature, words: Sequence[str]) -> bool:
+    """Whether ``words`` ask for help with the function's own options."""
+    asked = {"--help", "-h"} & {*takewhile(lambda word: word != "--", words)}
+    return bool(asked) and not signature.reads_argv and all(each.name not in ("help", "h") for each in signature.typed)
+
+
+def help_of(signature: Signature) -> str:
+    """The function's docstring and its options with their types and defaults, as ``--help`` shows them."""
+    import click
+
+    parameters = {parameter.name: parameter for parameter in signature.typed}
+    rows = []
+    for parameter in signature.typed:
+        kind = parameter.text.lstrip("*").removeprefix(parameter.name).removeprefix(":").strip()
+        if parameter.stars:
+            rows.append(("WORD..." if parameter.stars == "*" else "--NAME VALUE...", kind))
+            continue
+        option = _option(parameter, parameters)
+        spelled = " / ".join(each for each in (*option.opts, *option.secondary_opts) if "_" not in each)
+        default = f"= {kind[1:]}" if kind.startswith("=") else kind
+        rows.append((spelled, ", ".join(filter(None, (default, "required" * parameter.required)))))
+    formatter = click.HelpFormatter(max_width=110)
+    formatter.write_usage(f"ddplaunch run {signature.name}", "[OPTIONS]" if rows else "")
+    if signature.doc:
+        with formatter.indentation():
+            formatter.write("\n" + "".join(f"  {line}".rstrip() + "\n" for line in signature.doc.splitlines()))
+    if rows:
+        with formatter.section("Options"):
+            formatter.write_dl(rows)
+    if given := [parameter.name for parameter in signature.parameters if parameter.injected]:
+        formatter.write(f"\nFilled in by ddplaunch: {', '.join(given)}\n")
+    return formatter.getvalue()
 
 
 def bind(

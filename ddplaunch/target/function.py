@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, cut
 from ddplaunch.target import signature
 from ddplaunch.target.signature import Signature
 from ddplaunch.words import nearest
@@ -35,7 +35,7 @@ def find_function(typed: str, where: str, function: str, module: ast.Module) -> 
     if isinstance(node, ast.ClassDef):
         raise UsageError(f"{typed} is a class, not a function", _instead(where, function, names))
     if isinstance(node, (ast.Import, ast.Assign, ast.AnnAssign)) and (what := _no_function(node)):
-        raise UsageError(f"{typed} is not a function: {what[:60]}", _instead(where, function, names))
+        raise UsageError(f"{typed} is not a function: {cut(what, 60)}", _instead(where, function, names))
     if len(bindings) == 1 and isinstance(node, ast.FunctionDef) and not node.decorator_list and node in module.body:
         return signature.from_source(typed, node, module)
     return None

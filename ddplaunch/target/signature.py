@@ -77,6 +77,7 @@ class Signature:
 
     name: str
     parameters: tuple[Parameter, ...]
+    doc: str | None = None  # its docstring, where the source has one
 
     def __str__(self) -> str:
         return f"{self.name.rpartition(':')[2]}({', '.join(parameter.text for parameter in self.parameters)})"
@@ -111,7 +112,7 @@ def from_source(name: str, function: ast.FunctionDef, module: ast.Module) -> Sig
     parameters += [_read(each, default, module) for each, default in named]
     if arguments.kwarg:
         parameters.append(_read(arguments.kwarg, None, module, "**"))
-    return Signature(name, tuple(parameters))
+    return Signature(name, tuple(parameters), ast.get_docstring(function))
 
 
 def _read(argument: ast.arg, default: ast.expr | None, module: ast.Module, stars: Stars = "") -> Parameter:

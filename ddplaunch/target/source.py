@@ -14,7 +14,7 @@ from functools import lru_cache
 from importlib.machinery import ModuleSpec
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import UsageError, cut
 from ddplaunch.files import read_regular
 
 if TYPE_CHECKING:
@@ -38,11 +38,25 @@ def parse(path: str, name: str | None = None) -> ast.Module:
     try:
         return _tree(source, path)
     except SyntaxError as error:
-        hint = _not_python(path, name) or (error.text or "").strip()[:100] or None
+        hint = _not_python(path, name) or cut((error.text or "").strip(), 100) or None
         where = f"{name}, line {error.lineno}" if error.lineno else name
         raise UsageError(f"syntax error in {where}: {error.msg}", hint) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"{name} is not Python source: {error}") from None
+
+
+def check_compiled(path: str, name: str) -> None:
+    """Refuse compiled code that cannot be read, or that another Python has compiled."""
+    from importlib.util import MAGIC_NUMBER
+
+    try:
+        with open(path, "rb") as file:
+            found = file.read(len(MAGIC_NUMBER))
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from None
+    if found != MAGIC_NUMBER:
+        version = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+        raise UsageError(f"{name} was not compiled by this {version}", "compile it again: python -m py_compile")
 
 
 @lru_cache(maxsize=1)

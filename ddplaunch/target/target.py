@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Kind(Enum):
     """How a target is run."""
 
-    SCRIPT = "script"  # train.py, as `python train.py`
+    SCRIPT = "script"  # train.py, or train.pyc, as `python train.py`
+    MAIN = "main"  # a folder or a zip archive with a __main__.py, as `python folder`
     MODULE = "module"  # -m package.module, as `python -m package.module`
     FUNCTION = "function"  # train.py:main or package.module:function, imported and called
     PROGRAM = "program"  # --no-python ./prog, as the shell would
@@ -33,7 +34,7 @@ class Target:
     kind: Kind
     typed: str  # the target as the user wrote it
     args: tuple[str, ...] = ()
-    path: str | None = None  # the script's as typed; the absolute one of a function's file; a program's
+    path: str | None = None  # a script's, folder's or archive's as typed; the absolute one of a function's file
     module: str | None = None  # the module to run or to import the function from
     function: str | None = None  # its name, dotted where it is an attribute of an attribute
     first: str | None = None  # the folder that Python puts in front of `sys.path`
@@ -98,10 +99,38 @@ def find(typed: str, args: tuple[str, ...], *, as_module: bool, as_program: bool
 
 
 def _script(typed: str, args: tuple[str, ...], cwd: str) -> Target:
+    path = os.path.join(cwd, typed)
+    mains = [os.path.join(typed, name) for name in ("__main__.py", "__main__.pyc")] if os.path.isdir(path) else []
+    if main := next((each for each in mains if os.path.isfile(os.path.join(cwd, each))), None):
+        found = os.path.abspath(os.path.join(cwd, main))
+        return Target(Kind.MAIN, typed, args, path=typed, first=path, source=_checked(found, main))
     path = _existing_file(typed, cwd)
-    source.parse(path, typed)
+    if not typed.endswith((".py", ".pyc")) and _is_archive(path, typed):
+        return Target(Kind.MAIN, typed, args, path=typed, first=path)
     folder = os.path.dirname(os.path.realpath(path))
-    return Target(Kind.SCRIPT, typed, args, path=typed, first=folder, source=os.path.abspath(path))
+    return Target(Kind.SCRIPT, typed, args, path=typed, first=folder, source=_checked(os.path.abspath(path), typed))
+
+
+def _checked(path: str, name: str) -> str | None:
+    """Return the path of Python source that can be run; None of compiled code, which shows nothing."""
+    if path.endswith(".pyc"):
+        source.check_compiled(path, name)
+        return None
+    source.parse(path, name)
+    return path
+
+
+def _is_archive(path: str, name: str) -> bool:
+    """Whether it is a zip archive, whatever its name, as Python finds out; refuse one without a ``__main__``."""
+    import zipimport
+
+    try:
+        archive = zipimport.zipimporter(path)
+    except zipimport.ZipImportError:
+        return False
+    if archive.find_spec("__main__") is None:
+        raise UsageError(f"{name} is an archive without a __main__.py", "python -m zipapp makes one that can be run")
+    return True
 
 
 def _module(typed: str, args: tuple[str, ...], cwd: str) -> Target:
@@ -155,7 +184,7 @@ def _function_in_module(typed: str, module: str, function: str, args: tuple[str,
 def _existing_file(typed: str, cwd: str) -> str:
     path = os.path.join(cwd, typed)
     if os.path.isdir(path):
-        inside = [name for name in ("__main__.py", "train.py", "main.py") if os.path.isfile(os.path.join(path, name))]
+        inside = [name for name in ("train.py", "main.py") if os.path.isfile(os.path.join(path, name))]
         hint = f"ddplaunch run {os.path.join(typed, inside[0])}" if inside else "name the script in it"
         raise UsageError(f"{typed} is a directory, not a script", hint)
     try:

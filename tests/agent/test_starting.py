@@ -22,6 +22,7 @@ from ddplaunch.control.port import Port
 from ddplaunch.loop import Loop
 from tests.conftest import clean_environment, command, wait_until, write
 from tests.control.test_joining import Nodes
+from tests.impatient import impatient
 from tests.patience import patience
 from tests.starts import EXEC, FORKED, LIGHT
 
@@ -37,6 +38,17 @@ def events(folder: Path, name: str) -> list[dict[str, object]]:
 def limited(number: int, soft: int, hard: int):
     """Run before exec: set a limit."""
     return lambda: resource.setrlimit(number, (soft, hard))
+
+
+def test_a_start_that_takes_long_says_what_it_waits_for(start, tmp_path):
+    write(tmp_path, "slow.py", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
+    script = write(tmp_path, "train.py", "")
+    sooner = impatient(tmp_path, "output.starting.PATIENCE", 0.2)
+    job = start("run", "--preload", "threading,slow", "--nproc", "2", script, executable=sooner)
+    said = "ddplaunch: starting 2 ranks: waiting for the import of threading, slow (00:00)\n"
+    wait_until(lambda: said in job.stderr(), "a word on the start")
+    (tmp_path / "go").touch()
+    assert (job.wait(), job.stdout()) == (0, "")
 
 
 @pytest.mark.slow
@@ -172,10 +184,10 @@ def test_too_many_descriptors_on_their_way(tmp_path, how, code):
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     if code:
-        assert done.stderr.startswith(
+        assert (
             "ddplaunch: rank 0 could not be started: too many descriptors of this user are on their way between "
             "processes: the limit is 64 (ulimit -n); 0 of 2 ranks had been started here (exit code 71)\n"
-        )
+        ) in done.stderr
 
 
 PIDS = Path("/sys/fs/cgroup/pids")

@@ -106,6 +106,12 @@ limit = 3
         ("run --tensorboard file train.py", ("--tensorboard file is a file, not a folder", "name its folder")),
         ("submit --tensorboard file train.py", ("--tensorboard file is a file, not a folder",)),
         ("run trian.py", ("no such script: trian.py", "did you mean train.py?")),
+        (
+            "run python -u train.py --lr 1",
+            ("python is not a script", "leave out python: ddplaunch run … train.py --lr 1"),
+        ),
+        ("run --nproc 2 python3 -m pkg.mod", ("python3 is not a script", "ddplaunch run … -m pkg.mod")),
+        ("run /usr/bin/python3.11 train.py --nproc 2", ("/usr/bin/python3.11 is not a script", "… train.py --nproc 2")),
         ("run folder", ("folder is a directory, not a script", "name the script")),
         ("run broken.py", ("syntax error in broken.py, line 1: '(' was never closed", "x = (")),
         ("run nul.py", ("nul.py is not Python source: there is a null byte",)),

@@ -119,6 +119,30 @@ def test_logs_of_a_failure(launch, answer, tmp_path):
     assert first == {"rank": 0, "line": "rank 0 speaks"}
 
 
+def test_without_a_name_it_is_the_newest_run_of_this_folder(launch, running, answer, tmp_path):
+    (tmp_path / "other").mkdir()
+    write(tmp_path, "ends.py", "import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(3)\n")
+    for run, folder in ((f"{MINE}-a", tmp_path), (f"{MINE}-b", tmp_path), (f"{MINE}-c", tmp_path / "other")):
+        launch("run", "--nproc", "2", "--run-id", run, *LIGHT, tmp_path / "ends.py", cwd=folder)
+    os.utime(past.folder(f"{MINE}-a"))  # of a record that something was done to
+    for words in (("report",), ("logs",), ("logs", "-f"), ("wait",)):
+        done = answer(*words)
+        assert done.stderr.splitlines()[0] == f"the newest run of this folder: {MINE}-b"
+    assert done.returncode == 3
+    assert json.loads(answer("report", "--json").stdout)["run"] == f"{MINE}-b"
+    refused = answer("report", cwd=Path("/"))
+    assert refused.stderr.startswith("Error: no run that was started in / is kept or running\n  name one: ")
+    job = running("--no-history")
+    launch("run", "--nproc", "2", "--run-id", f"{MINE}-d", *LIGHT, "ends.py")
+    waiting = subprocess.Popen(
+        command("wait"), cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=clean_environment()
+    )
+    assert waiting.stderr.readline() == f"the newest run of this folder: {NAME}\n", "one that still runs"
+    assert answer("report").stderr == f"the newest run of this folder: {MINE}-d\n"
+    job.signal(signal.SIGTERM)
+    assert waiting.wait(100) == job.wait()
+
+
 def test_logs_of_a_log_folder(launch, answer, tmp_path):
     write(tmp_path, "ends.py", "import os; print('rank', os.environ['RANK'])")
     launch("run", "--nproc", "2", "--log-dir", "logs", "--run-id", MINE, *LIGHT, "ends.py")

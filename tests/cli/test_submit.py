@@ -360,8 +360,8 @@ def test_flags_over_project_over_user(dry, files, tmp_path):
     [
         ("[submit]\npartitoin = 'x'\n", ("unknown key partitoin in [submit]", "did you mean partition?")),
         ("[submit]\ngpus_per_node = 8\n", ("unknown key gpus_per_node in", "did you mean gpus-per-node?")),
-        ("[submit]\nnodes = [2]\n", ("[submit] nodes = [2]: expected a string or a whole number",)),
-        ("[submit]\nnodes = true\n", ("nodes = True: expected a string or a whole number",)),
+        ("[submit]\nnodes = [2]\n", ("[submit] nodes = [2]: expected a string or a number",)),
+        ("[submit]\nnodes = true\n", ("nodes = True: expected a string or a number",)),
         ("[submit]\nnodes = 'two'\n", ("--nodes two: expected a number of nodes, 1 or more (", "ddplaunch.toml)")),
         ("[submit]\nfollow = 1\n", ("follow = 1: expected true or false",)),
         ("[submit]\nsetup = [1]\n", ("setup = [1]: expected a list of strings",)),

@@ -14,6 +14,7 @@ from tests.cli.test_several_nodes import SCRIPT, free_port
 from tests.conftest import clean_environment, command, write
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.patience import patience
+from tests.starts import EXEC
 
 SLURM_STEP = {  # one task a node on the last two nodes of three
     "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[2-3]",
@@ -126,12 +127,29 @@ def test_more_processes_in_each_of_many_are_refused(answer, tmp_path):
     assert (other.returncode, other.stdout, other.stderr) == (2, "", ""), "srun shows them all: it is said once"
 
 
+def test_exports_of_a_run_without_a_launcher_do_not_count(planned, answer, tmp_path):
+    """Tutorials for one process export them; torchrun ignores them."""
+    exported = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    plan = planned(exported, "--nproc", "2")
+    assert (plan["nnodes"], plan["world_size"]) == (1, 2)
+    said = "RANK=0, WORLD_SIZE=1, LOCAL_RANK=0 in the environment do not count: --nproc 2 starts ranks of its own"
+    assert plan["notes"][0] == said
+    in_slurm = planned({**SLURM_STEP, **exported}, "--nproc", "2")
+    assert (in_slurm["nnodes"], in_slurm["world_size"]) == (2, 4), "the rest of the surroundings still counts"
+    assert planned(exported)["notes"] == [], "the one rank that they are for"
+    write(tmp_path, "train.py", "")
+    of_torchrun = {**exported, "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "1"}
+    refused = answer("run", "--nproc", "2", "train.py", env=of_torchrun)
+    assert refused.returncode == 2
+    assert "torchelastic has started 1 rank already, and this is rank 0" in refused.stderr
+
+
 def test_tasks_of_one_machine_are_not_called_nodes(start, tmp_path):
     write(tmp_path, "train.py", "")
     options = ("--start", "exec", "--master-port", str(free_port()), "--join-timeout", "0.5")
     job = start("run", *options, "train.py", env={**openmpi(0, 4), "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
     assert job.wait() == 69
-    assert "1/4 tasks joined, waiting for task 1, 2, 3, for 0.5 s (--join-timeout)" in job.stderr()
+    assert "only 1 of 4 tasks joined in 0.5 s (--join-timeout): task 1, 2, 3 are missing" in job.stderr()
 
 
 @pytest.mark.slow
@@ -226,3 +244,70 @@ def test_a_failure_is_said_once(start, tmp_path):
     assert (first.wait(), second.wait()) == (3, 3)
     assert "ddplaunch: rank 1 exited with code 3" in first.stderr()
     assert second.stderr() == ""
+
+
+# ---------------------------------------------------------------------------------------------- a project's defaults
+
+PROJECT = """
+[tool.ddplaunch.run]
+nproc = 3
+grace = 2.5
+log-dir = "logs"
+no-history = true
+restart-on = "always"
+"""
+
+
+def test_a_project_has_defaults(planned, answer, tmp_path):
+    file = write(tmp_path, "pyproject.toml", PROJECT)
+    (tmp_path / "deep").mkdir()
+    note = f"defaults of {file}: --nproc 3 --grace 2.5 --log-dir logs --no-history --restart-on always"
+    plan = planned({})
+    assert (plan["world_size"], plan["notes"]) == (3, [note])
+    assert planned({}, "--nproc", "2")["world_size"] == 2
+    assert planned({"PET_NPROC_PER_NODE": "2"})["world_size"] == 2
+    assert planned({}, "--no-config")["world_size"] == 1
+    assert planned(SLURM_STEP, "--master-addr", "n2")["world_size"] == 6, "before what is detected"
+    assert planned(SLURM_TASKS)["world_size"] == 4, "but for ranks that somebody has started"
+    deep = answer("run", "--dry-run", "../train.py", cwd=tmp_path / "deep")
+    assert f"--log-dir {tmp_path}/logs --no-history" in deep.stdout, "beside the file that names it"
+
+
+def test_a_projects_defaults_are_said_once_a_run(launch, tmp_path):
+    file = write(tmp_path, "pyproject.toml", "[tool.ddplaunch.run]\nnproc = 2\nmax-restarts = 1\nshow = '0'\n")
+    write(
+        tmp_path,
+        "train.py",
+        "import os\nprint('rank', os.environ['RANK'])\nassert os.environ['TORCHELASTIC_RESTART_COUNT'] == '1'\n",
+    )
+    done = launch("run", *EXEC, "train.py")
+    assert (done.returncode, done.stdout) == (0, "[0] rank 0\n" * 2)
+    assert done.stderr.count(f"ddplaunch: defaults of {file}: --nproc 2 --max-restarts 1 --show 0\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("npro = 2", ("unknown key npro in [tool.ddplaunch.run]", "did you mean nproc?")),
+        ("hosts = 'n1'", ("unknown key hosts in [tool.ddplaunch.run]", "a project does not set it: type --hosts")),
+        ("sidecar = 'x'", ("unknown key sidecar", "type --sidecar")),
+        ("preload = 'x'", ("unknown key preload", "type --preload")),
+        ("partition = 'x'", ("unknown key partition", "it belongs in [tool.ddplaunch.submit]")),
+        ("grace = 'x'", ('[tool.ddplaunch.run] grace = "x": expected a time',)),
+        ("start = 'x'", ('[tool.ddplaunch.run] start = "x": expected auto or zygote or exec',)),
+        ("check = 1", ("[tool.ddplaunch.run] check = 1: expected true or false",)),
+        ("nproc = 'x'", ("--nproc x: expected a number", "defaults of {file}: --nproc x")),
+        ("[tool.ddplaunch.rum]", ("unknown table [tool.ddplaunch.rum]", "reads [tool.ddplaunch.run], ")),
+        ("nproc =", ("is not TOML",)),
+    ],
+)
+def test_what_a_project_cannot_set(text, said, answer, tmp_path):
+    write(tmp_path, "train.py", "")
+    file = write(tmp_path, "pyproject.toml", f"[tool.ddplaunch.run]\n{text}\n")
+    done = answer("run", "train.py")
+    assert done.returncode == 2
+    for words in said:
+        assert words.format(file=file) in done.stderr
+    assert str(file) in done.stderr
+    assert len(done.stderr.splitlines()) <= 3
+    assert answer("run", "--dry-run", "--no-config", "train.py").returncode == 0

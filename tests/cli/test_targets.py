@@ -331,6 +331,35 @@ def test_a_parameter_named_like_one_of_ours(answer, tmp_path):
     )
 
 
+def test_a_function_has_help(answer, tmp_path):
+    write(
+        tmp_path,
+        "train.py",
+        """
+        raise SystemExit("it runs")
+        def main(rank: int, save_every: int, lr=0.1, layers: list[int] = (1, 2), amp: bool = False, **rest):
+            \"\"\"Train it.\"\"\"
+        def other(rank, help=None): pass
+        """,
+    )
+    for words in (("--help",), ("--lr", "1", "-h"), ("--", "--help")):
+        done = answer("run", "--nproc", "2", "train.py:main", *words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == (
+            "Usage: ddplaunch run train.py:main [OPTIONS]\n\n"
+            "  Train it.\n\n"
+            "Options:\n"
+            "  --save-every      int, required\n"
+            "  --lr              = 0.1\n"
+            "  --layers          list[int] = (1, 2)\n"
+            "  --amp / --no-amp  bool = False\n"
+            "  --NAME VALUE...\n\n"
+            "Filled in by ddplaunch: rank\n"
+        )
+    done = answer("run", "train.py:other", "--help")
+    assert done.stderr.startswith("Error: train.py:other: option '--help' requires an argument"), "its own parameter"
+
+
 def test_nothing_of_a_target_runs_in_the_launcher(answer, tmp_path):
     write(tmp_path, "train.py", "open('ran', 'w').close()\ndef main(rank): pass\n")
     for target in (["train.py"], ["train.py:main"], ["train:main"], ["-m", "train"]):

@@ -175,6 +175,8 @@ def words(line: str, **environ: str) -> str:
         ("train.py", {"PET_STANDALONE": "0", "PET_NO_PYTHON": "0"}, "train.py"),
         ("train.py", {"PET_SHUTDOWN_TIMEOUT": "7", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "8"}, "--grace 7 train.py"),
         ("--standalone --rdzv-backend etcd --rdzv-id x train.py", {}, "--nnodes 1 --run-id x train.py"),
+        ("--rdzv-id 'exp 1: a/b' train.py", {}, "--run-id exp-1-a-b train.py"),
+        ("--rdzv-id :: train.py", {}, "--run-id job train.py"),
         ("--master-addr [fd00::1] --node_rank 1 --nnodes 2 train.py", {},
          "--nnodes 2 --node-rank 1 --master-addr '[fd00::1]' train.py"),
         ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint [fd00::1]:4000 train.py", {},
@@ -362,7 +364,7 @@ def test_the_program_gets_what_torchrun_gives_it(launch, torchrun, tmp_path):
     "options",
     [
         "-r 3", "-r 1", "-t 3", "-r 0:1,1:2", "-r 3 -t 0:1", "--local-ranks-filter 1", "-r 1 --local-ranks-filter 0",
-        "-t 3 --local-ranks-filter 1",
+        "--local-ranks-filter 1,2,3", "-r 1:1,7:3", "-t 3 --local-ranks-filter 1",
     ],
 )  # fmt: skip
 def test_the_console_shows_what_torchrun_shows(options, launch, torchrun, tmp_path):
@@ -377,6 +379,22 @@ def test_the_console_shows_what_torchrun_shows(options, launch, torchrun, tmp_pa
         (log,) = (tmp_path / "logs").glob(f"*/rank-{rank}.log")
         assert f"rank {rank} says" in log.read_text()
         assert f"rank {rank} warns" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        ("--local-ranks-filter 1,2,3", "nothing is shown of local ranks 2, 3: this node has local ranks 0 to 1"),
+        ("-r 7:3", "nothing is shown of local rank 7: this node has local ranks 0 to 1"),
+    ],
+)
+def test_ranks_that_do_not_exist(options, note, launch, tmp_path):
+    """Lines for eight GPUs are typed on small machines: torchrun starts them."""
+    write(tmp_path, "train.py", SPEAKS)
+    done = launch("run", *LIGHT, "--nproc-per-node", "2", *options.split(), "--log-dir", "logs", "train.py")
+    assert done.returncode == 0
+    assert f"ddplaunch: {note}\n" in done.stderr
+    assert "rank 1 says" in done.stdout
 
 
 def test_redirects_without_a_folder_say_where_it_went(launch, tmp_path):

@@ -197,4 +197,7 @@ def test_harmless(text, plain):
 def test_shown_is_one_line():
     assert shown("a\nb") == "a\\nb"
     assert shown("x" * 500, limit=10) == "x" * 9 + "…"
+    assert shown("Connection closed by peer", limit=16) == "Connection…"
+    assert shown("Connection closed by peer", limit=18) == "Connection closed…"
+    assert shown("a verylongword", limit=8) == "a veryl…"
     assert readable("x" * (2 * MAX_TEXT)).count("\n") == 2

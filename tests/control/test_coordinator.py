@@ -151,7 +151,7 @@ def test_nobody_comes():
     job.wait(8)
     outcome = job.outcome(0).outcome
     assert outcome.code == 69
-    assert "1/2 nodes joined, waiting for node 1, for 7 s" in outcome.remark
+    assert "only 1 of 2 nodes joined in 7 s (--join-timeout): node 1 is missing" in outcome.remark
 
 
 def test_a_node_that_leaves_while_others_are_awaited_may_come_back():

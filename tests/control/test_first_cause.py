@@ -7,6 +7,8 @@ import signal
 
 import pytest
 
+from ddplaunch.console.failure import render_verdict
+from ddplaunch.control.failure import Failure, Verdict
 from tests.conftest import write
 from tests.control.test_joining import Nodes
 from tests.impatient import impatient
@@ -66,3 +68,14 @@ def test_a_rank_that_fails_while_its_own_zygote_stands_still(jobs, tmp_path):
     both = jobs(first=0, stops=True)
     (tmp_path / "go").touch()
     assert_the_cause(both, os.uname().nodename)
+
+
+def test_a_message_is_cut_between_words():
+    """torch's begin with a place in its source, which leaves no room for what they say."""
+    first = Failure(0, 0, "n0", 7, 0, 1, None, "ValueError: boom", None, 1.0, None)
+    place = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] "
+    text = f"RuntimeError: {place}Connection closed by peer [127.0.0.1]:19544. " + "It may have ended. " * 9
+    second = Failure(1, 1, "n0", 8, 0, 1, None, text, None, 2.0, None)
+    (line,) = [each for each in render_verdict(Verdict(first, (), (second,), 0, 2), 1).splitlines() if "then" in each]
+    assert line.startswith("  then rank 1 failed: RuntimeError: … Connection closed by peer [127.0.0.1]:19544. It may")
+    assert line.endswith((" It…", " may…", " have…", " ended…"))

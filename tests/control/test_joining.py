@@ -172,7 +172,10 @@ def test_nobody_comes(nodes):
     job = nodes(2, "--join-timeout", "1.5")
     first, second = job.start(0), nodes(2, "--join-timeout", "1.5").start(1)
     assert (first.wait(20), second.wait(20)) == (69, 69)
-    assert "1/2 nodes joined, waiting for node 1, for 1.5 s (--join-timeout)" in first.stderr()
+    assert (
+        "only 1 of 2 nodes joined in 1.5 s (--join-timeout): node 1 is missing\nddplaunch:   does the same"
+        in first.stderr()
+    )
     assert "node 0 was not reached in 1.5 s (--join-timeout): 127.0.0.1:" in second.stderr()
     assert "connection refused" in second.stderr()
 

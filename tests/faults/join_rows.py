@@ -22,7 +22,7 @@ TAKEN = """if True:
     time.sleep(1000)
 """
 
-ALONE = Expect(LOST, r"1/2 nodes joined, waiting for node 1.*--join-timeout", GIVEN_UP)
+ALONE = Expect(LOST, r"only 1 of 2 nodes joined in .*--join-timeout\): node 1 is missing", GIVEN_UP)
 UNREACHED = Expect(LOST, rf"node 0 was not reached in {JOIN_TIMEOUT:g} s \(--join-timeout\)", GIVEN_UP)
 
 

@@ -92,6 +92,19 @@ class Terminal:
         return self.process.wait(patience(60))
 
 
+def test_an_error_breaks_between_words(tmp_path):
+    """A terminal would break it anywhere."""
+    (tmp_path / "train.py").write_text("")
+    terminal = Terminal(("run", "--nproc", "2", "--show", "4", "train.py"), tmp_path, columns=44)
+    assert terminal.end() == 2
+    plain = re.sub(r"\x1b\[\d*m", "", terminal.shown)
+    assert plain == "Error: --show 4: the job has ranks 0 to 1\r\n  all, none, or ranks like 0\r\n"
+    terminal = Terminal(("run", "--grow", "--nnodes", "2", "--node-rank", "0", "train.py"), tmp_path, columns=40)
+    assert terminal.end() == 2
+    plain = re.sub(r"\x1b\[\d*m", "", terminal.shown)
+    assert plain.startswith("Error: --grow does not work with\r\n  --nnodes 2\r\n")
+
+
 def test_lines_are_whole_and_in_order(launch, printer):
     """Two ranks print fast on both streams: no line is torn, lost or out of order."""
     script = printer(
@@ -354,6 +367,75 @@ def test_pdb_on_one_rank(tmp_path):
     terminal.type("c\n")
     assert terminal.end() == 0
     assert "[0] rank 0 read ''" in terminal.shown
+
+
+def test_a_debugger_without_a_terminal(launch, tmp_path):
+    write(tmp_path, "debugged.py", "import os\nif os.environ['RANK'] == '1':\n    breakpoint()\n    print()\n")
+    done = launch("run", *LIGHT, "--nproc", "2", "debugged.py")
+    said = done.stderr[done.stderr.index("ddplaunch: ") :].splitlines()
+    assert said[0] == "ddplaunch: rank 1 failed with BdbQuit (exit code 1)"
+    assert said[1] == "  a debugger needs a terminal: --stdin 1 connects yours to this rank"
+
+
+FALLS = """
+import os, sys, time
+def meet():
+    raise ConnectionError("[/src/gloo/pair.cc:538] Connection closed by peer [127.0.0.1]:1")
+rank = int(os.environ["RANK"])
+while rank != 2 and not os.path.exists("up"):
+    time.sleep(0.01)
+if rank == 1:
+    raise ValueError("the cause")
+if rank == 2:
+    try:
+        meet()
+    except ConnectionError:
+        import traceback
+        traceback.print_exc()
+        print("rank 2 goes on", file=sys.stderr, flush=True)
+        open("up", "w").close()
+        time.sleep(600)
+meet()
+"""
+
+
+def test_ranks_that_fell_with_another_are_a_line_each(launch, tmp_path):
+    """In a terminal the cause's traceback is to be seen; the log folder and an explicit --show have all."""
+    write(tmp_path, "train.py", FALLS)
+    words = ("run", *LIGHT, "--nproc", "3", "--grace", "1", "--log-dir", "logs")
+    terminal = Terminal([*words, "train.py"], tmp_path, env={"NO_COLOR": "1"})
+    assert terminal.end() == 1
+    shown = terminal.shown.replace("\r\n", "\n")
+    assert "[0] ConnectionError: … Connection closed by peer [127.0.0.1]:1 (--show all for all of it)\n" in shown
+    assert "[0] Traceback" not in shown
+    assert '[1] Traceback (most recent call last):\n[1]   File "' in shown
+    assert "[2] Traceback" in shown, "what is no rank's end is whole"
+    assert "[2] ConnectionError: [/src" in shown
+    assert "[2] rank 2 goes on\n" in shown
+    (log,) = (tmp_path / "logs").glob("*/rank-0.log")
+    assert "in meet" in log.read_text()
+    terminal = Terminal([*words, "--show", "all", "train.py"], tmp_path, env={"NO_COLOR": "1"})
+    assert terminal.end() == 1
+    assert "[0] Traceback" in terminal.shown
+    assert "[0] Traceback" in launch(*words, "train.py").stderr, "nor in a file"
+
+
+def test_torchs_prefix_is_not_repeated(launch, tmp_path):
+    write(
+        tmp_path,
+        "train.py",
+        """
+        import os, sys
+        rank = os.environ["RANK"]
+        print(f"[rank{rank}]: Traceback\\n[rank{rank}]: at [rank{rank}]: x\\n[rank7]: other", file=sys.stderr)
+        """,
+    )
+    done = launch("run", *LIGHT, "--nproc", "2", "train.py")
+    for rank in (0, 1):
+        mine = [line for line in done.stderr.splitlines() if line.startswith(f"[{rank}]")]
+        assert mine == [f"[{rank}] Traceback", f"[{rank}] at [rank{rank}]: x", f"[{rank}] [rank7]: other"]
+    plain = launch("run", *LIGHT, "--nproc", "2", "--prefix", "none", "train.py")
+    assert "[rank1]: Traceback" in plain.stderr.splitlines()
 
 
 def test_the_terminal_is_given_back_as_it_was(tmp_path):

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import pty
+import py_compile
 import resource
 import signal
 import subprocess
 import sys
+import zipapp
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -227,6 +229,10 @@ SCENES = {
     "relative path": Scene(("./nested/../nested/probe.py", "x")),
     "symbolic link": Scene(("./linked.py",)),
     "script without .py": Scene(("./nested/program",)),
+    "compiled": Scene(("./compiled.pyc", "x")),
+    "folder": Scene(("./nested/../nested/", "x")),
+    "folder, safe path": Scene(("nested",), {"PYTHONSAFEPATH": "1"}),
+    "archive": Scene(("archive", "x", "--y")),
     "module": Scene(("-m", "package.module", "x", "--y")),
     "package": Scene(("-m", "package")),
     "single": Scene(PROBE, nproc=1),
@@ -241,6 +247,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in (
         "nested/probe.py",
         "nested/program",
+        "nested/__main__.py",
         "package/module.py",
         "package/__main__.py",
         "package/__init__.py",
@@ -249,6 +256,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(exist_ok=True)
         path.write_text("" if name.endswith("__init__.py") else text)
     (folder / "linked.py").symlink_to(PROGRAMS / "probe.py")
+    py_compile.compile(str(PROGRAMS / "probe.py"), str(folder / "compiled.pyc"))
+    zipapp.create_archive(folder / "nested", folder / "archive")
     return folder
 
 

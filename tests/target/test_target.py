@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import py_compile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,13 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "folder").mkdir()
     (tmp_path / "app").mkdir()
     write(tmp_path, "app/train.py", "")
+    write(tmp_path, "main/__main__.py", BOOM)
+    (tmp_path / "compiled").mkdir()
+    py_compile.compile(str(tmp_path / "train.py"), str(tmp_path / "compiled" / "__main__.pyc"))
+    for name, inside in (("app.pyz", "__main__.py"), ("other.zip", "train.py")):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(inside, BOOM)
+    write(tmp_path, "other.pyc", "of another Python")
     (tmp_path / "dangling.py").symlink_to(tmp_path / "nowhere.py")
     (tmp_path / "linked.py").symlink_to(tmp_path / "sub" / "other.py")
     os.mkfifo(tmp_path / "pipe.py")
@@ -52,6 +61,10 @@ def look(project: Path, typed: str, *, m: bool = False, no_python: bool = False)
         ("odd:name.py", {}, Kind.SCRIPT, "", "odd:name.py", "python odd:name.py -x"),
         ("train.py:main", {}, Kind.FUNCTION, "", "train.py", "python train.py:main -x"),
         ("sub/other.py:main", {}, Kind.FUNCTION, "sub", "sub/other.py", "python sub/other.py:main -x"),
+        ("main", {}, Kind.MAIN, "main", "main/__main__.py", "python main -x"),
+        ("app.pyz", {}, Kind.MAIN, "app.pyz", None, "python app.pyz -x"),
+        ("compiled", {}, Kind.MAIN, "compiled", None, "python compiled -x"),
+        ("compiled/__main__.pyc", {}, Kind.SCRIPT, "compiled", None, "python compiled/__main__.pyc -x"),
         ("no-module.py:main", {}, Kind.FUNCTION, "", "no-module.py", "python no-module.py:main -x"),
         ("pkg.mod:run", {}, Kind.FUNCTION, "", "pkg/mod.py", "python pkg.mod:run -x"),
         ("space.leaf:run", {}, Kind.FUNCTION, "", "space/leaf.py", "python space.leaf:run -x"),
@@ -90,6 +103,8 @@ def test_functions_have_their_signature(project):
         ("folder", {}, "folder is a directory, not a script", "name the script in it"),
         ("app", {}, "app is a directory, not a script", "ddplaunch run app/train.py"),
         ("app/", {}, "app/ is a directory, not a script", "ddplaunch run app/train.py"),
+        ("other.zip", {}, "other.zip is an archive without a __main__.py", "python -m zipapp"),
+        ("other.pyc", {}, "other.pyc was not compiled by this Python 3.", "compile it again"),
         ("dangling.py", {}, "dangling.py is a link to {project}/nowhere.py, which", ""),
         ("pipe.py", {}, "pipe.py is not a regular file", ""),
         ("broken.py", {}, "syntax error in broken.py, line 1", "x = ("),

@@ -64,8 +64,8 @@ def test_a_file_that_says_something_else_is_refused(answer, tmp_path, text, said
 def test_a_project_cannot_ask_for_it(answer, tmp_path):
     write(tmp_path, "train.py", "")
     file = write(tmp_path, "pyproject.toml", '[tool.ddplaunch.run]\nwarm = "10m"\n')
-    done = answer("submit", "--dry-run", "train.py")
-    assert f"{file}: [tool.ddplaunch.run] is read from your own file alone" in done.stderr
+    done = answer("run", "--dry-run", "train.py")
+    assert f"{file}: unknown key warm in [tool.ddplaunch.run]\n  [run] warm goes into your own" in done.stderr
 
 
 COLD = {

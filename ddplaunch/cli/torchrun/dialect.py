@@ -6,12 +6,14 @@ option, an error says what it has.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from ddplaunch.cli.command_line import Translation, is_option, name_of
 from ddplaunch.cli.torchrun import nodes, output
 from ddplaunch.cli.torchrun.options import Given, OurOption, TorchrunOptions, split, variables
+from ddplaunch.cli.values import MAX_NAME
 from ddplaunch.errors import UsageError
 
 _CAUGHT = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
@@ -68,6 +70,7 @@ def translate(
     if torchrun.idle:
         idle = ", ".join(f"{each.source} {each.value}" for each in torchrun.idle)
         notes.append(f"no effect in ddplaunch: {idle} (docs/torchrun.md)")
+    notes += torchrun.said
     return Translation([*flat, *ours, *rest], tuple(notes), of_torchrun, unsaid)
 
 
@@ -76,7 +79,7 @@ def _translated(torchrun: TorchrunOptions) -> Iterator[OurOption]:
     yield from torchrun.renamed("--nproc-per-node", "--nproc", {"xpu": "gpu"})
     yield from nodes.translated(torchrun)
     yield from nodes.local_address(torchrun)
-    yield from torchrun.renamed("--rdzv-id", "--run-id", {"none": ""})
+    yield from _run_id(torchrun)
     yield from torchrun.renamed("--max-restarts")
     yield from torchrun.renamed("--role")
     yield from torchrun.renamed("--shutdown-timeout", "--grace")
@@ -88,6 +91,16 @@ def _translated(torchrun: TorchrunOptions) -> Iterator[OurOption]:
     torchrun.ignore("--monitor-interval", default="0.1")
     torchrun.ignore("--start-method", default="spawn")
     yield from _signals(torchrun)
+
+
+def _run_id(torchrun: TorchrunOptions) -> Iterator[OurOption]:
+    """--rdzv-id as a name that can be one of a folder too: what cannot becomes a dash."""
+    typed = torchrun.value("--rdzv-id")
+    if typed and typed != "none":
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", typed)[:MAX_NAME].lstrip("_.-") or "job"
+        if name != typed:
+            torchrun.said.append(f"{torchrun.source('--rdzv-id')} {typed}: the run is called {name}")
+        yield "--run-id", name, torchrun.source("--rdzv-id")
 
 
 def _signals(torchrun: TorchrunOptions) -> Iterator[OurOption]:

@@ -53,11 +53,12 @@ class Given(NamedTuple):
 
 
 class TorchrunOptions:
-    """All that have a value; those without effect are collected in ``idle``."""
+    """All that have a value; those without effect are collected in ``idle``, other notes in ``said``."""
 
     def __init__(self, given: Mapping[str, Given]) -> None:
         self._given = {name: each for name, each in given.items() if each.value}
         self.idle: list[Given] = []
+        self.said: list[str] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._given

@@ -1,0 +1,42 @@
+"""Which run is meant where none is named: the newest that was started in this folder, which is said."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from ddplaunch.cli.typed import current_directory
+from ddplaunch.errors import UsageError
+from ddplaunch.job import past, runs
+from ddplaunch.words import named
+
+
+def newest_here(*, follow: bool = False) -> str:
+    """Return the name of the run that began last; to ``follow``, of one that still runs, if one does.
+
+    Raises:
+        UsageError: there is none; the hint names others.
+    """
+    folder, known = current_directory(), runs.known()
+    began: dict[str, float] = {}
+    for name, job in known.items():
+        if record := past.record(name):
+            if record.cwd == folder:
+                began[name] = record.began
+        elif job and _folder_of(job.pid) == folder:  # with --no-history
+            began[name] = os.stat(job.path).st_mtime
+    if not began:
+        hint = f"name one: {named(known)}" if known else "ddplaunch run train.py"
+        raise UsageError(f"no run that was started in {folder} is kept or running", hint)
+    running = [name for name in began if known[name]]
+    run = max(running if follow and running else began, key=began.__getitem__)
+    click.echo(f"the newest run of this folder: {run}", err=True)
+    return run
+
+
+def _folder_of(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return None
