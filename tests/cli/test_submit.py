@@ -366,7 +366,7 @@ def test_flags_over_project_over_user(dry, files, tmp_path):
         ("[submit]\nfollow = 1\n", ("follow = 1: expected true or false",)),
         ("[submit]\nsetup = [1]\n", ("setup = [1]: expected a list of strings",)),
         ("[submit]\nsbatch-arg = 'x'\n", ("--sbatch-arg x: expected an option of sbatch (", "ddplaunch.toml)")),
-        ("[sbumit]\nnodes = 2\n", ("unknown table [sbumit]", "ddplaunch reads [submit] and [manifest]")),
+        ("[sbumit]\nnodes = 2\n", ("unknown table [sbumit]", "ddplaunch reads [run], [submit], [manifest]")),
         ("submit = 3\n", ("[submit] is not a table",)),
         (f"x = {'[' * 5000}{']' * 5000}\n", ("ddplaunch.toml cannot be read:", "--config none reads no file")),
         (f"[submit]\nnodes = {'9' * 5000}\n", ("ddplaunch.toml cannot be read:", "--config none")),
