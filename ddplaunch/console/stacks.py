@@ -96,8 +96,7 @@ def _group(alike: Alike, inspection: Inspection, several: bool, apart: Frame | N
         yield f"  no stack: {shown(rank.no_stack)}"
     for number, thread in enumerate(_told(rank)):
         if number:
-            name = f" {shown(thread.name)}" if thread.name else ""
-            yield click.style(f"  another thread{name}:", dim=True)
+            yield click.style(f"  another {shown(thread.title)}:", dim=True)
         yield from _stack(thread)
 
 

@@ -44,10 +44,15 @@ class Frame:
 
 @dataclass(frozen=True)
 class Thread:
-    """One thread of a rank."""
+    """One thread of a rank, or a task of asyncio that waits."""
 
     frames: tuple[Frame, ...]  # the innermost first
-    name: str = ""  # where Python tells it (3.14)
+    name: str = ""  # where Python tells it (3.14); "task Task-2" of a task
+
+    @property
+    def title(self) -> str:
+        """Say for people what it is: "thread feeder", "task Task-2"."""
+        return self.name if self.name.startswith("task ") else f"thread {self.name}".rstrip()
 
 
 @dataclass(frozen=True)

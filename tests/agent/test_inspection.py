@@ -295,6 +295,50 @@ def test_stacks_without_torch(start, answer, tmp_path, how):
     assert job.wait() == 130
 
 
+def test_where_tasks_wait_and_not_the_loop(start, answer, tmp_path):
+    """The one that is run, with what it awaits; others beside it. One that is at work is on the stack already."""
+    text = """
+        import asyncio, os, time
+
+        async def leaf():
+            print("there", flush=True)
+            if os.environ["RANK"] == "2":
+                time.sleep(600)
+            await asyncio.sleep(600)
+
+        async def fetch():
+            await leaf()
+
+        async def feed():
+            await asyncio.Event().wait()
+
+        async def main():
+            feeder = asyncio.create_task(feed(), name="fee\\n\\0der")
+            task = asyncio.create_task(fetch())
+            await (asyncio.gather(quick(), task) if os.environ["RANK"] == "1" else task)
+
+        async def quick():
+            pass
+
+        asyncio.run(main())
+    """
+    job = start("run", *LIGHT, "--nproc", "3", write(tmp_path, "train.py", text))
+    job.wait_for("there", 3)
+    page = answer("stacks", str(job.process.pid)).stdout
+    said = stacks(answer, job)
+    own = [
+        [[frame["function"] for frame in thread["frames"] if frame["own"]] for thread in rank["threads"]]
+        for rank in said["ranks"]
+    ]
+    assert own[:2] == [[["leaf", "fetch", "main", "<module>"], ["feed"]]] * 2
+    assert own[2] == [["leaf", "fetch", "<module>"]]
+    assert [thread["name"] for thread in said["ranks"][0]["threads"]] == ["", "task fee  der"]
+    assert "leaf at train.py:7 (running)" in page
+    assert "  another task fee  der:\n" in page
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+
+
 def test_asking_again_and_again_does_not_disturb(start, answer, tmp_path):
     text = """
         import os, time

@@ -249,7 +249,7 @@ INSPECTION = {
     "ranks[].threads[].frames[].file": "relative to the job's folder where it is below that",
     "ranks[].threads[].frames[].line": "the line",
     "ranks[].threads[].frames[].own": "whether it is the user's code, and not Python's or a package's",
-    "ranks[].threads[].name": "where Python tells it (3.14)",
+    "ranks[].threads[].name": "where Python tells it (3.14); `task …` of a task of asyncio that waits",
     "ranks[].no_stack": "why there are no threads",
     "ranks[].answers": "whether it said how far it is; `false`: native code holds the GIL; `null`: no process group",
     "ranks[].groups[].group": "torch's name of a process group: `0` is the default one",

@@ -65,7 +65,8 @@ def _threads(rank: RankInspection) -> Iterator[Markup]:
     threads = [each for each in rank.threads if each.frames]
     for number, thread in enumerate(threads):
         if len(threads) > 1:
-            name = "main thread" if thread is rank.threads[0] else f"thread {thread.name or number}"
+            title = thread.title if thread.name else f"thread {number}"
+            name = "main thread" if thread is rank.threads[0] else title
             yield tag("p", name, class_="dim")
         yield tag("ol", *map(_frame, thread.frames), class_="stack")
 
