@@ -6,7 +6,9 @@ import os
 import time
 from collections.abc import Callable
 
+from ddplaunch.agent import loader_workers
 from ddplaunch.agent.awaited import awaited
+from ddplaunch.agent.loader_workers import LoaderWorkers
 from ddplaunch.agent.rank_line import RankLine, Said
 from ddplaunch.agent.ranks import Ranks
 from ddplaunch.agent.stack_dump import ENDING, REPLACED, StackDump
@@ -15,6 +17,7 @@ from ddplaunch.diagnosis.arrivals import kept, read_trace
 from ddplaunch.diagnosis.collectives import named, parse_call, parse_known, parse_last, parse_states, unrecorded
 from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection, RankInspection
 from ddplaunch.diagnosis.stack_dump import parse_dump
+from ddplaunch.diagnosis.standing import LOADER_WAIT, waiting_for
 from ddplaunch.diagnosis.waits import needs
 from ddplaunch.loop import Loop
 from ddplaunch.target.target import Kind
@@ -46,6 +49,7 @@ class Inspector:
         self._asked: dict[int, RankLine] = {}  # those whose answer is awaited
         self._counts: dict[int, bytes] = {}  # of the groups of each rank, in the first reading
         self._dumps: dict[int, StackDump] = {}
+        self._workers: dict[int, LoaderWorkers] = {}
 
     def begin(self) -> None:
         for rank in self._ranks.plan.local_ranks:
@@ -120,6 +124,7 @@ class Inspector:
         """Wait for answers and dumps."""
         waiting = [number for number in self._asked if number in self._ranks.processes]
         dumping = any([dump.look() for dump in self._dumps.values()])
+        dumping |= any([workers.look() for workers in self._workers.values()])
         if (waiting or dumping) and time.monotonic() < deadline:
             self._loop.after(_POLL, lambda: self._go_on(deadline, then))
             return
@@ -162,6 +167,18 @@ class Inspector:
 
     def _read_once(self) -> None:
         self._take_stacks()
+        for number, found in self._found.items():
+            process = self._ranks.processes.get(number)
+            if process is not None and waiting_for(found) == LOADER_WAIT:
+                self._workers[number] = LoaderWorkers(process, self._ranks.lines[number])
+        deadline = min(time.monotonic() + loader_workers.PATIENCE, self._until)
+        self._go_on(deadline, self._take_workers)
+
+    def _take_workers(self) -> None:
+        for number, workers in self._workers.items():
+            workers.give_up()
+            self._found[number] = replace(self._found[number], workers=tuple(workers.found))
+        self._workers.clear()
         told = any(found.groups or found.inside for found in self._found.values())
         if self._detail is not Detail.WAITS or not told:
             return self._end()

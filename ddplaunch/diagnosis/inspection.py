@@ -56,6 +56,15 @@ class Thread:
 
 
 @dataclass(frozen=True)
+class Worker:
+    """A worker of the DataLoader that a rank waits for."""
+
+    pid: int
+    frames: tuple[Frame, ...] = ()  # of its main thread, from torch's loop on; the innermost first
+    code: int | None = None  # how it ended: -N for signal N
+
+
+@dataclass(frozen=True)
 class GroupState:
     """How far a rank is in a process group, in torch's own count, which on gloo has send and recv in it."""
 
@@ -124,6 +133,7 @@ class RankInspection:
     code: int | None = None  # how it ended: -N for signal N
     threads: tuple[Thread, ...] = ()  # the main one first; none where ``no_stack`` says why, or nobody asked
     no_stack: str = ""  # "it is not a Python program"
+    workers: tuple[Worker, ...] = ()  # where it waits for its DataLoader
     answers: bool | None = None  # whether it said how far it is, None where it has no process group or was not asked
     groups: tuple[GroupState, ...] = ()
     moved: bool = False  # whether ``groups`` changed within a tenth of a second

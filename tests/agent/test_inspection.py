@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -48,8 +49,11 @@ HANG = """
             dist.all_gather([torch.ones(6) for _ in range(3)], tensor)  # gather
         if what == "loader":
             from torch.utils.data import DataLoader
-            for _ in DataLoader(Slow(), num_workers=1):  # loader
+            for _ in DataLoader(Slow(), num_workers=2):  # loader
                 pass
+        if what == "gone":
+            from torch.utils.data import DataLoader
+            next(iter(DataLoader(Slow(), num_workers=1, timeout=600)))  # gone
         if what == "ending":
             class Last:
                 def __del__(self, sleep=time.sleep):
@@ -65,7 +69,9 @@ HANG = """
             return 4
 
         def __getitem__(self, index):
-            time.sleep(600)
+            if what == "gone":
+                os._exit(0)
+            time.sleep(600)  # item
 
     print("before", flush=True)
     if what == "roots":
@@ -88,7 +94,10 @@ SENTENCES = {
     "ending": f"{WAIT}; rank 2 is ending",
     "other": "#4 of default_pg is all_reduce on ranks 0, 1 ({reduce}) and all_gather on rank 2 ({gather}): "
     "they wait for each other",
-    "loader": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{loader}}",
+    "loader": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{loader}} "
+    "(a worker: __getitem__ at {item})",
+    "gone": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{gone}} "
+    "(worker pid N has ended: exit code 0)",
     "longer": "rank 2 waits in all_reduce #5 of default_pg (float32[6]), entered at {more}, "
     "which no other rank has entered; ranks 0, 1 have not entered it: {end}",
     "before": "ranks 0, 1 wait in init_process_group, called at {init}; rank 2 has not called it: build at {build}",
@@ -115,7 +124,7 @@ def found(answer):
         def said() -> bool:
             done = answer("stacks", str(job.process.pid), "--json", *words)
             seen[0] = json.loads(done.stdout) if done.returncode == 0 else {"sentences": [done.stderr]}
-            return sentence in seen[0]["sentences"]
+            return sentence in [re.sub(r"pid \d+", "pid N", each) for each in seen[0]["sentences"]]
 
         try:
             wait_until(said, sentence, 20)
