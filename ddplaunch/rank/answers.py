@@ -9,8 +9,8 @@ thread, from the first ``init_process_group`` on: torch's flight recorder has it
 is left out. Part of the worker, and bound by its rules.
 
 On the socket there are lines. From the rank: ``h FIRST SECOND FD`` at its start, ``t`` when the thread is there, ``l``
-when it has left, and answers, ``s7 …`` with tabs between their parts. To the rank: ``s7`` (how far are you?) and ``e7``
-(and what are the last collectives?), numbered by the asker.
+when it has left, ``x`` where the program has taken the signals, and answers, ``s7 …`` with tabs between their parts. To
+the rank: ``s7`` (how far are you?) and ``e7`` (and what are the last collectives?), numbered by the asker.
 """
 
 from __future__ import annotations
@@ -150,6 +150,8 @@ class Answers:
             while os.fstat(self._fd).st_ino == self._inode and (data := os.read(self._fd, 4096)):
                 *lines, asked = (asked + data).split(b"\n")
                 for line in lines:
+                    if self._stacks and not _ours(*self._stacks[:2]):
+                        self._say(b"x")
                     self._say(line + b" " + _answer(module, details=line.startswith(b"e")))
         except BaseException:
             pass  # the program has closed the socket, or torch is another one
@@ -301,6 +303,11 @@ def _register_stacks() -> tuple[int, int, int] | None:
     _signal.signal(second, _signal.SIG_IGN)
     faulthandler.register(second, file=fd, all_threads=True, chain=False)
     return first, second, fd
+
+
+def _ours(first: int, second: int) -> bool:
+    """Whether the program has left us the signals; the kernel does not tell whose handler it is that catches them."""
+    return _signal.getsignal(first) is _write_stacks and _signal.getsignal(second) == _signal.SIG_IGN
 
 
 def _write_stacks(number: int, frame: FrameType | None) -> None:

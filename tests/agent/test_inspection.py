@@ -414,6 +414,32 @@ def test_a_signal_that_the_program_catches_is_left_to_it(start, answer, tmp_path
     job.wait()
 
 
+TAKES_ALL = """
+    import signal, sys, time
+    if sys.argv[1] == "torch":
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+    for number in range(signal.SIGRTMIN, signal.SIGRTMAX + 1):
+        signal.signal(number, lambda number, frame: print("caught", flush=True))
+    print("there", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("what", ["plain", pytest.param("torch", marks=pytest.mark.slow)])
+def test_a_program_that_takes_all_signals_later_gets_ours_once_at_most(start, answer, tmp_path, what):
+    """With torch a thread of ours tells. What the program prints of our signals would look like progress."""
+    job = start(
+        "run", *(LIGHT if what == "plain" else ()), "--nproc", "2", write(tmp_path, "train.py", TAKES_ALL), what
+    )
+    job.wait_for("there", 2)
+    for _ in range(3):
+        assert {rank["no_stack"] for rank in stacks(answer, job)["ranks"]} == {"no signal is free for it"}
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert job.stdout().count("caught") == (4 if what == "plain" else 0)  # each of two
+
+
 def test_a_program_that_closes_its_descriptors(start, answer, tmp_path):
     text = """
         import os, time
