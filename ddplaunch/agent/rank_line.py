@@ -98,7 +98,8 @@ class RankLine:
             elif word in (b"t", b"l"):
                 self.answers = word == b"t"
             elif word == b"x":
-                self.signals = (0, 0)
+                left = int(rest[0])
+                self.signals = self.signals[0] if left else 0, self.signals[1] if left > 1 else 0
             elif word[:1] in (b"s", b"e"):
                 initialised, groups, call, *traces = rest[0].split(b"\t")
                 if int(word[1:]) == self._serial:  # else it is late

@@ -43,11 +43,11 @@ class StackDump:
     def _hindrance(self, fd: int, condition: Condition) -> str:
         if condition is Condition.STOPPED:
             return "it is stopped"
-        if not all(self._signals):
+        if not self._signals[0]:
             return TAKEN
         caught = False
         try:
-            caught = all(map(self._status().catches, self._signals))
+            caught = all(map(self._status().catches, filter(None, self._signals)))
             if not caught:
                 left = os.readlink(f"{self._proc}/fd/{fd}") == _FILE  # an exec would have closed it
                 return ENDING if left else REPLACED
@@ -86,7 +86,9 @@ class StackDump:
         return self.text is None and not self.why_not
 
     def _wait(self, status: _Status) -> None:
-        """Send the second signal once it is clear that Python does not come to the first."""
+        """Send the second signal, if it is free, once it is clear that Python does not come to the first."""
+        if not self._signals[1]:
+            return
         since, slept = time.monotonic() - self._sent, self._asleep
         self._asleep = status.asleep
         if since > _LATE or (since > _ASLEEP and slept and status.asleep):

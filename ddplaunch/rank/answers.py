@@ -9,8 +9,9 @@ thread, from the first ``init_process_group`` on: torch's flight recorder has it
 is left out. Part of the worker, and bound by its rules.
 
 On the socket there are lines. From the rank: ``h FIRST SECOND FD`` at its start, ``t`` when the thread is there, ``l``
-when it has left, ``x`` where the program has taken the signals, and answers, ``s7 …`` with tabs between their parts. To
-the rank: ``s7`` (how far are you?) and ``e7`` (and what are the last collectives?), numbered by the asker.
+when it has left, ``x LEFT`` where the program has taken one of the signals or both, and answers, ``s7 …`` with tabs
+between their parts. To the rank: ``s7`` (how far are you?) and ``e7`` (and what are the last collectives?), numbered by
+the asker.
 """
 
 from __future__ import annotations
@@ -150,8 +151,8 @@ class Answers:
             while os.fstat(self._fd).st_ino == self._inode and (data := os.read(self._fd, 4096)):
                 *lines, asked = (asked + data).split(b"\n")
                 for line in lines:
-                    if self._stacks and not _ours(*self._stacks[:2]):
-                        self._say(b"x")
+                    if self._stacks and (left := _left(*self._stacks[:2])) < 2:
+                        self._say(b"x %d" % left)
                     self._say(line + b" " + _answer(module, details=line.startswith(b"e")))
         except BaseException:
             pass  # the program has closed the socket, or torch is another one
@@ -305,9 +306,14 @@ def _register_stacks() -> tuple[int, int, int] | None:
     return first, second, fd
 
 
-def _ours(first: int, second: int) -> bool:
-    """Whether the program has left us the signals; the kernel does not tell whose handler it is that catches them."""
-    return _signal.getsignal(first) is _write_stacks and _signal.getsignal(second) == _signal.SIG_IGN
+def _left(first: int, second: int) -> int:
+    """How many of the signals the program has left us; the kernel does not tell whose handler it is that catches them.
+
+    The second alone is none, as it is safe only where Python did not come to the first.
+    """
+    if _signal.getsignal(first) is not _write_stacks:
+        return 0
+    return 2 if _signal.getsignal(second) == _signal.SIG_IGN else 1
 
 
 def _write_stacks(number: int, frame: FrameType | None) -> None:

@@ -419,7 +419,7 @@ TAKES_ALL = """
     if sys.argv[1] == "torch":
         import torch.distributed as dist
         dist.init_process_group("gloo")
-    for number in range(signal.SIGRTMIN, signal.SIGRTMAX + 1):
+    for number in range(signal.SIGRTMIN + (sys.argv[-1] == "second"), signal.SIGRTMAX + 1):
         signal.signal(number, lambda number, frame: print("caught", flush=True))
     print("there", flush=True)
     time.sleep(600)
@@ -438,6 +438,17 @@ def test_a_program_that_takes_all_signals_later_gets_ours_once_at_most(start, an
     job.signal(signal.SIGINT)
     assert job.wait() == 130
     assert job.stdout().count("caught") == (4 if what == "plain" else 0)  # each of two
+
+
+@pytest.mark.slow
+def test_the_first_signal_is_enough_for_one_that_python_comes_to(start, answer, tmp_path):
+    job = start("run", "--nproc", "2", write(tmp_path, "train.py", TAKES_ALL), "torch", "second")
+    job.wait_for("there", 2)
+    for _ in range(3):
+        assert all(rank["threads"] for rank in stacks(answer, job)["ranks"])
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert "caught" not in job.stdout()
 
 
 def test_a_program_that_closes_its_descriptors(start, answer, tmp_path):
