@@ -6,22 +6,26 @@ import os
 import time
 from collections.abc import Callable
 
+from ddplaunch.agent import loader_workers
 from ddplaunch.agent.awaited import awaited
+from ddplaunch.agent.loader_workers import LoaderWorkers
 from ddplaunch.agent.rank_line import RankLine, Said
 from ddplaunch.agent.ranks import Ranks
-from ddplaunch.agent.stack_dump import ENDING, REPLACED, StackDump
+from ddplaunch.agent.stack_dump import ENDING, REPLACED, TAKEN, StackDump
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.arrivals import kept, read_trace
 from ddplaunch.diagnosis.collectives import named, parse_call, parse_known, parse_last, parse_states, unrecorded
 from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection, RankInspection
 from ddplaunch.diagnosis.stack_dump import parse_dump
+from ddplaunch.diagnosis.standing import LOADER_WAIT, waiting_for
 from ddplaunch.diagnosis.waits import needs
 from ddplaunch.loop import Loop
 from ddplaunch.target.target import Kind
 
 AGAIN = 0.1  # seconds between the two readings of the collectives: who moves is not waiting
-PATIENCE = 0.25  # seconds for a reading, and what each rank adds: one that holds the GIL never answers
+PATIENCE = 0.3  # seconds for a reading, and what each rank adds: one that holds the GIL never answers
 PER_RANK = 0.01
+SURE = 0.05  # seconds for a rank to say that the signals are ours; one that holds the GIL cannot
 DETAILS_PATIENCE = 1.0  # seconds for the last collectives, which a rank takes up to 0.4 s to put into words
 LAST_WORD = 1.0  # seconds for the zygote to say how a rank ended, which the kernel says to nobody else
 _MAX_ROUNDS = 4  # two readings, and twice details
@@ -46,6 +50,8 @@ class Inspector:
         self._asked: dict[int, RankLine] = {}  # those whose answer is awaited
         self._counts: dict[int, bytes] = {}  # of the groups of each rank, in the first reading
         self._dumps: dict[int, StackDump] = {}
+        self._unsure: set[int] = set()  # ranks that are still to say whether the signals are ours
+        self._workers: dict[int, LoaderWorkers] = {}
 
     def begin(self) -> None:
         for rank in self._ranks.plan.local_ranks:
@@ -96,7 +102,16 @@ class Inspector:
             if not line.begun:
                 self._found[number] = replace(found, no_stack="its program has not begun yet")
                 continue
-            self._dumps[number] = StackDump(process, line.signals, line.stacks, found.condition)
+            if line.answers and found.condition is not Condition.STOPPED:
+                self._unsure.add(number)
+            else:
+                self._begin_dump(number)
+
+    def _begin_dump(self, number: int) -> None:
+        self._unsure.discard(number)
+        if process := self._ranks.processes.get(number):
+            line = self._ranks.lines[number]
+            self._dumps[number] = StackDump(process, line.signals, line.stacks, self._found[number].condition)
 
     # ------------------------------------------------------------------------------------------------- collectives
 
@@ -118,8 +133,12 @@ class Inspector:
 
     def _go_on(self, deadline: float, then: Callable[[], None]) -> None:
         """Wait for answers and dumps."""
+        for number in tuple(self._unsure):
+            if number not in self._asked or time.monotonic() - self._began > SURE:
+                self._begin_dump(number)
         waiting = [number for number in self._asked if number in self._ranks.processes]
         dumping = any([dump.look() for dump in self._dumps.values()])
+        dumping |= any([workers.look() for workers in self._workers.values()])
         if (waiting or dumping) and time.monotonic() < deadline:
             self._loop.after(_POLL, lambda: self._go_on(deadline, then))
             return
@@ -135,6 +154,8 @@ class Inspector:
         if self._asked.pop(number, None) is None:
             return
         self._ranks.lines[number].rest()
+        if number in self._unsure:
+            self._begin_dump(number)
         found = self._found[number]
         try:
             if self._detail is Detail.PACE:
@@ -162,6 +183,18 @@ class Inspector:
 
     def _read_once(self) -> None:
         self._take_stacks()
+        for number, found in self._found.items():
+            process = self._ranks.processes.get(number)
+            if process is not None and waiting_for(found) == LOADER_WAIT:
+                self._workers[number] = LoaderWorkers(process, self._ranks.lines[number])
+        deadline = min(time.monotonic() + loader_workers.PATIENCE, self._until)
+        self._go_on(deadline, self._take_workers)
+
+    def _take_workers(self) -> None:
+        for number, workers in self._workers.items():
+            workers.give_up()
+            self._found[number] = replace(self._found[number], workers=tuple(workers.found))
+        self._workers.clear()
         told = any(found.groups or found.inside for found in self._found.values())
         if self._detail is not Detail.WAITS or not told:
             return self._end()
@@ -179,6 +212,8 @@ class Inspector:
     def _take_stacks(self) -> None:
         for number, dump in self._dumps.items():
             dump.give_up()
+            if dump.why_not == TAKEN:
+                self._ranks.lines[number].signals = (0, 0)  # once is enough: what it prints of it looks like progress
             found = self._found[number]
             threads = parse_dump(dump.text, os.getcwd()) if dump.text else ()
             condition = _TOLD_BY_SIGNALS.get(dump.why_not, found.condition)

@@ -36,7 +36,7 @@ class RankLine:
         self._coming = bytearray()
         self._serial = 0
         self.given = theirs.detach()  # the rank's end, which is to be handed over
-        self.signals = (0, 0)  # by which it writes its stacks: when Python comes to it, at once
+        self.signals = (0, 0)  # by which it writes its stacks: when Python comes to it, at once; 0 for none
         self.stacks = 0  # the descriptor that it writes them to
         self.begun = False  # whether it has said so much as these
         self.answers = False  # whether its thread is there: it has called init_process_group
@@ -97,6 +97,9 @@ class RankLine:
                 self.begun = True
             elif word in (b"t", b"l"):
                 self.answers = word == b"t"
+            elif word == b"x":
+                left = int(rest[0])
+                self.signals = self.signals[0] if left else 0, self.signals[1] if left > 1 else 0
             elif word[:1] in (b"s", b"e"):
                 initialised, groups, call, *traces = rest[0].split(b"\t")
                 if int(word[1:]) == self._serial:  # else it is late

@@ -16,11 +16,13 @@ from ddplaunch.agent.ranks import RankProcess
 from ddplaunch.diagnosis.inspection import Condition
 
 REPLACED = "it has become another program"
+TAKEN = "no signal is free for it"
 ENDING = "its program is over, and Python takes down what it left"
 _MARK = b"\0"  # before and after what Python writes on the first signal
 _FILE = "/memfd:ddplaunch-stacks (deleted)"
 _MAX = 4 << 20  # bytes of a dump
 _ASLEEP = 0.01  # seconds after which one that sleeps is in native code: Python would have woken up for the signal
+_UNHEARD = 0.05  # seconds after the second signal: it is neither pending nor in its handler, and nothing is written
 _LATE = 0.12  # seconds after which one that runs is: it holds the GIL
 
 
@@ -32,7 +34,7 @@ class StackDump:
         self._process, self._signals, self._file = process, signals, -1
         self._proc = f"/proc/{process.pid}"
         self._sent, self._asleep = time.monotonic(), False
-        self._at_once = False  # whether the second signal has been sent, too
+        self._at_once = 0.0  # when the second signal has been sent, too
         self.text: bytes | None = None  # once it is whole
         self.why_not = self._hindrance(fd, condition)
         if not self.why_not:
@@ -41,11 +43,11 @@ class StackDump:
     def _hindrance(self, fd: int, condition: Condition) -> str:
         if condition is Condition.STOPPED:
             return "it is stopped"
-        if not all(self._signals):
-            return "no signal is free for it"
+        if not self._signals[0]:
+            return TAKEN
         caught = False
         try:
-            caught = all(map(self._status().catches, self._signals))
+            caught = all(map(self._status().catches, filter(None, self._signals)))
             if not caught:
                 left = os.readlink(f"{self._proc}/fd/{fd}") == _FILE  # an exec would have closed it
                 return ENDING if left else REPLACED
@@ -76,18 +78,23 @@ class StackDump:
             elif not self._at_once:
                 self._wait(status)
             # While it writes, the signal is blocked in its thread; before that it is pending.
-            elif at_once and not status.has(self._signals[1]):
-                self._end(text=at_once)
+            elif not status.has(self._signals[1]):
+                if at_once:
+                    self._end(text=at_once)
+                elif not by_python and time.monotonic() - self._at_once > _UNHEARD:
+                    self._end(TAKEN)  # the program's own handler has had it
         return self.text is None and not self.why_not
 
     def _wait(self, status: _Status) -> None:
-        """Send the second signal once it is clear that Python does not come to the first."""
+        """Send the second signal, if it is free, once it is clear that Python does not come to the first."""
+        if not self._signals[1]:
+            return
         since, slept = time.monotonic() - self._sent, self._asleep
         self._asleep = status.asleep
         if since > _LATE or (since > _ASLEEP and slept and status.asleep):
             if not status.catches(self._signals[1]):
                 return self._end("it has ended")
-            self._at_once = True
+            self._at_once = time.monotonic()
             self._process.send(self._signals[1])
 
     def give_up(self) -> None:

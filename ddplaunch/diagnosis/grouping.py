@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.diagnosis.inspection import Condition, Inspection, RankInspection
 from ddplaunch.diagnosis.sentences import end_of, still
-from ddplaunch.diagnosis.standing import call_of, is_gone, waiting_for
+from ddplaunch.diagnosis.standing import call_of, is_gone, waiting_for, workers_of
 from ddplaunch.diagnosis.waits import Wait, short_title, stack_of, waits
 
 RUNNING = "running"
@@ -28,7 +28,7 @@ def grouped(inspection: Inspection) -> tuple[Alike, ...]:
     states = states_of(inspection)
     found: dict[object, list[RankInspection]] = {}
     for rank in inspection.ranks:
-        found.setdefault((states[rank.rank], stack_of(rank), rank.no_stack), []).append(rank)
+        found.setdefault((states[rank.rank], stack_of(rank), rank.no_stack, *workers_of(rank)), []).append(rank)
     groups = [
         Alike(tuple(rank.rank for rank in each), states[each[0].rank], _waited(each, inspection.moment), each[0])
         for each in found.values()

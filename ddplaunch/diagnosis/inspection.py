@@ -44,10 +44,24 @@ class Frame:
 
 @dataclass(frozen=True)
 class Thread:
-    """One thread of a rank."""
+    """One thread of a rank, or a task of asyncio that waits."""
 
     frames: tuple[Frame, ...]  # the innermost first
-    name: str = ""  # where Python tells it (3.14)
+    name: str = ""  # where Python tells it (3.14); "task Task-2" of a task
+
+    @property
+    def title(self) -> str:
+        """Say for people what it is: "thread feeder", "task Task-2"."""
+        return self.name if self.name.startswith("task ") else f"thread {self.name}".rstrip()
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker of the DataLoader that a rank waits for."""
+
+    pid: int
+    frames: tuple[Frame, ...] = ()  # of its main thread, from torch's loop on; the innermost first
+    code: int | None = None  # how it ended: -N for signal N
 
 
 @dataclass(frozen=True)
@@ -119,6 +133,7 @@ class RankInspection:
     code: int | None = None  # how it ended: -N for signal N
     threads: tuple[Thread, ...] = ()  # the main one first; none where ``no_stack`` says why, or nobody asked
     no_stack: str = ""  # "it is not a Python program"
+    workers: tuple[Worker, ...] = ()  # where it waits for its DataLoader
     answers: bool | None = None  # whether it said how far it is, None where it has no process group or was not asked
     groups: tuple[GroupState, ...] = ()
     moved: bool = False  # whether ``groups`` changed within a tenth of a second

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 
 from ddplaunch.diagnosis.chains import arrows
@@ -14,6 +13,7 @@ from ddplaunch.diagnosis.standing import (
     SENDS,
     STORE,
     doing,
+    end,
     entered_at,
     is_gone,
     library_calls,
@@ -148,14 +148,7 @@ def end_of(rank: RankInspection) -> str:
     """How a rank's program has ended: "exit code 0", "SIGKILL"; "" where nobody knows."""
     if rank.condition is not Condition.EXITED:
         return "exit code 0"  # its process would be gone otherwise
-    if rank.code is None:
-        return ""
-    if rank.code >= 0:
-        return f"exit code {rank.code}"
-    try:
-        return signal.Signals(-rank.code).name
-    except ValueError:
-        return f"signal {-rank.code}"
+    return "" if rank.code is None else end(rank.code)
 
 
 def mismatch(wait: Wait, inspection: Inspection) -> str:

@@ -13,7 +13,9 @@ from ddplaunch.errors import shown
 MAX_THREADS, MAX_FRAMES = 64, 100
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_THREAD = re.compile(r"(Current t|T)hread 0x[0-9a-f]{1,16} (?:\[(.*)\] )?\(most recent call first\):$")
+_THREAD = re.compile(
+    r"(?:(Current t|T)hread 0x[0-9a-f]{1,16}|(Main t|T)ask) (?:\[(.*)\] )?\(most recent call first\):$"
+)
 _FRAME = re.compile(r'  File (?:"(.*)"|\?\?\?), line (\d{1,9}|\?\?\?),? in (.*)$')
 _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3\.\d+t?/|^<|^\?\?\?$")
@@ -26,16 +28,23 @@ _STARTS = re.compile(r"^<frozen (?:runpy|importlib)|/lib(?:64)?/python3\.\d+t?/(
 def parse_dump(dump: bytes, folder: str, package: str = _PACKAGE) -> tuple[Thread, ...]:
     """Read what ``faulthandler`` wrote for all threads, the main one first; at most 64 threads of 100 frames.
 
+    After them there may be tasks of asyncio (``rank/answers.py``). What the main task is in comes before the calls of
+    its loop, as if these had called it; any other task is a thread.
+
     ``folder`` is where the job runs: files below it are named relative to it. ``package`` is where ddplaunch is
     installed: what of it runs inside ranks is left out. A line that has another form is skipped.
     """
     threads: list[tuple[bool, str, list[Frame]]] = []
+    tasks: list[tuple[bool, str, list[Frame]]] = []
+    of = threads
     whole = True
     for line in dump.decode(errors="replace").split("\n"):
         if head := _THREAD.match(line):
-            threads.append((head[1] != "T", shown(head[2] or ""), []))
-        elif threads and len(threads[-1][2]) < MAX_FRAMES and (found := _FRAME.match(line)):
-            threads[-1][2].append(_frame(found, folder, package))
+            of = tasks if head[2] else threads
+            name = f"task {_plain(head[3] or '')}" if head[2] else shown(head[3] or "")
+            of.append(((head[1] or head[2]) != "T", name, []))
+        elif of and len(of[-1][2]) < MAX_FRAMES and (found := _FRAME.match(line)):
+            of[-1][2].append(_frame(found, folder, package))
         elif line == "...":  # more threads than faulthandler shows
             whole = False
     if not threads:
@@ -44,7 +53,12 @@ def parse_dump(dump: bytes, folder: str, package: str = _PACKAGE) -> tuple[Threa
     main = -1 if whole else next((number for number, each in enumerate(threads) if each[0]), -1)
     first = threads.pop(main)
     mine = os.path.join(package, "rank", "")
-    theirs = (each for each in threads if each[2] and not each[2][-1].file.startswith(mine))
+    theirs = [each for each in threads if each[2] and not each[2][-1].file.startswith(mine)]
+    for is_main, name, frames in tasks:
+        if is_main:
+            first = first[0], first[1], [*frames, *first[2]]
+        elif frames:
+            theirs.append((False, name, frames))
     cut = (Thread(_cut(frames, mine), name) for _, name, frames in chain([first], theirs))
     return tuple(islice(cut, MAX_THREADS))
 

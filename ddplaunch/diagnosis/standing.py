@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Iterable
 from itertools import takewhile
 from typing import NamedTuple
 
-from ddplaunch.diagnosis.inspection import Collective, Condition, Frame, RankInspection
+from ddplaunch.diagnosis.inspection import Collective, Condition, Frame, RankInspection, Worker
 
 INIT = "init_process_group"
 SENDS = {"isend", "send", "send_object_list"}
@@ -37,7 +38,10 @@ _C10D = "torch/distributed/distributed_c10d.py"
 _PACKING = {"_object_to_tensor", "_tensor_to_object"}
 """What turns objects into tensors and back, by the program's own ``__reduce__``: no other rank is waited for there."""
 
+LOADER_WAIT = "waits for its DataLoader"
 _LOADER = "torch/utils/data/dataloader.py"
+_FETCH = "torch/utils/data/_utils/fetch.py"  # in which a worker is that has something to do
+_MAX_WORKERS = 3
 _RPC = "torch/distributed/rpc/"
 _WAITS = {
     ("threading.py", "join"): "waits for a thread to end",
@@ -163,7 +167,7 @@ def waiting_for(rank: RankInspection) -> str:
     frames = rank.threads[0].frames if rank.threads else ()
     called = list(takewhile(lambda frame: not frame.own, frames))
     if any(frame.file.endswith(_LOADER) for frame in called):
-        return "waits for its DataLoader"
+        return LOADER_WAIT
     if any(_RPC in frame.file for frame in called):
         return "waits for an RPC"
     words = (_WAITS.get((os.path.basename(frame.file), frame.function)) for frame in called)
@@ -179,8 +183,42 @@ def doing(rank: RankInspection, apart: Frame | None = None) -> str:
     line = line_of(rank)
     told = text(line) if line else ""
     if words := waiting_for(rank):
-        return f"it {words}" + (f", {told}" if told else "")
-    return f"{told}, in {apart.function} at {PACKAGES.sub('', apart.file)}:{apart.line}" if apart else told
+        workers = workers_of(rank)
+        more = f" and {len(workers) - _MAX_WORKERS} more" if len(workers) > _MAX_WORKERS else ""
+        inside = f" ({'; '.join(workers[:_MAX_WORKERS])}{more})" if workers else ""
+        return f"it {words}" + (f", {told}" if told else "") + inside
+    return f"{told}, in {apart.function} at {_library_line(apart)}" if apart else told
+
+
+def workers_of(rank: RankInspection) -> list[str]:
+    """Say of its DataLoader's workers what tells: "a worker: read at data.py:9", "worker pid 4711: SIGKILL"."""
+    gone = [f"worker pid {each.pid} has ended: {end(each.code)}" for each in rank.workers if each.code is not None]
+    busy = dict.fromkeys(f"a worker: {_at_work(each.frames)}" for each in at_work(rank))
+    return [*gone, *busy]
+
+
+def at_work(rank: RankInspection) -> list[Worker]:
+    """Those of the DataLoader's workers that are not idle."""
+    return [each for each in rank.workers if any(frame.own or frame.file.endswith(_FETCH) for frame in each.frames)]
+
+
+def _at_work(frames: tuple[Frame, ...]) -> str:
+    own = place(frames)
+    return text(own) if own else f"{frames[0].function} at {_library_line(frames[0])}"
+
+
+def _library_line(frame: Frame) -> str:
+    return f"{PACKAGES.sub('', frame.file)}:{frame.line}"
+
+
+def end(code: int) -> str:
+    """Say how a process ended: "exit code 0", "SIGKILL"."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
 
 
 def is_gone(rank: RankInspection) -> bool:

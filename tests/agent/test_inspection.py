@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -48,8 +49,11 @@ HANG = """
             dist.all_gather([torch.ones(6) for _ in range(3)], tensor)  # gather
         if what == "loader":
             from torch.utils.data import DataLoader
-            for _ in DataLoader(Slow(), num_workers=1):  # loader
+            for _ in DataLoader(Slow(), num_workers=2):  # loader
                 pass
+        if what == "gone":
+            from torch.utils.data import DataLoader
+            next(iter(DataLoader(Slow(), num_workers=1, timeout=600)))  # gone
         if what == "ending":
             class Last:
                 def __del__(self, sleep=time.sleep):
@@ -65,7 +69,9 @@ HANG = """
             return 4
 
         def __getitem__(self, index):
-            time.sleep(600)
+            if what == "gone":
+                os._exit(0)
+            time.sleep(600)  # item
 
     print("before", flush=True)
     if what == "roots":
@@ -88,7 +94,10 @@ SENTENCES = {
     "ending": f"{WAIT}; rank 2 is ending",
     "other": "#4 of default_pg is all_reduce on ranks 0, 1 ({reduce}) and all_gather on rank 2 ({gather}): "
     "they wait for each other",
-    "loader": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{loader}}",
+    "loader": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{loader}} "
+    "(a worker: __getitem__ at {item})",
+    "gone": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{gone}} "
+    "(worker pid N has ended: exit code 0)",
     "longer": "rank 2 waits in all_reduce #5 of default_pg (float32[6]), entered at {more}, "
     "which no other rank has entered; ranks 0, 1 have not entered it: {end}",
     "before": "ranks 0, 1 wait in init_process_group, called at {init}; rank 2 has not called it: build at {build}",
@@ -115,7 +124,7 @@ def found(answer):
         def said() -> bool:
             done = answer("stacks", str(job.process.pid), "--json", *words)
             seen[0] = json.loads(done.stdout) if done.returncode == 0 else {"sentences": [done.stderr]}
-            return sentence in seen[0]["sentences"]
+            return sentence in [re.sub(r"pid \d+", "pid N", each) for each in seen[0]["sentences"]]
 
         try:
             wait_until(said, sentence, 20)
@@ -295,6 +304,50 @@ def test_stacks_without_torch(start, answer, tmp_path, how):
     assert job.wait() == 130
 
 
+def test_where_tasks_wait_and_not_the_loop(start, answer, tmp_path):
+    """The one that is run, with what it awaits; others beside it. One that is at work is on the stack already."""
+    text = """
+        import asyncio, os, time
+
+        async def leaf():
+            print("there", flush=True)
+            if os.environ["RANK"] == "2":
+                time.sleep(600)
+            await asyncio.sleep(600)
+
+        async def fetch():
+            await leaf()
+
+        async def feed():
+            await asyncio.Event().wait()
+
+        async def main():
+            feeder = asyncio.create_task(feed(), name="fee\\n\\0der")
+            task = asyncio.create_task(fetch())
+            await (asyncio.gather(quick(), task) if os.environ["RANK"] == "1" else task)
+
+        async def quick():
+            pass
+
+        asyncio.run(main())
+    """
+    job = start("run", *LIGHT, "--nproc", "3", write(tmp_path, "train.py", text))
+    job.wait_for("there", 3)
+    page = answer("stacks", str(job.process.pid)).stdout
+    said = stacks(answer, job)
+    own = [
+        [[frame["function"] for frame in thread["frames"] if frame["own"]] for thread in rank["threads"]]
+        for rank in said["ranks"]
+    ]
+    assert own[:2] == [[["leaf", "fetch", "main", "<module>"], ["feed"]]] * 2
+    assert own[2] == [["leaf", "fetch", "<module>"]]
+    assert [thread["name"] for thread in said["ranks"][0]["threads"]] == ["", "task fee  der"]
+    assert "leaf at train.py:7 (running)" in page
+    assert "  another task fee  der:\n" in page
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+
+
 def test_asking_again_and_again_does_not_disturb(start, answer, tmp_path):
     text = """
         import os, time
@@ -359,6 +412,43 @@ def test_a_signal_that_the_program_catches_is_left_to_it(start, answer, tmp_path
     assert "caught" not in job.stdout()
     job.signal(signal.SIGINT)
     job.wait()
+
+
+TAKES_ALL = """
+    import signal, sys, time
+    if sys.argv[1] == "torch":
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+    for number in range(signal.SIGRTMIN + (sys.argv[-1] == "second"), signal.SIGRTMAX + 1):
+        signal.signal(number, lambda number, frame: print("caught", flush=True))
+    print("there", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("what", ["plain", pytest.param("torch", marks=pytest.mark.slow)])
+def test_a_program_that_takes_all_signals_later_gets_ours_once_at_most(start, answer, tmp_path, what):
+    """With torch a thread of ours tells. What the program prints of our signals would look like progress."""
+    job = start(
+        "run", *(LIGHT if what == "plain" else ()), "--nproc", "2", write(tmp_path, "train.py", TAKES_ALL), what
+    )
+    job.wait_for("there", 2)
+    for _ in range(3):
+        assert {rank["no_stack"] for rank in stacks(answer, job)["ranks"]} == {"no signal is free for it"}
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert job.stdout().count("caught") == (4 if what == "plain" else 0)  # each of two
+
+
+@pytest.mark.slow
+def test_the_first_signal_is_enough_for_one_that_python_comes_to(start, answer, tmp_path):
+    job = start("run", "--nproc", "2", write(tmp_path, "train.py", TAKES_ALL), "torch", "second")
+    job.wait_for("there", 2)
+    for _ in range(3):
+        assert all(rank["threads"] for rank in stacks(answer, job)["ranks"])
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert "caught" not in job.stdout()
 
 
 def test_a_program_that_closes_its_descriptors(start, answer, tmp_path):

@@ -57,6 +57,26 @@ def test_a_real_dump_has_the_main_thread_first_and_names_of_any_letters(tmp_path
     assert {frame.file.rpartition("/")[2] for frame in other.frames if not frame.own} == {"threading.py"}
 
 
+def test_a_task_that_the_loop_runs_for_stands_before_its_calls():
+    first, feed = dump(
+        """
+        Thread 0x00007f0000000001 (most recent call first):
+          File "/ddplaunch/rank/answers.py", line 1 in _serve
+        Current thread 0x00007f0000000002 (most recent call first):
+          File "/ddplaunch/rank/answers.py", line 2 in _write_stacks
+          File "/usr/lib/python3.11/selectors.py", line 3 in select
+          File "/job/train.py", line 4 in <module>
+        Main task [Task-1] (most recent call first):
+          File "/job/train.py", line 5 in main
+        Task [f\\xfctter] (most recent call first):
+          File "/job/train.py", line 6 in feed
+        Task [empty] (most recent call first):
+        """
+    )
+    assert [frame.function for frame in first.frames] == ["main", "select", "<module>"]
+    assert (feed.name, [frame.line for frame in feed.frames]) == ("task fütter", [6])
+
+
 def test_what_started_a_module_is_left_out(tmp_path):
     write(tmp_path, "train.py", "import faulthandler, sys\nfaulthandler.dump_traceback(sys.stdout)\n")
     (main,) = parse_dump(run(tmp_path, "-m", "train"), str(tmp_path))

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from ddplaunch.console.stacks import render_stacks, to_json
-from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection, Thread
+from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection, Thread, Worker
 from tests.diagnosis.samples import changed, inspected, stack
 from tests.diagnosis.test_waits import WAITING, in_library, rank, together
 
@@ -43,6 +43,32 @@ def test_ranks_at_one_line_of_the_users_are_told_apart_by_their_librarys():
     lines = page(together(in_library(0, "read", "download", "train"), in_library(1, "tokenise", "train"))).splitlines()
     assert "rank 0: train.py:3, in download at lab/download.py:7 (running)" in lines
     assert "rank 1: train.py:3, in tokenise at lab/tokenise.py:7 (running)" in lines
+
+
+def test_workers_of_a_dataloader_are_told_where_they_are_busy_or_have_ended():
+    fetch = Frame("fetch", "/lib/python3/site-packages/torch/utils/data/_utils/fetch.py", 1, False)
+    idle = Worker(5, (Frame("get", "/lib/python3.11/queue.py", 2, False),))
+    busy = [Worker(6 + n, (Frame("read", "data.py", n, True), fetch)) for n in (1, 1, 2)]
+    inside = Worker(9, (Frame("load", "/lib/python3/site-packages/lab/io.py", 3, False), fetch))
+
+    def told(*workers):
+        return page(changed(inspected("loader"), 2, workers=workers)).splitlines()
+
+    assert told(idle)[0].endswith("it waits for its DataLoader, loader at data.py:37")
+    assert told(idle, *busy)[0].endswith(
+        "loader at data.py:37 (a worker: read at data.py:1; a worker: read at data.py:2)"
+    )
+    assert told(inside)[0].endswith("loader at data.py:37 (a worker: load at lab/io.py:3)")
+    assert told(Worker(4711, code=-9), *busy)[0].endswith(
+        "(worker pid 4711 has ended: SIGKILL; a worker: read at data.py:1; a worker: read at data.py:2)"
+    )
+    lines = told(idle, busy[0])
+    assert lines[lines.index("  its worker (pid 7):") :][:3] == [
+        "  its worker (pid 7):",
+        "  read at data.py:1",
+        "  … 1 call in torch",
+    ]
+    assert not any("pid 5" in line for line in lines)
 
 
 def test_calls_of_libraries_are_counted():

@@ -25,6 +25,7 @@ from ddplaunch.diagnosis.inspection import (
     Inspection,
     RankInspection,
     Thread,
+    Worker,
 )
 from ddplaunch.job.glance import Glance
 from ddplaunch.job.record import Attempt, RankRecord, Record, to_json
@@ -249,8 +250,14 @@ INSPECTION = {
     "ranks[].threads[].frames[].file": "relative to the job's folder where it is below that",
     "ranks[].threads[].frames[].line": "the line",
     "ranks[].threads[].frames[].own": "whether it is the user's code, and not Python's or a package's",
-    "ranks[].threads[].name": "where Python tells it (3.14)",
+    "ranks[].threads[].name": "where Python tells it (3.14); `task …` of a task of asyncio that waits",
     "ranks[].no_stack": "why there are no threads",
+    "ranks[].workers[].pid": "where it waits for its DataLoader: a worker",
+    "ranks[].workers[].frames[].function": "the innermost call first, from torch's loop on",
+    "ranks[].workers[].frames[].file": "as in `threads`",
+    "ranks[].workers[].frames[].line": "the line",
+    "ranks[].workers[].frames[].own": "as in `threads`",
+    "ranks[].workers[].code": "how it ended, where it has",
     "ranks[].answers": "whether it said how far it is; `false`: native code holds the GIL; `null`: no process group",
     "ranks[].groups[].group": "torch's name of a process group: `0` is the default one",
     "ranks[].groups[].enqueued": "the operation that it entered last, send and recv included",
@@ -367,7 +374,7 @@ def _inspection() -> Inspection:
     waiting = RankInspection(
         0, "", 1, Condition.ALIVE, threads=(Thread(frames),), answers=True, groups=(GroupState("0", 1, 0),),
         last=(collective,), known=(Group("0", "default_pg", (0, 1)),),
-        inside=Inside("all_reduce", "all_reduce", None),
+        inside=Inside("all_reduce", "all_reduce", None), workers=(Worker(3, frames),),
     )  # fmt: skip
     return Inspection(1.0, (waiting, RankInspection(1, "", 2, Condition.ALIVE, answers=True)), 2)
 

@@ -13,6 +13,7 @@ from ddplaunch.console.stacks import notes
 from ddplaunch.diagnosis.grouping import Alike, grouped
 from ddplaunch.diagnosis.inspection import Condition
 from ddplaunch.diagnosis.sentences import sentences
+from ddplaunch.diagnosis.standing import at_work
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.words import named, ranks, span
 
@@ -65,9 +66,13 @@ def _threads(rank: RankInspection) -> Iterator[Markup]:
     threads = [each for each in rank.threads if each.frames]
     for number, thread in enumerate(threads):
         if len(threads) > 1:
-            name = "main thread" if thread is rank.threads[0] else f"thread {thread.name or number}"
+            title = thread.title if thread.name else f"thread {number}"
+            name = "main thread" if thread is rank.threads[0] else title
             yield tag("p", name, class_="dim")
         yield tag("ol", *map(_frame, thread.frames), class_="stack")
+    for worker in at_work(rank):
+        yield tag("p", f"worker of its DataLoader (pid {worker.pid})", class_="dim")
+        yield tag("ol", *map(_frame, worker.frames), class_="stack")
 
 
 def _frame(frame: Frame) -> Markup:

@@ -1,0 +1,110 @@
+"""Asks the workers of a rank's DataLoader where they are: the rank waits for them, so their stacks are the answer.
+
+A forked worker has inherited the rank's signals and its file for stacks, so it is asked as the rank is. As all of them
+write to that one file, they are asked one after the other. Of workers that were started afresh (spawn), only the end
+can be told.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import takewhile
+
+from ddplaunch.agent.rank_line import RankLine
+from ddplaunch.agent.ranks import RankProcess
+from ddplaunch.agent.stack_dump import StackDump
+from ddplaunch.diagnosis.inspection import Condition, Worker
+from ddplaunch.diagnosis.stack_dump import parse_dump
+
+PATIENCE = 0.5  # seconds for all workers of all ranks
+_EACH = 0.2  # seconds for one; what it wrote later would be taken for the next one's
+_MAX = 64
+_NAME = "pt_data_worker"  # what torch calls their processes; an old torch does not
+_LOOP = "torch/utils/data/_utils/worker.py"
+
+
+class LoaderWorkers:
+    """Those of one rank; ``found`` says what is known of each so far."""
+
+    def __init__(self, process: RankProcess, line: RankLine) -> None:
+        self._process, self._line = process, line
+        self.found: list[Worker] = []
+        self._dump: StackDump | None = None
+        self._pidfd = -1
+        self._pid, self._since = 0, 0.0
+        self._asked: set[int] = set()
+        children = [(pid, *found) for pid in _children(process.pid) if (found := _stat(pid, process.pid))]
+        named = [each for each in children if each[1] == _NAME]
+        self.found += [Worker(pid, code=code) for pid, _, code in named if code is not None]
+        self._left = [pid for pid, _, code in named or children if code is None][:_MAX]
+
+    def look(self) -> bool:
+        """Look for the end of a dump, and begin the next; return whether one is still awaited."""
+        while self._dump is not None or self._left:
+            if self._dump is None:
+                self._begin(self._left.pop(0))
+            elif self._dump.look():
+                if time.monotonic() - self._since < _EACH:
+                    return True
+                self.give_up()
+            else:
+                self._take(self._dump.text)
+        return False
+
+    def give_up(self) -> None:
+        """Do without what has not come."""
+        if self._dump is not None:
+            self._dump.give_up()
+            self._take(self._dump.text)
+        self._left.clear()
+
+    def _begin(self, pid: int) -> None:
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except (OSError, AttributeError):
+            return
+        if (found := _stat(pid, self._process.pid)) is None or found[1] is not None:
+            os.close(self._pidfd)  # it has ended meanwhile
+            return
+        self._pid, self._since = pid, time.monotonic()
+        process = RankProcess(self._process.rank, pid, self._pidfd)
+        self._dump = StackDump(process, self._line.signals, self._line.stacks, Condition.ALIVE)
+
+    def _take(self, text: bytes | None) -> None:
+        self._dump = None
+        os.close(self._pidfd)
+        threads = parse_dump(text, os.getcwd()) if text else ()
+        frames = threads[0].frames if threads else ()
+        inside = tuple(takewhile(lambda frame: not frame.file.endswith(_LOOP), frames))
+        if len(inside) < len(frames):
+            self.found.append(Worker(self._pid, inside))
+        elif text is not None and self._pid not in self._asked:
+            self._asked.add(self._pid)  # that may have been the rank's, which had two signals and writes for both
+            self._left.insert(0, self._pid)
+
+
+def _children(pid: int) -> list[int]:
+    """The children of a process, by any of its threads; none where the system does not tell."""
+    found = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found += [int(child) for child in file.read().split()]
+    except OSError:
+        pass
+    return sorted(found)
+
+
+def _stat(pid: int, parent: int) -> tuple[str, int | None] | None:
+    """The name of a child, and how it has ended, None while it lives; None if it is not that parent's or is stopped."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            head, _, tail = file.read().rpartition(b")")
+        fields = tail.split()
+        if int(fields[1]) != parent or fields[0] in b"Tt":
+            return None
+        name = head.partition(b"(")[2].decode(errors="replace")
+        return name, os.waitstatus_to_exitcode(int(fields[49])) if fields[0] in b"ZX" else None
+    except (OSError, ValueError, IndexError):
+        return None
