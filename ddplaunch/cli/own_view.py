@@ -29,7 +29,7 @@ class OwnView:
             self._nnodes = event.plan.nnodes
         if isinstance(event, Signalled):
             self._screen.full_screen(False)  # what is said of the end stands in the log
-        if isinstance(event, Restarting):
+        if isinstance(event, Restarting) and event.verdict:
             self._verdicts.append(event.verdict)
         if isinstance(event, Ended):
             self._view.close()

@@ -81,7 +81,11 @@ def run(options: Options, said: Remarks) -> int:
         if plan.nnodes > 1 and rules.port is None and not plan.started_rank:
             _say("--control none: nodes do not notice failures of other nodes")
         from ddplaunch.cli.launch import Job
+        from ddplaunch.control.port import without_loopback
+        from ddplaunch.plan.rendezvous import LOOPBACK
 
+        if plan.master_addr == LOOPBACK and (no_way := without_loopback()):
+            _say(no_way)
         job = Job(plan, read_policy(completed, plan, shown, many_start=finding is not None), rules, listening)
     except UsageError as error:
         from ddplaunch.cli import complain, declining

@@ -13,6 +13,7 @@ from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.errors import EXIT_TIMEOUT
 
 if TYPE_CHECKING:
+    from ddplaunch.control.seat import Seat
     from ddplaunch.control.time_limits import Cut
     from ddplaunch.diagnosis.inspection import Inspection
 
@@ -26,6 +27,7 @@ class Loss:
     """A node that was lost while it took part, or whose own processes were."""
 
     moment: float
+    node: int  # its node rank, as typed
     host: str
     text: str
 
@@ -79,12 +81,17 @@ class JobAttempt:
     def _keep(self, failures: Iterable[Failure], clock: float) -> None:
         self.failures += [replace(each, moment=on_our_clock(each.moment, clock)) for each in failures]
 
-    def broke(self, message: Drained, host: str, at: str) -> None:
+    def broke(self, message: Drained, seat: Seat, at: str) -> None:
         """The processes of a launcher were lost there; ``at`` says where to people."""
         assert message.broken is not None
         moment = on_our_clock(message.broken.moment, message.clock)
         if self.broken is None or moment < self.broken.moment:
-            self.broken = Loss(moment, host, message.broken.how + at)
+            self.broken = Loss(moment, seat.number, seat.host, message.broken.how + at)
+
+    @property
+    def broken_first(self) -> Loss | None:
+        """What was lost of a launcher's own processes, where no rank had failed before."""
+        return self.broken if self.broken and self.broken.came_before(self.verdict) else None
 
     @property
     def verdict(self) -> Verdict | None:

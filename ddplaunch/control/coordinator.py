@@ -229,8 +229,7 @@ class Coordinator:
         self._attempt.drained(seat.number, message)
         self._preemption_seen |= message.preemption_seen
         if message.broken:
-            at = f" (on {seat.host})" if len(self._seats) > 1 else ""
-            self._attempt.broke(message, seat.host, at)
+            self._attempt.broke(message, seat, f" (on {seat.host})" if len(self._seats) > 1 else "")
             self._stop(signal.SIGTERM)
         self._check_drained()
 
@@ -255,7 +254,7 @@ class Coordinator:
             return self._checks.gone(number) if self._stage is Stage.CHECKING else None
         if seat.part is Part.IDLE:
             return self._note(text) if self._rules.spares else None  # it took no part yet
-        self._attempt.lost.append(Loss(time.time() - silence, seat.host, text))
+        self._attempt.lost.append(Loss(time.time() - silence, number, seat.host, text))
         self._membership.failed(seat)
         if self._stage is Stage.RUNNING:
             self._note(f"{text}; stopping the others")
@@ -368,8 +367,8 @@ class Coordinator:
         elif self._preempted and not (whole and not self._preemption_seen):
             remark = f"preempted by {self._preempted}: the same command may be run again (exit code {EXIT_PREEMPTED})"
             self._end(Outcome(EXIT_PREEMPTED, verdict, remark=remark))
-        elif attempt.broken and attempt.broken.came_before(verdict):
-            self._end(Outcome(EXIT_SIGNAL + signal.SIGKILL, remark=attempt.broken.text))
+        elif broken := attempt.broken_first:
+            self._restart(None, broken)
         elif attempt.lost and attempt.lost[0].came_before(verdict):
             self._regroup(attempt.lost[0].text)
         elif attempt.cut and not attempt.cut.restarts:
@@ -381,23 +380,23 @@ class Coordinator:
         elif verdict.first.refused:
             self._end(Outcome(EXIT_USAGE, refused=verdict.first.refused))
         else:
-            self._restart(verdict)
+            self._restart(verdict, None)
 
-    def _restart(self, verdict: Verdict) -> None:
-        if self._limits.over:
-            over = "no restart: the time of the job is over (--timeout)"
-            return self._end(Outcome(verdict.first.code, verdict, remark=over))
-        decision = self._restarts.after(self._attempt, self._clock() - self._attempt.began)
-        if decision.wait is None:
-            return self._end(Outcome(verdict.first.code, verdict, remark=decision.remark))
-        self._membership.blame(verdict)
-        if few := self._membership.too_few:
-            return self._end(Outcome(verdict.first.code, verdict, remark=f"{few} to start again"))
-        when = f" in {decision.wait:g} s" if decision.wait else ""
-        restart = f"restart {self._restarts.used} of {self._rules.max_restarts}{when}"
-        text = f"{self._headline(verdict)}\n{restart}"
-        self._tell_all(messages.Again(self._attempt.number + 1, decision.wait, text, verdict))
-        self._pause(decision.wait, verdict)
+    def _restart(self, verdict: Verdict | None, broken: Loss | None) -> None:
+        """A rank failed, or else a launcher's own processes were lost: start all ranks again, or end."""
+        decision = self._restarts.after(self._attempt, self._clock() - self._attempt.began, late=self._limits.over)
+        wait, why_not = decision.wait, decision.remark
+        if wait is not None and (few := self._membership.blame(verdict, broken)):
+            wait, why_not = None, f"{few} to start again"
+        what = self._headline(verdict) if verdict else broken.text if broken else ""
+        if wait is None:
+            remark = why_not if verdict else "; ".join(filter(None, (what, why_not)))
+            return self._end(
+                Outcome(verdict.first.code if verdict else EXIT_SIGNAL + signal.SIGKILL, verdict, remark=remark)
+            )
+        text = f"{what}\n{self._restarts.announce(wait)}"
+        self._tell_all(messages.Again(self._attempt.number + 1, wait, text, verdict))
+        self._pause(wait, verdict)
 
     def _regroup(self, why: str) -> None:
         if self._limits.over:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from ddplaunch.control.attempt import Loss
 from ddplaunch.control.failure import Verdict
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Seat, Seats
@@ -73,11 +74,16 @@ class Membership:
         if not self.is_able(seat):
             self._note(f"{seat.name} has failed {self._failures[seat.host]} times: it gets no ranks any more")
 
-    def blame(self, verdict: Verdict) -> None:
-        """An attempt has failed: its node is known, unless ranks only saw what had happened to others."""
-        seat = next((each for each in self._places if verdict.first.rank in each.ranks), None)
-        if seat is not None and seat.number in self._seats and not verdict.first.is_consequence:
-            self.failed(seat)
+    def blame(self, verdict: Verdict | None, broken: Loss | None) -> str | None:
+        """An attempt has failed: its node is known, unless ranks only saw what had happened to others.
+
+        Return what ``too_few`` says then.
+        """
+        for seat in () if verdict and verdict.first.is_consequence else self._places:
+            here = verdict.first.rank in seat.ranks if verdict else broken and broken.node == seat.number
+            if here and seat.number in self._seats:
+                self.failed(seat)
+        return self.too_few
 
     def change(self, why: str) -> str | None:
         """Count one more; return None, or why the job cannot go on where it cannot: ``why``, and what is used up."""

@@ -277,7 +277,7 @@ class Again:
     attempt: int
     wait: float
     text: str
-    verdict: Verdict
+    verdict: Verdict | None  # None where no rank failed, but a launcher's own processes were lost
 
 
 @dataclass(frozen=True)

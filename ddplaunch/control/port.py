@@ -74,6 +74,20 @@ def claim(number: int) -> socket.socket | None:
         raise _taken("--control-port", number, error) from None
 
 
+def without_loopback() -> str | None:
+    """What people read where ranks cannot reach each other at 127.0.0.1, as in a new network namespace.
+
+    torch would try again for two minutes. A UDP socket that is connected sends nothing.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((LOOPBACK, 9))
+        except OSError as error:
+            if error.errno in (errno.ENETUNREACH, errno.EADDRNOTAVAIL):
+                return f"the loopback interface is down: no rank can reach {LOOPBACK}; type: ip link set lo up"
+    return None
+
+
 def _where(address: str) -> tuple[socket.AddressFamily, str]:
     if address == LOOPBACK:
         return socket.AF_INET, address

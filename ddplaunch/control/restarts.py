@@ -31,9 +31,11 @@ class Restarts:
         self._quick = 0  # attempts in a row that were shorter than ``min_uptime``
         self._way: Way | None = None  # in which the latest attempt failed
 
-    def after(self, attempt: JobAttempt, uptime: float) -> Decision:
-        """Decide after an attempt that failed when its ranks had lived for ``uptime`` seconds."""
+    def after(self, attempt: JobAttempt, uptime: float, *, late: bool = False) -> Decision:
+        """Decide after an attempt that failed when its ranks had lived for ``uptime`` seconds; ``late`` is too late."""
         rules = self._rules
+        if late:
+            return Decision(None, "no restart: the time of the job is over (--timeout)")
         self._quick = self._quick + 1 if uptime < rules.min_uptime else 0
         if self.used >= rules.max_restarts:
             used = f"no restart is left: all {rules.max_restarts} were used"
@@ -47,11 +49,18 @@ class Restarts:
         doubled = rules.restart_backoff * 2 ** max(0, self._quick - 1)
         return Decision(min(doubled, max(MAX_BACKOFF, rules.restart_backoff)))
 
+    def announce(self, wait: float) -> str:
+        """What people read of the restart that was decided: "restart 1 of 3 in 2 s"."""
+        return f"restart {self.used} of {self._rules.max_restarts}" + (f" in {wait:g} s" if wait else "")
+
     def _futile(self, attempt: JobAttempt, uptime: float) -> str | None:
         """Why another attempt would be in vain, by ``--restart-on``."""
         from ddplaunch.control.repetition import way_of
         from ddplaunch.control.transience import is_transient
 
+        if attempt.broken_first:  # from outside, as a rank that is killed
+            self._way = None
+            return None
         if self._rules.restart_on == "transient" and attempt.cut is None:
             assert attempt.verdict is not None
             first = attempt.verdict.first

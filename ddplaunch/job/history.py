@@ -264,7 +264,8 @@ def _kept(happened: tuple[Event, float]) -> bytes:
         return line if len(line) <= MAX_INSPECTION else b""
     content = {"time": moment, **events.record(event)}
     if isinstance(event, events.Restarting):
-        content |= {"text": event.text, "verdict": replace(event.verdict, others=()).to_json()}
+        verdict = replace(event.verdict, others=()).to_json() if event.verdict else None
+        content |= {"text": event.text, "verdict": verdict}
     elif isinstance(event, events.Ended):
         content["verdict"] = event.verdict.to_json() if event.verdict else None
     return _line(content)

@@ -57,7 +57,8 @@ def is_kept(word: str) -> bool:
 
 
 def _is_run(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+    ours = entry.stat(follow_symlinks=False).st_uid == os.geteuid()  # it may have been for others to write in before
+    return ours and entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
 
 
 def folder(name: str) -> str:

@@ -112,8 +112,9 @@ class Record:
                 return self._because("preempted")
             case events.Swept():
                 return self._swept(moment)
-            case events.Restarting(verdict=verdict):
-                return self._last(why=verdict.first.headline, verdict=verdict)
+            case events.Restarting(text=text, verdict=verdict):
+                why = verdict.first.headline if verdict else text.partition("\n")[0]
+                return self._last(why=why, verdict=verdict)
             case events.Noted(text=text):
                 return replace(self, notes=(*self.notes, text))
             case events.Inspected(inspection=inspection):

@@ -61,8 +61,8 @@ def running(word: str | None) -> Running:
     raise _unknown(word, jobs)
 
 
-def find(word: str | None) -> Found:
-    """The run that ``word`` means, running or ended; None is the latest.
+def find(word: str) -> Found:
+    """The run that ``word`` means, running or ended.
 
     A run id is the newest run that has it. Else it is a name of ``known``, a pid, or a part of a name.
 
@@ -70,14 +70,9 @@ def find(word: str | None) -> Found:
         UsageError: there is none, or several may be meant.
     """
     runs = known()
-    if word is None:
-        if not runs:
-            raise UsageError("no run is kept or running", "ddplaunch run train.py")
-        name = next(iter(runs))
-    elif (meant := next(iter(_same(word, runs)), None) or _meant(word, runs)) is None:
+    name = next(iter(_same(word, runs)), None) or _meant(word, runs)
+    if name is None:
         raise _unknown(word, runs)
-    else:
-        name = meant
     found = Found(name, runs[name], past.record(name))
     if found.running is None and found.record is None:
         raise UsageError(f"the record of {name} cannot be read", f"ddplaunch clean {name}")

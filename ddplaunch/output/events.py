@@ -98,7 +98,7 @@ class Restarting:
     attempt: int
     wait: float
     text: str
-    verdict: Verdict
+    verdict: Verdict | None  # None where a zygote was lost
 
 
 @dataclass(frozen=True)

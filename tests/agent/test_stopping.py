@@ -55,6 +55,29 @@ def test_zygote_killed(start, mode):
     job.assert_nothing_left()
 
 
+def test_a_killed_zygote_is_restarted_as_a_killed_rank(start, mode):
+    job = start("run", *mode, "--nproc", "2", "--max-restarts", "1", SLEEPER)
+    job.wait_for("ready", 2)
+    os.kill(job.zygote(), signal.SIGKILL)
+    job.wait_for("ready", 4)
+    assert re.search(r"the zygote \(pid \d+\) was ended by SIGKILL.*\n.*restart 1 of 1", job.stderr())
+    os.kill(job.zygote(), signal.SIGKILL)
+    assert job.wait() == 137
+    assert re.search(r"the zygote \(pid \d+\) .*; no restart is left: all 1 were used", job.stderr())
+    assert "Traceback" not in job.stderr()
+    job.assert_nothing_left()
+
+
+def test_a_zygote_killed_while_it_imports_is_restarted(start):
+    job = start("run", "--nproc", "2", "--max-restarts", "1", SLEEPER)
+    os.kill(job.zygote(), signal.SIGKILL)
+    job.wait_for("ready", 2)
+    assert "restart 1 of 1" in job.stderr()
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    job.assert_nothing_left()
+
+
 def test_zygote_killed_beside_strangers(start, tmp_path):
     """What the shell had started before it became the launcher goes on, with whatever came of it meanwhile."""
     (tmp_path / "shell").write_text(

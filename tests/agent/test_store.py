@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 
 import pytest
 
-from ddplaunch.control.port import Port
+from ddplaunch.control.port import Port, without_loopback
 from ddplaunch.errors import UsageError
-from tests.conftest import write
+from tests.conftest import clean_environment, command, write
+from tests.starts import FORKED
 
 zygote_and_exec = pytest.mark.parametrize("mode", ["zygote", pytest.param("exec", marks=pytest.mark.slow)])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network of its own")
+def test_no_loopback_is_said_at_once(tmp_path):
+    write(tmp_path, "ends.py", "")
+    words = ["unshare", "-n", *command("run", *FORKED, "ends.py")]
+    done = subprocess.run(words, cwd=tmp_path, env=clean_environment({}), capture_output=True, text=True, check=False)
+    if "unshare failed" in done.stderr:
+        pytest.skip("no network namespaces here")
+    said = "ddplaunch: the loopback interface is down: no rank can reach 127.0.0.1; type: ip link set lo up\n"
+    assert (done.returncode, done.stderr) == (0, said)
+    assert without_loopback() is None
 
 
 def test_each_attempt_listens_on_the_same_port():

@@ -642,6 +642,26 @@ def test_a_zygote_that_was_lost_before_is(message):
     assert (outcome.code, outcome.remark) == (137, "the zygote (pid 7) was ended by SIGKILL (on n1)")
 
 
+@pytest.mark.parametrize("restart_on", ["any", "transient", "always"])
+def test_a_zygote_that_was_lost_uses_a_restart(restart_on):
+    job = Job(min_nodes=2, max_restarts=1, restart_on=restart_on, restart_backoff=0)
+    job.join(1)
+    for attempt in (0, 1):
+        assert len(job.take(messages.Start)) == 2
+        broken = messages.Broken("the zygote (pid 7) was ended by SIGKILL", time.time())
+        job.drain(1, attempt=attempt, broken=broken)
+        assert len(job.take(messages.Stop, 0)) == 1
+        job.drain(0, attempt=attempt, stopped=2)
+        if attempt == 0:
+            again = job.take(messages.Again)[0]
+            assert isinstance(again, messages.Again)
+            assert again.text == "the zygote (pid 7) was ended by SIGKILL (on n1)\nrestart 1 of 1"
+            job.wait(0)
+    outcome = job.outcome(0).outcome
+    assert (outcome.code, outcome.verdict) == (137, None)
+    assert outcome.remark == "the zygote (pid 7) was ended by SIGKILL (on n1); no restart is left: all 1 were used"
+
+
 def test_a_node_that_never_says_that_its_ranks_have_ended_is_given_up():
     job = Job(min_nodes=3, grace=7.0)
     job.join(1, 2)

@@ -342,6 +342,13 @@ def test_another_users_file_is_not_read(state):
     assert past.record("r") is None
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder away")
+def test_another_users_folder_is_no_run(state):
+    keep()
+    os.chown(past.folder("r"), 65534, 65534)
+    assert past.names() == []
+
+
 def test_the_token_stays_out():
     assert without_token(["a", "--token", "x", "--token=y", "b"]) == ["a", "--token", "…", "--token=…", "b"]
 

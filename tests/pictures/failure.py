@@ -27,7 +27,10 @@ WORDS = ("run", "train.py", "--nproc", "4")
 FOLDER = "/home/ada"
 COLUMNS = 84
 
+# The other ranks are at work when one fails, and not in a collective, whose error would race with their being stopped.
 PROGRAM = """\
+import time
+
 import torch
 import torch.distributed as dist
 
@@ -42,6 +45,7 @@ rank = dist.get_rank()
 print(f"rank {rank} of {dist.get_world_size()} trains on shard {rank}", flush=True)
 for batch in range(40):
     check(batch)
+    time.sleep(2 if batch == 30 else 0)
     loss = torch.tensor(1 / (batch + 1))
     dist.all_reduce(loss)
     if rank == 0 and batch in (10, 20):

@@ -142,7 +142,10 @@ SAID = {
 SAID_KINDS = {
     "note": ("none; where a file is kept: `path`, `host`", "what people are told"),
     "waiting": ("none", "whom node 0, or this node, waits for; again every 30 s"),
-    "restart": ("`attempt`, `wait`, `verdict`", "as `restart` in events.jsonl, and the failure before it"),
+    "restart": (
+        "`attempt`, `wait`, `verdict`",
+        "as `restart` in events.jsonl, and the failure before it; `null` where a zygote was lost",
+    ),
     "stacks": (
         "`stacks`",
         "after Ctrl-\\: what the ranks do, as [`stacks --json`](#the-stacks-as-json) prints it",
