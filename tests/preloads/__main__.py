@@ -77,7 +77,7 @@ def _audit(names: list[str], installed: Installed, runs: Runs, known: Known, typ
         there = known.packages.get(each.name, {})
         version = installed.versions[each.name]
         made[each.name] = entry(each, there, installed.tops(each.name), asked[each.name], version, torch)
-        if typed.join and there:
+        if typed.join and "versions" in there:
             made[each.name] = joined(made[each.name], there, version)
         _explain(each, typed.reasons)
     print(json.dumps(made, indent=2), flush=True)
