@@ -95,8 +95,9 @@ class Admission:
         packages = [*self.packages.values(), *([torch] if torch else [])]
         loads = [self._table.package(name) for each in packages for name in each.loads]
         found = [*packages, *filter(None, loads), *self._table.usable(self._installed)]
+        of_torch = {name.replace("-", "_") for name in (torch.loads if torch else ())}  # in the table or not
         return Allowed(
-            tuple(sorted({top.partition(".")[0] for each in found for top in each.tops})),
+            tuple(sorted(of_torch | {top.partition(".")[0] for each in found for top in each.tops})),
             tuple(sorted({name for each in found for name in each.sets})),
             tuple(sorted({name for each in found for name in each.generators})),
         )

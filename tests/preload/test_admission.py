@@ -247,3 +247,9 @@ def test_what_a_zygote_may_have_afterwards(admitting: Admitting):
         "generators": ["loaded.g"],
     }
     assert found.reads == ("B",)
+
+
+def test_what_torch_loads_may_be_there_whether_it_is_in_the_table_or_not(admitting: Admitting):
+    """triton: a package that imports torch._dynamo loads it, where torch is one for GPUs."""
+    admitting.add("torch", loads=["part-of-torch"])
+    assert "part_of_torch" in admitting.admit("import free\n").allowed.tops
