@@ -239,11 +239,11 @@ class Coordinator:
             return
         seat = self._seats.pop(number)
         self._attempt.gone(number)
+        self._looking.gone(number)
         if self._stage is Stage.JOINING:
             self._note(f"{seat.name} has left: {why}")
             return self._joining.check()
         if seat.part is Part.DRAINED and not self._attempt.failures and self._stage is Stage.RUNNING:
-            self._looking.gone(number)
             return self._check_drained()  # it had done its work
         text = f"{seat.name} was lost: {why}"
         if self._stage in BEFORE_RANKS:
@@ -253,11 +253,9 @@ class Coordinator:
             self._note(text)
             return self._checks.gone(number) if self._stage is Stage.CHECKING else None
         if seat.part is Part.IDLE:
-            self._looking.gone(number)
             return self._note(text) if self._rules.spares else None  # it took no part yet
         self._attempt.lost.append(Loss(time.time() - silence, number, seat.host, text))
         self._membership.failed(seat)
-        self._looking.gone(number)  # which may decide at once, and is to know of the loss
         if self._stage is Stage.RUNNING:
             self._note(f"{text}; stopping the others")
         self._stop(signal.SIGTERM)

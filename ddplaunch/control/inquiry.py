@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from ddplaunch.control.messages import Garbled, Inspect, Inspected, Message
 from ddplaunch.control.seat import Seats
@@ -63,10 +64,13 @@ class Inquiry:
             self._look(message.serial)
 
     def gone(self, number: int) -> None:
-        """This node is lost."""
-        for serial, question in list(self._open.items()):
+        """This node is lost; a question that waited for it alone is answered in the loop's next turn.
+
+        Not at once: who asked may decide what the job does next, and the loss is still being counted.
+        """
+        for serial, question in self._open.items():
             question.awaited.discard(number)
-            self._look(serial)
+            self._after(0, partial(self._look, serial))
 
     def _look(self, serial: int) -> None:
         if serial in self._open and not self._open[serial].awaited:

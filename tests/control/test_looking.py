@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
@@ -106,7 +107,20 @@ def test_a_node_that_is_lost_meanwhile_is_not_waited_for(job):
     job.fail(0, 0)
     job.say(0, found(asked(job)[0][1].serial, 0, 1))
     job.coordinator.lost(1, "its connection closed")
+    job.wait(0)
     assert stops(job) == [0]
+
+
+def test_the_loss_that_ends_the_look_is_judged_with_it(job):
+    """A rank's complaint that its connection closed is no match for the node that went."""
+    failure = job.fail(0, 0, message="RuntimeError: Connection closed by peer", clock=time.time() + 1)
+    job.say(0, found(asked(job)[0][1].serial, 0, 1))
+    job.say(0, messages.Drained(0, (failure,), 1, 0.0))
+    job.coordinator.lost(1, "its connection closed")
+    job.wait(1)
+    (outcome,) = [message.outcome for _, message in job.told if isinstance(message, messages.End)]
+    assert outcome.code == 69
+    assert "node 1 (n1) was lost" in outcome.remark
 
 
 def test_whoever_asks_is_answered(job):
