@@ -176,7 +176,8 @@ class Inspector:
                 found = replace(found, groups=groups, moved=moved, inside=parse_call(said.call))
             else:
                 last = tuple(each for trace in said.traces for each in parse_last(trace))
-                found = replace(found, last=last, known=tuple(known))
+                used = {each.group for each in (*groups, *last)}
+                found = replace(found, last=last, known=tuple(each for each in known if each.group in used))
         except (ValueError, TypeError):  # the program has written to our socket
             found = replace(found, answers=None)
         self._found[number] = found

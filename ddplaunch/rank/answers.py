@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _HIGHEST = 1024  # descriptors: a table of more would cost memory, and select(2) takes no more
 _LEAVE_PATIENCE = 0.1  # seconds that the thread has to be gone
-_MAX_GROUPS, _MAX_MEMBERS = 256, 4096
+_MAX_GROUPS, _MAX_MEMBERS = 1024, 4096
 _MAX_TASKS, _MAX_CALLS = 32, 100
 _C10D = "torch.distributed.distributed_c10d"
 _PACKING = {"_object_to_tensor", "_tensor_to_object"}  # they run the program's __reduce__, before or after the exchange

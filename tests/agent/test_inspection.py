@@ -203,11 +203,13 @@ def test_after_a_restart(start, tmp_path, found, elastic):
 
 @pytest.mark.slow
 def test_groups_of_a_device_mesh(start, tmp_path, found):
-    """torch counts the groups of a mesh in each rank for itself; by their names they are the same."""
+    """torch counts the groups of a mesh in each rank for itself; by their names they are the same, however many."""
     text = """
         import time, torch, torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
 
+        dist.init_process_group("gloo")
+        for _ in range(300): dist.new_group([2])
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         dp, tp = mesh.get_group("dp"), mesh.get_group("tp")
         for group in (dp, tp):
@@ -221,12 +223,12 @@ def test_groups_of_a_device_mesh(start, tmp_path, found):
     job = start("run", "--nproc", "4", write(tmp_path, "train.py", text))
     said = found(
         job,
-        "rank 2 waits in all_reduce #2 of mesh_tp (ranks 2, 3; float32[4]), entered at train.py:10; "
-        "rank 3 has not entered it: train.py:9",
+        "rank 2 waits in all_reduce #2 of mesh_tp (ranks 2, 3; float32[4]), entered at train.py:12; "
+        "rank 3 has not entered it: train.py:11",
     )
     assert said["sentences"][-1] == (
-        "rank 0 waits in all_reduce #2 of mesh_dp (ranks 0, 2; float32[4]), entered at train.py:11; "
-        "rank 2 has not entered it: it waits in all_reduce #2 of mesh_tp, train.py:10"
+        "rank 0 waits in all_reduce #2 of mesh_dp (ranks 0, 2; float32[4]), entered at train.py:13; "
+        "rank 2 has not entered it: it waits in all_reduce #2 of mesh_tp, train.py:12"
     )
     assert len(said["sentences"]) == 3
     job.process.kill()
