@@ -161,23 +161,16 @@ class Inspector:
             if self._detail is Detail.PACE:
                 most = kept(self._ranks.plan.world_size)
                 arrivals = [each for trace in said.traces for each in read_trace(number, trace, most)]
-                self._found[number] = replace(found, answers=said.initialised or None, arrivals=tuple(arrivals))
-                return
-            known = parse_known(said.groups)
-            groups = tuple(state for trace in said.traces for state in named(parse_states(trace), known))
-            if not said.traces:  # an older torch: its numbers tell who gets on, and stacks alone who waits
-                groups = unrecorded(known)
-            if self._round == 1:
+                found = replace(found, answers=said.initialised or None, arrivals=tuple(arrivals))
+            elif self._round == 1:
                 self._counts[number] = said.groups
-                answers = True if said.initialised and said.traces else None
-                found = replace(found, answers=answers, groups=groups, inside=parse_call(said.call))
+                found = first_reading(found, said)
             elif self._round == 2:
-                moved = groups != found.groups or said.groups != self._counts.get(number)
-                found = replace(found, groups=groups, moved=moved, inside=parse_call(said.call))
+                again = first_reading(found, said)
+                moved = again.groups != found.groups or said.groups != self._counts.get(number)
+                found = replace(found, groups=again.groups, moved=moved, inside=again.inside)
             else:
-                last = tuple(each for trace in said.traces for each in parse_last(trace))
-                used = {each.group for each in (*groups, *last)}
-                found = replace(found, last=last, known=tuple(each for each in known if each.group in used))
+                found = detailed_reading(found, said)
         except (ValueError, TypeError):  # the program has written to our socket
             found = replace(found, answers=None)
         self._found[number] = found
@@ -242,3 +235,21 @@ class Inspector:
         plan = self._ranks.plan
         found = tuple(self._found[number] for number in sorted(self._found))
         return Inspection(time.time(), found, plan.world_size)
+
+
+def first_reading(found: RankInspection, said: Said) -> RankInspection:
+    """Return what is known of a rank with what it says of its groups; ValueError or TypeError where that is none."""
+    known = parse_known(said.groups)
+    found = replace(found, inside=parse_call(said.call))
+    groups = tuple(state for trace in said.traces for state in named(parse_states(trace), known))
+    if not groups and any(count > 0 for count in known.values()):  # an older torch, or a recorder without a buffer
+        return replace(found, answers=None, groups=unrecorded(known))
+    return replace(found, answers=True if said.initialised and said.traces else None, groups=groups)
+
+
+def detailed_reading(found: RankInspection, said: Said) -> RankInspection:
+    """Return what is known of a rank with its last collectives; ValueError or TypeError where it does not tell them."""
+    groups = first_reading(found, said).groups
+    last = tuple(each for trace in said.traces for each in parse_last(trace))
+    used = {each.group for each in groups} | {each.group for each in last}
+    return replace(found, last=last, known=tuple(each for each in parse_known(said.groups) if each.group in used))

@@ -24,6 +24,12 @@ class Said:
     call: bytes  # of torch.distributed that it is in
     traces: tuple[bytes, ...]  # of its flight recorders
 
+    @classmethod
+    def parse(cls, line: bytes) -> Said:
+        """Read an answer without its number; ValueError for anything else."""
+        initialised, groups, call, *traces = line.split(b"\t")
+        return cls(initialised == b"1", groups, call, tuple(traces))
+
 
 class RankLine:
     """One rank's."""
@@ -101,8 +107,8 @@ class RankLine:
                 left = int(rest[0])
                 self.signals = self.signals[0] if left else 0, self.signals[1] if left > 1 else 0
             elif word[:1] in (b"s", b"e"):
-                initialised, groups, call, *traces = rest[0].split(b"\t")
+                said = Said.parse(rest[0])
                 if int(word[1:]) == self._serial:  # else it is late
-                    heard(Said(initialised == b"1", groups, call, tuple(traces)))
+                    heard(said)
         except (ValueError, IndexError):
             pass

@@ -45,7 +45,7 @@ def notes(inspection: Inspection) -> tuple[str, ...]:
     if inspection.node_only:
         told.append("the ranks of other nodes were not asked: --control none")
     calls = [call for rank in inspection.ranks if (call := call_of(rank)) and call.function not in UNRECORDED]
-    if calls and not any(rank.groups for rank in inspection.ranks):
+    if calls and not any(rank.answers and rank.groups for rank in inspection.ranks):
         told.append("no rank has told which collective it is in: only stacks are known")
     return tuple(told)
 

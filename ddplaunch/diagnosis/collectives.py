@@ -105,15 +105,6 @@ def parse_last(dump: bytes) -> tuple[Collective, ...]:
     return tuple(found)
 
 
-def parse_groups(dump: bytes) -> tuple[Group, ...]:
-    """Read from a dump with entries what its groups are called, without their members; ValueError as for the others.
-
-    On gloo torch writes the members of the group that was made last only, and not which one that is.
-    """
-    pairs = (_names(entry) for entry in _entries(_load(dump)))
-    return tuple(Group(group, description, ()) for group, description in islice(dict(pairs).items(), MAX_GROUPS))
-
-
 class _Entry(NamedTuple):
     """One collective of the recorder's."""
 

@@ -70,7 +70,7 @@ def _partners(wait: Wait) -> str:
 
 def _missing(wait: Wait, inspection: Inspection) -> list[str]:
     if not wait.missing:
-        return [f"they wait for each other: {arrows(wait.cycle)}" if wait.cycle else _nobody_missing(wait)]
+        return [f"they wait for each other: {arrows(wait.cycle)}" if wait.cycle else _nobody_missing(wait, inspection)]
     by_number = {rank.rank: rank for rank in inspection.ranks}
     apart = library_calls(inspection.ranks, [by_number[each.rank] for each in wait.missing if not each.waits])
     words: dict[str, list[int]] = {}
@@ -82,7 +82,7 @@ def _missing(wait: Wait, inspection: Inspection) -> list[str]:
     return [*told, f"they wait for each other: {arrows(wait.cycle)}"] if wait.cycle else told
 
 
-def _nobody_missing(wait: Wait) -> str:
+def _nobody_missing(wait: Wait, inspection: Inspection) -> str:
     if wait.unseen:
         return "not all of its ranks could be asked" if wait.number else "not all ranks could be asked"
     if wait.number:
@@ -94,6 +94,8 @@ def _nobody_missing(wait: Wait) -> str:
         return f"{ranks(others)} {_verb(does, others)} {it}: the data is on its way, or the tags differ"
     if wait.operation == INIT:
         return "all ranks have called it: they do not reach each other"
+    if len(wait.waiting) == inspection.world_size:
+        return "all ranks are in it: the data is on its way, or their groups differ"
     return "all other ranks wait too"
 
 
@@ -176,7 +178,36 @@ def _no_wait(inspection: Inspection) -> str:
     moved = sum(rank.moved for rank in alive)
     if moved:
         return f"no rank waits for another rank: {moved} of {len(alive)} have completed collectives in the last 0.1 s"
+    if any(rank.groups for rank in alive) and not any(rank.answers for rank in alive):
+        few = begun(alive)
+        return f"no rank is seen to wait{f', but {few}' if few else ': this torch does not record collectives'}"
     return "no rank waits for another rank"
+
+
+def begun(found: Sequence[RankInspection]) -> str:
+    """Say which ranks have begun fewer operations of a group than others; "" where all are alike.
+
+    Sends count too, so that it proves nothing; but it is all that is known where no recorder tells more.
+    """
+    behind = uneven(found)
+    said = []
+    for count, some in behind.items():
+        verb = "has" if len(some) == 1 else "have"
+        said.append(f"{ranks(each.rank for each in some)} {verb} begun {count}")
+        if len(said) == 1:
+            what = doing(some[0])
+            said[0] += f" operations of one group{f' ({what})' if what else ''}"
+    return ", ".join(said[:_MAX_PAIRS])
+
+
+def uneven(found: Sequence[RankInspection]) -> dict[int, list[RankInspection]]:
+    """The ranks of the first group of which they have not begun equally many operations, by how many, fewest first."""
+    groups: dict[str, dict[int, list[RankInspection]]] = {}
+    for rank in found:
+        for each in rank.groups:
+            groups.setdefault(each.group, {}).setdefault(each.enqueued, []).append(rank)
+    first = next((by_count for _, by_count in sorted(groups.items()) if len(by_count) > 1), {})
+    return dict(sorted(first.items()))
 
 
 def _lines(places: Sequence[Frame]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
-from ddplaunch.diagnosis.sentences import sentence
+from ddplaunch.diagnosis.sentences import begun, sentence, uneven
 from ddplaunch.diagnosis.standing import STORE, call_of, doing, is_gone, library_calls, wait_of
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.words import ranks
@@ -79,7 +79,13 @@ def judge(inspection: Inspection, timeout: float, *, strict: bool) -> Judgement:
     if (short := timeout - min(lasted, silence)) > 0:
         return Judgement(sooner=short)
     first = by_number[min(awaited or inside)]
-    told = sentence(waiting[0], inspection) if waiting else f"no rank does anything: {at_work(inspection)}"
+    if waiting:
+        told = sentence(waiting[0], inspection)
+    elif few := uneven(found):
+        first = next(iter(few.values()))[0]
+        told = f"no rank does anything, and {begun(found)}"
+    else:
+        told = f"no rank does anything: {at_work(inspection)}"
     killable = not any(by_number[rank].condition is Condition.BLOCKED for rank in awaited)
     mark = tuple((rank.rank, rank.groups) for rank in found)
     idle = bool(awaited) and first.condition is Condition.ALIVE and wait_of(first) is None

@@ -114,7 +114,7 @@ class _View:
         names |= {each.group for rank in inspection.ranks for each in rank.last}
         self.groups = sorted(names, key=lambda name: (len(name), name))
         known = {each.group: each for rank in inspection.ranks for each in rank.known}
-        self.recorded = any(rank.groups for rank in inspection.ranks)
+        self.recorded = any(rank.answers and rank.groups for rank in inspection.ranks)
         self.called = {name: each.description for name, each in known.items()}
         self.members = {name: each.ranks for name, each in known.items() if each.ranks}
 

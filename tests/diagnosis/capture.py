@@ -13,6 +13,8 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+import torch
+
 import ddplaunch
 from tests.conftest import clean_environment, command
 
@@ -49,35 +51,43 @@ PATHS = (
 
 
 def capture(kind: str) -> None:
-    """Run one hang and write its sample: for each rank its stacks, states and entries, or null where it has ended."""
+    """Run one hang and write its sample: for each rank its stacks and its two answers, or null where it has ended."""
     ranks: list[dict[str, object] | None] = []
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
+        done = subprocess.run(
             command("run", "--nproc", "3", "train.py", kind, folder),
             cwd=HANGS,
             env=clean_environment(),
             capture_output=True,
+            text=True,
             check=False,
         )
         for rank in range(3):
             path = Path(folder) / str(rank)
+            if not path.with_suffix(".stacks").exists():
+                sys.exit(f"{kind}: rank {rank} has not begun:\n{done.stderr}")
             if not (stacks := path.with_suffix(".stacks").read_text()):
                 ranks.append(None)
                 continue
             for here, there in PATHS:
                 stacks = stacks.replace(here, there)
-            ranks.append({"stacks": stacks.splitlines(), **_told(path)})
-    SAMPLES.mkdir(exist_ok=True)
-    (SAMPLES / f"{kind}.json").write_text(json.dumps(ranks, indent=1) + "\n")
+            lines = {name: path.with_suffix(f".{name}") for name in ("states", "entries")}
+            told = {name: _told(line.read_bytes()) for name, line in lines.items() if line.exists()}
+            ranks.append({"stacks": stacks.splitlines(), **told})
+    folder_of_torch = SAMPLES / "{}.{}".format(*torch.__version__.split("."))
+    folder_of_torch.mkdir(parents=True, exist_ok=True)
+    (folder_of_torch / f"{kind}.json").write_text(json.dumps(ranks, indent=1) + "\n")
 
 
-def _told(path: Path) -> dict[str, object]:
-    """What a rank said of its collectives, the last of its entries; nothing where it could not."""
-    if not path.with_suffix(".entries").exists():
-        return {}
-    states, entries = (json.loads(path.with_suffix(suffix).read_bytes()) for suffix in (".states", ".entries"))
-    entries["entries"] = [json.dumps(entry) for entry in entries.get("entries", [])[-4:]]
-    return {"states": json.dumps(states), "entries": entries}
+def _told(line: bytes) -> list[str]:
+    """A rank's answer in its parts, of each recorder the last entries."""
+    head, traces = line.decode().split("\t")[:3], line.decode().split("\t")[3:]
+    for number, text in enumerate(traces):
+        trace = json.loads(text)
+        if "entries" in trace:
+            trace["entries"] = trace["entries"][-4:]
+        traces[number] = json.dumps(trace)
+    return [*head, *traces]
 
 
 if __name__ == "__main__":

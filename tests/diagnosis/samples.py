@@ -7,33 +7,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.diagnosis.collectives import parse_groups, parse_last, parse_states
+from ddplaunch.agent.inspector import detailed_reading, first_reading
+from ddplaunch.agent.rank_line import Said
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection, Thread
 from ddplaunch.diagnosis.stack_dump import parse_dump
 from ddplaunch.diagnosis.waits import needs
 
 SAMPLES = Path(__file__).parent / "samples"
-MEMBERS = {"0": (0, 1, 2), "1": (0, 1), "2": (1, 2)}
+VERSIONS = ("2.4", "2.6", "2.9", "2.13", "2.15")  # of torch
+RECORDING = ("2.13", "2.15")  # those whose flight recorder has gloo's collectives
+NEWEST = VERSIONS[-1]
 
 C10D = "/venv/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 
 
-def glance(kind: str) -> Inspection:
+def glance(kind: str, version: str = NEWEST) -> Inspection:
     """A hang as the two cheap readings show it: stacks and numbers."""
-    told = _sample(kind)
+    told = _sample(kind, version)
     return Inspection(1_800_000_000.0, tuple(_rank(rank, each) for rank, each in enumerate(told)), 3)
 
 
-def inspected(kind: str) -> Inspection:
+def inspected(kind: str, version: str = NEWEST) -> Inspection:
     """A hang with the last collectives of the ranks that ``needs`` names, asked as often as it names some."""
-    return asked(glance(kind), kind)
+    return asked(glance(kind, version), kind, version)
 
 
-def asked(inspection: Inspection, kind: str) -> Inspection:
+def asked(inspection: Inspection, kind: str, version: str = NEWEST) -> Inspection:
     """An inspection, perhaps a changed one, with the last collectives of the ranks that it needs."""
     for _ in range(2):
         wanted = needs(inspection)
-        ranks = (_asked(rank, kind) if rank.rank in wanted else rank for rank in inspection.ranks)
+        ranks = (_asked(rank, kind, version) if rank.rank in wanted else rank for rank in inspection.ranks)
         inspection = replace(inspection, ranks=tuple(ranks))
     assert not needs(inspection)
     return inspection
@@ -55,25 +58,21 @@ def stack(*frames: str) -> tuple[Thread, ...]:
     return (Thread(tuple(found)),)
 
 
-def _sample(kind: str) -> list[Any]:
-    return json.loads((SAMPLES / f"{kind}.json").read_text())  # type: ignore[no-any-return]
+def _sample(kind: str, version: str) -> list[Any]:
+    return json.loads((SAMPLES / version / f"{kind}.json").read_text())  # type: ignore[no-any-return]
+
+
+def _said(told: list[str]) -> Said:
+    return Said.parse("\t".join(told).encode())
 
 
 def _rank(number: int, told: Any) -> RankInspection:
     if told is None:
         return RankInspection(number, "here", 100 + number, Condition.EXITED, code=0)
     threads = parse_dump("\n".join(told["stacks"]).encode(), "/job", "/ddplaunch")
-    groups = parse_states(told["states"].encode()) if "states" in told else ()
-    answers = None if not groups else True
-    if "states" not in told:
-        answers = False
-    return RankInspection(
-        number, "here", 100 + number, Condition.ALIVE, threads=threads, answers=answers, groups=groups
-    )
+    found = RankInspection(number, "here", 100 + number, Condition.ALIVE, threads=threads, answers=False)
+    return first_reading(found, _said(told["states"])) if "states" in told else found
 
 
-def _asked(rank: RankInspection, kind: str) -> RankInspection:
-    told = _sample(kind)[rank.rank]["entries"]
-    dump = json.dumps({**told, "entries": [json.loads(entry) for entry in told["entries"]]}).encode()
-    known = tuple(replace(group, ranks=MEMBERS[group.group]) for group in parse_groups(dump))
-    return replace(rank, last=parse_last(dump), known=known)
+def _asked(rank: RankInspection, kind: str, version: str) -> RankInspection:
+    return detailed_reading(rank, _said(_sample(kind, version)[rank.rank]["entries"]))

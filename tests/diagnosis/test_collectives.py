@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from ddplaunch.diagnosis.collectives import parse_call, parse_groups, parse_last, parse_states
-from ddplaunch.diagnosis.inspection import Collective, Group, GroupState, Inside
+from ddplaunch.diagnosis.collectives import parse_call, parse_known, parse_last, parse_states
+from ddplaunch.diagnosis.inspection import Collective, GroupState, Inside
 from tests.diagnosis.samples import inspected
 
 ENTRY = {
@@ -57,14 +57,13 @@ def test_nothing_completed_yet_is_zero():
 
 @pytest.mark.parametrize("dump", [b"{}", b'{"pg_status": {}}', b'{"version": "2.10"}'])
 def test_no_process_group_yet(dump):
-    assert parse_states(dump) == parse_last(dump) == parse_groups(dump) == ()
+    assert parse_states(dump) == parse_last(dump) == ()
 
 
 def test_what_a_rank_entered_last():
     assert parse_last(entries({"collective_seq_id": 4, "op_id": 4, "retired": True}, {})) == (
         Collective("0", 5, "all_reduce", "float32[6]", 1800.0, 1795362254.931786, False, True),
     )
-    assert parse_groups(entries({})) == (Group("0", "default_pg", ()),)
 
 
 def test_the_oldest_that_is_not_complete_comes_before_the_last():
@@ -163,8 +162,8 @@ def test_entries_that_no_torch_writes(change):
 
 
 def test_names_can_do_nothing_to_a_terminal():
-    dump = entries({"profiling_name": "gloo:\x1b[2J" + "x" * 10_000, "process_group": ["0", "\udc80\n"]})
-    (last,), (group,) = parse_last(dump), parse_groups(dump)
+    (last,) = parse_last(entries({"profiling_name": "gloo:\x1b[2J" + "x" * 10_000}))
+    (group,) = parse_known(b'[["0", "\\udc80\\n", [], 1]]')
     assert last.operation.startswith("\\x1b[2J")
     assert len(last.operation) <= 200
     assert group.description == "\\udc80"
@@ -184,7 +183,7 @@ def test_whatever_comes_nothing_else_than_a_value_error_is_raised():
         dump = bytearray(json.dumps({"pg_status": status, "entries": [entry]}).encode())
         for _ in range(random_numbers.randrange(3)):
             dump[random_numbers.randrange(len(dump))] = random_numbers.randrange(256)
-        for parse in (parse_states, parse_last, parse_groups):
+        for parse in (parse_states, parse_last):
             refuses(parse, bytes(dump))
 
 

@@ -31,7 +31,7 @@ def test_a_hang():
         "  train.py:158\n"
         "\n"
         "ranks 0, 1: step at train.py:16 (wait in all_reduce #5 for 75 s)\n"
-        "  all_reduce at torch/distributed/distributed_c10d.py:3252\n"
+        "  all_reduce at torch/distributed/distributed_c10d.py:4181\n"
         "  … 1 call in torch\n"
         "  step at train.py:16\n"
         "  absent at train.py:22\n"

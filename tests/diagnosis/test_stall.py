@@ -57,6 +57,18 @@ def test_ranks_wait_for_one_that_does_nothing():
     assert stall.trace == '  File "data.py", line 31, in load_batch'
 
 
+def test_without_a_recorder_the_rank_that_has_begun_less():
+    """As with DDP on gloo up to torch 2.9: backward waits, which no stack and no recorder shows."""
+    ranks = [rank(number, entered, entered, answers=None) for number, entered in enumerate((12, 12, 11))]
+    stall = judge(found(*ranks), TIMEOUT, strict=True).stall
+    assert stall
+    assert stall.rank == 2
+    assert stall.text == (
+        "no rank does anything, and rank 2 has begun 11 operations of one group (load_batch at data.py:31), "
+        "ranks 0, 1 have begun 12"
+    )
+
+
 @pytest.mark.parametrize(
     ("awaited", "stalled"),
     [
