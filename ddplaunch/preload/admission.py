@@ -33,7 +33,7 @@ WORDS = {
 class Excluded:
     """What is imported in each rank."""
 
-    name: str  # of the top-level module
+    name: str  # of the top-level module, or of one of a package whose others are imported before
     reason: str  # in words: "not in the table"
 
 
@@ -228,7 +228,7 @@ class Admission:
     def _admit(self, package: Package, step: Statement) -> None:
         """Take in what a statement imports, if that may come first."""
         if why := self._why_here(package):
-            self._excluded.setdefault(step.top, why)
+            self._excluded.setdefault(step.module if package.name in self.packages else step.top, why)
             return
         named = {f"{step.module}.{name}" for name in step.names}
         for module, leads in package.modules.items():

@@ -165,6 +165,13 @@ def test_what_an_import_minds_has_a_word(admitting: Admitting, before: str, ther
     assert admitting.modules(before + "import minding\n") == (["minding"] if there else [])
 
 
+def test_what_is_left_of_a_package_that_is_imported_before(admitting: Admitting):
+    admitting.add("minding", minds=["logging"], modules={"minding": (), "minding.more": ()})
+    source = "import logging, minding\nprint()\ndef f():\n    from minding.more import it\n"
+    assert admitting.modules(source) == ["minding"]
+    assert admitting.reasons(source) == {"minding.more": "comes after train.py:2, which may matter"}
+
+
 LAZY = {"lazy": (), "lazy.trainer": ("Trainer",), "lazy.model": ("Model",), "lazy.inside": ()}
 
 
