@@ -18,7 +18,7 @@ from tests.patience import patience
 from tests.starts import EXEC, FORKED, LIGHT
 
 HANG = """
-    import os, re, signal, sys, threading, time
+    import os, re, signal, sys, time
 
     def build():
         time.sleep(600)  # build
@@ -39,14 +39,8 @@ HANG = """
             re.match("(a+)+$", "a" * 60 + "b")  # gil
         if what == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
-        if what == "lock":
-            lock = threading.Lock()
-            lock.acquire()
-            lock.acquire()  # lock
         if what == "exec":
             os.execv("/bin/sleep", ["sleep", "600"])
-        if what == "other":
-            dist.all_gather([torch.ones(6) for _ in range(3)], tensor)  # gather
         if what == "loader":
             from torch.utils.data import DataLoader
             for _ in DataLoader(Slow(), num_workers=2):  # loader
@@ -61,8 +55,6 @@ HANG = """
 
             globals()["last"] = Last()
             sys.exit()
-        if what == "recv":
-            dist.recv(tensor, 0)  # recv
 
     class Slow:
         def __len__(self):
@@ -89,11 +81,8 @@ SENTENCES = {
     "sleep": f"{WAIT}; rank 2 has not entered it: step at {{sleep}}",
     "gil": f"{WAIT}; rank 2 does not answer, as native code holds the GIL: step at {{gil}}",
     "stopped": f"{WAIT}; rank 2 is stopped (SIGSTOP)",
-    "lock": f"{WAIT}; rank 2 has not entered it: step at {{lock}}",
     "exec": f"{WAIT}; rank 2 has become another program",
     "ending": f"{WAIT}; rank 2 is ending",
-    "other": "#4 of default_pg is all_reduce on ranks 0, 1 ({reduce}) and all_gather on rank 2 ({gather}): "
-    "they wait for each other",
     "loader": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{loader}} "
     "(a worker: __getitem__ at {item})",
     "gone": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{gone}} "
@@ -101,8 +90,6 @@ SENTENCES = {
     "longer": "rank 2 waits in all_reduce #5 of default_pg (float32[6]), entered at {more}, "
     "which no other rank has entered; ranks 0, 1 have not entered it: {end}",
     "before": "ranks 0, 1 wait in init_process_group, called at {init}; rank 2 has not called it: build at {build}",
-    "recv": f"{WAIT}; rank 2 has not entered it: it waits in recv from rank 0, step at {{recv}}; "
-    "they wait for each other: 0 → 2 → 0",
     "roots": "#4 of default_pg is broadcast from rank 0 on rank 0 ({roots}), broadcast from rank 1 on rank 1 ({roots}) "
     "and broadcast from rank 2 on rank 2 ({roots}): they wait for each other",
 }
