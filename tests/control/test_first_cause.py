@@ -70,6 +70,25 @@ def test_a_rank_that_fails_while_its_own_zygote_stands_still(jobs, tmp_path):
     assert_the_cause(both, os.uname().nodename)
 
 
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_zygote_that_is_killed_uses_a_restart_of_all_nodes(start, tmp_path, killed):
+    write(tmp_path, "raises.py", RAISES.format(first=9, stops=False))
+    nodes = Nodes(start, tmp_path, 2, *FORKED, "--max-restarts", "1", "--grace", "0.5")
+    both = [nodes.start(rank, target="raises.py") for rank in (0, 1)]
+    for job in both:
+        job.wait_for("up", 1)
+    for code in (None, 137):
+        os.kill(both[killed].zygote(), signal.SIGKILL)
+        for job in both:
+            if code is None:
+                job.wait_for("up", 2)
+                assert "restart 1 of 1" in job.stderr()
+            else:
+                assert job.wait(40) == code, job.stderr()
+                assert "no restart is left: all 1 were used" in job.stderr()
+                job.assert_nothing_left()
+
+
 def test_a_message_is_cut_between_words():
     """torch's begin with a place in its source, which leaves no room for what they say."""
     first = Failure(0, 0, "n0", 7, 0, 1, None, "ValueError: boom", None, 1.0, None)
