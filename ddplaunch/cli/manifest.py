@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 
 from ddplaunch.cli import batch_command
-from ddplaunch.cli import manifest_options as options
+from ddplaunch.cli import manifest_values as values
 from ddplaunch.cli.batch_command import JOB_NAME, BatchCommand, wrong
 from ddplaunch.cli.manifest_options import HEADINGS, REFUSED
 from ddplaunch.cli.submit_options import HEADINGS as OF_SUBMIT
@@ -18,6 +18,7 @@ from ddplaunch.cli.target_command import SETTINGS
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 from ddplaunch.submit import kubernetes
+from ddplaunch.submit.pod import pins
 from ddplaunch.submit.pod_job import JOB, NAME, NodeRule, PodJob, longest_name, name_from
 
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as Kubernetes has in its own names: no vowels, so no words
@@ -65,8 +66,8 @@ def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> 
     """
     job = _pod_job(ctx, target)
     click.echo(kubernetes.manifest(job).encode(), nl=False)  # kubectl reads UTF-8, whatever the terminal does
-    values = {**ctx.params, "job_name": job.name}
-    batch_command.report(ctx, values, {"job-name": "the target", "nodes": "default"}, dry_run=dry_run)
+    given = {**ctx.params, "job_name": job.name}
+    batch_command.report(ctx, given, {"job-name": "the target", "nodes": "default"}, dry_run=dry_run)
     return 0
 
 
@@ -76,12 +77,12 @@ def _pod_job(ctx: click.Context, target: str) -> PodJob:
     if given["container_image"] is None:
         hint = "--container-image REGISTRY/NAME:TAG, an image with ddplaunch and the target"
         raise UsageError("--container-image is missing: a pod runs in an image", hint)
-    lowest, nodes = options.nodes(given["nodes"])
+    lowest, nodes = values.nodes(given["nodes"])
     if given["grow"] and lowest == nodes:
         raise UsageError(f"--grow does not work with --nodes {nodes}", f"--nodes {nodes}:{nodes + 1}")
     most = nodes + given["spares"]
-    rules = [rule for rule in map(options.constraint, given["constraint"]) if rule]
-    secrets = [found for found in map(options.secret, given["secrets"]) if found]
+    rules = [rule for rule in map(values.constraint, given["constraint"]) if rule]
+    secrets = [found for found in map(values.secret, given["secrets"]) if found]
     job = PodJob(
         command=batch_command.words_of_run(ctx),
         name=_name(ctx, target, most),
@@ -101,17 +102,22 @@ def _pod_job(ctx: click.Context, target: str) -> PodJob:
         kept=batch_command.seconds(given["ttl"]) if given["ttl"] else None,
         kind=given["kind"] or JOB,
         namespace=given["namespace"],
-        labels=options.texts_of(given["labels"]),
-        annotations=options.texts_of(given["annotations"]),
+        labels=values.texts_of(given["labels"]),
+        annotations=values.texts_of(given["annotations"]),
         node_labels={rule.key: rule.values[0] for rule in rules if _is_label(rule)},
         node_rules=[rule for rule in rules if not _is_label(rule)],
-        tolerations=[each for each in map(options.toleration, given["tolerations"]) if each],
+        tolerations=[each for each in map(values.toleration, given["tolerations"]) if each],
+        spread=given["spread"],
+        apart=given["anti_affinity"],
         priority_class=given["priority_class"],
         gang=given["gang"],
         scheduler=given["scheduler_name"],
         host_ports=_ports(ctx) if given["host_network"] and nodes > 1 else (),
         host_network=given["host_network"],
         service_account=given["service_account"],
+        restricted=given["restricted"],
+        user=given["run_as"],
+        pull=given["image_pull_policy"],
         pull_secrets=given["pull_secrets"],
         variables=dict(text.split("=", 1) if "=" in text else (text, os.environ[text]) for text in given["env"]),
         secret_variables=[each for each in secrets if not isinstance(each, str)],
@@ -130,11 +136,11 @@ def _is_label(rule: NodeRule) -> bool:
 def _quantities(texts: Sequence[str]) -> dict[str, str | int]:
     """NAME=N as Kubernetes takes it; what is neither a number nor one of CPUs is a size."""
     found: dict[str, str | int] = {}
-    for name, value in options.texts_of(texts).items():
+    for name, value in values.texts_of(texts).items():
         if name == "cpu" or "/" in name:
             found[name] = int(value) if value.isdigit() else value
         else:
-            found[name] = options.size(value) or 0
+            found[name] = values.size(value) or 0
     return found
 
 
@@ -147,15 +153,29 @@ def _compare(job: PodJob) -> None:
     limits: dict[str, str | int | None] = {"cpu": job.cpus, "memory": job.memory, **job.resources}
     for name, asked in job.requests.items():
         limit = limits.get(name)
-        if limit is not None and options.amount(str(asked)) > options.amount(str(limit)):
-            option = options.OWN_OPTIONS.get(name, f"--resource {name}=")
+        if limit is not None and values.amount(str(asked)) > values.amount(str(limit)):
+            option = values.OWN_OPTIONS.get(name, f"--resource {name}=")
             raise UsageError(f"--request {name}={asked} is more than the limit of {limit}", f"raise {option}")
-    if job.shm and job.memory and options.amount(job.shm) > options.amount(job.memory):
+    if job.shm and job.memory and values.amount(job.shm) > values.amount(job.memory):
         raise UsageError(
             f"--shm-size {job.shm} is more than --mem {job.memory}, and /dev/shm counts as memory", "raise --mem"
         )
+    if job.restricted and (broken := _beyond_restricted(job)):
+        raise UsageError(f"--restricted: that level does not allow {broken}", "leave out one of the two")
     if any(name.startswith("hugepages-") for name in job.resources) and not (job.memory or job.cpus):
         raise UsageError("Kubernetes takes huge pages only with a limit of memory or CPUs", "--mem SIZE")
+
+
+def _beyond_restricted(job: PodJob) -> str | None:
+    """What a job asks for that the Pod Security Standard "restricted" does not allow (Pod Security Standards)."""
+    if job.host_network:
+        return "the nodes' own network (--host-network)"
+    if job.user and job.user[0] == 0:
+        return "root (--run-as 0)"
+    if pins(job):
+        return f"locked memory, which RDMA needs (--resource {next(iter(job.resources))})"
+    folder = next((mount.source for mount in job.mounts if mount.source.startswith("/")), None)
+    return f"folders of the nodes (--container-mounts {folder})" if folder else None
 
 
 def _ports(ctx: click.Context) -> tuple[int, ...]:

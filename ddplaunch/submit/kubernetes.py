@@ -22,7 +22,6 @@ from ddplaunch.submit.yaml import Noted
 AGAIN = (EXIT_UNAVAILABLE, EXIT_PREEMPTED, EXIT_SIGNAL + 15)
 """The exit codes of launchers that ended because a pod, theirs or another's, was taken away."""
 
-_JOB_NAME = "batch.kubernetes.io/job-name"
 _POD_GROUP = "scheduling.x-k8s.io/pod-group"  # a label of pods (scheduler-plugins, apis/scheduling/v1alpha1)
 _MIN_MEMBER = "scheduling.volcano.sh/group-min-member"  # an annotation of the Job (Volcano, pkg/controllers/podgroup)
 
@@ -90,7 +89,7 @@ def _service(job: PodJob) -> dict[str, Any]:
     return {
         "clusterIP": Noted(f"Headless: it only gives the pods names. Node 0 is {job.node_zero}.{stays}", "None"),
         "publishNotReadyAddresses": Noted("The nodes look for node 0 before it is ready.", True),
-        "selector": {_JOB_NAME: job.name},
+        "selector": job.own_pods,
     }
 
 

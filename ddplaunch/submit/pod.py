@@ -19,6 +19,7 @@ from ddplaunch.submit.yaml import Noted
 CONTAINER = "ddplaunch"
 AFTERWARDS = 10  # seconds after the grace in which a launcher ends what is left and prints its report
 NVIDIA = "nvidia.com/gpu"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 _PINS = re.compile(r"(^|[/._-])(rdma|hca|infiniband|roce|efa|mlnx)", re.IGNORECASE)
 """Resources that are network cards which pages of memory are pinned for: rdma/hca_shared_devices_a, …/efa, …"""
@@ -37,6 +38,9 @@ def pod_spec(job: PodJob) -> dict[str, Any]:
     spec |= _place(job)
     if job.service_account:
         spec["serviceAccountName"] = job.service_account
+    else:
+        spec["automountServiceAccountToken"] = Noted("Nothing in the pods speaks to Kubernetes.", False)
+    spec |= _identity(job)
     if job.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in job.pull_secrets]
     return {**spec, "containers": [_container(job)], "volumes": list(_volumes(job))}
@@ -51,17 +55,35 @@ def _place(job: PodJob) -> dict[str, Any]:
         spec["priorityClassName"] = job.priority_class
     if job.node_labels:
         spec["nodeSelector"] = dict(job.node_labels)
+    ours = {"matchLabels": job.own_pods}
+    affinity: dict[str, Any] = {}
     if job.node_rules:
         rules = [{"key": each.key, "operator": each.operator, "values": list(each.values)} for each in job.node_rules]
-        terms = {"nodeSelectorTerms": [{"matchExpressions": rules}]}
-        required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
-        spec["affinity"] = {"nodeAffinity": required}
+        affinity["nodeAffinity"] = {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": rules}]}}
+    if job.apart:
+        affinity["podAntiAffinity"] = {_REQUIRED: [{"labelSelector": ours, "topologyKey": key} for key in job.apart]}
+    if affinity:
+        spec["affinity"] = affinity
+    if job.spread:
+        evenly = {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": ours}
+        spec["topologySpreadConstraints"] = [{"topologyKey": key, **evenly} for key in job.spread]
     if job.tolerations:
         spec["tolerations"] = [_toleration(each) for each in job.tolerations]
     if job.host_network:
         spec["hostNetwork"] = True
         spec["dnsPolicy"] = Noted("Otherwise the name of node 0 would not be known there.", "ClusterFirstWithHostNet")
     return spec
+
+
+def _identity(job: PodJob) -> dict[str, Any]:
+    """Whose the processes are, and what the kernel lets them do."""
+    context: dict[str, Any] = {}
+    if job.restricted:
+        context = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    if job.user:
+        user, group = job.user
+        context |= {"runAsUser": user, "runAsGroup": group, "fsGroup": group}
+    return {"securityContext": context} if context else {}
 
 
 def _toleration(each: Toleration) -> dict[str, str]:
@@ -73,6 +95,7 @@ def _container(job: PodJob) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": job.image,
+        **({"imagePullPolicy": job.pull} if job.pull else {}),
         "command": [*python_command("python"), "run", "--cluster", "kubernetes"],
         "args": [_unexpanded(word) for word in job.command],
         "env": Noted(f"Kubernetes adds {INDEX}, the node rank.", _variables(job)),
@@ -92,6 +115,7 @@ def _container(job: PodJob) -> dict[str, Any]:
         ),
         "volumeMounts": [
             {"name": "shm", "mountPath": "/dev/shm"},
+            *([{"name": "tmp", "mountPath": "/tmp"}] if _has_tmp(job) else []),
             *(
                 {"name": name, "mountPath": mount.path, **({"readOnly": True} if mount.read_only else {})}
                 for name, mount in _named(job)
@@ -114,10 +138,21 @@ def _resources(job: PodJob) -> dict[str, Any]:
     if both or job.requests:
         both |= {"requests": dict(job.requests)} if job.requests else {}
         fields["resources"] = Noted("As much is requested, where nothing else is.", both) if limits else both
-    if any(map(_PINS.search, job.resources)):
+    if job.restricted:
+        fields["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    elif pins(job):
         capability = {"capabilities": {"add": ["IPC_LOCK"]}}
         fields["securityContext"] = Noted("RDMA needs memory that is never swapped: locked memory.", capability)
     return fields
+
+
+def pins(job: PodJob) -> bool:
+    """Whether the container needs locked memory, for RDMA."""
+    return any(map(_PINS.search, job.resources))
+
+
+def _has_tmp(job: PodJob) -> bool:
+    return job.restricted and all(mount.path.rstrip("/") != "/tmp" for mount in job.mounts)
 
 
 def _variables(job: PodJob) -> list[dict[str, Any]]:
@@ -128,7 +163,8 @@ def _variables(job: PodJob) -> list[dict[str, Any]]:
         {"name": each.name, "valueFrom": {"secretKeyRef": {"name": each.secret, "key": each.key}}}
         for each in job.secret_variables
     ]
-    plain = {**job.variables, **place}
+    home = {"HOME": "/tmp"} if job.user else {}  # a user that the image does not know has none
+    plain = {**home, **job.variables, **place}
     return [*secret, *({"name": name, "value": _unexpanded(value)} for name, value in plain.items())]
 
 
@@ -143,6 +179,8 @@ def _volumes(job: PodJob) -> Iterator[Any]:
         "DataLoader workers hand their batches over there, and a container has 64 MB. It counts as memory.",
         {"name": "shm", "emptyDir": {"medium": "Memory", **size}},
     )
+    if _has_tmp(job):
+        yield {"name": "tmp", "emptyDir": {}}
     for name, mount in _named(job):
         yield {"name": name, **_source(mount)}
 

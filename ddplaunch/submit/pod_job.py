@@ -13,11 +13,15 @@ OWN_VARIABLES = (INDEX, NNODES, ADDRESS, PORT)
 """The variables that tell a pod its node rank and node 0; Kubernetes sets the index, we set the others."""
 
 JOB, JOBSET = "job", "jobset"
+JOB_NAME = "batch.kubernetes.io/job-name"  # a label of a Job's pods
 NODE = "node"  # the one replicated Job of a JobSet, whose pods are the nodes
 
 VOLCANO, COSCHEDULING = "volcano", "coscheduling"
 SCHEDULERS = {VOLCANO: "volcano", COSCHEDULING: "scheduler-plugins-scheduler"}
 """What starts all pods of a job or none, and the name that its chart gives the scheduler."""
+
+PULLS = {each.lower(): each for each in ("Always", "IfNotPresent", "Never")}
+"""When an image is pulled, as Kubernetes writes it."""
 
 LABEL = 63  # characters in a DNS label (RFC 1035); the name of every pod is one
 NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
@@ -94,12 +98,17 @@ class PodJob:
     node_labels: Mapping[str, str] = field(default_factory=dict)  # labels that the nodes must have
     node_rules: Sequence[NodeRule] = ()
     tolerations: Sequence[Toleration] = ()
+    spread: Sequence[str] = ()  # labels of nodes over whose values the pods are spread
+    apart: Sequence[str] = ()  # labels of nodes of which no two pods have the same value
     priority_class: str | None = None
     gang: str | None = None  # VOLCANO or COSCHEDULING
     scheduler: str | None = None  # the name of another scheduler than Kubernetes' or the gang's own
     host_network: bool = False  # whether pods use the network of their machines
     host_ports: tuple[int, ...] = ()  # those that node 0 listens at there
     service_account: str | None = None
+    restricted: bool = False  # whether the pods meet the Pod Security Standard "restricted"
+    user: tuple[int, int] | None = None  # the numbers of the pods' user and group; None for the image's
+    pull: str | None = None  # of ``PULLS``
     pull_secrets: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)  # of the container, beside `OWN_VARIABLES`
     secret_variables: Sequence[SecretVariable] = ()
@@ -116,6 +125,11 @@ class PodJob:
     def node_zero(self) -> str:
         """The name of the first pod, in the domain of the Service."""
         return f"{self.pod_prefix}0.{self.name}"
+
+    @property
+    def own_pods(self) -> dict[str, str]:
+        """The label that all its pods have, and no others; the controller adds it."""
+        return {"jobset.sigs.k8s.io/jobset-name" if self.kind == JOBSET else JOB_NAME: self.name}
 
     @property
     def together(self) -> int:

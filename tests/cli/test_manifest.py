@@ -86,7 +86,7 @@ def test_which_words_are_for_run(manifest, line, words):
     ("text", "seconds"),
     [
         ("90", 5400), ("90:30", 5430), ("4:00:00", 14400), ("1-12", 129600), ("1-12:30", 131400),
-        ("1-12:30:15", 131415), ("unlimited", None), ("INFINITE", None), ("0", None), ("0-0", None),
+        ("1-12:30:15", 131415), ("unlimited", None), ("INFINITE", None),
     ],
 )  # fmt: skip
 def test_times_are_seconds(spec, text, seconds):
@@ -109,6 +109,16 @@ def test_times_are_seconds(spec, text, seconds):
 def test_resources(spec, options, limits):
     _, _, container = spec(f"{options} train.py")
     assert container.get("resources") == (limits and {"limits": limits})
+
+
+def test_whose_the_pods_are(spec):
+    line = "--restricted --run-as 1000 --image-pull-policy never --spread zone --anti-affinity host t.py"
+    _, pod, container = spec(line)
+    assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 1000
+    assert (pod["automountServiceAccountToken"], container["imagePullPolicy"]) == (False, "Never")
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert {"name": "HOME", "value": "/tmp"} in container["env"]
+    assert "automountServiceAccountToken" not in spec("--service-account sa t.py")[1]
 
 
 def test_where_it_runs_and_with_what(spec):
@@ -312,6 +322,17 @@ def test_a_name_of_its_own_each_time(spec):
         (f"{ASKED} --image-pull-secret a_b train.py", ("--image-pull-secret a_b: expected the name of a secret",)),
         (f"{ASKED} --annotation team train.py", ("--annotation team: expected KEY=VALUE, like k8s.v1",)),
         (f"{ASKED} --backoff-limit -1 train.py", ("--backoff-limit -1: expected a number, like 3",)),
+        (f"{ASKED} --time 0 train.py", ("--time 0: expected a time above 0", "leave it out for a job without a limit")),
+        (f"{ASKED} --run-as me train.py", ("--run-as me: expected a number, or two", "id shows yours")),
+        (f"{ASKED} --spread a=b train.py", ("--spread a=b: expected the key of a label",)),
+        (f"{ASKED} --image-pull-policy no train.py", ("expected Always, IfNotPresent or Never",)),
+        (
+            f"{ASKED} --restricted --host-network train.py",
+            ("--restricted: that level does not allow", "--host-network"),
+        ),
+        (f"{ASKED} --restricted --run-as 0 train.py", ("does not allow root (--run-as 0)",)),
+        (f"{ASKED} --restricted --resource rdma/hca=8 train.py", ("does not allow locked memory",)),
+        (f"{ASKED} --restricted --container-mounts /d:/d train.py", ("folders of the nodes (--container-mounts /d)",)),
         (f"{ASKED} --ttl 0 train.py", ("--ttl 0: expected a time above 0", "leave it out to keep the job")),
         (f"{ASKED} --ttl unlimited train.py", ("--ttl unlimited: expected a time above 0",)),
         (f"{ASKED} --ttl 1d train.py", ("--ttl 1d: expected minutes",)),

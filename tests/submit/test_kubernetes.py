@@ -101,6 +101,17 @@ JOBS = {
         ],
     ),
     "jobset": replace(SMALLEST, nodes=2, gpus=8, kind="jobset", gang="volcano", kept=3600, annotations={"a/b": "c"}),
+    "restricted": replace(
+        SMALLEST,
+        nodes=2,
+        gpus=8,
+        restricted=True,
+        user=(1000, 3000),
+        pull="IfNotPresent",
+        spread=["topology.kubernetes.io/zone"],
+        apart=["kubernetes.io/hostname"],
+        node_rules=[NodeRule("pool", "In", ("a", "b"))],
+    ),
     "elastic": replace(SMALLEST, command=["--grow", "train.py"], nodes=4, min_nodes=2, gang="volcano"),
 }
 
@@ -211,6 +222,53 @@ def test_the_model_of_a_jobset_would_tell(path, value):
     place[path[-1]] = value
     with pytest.raises((AssertionError, pydantic.ValidationError)):
         check_jobset(jobset)
+
+
+VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+
+
+def broken_rules(job: dict[str, Any]) -> list[str]:
+    """The rules of the level "restricted" that a Job's pods break (Pod Security Standards, in Kubernetes' manual)."""
+    spec = job["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    pod, own = spec.get("securityContext", {}), container.get("securityContext", {})
+    capabilities = own.get("capabilities", {})
+    rules = {
+        "host namespaces": not any(spec.get(name) for name in ("hostNetwork", "hostPID", "hostIPC")),
+        "host ports": not any(port.get("hostPort") for port in container.get("ports", ())),
+        "volumes": all(VOLUMES & each.keys() for each in spec["volumes"]),
+        "privilege escalation": own.get("allowPrivilegeEscalation") is False,
+        "non-root": pod.get("runAsNonRoot") is True and pod.get("runAsUser") != 0,
+        "seccomp": pod.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
+        "capabilities": capabilities.get("drop") == ["ALL"] and {*capabilities.get("add", ())} <= {"NET_BIND_SERVICE"},
+    }
+    return [rule for rule, kept in rules.items() if not kept]
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_restricted_pods_meet_the_standard(kind):
+    mounts = [Mount("sets", "/sets", read_only=True), Mount("emptydir", "/tmp"), Mount("configmap/nccl", "/etc/nccl")]
+    job = replace(JOBS["restricted"], kind=kind, mounts=mounts)
+    *_, found = read(manifest(job))
+    check(found)
+    found = found["spec"]["replicatedJobs"][0]["template"] if kind == "jobset" else found
+    assert broken_rules(found) == []
+    paths = [each["mountPath"] for each in found["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]]
+    assert paths == ["/dev/shm", "/sets", "/tmp", "/etc/nccl"]
+    (other,) = read(manifest(SMALLEST))
+    assert broken_rules(other) == ["privilege escalation", "non-root", "seccomp", "capabilities"]
+    assert "host namespaces" in broken_rules(read(manifest(JOBS["rdma"]))[-1])
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_pods_are_told_from_those_of_other_jobs(kind):
+    *_, job = read(manifest(replace(JOBS["restricted"], kind=kind)))
+    job = job["spec"]["replicatedJobs"][0]["template"] if kind == "jobset" else job
+    spec = job["spec"]["template"]["spec"]
+    label = {"job": "batch.kubernetes.io/job-name", "jobset": "jobset.sigs.k8s.io/jobset-name"}[kind]
+    (spread,) = spec["topologySpreadConstraints"]
+    (apart,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert spread["labelSelector"] == apart["labelSelector"] == {"matchLabels": {label: "train"}}
 
 
 # ------------------------------------------------------------------------------------------------------------- pods
