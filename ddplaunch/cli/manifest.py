@@ -19,7 +19,8 @@ from ddplaunch.errors import UsageError
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 from ddplaunch.submit import kubernetes
 from ddplaunch.submit.pod import pins
-from ddplaunch.submit.pod_job import JOB, NAME, NodeRule, PodJob, longest_name, name_from
+from ddplaunch.submit.pod_job import JOB, NAME, TRAINJOB, NodeRule, PodJob, longest_name, name_from
+from ddplaunch.submit.train_job import RUNTIME
 
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as Kubernetes has in its own names: no vowels, so no words
 
@@ -101,6 +102,7 @@ def _pod_job(ctx: click.Context, target: str) -> PodJob:
         retries=given["backoff_limit"],
         kept=batch_command.seconds(given["ttl"]) if given["ttl"] else None,
         kind=given["kind"] or JOB,
+        runtime=given["runtime"] or RUNTIME,
         namespace=given["namespace"],
         labels=values.texts_of(given["labels"]),
         annotations=values.texts_of(given["annotations"]),
@@ -160,6 +162,8 @@ def _compare(job: PodJob) -> None:
         raise UsageError(
             f"--shm-size {job.shm} is more than --mem {job.memory}, and /dev/shm counts as memory", "raise --mem"
         )
+    if job.runtime != RUNTIME and job.kind != TRAINJOB:
+        raise UsageError(f"--runtime {job.runtime} is for a TrainJob", "--kind trainjob")
     if job.restricted and (broken := _beyond_restricted(job)):
         raise UsageError(f"--restricted: that level does not allow {broken}", "leave out one of the two")
     if any(name.startswith("hugepages-") for name in job.resources) and not (job.memory or job.cpus):

@@ -26,7 +26,8 @@ from ddplaunch.cli.manifest_values import (
     read_user,
     read_variables,
 )
-from ddplaunch.submit.pod_job import JOB, JOBSET, PULLS, SCHEDULERS
+from ddplaunch.submit.pod_job import JOB, JOBSET, PULLS, SCHEDULERS, TRAINJOB
+from ddplaunch.submit.train_job import RUNTIME
 
 ELASTIC = ("--spares", "--join-window", "--max-membership-changes", "--grow")
 """Options of ``run`` that are for jobs that go on without a node."""
@@ -119,7 +120,15 @@ HEADINGS = {
         ),
         JOB_NAME,
         click.Option(["--unique-name"], is_flag=True, help="Append five random characters to the name."),
-        option("--kind", "KIND", "job or jobset.  [default: job]", like(f"{JOB}|{JOBSET}", "job or jobset", str.lower)),
+        option(
+            "--kind",
+            "KIND",
+            "job, jobset, or trainjob for Kubeflow Trainer.  [default: job]",
+            like(f"{JOB}|{JOBSET}|{TRAINJOB}", "job, jobset or trainjob", str.lower),
+        ),
+        option(
+            "--runtime", "NAME", f"ClusterTrainingRuntime of a TrainJob.  [default: {RUNTIME}]", read_name("a runtime")
+        ),
         option(
             "--label labels",
             "KEY=VALUE",

@@ -1,8 +1,8 @@
 """The manifest of a job for Kubernetes: a pure function, short enough to read before ``kubectl`` gets it.
 
 It is an indexed Job, whose pods are the nodes, and the headless Service that gives each a name; it needs no operator.
-Or it is a JobSet with this Job in it, which makes and removes the Service itself. In a pod ``ddplaunch run`` learns
-its node rank from the variables that ``clusters/kubernetes`` reads. The fields are those of
+Or it is a JobSet with this Job in it, which makes and removes the Service itself, or a TrainJob of Kubeflow's. In a pod
+``ddplaunch run`` learns its node rank from the variables that ``clusters/kubernetes`` reads. The fields are those of
 kubernetes.io/docs/reference/kubernetes-api; what we say about the Job controller is from its source,
 pkg/controller/job, and about JobSets from kubernetes-sigs/jobset, pkg/controllers.
 """
@@ -16,7 +16,8 @@ from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE
 from ddplaunch.submit import yaml
 from ddplaunch.submit.patch import patched
 from ddplaunch.submit.pod import CONTAINER, pod_spec
-from ddplaunch.submit.pod_job import COSCHEDULING, JOB, JOBSET, NODE, VOLCANO, PodJob
+from ddplaunch.submit.pod_job import COSCHEDULING, JOB, JOBSET, NODE, TRAINJOB, VOLCANO, PodJob
+from ddplaunch.submit.train_job import train_job
 from ddplaunch.submit.yaml import Noted
 
 AGAIN = (EXIT_UNAVAILABLE, EXIT_PREEMPTED, EXIT_SIGNAL + 15)
@@ -25,7 +26,12 @@ AGAIN = (EXIT_UNAVAILABLE, EXIT_PREEMPTED, EXIT_SIGNAL + 15)
 _POD_GROUP = "scheduling.x-k8s.io/pod-group"  # a label of pods (scheduler-plugins, apis/scheduling/v1alpha1)
 _MIN_MEMBER = "scheduling.volcano.sh/group-min-member"  # an annotation of the Job (Volcano, pkg/controllers/podgroup)
 
-_NEEDS = {JOBSET: "JobSet", VOLCANO: "Volcano 1.12 or newer", COSCHEDULING: "the scheduler plugin Coscheduling"}
+_NEEDS = {
+    JOBSET: "JobSet",
+    TRAINJOB: "Kubeflow Trainer 2.3 or newer",
+    VOLCANO: "Volcano 1.12 or newer",
+    COSCHEDULING: "the scheduler plugin Coscheduling",
+}
 
 _ENDS = {
     False: "All pods end together. Where one was taken away all are started again,",
@@ -40,8 +46,8 @@ def manifest(job: PodJob) -> str:
     Raises UsageError if a string cannot stand in YAML, or a patch does not fit.
     """
     version = "1.31" if job.min_nodes else "1.29"  # which first had successPolicy; which had backoffLimitPerIndex
-    head = f"# Written by ddplaunch manifest, for Kubernetes {version} or newer. To submit it: "
-    head += "kubectl apply -f THIS_FILE\n"
+    newer = "" if job.kind == TRAINJOB else f", for Kubernetes {version} or newer"
+    head = f"# Written by ddplaunch manifest{newer}. To submit it: kubectl apply -f THIS_FILE\n"
     if needs := [_NEEDS[each] for each in (job.kind, job.gang) if each in _NEEDS]:
         head += f"# The cluster must have {' and '.join(needs)}.\n"
     return head + "---\n".join(yaml.document(each) for each in patched(list(objects(job)), job.patches))
@@ -54,6 +60,14 @@ def objects(job: PodJob) -> Iterator[dict[str, Any]]:
         group = {"minMember": Noted(_together(job), job.together)}
         yield {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": metadata, "spec": group}
     annotated = metadata | _annotated({**job.annotations, **(_of_gang(job) if job.kind == JOB else {})})
+    if job.kind == TRAINJOB:
+        yield {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": annotated,
+            "spec": train_job(job),
+        }
+        return
     if job.kind == JOBSET:
         yield {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",

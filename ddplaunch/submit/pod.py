@@ -13,7 +13,7 @@ from typing import Any
 from ddplaunch.clusters.kubernetes import ADDRESS, INDEX, NNODES, PORT
 from ddplaunch.plan.command import python_command
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
-from ddplaunch.submit.pod_job import JOB, Mount, PodJob, Toleration
+from ddplaunch.submit.pod_job import JOB, TRAINJOB, Mount, PodJob, Toleration
 from ddplaunch.submit.yaml import Noted
 
 CONTAINER = "ddplaunch"
@@ -92,13 +92,16 @@ def _toleration(each: Toleration) -> dict[str, str]:
 
 
 def _container(job: PodJob) -> dict[str, Any]:
+    cluster = "kubeflow" if job.kind == TRAINJOB else "kubernetes"
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": job.image,
         **({"imagePullPolicy": job.pull} if job.pull else {}),
-        "command": [*python_command("python"), "run", "--cluster", "kubernetes"],
+        "command": [*python_command("python"), "run", "--cluster", cluster],
         "args": [_unexpanded(word) for word in job.command],
-        "env": Noted(f"Kubernetes adds {INDEX}, the node rank.", _variables(job)),
+        "env": _variables(job)
+        if job.kind == TRAINJOB
+        else Noted(f"Kubernetes adds {INDEX}, the node rank.", _variables(job)),
     }
     if job.secrets:
         container["envFrom"] = [{"secretRef": {"name": name}} for name in job.secrets]
@@ -159,6 +162,8 @@ def _variables(job: PodJob) -> list[dict[str, Any]]:
     place = {NNODES: f"{job.min_nodes}:{job.nodes}" if job.min_nodes else str(job.nodes)}
     if job.nodes > 1:
         place |= {ADDRESS: job.node_zero, PORT: str(DEFAULT_PORT)}
+    if job.kind == TRAINJOB:  # its runtime tells all of it
+        place = {}
     secret = [
         {"name": each.name, "valueFrom": {"secretKeyRef": {"name": each.secret, "key": each.key}}}
         for each in job.secret_variables

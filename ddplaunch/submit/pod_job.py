@@ -12,9 +12,9 @@ from ddplaunch.submit.patch import Patch
 OWN_VARIABLES = (INDEX, NNODES, ADDRESS, PORT)
 """The variables that tell a pod its node rank and node 0; Kubernetes sets the index, we set the others."""
 
-JOB, JOBSET = "job", "jobset"
+JOB, JOBSET, TRAINJOB = "job", "jobset", "trainjob"
 JOB_NAME = "batch.kubernetes.io/job-name"  # a label of a Job's pods
-NODE = "node"  # the one replicated Job of a JobSet, whose pods are the nodes
+NODE = "node"  # the one replicated Job of a JobSet, whose pods are the nodes; also that of Kubeflow's runtimes
 
 VOLCANO, COSCHEDULING = "volcano", "coscheduling"
 SCHEDULERS = {VOLCANO: "volcano", COSCHEDULING: "scheduler-plugins-scheduler"}
@@ -91,7 +91,8 @@ class PodJob:
     preempt_grace: float = 0.0  # seconds before that for a checkpoint, if SIGTERM is the preemption signal
     retries: int | None = None  # how often all pods may be started again; None is as often as needed
     kept: int | None = None  # seconds that the job stays after its end
-    kind: str = JOB  # or JOBSET
+    kind: str = JOB  # or JOBSET, or TRAINJOB
+    runtime: str = ""  # of a TrainJob: the name of its ClusterTrainingRuntime
     namespace: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -129,7 +130,7 @@ class PodJob:
     @property
     def own_pods(self) -> dict[str, str]:
         """The label that all its pods have, and no others; the controller adds it."""
-        return {"jobset.sigs.k8s.io/jobset-name" if self.kind == JOBSET else JOB_NAME: self.name}
+        return {JOB_NAME if self.kind == JOB else "jobset.sigs.k8s.io/jobset-name": self.name}
 
     @property
     def together(self) -> int:
@@ -142,11 +143,11 @@ class PodJob:
 
 
 def _pod_prefix(name: str, kind: str) -> str:
-    return f"{name}-{NODE}-0-" if kind == JOBSET else f"{name}-"
+    return f"{name}-" if kind == JOB else f"{name}-{NODE}-0-"
 
 
 def longest_name(nodes: int, kind: str = JOB) -> int:
-    """Characters that the name of a job may have: its last pod is NAME-INDEX, in a JobSet NAME-node-0-INDEX."""
+    """Characters that the name of a job may have: its last pod is NAME-INDEX, in the others NAME-node-0-INDEX."""
     return LABEL - len(f"{_pod_prefix('', kind)}{nodes - 1}")
 
 

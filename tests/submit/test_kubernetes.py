@@ -17,6 +17,7 @@ import pydantic
 import pytest
 import yaml as pyyaml
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
 from ruamel.yaml import YAML
 
 from ddplaunch.errors import UsageError
@@ -112,6 +113,24 @@ JOBS = {
         apart=["kubernetes.io/hostname"],
         node_rules=[NodeRule("pool", "In", ("a", "b"))],
     ),
+    "trainjob": replace(
+        SMALLEST,
+        kind="trainjob",
+        runtime="torch-distributed",
+        nodes=4,
+        gpus=8,
+        memory="200Gi",
+        seconds=3600,
+        restricted=True,
+        labels={"team": "vision"},
+        variables={"NCCL_DEBUG": "INFO"},
+        secret_variables=[SecretVariable("HF_TOKEN", "hugging-face", "token")],
+        tolerations=[Toleration("nvidia.com/gpu")],
+        node_labels={"pool": "h100"},
+        pull_secrets=["registry"],
+        service_account="trainer",
+        mounts=[Mount("wine-data", "/data")],
+    ),
     "elastic": replace(SMALLEST, command=["--grow", "train.py"], nodes=4, min_nodes=2, gang="volcano"),
 }
 
@@ -136,17 +155,19 @@ def check(each: dict[str, Any], version: str = VERSIONS[-1]) -> None:
     Of a JobSet, whose schema is JobSet's own, this is the Job in it. Of a PodGroup nobody publishes a schema.
     """
     if each["kind"] == "JobSet":
-        check_jobset(each)
+        check_model(JobsetV1alpha2JobSet, each)
         (replicated,) = each["spec"]["replicatedJobs"]
         each = {"apiVersion": "batch/v1", "kind": "Job", **replicated["template"]}
-    if each["kind"] == "PodGroup":
+    if each["kind"] == "TrainJob":
+        check_model(TrainerV1alpha1TrainJob, each)
+    if each["kind"] in ("PodGroup", "TrainJob"):
         return
     assert kubernetes_validate.validate(each, version, strict=True) == version
 
 
-def check_jobset(each: dict[str, Any]) -> None:
-    """Check against the model that Kubeflow makes of JobSet's API; it refuses types, and drops unknown fields."""
-    known = JobsetV1alpha2JobSet.from_dict(copy.deepcopy(each))
+def check_model(model: Any, each: dict[str, Any]) -> None:
+    """Check against a model of Kubeflow's, also that of JobSet's API; it refuses types, and drops unknown fields."""
+    known = model.from_dict(copy.deepcopy(each))
     assert known is not None
     assert all(known.to_dict()["spec"].get(name) == value for name, value in each["spec"].items())
 
@@ -221,7 +242,7 @@ def test_the_model_of_a_jobset_would_tell(path, value):
         place = place[step]
     place[path[-1]] = value
     with pytest.raises((AssertionError, pydantic.ValidationError)):
-        check_jobset(jobset)
+        check_model(JobsetV1alpha2JobSet, jobset)
 
 
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
@@ -269,6 +290,45 @@ def test_pods_are_told_from_those_of_other_jobs(kind):
     (spread,) = spec["topologySpreadConstraints"]
     (apart,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert spread["labelSelector"] == apart["labelSelector"] == {"matchLabels": {label: "train"}}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [("trainer", "numNode"), ("runtimePatches", 0, "managr"), ("runtimePatches", 0, "trainingRuntimeSpec", "spec")],
+)
+def test_the_model_of_a_trainjob_would_tell(path):
+    (job,) = read(manifest(JOBS["trainjob"]))
+    check(job)
+    place = job["spec"]
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = {}
+    with pytest.raises((AssertionError, pydantic.ValidationError)):
+        check(job)
+
+
+def test_a_trainjob_changes_in_its_runtime_what_was_asked_for():
+    (job,) = read(manifest(JOBS["trainjob"]))
+    (patch,) = job["spec"]["runtimePatches"]
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = node["template"]["spec"]["template"]["spec"]
+    assert (pod["nodeSelector"], pod["serviceAccountName"]) == ({"pool": "h100"}, "trainer")
+    assert {each["name"] for each in pod["volumes"]} == {"shm", "tmp", "mount-1"}
+    assert [each["name"] for each in job["spec"]["trainer"]["env"]] == ["HF_TOKEN", "NCCL_DEBUG"]
+    assert job["spec"]["trainer"]["command"][-3:] == ["run", "--cluster", "kubeflow"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        ({"min_nodes": 1}, "--nodes as a range"), ({"retries": 3}, "--backoff-limit"), ({"kept": 60}, "--ttl"),
+        ({"gang": "volcano"}, "--gang"), ({"spread": ["zone"]}, "--spread"),
+        ({"pull": "Always"}, "--image-pull-policy"),
+    ],
+)  # fmt: skip
+def test_what_the_runtime_decides_is_refused(fields, option):
+    with pytest.raises(UsageError, match=f"{option} does not work with --kind trainjob"):
+        manifest(replace(JOBS["trainjob"], **fields))
 
 
 # ------------------------------------------------------------------------------------------------------------- pods
