@@ -165,6 +165,12 @@ def batch_script(cluster: str, variables: tuple[str, ...], allocation: Allocatio
     return Finding(cluster, variables, nnodes=1, node_rank=0, is_script=True, notes=notes)
 
 
+def a_copy(cluster: str, environ: Mapping[str, str], index: str, lacking: str, what: str) -> Finding:
+    """Recognise one of many that ``index`` numbers, a ``what``, where ``lacking`` would show that they are one job."""
+    note = f"{index}={environ[index]} without {lacking}: this {what} is treated as a job of its own"
+    return Finding(cluster, (index,), nnodes=1, node_rank=0, is_copy=True, notes=(note,))
+
+
 def counts_nodes(
     cluster: str,
     environ: Mapping[str, str],
