@@ -1,6 +1,7 @@
 """What the surroundings say about this process: a short file or a row per system, and ``find`` over all of them.
 
-Variables in, facts out: no scheduler is asked; some systems give a file of hosts, which is read.
+Variables in, facts out: no scheduler is asked. Some systems give a file of hosts, which is read; some launchers of MPI
+are asked about hosts, on the way that they give their processes.
 The caller decides what to do with a finding, and which options override it.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ddplaunch.clusters.finding import Allocation, Finding, Place
 from ddplaunch.errors import UsageError
@@ -154,6 +154,39 @@ def started(
         port=None if job in (None, "") else job_port(job),
         run_id=None if job in (None, "") else str(job),
         place=None if alone else Place(rank, size, local_rank, local_size),
+    )
+
+
+def on_hosts(
+    cluster: str,
+    variables: tuple[str, ...],
+    hosts: Sequence[int | str],
+    rank: int,
+    size: int,
+    local_rank: int,
+    local_size: int,
+    *,
+    most_nodes: int | None = None,
+    address: str | None = None,
+    job: str | None = None,
+) -> Finding:
+    """Recognise a process that a launcher has started; ``hosts`` are those of all ranks, empty if not known."""
+    nnodes = node_rank = None
+    if len(hosts) == size and hosts.count(hosts[rank]) == local_size:  # else it is of another job
+        nodes = list(dict.fromkeys(hosts))
+        nnodes, node_rank = len(nodes), nodes.index(hosts[rank])
+    return started(
+        cluster,
+        variables,
+        rank,
+        size,
+        local_rank,
+        local_size=local_size,
+        nnodes=nnodes,
+        most_nodes=most_nodes,
+        node_rank=node_rank,
+        address=address,
+        job=job,
     )
 
 
