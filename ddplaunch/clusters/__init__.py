@@ -72,7 +72,7 @@ _SIGNS = {
     # Who gave the hosts; jsrun among them, which Open MPI and others leave to it.
     "lsf": ("LSB_JOBID", "JSM_NAMESPACE_RANK"),
     "pbs": ("PBS_JOBID",),
-    "sge": ("PE_HOSTFILE",),
+    "sge": ("PE_HOSTFILE", "JOB_SCRIPT"),
     "azurebatch": ("AZ_BATCH_HOST_LIST",),
     **_HOSTFILES,
 }

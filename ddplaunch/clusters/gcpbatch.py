@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Finding
-from ddplaunch.clusters.reading import OFF, a_copy, contradiction, is_set, number, read_hosts
+from ddplaunch.clusters.reading import OFF, a_copy, contradiction, is_set, number, own_place, read_hosts
 from ddplaunch.errors import UsageError
 
 INDEX = "BATCH_TASK_INDEX"  # 1
@@ -32,8 +32,7 @@ def find(environ: Mapping[str, str]) -> Finding | None:
         return a_copy("gcpbatch", environ, INDEX, HOSTS, "task")
     if count != len(hosts):
         raise contradiction(f"{COUNT}={count}", f"{HOSTS}={environ[HOSTS]} (hosts: {len(hosts)})")
-    own = os.uname().nodename
-    place = next((i for i, host in enumerate(hosts) if host.partition(".")[0] == own.partition(".")[0]), None)
+    place = own_place(hosts)
     if place is None:
-        raise UsageError(f"{HOSTS}={environ[HOSTS]} does not have this machine, {own}", OFF)
+        raise UsageError(f"{HOSTS}={environ[HOSTS]} does not have this machine, {os.uname().nodename}", OFF)
     return Finding("gcpbatch", (COUNT, HOSTS), nnodes=count, node_rank=place, address=hosts[0])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
 from tests.cli.test_several_nodes import free_port
-from tests.conftest import write
+from tests.conftest import clean_environment, command, write
+from tests.patience import patience
 from tests.starts import EXEC
 
 NODE = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "29500"}
@@ -76,6 +78,32 @@ def test_a_line_of_a_shells_profile_is_a_note_at_most(launch, answer, tmp_path):
     assert json.loads(own.stdout)["notes"] == []
 
 
+@pytest.mark.ci
+@pytest.mark.slow
+def test_an_address_is_looked_up(network, tmp_path):
+    """On a host whose name server does not answer: names of /etc/hosts are known all the same."""
+    host = network(2, dns="dead").hosts[0]
+    write(tmp_path, "train.py", "print('trains')\n")
+
+    def run(address: str) -> tuple[int, str]:
+        done = host.start(
+            command("run", *EXEC, "train.py"), cwd=tmp_path, env=clean_environment({"MASTER_ADDR": address}),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        out, _ = done.communicate(timeout=patience(60))
+        return done.returncode, out
+
+    for other in ("n1", "10.77.0.11", "fd77::11"):
+        code, out = run(other)
+        assert code == 2
+        assert out.startswith(f"Error: MASTER_ADDR={other}: this may be one node of several")
+    for own in ("n0", "10.77.0.10", "fd77::10"):
+        assert run(own) == (0, "trains\n")
+    code, out = run("gone.example")
+    assert code == 0
+    assert "MASTER_ADDR=gone.example cannot be resolved and is not used" in out
+
+
 def test_a_job_that_a_rank_starts_is_left_alone(launch, tmp_path):
     """Its variables are those of the rank: a node's rank, and a world larger than its own."""
     write(tmp_path, "inner.py", "import os; print('inner', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
@@ -94,10 +122,10 @@ def test_a_job_that_a_rank_starts_is_left_alone(launch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exported", [{}, {"MASTER_ADDR": "localhost", "MASTER_PORT": "12355", "WORLD_SIZE": "2"}])
-def test_a_program_that_spawns_its_own_ranks_is_left_alone(launch, tmp_path, exported):
+def test_a_program_that_spawns_its_own_ranks_is_left_alone(launch, tmp_path):
     write(tmp_path, "train.py", SPAWNS)
-    done = launch("run", *EXEC, "train.py", env={"SPAWN_PORT": str(free_port()), **exported})
+    exported = {"MASTER_ADDR": "localhost", "MASTER_PORT": "12355", "WORLD_SIZE": "2", "SPAWN_PORT": str(free_port())}
+    done = launch("run", *EXEC, "train.py", env=exported)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")[:2]) == ["spawned 0 of 2", "spawned 1 of 2"]
     assert "may be one node" not in done.stderr

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.clusters import find
 from ddplaunch.clusters.hostfile import ROWS
+from ddplaunch.errors import UsageError
 from tests.clusters.samples import openmpi
 
 
@@ -25,6 +27,21 @@ def test_a_script_is_told_of_its_hosts(name: str, tmp_path: Path) -> None:
     alone = find(job)
     assert alone
     assert alone.notes == ()
+
+
+def test_a_process_on_another_host_than_the_scripts_is_refused(tmp_path: Path) -> None:
+    """Something has started it there, by ssh or the like, and maybe on all of them."""
+    file, own = tmp_path / "hosts", os.uname().nodename
+    file.write_text(f"n1.cluster\n{own}.cluster\n")
+    with pytest.raises(UsageError) as raised:
+        find({"OAR_JOB_ID": "4711", "OAR_NODEFILE": str(file)})
+    said = f"the script of oar job 4711 runs on n1.cluster, and this is {own}.cluster: it may be one of 2 nodes"
+    assert raised.value.message == said
+    assert "--nnodes 2 --node-rank 1 --master-addr n1.cluster" in str(raised.value.hint)
+    file.write_text(f"{own}\nn2\n")
+    first = find({"OAR_JOB_ID": "4711", "OAR_NODEFILE": str(file)})
+    assert first
+    assert first.is_script
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -60,6 +60,12 @@ def test_one_node_is_no_finding() -> None:
     assert find({"NNODES": "2", "NPROC_PER_NODE": "8"}) is None, "no address"
 
 
+def test_they_need_no_address_to_be_unclear() -> None:
+    """As in a job run of Oracle's Data Science."""
+    with pytest.raises(UsageError, match="RANK=1 and WORLD_SIZE=2 without LOCAL_RANK"):
+        find({"RANK": "1", "WORLD_SIZE": "2", "MAIN_JOB_RUN_OCID": "ocid1.datasciencejobrun.oc1"})
+
+
 def test_nobody_says_what_they_count(answer, tmp_path) -> None:
     write(tmp_path, "train.py", "")
     done = answer("run", "--dry-run", "train.py", env=TORCH_NODE)
