@@ -120,6 +120,8 @@ def _open_standard_streams() -> None:
 
 def _leave(code: int) -> None:
     """End without taking the interpreter apart: nothing of ours is left that would need it."""
+    if pmi := sys.modules.get("ddplaunch.clusters.pmi"):
+        pmi.finalize()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

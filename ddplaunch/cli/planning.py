@@ -10,7 +10,7 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli import over_ssh
 from ddplaunch.cli.options import Options
 from ddplaunch.cli.rules import check_looks, check_nodes, check_time_limits
-from ddplaunch.cli.surroundings import left_over, look_around, started_rank, surroundings_notes
+from ddplaunch.cli.surroundings import left_alone, left_over, look_around, started_rank, surroundings_notes
 from ddplaunch.cli.values import AUTO
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.machine import read_machine
@@ -69,7 +69,11 @@ def make_plan(options: Options, target: Target, hosts: tuple[Host, ...], notes: 
     def plan_as(node_rank: int) -> Plan:
         return make(_spec(options, finding, node_rank), target, machine, os.environ, run_id, said)
 
-    return Planning(plan_as(0), options, finding, plan_as)
+    plan = plan_as(0)
+    if not hosts and (remark := left_alone(options, finding, plan)):
+        said.append(remark)
+        plan = plan_as(0)
+    return Planning(plan, options, finding, plan_as)
 
 
 def _of_spares(options: Options) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ddplaunch.cli.options import Inferred
     from ddplaunch.clusters.finding import Finding, Place
     from ddplaunch.plan.layout import StartedRank
+    from ddplaunch.plan.plan import Plan
 
 TOKEN = "DDPLAUNCH_TOKEN"
 
@@ -24,6 +25,8 @@ TORCHRUN = "torchelastic"
 """Where torchrun has started us it coordinates the ranks and holds their store; we only run ours."""
 
 _KEPT = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "ROLE_NAME")
+
+LOOKUP_PATIENCE = 2.0  # seconds for a name server to say whether a MASTER_ADDR that nothing goes with is another host
 
 _ONE_LOG = {"slurm", "openmpi", "mpich", "mvapich", "flux", "pals", "lsf", "pbs", "sge", TORCHRUN}
 """Where one program (srun, mpirun, …) shows what all of its processes print, unless it is told otherwise."""
@@ -63,6 +66,35 @@ def look_around(options: Options) -> tuple[Options, Finding | None]:
     port = None if os.environ.get("MASTER_PORT") else finding.port
     of_node_0: Inferred = {"master_addr": address, "master_port": port, "run_id": finding.run_id}
     return options.filled(Source.SURROUNDINGS, of_node_0), finding
+
+
+def left_alone(options: Options, finding: Finding | None, plan: Plan) -> str | None:
+    """Return what to say of a job that is planned for this machine because nothing was typed and nothing recognised.
+
+    Raises:
+        UsageError: variables speak of several nodes, each of which would train alone.
+    """
+    decided = options.cluster is not None or options.is_set("nnodes") or options.is_set("node_rank")
+    if decided or plan.nnodes > 1 or INSIDE in os.environ:
+        return None
+    if finding and not finding.is_script and not finding.is_copy:
+        return None
+    from ddplaunch.clusters.alone import check_alone
+
+    return check_alone(os.environ, plan.world_size, finding, _is_here)
+
+
+def _is_here(address: str) -> bool | None:
+    """Whether an address is this machine's; None if it cannot be resolved, soon."""
+    own = os.uname().nodename
+    if address in (own, own.partition(".")[0]):
+        return True
+    from ddplaunch.control.route import is_ours
+
+    try:
+        return is_ours(address.strip("[]"), LOOKUP_PATIENCE)
+    except UsageError:
+        return None
 
 
 def left_over(options: Options) -> str | None:

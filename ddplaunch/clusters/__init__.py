@@ -1,6 +1,7 @@
-"""What the surroundings say about this process: one short file per system, and ``find`` over all of them.
+"""What the surroundings say about this process: a short file or a row per system, and ``find`` over all of them.
 
-Variables in, facts out: no scheduler is asked and no MPI is loaded; three systems give a file of hosts, which is read.
+Variables in, facts out: no scheduler is asked. Some systems give a file of hosts, which is read; some launchers of MPI
+are asked about hosts, on the way that they give their processes.
 The caller decides what to do with a finding, and which options override it.
 """
 
@@ -17,7 +18,19 @@ if TYPE_CHECKING:
 
     from ddplaunch.clusters.finding import Allocator, Finding
 
-__all__ = ["NAMES", "NONE", "find", "sign"]
+__all__ = ["NAMES", "NONE", "find", "sign", "system"]
+
+_NUMBERED = {
+    "dstack": ("DSTACK_NODES_NUM",),
+    "runpod": ("NUM_TRAINERS",),
+    "beaker": ("BEAKER_REPLICA_COUNT",),
+    "leaderworkerset": ("LWS_GROUP_SIZE",),
+    "ngc": ("NGC_ARRAY_SIZE",),
+}
+"""The rows of numbered.py."""
+
+_HOSTFILES = {"cobalt": ("COBALT_NODEFILE",), "oar": ("OAR_NODEFILE",), "pjm": ("PJM_O_NODEINF",)}
+"""The rows of hostfile.py."""
 
 _SIGNS = {
     # Who numbered this very process. torch's variables come last in a chain of launchers, so they are read first;
@@ -42,19 +55,26 @@ _SIGNS = {
     "volcengine": ("MLP_WORKER_NUM",),
     "lepton": ("LEPTON_JOB_TOTAL_WORKERS",),
     "modelarts": ("MA_NUM_HOSTS",),
-    "dstack": ("DSTACK_NODES_NUM",),
+    "determined": ("DET_ALLOCATION_ID",),
+    **_NUMBERED,
     # RANK and WORLD_SIZE count nodes there, unless PET_NNODES says more.
     "kubeflow": ("PET_NNODES", "KUBERNETES_SERVICE_HOST"),
     "pai": ("NPROC_PER_NODE",),
-    "nodes": ("NNODES",),
-    # These two may refuse to tell; what a script has set then says more.
+    "nodes": ("NNODES", "NUM_NODES", "NODE_COUNT"),
+    "tfconfig": ("TF_CONFIG", "CLUSTER_SPEC"),
+    # These may refuse to tell; what a script has set then says more.
+    "openpai": ("PAI_CURRENT_TASK_ROLE_NAME",),
     "volcano": ("VC_TASK_INDEX", "VK_TASK_INDEX"),
     "htcondor": ("_CONDOR_NPROCS",),
     "kubernetes": ("JOB_COMPLETION_INDEX",),
+    "gcpbatch": ("BATCH_TASK_INDEX",),
+    "nomad": ("NOMAD_ALLOC_INDEX",),
     # Who gave the hosts; jsrun among them, which Open MPI and others leave to it.
     "lsf": ("LSB_JOBID", "JSM_NAMESPACE_RANK"),
     "pbs": ("PBS_JOBID",),
-    "sge": ("PE_HOSTFILE",),
+    "sge": ("PE_HOSTFILE", "JOB_SCRIPT"),
+    "azurebatch": ("AZ_BATCH_HOST_LIST",),
+    **_HOSTFILES,
 }
 """The systems in the order in which they are asked, the more specific first, and the variables one of which each has.
 
@@ -64,7 +84,7 @@ Only the files of those that show a sign are imported.
 NAMES = tuple(_SIGNS)
 
 NONE = "none"  # what `--cluster` calls looking at nothing
-_ALLOCATORS = ("slurm", "pbs", "lsf", "sge")
+_ALLOCATORS = ("slurm", "pbs", "lsf", "sge", "azurebatch", *_HOSTFILES)
 
 
 def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
@@ -83,7 +103,7 @@ def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
     script: Finding | None = None
     for name in NAMES if only is None else (only,):
         if _shows(name, environ):
-            finding = _system(name).find(environ)
+            finding = system(name).find(environ)
             if finding and not finding.is_script:
                 return _completed(finding, environ)
             script = script or finding
@@ -104,10 +124,16 @@ def sign(environ: Mapping[str, str]) -> str | None:
     return next((name for names in _SIGNS.values() for name in names if environ.get(name)), None)
 
 
-def _system(name: str) -> Allocator:
-    system: Any = import_module(f"ddplaunch.clusters.{name}")
-    found: Allocator = system
-    return found
+def system(name: str) -> Allocator:
+    """The file or the row of a system; only that of a batch system knows an allocation."""
+    if name in _NUMBERED or name in _HOSTFILES:
+        from ddplaunch.clusters import hostfile, numbered
+
+        found: Any = numbered.ROWS.get(name) or hostfile.ROWS[name]
+    else:
+        found = import_module(f"ddplaunch.clusters.{name}")
+    known: Allocator = found
+    return known
 
 
 def _shows(name: str, environ: Mapping[str, str]) -> bool:
@@ -126,7 +152,7 @@ def _completed(finding: Finding, environ: Mapping[str, str]) -> Finding:
     if finding.nnodes == 1 and not finding.place:
         return finding
     for name in _ALLOCATORS:
-        given = _system(name).allocation(environ) if _shows(name, environ) else None
+        given = system(name).allocation(environ) if _shows(name, environ) else None
         if given:
             if finding.port is None:
                 finding = replace(finding, port=job_port(given.job))

@@ -43,6 +43,7 @@ class Finding:
     nproc: str | None = None  # processes a node as `--nproc` has it: "8", "auto"
     place: Place | None = None
     is_script: bool = False  # whether it is a batch job's own script: the system only says where it runs
+    is_copy: bool = False  # whether it is one of many that the system numbers, and a job of its own as far as it says
     notes: tuple[str, ...] = ()  # what people should know about it
 
     def __post_init__(self) -> None:

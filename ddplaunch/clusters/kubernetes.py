@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Finding
-from ddplaunch.clusters.reading import OFF, check_below, is_set, number, number_if_set, text, to_number
+from ddplaunch.clusters.reading import OFF, a_copy, check_below, is_set, number, number_if_set, text, to_number
 from ddplaunch.errors import UsageError
 
 INDEX = "JOB_COMPLETION_INDEX"  # 1
@@ -23,8 +23,7 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     if not is_set(environ, INDEX):
         return None
     if not is_set(environ, NNODES):
-        note = f"{INDEX}={environ[INDEX]} without {NNODES}: this pod is treated as a job of its own"
-        return Finding("kubernetes", (INDEX,), nnodes=1, node_rank=0, notes=(note,))
+        return a_copy("kubernetes", environ, INDEX, NNODES, "pod")
     lowest, colon, highest = text(environ, NNODES).partition(":")
     nnodes, node_rank = to_number(highest if colon else lowest, NNODES), number(environ, INDEX)
     min_nodes = to_number(lowest, NNODES) if colon else None

@@ -1,7 +1,8 @@
-"""LSF: ``jsrun``, which sets JSM_NAMESPACE_*, a node of a job of ``ddplaunch submit``, or a job's script.
+"""LSF: ``jsrun``, which sets JSM_NAMESPACE_*, ``blaunch``, a node of a job of ``ddplaunch submit``, or a job's script.
 
 On systems with jsrun the script runs on a launch node, which is the first line of the job's rank file and has no
-process of the job; on others the first line is a host like the rest.
+process of the job; on others the first line is a host like the rest. blaunch numbers its tasks (PRRTE's ess/lsf reads
+LSF_PM_TASKID too), of which a host may have several, so that a host's own place tells which node it is.
 """
 
 from __future__ import annotations
@@ -10,10 +11,21 @@ from collections.abc import Mapping
 
 from ddplaunch.clusters import submitted
 from ddplaunch.clusters.finding import Allocation, Finding
-from ddplaunch.clusters.reading import batch_script, is_set, number_if_set, numbers, read_hosts, started, to_number
+from ddplaunch.clusters.reading import (
+    batch_script,
+    is_set,
+    job_port,
+    number_if_set,
+    numbers,
+    own_place,
+    read_hosts,
+    started,
+    to_number,
+)
 
 JOB_ID = "LSB_JOBID"  # 4711
 RANKFILE = "LSB_DJOB_RANKFILE"  # /home/me/.lsbatch/1700000000.4711.hostfile: one host a line, once for every slot
+TASK = "LSF_PM_TASKID"  # 1, from 1; of blaunch
 CSM_ID = "CSM_ALLOCATION_ID"  # 17, where the system has launch nodes
 
 RANK = "JSM_NAMESPACE_RANK"  # 3
@@ -28,6 +40,9 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     if not is_set(environ, RANK):
         if ours := submitted.find("lsf", environ, JOB_ID):
             return ours
+        if given and is_set(environ, TASK) and (place := own_place(given.hosts)) is not None:
+            port, names = job_port(given.job), (JOB_ID, TASK, RANKFILE)
+            return Finding("lsf", names, len(given.hosts), place, address=given.hosts[0], port=port, run_id=given.job)
         return batch_script("lsf", (JOB_ID, RANKFILE), given, "jsrun or blaunch") if given else None
     hosts = given.hosts if given else ()
     return started(

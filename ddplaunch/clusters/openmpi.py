@@ -2,7 +2,7 @@
 
 OMPI_COMM_WORLD_NODE_RANK is the rank *on* its node over all of the job's applications, and no index of nodes.
 Meanings are those of ``man mpirun``, "Environment Variables". Where rank 0 is follows, in version 4, from what its
-daemons tell each other, which is written nowhere and was seen on real hosts.
+daemons tell each other, which is written nowhere and was seen on real hosts; in version 5 PMIx is asked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ddplaunch.clusters.finding import Finding
-from ddplaunch.clusters.reading import is_set, number_if_set, numbers, started
+from ddplaunch.clusters.reading import is_set, number_if_set, numbers, on_hosts
 
 RANK = "OMPI_COMM_WORLD_RANK"  # 3
 SIZE = "OMPI_COMM_WORLD_SIZE"  # 4
@@ -34,13 +34,20 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     rank, size, local_rank, local_size = numbers(environ, *names)
     most_nodes = number_if_set(environ, MAX_NODES)
     address = _first_host(environ, rank, size, local_rank, most_nodes) if local_size < size else None
-    return started(
+    hosts: tuple[str, ...] = ()
+    if local_size < size and most_nodes is None:
+        from ddplaunch.clusters import pmix
+
+        hosts = pmix.ask(environ, size) or ()
+        address = hosts[0] if hosts else None
+    return on_hosts(
         "openmpi",
         (*names, OWN_HOST) if address else names,
+        hosts,
         rank,
         size,
         local_rank,
-        local_size=local_size,
+        local_size,
         most_nodes=most_nodes,
         address=address,
         job=environ.get(NAMESPACE),

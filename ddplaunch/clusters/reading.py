@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ddplaunch.clusters.finding import Allocation, Finding, Place
 from ddplaunch.errors import UsageError
@@ -157,12 +158,79 @@ def started(
     )
 
 
-def batch_script(cluster: str, variables: tuple[str, ...], allocation: Allocation, starter: str) -> Finding:
-    """Recognise a job's own script on one of its hosts; ``starter`` is the command that starts a process on each."""
-    count = len(allocation.hosts)
+def on_hosts(
+    cluster: str,
+    variables: tuple[str, ...],
+    hosts: Sequence[int | str],
+    rank: int,
+    size: int,
+    local_rank: int,
+    local_size: int,
+    *,
+    most_nodes: int | None = None,
+    address: str | None = None,
+    job: str | None = None,
+) -> Finding:
+    """Recognise a process that a launcher has started; ``hosts`` are those of all ranks, empty if not known."""
+    nnodes = node_rank = None
+    if rank < size == len(hosts) and hosts.count(hosts[rank]) == local_size:  # else they are another job's
+        nodes = list(dict.fromkeys(hosts))
+        nnodes, node_rank = len(nodes), nodes.index(hosts[rank])
+    return started(
+        cluster,
+        variables,
+        rank,
+        size,
+        local_rank,
+        local_size=local_size,
+        nnodes=nnodes,
+        most_nodes=most_nodes,
+        node_rank=node_rank,
+        address=address,
+        job=job,
+    )
+
+
+def own_place(hosts: Sequence[str]) -> int | None:
+    """Return which of the hosts this machine is."""
+    own = _label(os.uname().nodename)
+    return next((place for place, host in enumerate(hosts) if _label(host) == own), None)
+
+
+def _label(host: str) -> str:
+    """A host's name without its domain, as only some names have one."""
+    return host.partition(".")[0]
+
+
+def batch_script(
+    cluster: str, variables: tuple[str, ...], allocation: Allocation, starter: str, on: str | None = None
+) -> Finding:
+    """Recognise a job's own script on one of its hosts.
+
+    Args:
+        starter: the command that starts a process on each.
+        on: the host where the script runs, by default the first.
+
+    Raises UsageError if this is another one of the hosts: this process may be one of several.
+    """
+    hosts, count = allocation.hosts, len(allocation.hosts)
+    place = own_place(hosts)
+    if place is not None and _label(on or hosts[0]) != _label(hosts[place]):
+        script = f"the script of {cluster} job {allocation.job}"
+        raise UsageError(
+            f"{script} runs on {on or hosts[0]}, and this is {hosts[place]}: it may be one of {count} nodes",
+            f"on every host, as here: ddplaunch run --nnodes {count} --node-rank {place} --master-addr {hosts[0]} …\n"
+            "this machine alone: ddplaunch run --standalone …, or --cluster none",
+        )
     note = f"the script of {cluster} job {allocation.job} runs on one of its {count} hosts; to use all: {starter}"
     notes = (note,) if count > 1 else ()
     return Finding(cluster, variables, nnodes=1, node_rank=0, is_script=True, notes=notes)
+
+
+def a_copy(cluster: str, environ: Mapping[str, str], index: str, lacking: str, what: str) -> Finding:
+    """Recognise one of many that ``index`` numbers, a ``what``, where ``lacking`` would show that they are one job."""
+    note = f"{index}={environ[index]} without {lacking}: this {what} is treated as a job of its own"
+    return Finding(cluster, (index,), nnodes=1, node_rank=0, is_copy=True, notes=(note,))
 
 
 def counts_nodes(

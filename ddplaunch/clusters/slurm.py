@@ -7,6 +7,7 @@ were never started; within a step JOB_NODELIST stays the whole job's, and NTASKS
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Allocation, Finding
@@ -127,7 +128,7 @@ def _no_step(environ: Mapping[str, str]) -> Finding:
     assert given
     count = len(given.hosts)
     starter = f"srun --nodes={count} --ntasks={count} --ntasks-per-node=1 ddplaunch run …"
-    finding = batch_script("slurm", (JOB_ID,), given, starter)
+    finding = batch_script("slurm", (JOB_ID,), given, starter, on=environ.get(HOST) or os.uname().nodename)
     if not is_set(environ, HOST) and count:
         where = f"Slurm job {given.job} ({environ[JOB_NODELIST]})"
         note = f"this shell is not on a node of {where}; to start there: {starter}"

@@ -28,7 +28,7 @@ def check_unclear(environ: Mapping[str, str]) -> None:
     count more than one.
     """
     size = environ.get(WORLD_SIZE, "").strip()
-    if not is_set(environ, RANK, WORLD_SIZE, ADDRESS) or is_set(environ, LOCAL_RANK) or size == "1":
+    if not is_set(environ, RANK, WORLD_SIZE) or is_set(environ, LOCAL_RANK) or size == "1":
         return
     both = f"{RANK}={environ[RANK]} and {WORLD_SIZE}={environ[WORLD_SIZE]}"
     raise UsageError(

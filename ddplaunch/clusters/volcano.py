@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Finding
-from ddplaunch.clusters.reading import agreed, check_below, contradiction, is_set, number_if_set
+from ddplaunch.clusters.reading import a_copy, agreed, check_below, contradiction, is_set, number_if_set
 from ddplaunch.errors import UsageError
 
 INDEXES = ("VC_TASK_INDEX", "VK_TASK_INDEX")  # 1; older versions have the latter alone
@@ -29,8 +29,7 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     tasks = {name: environ[name].split(",") for name in sorted(environ) if HOSTS.fullmatch(name) and environ[name]}
     index = agreed(environ, *INDEXES)
     if not tasks:
-        note = f"{index_name}={index} without VC_…_HOSTS of the svc plugin: this pod is treated as a job of its own"
-        return Finding("volcano", (index_name,), nnodes=1, node_rank=0, notes=(note,))
+        return a_copy("volcano", environ, index_name, "VC_…_HOSTS of the svc plugin", "pod")
     if len(tasks) > 1:
         raise _several(index_name, index, tasks)
     ((name, hosts),) = tasks.items()

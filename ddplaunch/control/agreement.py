@@ -29,6 +29,10 @@ def disagreement(ours: Hello, theirs: Hello, *, allow_mismatch: bool) -> Refused
     for what, mine, other, hint in _musts(ours, theirs):
         if mine != other:
             return Refused(_differs(what, ours, mine, theirs, other), hint)
+    shares = sorted((ours.share, theirs.share), key=lambda share: share.kind)
+    if shares[0].kind != shares[1].kind and (count := len(shares[0].devices)) > 1:  # mpirun that does not say which
+        what = f"{shares[1].name} is one rank, but {shares[0].name}, alone on its host, starts {count}"
+        return Refused(what, "--nproc 1 for one rank each; or start one process on every host")
     if not allow_mismatch:
         for what, mine, other, hint in _mismatches(ours, theirs):
             return Refused(_differs(what, ours, mine, theirs, other), f"{hint}, or --allow-mismatch on node 0")

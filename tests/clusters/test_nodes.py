@@ -60,6 +60,12 @@ def test_one_node_is_no_finding() -> None:
     assert find({"NNODES": "2", "NPROC_PER_NODE": "8"}) is None, "no address"
 
 
+def test_they_need_no_address_to_be_unclear() -> None:
+    """As in a job run of Oracle's Data Science."""
+    with pytest.raises(UsageError, match="RANK=1 and WORLD_SIZE=2 without LOCAL_RANK"):
+        find({"RANK": "1", "WORLD_SIZE": "2", "MAIN_JOB_RUN_OCID": "ocid1.datasciencejobrun.oc1"})
+
+
 def test_nobody_says_what_they_count(answer, tmp_path) -> None:
     write(tmp_path, "train.py", "")
     done = answer("run", "--dry-run", "train.py", env=TORCH_NODE)
@@ -103,14 +109,21 @@ def test_a_batch_script_is_heard_after_what_was_set_in_it() -> None:
 
 
 @pytest.mark.slow
-def test_two_machines_train_together(start, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("name", "shared", "node_rank"),
+    [
+        ("pai", {"WORLD_SIZE": "2", "NPROC_PER_NODE": "1"}, "RANK"),
+        ("runpod", {"WORLD_SIZE": "2", "NUM_NODES": "2", "NUM_TRAINERS": "1"}, "NODE_RANK"),
+    ],
+)
+def test_two_machines_train_together(start, tmp_path, name, shared, node_rank) -> None:
     """Node 0 calls itself localhost, as the masters of some platforms do."""
     write(tmp_path, "train.py", "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
-    shared = {"WORLD_SIZE": "2", "NPROC_PER_NODE": "1", "MASTER_PORT": str(free_port())}
+    shared = {**shared, "MASTER_PORT": str(free_port())}
     words = ("run", "--start", "exec", "train.py")
-    first = start(*words, env={**shared, "RANK": "0", "MASTER_ADDR": "localhost"})
-    second = start(*words, env={**shared, "RANK": "1", "MASTER_ADDR": "127.0.0.1"})
+    first = start(*words, env={**shared, node_rank: "0", "MASTER_ADDR": "localhost"})
+    second = start(*words, env={**shared, node_rank: "1", "MASTER_ADDR": "127.0.0.1"})
     assert (first.wait(), second.wait()) == (0, 0), first.stderr() + second.stderr()
     assert "rank 0 of 2" in first.stdout()
     assert "rank 1 of 2" in second.stdout()
-    assert "pai: this is node 0 of 2" in first.stderr()
+    assert f"{name}: this is node 0 of 2" in first.stderr()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddplaunch.clusters import pmix
 from ddplaunch.clusters.finding import Place
 from ddplaunch.clusters.openmpi import find
 from ddplaunch.errors import UsageError
@@ -42,6 +43,40 @@ def test_one_process_a_node_is_a_node() -> None:
     finding = find(openmpi(2, 3, 0, 1))
     assert finding
     assert (finding.nnodes, finding.node_rank, finding.place, finding.address) == (3, 2, None, None)
+
+
+VERSION_5 = [
+    # rank, size, local rank, local size; where all ranks are; how many nodes, which one, whether it has one rank alone
+    ((2, 3, 0, 1), ("n1", "n1", "n2"), (2, 1, True)),
+    ((0, 3, 0, 1), ("n1", "n2", "n2"), (2, 0, True)),
+    ((1, 4, 0, 2), ("n1", "n2", "n1", "n2"), (2, 1, True)),
+    ((1, 2, 0, 1), ("n2", "n1"), (2, 1, False)),
+    ((2, 3, 0, 1), None, (3, 2, False)),
+    ((2, 3, 0, 1), ("n1", "n2", "n2"), (3, 2, False)),  # of another job: two are on its host
+]
+
+
+@pytest.mark.parametrize(("numbers", "hosts", "expected"), VERSION_5)
+def test_what_pmix_says_of_hosts(
+    numbers: tuple[int, int, int, int],
+    hosts: tuple[str, ...] | None,
+    expected: tuple[int, int, bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pmix, "ask", lambda environ, size: hosts)
+    finding = find(openmpi(*numbers))
+    assert finding
+    assert (finding.nnodes, finding.node_rank, finding.place is not None) == expected
+    assert finding.address == (hosts[0] if hosts else None)
+
+
+def test_pmix_is_asked_only_below_its_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-n1-4711@1")
+    assert pmix.ask(openmpi(2, 3, 0, 1), 3) is None, "no process above this one has PMIx"
+    monkeypatch.setattr(pmix, "_library", lambda: "/nowhere/libpmix.so.2")
+    assert pmix.ask(openmpi(2, 3, 0, 1), 3) is None
+    monkeypatch.delenv("PMIX_NAMESPACE")
+    assert pmix.ask(openmpi(2, 3, 0, 1), 3) is None
 
 
 def test_two_hosts_of_two() -> None:

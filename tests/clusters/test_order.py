@@ -5,29 +5,33 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from ddplaunch.clusters import NAMES, find
+from ddplaunch.clusters import NAMES, determined, find, system
 from ddplaunch.clusters.finding import Place
 from ddplaunch.errors import UsageError
 from tests.clusters import (
     test_awsbatch,
+    test_azurebatch,
     test_azureml,
-    test_dstack,
+    test_determined,
     test_flux,
+    test_gcpbatch,
     test_htcondor,
     test_kubernetes,
     test_lepton,
     test_modelarts,
     test_mpich,
     test_mvapich,
+    test_numbered,
+    test_openpai,
     test_pals,
     test_sagemaker,
     test_skypilot,
     test_submitit,
+    test_tfconfig,
     test_torch,
     test_volcano,
     test_volcengine,
@@ -79,16 +83,25 @@ ALONE = {
     "volcengine": test_volcengine.NODE,
     "lepton": test_lepton.NODE,
     "modelarts": test_modelarts.NODE,
-    "dstack": test_dstack.NODE,
+    "determined": test_determined.TRIAL,
+    **test_numbered.NODES,
     "kubeflow": TRAINJOB,
     "pai": PAI,
     "nodes": NNODES,
+    "tfconfig": test_tfconfig.NODE,
+    "openpai": test_openpai.TASK,
     "volcano": test_volcano.POD,
     "htcondor": test_htcondor.TOLD,
     "kubernetes": test_kubernetes.POD,
+    "gcpbatch": test_gcpbatch.TASK,
+    "nomad": {"NOMAD_ALLOC_INDEX": "1"},
     "lsf": LSF,
     "pbs": PBS,
     "sge": SGE,
+    "azurebatch": test_azurebatch.TASK,
+    "cobalt": {"COBALT_JOBID": "4711", "COBALT_NODEFILE": "/proc/nowhere"},
+    "oar": {"OAR_JOB_ID": "4711", "OAR_NODEFILE": "/proc/nowhere"},
+    "pjm": {"PJM_JOBID": "4711", "PJM_O_NODEINF": "/proc/nowhere"},
 }
 
 TOGETHER = [
@@ -129,7 +142,22 @@ TOGETHER = [
     ("modelarts", {**KUBERNETES, **test_modelarts.NODE}),
     ("kubeflow", {**test_volcano.POD, **PYTORCHJOB_OLD}),
     ("torch", RAY_TRAIN),
+    ("torchelastic", {**test_numbered.NODES["runpod"], **TORCHRUN}),
+    ("slurm", {**test_numbered.NODES["runpod"], **SLURM_TASK}),
+    ("vertexai", {**test_tfconfig.NODE, **VERTEX_AI}),
+    ("kubeflow", {**test_tfconfig.NODE, **PYTORCHJOB_OLD}),
+    ("leaderworkerset", {**test_numbered.NODES["leaderworkerset"], "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4"}),
+    ("nodes", {**NNODES, "JOB_COMPLETION_INDEX": "1"}),
+    ("openmpi", {**test_azurebatch.TASK, **openmpi(3, 4, 1, 2)}),
+    ("azureml", {**test_azurebatch.TASK, **test_azureml.NODE}),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _rendezvous_of_determined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tells Determined's nodes is a file."""
+    (tmp_path / "rendezvous.json").write_text('{"container_addrs": ["10.0.0.4", "10.0.0.5"], "container_rank": 1}')
+    monkeypatch.setattr(determined, "FILE", str(tmp_path / "rendezvous.json"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -138,14 +166,14 @@ def test_each_alone(name: str) -> None:
     assert finding
     assert finding.cluster == name
     assert finding.variables
-    assert all(variable in ALONE[name] for variable in finding.variables)
+    assert all(variable in ALONE[name] for variable in finding.variables if variable != determined.FILE)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sign_is_all_that_a_file_needs_to_be_asked(name: str) -> None:
     """Whatever a file finds in any of these environments, ``find`` finds when only that file is asked."""
     for environ in [*ALONE.values(), *(environ for _, environ in TOGETHER)]:
-        found = import_module(f"ddplaunch.clusters.{name}").find(environ)
+        found = system(name).find(environ)
         if found:
             assert find(environ, name)
 

@@ -35,5 +35,13 @@ def test_a_node_of_a_job_of_ours() -> None:
         find({**job, "DDPLAUNCH_NODE_RANK": "2"})
 
 
+def test_what_qrsh_has_started_on_another_host_is_refused() -> None:
+    """The variables that a real one has there, without -V."""
+    task = {"JOB_ID": "1", "JOB_NAME": "petask", "JOB_SCRIPT": "QRSH", "NHOSTS": "1", "NSLOTS": "1", "PE": "spread"}
+    with pytest.raises(UsageError, match="JOB_SCRIPT=QRSH: qrsh has started this on a host of sge job 1"):
+        find(task)
+    assert find({**task, "PE": ""}) is None, "qrsh in a terminal, on one host"
+
+
 def test_nothing_without_it() -> None:
     assert find({"JOB_ID": "4711", "SGE_ROOT": "/opt/sge"}) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from ddplaunch.clusters.finding import Place
@@ -81,6 +83,17 @@ def test_a_batch_shell_on_one_node_needs_no_word() -> None:
     finding = find({**SLURM_BATCH, "SLURM_JOB_NODELIST": "n1"})
     assert finding
     assert (finding.nnodes, finding.notes) == (1, ())
+
+
+def test_a_batch_shell_runs_where_slurm_says() -> None:
+    """``sbatch --batch`` chooses its host; one that has its variables elsewhere was started by something else."""
+    own = os.uname().nodename
+    job = {**SLURM_BATCH, "SLURM_JOB_NODELIST": f"n1,{own}"}
+    finding = find({**job, "SLURMD_NODENAME": own})
+    assert finding
+    assert finding.is_script
+    with pytest.raises(UsageError, match=f"the script of slurm job 1 runs on n1, and this is {own}: it may be one of"):
+        find({**job, "SLURMD_NODENAME": "n1"})
 
 
 @pytest.mark.parametrize("step", ["4294967290", "4294967291"])

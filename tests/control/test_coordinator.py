@@ -176,6 +176,10 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
         ({"versions": Versions("3.11", "2.13", "12.1")}, "the CUDA version of torch differs: node 0 (n0) has none"),
         ({"share": Share(0, "n9", ("cpu",))}, "node rank 0 is given twice: to n0 and to n9"),
         ({"share": Share(2, "n9", ("cpu",))}, "node rank 2 is out of range: 0 to 1"),
+        (
+            {"share": Share(1, "n1", ("cpu",), kind="task")},
+            "task 1 (n1) is one rank, but node 0 (n0), alone on its host, starts 2",
+        ),
     ],
 )
 def test_disagreement_ends_the_job_for_all_who_are_there(changed, said):

@@ -15,6 +15,7 @@ from ddplaunch import runtime
 from ddplaunch.cli.batch_command import BatchCommand
 from ddplaunch.cli.commands import cli
 from ddplaunch.cli.options import SECTIONS
+from ddplaunch.clusters import hostfile, numbered
 from ddplaunch.submit.queue import OVERRIDES
 from tests.reference import records, variables
 
@@ -154,11 +155,14 @@ def _of(texts: Mapping[str, str]) -> str:
 
 
 def clusters() -> Iterator[tuple[str, list[str]]]:
-    """Each system with the variables that its file in ``clusters/`` names."""
+    """Each system with the variables that its file in ``clusters/`` names, or its row; in the end those of none."""
+    rows = {name: vars(row).values() for name, row in (*numbered.ROWS.items(), *hostfile.ROWS.items())}
+    listed = {name: sorted(each for each in row if NAME.fullmatch(str(each))) for name, row in rows.items()}
     for path in sorted((PACKAGE / "clusters").glob("*.py")):
         names = [name for name in all_caps(path) if name not in variables.NO_VARIABLES]
-        if path.stem != "__init__" and names:
-            yield path.stem, names
+        if path.stem not in ("__init__", "numbered", "hostfile") and names:
+            listed["none of these: refused" if path.stem == "alone" else path.stem] = names
+    yield from sorted(listed.items(), key=lambda each: (":" in each[0], each[0]))
 
 
 NAME = re.compile(r"_?[A-Z][A-Z0-9]*(_[A-Z0-9]*)+")

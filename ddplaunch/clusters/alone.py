@@ -1,0 +1,89 @@
+"""The net under all systems: whether a job of one machine may be a node of several that no system has recognised.
+
+On each of these machines a training of its own would start, all with one checkpoint. Variables that say so are refused
+with the command lines that decide; those that speak of one machine, as in tests and for mp.spawn, are left alone.
+"""
+
+from __future__ import annotations
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.errors import UsageError, shown
+from ddplaunch.plan.numbers import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ddplaunch.clusters.finding import Finding
+
+# The last ones of each are seen in job scripts for NSML, Arnold and Taiji, whose manuals are not public.
+INDEXES = ("NODE_RANK", "GROUP_RANK", "MACHINE_RANK", "CROSS_RANK", "NODE_INDEX", "NSML_RANK", "ARNOLD_ID")
+COUNTS = ("NNODES", "NUM_NODES", "NODE_COUNT", "NUM_MACHINES", "GROUP_WORLD_SIZE", "CROSS_SIZE", "NSML_WORLD_SIZE",
+          "ARNOLD_WORKER_NUM", "HOST_NUM")  # fmt: skip
+ADDRESSES = ("MASTER_ADDR", "TORCHX_RANK0_HOST", "NSML_HOST_RANK0", "ARNOLD_WORKER_0_HOST", "CHIEF_IP")
+RANKS = "WORLD_SIZE"
+
+
+def check_alone(
+    environ: Mapping[str, str], ranks: int, finding: Finding | None, is_here: Callable[[str], bool | None]
+) -> str | None:
+    """Return what people should know of a job of so many ``ranks`` on this machine alone.
+
+    Args:
+        finding: what a system says that leaves this open: of a script, or of one copy of many.
+        is_here: whether an address is this machine's, None if it cannot be resolved; asked only where nothing else is.
+
+    Raises UsageError if the variables speak of several nodes.
+    """
+    index, count, address = (_first(environ, names) for names in (INDEXES, COUNTS, ADDRESSES))
+    size, node_rank, nnodes = (whole(environ.get(name or "", "").strip()) for name in (RANKS, index, count))
+    more = size is not None and size > ranks
+    where = environ.get(address or "", "")
+
+    def doubt() -> UsageError:
+        numbered = index or (finding.variables[0] if finding and finding.is_copy else None)
+        found = (numbered, count, RANKS if more else None, address)
+        nodes = size // ranks if size and size % ranks == 0 else None
+        said = [f"{name}={shown(environ[name])}" for name in found if name]
+        return _doubt(numbered, count, address, nodes if more else None, said)
+
+    if (count and nnodes != 1) or (index and node_rank != 0):
+        raise doubt()
+    if count or size == 1 or _is_loopback(where) or (finding and finding.is_script):
+        return None
+    if more or (index and size != ranks) or (address and finding):
+        raise doubt()
+    if not address or index:
+        return None
+    here = is_here(where)
+    if here is False:
+        raise doubt()
+    return None if here else f"{address}={shown(where)} cannot be resolved and is not used: this job has one node"
+
+
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if environ.get(name)), None)
+
+
+def _is_loopback(address: str) -> bool:
+    return address in ("localhost", "::1", "[::1]", "0.0.0.0") or address.startswith("127.")
+
+
+def _doubt(index: str | None, count: str | None, address: str | None, nodes: int | None, said: list[str]) -> UsageError:
+    """Say what was found, and the command lines that decide: with the variables where there are any."""
+    open_ = [
+        what
+        for what, known in (
+            ("how many there are", count or nodes),
+            ("which one this is", index),
+            ("where node 0 is", address),
+        )
+        if not known
+    ]
+    lacking = f", but nothing says {open_[0]}" if open_ else ""
+    nnodes = f'"${count}"' if count else nodes or "N"
+    node_rank, master = (f'"${name}"' if name else unknown for name, unknown in ((index, "I"), (address, "HOST")))
+    return UsageError(
+        f"{', '.join(said)}: this may be one node of several{lacking}",
+        f"on every node: ddplaunch run --nnodes {nnodes} --node-rank {node_rank} --master-addr {master} …\n"
+        "this machine alone: ddplaunch run --standalone …, or --cluster none",
+    )

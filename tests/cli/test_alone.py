@@ -1,0 +1,131 @@
+"""Nobody trains alone without a word: what variables say of several nodes is refused, what they say of one is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from tests.cli.test_several_nodes import free_port
+from tests.conftest import clean_environment, command, write
+from tests.patience import patience
+from tests.starts import EXEC
+
+NODE = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "29500"}
+
+SPAWNS = """
+import os
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def work(rank, size):
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    dist.barrier()
+    print("spawned", rank, "of", dist.get_world_size(), flush=True)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", os.environ["SPAWN_PORT"]
+    mp.spawn(work, args=(2,), nprocs=2)
+"""
+
+
+def test_it_is_refused_before_anything_starts(answer, tmp_path):
+    write(tmp_path, "train.py", "open('started', 'w')\n")
+    done = answer("run", "train.py", env=NODE)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "Error: NODE_RANK=1, MASTER_ADDR=10.0.0.4: this may be one node of several, "
+        "but nothing says how many there are",
+        '  on every node: ddplaunch run --nnodes N --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" …',
+        "  this machine alone: ddplaunch run --standalone …, or --cluster none",
+    ]
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "nnodes", "node_rank"),
+    [
+        ("--nnodes 2 --node-rank 1 --master-addr 10.0.0.4", 2, 1),
+        ("--nnodes 2", 2, 1),
+        ("--standalone", 1, 0),
+        ("--cluster none", 1, 0),
+    ],
+)
+def test_what_it_says_to_type_is_understood(answer, tmp_path, options, nnodes, node_rank):
+    write(tmp_path, "train.py", "")
+    done = answer("run", "--dry-run", "--json", *options.split(), "train.py", env=NODE)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["nnodes"], plan["node_rank"]) == (nnodes, node_rank)
+
+
+def test_the_ranks_that_start_here_count(answer, tmp_path):
+    write(tmp_path, "train.py", "")
+    for nproc, code in (("2", 2), ("4", 0), ("8", 0)):
+        done = answer("run", "--dry-run", "--nproc", nproc, "train.py", env={"WORLD_SIZE": "4"})
+        assert done.returncode == code, done.stderr
+
+
+def test_a_line_of_a_shells_profile_is_a_note_at_most(launch, answer, tmp_path):
+    write(tmp_path, "train.py", "import os; print(os.environ['MASTER_ADDR'])\n")
+    done = launch("run", *EXEC, "train.py", env={"MASTER_ADDR": "gone.invalid", "MASTER_PORT": "29500"})
+    assert (done.returncode, done.stdout) == (0, "127.0.0.1\n"), done.stderr
+    said = "ddplaunch: MASTER_ADDR=gone.invalid cannot be resolved and is not used: this job has one node\n"
+    assert done.stderr.count(said) == 1
+    own = answer("run", "--dry-run", "--json", "train.py", env={"MASTER_ADDR": "localhost"})
+    assert json.loads(own.stdout)["notes"] == []
+
+
+@pytest.mark.ci
+@pytest.mark.slow
+def test_an_address_is_looked_up(network, tmp_path):
+    """On a host whose name server does not answer: names of /etc/hosts are known all the same."""
+    host = network(2, dns="dead").hosts[0]
+    write(tmp_path, "train.py", "print('trains')\n")
+
+    def run(address: str) -> tuple[int, str]:
+        done = host.start(
+            command("run", *EXEC, "train.py"), cwd=tmp_path, env=clean_environment({"MASTER_ADDR": address}),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        out, _ = done.communicate(timeout=patience(60))
+        return done.returncode, out
+
+    for other in ("n1", "10.77.0.11", "fd77::11"):
+        code, out = run(other)
+        assert code == 2
+        assert out.startswith(f"Error: MASTER_ADDR={other}: this may be one node of several")
+    for own in ("n0", "10.77.0.10", "fd77::10"):
+        assert run(own) == (0, "trains\n")
+    code, out = run("gone.example")
+    assert code == 0
+    assert "MASTER_ADDR=gone.example cannot be resolved and is not used" in out
+
+
+def test_a_job_that_a_rank_starts_is_left_alone(launch, tmp_path):
+    """Its variables are those of the rank: a node's rank, and a world larger than its own."""
+    write(tmp_path, "inner.py", "import os; print('inner', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    write(
+        tmp_path,
+        "train.py",
+        """
+        import subprocess, sys
+        command = [sys.executable, "-m", "ddplaunch", "run", "--start", "exec", "inner.py"]
+        print(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        """,
+    )
+    done = launch("run", "--nproc", "2", *EXEC, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("inner 0 of 1") == 2
+
+
+@pytest.mark.slow
+def test_a_program_that_spawns_its_own_ranks_is_left_alone(launch, tmp_path):
+    write(tmp_path, "train.py", SPAWNS)
+    exported = {"MASTER_ADDR": "localhost", "MASTER_PORT": "12355", "WORLD_SIZE": "2", "SPAWN_PORT": str(free_port())}
+    done = launch("run", *EXEC, "train.py", env=exported)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")[:2]) == ["spawned 0 of 2", "spawned 1 of 2"]
+    assert "may be one node" not in done.stderr

@@ -1,0 +1,157 @@
+"""A job of one machine that may be a node of several which no system has recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from ddplaunch.clusters import find
+from ddplaunch.clusters.alone import check_alone
+from ddplaunch.errors import UsageError
+from tests.clusters.samples import KUBERNETES, SLURM_BATCH
+
+OTHER, OWN, UNKNOWN = "10.0.0.4", "n1", "gone.example"
+
+HERE = {OWN: True, OTHER: False, UNKNOWN: None}
+
+
+def check(environ: Mapping[str, str], ranks: int = 8) -> str | None:
+    """Ask the net, after all systems."""
+    finding = find(environ)
+    assert finding is None or finding.is_script or finding.is_copy, "a system has decided"
+    return check_alone(environ, ranks, finding, HERE.__getitem__)
+
+
+REFUSED = [
+    # what is set; what is said, and what to type on every node
+    (
+        {"NODE_RANK": "1", "MASTER_ADDR": OTHER},  # Lightning's studios
+        "NODE_RANK=1, MASTER_ADDR=10.0.0.4: this may be one node of several, but nothing says how many there are",
+        '--nnodes N --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR"',
+    ),
+    (
+        {"NODE_RANK": "0", "MASTER_ADDR": OWN},
+        "NODE_RANK=0, MASTER_ADDR=n1: this may be one node of several, but nothing says how many there are",
+        '--nnodes N --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR"',
+    ),
+    (
+        {"NODE_RANK": "1", "WORLD_SIZE": "16", "MASTER_ADDR": OTHER, "MASTER_PORT": "29500"},  # MosaicML's
+        "NODE_RANK=1, WORLD_SIZE=16, MASTER_ADDR=10.0.0.4: this may be one node of several",
+        '--nnodes 2 --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR"',
+    ),
+    (
+        {"NODE_RANK": "0", "WORLD_SIZE": "4"},  # fewer than start here: it may count nodes
+        "NODE_RANK=0: this may be one node of several, but nothing says how many there are",
+        '--nnodes N --node-rank "$NODE_RANK" --master-addr HOST',
+    ),
+    (
+        {"MACHINE_RANK": "0"},
+        "MACHINE_RANK=0: this may be one node of several, but nothing says how many there are",
+        '--nnodes N --node-rank "$MACHINE_RANK" --master-addr HOST',
+    ),
+    (
+        {"GROUP_RANK": "x"},
+        "GROUP_RANK=x: this may be one node of several, but nothing says how many there are",
+        '--nnodes N --node-rank "$GROUP_RANK" --master-addr HOST',
+    ),
+    (
+        {"NNODES": "2", "NODE_RANK": "1"},
+        "NODE_RANK=1, NNODES=2: this may be one node of several, but nothing says where node 0 is",
+        '--nnodes "$NNODES" --node-rank "$NODE_RANK" --master-addr HOST',
+    ),
+    (
+        {"NUM_NODES": "2"},
+        "NUM_NODES=2: this may be one node of several, but nothing says which one this is",
+        '--nnodes "$NUM_NODES" --node-rank I --master-addr HOST',
+    ),
+    (
+        {"NNODES": "1", "NODE_RANK": "1", "MASTER_ADDR": OTHER},
+        "NODE_RANK=1, NNODES=1, MASTER_ADDR=10.0.0.4: this may be one node of several",
+        '--nnodes "$NNODES" --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR"',
+    ),
+    (
+        {"WORLD_SIZE": "16"},
+        "WORLD_SIZE=16: this may be one node of several, but nothing says which one this is",
+        "--nnodes 2 --node-rank I --master-addr HOST",
+    ),
+    (
+        {"WORLD_SIZE": "12", "MASTER_ADDR": UNKNOWN},
+        "WORLD_SIZE=12, MASTER_ADDR=gone.example: this may be one node of several, but nothing says how many there are",
+        '--nnodes N --node-rank I --master-addr "$MASTER_ADDR"',
+    ),
+    (
+        {"MASTER_ADDR": OTHER},
+        "MASTER_ADDR=10.0.0.4: this may be one node of several, but nothing says how many there are",
+        '--nnodes N --node-rank I --master-addr "$MASTER_ADDR"',
+    ),
+    (
+        {"TORCHX_RANK0_HOST": OTHER, "TORCHX_JOB_ID": "local://train"},
+        "TORCHX_RANK0_HOST=10.0.0.4: this may be one node of several, but nothing says how many there are",
+        '--nnodes N --node-rank I --master-addr "$TORCHX_RANK0_HOST"',
+    ),
+    (
+        {"NSML_WORLD_SIZE": "2", "NSML_RANK": "0", "NSML_HOST_RANK0": OWN},
+        "NSML_RANK=0, NSML_WORLD_SIZE=2, NSML_HOST_RANK0=n1: this may be one node of several",
+        '--nnodes "$NSML_WORLD_SIZE" --node-rank "$NSML_RANK" --master-addr "$NSML_HOST_RANK0"',
+    ),
+    (
+        {"ARNOLD_WORKER_NUM": "2", "ARNOLD_ID": "1", "ARNOLD_WORKER_0_HOST": OTHER},
+        "ARNOLD_ID=1, ARNOLD_WORKER_NUM=2, ARNOLD_WORKER_0_HOST=10.0.0.4: this may be one node of several",
+        '--nnodes "$ARNOLD_WORKER_NUM" --node-rank "$ARNOLD_ID" --master-addr "$ARNOLD_WORKER_0_HOST"',
+    ),
+    (
+        {"HOST_NUM": "2", "INDEX": "1", "CHIEF_IP": OTHER, "HOST_GPU_NUM": "8"},  # Taiji
+        "HOST_NUM=2, CHIEF_IP=10.0.0.4: this may be one node of several, but nothing says which one this is",
+        '--nnodes "$HOST_NUM" --node-rank I --master-addr "$CHIEF_IP"',
+    ),
+    (
+        {**KUBERNETES, "JOB_COMPLETION_INDEX": "0", "MASTER_ADDR": "job-0.job"},  # a JobSet's
+        "JOB_COMPLETION_INDEX=0, MASTER_ADDR=job-0.job: this may be one node of several, "
+        "but nothing says how many there are",
+        '--nnodes N --node-rank "$JOB_COMPLETION_INDEX" --master-addr "$MASTER_ADDR"',
+    ),
+    (
+        {**SLURM_BATCH, "NODE_RANK": "1"},  # by pdsh, from a job's script
+        "NODE_RANK=1: this may be one node of several, but nothing says how many there are",
+        '--nnodes N --node-rank "$NODE_RANK" --master-addr HOST',
+    ),
+]
+
+
+@pytest.mark.parametrize(("environ", "said", "typed"), REFUSED)
+def test_several_nodes_are_refused(environ: Mapping[str, str], said: str, typed: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        check(environ)
+    assert raised.value.message == said
+    assert raised.value.hint == (
+        f"on every node: ddplaunch run {typed} …\nthis machine alone: ddplaunch run --standalone …, or --cluster none"
+    )
+
+
+LEFT = {
+    "nothing": {},
+    "a world of one": {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "", "MASTER_ADDR": OTHER, "MASTER_PORT": "29500"},
+    "a world of one, and its node": {"NODE_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": OTHER},
+    "one node": {"NNODES": "1", "NODE_RANK": "0", "MASTER_ADDR": OTHER, "MASTER_PORT": "29500"},
+    "one node of RunPod's": {"NUM_NODES": "1", "NODE_RANK": "0", "WORLD_SIZE": "8"},
+    "one node of MosaicML's": {"NODE_RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": OTHER},
+    "as many as start here": {"WORLD_SIZE": "8"},
+    "mp.spawn": {"MASTER_ADDR": "localhost", "MASTER_PORT": "12355", "WORLD_SIZE": "16"},
+    "mp.spawn, its node": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "12355", "WORLD_SIZE": "16", "NODE_RANK": "0"},
+    "this machine": {"MASTER_ADDR": OWN, "MASTER_PORT": "29500"},
+    "a port": {"MASTER_PORT": "29500"},
+    "a job's script": {**SLURM_BATCH, "MASTER_ADDR": OTHER, "WORLD_SIZE": "16"},
+    "one of many pods": {**KUBERNETES, "JOB_COMPLETION_INDEX": "7"},
+    "one of many pods, as if alone": {**KUBERNETES, "JOB_COMPLETION_INDEX": "7", "MASTER_ADDR": "localhost"},
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_one_machine_is_left_alone(name: str) -> None:
+    assert check(LEFT[name]) is None
+
+
+def test_an_address_that_is_left_over_is_named() -> None:
+    said = "MASTER_ADDR=gone.example cannot be resolved and is not used: this job has one node"
+    assert check({"MASTER_ADDR": UNKNOWN, "MASTER_PORT": "29500"}) == said
