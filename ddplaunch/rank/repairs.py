@@ -26,6 +26,8 @@ READERS = frozenset(
 GENERATORS = frozenset(
     {
         "datasets.fingerprint.fingerprint_rng",
+        "diffusers.utils.export_utils.global_rng",
+        "diffusers.utils.testing_utils.global_rng",
         "sympy.core.random._assumptions_rng",
         "sympy.core.random.rng",
         "sympy.core.symbol.Dummy._prng",
@@ -71,10 +73,11 @@ def _generators() -> None:
 
 
 def _session() -> None:
-    """Give the rank an id of its own, which transformers tells a server (HTTP's User-Agent)."""
-    module: Any = sys.modules.get("transformers.utils.hub")
-    if module is not None and len(module.SESSION_ID) == 32:
-        module.SESSION_ID = sys.modules["uuid"].uuid4().hex
+    """Give the rank an id of its own, which Hugging Face's libraries tell a server (HTTP's User-Agent)."""
+    for name in ("transformers.utils.hub", "diffusers.utils.hub_utils"):
+        module: Any = sys.modules.get(name)
+        if module is not None and len(module.SESSION_ID) == 32:
+            module.SESSION_ID = sys.modules["uuid"].uuid4().hex
 
 
 def _times() -> None:

@@ -10,6 +10,7 @@ import re
 ANEW: dict[str, frozenset[str]] = {
     # Made anew in each rank: rank/repairs.py. An audit sees to it that no two forks have the same.
     "transformers.utils.hub": frozenset({"SESSION_ID"}),
+    "diffusers.utils.hub_utils": frozenset({"SESSION_ID"}),
     "psutil": frozenset({"_last_cpu_times", "_last_cpu_times_2", "_last_per_cpu_times", "_last_per_cpu_times_2"}),
 }
 """By module."""
@@ -66,7 +67,7 @@ _DONE: tuple[tuple[str, str], ...] = (
     ("", r"registers (filelock|fsspec)\.\S+ to run at a fork"),
     ("", r"registers huggingface_hub\.utils\._http\.close_session to run at a fork"),
     ("", r"registers joblib\.externals\.loky\.\S+\.ResourceTracker\._after_fork_in_child to run at a fork"),
-    ("matplotlib.font_manager", r"registers None\._lru_cache_wrapper\.cache_clear to run at a fork"),
+    ("", r"registers None\._lru_cache_wrapper\.cache_clear to run at a fork"),
     # Where it keeps what it has found out about fonts: the first of several processes makes it, and all may read it.
     ("matplotlib", r"makes the folder ~/\.(config|cache)/matplotlib"),
     # Of torch's own operators: the zygote sees to these (rank/leftovers.py).
@@ -84,6 +85,8 @@ SETTABLE = frozenset({"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"})
 PREFIXES: dict[str, str] = {
     # Looks at the names of all variables for those that begin with its own.
     "fsspec.config": "FSSPEC_",
+    "diffusers.utils.import_utils": "COLAB_",
+    "networkx": "NETWORKX_",
 }
 """What reads all variables, and minds only those that begin so: by module."""
 

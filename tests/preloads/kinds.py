@@ -32,6 +32,11 @@ HARMLESS: frozenset[str] = frozenset(
         "pyarrow.lib._ExtensionRegistryNanny",
         # Types of messages by name: modules add those of their own, and nobody takes one away.
         "google._upb._message.DescriptorPool",
+        # What a library adds to torch's operators: functions by their names, which no other can take away.
+        "torch._C._DispatchModule",
+        "torch._C._DispatchOperatorHandle",
+        "torch._C._PyObjectDispatchFunc",
+        "torch._C._PyObjectRedispatchFunc",
         # Numpy's functions, and its wrappers of them.
         "numpy._ArrayFunctionDispatcher",
         "numpy._core._multiarray_umath._ArrayFunctionDispatcher",
@@ -44,6 +49,8 @@ PATTERNS = (
     r"_cython_[\w.]+\.\w*cython_function_or_method",
     r"[\w.]*\bcython_function_or_method|[\w.]*\bfused_cython_function",
     r"pybind11_builtins\.\w+|builtins\.pybind11_detail_function_record_\w+|nanobind\.nb_\w+",
+    # Types of messages, made of texts in the source that nobody writes to.
+    r"google\._upb\._message\.\w*Descriptor",
     # Markers of kinds: enumerations of native code are values.
     r"torch\._C\._?\w*(Type|Kind|Mode|Op|Key|Tag)s?",
 )
