@@ -182,7 +182,8 @@ class Job:
         return self.out.read_text(errors="surrogateescape")
 
     def stderr(self) -> str:
-        return self.err.read_text(errors="surrogateescape")
+        """What it has said, as ``launch`` has it."""
+        return SLOW_START.sub("", self.err.read_text(errors="surrogateescape"))
 
     def wait_for(self, text: str, times: int = 1, timeout: float = 60) -> None:
         """Wait until stdout holds ``text`` so many times."""

@@ -46,7 +46,7 @@ def test_a_start_that_takes_long_says_what_it_waits_for(start, tmp_path):
     sooner = impatient(tmp_path, "output.starting.PATIENCE", 0.2)
     job = start("run", "--preload", "threading,slow", "--nproc", "2", script, executable=sooner)
     said = "ddplaunch: starting 2 ranks: waiting for the import of threading, slow (00:00)\n"
-    wait_until(lambda: said in job.stderr(), "a word on the start")
+    wait_until(lambda: said in job.err.read_text(), "a word on the start")
     (tmp_path / "go").touch()
     assert (job.wait(), job.stdout()) == (0, "")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import clean_environment, command, torchrun
+from tests.conftest import SLOW_START, clean_environment, command, torchrun
 from tests.patience import patience
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -53,7 +53,7 @@ class Launchers:
 
     def _run(self, words: Sequence[str], env: Mapping[str, str] | None) -> Done:
         home = {"HOME": str(self.folder), "HF_HOME": str(self.folder / "hf")}
-        return subprocess.run(
+        done = subprocess.run(
             words,
             cwd=self.folder,
             env=clean_environment({**self.calm, **home, **(env or {})}),
@@ -62,6 +62,8 @@ class Launchers:
             text=True,
             timeout=patience(PATIENCE),
         )
+        done.stderr = SLOW_START.sub("", done.stderr)
+        return done
 
 
 @pytest.fixture
