@@ -271,6 +271,17 @@ def test_a_job_that_was_requeued():
     assert job.words == "is running again (restart 2)"
 
 
+@pytest.mark.parametrize("output", ["slurm-%j.out", "/logs/%j.out"])
+def test_a_folder_with_a_percent_sign(output):
+    """It is not a pattern of sbatch's."""
+    job = replace(SMALLEST, chdir="/data/50%j", output=output, error="%x.err")
+    text = script(job)
+    assert "#SBATCH --chdir=/data/50%j\n" in text
+    assert f"#SBATCH --output={'/data/50%%j/' if output[0] != '/' else ''}{output}\n" in text
+    assert "#SBATCH --error=/data/50%%j/%x.err\n" in text
+    assert log_path(replace(job, output="/data/50%%j/%j.out"), "12") == "/data/50%j/12.out"
+
+
 def test_no_record():
     assert parse("slurm_load_jobs error: Unable to contact slurm controller\n") is None
 
