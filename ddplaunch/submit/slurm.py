@@ -47,6 +47,11 @@ class Requeue:
         """Seconds between the warning and the end."""
         return math.ceil(self.grace + self.stopping)
 
+    @property
+    def times(self) -> str:
+        """What there is time for after the warning."""
+        return f"{self.grace:g} s for a checkpoint, then {self.stopping:g} s for ranks to stop"
+
     def __str__(self) -> str:
         return f"{self.max_times}, warned by {self.warning} {self.before_the_end} s before the end"
 
