@@ -16,17 +16,13 @@ def attach(job: str | None) -> int:
     Slurm of yours. The last 64 KiB of its log are shown, then what is added. Ctrl-C asks whether to cancel the job or
     detach; without a terminal it detaches.
     """
-    import re
-    import shutil
     import sys
 
     from ddplaunch.cli.following import follow, say
-    from ddplaunch.cli.queued import Unanswered, found, one_of, standing
-    from ddplaunch.errors import UsageError, shown
+    from ddplaunch.cli.queued import one_of, standing
+    from ddplaunch.errors import UsageError
     from ddplaunch.job import submitted
-    from ddplaunch.submit import queue
     from ddplaunch.submit.follow import Follower
-    from ddplaunch.submit.queue import JobId
     from ddplaunch.submit.schedulers import scheduler_of
 
     out, err = sys.stdout.buffer, sys.stderr.buffer
@@ -36,23 +32,38 @@ def attach(job: str | None) -> int:
             raise UsageError(
                 "there is no record of a job that you submitted", "ddplaunch attach NUMBER takes any job of Slurm"
             )
-        if not re.fullmatch(r"\d+(_\d+)?", job):
-            raise UsageError(f"no job called {shown(job, 60)} was submitted", "ddplaunch ps shows those that were")
-        if shutil.which(queue.asked) is None:
-            what = f"job {job} was not submitted here, and scontrol is not on PATH to ask Slurm about it"
-            raise Unanswered(what, "ddplaunch ps shows those that were; on a login node of Slurm any is followed")
-        found(JobId(job), queue, "Slurm")  # one that does not answer at all is not waited for
-        follower = Follower(JobId(job), queue, out, err, say, last=LAST)
-        return follow(JobId(job), f"scontrol show job {job} names it", follower)
+        return _any_of_slurm(job)
     which = one_of(known, job or known.number, "attach")
     scheduler = scheduler_of(known)
     seen = standing(known, which, scheduler)
-    log = seen.log or known.log
-    follower = Follower(which, scheduler, out, err, say, log=log, last=LAST)
-    if seen.code is not None:
-        return follower.over(seen)
-    code = follow(which, log, follower)
-    last = follower.last_seen
-    if last and last.code is not None and not known.array:
-        submitted.over(known, last.words, last.code)
-    return code
+    follower = Follower(which, scheduler, out, err, say, files=(seen.log, seen.errors), last=LAST)
+    return follower.over(seen) if seen.code is not None else follow(which, seen.log or known.log, follower, known)
+
+
+def _any_of_slurm(word: str) -> int:
+    """Follow a job that was submitted by something else."""
+    import re
+    import shutil
+    import sys
+
+    from ddplaunch.cli.following import follow, say
+    from ddplaunch.cli.queued import found
+    from ddplaunch.errors import UsageError, shown
+    from ddplaunch.submit.follow import Follower
+    from ddplaunch.submit.programs import Forgotten, JobId, Unanswered
+    from ddplaunch.submit.queue import Slurm
+
+    if not re.fullmatch(r"\d+(_\d+)?", word):
+        raise UsageError(f"no job called {shown(word, 60)} was submitted", "ddplaunch ps shows those that were")
+    if shutil.which(Slurm.asks) is None:
+        what = f"job {word} was not submitted here, and scontrol is not on PATH to ask Slurm about it"
+        raise Unanswered(what, "ddplaunch ps shows those that were; on a login node of Slurm any is followed")
+    number, _, index = word.partition("_")
+    job, slurm = JobId(number, index=index or None), Slurm()
+    try:
+        found(job, slurm)  # one that does not answer at all is not waited for
+    except Forgotten:
+        hint = "squeue --me lists your jobs; of those that ended long ago only sacct may know"
+        raise UsageError(f"Slurm knows no job {word}, and none was submitted from here", hint) from None
+    follower = Follower(job, slurm, sys.stdout.buffer, sys.stderr.buffer, say, last=LAST)
+    return follow(job, f"scontrol show job {word} names it", follower)

@@ -6,16 +6,24 @@ import sys
 
 import click
 
+from ddplaunch.cli.queued import keep_end
 from ddplaunch.errors import EXIT_SIGNAL
+from ddplaunch.job.submitted import Submitted
 from ddplaunch.submit.follow import Follower
-from ddplaunch.submit.queue import JobId
+from ddplaunch.submit.programs import JobId
 
 
-def follow(job: JobId, log: str, follower: Follower) -> int:
-    """Follow the job to its end and return its exit code; 130 where Ctrl-C leaves it running."""
+def follow(job: JobId, log: str, follower: Follower, kept: Submitted | None = None) -> int:
+    """Follow the job to its end and return its exit code; 130 where Ctrl-C leaves it running.
+
+    Its end goes into the record that is ``kept`` of it.
+    """
     while True:
         try:
-            return follower.run()
+            code = follower.run()
+            if kept:
+                keep_end(kept, job, follower.last_seen)
+            return code
         except KeyboardInterrupt:
             answer = _ask(job)
             code = EXIT_SIGNAL + 2
@@ -25,7 +33,7 @@ def follow(job: JobId, log: str, follower: Follower) -> int:
         if answer == "c":
             follower.scheduler.cancel(job)
         elif answer == "d":
-            say(f"job {job.number} keeps running; its log: {log}")
+            say(f"job {job.typed} keeps running; its log: {log}")
             return code
 
 
@@ -38,7 +46,7 @@ def _ask(job: JobId) -> str:
     """Ask what to do with the job: "c" is to cancel it, "d" to detach, anything else to follow on."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return "d"
-    question = f"\nddplaunch: job {job.number}: [c]ancel it, [d]etach and let it run, or [f]ollow on? "
+    question = f"\nddplaunch: job {job.typed}: [c]ancel it, [d]etach and let it run, or [f]ollow on? "
     click.echo(question, err=True, nl=False)
     try:
         answer = sys.stdin.readline()

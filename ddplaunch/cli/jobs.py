@@ -5,26 +5,24 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from ddplaunch.cli.array import told_of_all
 from ddplaunch.cli.queued import forgotten
 from ddplaunch.clusters.slurm import JOB_ID
 from ddplaunch.console.runs import Standing
 from ddplaunch.dataclass import replace
-from ddplaunch.errors import LaunchError
 from ddplaunch.job import submitted
 from ddplaunch.job.submitted import Submitted
-from ddplaunch.submit.programs import Record
-from ddplaunch.submit.qmaster import ACCOUNTED_AFTER
-from ddplaunch.submit.queue import JobId, JobRecord, tasks
-from ddplaunch.submit.schedulers import scheduler_of
+from ddplaunch.submit.gridengine import ACCOUNTED_AFTER
+from ddplaunch.submit.programs import Deadline, JobId, Record
+from ddplaunch.submit.schedulers import scheduler
 from ddplaunch.submit.step import ask
 
 RECENT = 5  # runs that have ended, and as many submitted jobs, that are shown without --all
 LATELY = 86400.0  # seconds
-MOST = 20  # jobs that schedulers are asked about
+PATIENCE = 10.0  # seconds for all that is asked
 AT_ONCE = 8  # jobs whose nodes are asked: each is a step of Slurm's
 
 
@@ -35,60 +33,68 @@ def standings(now: float, *, everything: bool) -> list[Standing]:
     """
     if os.environ.get(JOB_ID):
         return []
+    deadline = Deadline(PATIENCE)
+    jobs = submitted.every()
+    told = dict[tuple[str, JobId], Standing]()
+    for name in dict.fromkeys(job.scheduler for job in jobs if job.code is None):
+        told |= _asked(name, [job for job in jobs if job.code is None and job.scheduler == name], deadline, now)
     found = []
-    asked = over = 0
-    for job in submitted.every():
-        if job.code is None and asked < MOST:
-            asked += 1
-            found.append(_look(job, now))
-        elif everything or (job.code is not None and now - job.moment < LATELY and over < RECENT):
+    over = 0
+    for job in jobs:
+        if job.code is None:
+            found.append(told[job.scheduler, _id(job)])
+        elif everything or (now - job.moment < LATELY and over < RECENT):
             over += 1
-            found.append(Standing(job, job.ended or "not asked about", job.code, None))
-    return _with_ranks(found)
+            found.append(Standing(job, job.ended or "", job.code, None))
+    return _with_ranks(found, deadline)
 
 
-def _look(job: Submitted, now: float) -> Standing:
-    which = JobId(job.number, job.cluster)
+def _id(job: Submitted) -> JobId:
+    return JobId(job.number, job.cluster, "" if job.array else None)
+
+
+def _asked(
+    name: str, jobs: Sequence[Submitted], deadline: Deadline, now: float
+) -> Mapping[tuple[str, JobId], Standing]:
+    """Ask one scheduler about all of its jobs at once."""
+    asked = scheduler(name)
+    why = asked.down(jobs[0].cluster)
+    told = None if why else asked.ask(list(map(_id, jobs)), deadline.left)
+    if told is None:
+        silent = why or f"{asked.asks} does not answer"
+        return {(name, _id(job)): Standing(job, silent, None, None) for job in jobs}
+    return {(name, _id(job)): _standing(job, told.get(_id(job), ()), now) for job in jobs}
+
+
+def _standing(job: Submitted, records: Sequence[Record], now: float) -> Standing:
     if job.array:
-        records = tasks(which)
-        states = Counter(record.state.lower() for record in records)
-        words = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        if records and all(record.code is not None for record in records):
-            code = max(record.code or 0 for record in records)
-            submitted.over(job, words, code)
-            return Standing(job, words, code, None)
-        return Standing(job, words or "Slurm does not know it, or does not answer", None, None)
-    scheduler = scheduler_of(job)
-    try:
-        seen = scheduler.look(which)
-    except LaunchError:
+        return Standing(job, *told_of_all(job, records)[:2], None)
+    if not records:
         return Standing(job, forgotten(job), 1, None)
-    if seen is None:
-        return Standing(job, f"{scheduler.asked} does not answer", None, None)
+    seen = records[0]
     if seen.code is not None:
-        submitted.over(job, seen.words, seen.code)
-    elif isinstance(seen, Record) and seen.gone:
-        if job.gone is None:
-            submitted.keep(replace(job, gone=now))
-        elif now - job.gone > ACCOUNTED_AFTER:
-            return Standing(job, forgotten(job), 1, None)
-    return Standing(job, seen.words, seen.code, seen if isinstance(seen, JobRecord) else None)
+        submitted.over(job, None, seen.words, seen.code)
+    elif seen.gone and job.gone is None:
+        submitted.keep(replace(job, gone=now))
+    elif seen.gone and job.gone and now - job.gone > ACCOUNTED_AFTER:
+        return Standing(job, forgotten(job), 1, None)
+    return Standing(job, seen.words, seen.code, seen)
 
 
-def _with_ranks(found: Sequence[Standing]) -> list[Standing]:
-    """Ask those that run, all at once, for their ranks and how fast they are."""
+def _with_ranks(found: Sequence[Standing], deadline: Deadline) -> list[Standing]:
+    """Ask those of Slurm that run, all at once, for their ranks and how fast they are."""
     told: dict[str, tuple[int | None, float | None]] = {}
 
-    def look_inside(job: Submitted, seen: JobRecord) -> None:
+    def look_inside(job: Submitted, seen: Record) -> None:
         with suppress(ValueError):  # the site has printed something else
-            for run in json.loads(ask(job, seen, ["ps", "--json"]) or "[]"):
+            for run in json.loads(ask(job, seen, ["ps", "--json"], deadline.left) or "[]"):
                 if str(run["run"]).startswith(job.run) and run["ended"] is None:
                     told[job.number] = (run["world_size"], run["collectives_per_second"])
 
     threads = [
         threading.Thread(target=look_inside, args=(each.job, each.seen), daemon=True)
         for each in found
-        if each.seen and each.seen.state == "RUNNING" and not each.job.image
+        if each.seen and each.seen.runs and each.job.scheduler == "slurm" and not each.job.image
     ][:AT_ONCE]
     for thread in threads:
         thread.start()

@@ -27,8 +27,8 @@ def logs(run: str | None, typed: str | None, failed: bool, follow: bool, as_json
     With --log-dir that is all that they printed in the last attempt. Without it, the last 256 KiB of each rank, of a
     job that runs or has failed. Each line stands behind its rank, but where only one is asked for.
 
-    Of a submitted job, meant by its number, it is the log; of some ranks, in Slurm its nodes are asked by
-    `srun --overlap`.
+    Of a submitted job, meant by its number, it is the log; of some ranks, its nodes are asked through Slurm
+    (`srun --overlap`) or Grid Engine.
     """
     import sys
 
@@ -55,32 +55,42 @@ def logs(run: str | None, typed: str | None, failed: bool, follow: bool, as_json
 
 def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> str | int:
     """Print what a submitted job prints, and return an exit code; or the name of its run, where that is kept here."""
+    import os
     import sys
 
     from ddplaunch.cli.following import say
-    from ddplaunch.cli.queued import kept_run, one_of, run_of, running, standing
+    from ddplaunch.cli.queued import keep_end, kept_run, one_of, run_of, running, standing
     from ddplaunch.errors import LaunchError
     from ddplaunch.submit.follow import Follower
     from ddplaunch.submit.schedulers import scheduler_of
     from ddplaunch.submit.step import relay
 
     which = one_of(job, word, "logs")
-    scheduler = scheduler_of(job)
-    seen = standing(job, which, scheduler)
-    if options and seen.code is None:
-        there = running(job, which, " ".join(["logs", *options]))
-        words = ["logs", run_of(job, there), *options, *(["--follow"] if follow else [])]
-        return relay(job, there, words, everywhere=True)
     if options:
+        seen = standing(job, which)
+        if seen.code is None:
+            there = running(job, which)
+            words = ["logs", run_of(job, there), *options, *(["--follow"] if follow else [])]
+            return relay(job, there, words, everywhere=True)
         if name := kept_run(job, seen):
             return name
-        what = f"job {which.number} has ended, and what each of its ranks printed is not kept on this machine"
-        raise LaunchError(what, f"ddplaunch logs {which.number} prints its log")
-    follower = Follower(which, scheduler, sys.stdout.buffer, sys.stderr.buffer, say, log=seen.log)
-    if seen.code is None and follow:
+        what = f"job {which.typed} has ended, and what each of its ranks printed is not kept on this machine"
+        raise LaunchError(what, f"ddplaunch logs {which.typed} prints its log")
+    files = job.files(which.index)
+    if not (files[0] and os.path.exists(files[0])):  # else nobody needs to be asked
+        seen = standing(job, which)
+        files = seen.log, seen.errors
+        if seen.waits and not follow:
+            say(f"job {which.typed} {seen.words}")
+    follower = Follower(which, scheduler_of(job), sys.stdout.buffer, sys.stderr.buffer, say, files=files)
+    ended = job.end_of(which.index) is not None
+    if follow and ended and job.scheduler == "slurm":  # which may have started it again
+        ended = standing(job, which).code is not None
+    if follow and not ended:
         follower.run()
+        keep_end(job, which, follower.last_seen)
     else:
-        follower.show(seen)
+        follower.show()
     return 0
 
 

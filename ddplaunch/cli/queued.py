@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.dataclass import replace
-from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
+from ddplaunch.errors import UsageError
 from ddplaunch.job import past, runs, submitted
 from ddplaunch.job.submitted import Submitted
 from ddplaunch.submit.schedulers import SCHEDULERS, scheduler_of
 
 if TYPE_CHECKING:
-    from ddplaunch.submit.follow import Record, Scheduler
-    from ddplaunch.submit.queue import JobId, JobRecord
+    from ddplaunch.submit.programs import JobId, Record, Scheduler
 
 
 def job_meant(word: str | None) -> Submitted | None:
@@ -27,39 +26,53 @@ def job_meant(word: str | None) -> Submitted | None:
     return job
 
 
+def index_of(job: Submitted, word: str) -> str | None:
+    """Which of an array a word means: its index, "" for all; None of a job that is not one."""
+    if job.array is None:
+        return None
+    return "" if word == job.name else word.partition("_")[2].partition(".")[0]
+
+
 def one_of(job: Submitted, word: str, command: str) -> JobId:
     """The job as its scheduler names it. Raises UsageError for an array without an index."""
-    from ddplaunch.submit.queue import JobId
+    from ddplaunch.submit.programs import JobId
 
-    index = word.partition("_")[2] if job.array and word != job.name else ""
-    if job.array and not index:
+    index = index_of(job, word)
+    if index == "":
         what = f"job {job.number} is an array of --array {job.array}"
-        raise UsageError(what, f"name one by its index: ddplaunch {command} {job.number}_INDEX")
-    return JobId(f"{job.number}_{index}" if index else job.number, job.cluster)
+        raise UsageError(what, f"name one by its index: ddplaunch {command} {job.number.partition('.')[0]}_INDEX")
+    return JobId(job.number, job.cluster, index)
 
 
-class Unanswered(LaunchError):
-    """The scheduler does not answer."""
+def asked(scheduler: Scheduler, cluster: str | None) -> Scheduler:
+    """The scheduler, if it may answer. Raises Unanswered where it cannot, at once."""
+    import shutil
 
-    exit_code = EXIT_UNAVAILABLE
+    from ddplaunch.submit.programs import Unanswered
+
+    if shutil.which(scheduler.asks) is None:
+        what = f"{scheduler.asks} is not on PATH: this machine has no commands of {scheduler.system}"
+        raise Unanswered(what, "type it on a login node")
+    if why := scheduler.down(cluster):
+        raise Unanswered(why, "no job is affected; try again when it is back")
+    return scheduler
 
 
-def found(which: JobId, scheduler: Scheduler, system: str) -> Record:
-    """How its scheduler, which people call ``system``, says that a job stands.
+def found(which: JobId, scheduler: Scheduler) -> Record:
+    """How its scheduler says that a job stands.
 
     Raises:
         Unanswered: it says nothing.
-        LaunchError: it does not know the job any more.
+        Forgotten: it does not know the job any more.
     """
-    import shutil
+    from ddplaunch.submit.programs import SOON, Unanswered
 
-    asked = scheduler.asked
-    if shutil.which(asked) is None:
-        raise Unanswered(f"{asked} is not on PATH: this machine has no commands of {system}", "type it on a login node")
-    seen = scheduler.look(which)
+    seen = asked(scheduler, which.cluster).look(which, SOON)
     if seen is None:
-        what = f"{asked} does not answer: the state of job {which.number} is not known"
-        raise Unanswered(what, f"{'scontrol ping' if system == 'Slurm' else asked} says whether {system} is there")
+        what = f"{scheduler.asks} does not answer: the state of job {which.typed} is not known"
+        slurm = scheduler.system == "Slurm"
+        hint = f"{'scontrol ping' if slurm else scheduler.asks} says whether {scheduler.system} is there"
+        raise Unanswered(what, hint)
     return seen
 
 
@@ -69,62 +82,57 @@ def standing(job: Submitted, which: JobId, scheduler: Scheduler | None = None) -
     Raises:
         LaunchError: the scheduler does not answer, or neither it nor we know the job any more.
     """
-    from ddplaunch.submit.queue import JobRecord
+    from ddplaunch.submit.programs import Forgotten, Record
 
-    kept = JobRecord("ENDED", "None", job.code, job.log, number=job.number, said=job.ended)
-    if job.code is not None and job.scheduler != "slurm":  # Slurm may start it again
+    scheduler = scheduler or scheduler_of(job)
+    end = job.end_of(which.index)
+    log, errors = job.files(which.index)
+    kept = Record(end.words, end.code, job=which, number=which.typed, log=log, errors=errors) if end else None
+    if kept and job.scheduler != "slurm":  # Slurm may start it again
         return kept
     try:
-        seen = found(which, scheduler or scheduler_of(job), SCHEDULERS[job.scheduler])
-    except Unanswered:
-        raise
-    except LaunchError:
-        if job.code is None or job.array:
+        seen = found(which, scheduler)
+    except Forgotten:
+        if kept is None:
             raise
         return kept
-    if seen.code is not None and not job.array:
-        submitted.over(job, seen.words, seen.code)
-    if isinstance(seen, JobRecord) and not seen.log:
-        return replace(seen, log=job.log.replace("%a", which.number.partition("_")[2]))
-    return seen
+    keep_end(job, which, seen)
+    if log is None or "%" not in log:  # else Slurm says it wrongly
+        log, errors = seen.log or log, seen.errors or errors
+    return replace(seen, log=log, errors=errors)
 
 
-def forgotten(job: Submitted) -> str:
+def keep_end(job: Submitted, which: JobId, seen: Record | None) -> None:
+    """Keep how it ended, where it has."""
+    if seen and seen.code is not None:
+        submitted.over(job, which.index, seen.words, seen.code)
+
+
+def forgotten(job: Submitted, index: str | None = None) -> str:
     """Keep that it has ended and nobody knows how; return what to say about it, after "job 7"."""
     words = f"ended; {SCHEDULERS[job.scheduler]} no longer knows how"
-    submitted.over(job, words, 1)
+    submitted.over(job, index, words, 1)
     return words
 
 
-def running(job: Submitted, which: JobId, command: str) -> JobRecord:
-    """How it stands, where it runs. Raises UsageError if it waits or has ended, or ``command`` cannot ask its nodes."""
-    from ddplaunch.submit.queue import JobRecord
-
+def running(job: Submitted, which: JobId) -> Record:
+    """How it stands, where it runs. Raises UsageError if it waits or has ended."""
     seen = standing(job, which)
     if seen.code is not None:
-        raise UsageError(f"job {which.number} {seen.words}", f"ddplaunch report {which.number}")
-    if seen.waits or (isinstance(seen, JobRecord) and seen.state != "RUNNING"):
-        raise UsageError(f"job {which.number} {seen.words}: no rank runs", f"ddplaunch attach {which.number} waits")
-    if not isinstance(seen, JobRecord):
-        what = f"{command} cannot ask the nodes of job {which.number}: only Slurm starts a command there"
-        raise UsageError(what, f"log in to one of them by SSH and type it there: ddplaunch {command}")
-    if job.image:
-        what = f"job {which.number} runs in a container, which srun --overlap does not enter"
-        raise UsageError(what, f"ddplaunch attach {which.number} shows its log")
+        raise UsageError(f"job {which.typed} {seen.words}", f"ddplaunch report {which.typed}")
+    if not seen.runs:
+        raise UsageError(f"job {which.typed} {seen.words}: no rank runs", f"ddplaunch attach {which.typed} waits")
     return seen
 
 
-def run_of(job: Submitted, seen: JobRecord) -> str:
+def run_of(job: Submitted, seen: Record) -> str:
     """The name of its latest run, or how that begins, where the nodes keep the history elsewhere."""
     return kept_run(job, seen) or job.run_id or f"{seen.number}."
 
 
 def kept_run(job: Submitted, seen: Record) -> str | None:
     """The name of its latest run in the history that this machine has, as where nodes share a home."""
-    from ddplaunch.submit.queue import JobRecord
-
-    number = seen.number if isinstance(seen, JobRecord) else job.number  # in an array each has its own
-    return next((name for name in past.names() if _is_of(job.run_id or f"{number}.", name)), None)
+    return next((name for name in past.names() if _is_of(job.run_id or f"{seen.number}.", name)), None)
 
 
 def _is_of(begins: str, run: str) -> bool:

@@ -23,7 +23,7 @@ def report(run: str | None, as_json: bool, html: str | None) -> int | None:
     """Tell how a run ended: the failure again, its attempts, memory and CPU time of each rank.
 
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder. Of a
-    submitted job, its number.
+    submitted job, its number; of an array, all in short.
     """
     from ddplaunch.cli.newest import newest_here
     from ddplaunch.cli.queued import job_meant
@@ -60,21 +60,28 @@ def report(run: str | None, as_json: bool, html: str | None) -> int | None:
 
 def _of_job(job: Submitted, word: str, as_json: bool, html: str | None) -> str | int:
     """The name of the run of a submitted job, where that is kept here; else ask node 0, and return its exit code."""
-    from ddplaunch.cli.queued import kept_run, one_of, run_of, running, standing
+    from ddplaunch.cli.array import refuse_page
+    from ddplaunch.cli.array import report as report_all
+    from ddplaunch.cli.queued import index_of, kept_run, one_of, run_of, running, standing
     from ddplaunch.errors import LaunchError
     from ddplaunch.submit.step import relay
 
+    if index_of(job, word) == "":
+        if html is not None:
+            raise refuse_page(job)
+        report_all(job, as_json=as_json)
+        return 0
     which = one_of(job, word, "report")
     seen = standing(job, which)
     if not seen.waits and (name := kept_run(job, seen)):
-        click.echo(f"job {which.number} {seen.words}", err=True)
+        click.echo(f"job {which.typed} {seen.words}", err=True)
         return name
     if seen.code is not None:
-        what = f"job {which.number} {seen.words}; its record is not kept on this machine"
+        what = f"job {which.typed} {seen.words}; its record is not kept on this machine"
         raise LaunchError(what, f"its report is at the end of {seen.log}")
-    there = running(job, which, "report")
+    there = running(job, which)
     if html is not None:
-        raise LaunchError(f"--html: the record of job {which.number} is on its node {there.host}", "leave --html out")
+        raise LaunchError(f"--html: the record of job {which.typed} is on its node {there.host}", "leave --html out")
     return relay(job, there, ["report", run_of(job, there), *(["--json"] if as_json else [])])
 
 

@@ -23,8 +23,8 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
     """Show who waits for whom in a running job, and where in its code each rank is.
 
     RUN is the name of the run, the beginning of it, or the pid of its launcher; it may be left out where one job runs.
-    The job goes on undisturbed. Ranks with equal stacks are shown as one. Of a job of Slurm, its number; node 0 is
-    asked by `srun --overlap`.
+    The job goes on undisturbed. Ranks with equal stacks are shown as one. Of a submitted job, its number; node 0 is
+    asked through Slurm (`srun --overlap`) or Grid Engine.
     """
     from ddplaunch.cli.queued import job_meant, one_of, run_of
     from ddplaunch.cli.queued import running as runs_there
@@ -36,7 +36,7 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
     if queued := job_meant(run):
         from ddplaunch.submit.step import relay
 
-        seen = runs_there(queued, one_of(queued, run or "", "stacks"), "stacks")
+        seen = runs_there(queued, one_of(queued, run or "", "stacks"))
         flags = {"--native": native, "--locals": with_locals, "--json": as_json}
         return relay(
             queued, seen, ["stacks", run_of(queued, seen), *(flag for flag, wanted in flags.items() if wanted)]

@@ -44,35 +44,36 @@ def _cancel(job: Submitted, word: str, now: bool) -> None:
     """Cancel a submitted job, or all of an array, and wait until it has ended."""
     import time
 
-    from ddplaunch.cli.queued import Unanswered, forgotten, one_of, standing
-    from ddplaunch.submit import queue
-    from ddplaunch.submit.schedulers import SCHEDULERS, scheduler_of
+    from ddplaunch.cli.queued import asked, forgotten, index_of, standing
+    from ddplaunch.submit.programs import JobId, Unanswered
+    from ddplaunch.submit.queue import Slurm
+    from ddplaunch.submit.schedulers import scheduler_of
 
-    if job.array and "_" not in word:
-        queue.cancel(queue.JobId(job.number, job.cluster), now=now)
-        return click.echo(f"stopping all of array {job.number}; ddplaunch ps shows what is left", err=True)
-    which = one_of(job, word, "stop")
-    if now and job.scheduler != "slurm":
-        what = f"--now does not work on job {which.number}: {SCHEDULERS[job.scheduler]} decides when to kill the ranks"
-        raise UsageError(what, f"ddplaunch stop {which.number}")
+    which = JobId(job.number, job.cluster, index_of(job, word))
     scheduler = scheduler_of(job)
-    seen = standing(job, which, scheduler)
-    if seen.code is not None:
-        raise UsageError(f"job {which.number} {seen.words}", f"ddplaunch report {which.number}")
-    if now:
-        queue.cancel(which, now=True)
+    if now and not isinstance(scheduler, Slurm):
+        what = f"--now does not work on job {which.typed}: {scheduler.system} decides when to kill the ranks"
+        raise UsageError(what, f"ddplaunch stop {which.typed}")
+    if which.index == "":
+        asked(scheduler, which.cluster)
+    elif (seen := standing(job, which, scheduler)).code is not None:
+        raise UsageError(f"job {which.typed} {seen.words}", f"ddplaunch report {which.typed}")
+    if now and isinstance(scheduler, Slurm):
+        scheduler.kill(which)
     else:
         scheduler.cancel(which)
-    click.echo(f"stopping job {which.number}", err=True)
+    if which.index == "":
+        return click.echo(f"stopping all of array {job.number}; ddplaunch ps shows what is left", err=True)
+    click.echo(f"stopping job {which.typed}", err=True)
     try:
         while (seen := standing(job, which, scheduler)).code is None:
             time.sleep(LOOK_EVERY)
         words = seen.words
     except LaunchError as error:
-        if job.array or isinstance(error, Unanswered):
+        if isinstance(error, Unanswered):
             raise
-        words = forgotten(job)  # as PBS does at once, by default
-    click.echo(f"job {which.number} {words}", err=True)
+        words = forgotten(job, which.index)  # as PBS does at once, by default
+    click.echo(f"job {which.typed} {words}", err=True)
 
 
 def _await(job: Running) -> None:

@@ -6,29 +6,25 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddplaunch.cli.batch_command import BatchCommand, given, headings, params, renamed, report, seconds, words_of_run
+from ddplaunch.cli.batch_command import BatchCommand, given, headings, params, renamed, report, words_of_run
 from ddplaunch.cli.command_line import CommandLine, end_of_ours, name_of
-from ddplaunch.cli.following import follow as follow_to_its_end
 from ddplaunch.cli.following import say
-from ddplaunch.cli.options import Source
-from ddplaunch.cli.parameters import source_of
 from ddplaunch.cli.submit_options import COMMON, HEADINGS, OF_SCHEDULERS, REFUSED, passed_on
+from ddplaunch.cli.submit_script import check_follow, prepare_log, requeue, setups, spared, take
 from ddplaunch.cli.surroundings import check_token
 from ddplaunch.cli.target_command import SETTINGS, remarks, spellings
 from ddplaunch.cli.typed import current_directory, find_target
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddplaunch.submit.hosts_job import HostsJob
-    from ddplaunch.submit.queue import JobId
-    from ddplaunch.submit.slurm import BatchJob, Requeue, Setup
+    from ddplaunch.submit.slurm import BatchJob
 
 
 class _SubmitCommand(BatchCommand):
@@ -98,7 +94,6 @@ def submit(
     ctx: click.Context,
     /,
     target: str,
-    follow: bool,
     dry_run: bool,
     **_: object,
 ) -> int:
@@ -110,6 +105,7 @@ def submit(
     Defaults: [tool.ddplaunch.submit] in pyproject.toml, [submit] in ~/.config/ddplaunch.toml.
     """
     from ddplaunch.submit import queue, slurm
+    from ddplaunch.submit.programs import check_on_path
 
     scheduler = ctx.params["scheduler"]
     _check_scheduler(ctx, scheduler)
@@ -117,8 +113,7 @@ def submit(
         _check_target(ctx)
         return _submit_to(scheduler)(ctx, target)
     job = _job(ctx, target)
-    if job.array and follow:
-        raise UsageError(f"--follow does not work with --array {job.array}: each job has its own log", "leave one out")
+    check_follow(ctx)
     if job.container_image is None:  # else the target may be in the image only
         _check_target(ctx)
     check_token(None)
@@ -130,30 +125,15 @@ def submit(
     if dry_run:
         click.echo(os.fsencode(script), nl=False)  # as sbatch would get it: of text, click drops escape sequences
         return 0
-    queue.check_is_here(os.environ)
+    itself = queue.Slurm()
+    check_on_path(itself.submits, itself.system, os.environ)
     if job.container_image and not queue.has_containers():
         say("srun has no --container-image here: the job fails, unless the nodes have pyxis")
     prepare_log(job.chdir, "--output", job.output)
     if job.error:
         prepare_log(job.chdir, "--error", job.error)
-    submitted = queue.submit(script, os.environ)
-    log = slurm.log_path(job, submitted.number)
-    errors = slurm.log_path(job, submitted.number, job.error) if job.error else None
-    lines = [f"job {submitted.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {log}"]
-    lines += [f"errors: {errors}"] if errors else []
-    stop = f"ddplaunch stop {submitted.number}"
-    if kept := not ctx.params["no_history"]:
-        keep(ctx, job, submitted, target, log)
-    cancel = f"cancel: {stop if kept else ' '.join(['scancel', *submitted.words])}"
-    if not follow:
-        number = submitted.number if not job.array else f"{submitted.number}_INDEX"
-        click.echo(os.fsencode("\n".join([*lines, f"follow: ddplaunch attach {number}", cancel])))
-        return 0
-    from ddplaunch.submit.follow import Follower
-
-    for line in (*lines, cancel):
-        say(line)
-    return follow_to_its_end(submitted, log, Follower(submitted, queue, sys.stdout.buffer, sys.stderr.buffer, say))
+    log, errors = partial(slurm.log_path, job), partial(slurm.log_path, job, pattern=job.error) if job.error else None
+    return take(ctx, target, job, script, itself, log, errors)
 
 
 def _submit_to(scheduler: str) -> Callable[[click.Context, str], int]:
@@ -176,31 +156,6 @@ def _check_scheduler(ctx: click.Context, scheduler: str) -> None:
             text = value if isinstance(value, str) else " ".join(value)
             what = f"{option} {text} needs --scheduler {' or '.join(of)}"
             raise UsageError(what, f"for {scheduler} leave {option} out")
-
-
-def keep(ctx: click.Context, job: BatchJob | HostsJob, submitted: JobId, target: str, log: str) -> None:
-    """Keep the job for ``ddplaunch ps`` and the others."""
-    import time
-
-    from ddplaunch.job import submitted as jobs
-
-    jobs.keep(
-        jobs.Submitted(
-            number=submitted.number,
-            cluster=submitted.cluster,
-            name=job.job_name,
-            target=" ".join([target, *given(ctx).line.program]),
-            nodes=job.nodes,
-            array=ctx.params["array"],
-            cwd=job.chdir,
-            log=log,
-            run_id=ctx.params["run_id"],
-            python=job.interpreter,
-            image=ctx.params["container_image"],
-            moment=time.time(),
-            scheduler=ctx.params["scheduler"],
-        )
-    )
 
 
 def _check_target(ctx: click.Context) -> None:
@@ -268,78 +223,14 @@ def _job(ctx: click.Context, target: str) -> BatchJob:
         container_image=given["container_image"],
         container_mounts=given["container_mounts"],
         spares=given["spares"],
-        requeue=_requeue(ctx, given["requeue"]) if given["requeue"] else None,
+        requeue=requeue(ctx) if given["requeue"] else None,
     )
     submit_conflicts.check(job)
     return job
 
 
-def _requeue(ctx: click.Context, max_times: int) -> Requeue:
-    """What --requeue means in seconds and signals."""
-    from ddplaunch.submit.slurm import Requeue
-
-    warning: int | None = ctx.params["preempt_signal"]
-    name = "none" if warning is None else signal.Signals(warning).name.removeprefix("SIG")
-    if warning is None or warning in (signal.SIGTERM, signal.SIGHUP):
-        hint = "leave --preempt-signal out: scancel sends SIGTERM too, and a cancelled job must not come back"
-        raise UsageError(f"--requeue {max_times} does not work with --preempt-signal {name}", hint)
-    for words in ctx.params["sbatch_args"]:
-        if words.startswith(("--signal", "--no-requeue")):
-            hint = "--preempt-grace says how long before the end the warning comes"
-            raise UsageError(f"--sbatch-arg {words} does not work with --requeue {max_times}", hint)
-    requeue = Requeue(max_times, name, ctx.params["preempt_grace"], ctx.params["grace"])
-    time: str = ctx.params["time"] or "UNLIMITED"
-    limit = seconds(time)
-    if limit is not None and limit <= requeue.before_the_end:
-        raise UsageError(
-            f"--time {time} is {limit} s, and the warning comes {requeue.before_the_end} s before its end"
-            f" (--preempt-grace {requeue.grace:g} and --grace {requeue.stopping:g})",
-            "give it more time, or a shorter --preempt-grace",
-        )
-    return requeue
-
-
-def setups(ctx: click.Context, name: str) -> Iterator[Setup]:
-    """Tell files from commands. A file that a file of defaults names is looked for beside that one."""
-    from ddplaunch.submit.slurm import Setup
-
-    folder = current_directory()
-    if source_of(ctx, name) is Source.FILE:
-        folder = os.path.dirname(given(ctx).defaults.values[name].file)
-    for text in ctx.params[name]:
-        path = os.path.join(folder, os.path.expanduser(text))
-        if os.path.isfile(path):
-            yield Setup(path, is_file=True)
-        elif len(text.split()) == 1 and (text.endswith(".sh") or "/" in text):
-            raise UsageError(f"--{name} {text}: no such file in {folder}", "a command has more than one word")
-        elif text.strip():
-            yield Setup(text)
-
-
-def prepare_log(chdir: str, option: str, pattern: str) -> None:
-    """Make a log's folder, as no scheduler does, and try to write there: else the job fails without a message."""
-    path = os.path.join(chdir, pattern)
-    where = folder = os.path.dirname(path)
-    if "%" in folder or "$" in folder:
-        return
-    probe = os.path.join(folder, f".ddplaunch-{os.getpid()}")
-    try:
-        if os.path.exists(path):
-            where = path
-            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC))
-        else:
-            os.makedirs(folder, exist_ok=True)
-            os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-            os.unlink(probe)
-    except OSError as error:
-        message = f"cannot write the log: {where}: {error.strerror}"
-        raise UsageError(message, f"{option} DIR/{os.path.basename(pattern)} names another folder") from None
-
-
 def _advice(job: BatchJob) -> Iterator[str]:
-    if job.spares:
-        waits = "1 waits as a spare" if job.spares == 1 else f"{job.spares} wait as spares"
-        yield f"of {job.nodes} nodes {job.nodes - job.spares} run ranks, and {waits}"
+    yield from spared(job)
     passed = any("cpus-per" in arg or "exclusive" in arg for arg in job.sbatch_args)
     if job.cpus_per_task is None and not job.exclusive and not passed:
         yield "without --cpus-per-task all ranks of a node share one CPU, unless the site's Slurm gives more"

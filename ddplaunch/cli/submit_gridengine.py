@@ -6,7 +6,7 @@ import os
 
 import click
 
-from ddplaunch.cli.submit_script import check_passed_on, hand_in, hosts_job, refuse, refused
+from ddplaunch.cli.submit_script import check_array, check_passed_on, hand_in, hosts_job, refuse, refused
 from ddplaunch.errors import UsageError
 
 _BY_HAND = "Grid Engine leaves it to the site; type it as for qsub: --qsub-arg="
@@ -32,12 +32,12 @@ REFUSED = {
 }
 """Options of a job of Slurm that one of Grid Engine has not, by click's names, and what to type instead."""
 
-_OURS_ALONE = {"-pe", "-S", "-j", "-o", "-e", "-wd", "-cwd", "-V", "-terse", "-sync", "-N", "-q", "-t"}
+_OURS_ALONE = {"-pe", "-S", "-j", "-o", "-e", "-wd", "-cwd", "-V", "-terse", "-sync", "-N", "-q", "-t", "-tc"}
 
 
 def submit_to_gridengine(ctx: click.Context, target: str) -> int:
     """Print the script, or hand it to qsub; with --follow show the log, and return the job's exit code."""
-    from ddplaunch.submit import gridengine, qmaster
+    from ddplaunch.submit import gridengine
 
     values = ctx.params
     refuse(ctx, REFUSED)
@@ -46,9 +46,15 @@ def submit_to_gridengine(ctx: click.Context, target: str) -> int:
     if values["pe"] is None:
         hint = "`qconf -spl` lists them; it needs control_slaves TRUE, and as many slots on each host"
         raise UsageError("--scheduler sge needs --pe NAME, a parallel environment", hint)
+    check_array(ctx)
+    if values["requeue"] and values["time"] is None:
+        what = f"--requeue {values['requeue']} needs --time with --scheduler sge"
+        raise UsageError(what, "the job is requeued before that time is up; Grid Engine preempts by suspending it")
     name = _name(values["job_name"] or os.path.basename(target))
     job = hosts_job(ctx, name, "qsub_args")
-    return hand_in(ctx, target, job, gridengine, qmaster, shows="qstat -j shows the variables of a job to everyone")
+    return hand_in(
+        ctx, target, job, gridengine, gridengine.GridEngine(), shows="qstat -j shows the variables of a job to everyone"
+    )
 
 
 def _name(text: str) -> str:

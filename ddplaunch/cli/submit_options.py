@@ -133,7 +133,7 @@ HEADINGS = {
         option(
             "--array",
             "LIST",
-            "Submit a job for each index, like 0-3. The program reads SLURM_ARRAY_TASK_ID.",
+            "Submit a job for each index, like 0-3. The program reads SLURM_ARRAY_TASK_ID, or the like.",
             like(r"[\d,-]+(:\d+)?(%\d+)?", "a list of indices like 0-3 or 1,5%2"),
         ),
         JOB_NAME,

@@ -7,7 +7,7 @@ import re
 
 import click
 
-from ddplaunch.cli.submit_script import check_passed_on, hand_in, hosts_job, refuse, refused
+from ddplaunch.cli.submit_script import check_array, check_passed_on, hand_in, hosts_job, refuse, refused
 from ddplaunch.errors import UsageError
 
 _BY_HAND = "type it as for qsub: --qsub-arg="
@@ -25,6 +25,7 @@ REFUSED = {
     "mail_type": f"{_BY_HAND}'-m ae'",
     "mail_user": f"{_BY_HAND}'-M ADDRESS'",
     "comment": "--job-name NAME is shown",
+    "requeue": "PBS itself starts a preempted job again; at a time limit only its operators may (qrerun)",
     **refused("qsub"),
 }
 """Options of a job of Slurm that one of PBS has not, by click's names, and what to type instead."""
@@ -35,7 +36,7 @@ _OF_THE_LIST = re.compile(r"-l(?:.*[\s,])?(select|place|walltime|nodes|ncpus|ngp
 
 def submit_to_pbs(ctx: click.Context, target: str) -> int:
     """Print the script, or hand it to qsub; with --follow show the log, and return the job's exit code."""
-    from ddplaunch.submit import pbs, pbs_server
+    from ddplaunch.submit import pbs
 
     values = ctx.params
     refuse(ctx, REFUSED)
@@ -50,10 +51,15 @@ def submit_to_pbs(ctx: click.Context, target: str) -> int:
         raise UsageError(what, "--gpus-per-node 8, and --partition NAME if a queue has that type")
     if values["mem"] and not re.search("[1-9]", values["mem"]):
         raise UsageError("--mem 0 does not work with --scheduler pbs", "--mem 200G, or --exclusive for whole nodes")
+    check_array(ctx, first=0, alone=False)
     output = values["output"]
     if output and (odd := re.search("[:$%]", output)):
         what = f"--output {output}: PBS has no patterns, and reads a colon as a host's name"
         raise UsageError(what, f"leave {odd[0]} out; without --output the log is NAME.oNUMBER")
+    if output and values["array"] and pbs.EACH not in output:
+        raise UsageError(
+            f"--output {output}: each job of an array needs a log of its own", f"--output DIR/{pbs.EACH}.out"
+        )
     name = _name(values["job_name"] or os.path.basename(target))
     job = hosts_job(ctx, name, "qsub_args")
     return hand_in(
@@ -61,7 +67,7 @@ def submit_to_pbs(ctx: click.Context, target: str) -> int:
         target,
         job,
         pbs,
-        pbs_server,
+        pbs.Pbs(),
         shows="qstat -f shows the variables of a job to you, and at some sites to everyone",
     )
 

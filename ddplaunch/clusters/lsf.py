@@ -24,6 +24,7 @@ from ddplaunch.clusters.reading import (
 )
 
 JOB_ID = "LSB_JOBID"  # 4711
+INDEX = "LSB_JOBINDEX"  # 7 in an array, else 0
 RANKFILE = "LSB_DJOB_RANKFILE"  # /home/me/.lsbatch/1700000000.4711.hostfile: one host a line, once for every slot
 TASK = "LSF_PM_TASKID"  # 1, from 1; of blaunch
 CSM_ID = "CSM_ALLOCATION_ID"  # 17, where the system has launch nodes
@@ -38,7 +39,7 @@ def find(environ: Mapping[str, str]) -> Finding | None:
     """Recognise a process that jsrun has started, a node of a job of ``ddplaunch submit``, or a job's script."""
     given = allocation(environ)
     if not is_set(environ, RANK):
-        if ours := submitted.find("lsf", environ, JOB_ID):
+        if ours := submitted.find("lsf", environ, JOB_ID, INDEX):
             return ours
         if given and is_set(environ, TASK) and (place := own_place(given.hosts)) is not None:
             port, names = job_port(given.job), (JOB_ID, TASK, RANKFILE)

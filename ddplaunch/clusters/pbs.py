@@ -13,6 +13,7 @@ from ddplaunch.clusters.finding import Allocation, Finding
 from ddplaunch.clusters.reading import batch_script, check_below, is_set, job_port, number_if_set, read_hosts
 
 JOB_ID = "PBS_JOBID"  # 1234.server, 1234[7].server for one of an array
+INDEX = "PBS_ARRAY_INDEX"  # 7, in an array
 NODEFILE = "PBS_NODEFILE"  # /var/spool/pbs/aux/1234.server
 NODE_RANK = "PBS_NODENUM"  # 1, which of the job's hosts this is
 TASK = "PBS_TASKNUM"  # 1 is the job's script
@@ -23,7 +24,7 @@ def find(environ: Mapping[str, str]) -> Finding | None:
 
     Raises UsageError if PBS_NODENUM is not a number, or more than there are hosts.
     """
-    if ours := submitted.find("pbs", environ, JOB_ID):
+    if ours := submitted.find("pbs", environ, JOB_ID, INDEX):
         return ours
     given = allocation(environ)
     if given is None:

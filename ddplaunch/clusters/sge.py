@@ -15,6 +15,7 @@ from ddplaunch.clusters.reading import batch_script, is_set, read_hosts
 from ddplaunch.errors import UsageError
 
 JOB_ID = "JOB_ID"  # 4711
+TASK_ID = "SGE_TASK_ID"  # 2 in an array, else undefined
 HOSTFILE = "PE_HOSTFILE"  # /opt/sge/default/spool/n1/active_jobs/4711.1/pe_hostfile
 SCRIPT = "JOB_SCRIPT"  # a path, or QRSH
 ENVIRONMENT = "PE"  # mpi
@@ -25,7 +26,7 @@ def find(environ: Mapping[str, str]) -> Finding | None:
 
     Raises UsageError if qrsh has started this process on another host of a job.
     """
-    if ours := submitted.find("sge", environ, JOB_ID):
+    if ours := submitted.find("sge", environ, JOB_ID, TASK_ID):
         return ours
     given = allocation(environ)
     if is_set(environ, JOB_ID, ENVIRONMENT) and environ.get(SCRIPT) == "QRSH" and not (given and given.hosts):

@@ -28,7 +28,6 @@ from ddplaunch.dataclass import replace
 JOB_ID = "SLURM_JOB_ID"  # 1; an array's task has its own
 JOB_NODELIST = "SLURM_JOB_NODELIST"  # n[1-2]
 HOST = "SLURMD_NODENAME"  # n2; not in the shell that salloc opens where it was typed
-HET_SIZE = "SLURM_HET_SIZE"  # 2 where the job is heterogeneous
 
 STEP_ID = "SLURM_STEP_ID"  # 0
 STEP_NODELIST = "SLURM_STEP_NODELIST"  # n[1-2]
@@ -117,8 +116,6 @@ def _notes(environ: Mapping[str, str], finding: Finding) -> list[str]:
             notes.append(f"{DISTRIBUTION}={environ[DISTRIBUTION]}: the ranks of a node are not consecutive")
     elif is_set(environ, PTY_PORT) and finding.nnodes != 1:
         notes.append(f"if this is a shell from srun --pty, it has one of {finding.nnodes} nodes: use --cluster none")
-    if environ.get(HET_SIZE, "0") not in ("0", "1"):
-        notes.append("the job is heterogeneous: a step over several components is not supported")
     return notes
 
 

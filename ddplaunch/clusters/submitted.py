@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Finding
@@ -11,14 +12,17 @@ HOSTS = "DDPLAUNCH_HOSTS"  # n1,n2; each once, node 0's first
 NODE_RANK = "DDPLAUNCH_NODE_RANK"  # 1
 
 
-def find(cluster: str, environ: Mapping[str, str], job_id: str) -> Finding | None:
-    """Recognise a node of such a job; ``job_id`` is the variable that has the job's.
+def find(cluster: str, environ: Mapping[str, str], job_id: str, index: str) -> Finding | None:
+    """Recognise a node of such a job; the variables ``job_id`` and ``index`` have its number, and that in an array.
 
     Raises UsageError if the node rank is not a number, or there are not so many hosts.
     """
     if not is_set(environ, job_id, HOSTS, NODE_RANK):
         return None
-    hosts, job = environ[HOSTS].split(","), environ[job_id]
+    hosts, job = environ[HOSTS].split(","), re.sub(r"\[\d+\]", "", environ[job_id])
+    digits, dot, server = job.partition(".")
+    if (which := environ.get(index, "")).isdecimal() and (which != "0" or "[" in environ[job_id]):
+        job = f"{digits}_{which}{dot}{server}"
     node_rank = number(environ, NODE_RANK)
     check_below(node_rank, len(hosts), NODE_RANK, f"hosts in {HOSTS}")
     variables = (job_id, HOSTS, NODE_RANK)

@@ -11,7 +11,7 @@ from ddplaunch.dataclass import dataclass
 from ddplaunch.job.glance import Glance
 from ddplaunch.job.record import Fate, Record
 from ddplaunch.job.submitted import Submitted
-from ddplaunch.submit.queue import JobRecord
+from ddplaunch.submit.programs import Record as Seen
 from ddplaunch.words import span
 
 MAX_TARGET = 60  # characters
@@ -26,7 +26,7 @@ class Standing:
     job: Submitted
     words: str  # what to say about it, after "job 7"
     code: int | None  # its exit code; None while it runs or waits
-    seen: JobRecord | None  # what Slurm says of it; None where that is not known, and of others' jobs
+    seen: Seen | None  # what its scheduler says of it; None where that is not known
     world_size: int | None = None  # both None where its node 0 was not asked, or does not answer
     rate: float | None = None  # collectives a second
 

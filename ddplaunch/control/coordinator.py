@@ -256,8 +256,7 @@ class Coordinator:
             return self._note(text) if self._rules.spares else None  # it took no part yet
         self._attempt.lost.append(Loss(time.time() - silence, number, seat.host, text))
         self._membership.failed(seat)
-        if self._stage is Stage.RUNNING:
-            self._note(f"{text}; stopping the others")
+        self._note(f"{text}; stopping the others" if self._stage is Stage.RUNNING else text)
         self._stop(signal.SIGTERM)
         self._check_drained()
 
@@ -321,11 +320,8 @@ class Coordinator:
             step = min(5.0, limit - waited)
             return self._after(step, partial(self._await_drained, grace, waited + step))
         for number in sorted(self._attempt.undrained - {0}):
-            why = f"it has not said in {limit:g} s that its ranks have ended"
-            if self._stage is Stage.STOPPING:
-                self._note(f"{self._seats[number].name} was lost: {why}")
             self._drop(number)
-            self.lost(number, why)
+            self.lost(number, f"it has not said in {limit:g} s that its ranks have ended")
 
     def _cut(self, cut: Cut) -> None:
         """A time limit is over."""

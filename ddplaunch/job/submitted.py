@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Literal
 
-from ddplaunch.dataclass import dataclass, replace
+from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.errors import shown
 from ddplaunch.files import read_owned
 from ddplaunch.job.history import MAX_TARGET, enter, place
 
 MAX_JOBS = 100  # that are kept
-MAX_BYTES = 64 << 10  # of a file
+MAX_BYTES = 1 << 20  # of a file: an array has up to some thousand ends
+
+
+@dataclass(frozen=True)
+class End:
+    """How a job ended: in words, and its exit code."""
+
+    words: str
+    code: int
 
 
 @dataclass(frozen=True)
@@ -40,11 +50,29 @@ class Submitted:
     code: int | None = None  # its exit code
     scheduler: Literal["slurm", "sge", "pbs", "lsf"] = "slurm"
     gone: float | None = None  # the moment since which it has ended, while its scheduler does not say how
+    ends: Mapping[str, End] = field(default_factory=dict)  # of an array, by index
+    errors: str | None = None  # the file of its stderr, where that is another
 
     @property
     def run(self) -> str:
-        """How the names of its runs begin, with a dot behind them."""
-        return self.run_id or f"{self.number}."
+        """How the names of its runs begin, up to a dot; in an array of Slurm each has a number of its own."""
+        array = self.array and self.scheduler != "slurm"
+        return self.run_id or (f"{self.number.partition('.')[0]}_" if array else f"{self.number}.")
+
+    def end_of(self, index: str | None) -> End | None:
+        """How it ended, or that of its array; None where that is not known."""
+        if index:
+            return self.ends.get(index)
+        return None if self.code is None else End(self.ended or "", self.code)
+
+    def files(self, index: str | None) -> tuple[str | None, str | None]:
+        """Those of its output and stderr; None where only its scheduler knows them, or there is none."""
+        return self._file(self.log, index), self._file(self.errors, index)
+
+    @staticmethod
+    def _file(path: str | None, index: str | None) -> str | None:
+        path = path and path.replace("%a", index or "%a")
+        return None if path is None or re.search("%[a-zA-Z]", os.path.basename(path)) else path
 
 
 def keep(job: Submitted) -> None:
@@ -52,21 +80,23 @@ def keep(job: Submitted) -> None:
     with suppress(OSError):
         folder = enter(_place(), make=True)
         try:
-            data = json.dumps({**vars(job), "target": shown(job.target, MAX_TARGET)}).encode()
-            name, new = _file(job), f".{_file(job)}.{os.getpid()}"
+            data = json.dumps({**vars(job), "target": shown(job.target, MAX_TARGET)}, default=vars).encode()
+            name, new = _name(job), f".{_name(job)}.{os.getpid()}"
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder), "wb") as file:
                 file.write(data)
             os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
             for old in every()[MAX_JOBS:]:
-                os.unlink(_file(old), dir_fd=folder)
+                os.unlink(_name(old), dir_fd=folder)
         finally:
             os.close(folder)
 
 
-def over(job: Submitted, words: str, code: int) -> None:
-    """Keep how it ended."""
-    if (job.ended, job.code) != (words, code):
-        keep(replace(job, ended=words, code=code))
+def over(job: Submitted, index: str | None, words: str, code: int) -> None:
+    """Keep how it ended, or that of an array."""
+    job = _read(os.path.join(_place(), _name(job))) or job  # others of the array may have ended since
+    if job.end_of(index) == (end := End(words, code)):
+        return
+    keep(replace(job, ends={**job.ends, index: end}) if index else replace(job, ended=words, code=code))
 
 
 def every() -> list[Submitted]:
@@ -87,10 +117,13 @@ def find(word: str) -> Submitted | None:
     """
     jobs = every()
     number, _, index = word.partition("_")
-    array = number if index.isdecimal() else None
-    numbered = (
-        job for job in jobs if word in (job.number, job.number.partition(".")[0]) or (job.array and job.number == array)
-    )
+    array = number if index.partition(".")[0].isdecimal() else None
+
+    def is_meant(job: Submitted) -> bool:
+        short = job.number.partition(".")[0]
+        return word in (job.number, short) or (job.array is not None and short == array)
+
+    numbered = filter(is_meant, jobs)
     return next(numbered, None) or next((job for job in jobs if job.name == word), None)
 
 
@@ -98,7 +131,7 @@ def _place() -> str:
     return os.path.join(os.path.dirname(place() or "/nowhere/runs"), "submitted")
 
 
-def _file(job: Submitted) -> str:
+def _name(job: Submitted) -> str:
     where = job.cluster or job.scheduler
     return f"{job.number}.json" if where == "slurm" else f"{where}.{job.number}.json"
 

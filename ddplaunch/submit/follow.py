@@ -10,52 +10,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
-from ddplaunch.submit.queue import JobId
+from ddplaunch.submit.programs import JobId, Record, Scheduler
 from ddplaunch.words import size
 
 LOG_EVERY = 0.5
 ASK_EVERY = 1.0
 ASK_AT_LEAST_EVERY = 5.0
 REMIND_EVERY = 60.0
-"""Seconds between looks at the log, between questions to Slurm (least and most), and between reminders of a wait."""
-
-
-class Record(Protocol):
-    """What a scheduler says of a job."""
-
-    @property
-    def code(self) -> int | None:
-        """Our exit code; None while it runs or waits."""
-
-    @property
-    def log(self) -> str | None:
-        """The file of its output."""
-
-    @property
-    def errors(self) -> str | None:
-        """The file of its stderr, where that is another."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether it waits to start, of which people are reminded."""
-
-    @property
-    def words(self) -> str:
-        """What to say about it, after "job 7"."""
-
-
-class Scheduler(Protocol):
-    """Whom a follower asks about its job."""
-
-    asked: str  # the program that is asked
-
-    def look(self, job: JobId) -> Record | None:
-        """Return what it says; None if it does not answer. Raises LaunchError if it has forgotten the job."""
-
-    def cancel(self, job: JobId) -> None:
-        """Cancel the job. Raises LaunchError if that failed."""
+"""Seconds between looks at the log, questions to the scheduler (least and most), and reminders of a wait."""
 
 
 class _Log:
@@ -66,6 +30,11 @@ class _Log:
         self.path = path  # None until it is known, and once it cannot be read
         self.read = 0  # bytes
         self._out, self._last = out, last
+
+    def learn(self, path: str | None) -> None:
+        """Take where its scheduler says that it is, if nothing was read yet; Slurm says it wrongly where it has a %."""
+        if path and not self.read and "%" not in (self.path or ""):
+            self.path = path
 
     def copy(self, say: Callable[[str], None]) -> None:
         """Write what is new in it."""
@@ -113,15 +82,14 @@ class Follower:
         err: BinaryIO,
         say: Callable[[str], None],
         *,
-        log: str | None = None,
+        files: tuple[str | None, str | None] = (None, None),
         last: int | None = None,
     ) -> None:
-        """``log`` is where it is if the scheduler does not say; ``last``: begin with so many bytes of what is there."""
+        """``files``: log and stderr, where they are known; ``last``: begin with so many bytes of what is there."""
         self.job, self.scheduler = job, scheduler
         self.say = say
         self.last_seen: Record | None = None
-        self._kept_log = log
-        self._log, self._errors = _Log(out, last=last), _Log(err, last=last)
+        self._log, self._errors = _Log(out, files[0], last), _Log(err, files[1], last)
         self._said: str | None = None
         self._said_at = 0.0
         self._answered_at = time.monotonic()
@@ -137,39 +105,39 @@ class Follower:
                 if seen is not None:
                     self.last_seen = seen
                     if not seen.waits:  # before, that of an array's index is not known
-                        self._log.path = self._log.path or seen.log or self._kept_log
-                        self._errors.path = self._errors.path or seen.errors
+                        self._learn(seen)
                     if seen.code is not None:
-                        self._copy()  # all of it, before we say how it ended
+                        self.show()  # all of it, before we say how it ended
                 self._tell(seen)
                 if seen is not None and seen.code is not None:
                     return seen.code
                 pause = ASK_EVERY if self._said != before else min(pause * 1.25, ASK_AT_LEAST_EVERY)
                 ask_at = time.monotonic() + pause
-            self._copy()
+            self.show()
             time.sleep(LOG_EVERY)
 
     def over(self, seen: Record) -> int:
         """Show the log of a job that has ended, and how; return its exit code."""
-        self.show(seen)
+        self._learn(seen)
+        self.show()
         self._tell(seen)
         return seen.code or 0
 
-    def show(self, seen: Record) -> None:
-        """Show what is in the log."""
-        self._log.path, self._errors.path = seen.log, seen.errors
-        self._copy()
+    def _learn(self, seen: Record) -> None:
+        self._log.learn(seen.log)
+        self._errors.learn(seen.errors)
 
-    def _copy(self) -> None:
+    def show(self) -> None:
+        """Show what is in the log."""
         self._log.copy(self.say)
         self._errors.copy(self.say)
 
     def _tell(self, seen: Record | None) -> None:
         now = time.monotonic()
-        number = self.job.number
+        number = self.job.typed
         if seen is None:
             if now - self._answered_at >= REMIND_EVERY:
-                waited = f"{self.scheduler.asked} has not answered for {now - self._answered_at:.0f} s"
+                waited = f"{self.scheduler.asks} has not answered for {now - self._answered_at:.0f} s"
                 self.say(f"{waited}; job {number} is not affected")
                 self._answered_at = now
             return

@@ -1,18 +1,21 @@
-"""Slurm's own programs: submit a script, look at a job, cancel it. Only this module reads what they print."""
+"""Slurm's own programs: submit a script, look at jobs, cancel one. Only this module reads what they print."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from ddplaunch.dataclass import dataclass
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, LaunchError, UsageError
-from ddplaunch.submit.programs import call, check_on_path
+from ddplaunch.plan.command import python_command
+from ddplaunch.submit import programs
+from ddplaunch.submit.programs import Deadline, JobId, Record, Told, call
 
-asked = "scontrol"
-"""What a follower asks."""
+if TYPE_CHECKING:
+    from ddplaunch.job.submitted import Submitted
 
 OVERRIDES = {
     "account": "SBATCH_ACCOUNT",
@@ -78,59 +81,20 @@ _PER_JOB = re.compile(r"(Assoc|QOS)Max\w+PerJob(Limit)?|QOSMin\w+")
 """Limits of an account or a QOS that this job alone exceeds, like QOSMaxNodePerJobLimit."""
 
 
-@dataclass(frozen=True)
-class JobId:
-    """A job's number, and the cluster where there are several."""
-
-    number: str
-    cluster: str | None = None
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The job as the programs of Slurm name it: its number, behind the option for its cluster."""
-        return ("-M", self.cluster, self.number) if self.cluster else (self.number,)
-
-
-@dataclass(frozen=True)
-class JobRecord:
-    """What Slurm says of a job."""
-
-    state: str  # like PENDING, RUNNING, COMPLETED
-    reason: str  # why it waits, like Priority or Resources; else "None"
-    code: int | None  # our exit code; None while it runs or waits
-    log: str | None  # the file of its output
-    restarts: int = 0  # how often Slurm has requeued it
-    errors: str | None = None  # the file of its stderr, where that is another
-    number: str = ""  # its own, also in an array
-    host: str | None = None  # of its batch script, which is node 0's
-    said: str | None = None  # how it ended, in words that were kept
-
-    @property
-    def waits(self) -> bool:
-        return self.state == "PENDING"
-
-    @property
-    def words(self) -> str:
-        """What to say about it, after "job 7"."""
-        if self.said:
-            return self.said
-        if self.waits:
-            waits = "was requeued and waits" if self.restarts else "waits"
-            never = _NEVER.get(self.reason) or ("more than one job may have" if _PER_JOB.fullmatch(self.reason) else "")
-            if never:
-                return f"{waits}, and will never start: {self.reason} ({never})"
-            return waits if self.reason == "None" else f"{waits}: {self.reason}"
-        if self.state == _NO_LOG:
-            return f"failed: Slurm could not open its log {self.log or ''} on the node (exit code {self.code})"
-        if self.state in _FINAL:
-            return f"{_FINAL[self.state][0]} (exit code {self.code})"
-        again = f" again (restart {self.restarts})" if self.restarts and self.state == "RUNNING" else ""
-        return f"is {self.state.lower().replace('_', ' ')}{again}"
-
-
-def check_is_here(environ: Mapping[str, str]) -> None:
-    """Check that this machine has sbatch. Raises UsageError if it is not on PATH."""
-    check_on_path("sbatch", "Slurm", environ)
+def _words(state: str, reason: str, code: int | None, restarts: int, log: str | None) -> str:
+    """What to say about a job, after "job 7"."""
+    if state == "PENDING":
+        waits = "was requeued and waits" if restarts else "waits"
+        never = _NEVER.get(reason) or ("more than one job may have" if _PER_JOB.fullmatch(reason) else "")
+        if never:
+            return f"{waits}, and will never start: {reason} ({never})"
+        return waits if reason == "None" else f"{waits}: {reason}"
+    if state == _NO_LOG:
+        return f"failed: Slurm could not open its log {log or ''} on the node (exit code {code})"
+    if state in _FINAL:
+        return f"{_FINAL[state][0]} (exit code {code})"
+    again = f" again (restart {restarts})" if restarts and state == "RUNNING" else ""
+    return f"is {state.lower().replace('_', ' ')}{again}"
 
 
 def has_containers() -> bool:
@@ -195,24 +159,7 @@ def _environment(script: str, environ: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def look(job: JobId) -> JobRecord | None:
-    """Ask scontrol about a job, and sacct about one that it has forgotten; None if scontrol does not answer.
-
-    Raises LaunchError if both have no word of the job (scontrol after MinJobAge of slurm.conf, 300 s by default).
-    """
-    try:
-        done = call("scontrol", "--oneliner", *job.words[:-1], "show", "job", job.number)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if "Invalid job id" in done.stderr and (kept := _accounted(job)):
-        return kept
-    if "Invalid job id" in done.stderr:
-        what = f"Slurm has forgotten job {job.number}: how it ended is not known"
-        raise LaunchError(what, f"sacct -j {job.number} shows it, if the site keeps accounts")
-    return None if done.returncode else parse(done.stdout)
-
-
-def parse(record: str) -> JobRecord | None:
+def parse(record: str) -> Record | None:
     """Read what ``scontrol --oneliner show job`` prints; None if it is something else.
 
     ``JobId=7 JobName=x UserId=… JobState=FAILED Reason=None … Restarts=0 … ExitCode=3:0 … PreemptTime=None …
@@ -222,28 +169,76 @@ def parse(record: str) -> JobRecord | None:
     state = re.search(r" JobState=(\S+) Reason=(\S+)", record)
     if state is None:
         return None
-    name = state[1]
-    code: int | None = None
-    if name in _FINAL:
-        ended = re.search(r" ExitCode=(\d+):(\d+)", record)
-        preempted = re.search(r" PreemptTime=\d", record) is not None
-        name, code = _ended(name, *((int(ended[1]), int(ended[2])) if ended else (0, 0)), preempted)
+    ended = re.search(r" ExitCode=(\d+):(\d+)", record)
     restarts = re.search(r" Requeue=\d Restarts=(\d+)", record)
     log = re.search(r" StdOut=(.*?)(?: \w+=|$)", record, re.MULTILINE)
     errors = re.search(r" StdErr=(.*?)(?: \w+=|$)", record, re.MULTILINE)
-    apart = errors[1] if log and errors and errors[1] != log[1] else None
     host = re.search(r" BatchHost=(\S+)", record)
     number = re.match(r"JobId=(\d+)", record)
-    return JobRecord(
-        name,
+    return _record(
+        state[1],
         state[2],
-        code,
-        log[1] if log else None,
-        int(restarts[1]) if restarts else 0,
-        apart,
-        number[1] if number else "",
-        host[1] if host else None,
+        (int(ended[1]), int(ended[2])) if ended else (0, 0),
+        restarts=int(restarts[1]) if restarts else 0,
+        preempted=re.search(r" PreemptTime=\d", record) is not None,
+        number=number[1] if number else "",
+        host=host[1] if host else None,
+        log=log[1] if log else None,
+        errors=errors[1] if log and errors and errors[1] != log[1] else None,
     )
+
+
+def _record(
+    name: str,
+    reason: str,
+    code: tuple[int, int],
+    *,
+    restarts: int = 0,
+    preempted: bool = False,
+    number: str,
+    host: str | None = None,
+    log: str | None = None,
+    errors: str | None = None,
+) -> Record:
+    """What Slurm says of a job, by its state and its batch script's own exit code and signal."""
+    state, ours = _ended(name, *code, preempted) if name in _FINAL else (name, None)
+    words = _words(state, reason, ours, restarts, log)
+    count = name.lower().replace("_", " ")
+    return Record(
+        words,
+        ours,
+        state == "PENDING",
+        state == "RUNNING",
+        state=count,
+        number=number,
+        host=host,
+        log=log,
+        errors=errors,
+    )
+
+
+_FIELDS = {
+    "JobArrayID": 64, "JobID": 16, "State": 32, "Reason": 96, "exit_code": 16, "RestartCnt": 12, "BatchHost": 256,
+    "PreemptTime": 24,
+}  # fmt: skip
+"""What squeue is asked for, and how wide each is: it puts nothing between them (squeue(1))."""
+
+
+def listed(text: str) -> Iterator[tuple[str, Record]]:
+    """Read what squeue prints of ``_FIELDS``: each job as people type it, and what is said of it."""
+    for line in text.splitlines():
+        row, begin = [], 0
+        for width in _FIELDS.values():
+            row.append(line[begin : begin + width].strip())
+            begin += width
+        typed, number, state, reason, code, restarts, host, preempted = row
+        if not (number.isdecimal() and code.isdecimal()):
+            continue
+        signal = int(code) & 0x7F  # it is the status of wait(2)
+        how = (0, signal) if signal else (int(code) >> 8, 0)
+        again = int(restarts) if restarts.isdecimal() else 0
+        late = preempted[:1].isdecimal()
+        yield typed, _record(state, reason, how, restarts=again, preempted=late, number=number, host=host)
 
 
 def _ended(name: str, own: int, signal: int, preempted: bool) -> tuple[str, int]:
@@ -256,44 +251,124 @@ def _ended(name: str, own: int, signal: int, preempted: bool) -> tuple[str, int]
     return name, own or (EXIT_SIGNAL + signal if signal else int(name == "FAILED")) if code is None else code
 
 
-def _accounted(job: JobId) -> JobRecord | None:
-    """What the site's accounts have of a job; None where there are none, or not its end."""
-    words = ("sacct", *job.words[:-1], "-X", "-n", "-P", "-o", "State,ExitCode", "-j", job.number)
-    try:
-        found = re.match(r"(\w+)[^|]*\|(\d+):(\d+)", call(*words).stdout)
-    except (OSError, subprocess.TimeoutExpired):
+def _is_of(typed: str, job: JobId) -> bool:
+    """Whether Slurm's 4711, 4711_2 or 4711_[3-5] is this job, or one of this array."""
+    number, _, index = typed.partition("_")
+    return typed == job.typed or (job.index == "" and number == job.number and index.isdecimal())
+
+
+class Slurm(programs.Scheduler):
+    """Slurm, by squeue for many jobs at once, and by scontrol, which knows more, for one."""
+
+    system, submits, asks, cancels = "Slurm", "sbatch", "scontrol", "scancel"
+    keeps = "sacct shows it, if the site keeps accounts"
+    speaks = ("srun: ", "slurmstepd")
+    refuses = "the site or its Slurm (before 20.11) may not allow srun --overlap; on the node itself ddplaunch works"
+
+    def __init__(self) -> None:
+        self._answers = False  # the last time
+
+    def hand_in(self, script: str, environ: Mapping[str, str]) -> JobId:
+        return submit(script, environ)
+
+    def words(self, job: JobId) -> tuple[str, ...]:
+        """Its number, behind the option for its cluster."""
+        return ("-M", job.cluster, job.typed) if job.cluster else (job.typed,)
+
+    def ask(self, jobs: Sequence[JobId], seconds: float) -> Told | None:
+        deadline, told = Deadline(seconds), dict[JobId, list[Record]]()
+        try:
+            for cluster in dict.fromkeys(job.cluster for job in jobs):
+                of = [job for job in jobs if job.cluster == cluster]
+                where = ["-M", cluster] if cluster else []
+                fields = ",".join(f"{name}:{width}" for name, width in _FIELDS.items())
+                numbers = ",".join(job.typed for job in of)
+                words = ("--noheader", "--array", "--states=all", f"--Format={fields}", f"--jobs={numbers}")
+                done = deadline.call("squeue", *where, *words)
+                if done.returncode and "Invalid job id" not in done.stderr:
+                    return None
+                self._sort(listed(done.stdout), of, told)
+                if lost := [job for job in of if job not in told]:
+                    self._sort(_accounted(where, lost, deadline), lost, told)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return told
+
+    @staticmethod
+    def _sort(found: Iterator[tuple[str, Record]], jobs: Sequence[JobId], told: dict[JobId, list[Record]]) -> None:
+        for typed, record in found:
+            for job in jobs:
+                if _is_of(typed, job):
+                    own = JobId(job.number, job.cluster, typed.partition("_")[2] or None)
+                    told.setdefault(job, []).append(replace(record, job=own))
+
+    def look(self, job: JobId, seconds: float = programs.PATIENCE) -> Record | None:
+        """Ask scontrol, and sacct about a job that it has forgotten, after MinJobAge of slurm.conf (300 s)."""
+        deadline, words = Deadline(seconds), self.words(job)
+        if self.down(job.cluster):  # the question would take long
+            return None
+        self._answers = False
+        try:
+            done = deadline.call("scontrol", "--oneliner", *words[:-1], "show", "job", job.typed)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        self._answers = not done.returncode or "Invalid job id" in done.stderr
+        if "Invalid job id" not in done.stderr:
+            return None if done.returncode else parse(done.stdout)
+        kept = next((record for typed, record in _accounted(words[:-1], [job], deadline) if typed == job.typed), None)
+        if kept is None:
+            raise self.forgotten(job)
+        return kept
+
+    def down(self, cluster: str | None = None) -> str | None:
+        """What scontrol says at once of a controller that is down, for which other questions take long."""
+        if self._answers:
+            return None
+        try:
+            said = call("scontrol", *(["-M", cluster] if cluster else []), "ping", seconds=programs.SOON / 2).stdout
+        except subprocess.TimeoutExpired:
+            return "Slurm's controller does not answer"
+        except OSError:
+            return None
+        if "is DOWN" in said and "is UP" not in said:
+            return f"Slurm's controller is down: {said.splitlines()[0]}"
         return None
-    if found is None or found[1] not in _FINAL:
-        return None
-    name, code = _ended(found[1], int(found[2]), int(found[3]), preempted=False)
-    return JobRecord(name, "None", code, None, number=job.number)
 
-
-def tasks(job: JobId) -> list[JobRecord]:
-    """The jobs of an array; none where Slurm does not answer or has forgotten them."""
-    try:
-        done = call("scontrol", "--oneliner", *job.words[:-1], "show", "job", job.number)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [each for each in map(parse, done.stdout.splitlines()) if each is not None]
-
-
-def outside(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables for Slurm's programs, without those of a job in whose shell we run."""
-    return _environment("", environ)
-
-
-def cancel(job: JobId, *, now: bool = False) -> None:
-    """Cancel a job; ``now``: without SIGTERM and the time after it. What scancel prints goes to our stderr.
-
-    Raises LaunchError if scancel failed.
-    """
-    steps: list[str] = []
-    if now:  # scancel itself sends SIGTERM first, and SIGKILL after the site's KillWait
-        listed = call("squeue", "--steps", "--noheader", "--format=%i", *job.words[:-1], f"--jobs={job.number}").stdout
-        steps = re.findall(r"^\S+\.\d+$", listed, re.MULTILINE)
+    def kill(self, job: JobId) -> None:
+        """Cancel a job without SIGTERM and the time after it: scancel sends SIGKILL only after the site's KillWait."""
+        words = self.words(job)
+        shown = call("squeue", "--steps", "--noheader", "--format=%i", *words[:-1], f"--jobs={job.typed}").stdout
+        steps = re.findall(r"^\S+\.\d+$", shown, re.MULTILINE)
         for step in steps:
-            subprocess.run(["scancel", "--signal=KILL", *job.words[:-1], step], stdin=subprocess.DEVNULL, check=False)
-    done = subprocess.run(["scancel", *job.words], stdin=subprocess.DEVNULL, check=False)
-    if done.returncode and not steps:  # else it may have ended already
-        raise LaunchError(f"scancel did not cancel job {job.number} (exit code {done.returncode})")
+            subprocess.run(["scancel", "--signal=KILL", *words[:-1], step], stdin=subprocess.DEVNULL, check=False)
+        try:
+            self.cancel(job)
+        except LaunchError:
+            if not steps:  # else it may have ended already
+                raise
+
+    def enter(
+        self, job: Submitted, seen: Record, words: Sequence[str], *, everywhere: bool
+    ) -> tuple[list[str], dict[str, str]]:
+        """A step: with ``--overlap`` (srun(1), since Slurm 20.11) it shares what the job has, and waits for none."""
+        if job.image:
+            what = f"job {seen.number} runs in a container, which srun --overlap does not enter"
+            raise UsageError(what, f"ddplaunch attach {seen.number} shows its log")
+        count = job.nodes if everywhere else 1
+        where = [] if everywhere or not seen.host else [f"--nodelist={seen.host}"]
+        cluster = ["-M", job.cluster] if job.cluster else []
+        counts = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
+        options = ["--overlap", f"--jobid={seen.number}", *counts, *where, f"--chdir={job.cwd}", "--input=none"]
+        return ["srun", *cluster, *options, *python_command(job.python), *words], _environment("", os.environ)
+
+
+def _accounted(where: Sequence[str], jobs: Sequence[JobId], deadline: Deadline) -> Iterator[tuple[str, Record]]:
+    """What the site's accounts have of the ends of jobs; nothing where there are none."""
+    numbers = ",".join(job.typed for job in jobs)
+    try:
+        text = deadline.call("sacct", *where, "-X", "-n", "-P", "-o", "JobID,State,ExitCode", "-j", numbers).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    for typed, state, own, signal in re.findall(r"(?m)^(\w+)\|(\w+)[^|]*\|(\d+):(\d+)", text):
+        if state in _FINAL:
+            yield typed, _record(state, "None", (int(own), int(signal)), number=typed)

@@ -47,6 +47,11 @@ class Requeue:
         """Seconds between the warning and the end."""
         return math.ceil(self.grace + self.stopping)
 
+    @property
+    def times(self) -> str:
+        """What there is time for after the warning."""
+        return f"{self.grace:g} s for a checkpoint, then {self.stopping:g} s for ranks to stop"
+
     def __str__(self) -> str:
         return f"{self.max_times}, warned by {self.warning} {self.before_the_end} s before the end"
 
@@ -134,19 +139,22 @@ def log_path(job: BatchJob, number: str, pattern: str | None = None) -> str:
 
     What is not known yet stays as it is: %N, and %a of an array.
     """
-    known = {"A": number, "x": job.job_name} | ({} if job.array else {"j": number})
+    known = {"A": number, "x": job.job_name, "%": "%"} | ({} if job.array else {"j": number})
 
     def fill(found: re.Match[str]) -> str:
         return known[found[2]].rjust(int(found[1] or 0), "0") if found[2] in known else found[0]
 
-    return os.path.join(job.chdir, re.sub(r"%(\d?)([Ajx])", fill, pattern or job.output))
+    return os.path.join(job.chdir, re.sub(r"%(\d?)([Ajx%])", fill, pattern or job.output))
 
 
 def _head(job: BatchJob) -> Iterator[str]:
     yield "#!/bin/bash"
     yield "# Written by ddplaunch submit. To submit it again: sbatch THIS_FILE"
+    folder = job.chdir.replace("%", "%%") + "/" if "%" in job.chdir else ""  # else a pattern of sbatch's begins there
     for name in LINES:
         value = getattr(job, name.replace("-", "_"))
+        if value and name in ("output", "error"):
+            value = os.path.join(folder, value)
         if value is True:
             yield f"#SBATCH --{name}"
         elif value not in (None, False):

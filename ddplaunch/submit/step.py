@@ -1,11 +1,9 @@
-"""A command of ours on the nodes of a running job: Slurm's ``srun --overlap`` starts it there, and no port is opened.
-
-With ``--overlap`` (srun(1), since Slurm 20.11) the step shares CPUs, memory and GPUs of the job, and waits for none.
-"""
+"""A command of ours on the nodes of a running job: its scheduler starts it there, and no port is opened."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -13,32 +11,31 @@ from collections.abc import Sequence
 
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError
 from ddplaunch.job.submitted import Submitted
-from ddplaunch.plan.command import python_command
-from ddplaunch.submit.queue import JobRecord, outside
-
-SOON = 10.0  # seconds in which a look must be over
+from ddplaunch.submit.programs import Record, Scheduler
+from ddplaunch.submit.schedulers import scheduler_of
 
 _OF_THE_COMMAND = ("Exited with exit code", "error: Terminating", "Terminated", "forcing job termination", "got SIG")
 """What srun says where the command itself has ended with an error, or we have ended it."""
 
 
 class NoStep(LaunchError):
-    """Slurm does not start the step."""
+    """The scheduler does not start it."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
-def ask(job: Submitted, seen: JobRecord, words: Sequence[str]) -> str | None:
+def ask(job: Submitted, seen: Record, words: Sequence[str], seconds: float) -> str | None:
     """Run ``ddplaunch WORDS`` on node 0 and return what it prints; None where it fails or takes too long."""
+    typed, env = scheduler_of(job).enter(job, seen, words, everywhere=False)
     try:
         done = subprocess.run(
-            _srun(job, seen, words, everywhere=False),
-            env=outside(os.environ),
+            typed,
+            env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=SOON,
+            timeout=seconds,
             check=False,
             start_new_session=True,
         )
@@ -47,28 +44,31 @@ def ask(job: Submitted, seen: JobRecord, words: Sequence[str]) -> str | None:
     return None if done.returncode else done.stdout
 
 
-def relay(job: Submitted, seen: JobRecord, words: Sequence[str], *, everywhere: bool = False) -> int:
+def relay(job: Submitted, seen: Record, words: Sequence[str], *, everywhere: bool = False) -> int:
     """Run ``ddplaunch WORDS`` on node 0, or on all nodes; what it prints is ours. Return its exit code.
 
     Of all nodes, those that have nothing to show are silent where another has.
 
     Raises:
-        NoStep: Slurm does not start it.
+        NoStep: the scheduler does not start it.
+        UsageError: it never does.
     """
+    scheduler = scheduler_of(job)
+    typed, env = scheduler.enter(job, seen, words, everywhere=everywhere)
     try:
         process = subprocess.Popen(
-            _srun(job, seen, words, everywhere=everywhere),
-            env=outside(os.environ),
+            typed,
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is ours
         )
     except OSError as error:
-        raise NoStep(f"cannot run srun: {error.strerror}", "it must be on PATH") from None
+        raise NoStep(f"cannot run {typed[0]}: {error.strerror}", "it must be on PATH") from None
     ours: list[bytes] = []
-    slurms: list[str] = []
-    reading = threading.Thread(target=_sort, args=(process, ours, slurms), daemon=True)
+    theirs: list[str] = []
+    reading = threading.Thread(target=_sort, args=(process, scheduler, ours, theirs), daemon=True)
     reading.start()
     printed = False
     try:
@@ -85,30 +85,21 @@ def relay(job: Submitted, seen: JobRecord, words: Sequence[str], *, everywhere: 
         raise
     if everywhere and printed:
         return 0
-    if code and not ours and slurms:
-        hint = "the site or its Slurm (before 20.11) may not allow srun --overlap; on the node itself ddplaunch works"
-        raise NoStep(f"srun started no step in job {seen.number}: {slurms[0].removeprefix('srun: error: ')}", hint)
+    if code and not ours and theirs:
+        said = re.sub("^(srun: )?error: ", "", theirs[0])
+        raise NoStep(f"{scheduler.system} started nothing in job {seen.number}: {said}", scheduler.refuses)
     sys.stderr.buffer.write(b"".join(dict.fromkeys(ours)))
     return code
 
 
-def _sort(process: subprocess.Popen[bytes], ours: list[bytes], slurms: list[str]) -> None:
-    """Read stderr to its end: what srun says, and what the command says."""
+def _sort(process: subprocess.Popen[bytes], scheduler: Scheduler, ours: list[bytes], theirs: list[str]) -> None:
+    """Read stderr to its end: what the scheduler says, and what the command says."""
     assert process.stderr is not None
     for line in process.stderr:
         text = line.decode(errors="replace").rstrip()
-        if not text.startswith(("srun: ", "slurmstepd")):
+        if not text.startswith(scheduler.speaks):
             ours.append(line)
         elif "retrying" in text:  # it would wait in silence
             print(f"ddplaunch: {text}", file=sys.stderr)
         elif not any(words in text for words in _OF_THE_COMMAND):
-            slurms.append(text)
-
-
-def _srun(job: Submitted, seen: JobRecord, words: Sequence[str], *, everywhere: bool) -> list[str]:
-    count = job.nodes if everywhere else 1
-    where = [] if everywhere or not seen.host else [f"--nodelist={seen.host}"]
-    cluster = ["-M", job.cluster] if job.cluster else []
-    counts = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
-    options = ["--overlap", f"--jobid={seen.number}", *counts, *where, f"--chdir={job.cwd}", "--input=none"]
-    return ["srun", *cluster, *options, *python_command(job.python), *words]
+            theirs.append(text)

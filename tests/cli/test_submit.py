@@ -27,11 +27,22 @@ SBATCH = """
 
 SCONTROL = """
     #!/bin/sh
+    case "$1" in ping) [ ! -e "$STATE/down" ] || echo "Slurmctld(primary) at n0 is DOWN"; exit ;; esac
     # Plays step 0, 1, … of the job's life, one for each question, and the last one ever after.
     n=$(cat "$STATE/n")
     [ -e "$STATE/step-$((n + 1))" ] && echo $((n + 1)) > "$STATE/n"
     say() { echo "JobId=77 JobState=$1 Reason=$2 Requeue=1 Restarts=${4-0} ExitCode=$3 StdOut=$STATE/log Power="; }
     . "$STATE/step-$n"
+    """
+
+SQUEUE = """
+    #!/bin/sh
+    # Prints what is in a file, one word for each field that is asked for: number, id, state, reason, code, restarts.
+    echo "$@" >> "$STATE/asked"
+    [ -e "$STATE/jobs" ] || { echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1; }
+    while read -r typed id state reason code restarts host; do
+        printf '%-64s%-16s%-32s%-96s%-16s%-12s%-256s%-24s\\n' $typed $id $state $reason $code $restarts "$host" N/A
+    done < "$STATE/jobs"
     """
 
 SCANCEL = """
@@ -47,7 +58,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "cluster"
-        for name, text in (("sbatch", SBATCH), ("scontrol", SCONTROL), ("scancel", SCANCEL)):
+        for name, text in (("sbatch", SBATCH), ("scontrol", SCONTROL), ("squeue", SQUEUE), ("scancel", SCANCEL)):
             write(self.folder, f"bin/{name}", text).chmod(0o755)
         (self.folder / "n").write_text("0")
         path = os.pathsep.join([str(self.folder / "bin"), "/usr/bin", "/bin"])

@@ -76,3 +76,10 @@ def test_a_node_of_a_job_of_ours() -> None:
     assert finding
     assert (finding.nnodes, finding.node_rank, finding.address, finding.is_script) == (2, 1, "n1", False)
     assert finding.run_id == "1234.server"
+
+
+def test_one_of_an_array() -> None:
+    ours = {"DDPLAUNCH_HOSTS": "n1,n2", "DDPLAUNCH_NODE_RANK": "1"}
+    node = find({"PBS_JOBID": "4711[0].pbs01", "PBS_ARRAY_INDEX": "0", **ours})
+    assert node
+    assert node.run_id == "4711_0.pbs01"

@@ -35,6 +35,16 @@ def test_a_node_of_a_job_of_ours() -> None:
         find({**job, "DDPLAUNCH_NODE_RANK": "2"})
 
 
+def test_one_of_an_array_has_a_name_and_a_port_of_its_own() -> None:
+    job = {"JOB_ID": "4711", "DDPLAUNCH_HOSTS": "n1,n2", "DDPLAUNCH_NODE_RANK": "1"}
+    alone, second, third = (find({**job, "SGE_TASK_ID": index}) for index in ("undefined", "2", "3"))
+    assert alone
+    assert second
+    assert third
+    assert (alone.run_id, second.run_id, third.run_id) == ("4711", "4711_2", "4711_3")
+    assert second.port != third.port
+
+
 def test_what_qrsh_has_started_on_another_host_is_refused() -> None:
     """The variables that a real one has there, without -V."""
     task = {"JOB_ID": "1", "JOB_NAME": "petask", "JOB_SCRIPT": "QRSH", "NHOSTS": "1", "NSLOTS": "1", "PE": "spread"}

@@ -146,10 +146,12 @@ def test_a_restart_changes_nothing() -> None:
     assert find({**SLURM_TASK, "SLURM_RESTART_COUNT": "2"}) == find(SLURM_TASK)
 
 
-def test_a_heterogeneous_job_is_named() -> None:
-    finding = find(slurm_step("1(x2)", "n[1-2]", 2, 2, 1, 0, 1, SLURM_HET_SIZE="2"))
+def test_a_step_over_the_components_of_a_heterogeneous_job() -> None:
+    """Slurm numbers its nodes and tasks through, so there is nothing to say (tests/slurm/test_run.py)."""
+    told = {"SLURM_HET_SIZE": "2", "SLURM_NTASKS_HET_GROUP_0": "1", "SLURM_NTASKS_HET_GROUP_1": "2"}
+    finding = find(slurm_step("1(x3)", "n[1-3]", 3, 3, 2, 0, 2, **told))
     assert finding
-    assert "heterogeneous" in finding.notes[0]
+    assert (finding.nnodes, finding.node_rank, finding.notes) == (3, 2, ())
 
 
 def port(job: int, step: int) -> int:

@@ -84,6 +84,17 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_the_others_keep_theirs():
     assert job.outcome(4).outcome.code == 0, "a spare that never ran ends with the others"
 
 
+def test_two_nodes_lost_at_once_are_two_lines():
+    job = spared(3, 2)
+    job.coordinator.lost(2, "nothing was heard of it for 15.0 s", 15.0)
+    lose(job, 1, 0)
+    assert notes(job)[:2] == [
+        "node 2 (n2) was lost: nothing was heard of it for 15.0 s; stopping the others",
+        "node 1 (n1) was lost: its connection closed",
+    ]
+    assert started(job) == [0, 3, 4]
+
+
 def test_a_job_ends_when_no_spare_is_left():
     job = spared(2, 1)
     lose(job, 1, 0)

@@ -50,8 +50,8 @@ accounting_summary FALSE
 qsort_args NONE
 """
 
-ENVIRONMENTS = {"spread": "1", "packed": "$pe_slots"}
-"""The parallel environments, each with its rule: one slot on each host, and all on one host."""
+ENVIRONMENTS = {"spread": "1", "pairs": "2", "packed": "$pe_slots"}
+"""The parallel environments, each with its rule: one or two slots on each host, and all on one host."""
 
 
 class GridEngine(Cluster):

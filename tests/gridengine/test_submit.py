@@ -21,9 +21,12 @@ pytestmark = pytest.mark.ci
 
 PROGRAM = """
 import os, sys, time
+from ddplaunch import runtime
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", os.uname().nodename, *sys.argv[1:], flush=True)
 if "wait" in sys.argv:
     time.sleep(600)
+while "make-room" in sys.argv and not runtime.preempted():
+    time.sleep(0.05)
 while "go" in sys.argv and not os.path.exists("go"):
     time.sleep(0.05)
 if "fail" in sys.argv and os.environ["RANK"] == "3":
@@ -32,11 +35,11 @@ if "fail" in sys.argv and os.environ["RANK"] == "3":
 
 
 @pytest.fixture
-def cluster(network: Callable[..., Network], tmp_path: Path) -> Iterator[GridEngine]:
-    """Two compute nodes, or a skip."""
+def cluster(network: Callable[..., Network], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[GridEngine]:
+    """Two compute nodes, or as many as a test asks for, or a skip."""
     if reason := unsupported():
         pytest.skip(f"NO GRID ENGINE HERE: {reason}")
-    with GridEngine(network(3), tmp_path) as cluster:
+    with GridEngine(network(1 + getattr(request, "param", 2)), tmp_path) as cluster:
         for host in cluster.network.hosts:
             host.run("mkdir", "-m", "700", OWN)
         yield cluster
@@ -55,6 +58,13 @@ def start(cluster: GridEngine, folder: Path, *words: str) -> subprocess.Popen[st
     """Start a command of ours on the login host."""
     state = {"XDG_RUNTIME_DIR": OWN, "XDG_STATE_HOME": f"{folder}/state"}
     return cluster.login.type(command(*words), folder, {**clean_environment(), **cluster.environment, **state})
+
+
+def typed(cluster: GridEngine, folder: Path, *words: str) -> tuple[int, str, str]:
+    """Type a command of ours on the login host, and wait for its end."""
+    process = start(cluster, folder, *words)
+    out, err = process.communicate(timeout=patience(60))
+    return process.returncode, out, err
 
 
 def test_jobs_on_two_nodes_are_followed_to_their_ends(cluster, tmp_path):
@@ -76,7 +86,7 @@ def test_jobs_on_two_nodes_are_followed_to_their_ends(cluster, tmp_path):
     packed = submit(cluster, folder, "--pe", "packed", "train.py")
     out, err = packed.communicate(timeout=patience(60))
     assert packed.returncode == 2, out + err
-    assert "--nodes 2 needs as many hosts, but packed gave 2 slots on: n" in out
+    assert "--nodes 2 needs 2 hosts, but packed gave 2 slots on: n" in out
 
 
 def test_a_deleted_job_is_stopped_on_all_nodes(cluster, tmp_path):
@@ -97,9 +107,7 @@ def test_jobs_are_seen_by_a_shell_that_did_not_submit_them(cluster, tmp_path):
     """One runs to its end, and one is deleted while it waits, of which Grid Engine keeps nothing."""
 
     def type_(*words: str) -> tuple[int, str, str]:
-        process = start(cluster, tmp_path, *words)
-        out, err = process.communicate(timeout=patience(60))
-        return process.returncode, out, err
+        return typed(cluster, tmp_path, *words)
 
     def states() -> list[str]:
         jobs = type_("ps")[1].partition("JOB ")[2].partition("\n\n")[0]
@@ -114,7 +122,9 @@ def test_jobs_are_seen_by_a_shell_that_did_not_submit_them(cluster, tmp_path):
     assert type_(*SUBMIT, "--pe", "spread", "--qsub-arg=-h", "--job-name", "held", "train.py", "go", "fail")[0] == 0
     assert states() == ["waits, and is on hold", "running"]
     assert type_("logs", number)[1] == log.read_text()
-    assert f"stacks cannot ask the nodes of job {number}" in type_("stacks", number)[2]
+    refused = type_("stacks", number)[2]
+    assert f"Grid Engine started nothing in job {number}: executing task of job {number} failed" in refused
+    assert "each host needs a free slot for it: submit with --cpus-per-task 2 or more" in refused
 
     attached = start(cluster, tmp_path, "attach", number)
     assert attached.stdout is not None
@@ -130,3 +140,63 @@ def test_jobs_are_seen_by_a_shell_that_did_not_submit_them(cluster, tmp_path):
     assert (code, err.splitlines()[-1].partition(" was ")[2]) == (0, "deleted before it began (exit code 143)"), err
     assert states() == ["was deleted before it began (exit code 143)", "failed (exit code 7)"]
     assert type_("attach", number)[0] == 7
+
+
+def test_an_array_whose_nodes_are_asked(cluster, tmp_path):
+    """Where a host has a slot left, Grid Engine starts a look there from outside; index 1 fails, and 3 is stopped."""
+    write(tmp_path, "train.py", PROGRAM.replace('"wait" in', 'os.environ["SGE_TASK_ID"] == "3" and "wait" in'))
+    words = (*SUBMIT, "--pe", "pairs", "--cpus-per-task", "2", "--array", "1-3:2", "train.py", "fail", "wait")
+    code, out, err = typed(cluster, tmp_path, *words)
+    assert code == 0, err
+    number = re.findall(r"^job (\d+):", out)[0]
+    assert f"follow: ddplaunch attach {number}_INDEX" in out
+    log = tmp_path / f"sge-{number}.3.out"
+    cluster.wait_until(lambda: log.exists() and log.read_text().count("] rank") == 4, "all ranks")
+    code, out, err = typed(cluster, tmp_path, "stacks", f"{number}_3")
+    assert code == 0, err
+    assert "train.py" in out
+    assert "ranks 0 to 3" in out, "those of both nodes"
+    code, out, err = typed(cluster, tmp_path, "logs", f"{number}_3", "--rank", "0,3")
+    assert (code, sorted(line[:13] for line in out.splitlines())) == (0, ["[0] rank 0 of", "[3] rank 3 of"]), err
+    assert f"{number}_3: running" in typed(cluster, tmp_path, "report", f"{number}_3")[1]
+
+    code, _, err = typed(cluster, tmp_path, "attach", f"{number}_1")
+    assert (code, err.splitlines()[-1]) == (7, f"ddplaunch: job {number}_1 failed (exit code 7)"), err
+    assert "1 failed, 1 running" in typed(cluster, tmp_path, "ps")[1]
+    code, _, err = typed(cluster, tmp_path, "stop", f"{number}_3")
+    assert (code, err.splitlines()[-1]) == (0, f"job {number}_3 was killed by signal 9 (exit code 137)"), err
+    code, out, err = typed(cluster, tmp_path, "report", number)
+    assert (code, out.splitlines()[0]) == (0, f"job {number}, array 1-3:2: 2 failed"), err
+
+
+@pytest.mark.parametrize("cluster", [3], indirect=True)
+def test_a_job_is_requeued_before_its_time_is_up(cluster, tmp_path):
+    """Once; then the time is up again. Grid Engine does not give it its second host again, so there is a third."""
+    write(tmp_path, "train.py", PROGRAM)
+    times = ("--time", "0:00:16", "--preempt-grace", "5", "--grace", "5", "--requeue", "1")
+    following = submit(cluster, tmp_path, "--pe", "spread", *times, "train.py", "make-room")
+    out, err = following.communicate(timeout=patience(90))
+    assert following.returncode == 75, out + err
+    assert out.count("the job must make room") == 2, out
+    assert out.count("] rank 3 of 4") == 2, out
+    assert "ddplaunch: requeueing, 1 of 1\n" in out
+    assert "ddplaunch: not requeued again: --requeue 1\n" in out
+    assert not list(tmp_path.glob(".ddplaunch-requeue*"))
+
+
+@pytest.mark.parametrize("cluster", [3], indirect=True)
+def test_a_spare_takes_the_place_of_a_node_that_lost_power(cluster, tmp_path):
+    """Node 0 is on the host of the script: the job would end with it."""
+    write(tmp_path, "train.py", PROGRAM)
+    words = ("--pe", "spread", "--spares", "1", "--heartbeat-timeout", "4", "--join-timeout", "60", "train.py", "go")
+    following = submit(cluster, tmp_path, *words)
+    number = number_of(following)
+    log = tmp_path / f"sge-{number}.out"
+    cluster.wait_until(lambda: log.exists() and log.read_text().count("] rank") == 4, "all ranks")
+    lost = re.findall(r"\[2\] rank 2 of 4 on (n\d)", log.read_text())[0]
+    next(host for host in cluster.nodes if host.name == lost).power_off()
+    cluster.wait_until(lambda: log.read_text().count("] rank") == 8, "all ranks again")
+    write(tmp_path, "go", "")
+    out, err = following.communicate(timeout=patience(120))
+    assert following.returncode == 0, out + err
+    assert f"node 1 ({lost}) was lost" in out

@@ -168,3 +168,40 @@ def test_a_job_on_nodes_with_homes_of_their_own(login, tmp_path):
     assert "waits.py" in at.type("stacks", str(alone)).out, "the run has the job's number on one node too"
     assert f"{alone}.0: running" in at.type("report", str(alone)).out
     assert at.type("stop", str(alone), "--now").code == 0
+
+
+def test_an_array_in_a_folder_with_a_percent_sign(login, tmp_path):
+    """squeue is asked once for all; sbatch would read the folder's name as a pattern. Then the controller is killed."""
+    at = login()
+    cluster = at.cluster
+    cluster.folder = tmp_path / "50%j"
+    write(cluster.folder, "waits.py", WAITS)
+    array = str(at.submit("--array", "0-1", "--cpus-per-task", "2", *LIGHT, "--nproc", "2", "waits.py"))
+    log = cluster.folder / f"slurm-{array}_1.out"
+    cluster.wait_until(lambda: log.exists() and log.read_text().count("ready") == 2, "the ranks")
+    alone = at.submit("--job-name", "alone", "--dependency", f"afterany:{array}", "waits.py")
+    states = re.findall(rf"(?m)^(?:{array}|{alone}) .*waits.py +(.*)$", at.type("ps").out)
+    assert states == ["waits: Dependency", "2 running"]
+    assert at.type("logs", f"{array}_1").out == log.read_text()
+    assert "waits.py" in at.type("stacks", f"{array}_1").out
+    write(cluster.folder, "go", "")
+    ended = at.type("attach", f"{array}_1")
+    assert ended.code == 3, ended.err
+    assert ended.out == log.read_text()
+    cluster.wait(alone)
+    told = at.type("report", array).out.splitlines()
+    assert told[0] == f"job {array}, array 0-1: 2 failed"
+    assert told[3] == f"1      failed (exit code 3)  {log}"
+    never = at.type("attach", "4")
+    assert (never.code, never.err.splitlines()[0]) == (
+        2,
+        "Error: Slurm knows no job 4, and none was submitted from here",
+    )
+
+    waits = at.submit("--sbatch-arg=--hold", "waits.py")
+    cluster.login.run("sh", "-c", "kill -9 $(cat /dev/shm/slurm/slurmctld.pid)")
+    stopped = at.type("stop", str(waits))
+    assert stopped.code == 69
+    assert "Slurm's controller is down: Slurmctld(primary) at n0 is DOWN\n" in stopped.err
+    assert "Slurm's controller is down" in at.type("ps").out
+    assert at.type("logs", f"{array}_1").out == log.read_text()

@@ -77,6 +77,16 @@ def test_ranks_find_their_places(standing_slurm, tmp_path):
     assert not [pid for host in cluster.network.hosts for pid in host.find("train.py")]
 
 
+def test_the_components_of_a_heterogeneous_job_are_one_world(standing_slurm, tmp_path):
+    write(tmp_path, "train.py", SHOWS)
+    ours = command("run", "--nproc", "2", "train.py")
+    step = standing_slurm.srun("-N1", "-n1", *ours, ":", "-N1", "-n1", *ours)
+    out, err = step.communicate(timeout=patience(100))
+    assert step.returncode == 0, err
+    assert lines(out) == PLACES["a task a node"][2]
+    assert "heterogeneous" not in err
+
+
 def test_a_rank_that_fails_ends_the_step_and_is_told(standing_slurm):
     ours = command("run", PROGRAMS / "fails.py", "exit", "1")
     step = standing_slurm.srun("-N2", "-n2", "--ntasks-per-node=1", *ours)

@@ -10,11 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.submit.gridengine import script
+from ddplaunch.submit.gridengine import GridEngine, ends_of, listed, script, words_of
 from ddplaunch.submit.hosts_job import HostsJob
-from ddplaunch.submit.programs import Record
-from ddplaunch.submit.qmaster import Scheduler, end_of, state_of, words_of
-from ddplaunch.submit.queue import JobId
+from ddplaunch.submit.programs import JobId
 from tests.conftest import write
 from tests.submit.test_hosts_job import JOBS
 
@@ -47,7 +45,7 @@ def run(tmp_path):
         told = {"PE_HOSTFILE": f"{tmp_path}/hostfile", "PE": "mpi", "NSLOTS": "2"}
         done = subprocess.run(
             ["bash"],
-            input=script(replace(job, interpreter=f"{tmp_path}/bin/python", setup=())),
+            input=script(replace(job, interpreter=f"{tmp_path}/bin/python", chdir=str(tmp_path), setup=())),
             cwd=tmp_path,
             env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **told},
             capture_output=True,
@@ -70,7 +68,7 @@ def test_slots_that_do_not_make_the_nodes(run):
     done, nodes = run(JOBS["sge_everything"], "n1 8 all.q@n1 UNDEFINED\n")
     assert (done.returncode, nodes) == (2, [])
     assert done.stderr.splitlines() == [
-        "ddplaunch: --nodes 2 needs as many hosts, but mpi gave 2 slots on: n1",
+        "ddplaunch: --nodes 2 needs 2 hosts, but mpi gave 2 slots on: n1",
         "  qconf -sp mpi shows how many slots a host gets (allocation_rule); of N: --cpus-per-task N",
     ]
 
@@ -81,21 +79,40 @@ LISTED = """<?xml version='1.0'?>
     <job_list state="running">
       <JB_job_number>7</JB_job_number>
       <state>r</state>
+      <queue_name>all.q@n1</queue_name>
+    </job_list>
+    <job_list state="running">
+      <JB_job_number>18</JB_job_number>
+      <state>r</state>
+      <queue_name>all.q@n2</queue_name>
+      <tasks>2</tasks>
     </job_list>
   </queue_info>
   <job_info>
     <job_list state="pending">
       <JB_job_number>17</JB_job_number>
       <state>Eqw</state>
+      <queue_name></queue_name>
+    </job_list>
+    <job_list state="pending">
+      <JB_job_number>18</JB_job_number>
+      <state>qw</state>
+      <tasks>3-5:2,9</tasks>
     </job_list>
   </job_info>
 </job_info>
 """
 
 
-@pytest.mark.parametrize(("number", "state"), [("7", "r"), ("17", "Eqw"), ("1", None)])
-def test_the_state_of_a_job(number, state):
-    assert state_of(LISTED, number) == state
+def test_how_jobs_stand():
+    """By one qstat for all; of an array, each index that waits or runs."""
+    (running,) = listed(LISTED, "7")
+    assert (running.job, running.runs, running.host, running.words) == (JobId("7"), True, "n1", "is running")
+    (broken,) = listed(LISTED, "17")
+    assert (broken.waits, broken.runs) == (True, False)
+    assert not list(listed(LISTED, "1"))
+    array = [(each.number, each.state) for each in listed(LISTED, "18")]
+    assert array == [("18_2", "running"), ("18_3", "pending"), ("18_5", "pending"), ("18_9", "pending")]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +122,9 @@ def test_the_state_of_a_job(number, state):
         ("hqw", "waits, and is on hold"),
         ("r", "is running"),
         ("dr", "is being deleted"),
+        ("Rq", "was requeued and waits"),
+        ("Rr", "is running again"),
+        ("S", "is suspended"),
         ("Eqw", "is in an error state, Eqw, and will not start: qstat -explain E says why"),
     ],
 )
@@ -139,15 +159,26 @@ ru_wallclock 1s
     ],
 )
 def test_how_a_job_ended(failed, code, ended):
-    assert end_of(ACCOUNTED.format(task="1", failed=failed, code=code)) == ended
+    (record,) = ends_of(ACCOUNTED.format(task="1", failed=failed, code=code), "7")
+    assert (record.code, record.words) == (ended[0], f"{ended[1]} (exit code {ended[0]})")
+
+
+def test_how_an_array_ended():
+    """As qacct of 8.1.9 had it: index 1 was started again, and 2 is to be."""
+    again = "taskid       {}\nfailed       25  : rescheduling\nexit_status  99                  \n"
+    ended = "taskid       1\nfailed       0    \nexit_status  4                   \n"
+    records = ends_of(f"{'=' * 60}\n".join(["", again.format(1), again.format(2), ended]), "3")
+    assert [(each.number, each.code) for each in records] == [("3_1", 4)]
 
 
 def test_a_job_that_qacct_does_not_show(tmp_path, monkeypatch):
-    assert end_of("no jobs running since startup\n") is None
+    assert ends_of("no jobs running since startup\n", "7") == []
     for program in ("qstat", "qacct"):
         write(tmp_path, program, "#!/bin/sh\nexit 0\n").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert Scheduler("log").look(JobId("7")) == Record("has ended; qacct does not show it yet", "log", gone=True)
+    seen = GridEngine().look(JobId("7"))
+    assert seen is not None
+    assert (seen.words, seen.gone, seen.code) == ("has ended; qacct does not show it yet", True, None)
 
 
 def test_what_is_for_grid_engine_alone(answer, tmp_path):

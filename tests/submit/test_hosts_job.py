@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,10 @@ import pytest
 from ddplaunch.errors import UsageError
 from ddplaunch.submit import gridengine, lsf, pbs
 from ddplaunch.submit.hosts_job import HostsJob
-from ddplaunch.submit.slurm import Setup
+from ddplaunch.submit.slurm import Requeue, Setup
 from tests.conftest import write
 from tests.starts import LIGHT
-from tests.submit.queue_programs import PROGRAMS_OF, install
+from tests.submit.queue_programs import PROGRAMS_OF, Job, install
 
 GOLDEN = Path(__file__).parent / "golden_hosts_job"
 
@@ -36,6 +37,8 @@ EVERYTHING = replace(
     setup=[Setup("/data/my wine/env.sh", is_file=True), Setup("module load cuda/12")],
 )
 NODES = replace(EVERYTHING, gpus_per_node="8", account="wine-2026", exclusive=True)
+
+AGAIN = Requeue(3, "USR1", 90, 30)
 
 WRITERS = {"sge": gridengine, "pbs": pbs, "lsf": lsf}
 
@@ -58,6 +61,9 @@ JOBS = {
     "lsf_everything": replace(
         NODES, output="logs/%J.out", more=["-R 'rusage[mem=200G]'", "-w 'done(4711) && done(4712)'"]
     ),
+    "sge_again": replace(SMALLEST, pe="mpi", nodes=3, spares=1, array="1-9:2%2", seconds=14400, requeue=AGAIN),
+    "pbs_again": replace(SMALLEST, nodes=3, spares=1, array="0-7%2"),
+    "lsf_again": replace(SMALLEST, nodes=3, spares=1, array="1,5%2", seconds=14400, requeue=AGAIN, more=["-app ours"]),
 }
 
 
@@ -84,6 +90,9 @@ def test_no_golden_file_is_left_over():
         ("pbs_everything", "4711.pbs01", "/data/my wine/logs/wine.out"),
         ("lsf", "4711", "/data/wine/lsf-4711.out"),
         ("lsf_everything", "4711", "/data/my wine/logs/4711.out"),
+        ("sge_again", "4711", "/data/wine/sge-4711.%a.out"),
+        ("pbs_again", "4711.pbs01", "/data/wine/train.py.o4711.%a"),
+        ("lsf_again", "4711", "/data/wine/lsf-4711_%a.out"),
     ],
 )
 def test_where_the_log_is(name, number, log):
@@ -101,7 +110,10 @@ def test_what_fits_in_no_line(scheduler):
     [
         ("sge", "", "--scheduler sge needs --pe NAME, a parallel environment"),
         ("sge", "--pe mpi --gpus-per-node 8", "--gpus-per-node does not work with --scheduler sge"),
-        ("sge", "--pe mpi --array 0-3", "--array does not work with --scheduler sge"),
+        ("sge", "--pe mpi --array 0-3", "--array 0-3: indices begin with 1 here"),
+        ("sge", "--pe mpi --array 1,5", "--array 1,5: --scheduler sge takes one range"),
+        ("sge", "--pe mpi --array 1-4 --follow", "--follow does not work with --array 1-4: each job has its own log"),
+        ("sge", "--pe mpi --requeue 3", "--requeue 3 needs --time with --scheduler sge"),
         ("sge", "--pe mpi --exclusive", "--exclusive does not work with --scheduler sge"),
         ("sge", "--pe mpi --dependency afterok:7", "--dependency does not work with --scheduler sge"),
         ("sge", "--pe mpi --teardown hostname", "--teardown does not work with --scheduler sge"),
@@ -111,7 +123,9 @@ def test_what_fits_in_no_line(scheduler):
         ("pbs", "--gres gpu:8", "--gres does not work with --scheduler pbs"),
         ("pbs", "--gpus-per-node a100:8", "--gpus-per-node a100:8: PBS does not distinguish types of GPUs"),
         ("pbs", "--mem 0", "--mem 0 does not work with --scheduler pbs"),
-        ("pbs", "--array 0-3", "--array does not work with --scheduler pbs"),
+        ("pbs", "--array 1,5", "--array 1,5: --scheduler pbs takes one range"),
+        ("pbs", "--array 3", "--array 3: expected a range of two or more"),
+        ("pbs", "--array 0-3 --output wine.out", "--output wine.out: each job of an array needs a log of its own"),
         ("pbs", "--requeue 3", "--requeue does not work with --scheduler pbs"),
         ("pbs", "--dependency afterok:7", "--dependency does not work with --scheduler pbs"),
         ("pbs", "--sbatch-arg=--hint=nomultithread", "--sbatch-arg does not work with --scheduler pbs"),
@@ -126,13 +140,17 @@ def test_what_fits_in_no_line(scheduler):
         ),
         ("lsf", "--mem 200G", "--mem does not work with --scheduler lsf"),
         ("lsf", "--gpus-per-node a100:8", "--gpus-per-node a100:8: here it is a number"),
-        ("lsf", "--array 0-3", "--array does not work with --scheduler lsf"),
-        ("lsf", "--requeue 3", "--requeue does not work with --scheduler lsf"),
+        ("lsf", "--array 0-3", "--array 0-3: indices begin with 1 here"),
+        (
+            "lsf",
+            "--spares 1",
+            "--spares needs an application profile of the site, with DJOB_COMMFAIL_ACTION=IGNORE_COMMFAIL",
+        ),
         ("lsf", "--qsub-arg=-V", "--qsub-arg -V needs --scheduler sge or pbs"),
         ("lsf", "--bsub-arg=-q", "--bsub-arg -q: ddplaunch sets -q itself"),
         ("lsf", "--bsub-arg=-Rspan[hosts=1]", "--bsub-arg -Rspan[hosts=1]: ddplaunch sets span itself"),
         ("lsf", "--bsub-arg=exclusive", "--bsub-arg exclusive: expected an option of bsub"),
-        ("lsf", "--output logs/%I.out", "--output logs/%I.out: % is not a pattern here"),
+        ("lsf", "--output logs/%a.out", "--output logs/%a.out: % is not a pattern here"),
     ],
 )
 def test_what_is_refused(answer, tmp_path, scheduler, words, said):
@@ -223,6 +241,27 @@ def test_a_deleted_job_stops_its_ranks_in_their_grace(start, tmp_path, here, sch
     subprocess.run([tmp_path / scheduler / "bin" / program, number], check=True)
     assert job.wait() == code, job.stdout() + job.stderr()
     assert f"job {number} {said} (exit code {code})" in job.stderr()
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_job_of_lsf_is_requeued(start, tmp_path, here):
+    """LSF warns all processes of the script, and starts it again after exit code 99 (bsub(1), -wa and -Q)."""
+    program = PROGRAM.replace(
+        "    time.sleep(600)", "    from ddplaunch import runtime\n    while not runtime.preempted(): time.sleep(0.02)"
+    )
+    write(tmp_path, "train.py", program)
+    words = followed("lsf", "wait")
+    job = start(*words[:1], "--requeue", "1", "--time", "1:00:00", *words[1:], env=here("lsf"))
+    submitted = job.stderr
+    for times in (1, 2):
+        job.wait_for("] rank", times=4 * times)
+        number = submitted().partition("cancel: ddplaunch stop ")[2].split()[0]
+        Job(tmp_path / "lsf", number).signal(signal.SIGUSR2)
+        job.wait_for("the job must make room", times=times)
+    assert job.wait() == 75, job.stdout() + job.stderr()
+    assert "ddplaunch: requeueing, 1 of 1\n" in job.stdout()
+    assert "ddplaunch: not requeued again: --requeue 1\n" in job.stdout()
     job.assert_nothing_left()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.submit.qmaster import ACCOUNTED_AFTER
+from ddplaunch.submit.gridengine import ACCOUNTED_AFTER
 from ddplaunch.submit.schedulers import SCHEDULERS
 from tests.conftest import clean_environment, command, wait_until, write
 from tests.patience import patience
@@ -105,9 +105,10 @@ def test_a_job_is_followed_again(login, tmp_path):
     for words in (("stacks",), ("logs", "--rank", "1")):
         refused = login.type(words[0], number, *words[1:])
         assert (refused.returncode, refused.stdout) == (2, "")
-        typed = " ".join(words)
-        assert f"{typed} cannot ask the nodes of job {number}: only Slurm starts a command there" in refused.stderr
-        assert f"log in to one of them by SSH and type it there: ddplaunch {typed}\n" in refused.stderr
+        system = SCHEDULERS[login.scheduler]
+        said = f"{words[0]} cannot ask the nodes of job {number}: {system} starts nothing in it from outside"
+        assert said in refused.stderr
+        assert f"log in to one of them by SSH and type it there: ddplaunch {words[0]}\n" in refused.stderr
     assert "running" in login.type("report", number).stdout, "its home is this one's"
 
     attached = subprocess.Popen(
@@ -152,6 +153,38 @@ def test_a_job_is_stopped(login):
     assert login.state(number) == STOPPED[login.scheduler]
 
 
+@pytest.mark.slow
+def test_an_array(login, tmp_path):
+    """Each is a job of two nodes with its own index, log, port and end; the scheduler is asked once about all."""
+    variable = {"pbs": "PBS_ARRAY_INDEX", "lsf": "LSB_JOBINDEX"}[login.scheduler]
+    write(tmp_path, "train.py", TRAIN.replace('"rank",', f'"index", os.environ["{variable}"], "rank",'))
+    number = login.submit("--array", "1-2", "--time", "1:00:00")
+    short, dot, server = number.partition(".")
+    assert login.said[-2:] == [
+        f"follow: ddplaunch attach {short}_INDEX{dot}{server}",
+        f"cancel: ddplaunch stop {number}",
+    ]
+    pattern = login.said[1].removeprefix("log: ")
+    logs = {index: Path(pattern.replace("%a", index)) for index in "12"}
+    for index, log in logs.items():
+        wait_until(lambda log=log: log.exists() and log.read_text().count("] index") == 2, "the ranks")
+        assert log.read_text().count(f"] index {index} rank") == 2, log.read_text()
+    login.submit("--partition", "full")
+    (tmp_path / "site" / "asked").write_text("")
+    assert login.state(number) == "2 running"
+    asked = (tmp_path / "site" / "asked").read_text().splitlines()
+    assert len(asked) == 1, asked
+    assert login.type("logs", f"{short}_2").stdout == logs["2"].read_text()
+    stopped = login.type("stop", f"{short}_2")
+    assert (stopped.returncode, STOPPED[login.scheduler] in stopped.stderr) == (0, True), stopped.stderr
+    assert login.state(number) == "1 failed, 1 running"
+    write(tmp_path, "go", "")
+    assert login.type("attach", f"{short}_1").returncode == 3
+    told = login.type("report", number)
+    assert told.stdout.splitlines()[0] == f"job {number}, array 1-2: 2 failed", told.stderr
+    assert login.type("report", f"{short}_1").stdout.startswith(f"{short}_1{dot}{server}: failed with exit code 3")
+
+
 def test_a_job_that_waits(login):
     number = login.submit("--partition", "full")
     assert login.shown(number)["state"] == WHY[login.scheduler]
@@ -170,7 +203,7 @@ def test_a_job_that_its_scheduler_has_forgotten(login, tmp_path):
     shutil.rmtree(tmp_path / "site" / "jobs" / number)
     attached = login.type("attach", number)
     assert attached.returncode == 1
-    assert f"{system} has forgotten job {number}: its exit code is not known" in attached.stderr
+    assert f"{system} has forgotten job {number}: how it ended is not known" in attached.stderr
     assert login.state(number) == f"ended; {system} no longer knows how"
     assert login.shown(number)["code"] == 1
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.submit.lsf_batch import end_of, parse
+from ddplaunch.submit.lsf import end_of, ends_of, listed, parse
+from ddplaunch.submit.programs import JobId
 
 
 @pytest.mark.parametrize(
@@ -30,14 +31,24 @@ from ddplaunch.submit.lsf_batch import end_of, parse
     ],
 )
 def test_what_is_said_of_a_job(shown, said):
-    record = parse(f"{shown}\n", "/data/wine/lsf-4711.out")
+    record = parse(f"{shown}\n")
     assert record is not None
     assert record.words == said
     assert (record.code is not None) == ("exit code" in said)
 
 
+def test_how_jobs_stand():
+    """By one bjobs for all; sites may have it show the index behind the number too (LSB_BJOBS_DISPLAY_ENH)."""
+    shown = "4711|0|RUN|-|-\n4712|1|DONE|-|-\n4712[2]|2|EXIT|7|-\n"
+    assert [(each.job, each.number, each.code, each.runs) for each in listed(shown)] == [
+        (JobId("4711"), "4711", None, True),
+        (JobId("4712", index="1"), "4712_1", 0, False),
+        (JobId("4712", index="2"), "4712_2", 7, False),
+    ]
+
+
 def test_an_answer_of_something_else():
-    assert parse("LSF is down. Please wait ...\n", "log") is None
+    assert parse("LSF is down. Please wait ...\n") is None
 
 
 HISTORY = """
@@ -67,3 +78,10 @@ Mon Nov 23 10:00:00: Submitted from host <login1>, to Queue <normal>, CWD </data
 )
 def test_what_bhist_knows_of_a_job(end, found):
     assert end_of(HISTORY.format(end=end)) == found
+
+
+def test_what_bhist_knows_of_several():
+    done = HISTORY.format(end="Mon Nov 23 10:05:00: Done successfully. The CPU time used is 1.2 seconds;")
+    runs = HISTORY.format(end="Mon Nov 23 10:05:00: Starting (Pid 31390);").replace("<4711>", "<4712>")
+    found = ends_of(f"{done}{'-' * 78}\n{runs}{done.replace('<4711>', '<4713[2]>')}")
+    assert [(each.number, each.code) for each in found] == [("4711", 0), ("4713_2", 0)]

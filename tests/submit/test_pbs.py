@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.submit.pbs import script
-from ddplaunch.submit.pbs_server import parse
-from ddplaunch.submit.programs import Record
+from ddplaunch.submit.pbs import listed, parse, script
+from ddplaunch.submit.programs import JobId, Record
 from tests.conftest import write
 from tests.submit.test_hosts_job import SMALLEST
 
@@ -50,15 +49,35 @@ SHOWN = """Job Id: 4711.pbs01
     ],
 )
 def test_what_is_said_of_a_job(state, more, said):
-    record = parse(SHOWN.format(state=state, more=more), "/data/wine/train.py.o4711")
+    record = parse(SHOWN.format(state=state, more=more))
     assert record is not None
     assert record.words == said
     assert (record.code is not None) == ("exit code" in said)
 
 
+def test_how_jobs_stand():
+    """By one ``qstat -x -f -t`` for all; of an array each, and not the array itself."""
+    shown = "".join(
+        SHOWN.replace("4711.pbs01", name).format(state=state, more=more)
+        for name, state, more in (
+            ("4711.pbs01", "R", ""),
+            ("4712[].pbs01", "B", ""),
+            ("4712[0].pbs01", "X", "    Exit_status = 3\n"),
+            ("4712[1].pbs01", "Q", ""),
+        )
+    )
+    found = [(each.job, each.number, each.code, each.runs) for each in listed(shown)]
+    assert found == [
+        (JobId("4711.pbs01"), "4711.pbs01", None, True),
+        (JobId("4712.pbs01", index=""), "4712.pbs01", None, False),
+        (JobId("4712.pbs01", index="0"), "4712_0.pbs01", 3, False),
+        (JobId("4712.pbs01", index="1"), "4712_1.pbs01", None, False),
+    ]
+
+
 def test_an_answer_of_something_else():
-    assert parse("Hello\n", "log") is None
-    assert parse("    job_state = Z\n", "log") == Record("is in state Z", "log")
+    assert parse("Hello\n") is None
+    assert parse("    job_state = Z\n") == Record("is in state Z", state="running")
 
 
 def test_a_name_that_pbs_takes(answer, tmp_path):

@@ -17,7 +17,7 @@ import pytest
 
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command
-from ddplaunch.submit.queue import JobRecord, parse
+from ddplaunch.submit.queue import listed, parse
 from ddplaunch.submit.slurm import BatchJob, Requeue, Setup, log_path, script
 from tests.conftest import write
 
@@ -228,7 +228,9 @@ RECORD = (
 )
 def test_what_slurm_says_of_a_job(state, code, ended):
     job = parse(RECORD.format(state=state, reason="None", code=code, preempted="None"))
-    assert job == JobRecord(state, "None", ended, "/data/my wine/slurm-7.out", number="7")
+    assert job is not None
+    assert (job.code, job.log, job.number) == (ended, "/data/my wine/slurm-7.out", "7")
+    assert (job.waits, job.runs) == (state == "PENDING", state == "RUNNING")
     assert (f"(exit code {ended})" in job.words) == (ended is not None)
 
 
@@ -269,6 +271,35 @@ def test_a_job_that_was_requeued():
     job = parse(RECORD.format(state="RUNNING", reason="None", code="0:0", preempted="None").replace("arts=0", "arts=2"))
     assert job is not None
     assert job.words == "is running again (restart 2)"
+
+
+def test_what_squeue_says_of_several():
+    """Columns without anything between them, as squeue of 22.05 prints them; 4021 is of a log that cannot be opened."""
+    rows = (
+        ("7", "7", "PENDING", "ReqNodeNotAvail, UnavailableNodes:n[1-2]", "0", "1", "", "N/A"),
+        ("8_0", "9", "RUNNING", "None", "0", "0", "n1", "N/A"),
+        ("8_1", "10", "FAILED", "JobLaunchFailure", "4021", "0", "n1", "N/A"),
+        ("8_2", "11", "FAILED", "NonZeroExitCode", "36608", "0", "n1", "2026-01-31T12:00:00"),
+    )
+    found = list(listed("".join("".join(map(str.ljust, row, WIDTHS)) + "\n" for row in rows)))
+    assert [typed for typed, _ in found] == ["7", "8_0", "8_1", "8_2"]
+    assert [each.code for _, each in found] == [None, None, 2, 75]
+    assert found[0][1].words == "was requeued and waits: ReqNodeNotAvail, UnavailableNodes:n[1-2]"
+    assert (found[1][1].runs, found[1][1].number, found[1][1].host) == (True, "9", "n1")
+
+
+WIDTHS = (64, 16, 32, 96, 16, 12, 256, 24)
+
+
+@pytest.mark.parametrize("output", ["slurm-%j.out", "/logs/%j.out"])
+def test_a_folder_with_a_percent_sign(output):
+    """It is not a pattern of sbatch's."""
+    job = replace(SMALLEST, chdir="/data/50%j", output=output, error="%x.err")
+    text = script(job)
+    assert "#SBATCH --chdir=/data/50%j\n" in text
+    assert f"#SBATCH --output={'/data/50%%j/' if output[0] != '/' else ''}{output}\n" in text
+    assert "#SBATCH --error=/data/50%%j/%x.err\n" in text
+    assert log_path(replace(job, output="/data/50%%j/%j.out"), "12") == "/data/50%j/12.out"
 
 
 def test_no_record():

@@ -6,12 +6,12 @@
 #BSUB -o /dev/null
 
 # The log, as it grows: LSF would write it at the end of the job, with a report.
-exec >/data/wine/lsf-"$LSB_JOBID".out 2>&1
+exec >>/data/wine/lsf-"$LSB_JOBID".out 2>&1
 
 # Its hosts, in the scheduler's order; this script runs on the first.
 hosts=($(awk '!seen[$1]++ { print $1 }' "$LSB_DJOB_HOSTFILE"))
 if [ ${#hosts[@]} -ne 1 ]; then
-  echo "ddplaunch: --nodes 1 needs as many hosts, but the job has: ${hosts[*]}" >&2
+  echo "ddplaunch: --nodes 1 needs 1 hosts, but the job has: ${hosts[*]}" >&2
   echo "  bjobs -l $LSB_JOBID shows what the job was given" >&2
   exit 2
 fi

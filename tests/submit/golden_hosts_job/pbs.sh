@@ -12,7 +12,7 @@
 # Its hosts, in the scheduler's order; this script runs on the first.
 hosts=($(awk '!seen[$1]++ { print $1 }' "$PBS_NODEFILE"))
 if [ ${#hosts[@]} -ne 1 ]; then
-  echo "ddplaunch: --nodes 1 needs as many hosts, but the job has: ${hosts[*]}" >&2
+  echo "ddplaunch: --nodes 1 needs 1 hosts, but the job has: ${hosts[*]}" >&2
   echo "  qstat -f $PBS_JOBID shows what the job was given (exec_host)" >&2
   exit 2
 fi

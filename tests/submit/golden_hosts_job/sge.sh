@@ -9,26 +9,33 @@
 #$ -wd /data/wine
 #$ -V
 
-# Its hosts, in Grid Engine's order; this script runs on the first.
+# Its hosts, in the scheduler's order; this script runs on the first.
 hosts=($(awk '!seen[$1]++ { print $1 }' "$PE_HOSTFILE"))
 if [ ${#hosts[@]} -ne 1 ]; then
-  echo "ddplaunch: --nodes 1 needs as many hosts, but $PE gave $NSLOTS slots on: ${hosts[*]}" >&2
+  echo "ddplaunch: --nodes 1 needs 1 hosts, but $PE gave $NSLOTS slots on: ${hosts[*]}" >&2
   echo "  qconf -sp $PE shows how many slots a host gets (allocation_rule); of N: --cpus-per-task N" >&2
   exit 2
 fi
-export DDPLAUNCH_HOSTS="$(IFS=,; echo "${hosts[*]}")"
 
 # One launcher on each host. qrsh does not keep quotation marks, so bash reads the command from its input.
 read -r -d '' launch <<'END-OF-LAUNCH'
-DDPLAUNCH_NODE_RANK=$1 \
-  /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd()); from ddplaunch.cli import main; main()' \
+{
+export DDPLAUNCH_NODE_RANK=$1 DDPLAUNCH_HOSTS=$2
+cd /data/wine || exit
+exec /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd()); from ddplaunch.cli import main; main()' \
   run --cluster sge train.py </dev/null
+}
 END-OF-LAUNCH
+all=$(IFS=,; echo "${hosts[*]}")
 for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
-  qrsh -inherit -V "${hosts[rank]}" /bin/bash -s "$rank" <<<"$launch" &
+  qrsh -inherit -V "${hosts[rank]}" /bin/bash -s "$rank" "$all" <<<"$launch" &
 done
-bash -s 0 <<<"$launch"
+bash -s 0 "$all" <<<"$launch"
 # They end together with one exit code, which becomes the job's.
 code=$?
 wait
+if [ $code -eq 99 ] || [ $code -eq 100 ]; then
+  echo "ddplaunch: the job ends with 1: Grid Engine would start it again after $code"
+  code=1
+fi
 exit $code

@@ -17,26 +17,33 @@
 source '/data/my wine/env.sh' || exit
 module load cuda/12 || exit
 
-# Its hosts, in Grid Engine's order; this script runs on the first.
+# Its hosts, in the scheduler's order; this script runs on the first.
 hosts=($(awk '!seen[$1]++ { print $1 }' "$PE_HOSTFILE"))
 if [ ${#hosts[@]} -ne 2 ]; then
-  echo "ddplaunch: --nodes 2 needs as many hosts, but $PE gave $NSLOTS slots on: ${hosts[*]}" >&2
+  echo "ddplaunch: --nodes 2 needs 2 hosts, but $PE gave $NSLOTS slots on: ${hosts[*]}" >&2
   echo "  qconf -sp $PE shows how many slots a host gets (allocation_rule); of N: --cpus-per-task N" >&2
   exit 2
 fi
-export DDPLAUNCH_HOSTS="$(IFS=,; echo "${hosts[*]}")"
 
 # One launcher on each host. qrsh does not keep quotation marks, so bash reads the command from its input.
 read -r -d '' launch <<'END-OF-LAUNCH'
-DDPLAUNCH_NODE_RANK=$1 \
-  /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd()); from ddplaunch.cli import main; main()' \
+{
+export DDPLAUNCH_NODE_RANK=$1 DDPLAUNCH_HOSTS=$2
+cd '/data/my wine' || exit
+exec /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd()); from ddplaunch.cli import main; main()' \
   run --cluster sge --max-restarts 2 train.py -- --lr 0.1 --name 'it'"'"'s a "test"' '$HOME' </dev/null
+}
 END-OF-LAUNCH
+all=$(IFS=,; echo "${hosts[*]}")
 for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
-  qrsh -inherit -V "${hosts[rank]}" /bin/bash -s "$rank" <<<"$launch" &
+  qrsh -inherit -V "${hosts[rank]}" /bin/bash -s "$rank" "$all" <<<"$launch" &
 done
-bash -s 0 <<<"$launch"
+bash -s 0 "$all" <<<"$launch"
 # They end together with one exit code, which becomes the job's.
 code=$?
 wait
+if [ $code -eq 99 ] || [ $code -eq 100 ]; then
+  echo "ddplaunch: the job ends with 1: Grid Engine would start it again after $code"
+  code=1
+fi
 exit $code
