@@ -24,6 +24,7 @@ _TABLES = frozenset(
         ("sys", "path_importer_cache"),
         # Tables by module, by class or by name, to which each adds its own.
         ("sys", "modules"),
+        ("triton.language.extra", "modules"),  # the same
         ("sys", "meta_path"),  # of a change at its front, Surroundings tells
         ("typing", "_overload_registry"),
         ("copy", "dispatch_table"),
