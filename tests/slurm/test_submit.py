@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -260,7 +261,7 @@ def test_requeued_jobs(submit, tmp_path):
     assert asks.returncode == 75, out + err
     assert "ddplaunch: requeueing, 1 of 1" in out
     assert "ddplaunch: not requeued again: --requeue 1" in out
-    assert not list(tmp_path.glob(".ddplaunch-requeue-*"))
+    assert not list(tmp_path.glob(".ddplaunch-exit-*"))
 
     assert [cluster.wait(job) for job in (append, truncate)] == ["COMPLETED", "COMPLETED"]
     assert [cluster.restarts(job) for job in (append, truncate)] == [1, 1]
@@ -312,6 +313,31 @@ print("again" if again else "ready", *place, flush=True)
 while not (again and os.path.exists("go")):
     time.sleep(0.05)
 """
+
+
+def test_a_job_that_went_on_with_a_spare_has_not_failed(submit, tmp_path):
+    """Of its three nodes it loses one to kill -9, or the site takes it away: Slurm's own word is 137 for both."""
+    cluster, start = submit(3)
+    node = cluster.nodes[1]
+    write(tmp_path, "train.py", ONE_MORE)
+    for lose in (
+        lambda: [os.kill(pid, signal.SIGKILL) for pid in node.find(r"main\(\) run --cluster slurm")],
+        lambda: cluster.run("scontrol", "update", "nodename=n2", "state=down", "reason=test"),
+    ):
+        (tmp_path / "go").unlink(missing_ok=True)
+        following = start("--nodes", "2", "--spares", "1", "--follow", "--nproc", "1", *LIGHT, "train.py")
+        job = number_of(following)
+        after = cluster.sbatch(f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes", script="true")
+        cluster.wait_for(job, "ready 1 of 2 n2")
+        lose()
+        cluster.wait_for(job, "again", 2)
+        write(tmp_path, "go", "")
+        out, err = following.communicate(timeout=patience(60))
+        assert (following.returncode, cluster.wait(job), cluster.wait(after)) == (0, "COMPLETED", "COMPLETED"), (
+            out + err
+        )
+        assert "srun: error: n2: task 1: Killed" in out
+        assert not list(tmp_path.glob(".ddplaunch-exit-*"))
 
 
 def test_a_spare_takes_the_place_of_a_node_that_lost_power(submit, tmp_path):
