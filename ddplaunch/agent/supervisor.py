@@ -20,7 +20,7 @@ from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.preemption_file import PreemptionFile
 from ddplaunch.agent.questions import Questions
 from ddplaunch.agent.ranks import Phase, Ranks
-from ddplaunch.agent.signals import STOPPING, Signals
+from ddplaunch.agent.signals import ECHO, STOPPING, Direct, Signals
 from ddplaunch.agent.store import Store
 from ddplaunch.agent.stragglers import Stragglers
 from ddplaunch.agent.teardown import Teardown
@@ -31,7 +31,7 @@ from ddplaunch.control.failure import Failure, Outcome
 from ddplaunch.control.joining import describe
 from ddplaunch.control.link import make_link
 from ddplaunch.control.messages import Message
-from ddplaunch.control.relay import FOR_RANKS
+from ddplaunch.control.relay import FOR_RANKS, TOGETHER
 from ddplaunch.control.route import NameServer
 from ddplaunch.control.rules import Rules
 from ddplaunch.dataclass import replace
@@ -89,7 +89,7 @@ class Supervisor:
         streams = Streams(loop, screen, lambda: self._teardown.drained(), whole=policy.show.whole)
         self._outfit = Outfit(policy, screen, streams, log, store, PreemptionFile(self._tree.temporary))
         self._name_server = NameServer(screen.note) if rules.port is not None else None
-        self._signals = Signals(policy.preempt_signal)
+        self._signals, self._direct = Signals(policy.preempt_signal), Direct()
         self._questions = Questions(loop, self._link.tell, node_only=rules.port is None and plan.nnodes > 1)
         self._stall_clock: StallClock | None = None
         self._check_of_node: CheckOfNode | None = None
@@ -114,7 +114,7 @@ class Supervisor:
         """Run the job; returns when nothing of it is left here but its sidecars."""
         warning = self._policy.preempt_signal
         self._loop.catch(STOPPING, self._signalled, anyway=() if warning is None else (warning,))
-        self._loop.catch(FOR_RANKS - {warning}, lambda number: self._link.tell(messages.ForRanks(number)))
+        self._loop.catch(FOR_RANKS - {warning}, self._for_ranks)
         self._tree.plant(self._plan, self._outfit.store.path, self)
         processes.adopt_orphans()  # not before: a warm zygote is nobody's child
         try:
@@ -159,8 +159,8 @@ class Supervisor:
                 self._teardown.order(message)
             case messages.Preempt(attempt=attempt) if attempt == self._ranks.number:
                 self._make_room()
-            case messages.ForRanks(number=number):
-                self._ranks.pass_on(number)
+            case messages.ForRanks():
+                self._loop.after(TOGETHER if message.direct else 0, partial(self._pass_on, message.number))
             case messages.Release(attempt=attempt) if attempt == self._ranks.number:
                 self._ranks.released = True
                 self._teardown.go_on()
@@ -241,8 +241,14 @@ class Supervisor:
         if trouble and self._ranks.processes:
             self._screen.note(f"the ranks cannot learn of the preemption: {trouble}")
         self._emit(events.Preempted())
-        if self._policy.preempt_forward is not None:
-            self._ranks.send(self._policy.preempt_forward)
+        if (number := self._policy.preempt_forward) is not None:
+            self._loop.after(ECHO, partial(self._forward, number))
+
+    def _forward(self, number: int) -> None:
+        if self._ranks.catch(number):
+            self._outfit.preemption_file.answered()
+        if not self._direct.take(number):
+            self._ranks.send(number)
 
     def _end(self, outcome: Outcome) -> None:
         self._outcome = outcome
@@ -345,6 +351,19 @@ class Supervisor:
                 self.sidecars.expected = True
             self._teardown.interrupt(meaning, first=first)
         self._link.tell(meaning)
+
+    def told(self, number: int) -> None:
+        self._direct.add(number)
+
+    def _for_ranks(self, number: int) -> None:
+        def tell() -> None:
+            self._link.tell(messages.ForRanks(number, self._direct.has(number)))
+
+        self._loop.after(ECHO, tell)
+
+    def _pass_on(self, number: int) -> None:
+        if not self._direct.take(number):
+            self._ranks.pass_on(number)
 
     def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
         """Find out what all ranks of the job are doing; ``answer`` is called with it, after some seconds at most."""
