@@ -46,6 +46,7 @@ from ddplaunch.rank import processes
 from ddplaunch.words import named
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.absent import Absent
     from ddplaunch.agent.check import CheckOfNode
     from ddplaunch.agent.sidecars import Sidecars
     from ddplaunch.agent.stall_clock import StallClock
@@ -93,6 +94,7 @@ class Supervisor:
         self._questions = Questions(loop, self._link.tell, node_only=rules.port is None and plan.nnodes > 1)
         self._stall_clock: StallClock | None = None
         self._check_of_node: CheckOfNode | None = None
+        self._absent: Absent | None = None
         self._outcome: Outcome | None = None
         self.sidecars: Sidecars | None = None  # to be ended when people have been told of the job's end
         self._begin(-1, self._plan)
@@ -147,11 +149,14 @@ class Supervisor:
                 self._join(message)
             case messages.JoinStatus():
                 self._screen.footer(describe(message), of_job=True)
+                if self._policy.in_step:
+                    self._look_for_absent(message)
             case messages.Seeking(trouble=trouble):
                 self._screen.footer(f"waiting for node 0: {trouble}")
             case messages.Alone():
                 self._screen.speaks = True
             case messages.Check():
+                self._all_there()
                 self._check(message)
             case messages.Start():
                 self._start(message)
@@ -177,6 +182,16 @@ class Supervisor:
             case messages.End(outcome=outcome):
                 self._end(outcome)
 
+    def _look_for_absent(self, status: messages.JoinStatus) -> None:
+        from ddplaunch.agent.absent import Absent
+
+        self._absent = self._absent or Absent(self._loop, os.environ, self._link.tell)
+        self._absent.heard(status)
+
+    def _all_there(self) -> None:
+        if self._absent:
+            self._absent.close()
+
     def _join(self, joined: messages.Joined) -> None:
         if joined.node_rank is not None:
             self._plan = replace(self._plan, node_rank=joined.node_rank)
@@ -199,6 +214,7 @@ class Supervisor:
         )
 
     def _start(self, order: messages.Start) -> None:
+        self._all_there()
         plan, environ = self._plan, self._tree.environ
         if self._check_of_node is not None:
             self._check_of_node.close()
@@ -251,6 +267,7 @@ class Supervisor:
             self._ranks.send(number)
 
     def _end(self, outcome: Outcome) -> None:
+        self._all_there()
         self._outcome = outcome
         match self._ranks.phase:
             case Phase.WAITING:

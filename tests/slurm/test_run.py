@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from ddplaunch.agent.absent import LATE
 from ddplaunch.control.relay import TOGETHER
 from tests.conftest import PROGRAMS, command, write
 from tests.fake_nvml import DRIVER_NOT_LOADED, FakeNvml
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.patience import patience
+from tests.slurm.configuration import FOLDER
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.ci
@@ -188,3 +191,25 @@ def test_a_signal_for_the_ranks_comes_once(standing_slurm, tmp_path):
     for name, job in jobs.items():
         assert cluster.wait(job) == "COMPLETED", cluster.output(job)
         assert cluster.output(job).count("got") == 2 * 4, name
+
+
+def test_a_node_that_cannot_start_is_not_waited_for(standing_slurm, tmp_path):
+    """Beside it, one that is only late."""
+    cluster = standing_slurm
+    write(tmp_path, "train.py", "print('here')\n")
+    ours = command("run", *LIGHT, "train.py")
+    only_here = f"{FOLDER}/python"
+    make = f"printf '#!/bin/sh\\nexec {sys.executable} \"$@\"' >{only_here}; chmod +x {only_here}"
+    cluster.nodes[0].run("sh", "-c", make)
+    script = f"test $SLURM_NODEID = 0 || sleep {3 * LATE:g}; exec {shlex.join(ours)}"
+    steps = {
+        "a node": cluster.srun("-N2", "-n2", "--ntasks-per-node=1", only_here, *ours[1:]),
+        "two tasks": cluster.srun("-N2", "-n4", "--ntasks-per-node=2", only_here, *ours[1:]),
+        "late": cluster.srun("-N2", "-n2", "--ntasks-per-node=1", "bash", "-c", script),
+    }
+    ended = {name: step.communicate(timeout=patience(60)) for name, step in steps.items()}
+    assert ended["late"][0].count("here") == 2, ended["late"][1]
+    gone = "Slurm says that {} ended before joining\n"
+    assert gone.format("node 1 (n2)") in ended["a node"][1]
+    assert gone.format("tasks 2, 3") in ended["two tasks"][1]
+    assert [steps[name].returncode for name in steps] == [2, 2, 0]
