@@ -214,8 +214,9 @@ def _mark(job: BatchJob) -> Iterator[str]:
     yield "# Node 0 leaves the job's exit code here. srun's is a killed task's, even where the job went on without it."
     yield 'export DDPLAUNCH_EXIT_FILE="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"'
     yield 'rm -f "$DDPLAUNCH_EXIT_FILE"'
-    yield "# Slurm signals this shell too; so it first waits for srun."
+    yield "# Slurm signals this shell too; so it first waits for srun. A signal for the ranks does not end it."
     yield f"trap {'ended=1' if job.requeue else ':'} TERM"
+    yield "trap : USR1 USR2"
     yield ""
 
 

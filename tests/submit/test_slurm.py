@@ -108,7 +108,7 @@ def test_no_golden_file_is_left_over():
 def run(tmp_path):
     """Run a script as the batch shell of two nodes does, with an srun that writes down its words.
 
-    It exits with the code ``srun`` (or ``TERM``: it signals the shell), and node 0 has ``left`` its own.
+    It exits with the code ``srun`` (or signals the shell), and node 0 has ``left`` its own.
     """
     program = f"""
         #!{sys.executable}
@@ -116,8 +116,8 @@ def run(tmp_path):
         json.dump([sys.argv[1:], dict(os.environ)], open("srun.json", "w"))
         if os.environ["LEFT"]:
             open(os.environ["DDPLAUNCH_EXIT_FILE"], "w").write(os.environ["LEFT"])
-        if os.environ["SRUN"] == "TERM":
-            os.kill(os.getppid(), signal.SIGTERM)
+        if os.environ["SRUN"] in ("TERM", "USR1"):
+            os.kill(os.getppid(), signal.Signals["SIG" + os.environ["SRUN"]])
             sys.exit(143)
         sys.exit(int(os.environ["SRUN"]))
         """
@@ -164,6 +164,7 @@ def test_what_srun_gets(run, name):
         (137, "0\n", JOBS["requeue"], 0, ""),
         (143, "143\n", JOBS["requeue"], 143, ""),  # not preempted
         ("TERM", "75\n", JOBS["requeue"], 75, ""),  # it was cancelled after the warning
+        ("USR1", "0\n", SMALLEST, 0, ""),
     ],
 )
 def test_the_exit_code_is_node_0s(run, tmp_path, srun, left, job, code, said):

@@ -23,8 +23,9 @@
 # Node 0 leaves the job's exit code here. srun's is a killed task's, even where the job went on without it.
 export DDPLAUNCH_EXIT_FILE="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"
 rm -f "$DDPLAUNCH_EXIT_FILE"
-# Slurm signals this shell too; so it first waits for srun.
+# Slurm signals this shell too; so it first waits for srun. A signal for the ranks does not end it.
 trap : TERM
+trap : USR1 USR2
 
 # At the end, on the first node, whatever the exit code, which stays the job's.
 teardown() {

@@ -12,8 +12,9 @@
 # Node 0 leaves the job's exit code here. srun's is a killed task's, even where the job went on without it.
 export DDPLAUNCH_EXIT_FILE="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"
 rm -f "$DDPLAUNCH_EXIT_FILE"
-# Slurm signals this shell too; so it first waits for srun.
+# Slurm signals this shell too; so it first waits for srun. A signal for the ranks does not end it.
 trap : TERM
+trap : USR1 USR2
 
 # All three counts, so that no variable changes them: one launcher on each node. They end together;
 # srun is not to kill one because another has ended.
