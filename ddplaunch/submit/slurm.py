@@ -131,7 +131,7 @@ LINES = (
 
 def script(job: BatchJob) -> str:
     """Write the job as a script for sbatch. Raises UsageError if a value cannot stand in an ``#SBATCH`` line."""
-    return "\n".join([*_head(job), "", *_mark(job), *_teardown(job), *_setup(job), *_step(job), *_tail(job)]) + "\n"
+    return "\n".join([*_head(job), "", *_traps(job), *_teardown(job), *_setup(job), *_step(job), *_tail(job)]) + "\n"
 
 
 def log_path(job: BatchJob, number: str, pattern: str | None = None) -> str:
@@ -210,10 +210,7 @@ def _setup(job: BatchJob) -> Iterator[str]:
     yield ""
 
 
-def _mark(job: BatchJob) -> Iterator[str]:
-    yield "# Node 0 leaves the job's exit code here. srun's is a killed task's, even where the job went on without it."
-    yield 'export DDPLAUNCH_EXIT_FILE="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"'
-    yield 'rm -f "$DDPLAUNCH_EXIT_FILE"'
+def _traps(job: BatchJob) -> Iterator[str]:
     yield "# Slurm signals this shell too; so it first waits for srun. A signal for the ranks does not end it."
     yield f"trap {'ended=1' if job.requeue else ':'} TERM"
     yield "trap : USR1 USR2"
@@ -221,10 +218,14 @@ def _mark(job: BatchJob) -> Iterator[str]:
 
 
 def _step(job: BatchJob) -> Iterator[str]:
+    yield "# Node 0 leaves the job's exit code here. srun's is a killed task's, even where the job went on without it."
+    yield 'exit_file="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"'
+    yield 'rm -f "$exit_file"'
     yield "# All three counts, so that no variable changes them: one launcher on each node. They end together;"
     yield "# srun is not to kill one because another has ended."
     counts = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
-    yield f"srun {counts} --kill-on-bad-exit=0 --wait=0{' --no-kill' if job.spares else ''} \\"
+    yield f'DDPLAUNCH_EXIT_FILE="$exit_file" srun {counts} \\'
+    yield f"  --kill-on-bad-exit=0 --wait=0{' --no-kill' if job.spares else ''} \\"
     if job.cpus_per_task is not None:  # since Slurm 22.05 srun does not take it from the job (srun(1))
         yield '  --cpus-per-task="$SLURM_CPUS_PER_TASK" \\'
     if job.srun_args:
@@ -243,8 +244,8 @@ def _step(job: BatchJob) -> Iterator[str]:
 
 def _tail(job: BatchJob) -> Iterator[str]:
     yield "code=$?"
-    yield '[ -s "$DDPLAUNCH_EXIT_FILE" ] && read -r code <"$DDPLAUNCH_EXIT_FILE"'
-    yield 'rm -f "$DDPLAUNCH_EXIT_FILE"'
+    yield '[ -s "$exit_file" ] && read -r code <"$exit_file"'
+    yield 'rm -f "$exit_file"'
     if job.requeue:
         yield from _again(job.requeue)
     yield "exit $code"
