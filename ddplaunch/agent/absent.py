@@ -2,6 +2,7 @@
 
 A node without the interpreter, say, ends at once, and the others would wait for it until the join timeout. So node 0
 has ``scontrol listpids`` run there: it names the tasks of our step that live, and it does so on a node without any.
+The others look for node 0 in the same way, one after the other.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ddplaunch.clusters.nodelist import expand_hosts
-from ddplaunch.clusters.slurm import JOB_ID, STEP_ID, STEP_NODELIST, STEP_NUM_TASKS
-from ddplaunch.control.messages import JoinStatus, Unable
+from ddplaunch.clusters.slurm import DISTRIBUTION, JOB_ID, STEP_ID, STEP_NODELIST
+from ddplaunch.control.messages import Unable
 from ddplaunch.loop import Loop
+from ddplaunch.plan.plan import Plan
 from ddplaunch.rank.processes import die_with_parent
 from ddplaunch.words import named
 
 LATE = 5.0  # seconds after which those that have not joined are looked for, and between two looks
 DEADLINE = 20.0  # seconds for a look: on a busy cluster a step takes its time
+APART = 0.2  # seconds between the looks of two nodes for node 0: there may be thousands
 MAX_HOSTS = 64  # of a step with a task a rank, where nobody says which host the missing ones are on
 
 _OURS = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
@@ -29,17 +32,19 @@ _OURS = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
 class Absent:
     """Looks for missing nodes until ``close``; ``tell`` is called with those that two looks have not found."""
 
-    def __init__(self, loop: Loop, environ: Mapping[str, str], tell: Callable[[Unable], None]) -> None:
+    def __init__(self, loop: Loop, environ: Mapping[str, str], plan: Plan, tell: Callable[[Unable], None]) -> None:
         self._loop, self._environ, self._tell = loop, environ, tell
+        self._kind = "task" if plan.started_rank else "node"
+        self._pause = LATE + APART * plan.node_rank
+        self._missing: Sequence[int] = ()
         self._gone: set[int] = set()
-        self._status: JoinStatus | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._said = b""
-        self._timer = loop.after(LATE, self._look)
+        self._timer = loop.after(self._pause, self._look)
 
-    def heard(self, status: JoinStatus) -> None:
+    def heard(self, missing: Sequence[int]) -> None:
         """Take in who is missing now."""
-        self._status = status
+        self._missing = missing
 
     def close(self) -> None:
         self._timer.cancel()
@@ -52,10 +57,11 @@ class Absent:
             self._child = None
 
     def _look(self) -> None:
-        status = self._status
-        hosts = _hosts(self._environ, status) if status else ()
-        if not hosts:
-            return
+        hosts = expand_hosts(self._environ[STEP_NODELIST], STEP_NODELIST)
+        if self._kind == "node" or self._missing == (0,):
+            hosts = tuple(hosts[number] for number in self._missing)
+        if not 0 < len(hosts) <= MAX_HOSTS or "arbitrary" in self._environ.get(DISTRIBUTION, ""):
+            return  # too many to ask, or a task may be on any of them
         environ = {name: value for name, value in self._environ.items() if name in _OURS or not _is_slurms(name)}
         count, job = len(hosts), self._environ[JOB_ID]
         where = [f"--nodelist={','.join(hosts)}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
@@ -85,12 +91,18 @@ class Absent:
         if data:
             return
         self.close()
-        status, alive = self._status, tasks(self._said.decode(errors="replace"), count)
-        gone = set(status.missing) - alive if status and alive is not None else set()
-        if status and (both := sorted(gone & self._gone)):
-            return self._tell(_unable(self._environ, status, both))
+        alive = tasks(self._said.decode(errors="replace"), count)
+        gone = set(self._missing) - alive if alive is not None else set()
+        if both := sorted(gone & self._gone):
+            return self._tell(self._unable(both))
         self._gone = gone
-        self._timer = self._loop.after(LATE, self._look)
+        self._timer = self._loop.after(self._pause, self._look)
+
+    def _unable(self, gone: list[int]) -> Unable:
+        hosts = expand_hosts(self._environ[STEP_NODELIST], STEP_NODELIST)
+        names = [f"{number} ({hosts[number]})" if self._kind == "node" else str(number) for number in gone]
+        what = f"{self._kind} {names[0]} has" if len(gone) == 1 else f"{self._kind}s {named(names)} have"
+        return Unable(f"Slurm says that {what} ended", "srun's lines say why; are Python and the job's files there?")
 
 
 def tasks(listed: str, count: int) -> set[int] | None:
@@ -106,24 +118,6 @@ def tasks(listed: str, count: int) -> set[int] | None:
         elif task := re.fullmatch(r"\d+: \d+ +\S+ +\S+ +\S+ +(\d+) *", line):
             found.add(int(task[1]))
     return found if len(answered) == count else None
-
-
-def _hosts(environ: Mapping[str, str], status: JoinStatus) -> tuple[str, ...]:
-    """Where to look; nowhere if the job can start without the missing ones, or its nodes are not the step's tasks."""
-    if environ[STEP_NUM_TASKS] != str(status.max_nodes) or status.min_nodes < status.max_nodes or not status.missing:
-        return ()
-    hosts = expand_hosts(environ[STEP_NODELIST], STEP_NODELIST)
-    if status.kind == "node":
-        return tuple(hosts[number] for number in status.missing)
-    return hosts if len(hosts) <= MAX_HOSTS else ()
-
-
-def _unable(environ: Mapping[str, str], status: JoinStatus, gone: list[int]) -> Unable:
-    hosts = expand_hosts(environ[STEP_NODELIST], STEP_NODELIST)
-    names = [f"{number} ({hosts[number]})" if status.kind == "node" else str(number) for number in gone]
-    plural = "s" if len(gone) > 1 else ""
-    what = f"Slurm says that {status.kind}{plural} {named(names)} ended before joining"
-    return Unable(what, "srun's lines say why; are Python and the job's files there?")
 
 
 def _is_slurms(name: str) -> bool:

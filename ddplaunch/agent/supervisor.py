@@ -149,10 +149,11 @@ class Supervisor:
                 self._join(message)
             case messages.JoinStatus():
                 self._screen.footer(describe(message), of_job=True)
-                if self._policy.in_step:
-                    self._look_for_absent(message)
+                if not self._plan.node_rank and message.min_nodes == message.max_nodes:
+                    self._look_for(message.missing)
             case messages.Seeking(trouble=trouble):
                 self._screen.footer(f"waiting for node 0: {trouble}")
+                self._look_for((0,))
             case messages.Alone():
                 self._screen.speaks = True
             case messages.Check():
@@ -182,17 +183,21 @@ class Supervisor:
             case messages.End(outcome=outcome):
                 self._end(outcome)
 
-    def _look_for_absent(self, status: messages.JoinStatus) -> None:
-        from ddplaunch.agent.absent import Absent
+    def _look_for(self, missing: Sequence[int]) -> None:
+        """See whether these nodes, which have not joined, still can."""
+        if self._policy.in_step:
+            from ddplaunch.agent.absent import Absent
 
-        self._absent = self._absent or Absent(self._loop, os.environ, self._link.tell)
-        self._absent.heard(status)
+            self._absent = self._absent or Absent(self._loop, os.environ, self._plan, self._link.tell)
+            self._absent.heard(missing)
 
     def _all_there(self) -> None:
         if self._absent:
             self._absent.close()
+            self._absent = None
 
     def _join(self, joined: messages.Joined) -> None:
+        self._all_there()
         if joined.node_rank is not None:
             self._plan = replace(self._plan, node_rank=joined.node_rank)
         try:

@@ -94,7 +94,7 @@ class Job:
         try:
             outcome = self._supervisor.run()
             code = outcome.code
-            if self._plan.local_ranks[0].rank == 0:
+            if self._plan.node_rank == 0:
                 _tell_script(code)
         finally:
             self._door.close(code)

@@ -46,7 +46,6 @@ def read_policy(options: Options, plan: Plan, shown: Shown, finding: Finding | N
     from ddplaunch.target.target import Kind
 
     by_ssh = over_ssh.STARTED in os.environ
-    in_step = finding is not None and finding.cluster == "slurm" and not finding.is_script
     warm, cold = read_warmth(options)
     return Policy(
         preload=choose_preload(options, plan),
@@ -64,7 +63,7 @@ def read_policy(options: Options, plan: Plan, shown: Shown, finding: Finding | N
         sidecars=sidecars.read(options) if plan.node_rank == 0 else (),
         warm=warm,
         cold=cold,
-        in_step=in_step and plan.local_ranks[0].rank == 0,
+        in_step=finding is not None and finding.cluster == "slurm" and not finding.is_script,
         live=options.ui and not why_no_view(options),
     )
 

@@ -205,11 +205,14 @@ def test_a_node_that_cannot_start_is_not_waited_for(standing_slurm, tmp_path):
     steps = {
         "a node": cluster.srun("-N2", "-n2", "--ntasks-per-node=1", only_here, *ours[1:]),
         "two tasks": cluster.srun("-N2", "-n4", "--ntasks-per-node=2", only_here, *ours[1:]),
+        "node 0": cluster.srun(
+            "-N2", "-n2", "--ntasks-per-node=1", "sh", "-c", f"test -e {only_here} || exec {shlex.join(ours)}; exit 127"
+        ),
         "late": cluster.srun("-N2", "-n2", "--ntasks-per-node=1", "bash", "-c", script),
     }
     ended = {name: step.communicate(timeout=patience(60)) for name, step in steps.items()}
     assert ended["late"][0].count("here") == 2, ended["late"][1]
-    gone = "Slurm says that {} ended before joining\n"
-    assert gone.format("node 1 (n2)") in ended["a node"][1]
-    assert gone.format("tasks 2, 3") in ended["two tasks"][1]
-    assert [steps[name].returncode for name in steps] == [2, 2, 0]
+    assert "Slurm says that node 1 (n2) has ended\n" in ended["a node"][1]
+    assert "Slurm says that tasks 2, 3 have ended\n" in ended["two tasks"][1]
+    assert "Slurm says that node 0 (n1) has ended\n" in ended["node 0"][1]
+    assert [steps[name].returncode for name in steps] == [2, 2, 127, 0]

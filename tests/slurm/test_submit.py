@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAMS, clean_environment, command, wait_until, write
+from tests.hosts.host import Host
 from tests.patience import patience
 from tests.slurm.cluster import Slurm
 from tests.slurm.test_cluster import BATCH_SIGNALS, STEP_SIGNALS
@@ -316,16 +317,24 @@ while not (again and os.path.exists("go")):
 
 
 def test_a_job_that_went_on_with_a_spare_has_not_failed(submit, tmp_path):
-    """Of its three nodes it loses one to kill -9, or the site takes it away: Slurm's own word is 137 for both."""
+    """Of its three nodes it loses one to kill -9, or the site takes it away: Slurm's own word is 137 for both.
+
+    Without node 0 it fails, and the spare does not wait for that.
+    """
     cluster, start = submit(3)
-    node = cluster.nodes[1]
     write(tmp_path, "train.py", ONE_MORE)
+    options = ("--nodes", "2", "--spares", "1", "--follow", "--nproc", "1", *LIGHT)
+
+    def kill(node: Host) -> None:
+        (launcher,) = node.find(r"^\S+python\S* .*main\(\) run --cluster slurm")
+        os.kill(launcher, signal.SIGKILL)
+
     for lose in (
-        lambda: [os.kill(pid, signal.SIGKILL) for pid in node.find(r"main\(\) run --cluster slurm")],
+        lambda: kill(cluster.nodes[1]),
         lambda: cluster.run("scontrol", "update", "nodename=n2", "state=down", "reason=test"),
     ):
         (tmp_path / "go").unlink(missing_ok=True)
-        following = start("--nodes", "2", "--spares", "1", "--follow", "--nproc", "1", *LIGHT, "train.py")
+        following = start(*options, "train.py")
         job = number_of(following)
         after = cluster.sbatch(f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes", script="true")
         cluster.wait_for(job, "ready 1 of 2 n2")
@@ -338,6 +347,13 @@ def test_a_job_that_went_on_with_a_spare_has_not_failed(submit, tmp_path):
         )
         assert "srun: error: n2: task 1: Killed" in out
         assert not list(tmp_path.glob(".ddplaunch-exit-*"))
+    cluster.run("scontrol", "update", "nodename=n2", "state=idle")
+    following = start(*options, "train.py")
+    cluster.wait_for(number_of(following), "ready", 2)
+    kill(cluster.nodes[0])
+    out, err = following.communicate(timeout=patience(60))
+    assert following.returncode == 137, out + err
+    assert "Slurm says that node 0 (n1) has ended" in out
 
 
 def test_a_spare_takes_the_place_of_a_node_that_lost_power(submit, tmp_path):
