@@ -109,7 +109,8 @@ import os, signal, time
 from ddplaunch import runtime
 
 got = []
-signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
+for number in (signal.SIGUSR1, signal.SIGCONT):
+    signal.signal(number, lambda number, frame: got.append(number))
 print("ready", flush=True)
 while not runtime.preempted():
     while got:
@@ -129,10 +130,11 @@ def test_a_job_that_is_notified_saves(cluster, tmp_path):
     cluster.run("qmod", "-sj", str(number))
     cluster.wait_until(lambda: log.read_text().count("got 10") == 4, "the notice of a suspension")
     cluster.run("qmod", "-usj", str(number))
+    cluster.wait_until(lambda: log.read_text().count("got 18") == 4, "its end")
     cluster.run("qdel", str(number))
     out, err = following.communicate(timeout=patience(60))
     assert following.returncode == 75, out + err
-    assert [out.count(said) for said in ("got 10", "saved")] == [4, 4]
+    assert [out.count(said) for said in ("got 10", "got 18", "saved")] == [4, 4, 4]
     for host in cluster.nodes:
         cluster.wait_until(lambda host=host: not host.find("train.py"), f"{host.name} to have no rank")
 
