@@ -19,7 +19,7 @@ from ddplaunch.target.target import Kind
 if TYPE_CHECKING:
     from ddplaunch.rank.messages import Program, Python, RankFacts, RankJob
 
-OURS_ALONE = frozenset({"DDPLAUNCH_TOKEN", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"})
+OURS_ALONE = frozenset({"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"})
 """Variables of the launcher that no rank gets."""
 
 

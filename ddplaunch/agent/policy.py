@@ -53,4 +53,5 @@ class Policy:
     sidecars: tuple[Sidecar, ...]  # none on other nodes than node 0
     warm: float | None = None  # seconds for which a zygote is kept for other runs; None where this run has its own
     cold: str | None = None  # why that is None, where one was asked for
+    in_step: bool = False  # whether the tasks of a Slurm step are the job's nodes
     live: bool = False  # whether a live view is shown below the output, and has the terminal's keys

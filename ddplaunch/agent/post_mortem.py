@@ -9,6 +9,7 @@ import signal
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits
 from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, readable
+from ddplaunch.control.relay import FOR_RANKS
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import shown
 from ddplaunch.files import read_regular
@@ -94,6 +95,8 @@ class Memory:
         killed = number == signal.SIGKILL or "killed by signal: Killed" in text
         if killed and _oom_kills() > self._before:
             return "the kernel's out-of-memory killer ran meanwhile: probably out of memory"
+        if number in FOR_RANKS:
+            return "the program does not handle this signal, and Slurm's --signal may come to every process of a step"
         if number == signal.SIGBUS or "Bus error" in text:
             return _shared_memory()
         return None

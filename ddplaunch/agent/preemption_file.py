@@ -45,5 +45,5 @@ class PreemptionFile:
         return self._seen or (self._path is not None and os.path.exists(f"{self._path}.seen"))
 
     def answered(self) -> None:
-        """A rank has ended with the exit code of one that makes room."""
+        """A rank has ended with the exit code of one that makes room, or handles the signal that tells it to."""
         self._seen = True

@@ -246,6 +246,10 @@ class Ranks:
         for process in self.processes.values():
             process.send(number)
 
+    def catch(self, number: int) -> bool:
+        """Whether one of them handles this signal."""
+        return any(catches(process.pid, number) for process in self.processes.values())
+
     def pass_on(self, number: int) -> None:
         """Send a signal to those that catch it: it would end another program, and two ask for a rank's stacks."""
         for rank, process in self.processes.items():

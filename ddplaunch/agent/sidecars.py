@@ -105,6 +105,8 @@ class Sidecars:
 
     def refused(self, message: str) -> None: ...  # nothing was to be imported
 
+    def told(self, number: int) -> None: ...  # which is not for them
+
     def spawned(self, rank: int, pid: int, pidfd: int | None) -> None:
         if pidfd is not None:
             os.close(pidfd)

@@ -8,11 +8,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 
 from ddplaunch.control.messages import Interrupted, Warned
+from ddplaunch.control.relay import TOGETHER
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 """What we act on, if we did not inherit it as ignored."""
+
+ECHO = 0.3  # seconds after a signal in which the zygote has told whether it came to every process here
 
 TWICE = 2.0  # seconds in which a second Ctrl-\ stops the job
 
@@ -29,6 +33,31 @@ class Question:
             return False
         before, self._asked = self._asked, time.monotonic()
         return self._asked - before > TWICE
+
+
+class Direct:
+    """Signals for the ranks that came to every process below us: to them by the same way, and not to be passed on.
+
+    So does Slurm signal a step where it follows trees of processes (proctrack/linuxproc). The zygote hears them too.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._came: list[tuple[int, float]] = []
+
+    def add(self, number: int) -> None:
+        self._came.append((number, self._clock()))
+
+    def has(self, number: int) -> bool:
+        """Whether such a signal came lately."""
+        self._came = [each for each in self._came if self._clock() - each[1] < 3 * TOGETHER]
+        return any(each[0] == number for each in self._came)
+
+    def take(self, number: int) -> bool:
+        """Return whether one came, and forget it."""
+        if found := self.has(number):
+            del self._came[[each[0] for each in self._came].index(number)]
+        return found
 
 
 class Signals:

@@ -20,7 +20,7 @@ from ddplaunch.agent.policy import Policy
 from ddplaunch.agent.preemption_file import PreemptionFile
 from ddplaunch.agent.questions import Questions
 from ddplaunch.agent.ranks import Phase, Ranks
-from ddplaunch.agent.signals import STOPPING, Signals
+from ddplaunch.agent.signals import ECHO, STOPPING, Direct, Signals
 from ddplaunch.agent.store import Store
 from ddplaunch.agent.stragglers import Stragglers
 from ddplaunch.agent.teardown import Teardown
@@ -31,7 +31,7 @@ from ddplaunch.control.failure import Failure, Outcome
 from ddplaunch.control.joining import describe
 from ddplaunch.control.link import make_link
 from ddplaunch.control.messages import Message
-from ddplaunch.control.relay import FOR_RANKS
+from ddplaunch.control.relay import FOR_RANKS, TOGETHER
 from ddplaunch.control.route import NameServer
 from ddplaunch.control.rules import Rules
 from ddplaunch.dataclass import replace
@@ -46,6 +46,7 @@ from ddplaunch.rank import processes
 from ddplaunch.words import named
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.absent import Absent
     from ddplaunch.agent.check import CheckOfNode
     from ddplaunch.agent.sidecars import Sidecars
     from ddplaunch.agent.stall_clock import StallClock
@@ -89,10 +90,11 @@ class Supervisor:
         streams = Streams(loop, screen, lambda: self._teardown.drained(), whole=policy.show.whole)
         self._outfit = Outfit(policy, screen, streams, log, store, PreemptionFile(self._tree.temporary))
         self._name_server = NameServer(screen.note) if rules.port is not None else None
-        self._signals = Signals(policy.preempt_signal)
+        self._signals, self._direct = Signals(policy.preempt_signal), Direct()
         self._questions = Questions(loop, self._link.tell, node_only=rules.port is None and plan.nnodes > 1)
         self._stall_clock: StallClock | None = None
         self._check_of_node: CheckOfNode | None = None
+        self._absent: Absent | None = None
         self._outcome: Outcome | None = None
         self.sidecars: Sidecars | None = None  # to be ended when people have been told of the job's end
         self._begin(-1, self._plan)
@@ -114,7 +116,7 @@ class Supervisor:
         """Run the job; returns when nothing of it is left here but its sidecars."""
         warning = self._policy.preempt_signal
         self._loop.catch(STOPPING, self._signalled, anyway=() if warning is None else (warning,))
-        self._loop.catch(FOR_RANKS - {warning}, lambda number: self._link.tell(messages.ForRanks(number)))
+        self._loop.catch(FOR_RANKS - {warning}, self._for_ranks)
         self._tree.plant(self._plan, self._outfit.store.path, self)
         processes.adopt_orphans()  # not before: a warm zygote is nobody's child
         try:
@@ -147,11 +149,15 @@ class Supervisor:
                 self._join(message)
             case messages.JoinStatus():
                 self._screen.footer(describe(message), of_job=True)
+                if not self._plan.node_rank and message.min_nodes == message.max_nodes:
+                    self._look_for(message.missing)
             case messages.Seeking(trouble=trouble):
                 self._screen.footer(f"waiting for node 0: {trouble}")
+                self._look_for((0,))
             case messages.Alone():
                 self._screen.speaks = True
             case messages.Check():
+                self._all_there()
                 self._check(message)
             case messages.Start():
                 self._start(message)
@@ -159,8 +165,8 @@ class Supervisor:
                 self._teardown.order(message)
             case messages.Preempt(attempt=attempt) if attempt == self._ranks.number:
                 self._make_room()
-            case messages.ForRanks(number=number):
-                self._ranks.pass_on(number)
+            case messages.ForRanks():
+                self._loop.after(TOGETHER if message.direct else 0, partial(self._pass_on, message.number))
             case messages.Release(attempt=attempt) if attempt == self._ranks.number:
                 self._ranks.released = True
                 self._teardown.go_on()
@@ -177,7 +183,21 @@ class Supervisor:
             case messages.End(outcome=outcome):
                 self._end(outcome)
 
+    def _look_for(self, missing: Sequence[int]) -> None:
+        """See whether these nodes, which have not joined, still can."""
+        if self._policy.in_step:
+            from ddplaunch.agent.absent import Absent
+
+            self._absent = self._absent or Absent(self._loop, os.environ, self._plan, self._link.tell)
+            self._absent.heard(missing)
+
+    def _all_there(self) -> None:
+        if self._absent:
+            self._absent.close()
+            self._absent = None
+
     def _join(self, joined: messages.Joined) -> None:
+        self._all_there()
         if joined.node_rank is not None:
             self._plan = replace(self._plan, node_rank=joined.node_rank)
         try:
@@ -199,6 +219,7 @@ class Supervisor:
         )
 
     def _start(self, order: messages.Start) -> None:
+        self._all_there()
         plan, environ = self._plan, self._tree.environ
         if self._check_of_node is not None:
             self._check_of_node.close()
@@ -241,10 +262,17 @@ class Supervisor:
         if trouble and self._ranks.processes:
             self._screen.note(f"the ranks cannot learn of the preemption: {trouble}")
         self._emit(events.Preempted())
-        if self._policy.preempt_forward is not None:
-            self._ranks.send(self._policy.preempt_forward)
+        if (number := self._policy.preempt_forward) is not None:
+            self._loop.after(ECHO, partial(self._forward, number))
+
+    def _forward(self, number: int) -> None:
+        if self._ranks.catch(number):
+            self._outfit.preemption_file.answered()
+        if not self._direct.take(number):
+            self._ranks.send(number)
 
     def _end(self, outcome: Outcome) -> None:
+        self._all_there()
         self._outcome = outcome
         match self._ranks.phase:
             case Phase.WAITING:
@@ -345,6 +373,19 @@ class Supervisor:
                 self.sidecars.expected = True
             self._teardown.interrupt(meaning, first=first)
         self._link.tell(meaning)
+
+    def told(self, number: int) -> None:
+        self._direct.add(number)
+
+    def _for_ranks(self, number: int) -> None:
+        def tell() -> None:
+            self._link.tell(messages.ForRanks(number, self._direct.has(number)))
+
+        self._loop.after(ECHO, tell)
+
+    def _pass_on(self, number: int) -> None:
+        if not self._direct.take(number):
+            self._ranks.pass_on(number)
 
     def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
         """Find out what all ranks of the job are doing; ``answer`` is called with it, after some seconds at most."""

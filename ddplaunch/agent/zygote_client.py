@@ -43,6 +43,7 @@ class ZygoteListener(Protocol):
     def unborn(self, rank: int, errno: int) -> None: ...  # it can be given no process, or no descriptors
     def exited(self, rank: int, pid: int, code: int, usage: Usage) -> None: ...  # -N for signal N
     def swept(self, found: list[str], stuck: list[str]) -> None: ...  # nothing is left; as in ``events.Swept``
+    def told(self, number: int) -> None: ...  # a signal has come to it, and so to the ranks
     def lost(self) -> None: ...  # it has ended unasked
 
 
@@ -183,6 +184,8 @@ class ZygoteClient:
         elif message["op"] == "exited":
             code = os.waitstatus_to_exitcode(message["status"])
             self._listener.exited(message["rank"], message["pid"], code, message["usage"])
+        elif message["op"] == "signalled":
+            self._listener.told(message["number"])
         elif message["op"] == "swept":
             self._listener.swept(message["found"], message["stuck"])
         if not self._mailbox.closed:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits
 from ddplaunch.agent.children import Child
+from ddplaunch.control.relay import FOR_RANKS
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -53,7 +54,7 @@ def start(config: Config, theirs: socket.socket, environment: Mapping[str, str],
             dict(environment),
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
             setsid=True,
-            setsigmask=config["shielded"],  # until it ignores them
+            setsigmask={*config["shielded"], *FOR_RANKS},  # until it ignores or hears them
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # which Python ignores, and a program should not
         )
 

@@ -94,6 +94,8 @@ class Job:
         try:
             outcome = self._supervisor.run()
             code = outcome.code
+            if self._plan.node_rank == 0:
+                _tell_script(code)
         finally:
             self._door.close(code)
             if self._view is not None:
@@ -150,7 +152,7 @@ class Job:
         self._supervisor.streams.ignore(hear)
 
     def _tell(self, outcome: Outcome) -> None:
-        """Say how the job has ended: to people, and to the batch script that may start it again."""
+        """Say how the job has ended."""
         if not self._screen.speaks:
             time.sleep(BEHIND if outcome.code else 0)
             return
@@ -164,19 +166,16 @@ class Job:
             say(Said(Kind.FAILURE, text, {"verdict": outcome.verdict}, lines=report))
         if outcome.remark:
             say_note(outcome.remark)
-        if outcome.code == EXIT_PREEMPTED and self._plan.node_rank == 0:
-            _ask_for_requeue()
 
 
-def _ask_for_requeue() -> None:
-    """Leave the mark that the batch script of ``ddplaunch submit --requeue`` looks for.
-
-    It does not go by srun's exit code, which is another one when a task is killed late.
-    """
-    path = os.environ.get("DDPLAUNCH_REQUEUE_FILE")
-    if not path:
-        return
+def _tell_script(code: int) -> None:
+    """Leave the exit code for the batch script, which cannot go by srun's: that may be a killed task's."""
+    path, mark = os.environ.get("DDPLAUNCH_EXIT_FILE"), os.environ.get("DDPLAUNCH_REQUEUE_FILE")
     try:
-        os.close(create(path, 0, 0o600))
+        if path:
+            with open(create(path, os.O_TRUNC, 0o600), "w") as file:
+                file.write(f"{code}\n")
+        if mark and code == EXIT_PREEMPTED:  # of the scripts for other schedulers than Slurm
+            os.close(create(mark, 0, 0o600))
     except OSError as error:
-        say_note(f"the job will not be requeued: {path}: {error.strerror}")
+        say_note(f"the batch script does not learn the exit code {code}: {error.filename}: {error.strerror}")

@@ -16,6 +16,7 @@ from ddplaunch.output.terminal import watched
 if TYPE_CHECKING:
     from ddplaunch.agent.policy import Policy, Shown
     from ddplaunch.cli.options import Options
+    from ddplaunch.clusters.finding import Finding
     from ddplaunch.plan.plan import Plan
     from ddplaunch.preload.choice import Choice
 
@@ -37,8 +38,8 @@ def read_shown(options: Options, plan: Plan) -> Shown:
     return shown
 
 
-def read_policy(options: Options, plan: Plan, shown: Shown, *, many_start: bool) -> Policy:
-    """Return the policy; ``many_start`` is whether a system starts all nodes at once."""
+def read_policy(options: Options, plan: Plan, shown: Shown, finding: Finding | None) -> Policy:
+    """Return the policy; ``finding`` is what a system says that starts all nodes at once."""
     from ddplaunch.agent.policy import Policy
     from ddplaunch.console import colour_wanted
     from ddplaunch.output.sink import PATIENCE
@@ -54,7 +55,7 @@ def read_policy(options: Options, plan: Plan, shown: Shown, *, many_start: bool)
         inspect=not options.no_inspect and plan.target.kind is not Kind.PROGRAM,
         history=not options.no_history,
         patience=over_ssh.PATIENCE if by_ssh else PATIENCE,
-        quiet=QUIET if by_ssh or many_start else 0.0,
+        quiet=QUIET if by_ssh or finding is not None else 0.0,
         preempt_signal=options.preempt_signal,
         preempt_forward=options.preempt_forward,
         colour=colour_wanted(),
@@ -62,6 +63,7 @@ def read_policy(options: Options, plan: Plan, shown: Shown, *, many_start: bool)
         sidecars=sidecars.read(options) if plan.node_rank == 0 else (),
         warm=warm,
         cold=cold,
+        in_step=finding is not None and finding.cluster == "slurm" and not finding.is_script,
         live=options.ui and not why_no_view(options),
     )
 

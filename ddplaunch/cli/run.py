@@ -86,7 +86,7 @@ def run(options: Options, said: Remarks) -> int:
 
         if plan.master_addr == LOOPBACK and (no_way := without_loopback()):
             _say(no_way)
-        job = Job(plan, read_policy(completed, plan, shown, many_start=finding is not None), rules, listening)
+        job = Job(plan, read_policy(completed, plan, shown, finding), rules, listening)
     except UsageError as error:
         from ddplaunch.cli import complain, declining
 

@@ -215,7 +215,7 @@ BOUNDS: Mapping[str, Check] = {
         bounded,
     ),
     **dict.fromkeys(("shares", "failures", "others"), _each(bounded)),
-    **dict.fromkeys(("numbered", "again", "preemption_seen", "kind"), _as_it_is),
+    **dict.fromkeys(("numbered", "again", "direct", "preemption_seen", "kind"), _as_it_is),
 }
 """The check of each field by its name, where one class has another by both names; None is always itself."""
 

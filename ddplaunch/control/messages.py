@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.diagnosis.inspection import Arrivals, Detail, Inspection
 
-PROTOCOL = 9  # raised whenever a message changes, so that launchers of different versions tell each other so
+PROTOCOL = 10  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 class Garbled(Exception):
@@ -319,6 +319,7 @@ class ForRanks:
     """A signal for the ranks has come to this node; from node 0: pass it on to those that catch it."""
 
     number: int
+    direct: bool = False  # it came to the ranks there too, so it is to be expected everywhere
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,13 @@ class Swept(TypedDict):
     stuck: list[str]
 
 
+class Signalled(TypedDict):
+    """A signal has come to the zygote, and by the same way to the ranks."""
+
+    op: Literal["signalled"]
+    number: int
+
+
 class Order(TypedDict):
     """The run that a launcher wants a zygote for: in a file in memory, as variables may be long."""
 
@@ -223,6 +230,6 @@ class Ended(TypedDict):
 
 
 ToZygote = Spawn | Sweep | Remove
-FromZygote = Ready | Refused | Spawned | Unborn | Exited | Swept
+FromZygote = Ready | Refused | Spawned | Unborn | Exited | Swept | Signalled
 ToWarm = Run | Look | StopKeeping | Given
 FromWarm = Looked | Declined | Ended | Take

@@ -27,9 +27,17 @@ import signal  # noqa: E402
 import socket  # noqa: E402
 import time  # noqa: E402
 
-DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+FOR_RANKS = frozenset(
+    {
+        *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGXCPU),
+        *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),
+    }
+)
+"""As ``control.relay`` has them."""
+
+DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, *FOR_RANKS)
 """What is for the supervisor to hear, not for us, where somebody tells a whole tree of processes (systemd, Slurm with
-proctrack/linuxproc): the ranks would die with us, in the midst of their grace."""
+proctrack/linuxproc): the ranks would die with us, in the midst of their grace. It learns of each, as ranks have it."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,7 +157,10 @@ class Zygote:
         self.poll = select.poll()
         self.poll.register(self.control, select.POLLIN)
         self.poll.register(self.woken, select.POLLIN)
-        self.inherited = {number: signal.signal(number, _nothing) for number in (signal.SIGCHLD, *DEAF)}
+        self.inherited = {number: signal.signal(number, signal.SIG_IGN) for number in DEAF}  # forgets what came by now
+        self.inherited[signal.SIGCHLD] = signal.getsignal(signal.SIGCHLD)
+        for number in self.inherited:
+            signal.signal(number, _nothing)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)  # a warm zygote forks us with these blocked
 
     def serve(self) -> tuple[Python, dict[str, int]]:
@@ -182,9 +193,11 @@ class Zygote:
 
     def reap(self) -> None:
         try:
-            os.read(self.woken, 4096)
+            came = os.read(self.woken, 4096)
         except BlockingIOError:
-            pass
+            came = b""
+        for number in filter(DEAF.__contains__, came):
+            self.tell({"op": "signalled", "number": number})
         self.report(processes.reap())
 
     def report(self, ended: list[tuple[int, int, Usage]]) -> None:
@@ -227,7 +240,7 @@ class Zygote:
         try:
             signal.set_wakeup_fd(-1)
             for inherited, handler in self.inherited.items():
-                if inherited in (signal.SIGUSR1, signal.SIGUSR2):
+                if inherited in FOR_RANKS:
                     signal.signal(inherited, signal.SIG_IGN)  # forgets one that came by now: it was for a handler
                 signal.signal(inherited, handler or signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)

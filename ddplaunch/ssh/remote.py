@@ -204,6 +204,7 @@ class Guard:
         processes.adopt_orphans()
         caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
         self._loop.catch(caught, self._signalled)
+        self._loop.catch(FOR_RANKS, lambda number: None)  # the launcher hears them
         us = os.getpid()
 
         def begin() -> None:

@@ -113,10 +113,12 @@ def start(job: HostsJob, elsewhere: str, here: str, variables: Sequence[str], af
     """Start a launcher on each host, by commands for ``$rank`` and for node 0 that lack the words of ``launch``."""
     words = " ".join(['"$all"', *(f'"${name}"' for name in variables)]) + after
     yield 'all=$(IFS=,; echo "${hosts[*]}")'
+    yield "# A scheduler that warns may signal each process here: these two are for the launchers."
+    yield "trap : USR1 USR2"
     if job.spares:
         yield "others=()"
     yield "for ((rank = 1; rank < ${#hosts[@]}; rank++)); do"
-    yield f'  {elsewhere} "$rank" {words} &'
+    yield f'  (trap "" USR1 USR2; exec {elsewhere} "$rank" {words}) &'
     if job.spares:
         yield "  others+=($!)"
     yield "done"
@@ -131,7 +133,7 @@ def start(job: HostsJob, elsewhere: str, here: str, variables: Sequence[str], af
         yield "done"
         yield 'kill "${others[@]}" 2>/dev/null'
     else:
-        yield "wait"
+        yield "until wait; do :; done"
 
 
 def mark(job: HostsJob, name: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from ddplaunch.dataclass import dataclass
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import EXIT_PREEMPTED, UsageError
 from ddplaunch.plan.command import python_command
 
 
@@ -131,7 +131,7 @@ LINES = (
 
 def script(job: BatchJob) -> str:
     """Write the job as a script for sbatch. Raises UsageError if a value cannot stand in an ``#SBATCH`` line."""
-    return "\n".join([*_head(job), "", *_teardown(job), *_setup(job), *_mark(job), *_step(job), *_tail(job)]) + "\n"
+    return "\n".join([*_head(job), "", *_traps(job), *_teardown(job), *_setup(job), *_step(job), *_tail(job)]) + "\n"
 
 
 def log_path(job: BatchJob, number: str, pattern: str | None = None) -> str:
@@ -198,8 +198,6 @@ def _teardown(job: BatchJob) -> Iterator[str]:
         yield f"  ({each.line})"
     yield "}"
     yield "trap teardown EXIT"
-    yield "# Slurm signals this shell too; so it first waits for srun."
-    yield "trap : TERM"
     yield ""
 
 
@@ -212,11 +210,22 @@ def _setup(job: BatchJob) -> Iterator[str]:
     yield ""
 
 
+def _traps(job: BatchJob) -> Iterator[str]:
+    yield "# Slurm signals this shell too; so it first waits for srun. A signal for the ranks does not end it."
+    yield f"trap {'ended=1' if job.requeue else ':'} TERM"
+    yield "trap : USR1 USR2"
+    yield ""
+
+
 def _step(job: BatchJob) -> Iterator[str]:
-    yield "# All three counts, so that no variable changes them: one launcher on each node. They end together with one"
-    yield "# exit code, which becomes the job's; srun is not to kill one because another has ended."
+    yield "# Node 0 leaves the job's exit code here. srun's is a killed task's, even where the job went on without it."
+    yield 'exit_file="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"'
+    yield 'rm -f "$exit_file"'
+    yield "# All three counts, so that no variable changes them: one launcher on each node. They end together;"
+    yield "# srun is not to kill one because another has ended."
     counts = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
-    yield f"srun {counts} --kill-on-bad-exit=0{' --no-kill' if job.spares else ''} \\"
+    yield f'DDPLAUNCH_EXIT_FILE="$exit_file" srun {counts} \\'
+    yield f"  --kill-on-bad-exit=0 --wait=0{' --no-kill' if job.spares else ''} \\"
     if job.cpus_per_task is not None:  # since Slurm 22.05 srun does not take it from the job (srun(1))
         yield '  --cpus-per-task="$SLURM_CPUS_PER_TASK" \\'
     if job.srun_args:
@@ -233,29 +242,24 @@ def _step(job: BatchJob) -> Iterator[str]:
     yield f"  {shlex.join(['run', '--cluster', 'slurm', *job.command])}"
 
 
-def _mark(job: BatchJob) -> Iterator[str]:
-    if job.requeue:
-        yield "# ddplaunch leaves this file where the job made room; srun's exit code may be another than ours."
-        yield 'export DDPLAUNCH_REQUEUE_FILE="$PWD/.ddplaunch-requeue-$SLURM_JOB_ID"'
-        yield 'rm -f "$DDPLAUNCH_REQUEUE_FILE"'
-        yield ""
-
-
 def _tail(job: BatchJob) -> Iterator[str]:
-    if not job.requeue:
-        return
-    limit = job.requeue.max_times
     yield "code=$?"
+    yield '[ -s "$exit_file" ] && read -r code <"$exit_file"'
+    yield 'rm -f "$exit_file"'
+    if job.requeue:
+        yield from _again(job.requeue)
+    yield "exit $code"
+
+
+def _again(requeue: Requeue) -> Iterator[str]:
     yield "preempted() {  # without a warning, as on sites that have not set preempt_send_user_signal"
     yield '  [ $code -ne 0 ] && scontrol show job "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"'
     yield "}"
-    yield 'if [ -e "$DDPLAUNCH_REQUEUE_FILE" ] || preempted; then'
-    yield '  rm -f "$DDPLAUNCH_REQUEUE_FILE"'
-    yield f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {limit} ]; then'
-    yield f'    echo "ddplaunch: requeueing, $((${{SLURM_RESTART_COUNT:-0}} + 1)) of {limit}"'
+    yield f'if [ -z "$ended" ] && {{ [ $code -eq {EXIT_PREEMPTED} ] || preempted; }}; then'
+    yield f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeue.max_times} ]; then'
+    yield f'    echo "ddplaunch: requeueing, $((${{SLURM_RESTART_COUNT:-0}} + 1)) of {requeue.max_times}"'
     yield '    scontrol requeue "$SLURM_JOB_ID" && exit'
     yield "  else"
-    yield f'    echo "ddplaunch: not requeued again: --requeue {limit}"'
+    yield f'    echo "ddplaunch: not requeued again: --requeue {requeue.max_times}"'
     yield "  fi"
     yield "fi"
-    yield "exit $code"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.post_mortem import last_lines
+from ddplaunch.agent.post_mortem import Memory, last_lines
 from ddplaunch.control.failure import Failure, describe_end, judge
 from tests.conftest import PROGRAMS, write
 from tests.starts import EXEC, FORKED, LIGHT, WARM
@@ -193,6 +193,7 @@ def test_words_for_ends():
     assert describe_end(3) == "exited with code 3"
     assert describe_end(-9) == "was ended by SIGKILL (killed from outside)"
     assert describe_end(-10) == "was ended by SIGUSR1"
+    assert "does not handle this signal" in (Memory().hint(10, "") or "")
     assert describe_end(-62) == "was ended by signal 62"
 
 

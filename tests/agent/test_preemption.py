@@ -144,8 +144,8 @@ def _ignores(pid: int, number: int) -> bool:
 
 
 def test_a_signal_of_the_users_choice(start, tmp_path):
-    """For code that knows signals only; a program's exit code 75 says that it made room."""
-    script = 'trap "echo told; exit 75" USR1; echo ready; while :; do sleep 0.1; done'
+    """For code that knows signals only; what it does on this one is to make room."""
+    script = 'trap "echo told; exit" USR1; echo ready; while :; do sleep 0.1; done'
     job = start("run", "--nproc", "2", "--preempt-forward", "usr1", "--no-python", "bash", "--", "-c", script)
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
@@ -210,18 +210,21 @@ def test_a_warning_that_is_none(start, asks):
     job.assert_nothing_left()
 
 
-def test_the_mark_for_the_batch_script(start, asks, tmp_path):
-    write(tmp_path, "t.py", "import os\nassert 'DDPLAUNCH_REQUEUE_FILE' not in os.environ\n" + _dedent(ASKS))
-    mark = tmp_path / "mark"
-    job = start("run", *LIGHT, "--nproc", "2", "t.py", env={"DDPLAUNCH_REQUEUE_FILE": str(mark)})
+def test_the_batch_script_learns_the_exit_code(start, asks, tmp_path):
+    """From node 0 alone; the scripts of other schedulers than Slurm, from a mark for a requeue."""
+    write(tmp_path, "t.py", "import os\nassert 'DDPLAUNCH_EXIT_FILE' not in os.environ\n" + _dedent(ASKS))
+    code, mark = write(tmp_path, "code", "something older"), tmp_path / "mark"
+    told = {"DDPLAUNCH_EXIT_FILE": str(code), "DDPLAUNCH_REQUEUE_FILE": str(mark)}
+    job = start("run", *LIGHT, "--nproc", "2", "t.py", env=told)
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
-    assert (job.wait(), mark.exists()) == (75, True)
-    job = start("run", "--preempt-grace", "0", "t.py", env={"DDPLAUNCH_REQUEUE_FILE": str(tmp_path / "no" / "mark")})
+    assert (job.wait(), code.read_text(), mark.exists()) == (75, "75\n", True)
+    job = start("run", "--preempt-grace", "0", "t.py", env={"DDPLAUNCH_EXIT_FILE": str(tmp_path / "no" / "code")})
     job.wait_for("ready")
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
-    assert f"the job will not be requeued: {tmp_path}/no/mark: No such file or directory" in job.stderr()
+    missing = f"{tmp_path}/no/code: No such file or directory"
+    assert f"the batch script does not learn the exit code 75: {missing}" in job.stderr()
 
 
 def _dedent(text: str) -> str:

@@ -223,11 +223,11 @@ def test_one_that_ignores_sigterm(start, tmp_path, waits):
 
 
 def test_how_the_job_ended_is_told_before_it_ends(start, tmp_path):
-    """Slurm may not leave time for more: the mark for a requeue does not wait for any sidecar."""
+    """Slurm may not leave time for more: the exit code for the batch script does not wait for any sidecar."""
     write(tmp_path, "t.py", WAITS + "raise SystemExit(75)\n")
     looks = "trap 'test -e again && echo it is there; exit' TERM; echo beside $$; while :; do sleep 0.1; done"
     words = ("--nproc", "2", "--sidecar", shlex.join(["sh", "-c", looks]), "t.py")
-    job = start("run", *words, env={"DDPLAUNCH_REQUEUE_FILE": "again"})
+    job = start("run", *words, env={"DDPLAUNCH_EXIT_FILE": "again"})
     sidecar(job)
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.zygote_client import LEFTOVER_GRACE
-from ddplaunch.rank.processes import KILL_PATIENCE
+from ddplaunch.rank.processes import KILL_PATIENCE, descendants
 from tests.conftest import PROGRAMS, alive, clean_environment, command, find_of, left_of, wait_until, write
 from tests.control.test_joining import free_port
 from tests.impatient import impatient
@@ -556,6 +556,69 @@ def test_going_on_after_ctrl_z_is_one_signal(start, tmp_path):
     (tmp_path / "leave").touch()
     assert job.wait() == 0
     assert count(job.stdout(), signal.SIGCONT) == [1]
+
+
+ALL_CATCH = CATCHES.replace('if os.environ["RANK"] != "0":', "if True:")
+
+
+def everywhere(job, number):
+    """Signal all processes of a job's node as Slurm does that follows trees of processes, children first."""
+    for pid in (*reversed(descendants(job.process.pid)), job.process.pid):
+        os.kill(pid, number)
+
+
+def test_a_signal_to_every_process_comes_to_ranks_once(start, mode, tmp_path):
+    """Also where nothing but the zygote is there yet, which it does not end."""
+    write(tmp_path, "t.py", ALL_CATCH)
+    write(
+        tmp_path,
+        "slow.py",
+        """
+        import os, time
+
+        open("here", "w").close()
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        """,
+    )
+    words = [*mode[:-1], f"{mode[-1]},slow"] if "--preload" in mode else mode
+    job = start("run", *words, "--nproc", "2", "--preempt-signal", "none", "t.py", env={"PYTHONPATH": str(tmp_path)})
+    if words != mode:
+        wait_until((tmp_path / "here").exists, "the import")
+        everywhere(job, signal.SIGUSR1)
+        (tmp_path / "go").touch()
+    job.wait_for("ready", 2)
+    sent = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGRTMIN + 2)
+    for number in sent:
+        everywhere(job, number)
+        wait_until(lambda number=number: count(job.stdout(), number) == [2], f"signal {number}")
+    job.signal(signal.SIGUSR1)
+    wait_until(lambda: count(job.stdout(), signal.SIGUSR1) == [4], "one to the launcher alone")
+    (tmp_path / "leave").touch()
+    assert job.wait() == 0, job.stderr()
+    assert count(job.stdout(), *sent) == [4, 2, 2, 2]
+
+
+def test_a_signal_to_every_process_of_some_nodes(start, tmp_path):
+    """Of both, one of them late; then of one, and the other's ranks get it through its launcher."""
+    write(tmp_path, "t.py", ALL_CATCH)
+    port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    words = ("--nnodes", "2", "--nproc", "2", *port, *LIGHT, "t.py")
+    jobs = [start("run", "--node-rank", rank, *words) for rank in "01"]
+    for job in jobs:
+        job.wait_for("ready", 2)
+
+    def printed() -> list[int]:
+        return [count(job.stdout(), signal.SIGUSR1)[0] for job in jobs]
+
+    everywhere(jobs[0], signal.SIGUSR1)
+    wait_until(lambda: printed()[0] == 2, "the signal to node 0")
+    everywhere(jobs[1], signal.SIGUSR1)
+    everywhere(jobs[0], signal.SIGUSR1)
+    wait_until(lambda: printed() == [4, 4], "what came to node 0 alone")
+    (tmp_path / "leave").touch()
+    assert [job.wait() for job in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()
+    assert printed() == [4, 4]
 
 
 def test_a_signal_for_the_ranks_of_all_nodes(start, tmp_path):

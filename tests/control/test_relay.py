@@ -6,7 +6,9 @@ import signal
 
 import pytest
 
-from ddplaunch.control.relay import TOGETHER, Relay
+from ddplaunch.agent.signals import Direct
+from ddplaunch.control.relay import FOR_RANKS, TOGETHER, Relay
+from ddplaunch.rank import zygote
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 
@@ -28,3 +30,17 @@ def test_each_is_passed_on_once(came, passed_on):
     for node, number, now in came:  # noqa: B007
         taken.append(relay.take(node, number))
     assert taken.count(True) == passed_on
+
+
+def test_one_that_came_to_the_ranks_by_itself_is_not_passed_on_once():
+    now = 0.0
+    direct = Direct(lambda: now)
+    direct.add(USR1)
+    assert [direct.has(USR1), direct.take(USR2), direct.take(USR1), direct.take(USR1)] == [True, False, True, False]
+    direct.add(USR1)
+    now = 10 * TOGETHER
+    assert not direct.take(USR1)
+
+
+def test_the_zygote_hears_those_that_are_for_ranks():
+    assert zygote.FOR_RANKS == FOR_RANKS

@@ -103,6 +103,42 @@ def test_a_deleted_job_is_stopped_on_all_nodes(cluster, tmp_path):
         cluster.wait_until(lambda host=host: not host.find("train.py"), f"{host.name} to have no rank")
 
 
+NOTIFIED = """
+import os, signal, time
+
+from ddplaunch import runtime
+
+got = []
+for number in (signal.SIGUSR1, signal.SIGCONT):
+    signal.signal(number, lambda number, frame: got.append(number))
+print("ready", flush=True)
+while not runtime.preempted():
+    while got:
+        print("got", got.pop(), flush=True)
+    time.sleep(0.02)
+print("saved", flush=True)
+"""
+
+
+def test_a_job_that_is_notified_saves(cluster, tmp_path):
+    """Before it is suspended Grid Engine sends SIGUSR1, before it is deleted SIGUSR2, to each process on all hosts."""
+    write(tmp_path, "train.py", NOTIFIED)
+    following = submit(cluster, tmp_path, "--pe", "spread", "--qsub-arg=-notify", "train.py")
+    number = number_of(following)
+    log = tmp_path / f"sge-{number}.out"
+    cluster.wait_until(lambda: log.exists() and log.read_text().count("ready") == 4, "all ranks")
+    cluster.run("qmod", "-sj", str(number))
+    cluster.wait_until(lambda: log.read_text().count("got 10") == 4, "the notice of a suspension")
+    cluster.run("qmod", "-usj", str(number))
+    cluster.wait_until(lambda: log.read_text().count("got 18") == 4, "its end")
+    cluster.run("qdel", str(number))
+    out, err = following.communicate(timeout=patience(60))
+    assert following.returncode == 75, out + err
+    assert [out.count(said) for said in ("got 10", "got 18", "saved")] == [4, 4, 4]
+    for host in cluster.nodes:
+        cluster.wait_until(lambda host=host: not host.find("train.py"), f"{host.name} to have no rank")
+
+
 def test_jobs_are_seen_by_a_shell_that_did_not_submit_them(cluster, tmp_path):
     """One runs to its end, and one is deleted while it waits, of which Grid Engine keeps nothing."""
 

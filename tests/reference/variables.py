@@ -15,8 +15,10 @@ OF_DDPLAUNCH = {
     "DDPLAUNCH_HOSTS": "set in a job of Grid Engine, PBS or LSF that `submit` has written: its hosts, node 0's first",
     "DDPLAUNCH_NODE_RANK": "set by such a job for each launcher: `--node-rank`",
     "DDPLAUNCH_OVER_SSH": "set for launchers that `--hosts` starts, which come at the same time; no rank has it",
-    "DDPLAUNCH_REQUEUE_FILE": "read, where `submit --requeue` sets it: the mark to leave when the job made room; "
-    "no rank has it",
+    "DDPLAUNCH_EXIT_FILE": "read: [the file](elastic.md#in-a-batch-script-of-your-own) in which node 0 leaves the exit "
+    "code for the batch script; no rank has it",
+    "DDPLAUNCH_REQUEUE_FILE": "read, where `submit --requeue` sets it outside Slurm: the mark to leave when the job "
+    "made room; no rank has it",
     "DDPLAUNCH_DEVICE": "set for each rank: its device, like `cuda:1`, as `runtime.device()` gives it",
     "DDPLAUNCH_PREEMPTED_FILE": "set for each rank: a path; once there is a file, the job must make room",
     "DDPLAUNCH_TERMINAL": "set for each rank, to `1`, where the launcher writes to a terminal",

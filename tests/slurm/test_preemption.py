@@ -110,7 +110,7 @@ def test_jobs_that_make_room_go_on_where_they_were(submit, launch, tmp_path):  #
     assert cluster.restarts(late) == 1
     assert "ddplaunch: requeueing, 1 of 2" in out
     assert_as_undisturbed(undisturbed, folders["late"], out)
-    assert not list(tmp_path.glob("*/.ddplaunch-requeue-*"))
+    assert not list(tmp_path.glob("*/.ddplaunch-exit-*"))
 
 
 def test_where_slurm_ends_a_preempted_job_by_sigterm(submit, tmp_path):  # noqa: F811

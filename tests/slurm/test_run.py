@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from ddplaunch.agent.absent import LATE
+from ddplaunch.control.relay import TOGETHER
 from tests.conftest import PROGRAMS, command, write
 from tests.fake_nvml import DRIVER_NOT_LOADED, FakeNvml
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.patience import patience
+from tests.slurm.configuration import FOLDER
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.ci
@@ -149,3 +155,64 @@ def test_a_job_that_a_rank_starts_is_its_own(standing_slurm, tmp_path):
     out, err = step.communicate(timeout=patience(100))
     assert step.returncode == 0, err
     assert [out.count(f"sum {shown}") for shown in ("2 0 0 2 2 0 1", "2 1 1 2 2 0 1")] == [2, 2]
+
+
+CATCHES = """
+import os, signal, time
+
+got = []
+for number in (signal.SIGUSR1, signal.SIGCONT):
+    signal.signal(number, lambda number, frame: got.append(number))
+print("ready", flush=True)
+while not os.path.exists("leave"):
+    while got:
+        print("got", got.pop(), flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_a_signal_for_the_ranks_comes_once(standing_slurm, tmp_path):
+    """Slurm signals each process of a step here, ranks and launchers, on all nodes."""
+    write(tmp_path, "train.py", CATCHES)
+    cluster = standing_slurm
+    ways = {"a task a node": (1, ("--nproc", "2", *LIGHT)), "a task a rank": (2, LIGHT)}
+    jobs = {}
+    for name, (tasks, words) in ways.items():
+        counts = ("-N2", f"--ntasks-per-node={tasks}", "-c2")
+        jobs[name] = cluster.sbatch(*counts, script=f"srun {shlex.join(command('run', *words, 'train.py'))}")
+    for number in (signal.SIGUSR1, signal.SIGCONT):
+        for job in jobs.values():
+            cluster.wait_for(job, "ready", 4)
+            cluster.cancel(job, f"--signal={number.name}")
+        for job in jobs.values():
+            cluster.wait_for(job, f"got {number:d}", 4)
+    time.sleep(TOGETHER + 1)  # the thing tested is that nothing more comes
+    write(tmp_path, "leave", "")
+    for name, job in jobs.items():
+        assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+        assert cluster.output(job).count("got") == 2 * 4, name
+
+
+def test_a_node_that_cannot_start_is_not_waited_for(standing_slurm, tmp_path):
+    """Beside it, one that is only late."""
+    cluster = standing_slurm
+    write(tmp_path, "train.py", "print('here')\n")
+    ours = command("run", *LIGHT, "train.py")
+    only_here = f"{FOLDER}/python"
+    make = f"printf '#!/bin/sh\\nexec {sys.executable} \"$@\"' >{only_here}; chmod +x {only_here}"
+    cluster.nodes[0].run("sh", "-c", make)
+    script = f"test $SLURM_NODEID = 0 || sleep {3 * LATE:g}; exec {shlex.join(ours)}"
+    steps = {
+        "a node": cluster.srun("-N2", "-n2", "--ntasks-per-node=1", only_here, *ours[1:]),
+        "two tasks": cluster.srun("-N2", "-n4", "--ntasks-per-node=2", only_here, *ours[1:]),
+        "node 0": cluster.srun(
+            "-N2", "-n2", "--ntasks-per-node=1", "sh", "-c", f"test -e {only_here} || exec {shlex.join(ours)}; exit 127"
+        ),
+        "late": cluster.srun("-N2", "-n2", "--ntasks-per-node=1", "bash", "-c", script),
+    }
+    ended = {name: step.communicate(timeout=patience(60)) for name, step in steps.items()}
+    assert ended["late"][0].count("here") == 2, ended["late"][1]
+    assert "Slurm says that node 1 (n2) has ended\n" in ended["a node"][1]
+    assert "Slurm says that tasks 2, 3 have ended\n" in ended["two tasks"][1]
+    assert "Slurm says that node 0 (n1) has ended\n" in ended["node 0"][1]
+    assert [steps[name].returncode for name in steps] == [2, 2, 127, 0]

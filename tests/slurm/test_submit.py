@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAMS, clean_environment, command, wait_until, write
+from tests.hosts.host import Host
 from tests.patience import patience
 from tests.slurm.cluster import Slurm
 from tests.slurm.test_cluster import BATCH_SIGNALS, STEP_SIGNALS
@@ -260,7 +262,7 @@ def test_requeued_jobs(submit, tmp_path):
     assert asks.returncode == 75, out + err
     assert "ddplaunch: requeueing, 1 of 1" in out
     assert "ddplaunch: not requeued again: --requeue 1" in out
-    assert not list(tmp_path.glob(".ddplaunch-requeue-*"))
+    assert not list(tmp_path.glob(".ddplaunch-exit-*"))
 
     assert [cluster.wait(job) for job in (append, truncate)] == ["COMPLETED", "COMPLETED"]
     assert [cluster.restarts(job) for job in (append, truncate)] == [1, 1]
@@ -312,6 +314,46 @@ print("again" if again else "ready", *place, flush=True)
 while not (again and os.path.exists("go")):
     time.sleep(0.05)
 """
+
+
+def test_a_job_that_went_on_with_a_spare_has_not_failed(submit, tmp_path):
+    """Of its three nodes it loses one to kill -9, or the site takes it away: Slurm's own word is 137 for both.
+
+    Without node 0 it fails, and the spare does not wait for that.
+    """
+    cluster, start = submit(3)
+    write(tmp_path, "train.py", ONE_MORE)
+    options = ("--nodes", "2", "--spares", "1", "--follow", "--nproc", "1", *LIGHT)
+
+    def kill(node: Host) -> None:
+        (launcher,) = node.find(r"^\S+python\S* .*main\(\) run --cluster slurm")
+        os.kill(launcher, signal.SIGKILL)
+
+    for lose in (
+        lambda: kill(cluster.nodes[1]),
+        lambda: cluster.run("scontrol", "update", "nodename=n2", "state=down", "reason=test"),
+    ):
+        (tmp_path / "go").unlink(missing_ok=True)
+        following = start(*options, "train.py")
+        job = number_of(following)
+        after = cluster.sbatch(f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes", script="true")
+        cluster.wait_for(job, "ready 1 of 2 n2")
+        lose()
+        cluster.wait_for(job, "again", 2)
+        write(tmp_path, "go", "")
+        out, err = following.communicate(timeout=patience(60))
+        assert (following.returncode, cluster.wait(job), cluster.wait(after)) == (0, "COMPLETED", "COMPLETED"), (
+            out + err
+        )
+        assert "srun: error: n2: task 1: Killed" in out
+        assert not list(tmp_path.glob(".ddplaunch-exit-*"))
+    cluster.run("scontrol", "update", "nodename=n2", "state=idle")
+    following = start(*options, "train.py")
+    cluster.wait_for(number_of(following), "ready", 2)
+    kill(cluster.nodes[0])
+    out, err = following.communicate(timeout=patience(60))
+    assert following.returncode == 137, out + err
+    assert "Slurm says that node 0 (n1) has ended" in out
 
 
 def test_a_spare_takes_the_place_of_a_node_that_lost_power(submit, tmp_path):

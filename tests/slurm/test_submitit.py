@@ -21,10 +21,11 @@ DRIVER = """
 
     cluster, nodes, target, *args = sys.argv[1:]
     executor = submitit.AutoExecutor(folder="runs", cluster=cluster)
-    executor.update_parameters(nodes=int(nodes), tasks_per_node=1, timeout_min=5)
+    nodes, _, tasks = nodes.partition("x")
+    executor.update_parameters(nodes=int(nodes), tasks_per_node=int(tasks or 1), timeout_min=5)
     if cluster == "slurm":
         executor.update_parameters(slurm_signal_delay_s=90, slurm_exclusive=True)
-    job = executor.submit(Task(target, nproc=2 if nodes == "1" else 1, args=args))
+    job = executor.submit(Task(target, nproc=2 if nodes == "1" and not tasks else 1, args=args))
     print("job", job.job_id, flush=True)
     print("results", job.results(), flush=True)
 """

@@ -239,6 +239,8 @@ def test_a_signal_for_the_ranks_reaches_them_everywhere_once(job, tmp_path):
     write(tmp_path, "train.py", LISTENS)
     run = job(2, "--hosts", "n0:1,n1:1", *QUICK, "train.py")
     run.wait_for("up", 2)
+    (guard,) = run.hosts[1].find(r"ddplaunch\.ssh\.remote")
+    os.kill(guard, signal.SIGUSR1)  # is for a launcher to hear, and ends nobody
     run.process.send_signal(signal.SIGUSR1)
     run.wait_for("again", 2)
     run.process.send_signal(signal.SIGRTMAX)
@@ -291,12 +293,15 @@ time.sleep(0 if again else 1000)
 """
 
 
-@pytest.mark.parametrize("fault", ["unplug", "power_off", "kill_all"])
+@pytest.mark.parametrize("fault", ["unplug", "power_off", "kill_all", "the launcher is killed"])
 def test_a_spare_takes_the_place_of_a_lost_host(job, tmp_path, fault):
     write(tmp_path, "train.py", ONE_MORE)
     run = job(4, "--hosts", "n[1-3]:1", "--spares", "1", *AT_ONCE, *LIGHT, "train.py")
     run.wait_for("up", 2)
-    getattr(run.hosts[2], fault)()
+    if launcher := run.hosts[2].find(LAUNCHER) if "launcher" in fault else []:
+        os.kill(launcher[0], signal.SIGKILL)
+    else:
+        getattr(run.hosts[2], fault)()
     assert run.wait(30) == 0, run.stderr()
     assert "node 2 (n3) takes the place of node 1 (n2)" in run.stderr()
     assert sorted(run.stdout().splitlines()[2:]) == ["[0] again 0 of 2 n1", "[1] again 1 of 2 n3"]

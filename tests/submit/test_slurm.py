@@ -106,20 +106,31 @@ def test_no_golden_file_is_left_over():
 
 @pytest.fixture
 def run(tmp_path):
-    """Run a script as the batch shell of two nodes does, with an srun that writes down its words; it exits with 7."""
-    srun = f"""
-        #!{sys.executable}
-        import json, os, sys
-        json.dump([sys.argv[1:], dict(os.environ)], open("srun.json", "w"))
-        sys.exit(7)
-        """
-    write(tmp_path, "bin/srun", srun).chmod(0o755)
+    """Run a script as the batch shell of two nodes does, with an srun that writes down its words.
 
-    def begin(job: BatchJob):
+    It exits with the code ``srun`` (or signals the shell), and node 0 has ``left`` its own.
+    """
+    program = f"""
+        #!{sys.executable}
+        import json, os, signal, sys
+        json.dump([sys.argv[1:], dict(os.environ)], open("srun.json", "w"))
+        if os.environ["LEFT"]:
+            open(os.environ["DDPLAUNCH_EXIT_FILE"], "w").write(os.environ["LEFT"])
+        if os.environ["SRUN"] in ("TERM", "USR1"):
+            os.kill(os.getppid(), signal.Signals["SIG" + os.environ["SRUN"]])
+            sys.exit(143)
+        sys.exit(int(os.environ["SRUN"]))
+        """
+    write(tmp_path, "bin/srun", program).chmod(0o755)
+
+    def begin(job: BatchJob, srun: int | str = 7, left: str = ""):
         environment = {
             "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
             "SLURM_JOB_NUM_NODES": "2",
             "SLURM_CPUS_PER_TASK": "64",
+            "SLURM_JOB_ID": "12",
+            "SRUN": str(srun),
+            "LEFT": left,
         }
         done = subprocess.run(
             ["bash"], input=script(job), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
@@ -140,6 +151,29 @@ def test_what_srun_gets(run, name):
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(words[:begin])
     assert ("--cpus-per-task=64" in words) == (job.cpus_per_task is not None)
     assert ("--container-workdir=/data/wine" in words) == (name == "container")
+
+
+@pytest.mark.parametrize(
+    ("srun", "left", "job", "code", "said"),
+    [
+        (137, "0\n", SMALLEST, 0, ""),  # a task was killed, and the job went on with a spare
+        (137, "", SMALLEST, 137, ""),  # node 0 was
+        (137, "7\n", replace(SMALLEST, teardown=[Setup("echo torn")]), 7, "torn\n"),
+        (137, "75\n", JOBS["requeue"], 0, "ddplaunch: requeueing, 1 of 3\nrequeue 12\n"),
+        (75, "", JOBS["requeue"], 0, "ddplaunch: requeueing, 1 of 3\nrequeue 12\n"),
+        (137, "0\n", JOBS["requeue"], 0, ""),
+        (143, "143\n", JOBS["requeue"], 143, ""),  # not preempted
+        ("TERM", "75\n", JOBS["requeue"], 75, ""),  # it was cancelled after the warning
+        ("USR1", "0\n", SMALLEST, 0, ""),
+    ],
+)
+def test_the_exit_code_is_node_0s(run, tmp_path, srun, left, job, code, said):
+    write(tmp_path, "bin/scontrol", "#!/bin/sh\necho $*\n").chmod(0o755)
+    write(tmp_path, ".ddplaunch-exit-12", "1\n")  # an earlier run's
+    begun, words, _ = run(job, srun=srun, left=left)
+    assert (begun.returncode, begun.stdout) == (code, said), begun.stderr
+    assert "--wait=0" in words, "no site's WaitTime ends those that go on"
+    assert not (tmp_path / ".ddplaunch-exit-12").exists()
 
 
 def test_setup_reaches_the_ranks(run, tmp_path):

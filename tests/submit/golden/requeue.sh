@@ -13,21 +13,26 @@
 #SBATCH --signal=USR2@120
 #SBATCH --requeue
 
-# ddplaunch leaves this file where the job made room; srun's exit code may be another than ours.
-export DDPLAUNCH_REQUEUE_FILE="$PWD/.ddplaunch-requeue-$SLURM_JOB_ID"
-rm -f "$DDPLAUNCH_REQUEUE_FILE"
+# Slurm signals this shell too; so it first waits for srun. A signal for the ranks does not end it.
+trap ended=1 TERM
+trap : USR1 USR2
 
-# All three counts, so that no variable changes them: one launcher on each node. They end together with one
-# exit code, which becomes the job's; srun is not to kill one because another has ended.
-srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 \
+# Node 0 leaves the job's exit code here. srun's is a killed task's, even where the job went on without it.
+exit_file="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"
+rm -f "$exit_file"
+# All three counts, so that no variable changes them: one launcher on each node. They end together;
+# srun is not to kill one because another has ended.
+DDPLAUNCH_EXIT_FILE="$exit_file" srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+  --kill-on-bad-exit=0 --wait=0 \
   /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd()); from ddplaunch.cli import main; main()' \
   run --cluster slurm train.py
 code=$?
+[ -s "$exit_file" ] && read -r code <"$exit_file"
+rm -f "$exit_file"
 preempted() {  # without a warning, as on sites that have not set preempt_send_user_signal
   [ $code -ne 0 ] && scontrol show job "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"
 }
-if [ -e "$DDPLAUNCH_REQUEUE_FILE" ] || preempted; then
-  rm -f "$DDPLAUNCH_REQUEUE_FILE"
+if [ -z "$ended" ] && { [ $code -eq 75 ] || preempted; }; then
   if [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
     echo "ddplaunch: requeueing, $((${SLURM_RESTART_COUNT:-0} + 1)) of 3"
     scontrol requeue "$SLURM_JOB_ID" && exit

@@ -13,9 +13,21 @@
 # A job that Slurm starts again (preempted, or its node was lost) goes on in the same log.
 #SBATCH --open-mode=append
 
-# All three counts, so that no variable changes them: one launcher on each node. They end together with one
-# exit code, which becomes the job's; srun is not to kill one because another has ended.
-srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 \
+# Slurm signals this shell too; so it first waits for srun. A signal for the ranks does not end it.
+trap : TERM
+trap : USR1 USR2
+
+# Node 0 leaves the job's exit code here. srun's is a killed task's, even where the job went on without it.
+exit_file="$PWD/.ddplaunch-exit-$SLURM_JOB_ID"
+rm -f "$exit_file"
+# All three counts, so that no variable changes them: one launcher on each node. They end together;
+# srun is not to kill one because another has ended.
+DDPLAUNCH_EXIT_FILE="$exit_file" srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+  --kill-on-bad-exit=0 --wait=0 \
   --cpus-per-task="$SLURM_CPUS_PER_TASK" \
   /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd()); from ddplaunch.cli import main; main()' \
   run --cluster slurm --max-restarts 2 train.py -- --lr 0.1 --name 'it'"'"'s a test' '$HOME'
+code=$?
+[ -s "$exit_file" ] && read -r code <"$exit_file"
+rm -f "$exit_file"
+exit $code

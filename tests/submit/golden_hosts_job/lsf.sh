@@ -28,11 +28,13 @@ END-OF-LAUNCH
 # bkill sends SIGINT and SIGTERM. They are for the launchers: this script waits for them.
 trap : INT TERM USR2
 all=$(IFS=,; echo "${hosts[*]}")
+# A scheduler that warns may signal each process here: these two are for the launchers.
+trap : USR1 USR2
 for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
-  blaunch -z "${hosts[rank]}" /bin/bash -s "$rank" "$all" "$LSB_JOBID" <<<"$launch" &
+  (trap "" USR1 USR2; exec blaunch -z "${hosts[rank]}" /bin/bash -s "$rank" "$all" "$LSB_JOBID" <<<"$launch") &
 done
 /bin/bash -s 0 "$all" "$LSB_JOBID" <<<"$launch"
 # They end together with one exit code, which becomes the job's.
 code=$?
-wait
+until wait; do :; done
 exit $code

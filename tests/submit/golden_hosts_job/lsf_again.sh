@@ -41,9 +41,11 @@ trap : INT TERM USR2
 # The warning comes to all processes of this script. It is for the launcher alone, which handles it.
 trap '' USR1
 all=$(IFS=,; echo "${hosts[*]}")
+# A scheduler that warns may signal each process here: these two are for the launchers.
+trap : USR1 USR2
 others=()
 for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
-  blaunch -z "${hosts[rank]}" /bin/bash -s "$rank" "$all" "$LSB_JOBID" "$LSB_JOBINDEX" <<<"$launch" &
+  (trap "" USR1 USR2; exec blaunch -z "${hosts[rank]}" /bin/bash -s "$rank" "$all" "$LSB_JOBID" "$LSB_JOBINDEX" <<<"$launch") &
   others+=($!)
 done
 /bin/bash -s 0 "$all" "$LSB_JOBID" "$LSB_JOBINDEX" <<<"$launch"

@@ -31,9 +31,11 @@ END-OF-LAUNCH
 # At the time limit and for qdel PBS sends SIGTERM. It is for the launchers: this script waits for them.
 trap : TERM
 all=$(IFS=,; echo "${hosts[*]}")
+# A scheduler that warns may signal each process here: these two are for the launchers.
+trap : USR1 USR2
 others=()
 for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
-  pbsdsh -n "$rank" -- /bin/bash -c "$launch" node "$rank" "$all" "$PBS_JOBID" "$PBS_ARRAY_INDEX" &
+  (trap "" USR1 USR2; exec pbsdsh -n "$rank" -- /bin/bash -c "$launch" node "$rank" "$all" "$PBS_JOBID" "$PBS_ARRAY_INDEX") &
   others+=($!)
 done
 /bin/bash -c "$launch" node 0 "$all" "$PBS_JOBID" "$PBS_ARRAY_INDEX"

@@ -36,11 +36,13 @@ END-OF-LAUNCH
 # At the time limit and for qdel PBS sends SIGTERM. It is for the launchers: this script waits for them.
 trap : TERM
 all=$(IFS=,; echo "${hosts[*]}")
+# A scheduler that warns may signal each process here: these two are for the launchers.
+trap : USR1 USR2
 for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
-  pbsdsh -n "$rank" -- /bin/bash -c "$launch" node "$rank" "$all" "$PBS_JOBID" &
+  (trap "" USR1 USR2; exec pbsdsh -n "$rank" -- /bin/bash -c "$launch" node "$rank" "$all" "$PBS_JOBID") &
 done
 /bin/bash -c "$launch" node 0 "$all" "$PBS_JOBID"
 # They end together with one exit code, which becomes the job's.
 code=$?
-wait
+until wait; do :; done
 exit $code

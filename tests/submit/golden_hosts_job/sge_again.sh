@@ -36,9 +36,11 @@ exec /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.pat
 END-OF-LAUNCH
 # The warning before the time limit: 90 s for a checkpoint, then 30 s for ranks to stop. (At s_rt Grid Engine ends the other hosts.)
 all=$(IFS=,; echo "${hosts[*]}")
+# A scheduler that warns may signal each process here: these two are for the launchers.
+trap : USR1 USR2
 others=()
 for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
-  qrsh -inherit -V "${hosts[rank]}" /bin/bash -s "$rank" "$all" <<<"$launch" &
+  (trap "" USR1 USR2; exec qrsh -inherit -V "${hosts[rank]}" /bin/bash -s "$rank" "$all" <<<"$launch") &
   others+=($!)
 done
 timeout --foreground --preserve-status -s USR1 14280 bash -s 0 "$all" <<<"$launch"

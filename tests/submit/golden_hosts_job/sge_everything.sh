@@ -35,13 +35,15 @@ exec /opt/venv/bin/python -c 'import os, sys; sys.path.sort(key=lambda p: os.pat
 }
 END-OF-LAUNCH
 all=$(IFS=,; echo "${hosts[*]}")
+# A scheduler that warns may signal each process here: these two are for the launchers.
+trap : USR1 USR2
 for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
-  qrsh -inherit -V "${hosts[rank]}" /bin/bash -s "$rank" "$all" <<<"$launch" &
+  (trap "" USR1 USR2; exec qrsh -inherit -V "${hosts[rank]}" /bin/bash -s "$rank" "$all" <<<"$launch") &
 done
 bash -s 0 "$all" <<<"$launch"
 # They end together with one exit code, which becomes the job's.
 code=$?
-wait
+until wait; do :; done
 if [ $code -eq 99 ] || [ $code -eq 100 ]; then
   echo "ddplaunch: the job ends with 1: Grid Engine would start it again after $code"
   code=1
