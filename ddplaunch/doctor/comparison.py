@@ -59,7 +59,7 @@ COMPARED: tuple[tuple[str, Severity, Callable[[Facts], str | None]], ...] = (
     ("torch's CUDA", Severity.ERROR, lambda facts: (facts.torch.cuda or "none") if facts.torch else None),
     ("NCCL", Severity.ERROR, lambda facts: facts.torch.nccl if facts.torch else None),
     ("the GPU driver", Severity.WARNING, lambda facts: facts.gpus[0].driver if facts.gpus else None),
-    ("the number of GPUs", Severity.WARNING, lambda facts: str(len(facts.gpus))),
+    ("the number of GPUs", Severity.WARNING, lambda facts: str(len(facts.gpus) + len(facts.lost_gpus))),
     (
         "the GPU model",
         Severity.WARNING,

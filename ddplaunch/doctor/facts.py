@@ -8,6 +8,9 @@ from msgspec import Meta
 
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.gpu_health import GpuHealth
+from ddplaunch.plan.hardware import LostGpu
+
+CACHE = "the cache folder"
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Facts:
     torch_error: str | None  # why there is no torch to speak of
     gpus: tuple[GpuHealth, ...]
     gpus_error: str | None  # why GPUs that are there cannot be used, or asked
+    lost_gpus: tuple[LostGpu, ...]
     folders: tuple[Folder, ...]
     limits: Limits
     memory_total: int | None  # of the machine, or of the control group, which may have less

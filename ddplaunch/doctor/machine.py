@@ -7,7 +7,6 @@ import os
 import resource
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TypeVar
@@ -18,7 +17,7 @@ from ddplaunch import __version__
 from ddplaunch.agent.memory import groups, memory, number
 from ddplaunch.control.route import Lookup, interface_of
 from ddplaunch.devices.cpu import read_cpu
-from ddplaunch.doctor.facts import Facts, Folder, Limits, Link
+from ddplaunch.doctor.facts import CACHE, Facts, Folder, Limits, Link
 from ddplaunch.doctor.inquiry import DEADLINE, TORCH_DEADLINE, Inquiry
 from ddplaunch.doctor.subjects import GpusFound, TorchFound
 
@@ -33,8 +32,8 @@ def look(cwd: str, toward: str, environ: Mapping[str, str]) -> Facts:
     cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     places = {
         "the current folder": cwd,
-        "TMPDIR": tempfile.gettempdir(),
-        "the cache folder": cache,
+        "TMPDIR": environ.get("TMPDIR") or "/tmp",
+        CACHE: cache,
         "/dev/shm": "/dev/shm",
     }
     folders = {what: Inquiry("folder", what, path) for what, path in places.items()}
@@ -59,6 +58,7 @@ def look(cwd: str, toward: str, environ: Mapping[str, str]) -> Facts:
         torch_error=found_torch.error if found_torch else why_no_torch,
         gpus=found_gpus.gpus if found_gpus else (),
         gpus_error=found_gpus.error if found_gpus else f"the GPU driver did not answer in {DEADLINE:g} s",
+        lost_gpus=found_gpus.lost if found_gpus else (),
         folders=tuple(_folder(what, inquiry.answer()) for what, inquiry in folders.items()),
         limits=_limits(),
         memory_total=total,
