@@ -56,6 +56,12 @@ class Link:
     interface: str | None
     mtu: int | None = None
     speed: int | None = None  # megabits a second, as the driver says
+    there: str = ""  # the address that node 0 has from here
+
+    @property
+    def loopback(self) -> bool:
+        """Whether it leads to this machine itself."""
+        return self.address.startswith("127.") or self.address == "::1"
 
 
 @dataclass(frozen=True)
@@ -81,5 +87,6 @@ class Facts:
     infiniband: tuple[str, ...]
     link: Link | None
     link_error: str | None  # why node 0's address leads nowhere
+    loopback: str | None  # why this machine cannot connect to itself
     clock_synchronised: bool | None
     named_loopback: str | None  # the loopback address that the machine's own name leads to

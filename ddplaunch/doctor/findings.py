@@ -44,7 +44,7 @@ Found = Iterator[Finding]
 
 def machine_findings(name: str, facts: Facts) -> Found:
     """What is wrong with one machine, whatever the others are."""
-    for rule in (_torch, _gpus, _shared_memory, _folders, _limits, _memory, _processors):
+    for rule in (_torch, _gpus, _shared_memory, _folders, _limits, _memory, _processors, _loopback):
         yield from rule(name, facts)
 
 
@@ -189,6 +189,23 @@ def _processors(name: str, facts: Facts) -> Found:
         text = f"the control group allows the time of {facts.quota:g} of {facts.cpus} CPUs"
         severity = Severity.WARNING if facts.quota < max(1, len(facts.gpus)) else Severity.NOTE
         yield Finding(severity, name, text, "raise its quota: docker run --cpus, resources.limits.cpu")
-    if facts.load > 1.5 * facts.cpus + 1:
+    if busy(facts):
         text = f"{facts.load:.0f} processes want to run, and there are {facts.cpus} CPUs for them"
         yield Finding(Severity.WARNING, name, text, "see with `top` what else runs there")
+
+
+def busy(facts: Facts) -> bool:
+    """Whether more wants to run there than can."""
+    return facts.load > 1.5 * facts.cpus + 1
+
+
+def held_back(facts: Facts) -> bool:
+    """Whether its CPUs have too little time, as a warning says: what is slow there is so for that."""
+    return busy(facts) or (facts.quota is not None and facts.quota < min(facts.cpus, max(1, len(facts.gpus))))
+
+
+def _loopback(name: str, facts: Facts) -> Found:
+    if facts.loopback:
+        text = f"a connection to itself (127.0.0.1) {facts.loopback}, so nothing was measured there"
+        hint = "let the firewall pass the interface lo: iptables -I INPUT -i lo -j ACCEPT"
+        yield Finding(Severity.ERROR, name, text, hint)

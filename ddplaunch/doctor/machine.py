@@ -22,6 +22,7 @@ from ddplaunch.doctor.inquiry import DEADLINE, TORCH_DEADLINE, Inquiry
 from ddplaunch.doctor.subjects import GpusFound, TorchFound
 
 T = TypeVar("T")
+LOOPBACK_DEADLINE = 2.0  # seconds for a connection that leaves no machine
 _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
 
@@ -37,7 +38,7 @@ def look(cwd: str, toward: str, environ: Mapping[str, str]) -> Facts:
         "/dev/shm": "/dev/shm",
     }
     folders = {what: Inquiry("folder", what, path) for what, path in places.items()}
-    link, link_error = _link(toward) if toward else (None, None)
+    link, link_error = route(toward) if toward else (None, None)
     own_name = Lookup(socket.gethostname())
     cpu = read_cpu("/sys")
     total, available = memory(cpu.memory_total, cpu.memory_available)
@@ -69,6 +70,7 @@ def look(cwd: str, toward: str, environ: Mapping[str, str]) -> Facts:
         infiniband=tuple(_listed("/sys/class/infiniband")),
         link=link,
         link_error=link_error,
+        loopback=_loopback(),
         clock_synchronised=_clock_synchronised(),
         named_loopback=next((each for each in addresses if each.startswith("127.") or each == "::1"), None),
     )
@@ -111,7 +113,7 @@ def _limits() -> Limits:
     )
 
 
-def _link(toward: str) -> tuple[Link | None, str | None]:
+def route(toward: str) -> tuple[Link | None, str | None]:
     """The interface that leads to an address, or why none does."""
     lookup = Lookup(toward)
     if not lookup.wait(DEADLINE):
@@ -123,7 +125,7 @@ def _link(toward: str) -> tuple[Link | None, str | None]:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((where[0], 9, *where[2:]))  # sends nothing
-                address = str(probe.getsockname()[0])
+                address, there = str(probe.getsockname()[0]), str(probe.getpeername()[0])
         except OSError as refused:
             error = refused
             continue
@@ -131,8 +133,22 @@ def _link(toward: str) -> tuple[Link | None, str | None]:
         folder = f"/sys/class/net/{name}"
         speed = number(f"{folder}/speed") if name else None
         mtu = number(f"{folder}/mtu") if name else None
-        return Link(address, name, mtu, speed if speed and speed > 0 else None), None
+        return Link(address, name, mtu, speed if speed and speed > 0 else None, there), None
     return None, f"{toward}: {error.strerror if error else 'no address'}"
+
+
+def _loopback() -> str | None:
+    """Why this machine cannot connect to itself, as ranks on it do; None where it can."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            socket.create_connection(listening.getsockname(), LOOPBACK_DEADLINE).close()
+    except TimeoutError:
+        return "gets no answer"
+    except ConnectionRefusedError:
+        return "is refused"
+    except OSError as error:
+        return f"fails: {error.strerror}"
+    return None
 
 
 def _clock_synchronised() -> bool | None:

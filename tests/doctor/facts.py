@@ -24,6 +24,7 @@ FACTS = Facts(
     infiniband=(),
     link=Link("10.0.0.1", "eth0", 1500),
     link_error=None,
+    loopback=None,
     clock_synchronised=None,
     named_loopback=None,
 )
