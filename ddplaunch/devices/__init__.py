@@ -14,7 +14,7 @@ from ddplaunch.devices.cpu import read_cpu
 from ddplaunch.devices.intel import read_intel
 from ddplaunch.devices.nvidia import read_nvidia
 from ddplaunch.devices.sysfs import Folder
-from ddplaunch.plan.hardware import Gpu, GpusFailed, Hardware
+from ddplaunch.plan.hardware import Gpu, GpusFailed, Hardware, LostGpu
 
 
 def read_hardware(*, processes: bool = False, sysfs: Folder = "/sys", dev: Folder = "/dev") -> Hardware:
@@ -25,8 +25,9 @@ def read_hardware(*, processes: bool = False, sysfs: Folder = "/sys", dev: Folde
     gpus: list[Gpu] = []
     notes: list[str] = []
     failed: str | None = None
+    lost: list[LostGpu] = []
     readers: dict[str, Callable[[], tuple[list[Gpu], list[str]]]] = {
-        "NVIDIA": partial(read_nvidia, sysfs, dev, processes=processes),
+        "NVIDIA": partial(read_nvidia, sysfs, dev, processes=processes, lost=lost),
         "AMD": partial(read_amd, sysfs, processes=processes),
         "Intel": partial(read_intel, sysfs),
         "Apple": read_apple,
@@ -42,4 +43,4 @@ def read_hardware(*, processes: bool = False, sysfs: Folder = "/sys", dev: Folde
         else:
             gpus += found
             notes += said
-    return Hardware(read_cpu(sysfs), tuple(gpus), tuple(notes), failed)
+    return Hardware(read_cpu(sysfs), tuple(gpus), tuple(notes), failed, tuple(lost))

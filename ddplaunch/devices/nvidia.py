@@ -13,7 +13,7 @@ import os
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.devices.processes import describe_process
 from ddplaunch.devices.sysfs import Folder, numbered, read_beside
-from ddplaunch.plan.hardware import Gpu, GpuProcess, GpusFailed, MigInstance
+from ddplaunch.plan.hardware import Gpu, GpuProcess, GpusFailed, LostGpu, MigInstance
 
 if TYPE_CHECKING:
     from typing import Any
@@ -26,10 +26,13 @@ MAX_NODES = 1 << 10  # what CONFIG_NODES_SHIFT of Linux allows at most on x86
 MAX_CPUS = 1 << 13  # and CONFIG_NR_CPUS
 
 
-def read_nvidia(sysfs: Folder, dev: Folder = "/dev", *, processes: bool = False) -> tuple[list[Gpu], list[str]]:
+def read_nvidia(
+    sysfs: Folder, dev: Folder = "/dev", *, processes: bool = False, lost: list[LostGpu] | None = None
+) -> tuple[list[Gpu], list[str]]:
     """Return the NVIDIA GPUs in NVML's order and a note for whatever could not be read.
 
-    A GPU that fails on the way (off its bus, in need of a reset) is left out and noted; the others keep their numbers.
+    A GPU that fails on the way (off its bus, in need of a reset) is left out, noted and added to ``lost``; the others
+    keep their numbers.
     Raises GpusFailed if the library is there, and the driver's device files or the driver itself tell of GPUs, but none
     can be read. Device files without a library are those of a container that was not given the GPUs.
     """
@@ -53,7 +56,7 @@ def read_nvidia(sysfs: Folder, dev: Folder = "/dev", *, processes: bool = False)
             _check_device_files(dev, notes)
         return [], notes
     try:
-        gpus, notes = _read_gpus(nvml, sysfs, processes)
+        gpus, notes = _read_gpus(nvml, sysfs, processes, [] if lost is None else lost)
         if notes and not gpus:
             raise GpusFailed("The NVIDIA driver lists GPUs", notes)
         return gpus, notes
@@ -87,7 +90,7 @@ def _remedy(nvml: Any, error: Any) -> str:
     }.get(error.value, "see what `nvidia-smi` and the kernel's log say")
 
 
-def _read_gpus(nvml: Any, sysfs: Folder, processes: bool) -> tuple[list[Gpu], list[str]]:
+def _read_gpus(nvml: Any, sysfs: Folder, processes: bool, lost: list[LostGpu]) -> tuple[list[Gpu], list[str]]:
     gpus: list[Gpu] = []
     notes: list[str] = []
     driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
@@ -95,7 +98,8 @@ def _read_gpus(nvml: Any, sysfs: Folder, processes: bool) -> tuple[list[Gpu], li
         try:
             gpu, mig_mode = _read_gpu(nvml, index, sysfs, driver, processes)
         except nvml.NVMLError as error:
-            notes.append(f"NVIDIA GPU {index} could not be read and is left out: {error}.")
+            lost.append(LostGpu(index, str(error)))
+            notes.append(lost[-1].note)
             continue
         gpus.append(gpu)
         if mig_mode and not gpu.mig:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ddplaunch.doctor.examination import SLOW, Examination, NodeFound, Speed, Way, bandwidth, slow_pairs
-from ddplaunch.doctor.facts import Facts
-from ddplaunch.doctor.findings import Finding, Found, Severity, machine_findings
+from ddplaunch.doctor.facts import Facts, Link
+from ddplaunch.doctor.findings import Finding, Found, Severity, held_back, machine_findings
 from ddplaunch.doctor.ways import Outcome
 from ddplaunch.words import size
 
@@ -59,7 +59,7 @@ COMPARED: tuple[tuple[str, Severity, Callable[[Facts], str | None]], ...] = (
     ("torch's CUDA", Severity.ERROR, lambda facts: (facts.torch.cuda or "none") if facts.torch else None),
     ("NCCL", Severity.ERROR, lambda facts: facts.torch.nccl if facts.torch else None),
     ("the GPU driver", Severity.WARNING, lambda facts: facts.gpus[0].driver if facts.gpus else None),
-    ("the number of GPUs", Severity.WARNING, lambda facts: str(len(facts.gpus))),
+    ("the number of GPUs", Severity.WARNING, lambda facts: str(len(facts.gpus) + len(facts.lost_gpus))),
     (
         "the GPU model",
         Severity.WARNING,
@@ -115,14 +115,18 @@ def _links(found: Examination) -> Found:
         if facts and facts.link_error:
             hint = "name node 0 so that all nodes find it: --master-addr 10.0.0.1"
             yield Finding(Severity.ERROR, node.name, facts.link_error, hint)
-        elif facts and facts.link and facts.link.interface == "lo":
+        elif node is not found.nodes[0] and facts and facts.link and facts.link.loopback:
             text = f"node 0's address leads to this machine itself ({facts.link.address})"
             yield Finding(Severity.ERROR, node.name, text, "--master-addr with an address that others reach")
-    mtus = grouped(found.nodes, lambda facts: str(facts.link.mtu) if facts.link and facts.link.mtu else None)
+    mtus = grouped(found.nodes, lambda facts: _mtu(facts.link))
     if len(mtus) > 1:
         told = "; ".join(f"{mtu} on {names(who)}" for mtu, who in mtus.items())
         text = f"the largest packet (MTU) of the interfaces differs: {told}"
         yield Finding(Severity.WARNING, "network", text, "set the same MTU on all nodes and switches")
+
+
+def _mtu(link: Link | None) -> str | None:
+    return str(link.mtu) if link and link.mtu and not link.loopback else None
 
 
 def _ports(found: Examination) -> Found:
@@ -209,13 +213,18 @@ def _slow_devices(found: Examination) -> Found:
         best = max((each.flops for each in powers), default=0.0)
         slow: dict[str, float] = {}
         for power in powers:
-            if power.flops < SLOW * best:
+            if power.flops < SLOW * best and not (kind == "cpu" and _held_back(found, power.node)):
                 name = found.name(power.node)
                 subject = name if kind == "cpu" else f"{name} {power.device}"
                 slow[subject] = min(power.flops, slow.get(subject, power.flops))
         for subject, flops in slow.items():
             text = f"it multiplies matrices at {_flops(flops)}, the best at {_flops(best)}"
             yield Finding(Severity.WARNING, subject, text, "see with `top` or `nvidia-smi` what else runs there")
+
+
+def _held_back(found: Examination, node: int) -> bool:
+    facts = found.nodes[node].facts
+    return facts is not None and held_back(facts)
 
 
 def _flops(flops: float) -> str:
@@ -225,8 +234,11 @@ def _flops(flops: float) -> str:
 def _pairs(found: Examination) -> Found:
     """Name the node all of whose exchanges are slow or fail, or else the link."""
     pairs = {speed.nodes: speed for speed in found.speeds if len(speed.nodes) == 2}
+    held = {nodes for nodes in pairs if any(_held_back(found, node) for node in nodes)}
+    if len(held) < len(pairs):  # of nodes that are all busy one may still be slow for another reason
+        pairs = {nodes: speed for nodes, speed in pairs.items() if nodes not in held or speed.error}
     best = max((bandwidth(speed) for speed in pairs.values()), default=0.0)
-    slow = {speed.nodes: speed for speed in (*slow_pairs(found.speeds), *filter(_failed, pairs.values()))}
+    slow = {speed.nodes: speed for speed in (*slow_pairs(list(pairs.values())), *filter(_failed, pairs.values()))}
     told: set[tuple[int, ...]] = set()
     for node in range(len(found.nodes)):
         own = [speed for nodes, speed in pairs.items() if node in nodes]

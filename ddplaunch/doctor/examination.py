@@ -14,7 +14,7 @@ from ddplaunch.doctor.benchmark import Measured
 from ddplaunch.doctor.facts import Facts
 from ddplaunch.doctor.findings import machine_findings
 from ddplaunch.doctor.inquiry import DEADLINE, TORCH_DEADLINE
-from ddplaunch.doctor.questions import Listen, Look, Measure, Prepare, Prepared, Tell, Time, Try, Ways
+from ddplaunch.doctor.questions import Listen, Look, Measure, Prepare, Prepared, Route, Routed, Tell, Time, Try, Ways
 from ddplaunch.doctor.session import UNREADABLE, Reach, Session, Unanswered
 from ddplaunch.doctor.ways import CONNECT_DEADLINE, LARGE_DEADLINE, SMALL_DEADLINE, Listening, Outcome, Place, new_nonce
 from ddplaunch.plan.command import START_DEADLINE
@@ -161,6 +161,22 @@ class Examiner:
         first = answers[min(answers)][1] if answers else 0.0
         for node, (facts, ahead) in answers.items():
             self._found[node] = replace(self._found[node], facts=facts, clock=ahead - first)
+        self._find_node_zero()
+
+    def _find_node_zero(self) -> None:
+        """Ask node 0 for its link by the address that others have of it, if its own name leads it to its loopback.
+
+        Debian's installer writes that name beside 127.0.1.1 into /etc/hosts. A job goes by what the others reach, too.
+        """
+        facts = self._found[0].facts
+        if not facts or not facts.link or not facts.link.loopback:
+            return
+        others = (found.facts.link for found in self._found[1:] if found.facts and found.facts.link)
+        address = next((link.there for link in others if not link.loopback), None)
+        if address:
+            routed = self._each([0], lambda node: self._sessions[0].ask(Route(address), Routed, 2 * DEADLINE))
+            if 0 in routed and (link := routed[0].link):
+                self._found[0] = replace(self._found[0], facts=replace(facts, link=link))
 
     def _try_ways(self) -> tuple[Way, ...]:
         self._say("trying the ways between them")
@@ -201,11 +217,12 @@ class Examiner:
     def _reached_at(self, node: int) -> str:
         """The address of a node: that of the interface which leads to node 0."""
         facts = self._found[node].facts
-        own = facts.link.address if facts and facts.link else ""
-        return self._address if node == 0 or own.startswith("127.") or own in ("", "::1") else own
+        link = facts.link if facts else None
+        return self._address if node == 0 or link is None or link.loopback else link.address
 
     def _measure(self, ways: Sequence[Way]) -> tuple[tuple[Power, ...], tuple[Speed, ...]]:
-        able = [node for node in self._live() if (facts := self._found[node].facts) and facts.torch]
+        facts = {node: self._found[node].facts for node in self._live()}
+        able = [node for node, each in facts.items() if each and each.torch and not each.loopback]
         if not able:
             return (), ()
         self._say("measuring all_reduce")

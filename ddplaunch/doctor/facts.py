@@ -8,6 +8,9 @@ from msgspec import Meta
 
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.gpu_health import GpuHealth
+from ddplaunch.plan.hardware import LostGpu
+
+CACHE = "the cache folder"
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,12 @@ class Link:
     interface: str | None
     mtu: int | None = None
     speed: int | None = None  # megabits a second, as the driver says
+    there: str = ""  # the address that node 0 has from here
+
+    @property
+    def loopback(self) -> bool:
+        """Whether it leads to this machine itself."""
+        return self.address.startswith("127.") or self.address == "::1"
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,7 @@ class Facts:
     torch_error: str | None  # why there is no torch to speak of
     gpus: tuple[GpuHealth, ...]
     gpus_error: str | None  # why GPUs that are there cannot be used, or asked
+    lost_gpus: tuple[LostGpu, ...]
     folders: tuple[Folder, ...]
     limits: Limits
     memory_total: int | None  # of the machine, or of the control group, which may have less
@@ -77,5 +87,6 @@ class Facts:
     infiniband: tuple[str, ...]
     link: Link | None
     link_error: str | None  # why node 0's address leads nowhere
+    loopback: str | None  # why this machine cannot connect to itself
     clock_synchronised: bool | None
     named_loopback: str | None  # the loopback address that the machine's own name leads to

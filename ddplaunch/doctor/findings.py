@@ -44,7 +44,7 @@ Found = Iterator[Finding]
 
 def machine_findings(name: str, facts: Facts) -> Found:
     """What is wrong with one machine, whatever the others are."""
-    for rule in (_torch, _gpus, _shared_memory, _folders, _limits, _memory, _processors):
+    for rule in (_torch, _gpus, _shared_memory, _folders, _limits, _memory, _processors, _loopback):
         yield from rule(name, facts)
 
 
@@ -58,7 +58,7 @@ def _torch(name: str, facts: Facts) -> Found:
         gpus = f"{len(facts.gpus)} GPU{'s' * (len(facts.gpus) > 1)}"
         text = f"torch {facts.torch.version} was built without CUDA, and this machine has {gpus}"
         yield Finding(Severity.ERROR, name, text, "install a build with CUDA: https://pytorch.org/get-started")
-    if facts.torch.why_not and facts.gpus:
+    if facts.torch.why_not and facts.gpus and not facts.lost_gpus:  # one that is lost keeps CUDA from the others
         driver = next((gpu.driver for gpu in facts.gpus if gpu.driver), "unknown")
         text = f"torch cannot use CUDA {facts.torch.cuda} with driver {driver}: {facts.torch.why_not}"
         yield Finding(Severity.ERROR, name, text, "update the driver, or install torch for an older CUDA")
@@ -91,6 +91,9 @@ def _gpus(name: str, facts: Facts) -> Found:
     if facts.gpus_error:
         severity = Severity.WARNING if facts.gpus else Severity.ERROR
         yield Finding(severity, name, facts.gpus_error, "see what `nvidia-smi` and the kernel's log (dmesg) say")
+    for lost in facts.lost_gpus:
+        hint = "look for Xid in the kernel's log (dmesg), and reboot; if it is lost again, have it replaced"
+        yield Finding(Severity.ERROR, f"{name} GPU {lost.index}", f"the driver cannot reach it: {lost.why}", hint)
     for gpu in facts.gpus:
         yield from _gpu(f"{name} GPU {gpu.index}", gpu)
 
@@ -145,13 +148,15 @@ def _folder(name: str, folder: Folder) -> Found:
         yield Finding(Severity.ERROR, name, text, "look at the file server and the mount (`mount`, dmesg)")
     elif folder.error:
         severity = Severity.ERROR if vital else Severity.WARNING
-        yield Finding(
-            severity, name, f"nothing can be written to {folder.what}: {folder.error}", "choose another folder"
-        )
+        yield Finding(severity, name, f"nothing can be written to {folder.what}: {folder.error}", _elsewhere(folder))
     elif folder.what != "/dev/shm" and folder.free is not None and folder.free < LITTLE_DISK:
         severity = Severity.ERROR if folder.free < DISK_NEEDED else Severity.WARNING
         text = f"{folder.what} has {size(folder.free)} free of {size(folder.total or 0)}"
-        yield Finding(severity, name, text, "free some space, or choose another folder")
+        yield Finding(severity, name, text, f"free some space, or {_elsewhere(folder)}")
+
+
+def _elsewhere(folder: Folder) -> str:
+    return "choose another: export TMPDIR=FOLDER" if folder.what == "TMPDIR" else "choose another folder"
 
 
 def _limits(name: str, facts: Facts) -> Found:
@@ -184,6 +189,23 @@ def _processors(name: str, facts: Facts) -> Found:
         text = f"the control group allows the time of {facts.quota:g} of {facts.cpus} CPUs"
         severity = Severity.WARNING if facts.quota < max(1, len(facts.gpus)) else Severity.NOTE
         yield Finding(severity, name, text, "raise its quota: docker run --cpus, resources.limits.cpu")
-    if facts.load > 1.5 * facts.cpus + 1:
+    if busy(facts):
         text = f"{facts.load:.0f} processes want to run, and there are {facts.cpus} CPUs for them"
         yield Finding(Severity.WARNING, name, text, "see with `top` what else runs there")
+
+
+def busy(facts: Facts) -> bool:
+    """Whether more wants to run there than can."""
+    return facts.load > 1.5 * facts.cpus + 1
+
+
+def held_back(facts: Facts) -> bool:
+    """Whether its CPUs have too little time, as a warning says: what is slow there is so for that."""
+    return busy(facts) or (facts.quota is not None and facts.quota < min(facts.cpus, max(1, len(facts.gpus))))
+
+
+def _loopback(name: str, facts: Facts) -> Found:
+    if facts.loopback:
+        text = f"a connection to itself (127.0.0.1) {facts.loopback}, so nothing was measured there"
+        hint = "let the firewall pass the interface lo: iptables -I INPUT -i lo -j ACCEPT"
+        yield Finding(Severity.ERROR, name, text, hint)

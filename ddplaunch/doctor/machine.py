@@ -7,7 +7,6 @@ import os
 import resource
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TypeVar
@@ -18,11 +17,12 @@ from ddplaunch import __version__
 from ddplaunch.agent.memory import groups, memory, number
 from ddplaunch.control.route import Lookup, interface_of
 from ddplaunch.devices.cpu import read_cpu
-from ddplaunch.doctor.facts import Facts, Folder, Limits, Link
+from ddplaunch.doctor.facts import CACHE, Facts, Folder, Limits, Link
 from ddplaunch.doctor.inquiry import DEADLINE, TORCH_DEADLINE, Inquiry
 from ddplaunch.doctor.subjects import GpusFound, TorchFound
 
 T = TypeVar("T")
+LOOPBACK_DEADLINE = 2.0  # seconds for a connection that leaves no machine
 _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
 
@@ -33,12 +33,12 @@ def look(cwd: str, toward: str, environ: Mapping[str, str]) -> Facts:
     cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     places = {
         "the current folder": cwd,
-        "TMPDIR": tempfile.gettempdir(),
-        "the cache folder": cache,
+        "TMPDIR": environ.get("TMPDIR") or "/tmp",
+        CACHE: cache,
         "/dev/shm": "/dev/shm",
     }
     folders = {what: Inquiry("folder", what, path) for what, path in places.items()}
-    link, link_error = _link(toward) if toward else (None, None)
+    link, link_error = route(toward) if toward else (None, None)
     own_name = Lookup(socket.gethostname())
     cpu = read_cpu("/sys")
     total, available = memory(cpu.memory_total, cpu.memory_available)
@@ -59,6 +59,7 @@ def look(cwd: str, toward: str, environ: Mapping[str, str]) -> Facts:
         torch_error=found_torch.error if found_torch else why_no_torch,
         gpus=found_gpus.gpus if found_gpus else (),
         gpus_error=found_gpus.error if found_gpus else f"the GPU driver did not answer in {DEADLINE:g} s",
+        lost_gpus=found_gpus.lost if found_gpus else (),
         folders=tuple(_folder(what, inquiry.answer()) for what, inquiry in folders.items()),
         limits=_limits(),
         memory_total=total,
@@ -69,6 +70,7 @@ def look(cwd: str, toward: str, environ: Mapping[str, str]) -> Facts:
         infiniband=tuple(_listed("/sys/class/infiniband")),
         link=link,
         link_error=link_error,
+        loopback=_loopback(),
         clock_synchronised=_clock_synchronised(),
         named_loopback=next((each for each in addresses if each.startswith("127.") or each == "::1"), None),
     )
@@ -111,7 +113,7 @@ def _limits() -> Limits:
     )
 
 
-def _link(toward: str) -> tuple[Link | None, str | None]:
+def route(toward: str) -> tuple[Link | None, str | None]:
     """The interface that leads to an address, or why none does."""
     lookup = Lookup(toward)
     if not lookup.wait(DEADLINE):
@@ -123,7 +125,7 @@ def _link(toward: str) -> tuple[Link | None, str | None]:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((where[0], 9, *where[2:]))  # sends nothing
-                address = str(probe.getsockname()[0])
+                address, there = str(probe.getsockname()[0]), str(probe.getpeername()[0])
         except OSError as refused:
             error = refused
             continue
@@ -131,8 +133,22 @@ def _link(toward: str) -> tuple[Link | None, str | None]:
         folder = f"/sys/class/net/{name}"
         speed = number(f"{folder}/speed") if name else None
         mtu = number(f"{folder}/mtu") if name else None
-        return Link(address, name, mtu, speed if speed and speed > 0 else None), None
+        return Link(address, name, mtu, speed if speed and speed > 0 else None, there), None
     return None, f"{toward}: {error.strerror if error else 'no address'}"
+
+
+def _loopback() -> str | None:
+    """Why this machine cannot connect to itself, as ranks on it do; None where it can."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            socket.create_connection(listening.getsockname(), LOOPBACK_DEADLINE).close()
+    except TimeoutError:
+        return "gets no answer"
+    except ConnectionRefusedError:
+        return "is refused"
+    except OSError as error:
+        return f"fails: {error.strerror}"
+    return None
 
 
 def _clock_synchronised() -> bool | None:

@@ -17,7 +17,7 @@ from ddplaunch.doctor import benchmark
 from ddplaunch.doctor.benchmark import Measured, Ready, Task
 from ddplaunch.doctor.inquiry import TORCH_DEADLINE
 from ddplaunch.doctor.lines import Lines
-from ddplaunch.doctor.machine import look
+from ddplaunch.doctor.machine import look, route
 from ddplaunch.doctor.questions import (
     MARK,
     End,
@@ -27,6 +27,8 @@ from ddplaunch.doctor.questions import (
     Prepare,
     Prepared,
     Question,
+    Route,
+    Routed,
     Tell,
     Time,
     Try,
@@ -107,6 +109,8 @@ class Node:
             os.environ.pop("PYTHONSAFEPATH", None)  # ours, so that Python took no module from the home folder
             os.environ.update(question.environ)
             return look(question.cwd, question.toward, os.environ)
+        if isinstance(question, Route):
+            return Routed(route(question.toward)[0])
         if isinstance(question, Tell):
             return Time(time.time())
         if isinstance(question, Listen):

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from ddplaunch.dataclass import dataclass
 from ddplaunch.doctor.benchmark import Ready
+from ddplaunch.doctor.facts import Link
 from ddplaunch.doctor.ways import Place, Tried
 
 MARK = b"\x1eddplaunch doctor "
@@ -24,6 +25,13 @@ class Look:
     cwd: str
     toward: str  # node 0's address; "" where there is one node
     environ: dict[str, str]  # for what is measured
+
+
+@dataclass(frozen=True)
+class Route:
+    """How do you reach this address? Answered with Routed."""
+
+    toward: str
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,11 @@ class Time:
 
 
 @dataclass(frozen=True)
+class Routed:
+    link: Link | None
+
+
+@dataclass(frozen=True)
 class Ways:
     tried: tuple[Tried, ...]
 
@@ -89,9 +102,9 @@ class Prepared:
     error: str | None = None
 
 
-Question = Look | Tell | Listen | Try | Prepare | Measure
+Question = Look | Route | Tell | Listen | Try | Prepare | Measure
 ORDERS: dict[str, type[Question | End]] = {
-    each.__name__: each for each in (Look, Tell, Listen, Try, Prepare, Measure, End)
+    each.__name__: each for each in (Look, Route, Tell, Listen, Try, Prepare, Measure, End)
 }
 
 

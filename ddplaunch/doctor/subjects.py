@@ -15,14 +15,16 @@ import msgspec
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices import read_hardware
 from ddplaunch.devices.gpu_health import GpuHealth, read_health
-from ddplaunch.doctor.facts import Folder, Torch
+from ddplaunch.doctor.facts import CACHE, Folder, Torch
 from ddplaunch.errors import shown
+from ddplaunch.plan.hardware import LostGpu
 
 
 @dataclass(frozen=True)
 class GpusFound:
     gpus: tuple[GpuHealth, ...]
     error: str | None  # why GPUs that are there cannot be used
+    lost: tuple[LostGpu, ...]
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,9 @@ def main() -> None:
 def gpus() -> GpusFound:
     """The GPUs and how they are."""
     hardware = read_hardware(processes=True)
-    health = read_health(hardware.gpus)
-    return GpusFound(health, " ".join(hardware.notes) if hardware.failed or (hardware.notes and not health) else None)
+    told = [each.note for each in hardware.lost]
+    notes = [note for note in hardware.notes if note not in told]
+    return GpusFound(read_health(hardware.gpus), " ".join(notes) or None, hardware.lost)
 
 
 def torch() -> TorchFound:
@@ -80,7 +83,7 @@ def torch() -> TorchFound:
 def folder(what: str, path: str) -> Folder:
     """Whether a folder can be written to, and how much."""
     place = path
-    while not os.path.exists(place) and place != os.path.dirname(place):  # one that will be made
+    while what == CACHE and not os.path.exists(place) and place != os.path.dirname(place):  # it will be made
         place = os.path.dirname(place)
     try:
         room = os.statvfs(place)

@@ -62,6 +62,18 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class LostGpu:
+    """A GPU that its driver counts and cannot reach: off its bus, or in need of a reset; ``why`` is the driver's."""
+
+    index: int
+    why: str
+
+    @property
+    def note(self) -> str:
+        return f"NVIDIA GPU {self.index} could not be read and is left out: {self.why}."
+
+
+@dataclass(frozen=True)
 class NumaNode:
     """One NUMA node; ``cpus`` are those online, ``memory_total`` is in bytes."""
 
@@ -96,13 +108,15 @@ class Cpu:
 class Hardware:
     """One machine: its processors, its accelerators, and what could not be read and why (one sentence each).
 
-    ``failed`` says what shows that it has GPUs, where a driver that should work gives none of them.
+    ``failed`` says what shows that it has GPUs, where a driver that should work gives none of them. ``lost`` are GPUs
+    that could not be read; a note tells of each.
     """
 
     cpu: Cpu
     gpus: tuple[Gpu, ...] = ()
     notes: tuple[str, ...] = ()
     failed: str | None = None
+    lost: tuple[LostGpu, ...] = ()
 
 
 class GpusFailed(Exception):

@@ -24,8 +24,8 @@ OF_LOAD = ("processes want to run", "multiplies matrices", "of memory are availa
 def doctor(sshd, tmp_path):
     """Look at so many hosts after ``spoil(hosts)``; return the exit code, the answer, and what it found."""
 
-    def look(count, spoil=lambda hosts: None, *words):
-        servers = sshd(count)
+    def look(count, spoil=lambda hosts: None, *words, **network):
+        servers = sshd(count, **network)
         hosts = servers.network.hosts
         where = {"PYTHONPATH": str(Path(ddplaunch.__file__).parents[1]), **servers.environment}
         for host in hosts:
@@ -88,6 +88,21 @@ def test_a_path_that_drops_large_packets(doctor):
         (2, 0): "ok",
         (2, 1): "large back",
     }
+
+
+def test_debian_hosts(doctor):
+    code, found, said = doctor(2, debian_hosts=True, ipv6=False)
+    assert (code, said) == (0, [])
+    links = [node["facts"]["link"] for node in found["nodes"]]
+    assert [(link["interface"], link["mtu"]) for link in links] == [("eth0", 1500)] * 2
+    assert [0, 1] in [speed["nodes"] for speed in found["speeds"]]
+
+
+def test_a_firewall_on_a_loopback(doctor):
+    code, found, said = doctor(3, lambda hosts: hosts[1].drop_loopback())
+    assert code == 1
+    assert said == ["n1: a connection to itself (127.0.0.1) gets no answer, so nothing was measured there"]
+    assert sorted(speed["nodes"] for speed in found["speeds"]) == [[0], [0, 2], [2]]
 
 
 def test_a_slow_host(doctor):

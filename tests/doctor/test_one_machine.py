@@ -57,6 +57,26 @@ def test_gpus_that_are_not_well(tmp_path, fake_nvml):
         assert [each for each in said if each.endswith("was built without CUDA, and this machine has 3 GPUs")]
 
 
+def test_a_gpu_that_fell_off_its_bus(tmp_path, fake_nvml):
+    code, out, _ = look(tmp_path, "--json", env={**os.environ, **fake_nvml.environ(3, lost=1)})
+    found = json.loads(out)
+    (lost,) = [each for each in found["findings"] if each["subject"].endswith(" GPU 1")]
+    assert (code, lost["severity"], lost["text"]) == (1, "error", "the driver cannot reach it: GPU is lost")
+    assert [gpu["index"] for gpu in found["nodes"][0]["facts"]["gpus"]] == [0, 2]
+
+
+def test_a_tmpdir_where_nothing_can_be_written(tmp_path):
+    """Python takes the next folder in silence; /proc stands for one that is full, for root too."""
+    code, out, _ = look(tmp_path, "--json", env={**os.environ, "TMPDIR": "/proc"})
+    found = json.loads(out)
+    (wrong,) = [each for each in found["findings"] if "TMPDIR" in each["text"]]
+    assert (code, wrong["severity"]) == (1, "error")
+    assert wrong["text"].startswith("nothing can be written to TMPDIR: ")
+    assert wrong["hint"] == "choose another: export TMPDIR=FOLDER"
+    (folder,) = [each for each in found["nodes"][0]["facts"]["folders"] if each["what"] == "TMPDIR"]
+    assert not folder["free"], "the free space of another folder"
+
+
 def test_a_driver_that_does_not_answer(tmp_path, fake_nvml):
     """The page comes all the same."""
     wedged = tmp_path / "wedged"

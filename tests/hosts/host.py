@@ -312,6 +312,12 @@ class Host:
             "add rule inet faults out oifname != lo tcp flags & rst == 0 reject with tcp reset\n"
         )
 
+    def drop_loopback(self) -> None:
+        """Let the host's own firewall drop what it sends to itself."""
+        self._own_network().nft(
+            "table inet faults { chain in { type filter hook input priority -300; iifname lo drop; }; }\n"
+        )
+
     def heal(self) -> None:
         """Undo all faults of the network."""
         # "add" first, since only what is there can be deleted.
