@@ -60,6 +60,8 @@ def main(folder, fails_at):
         "weights": round(sum(weight.abs().sum().item() for weight in model.parameters()), 3),
     }
     print(json.dumps(report), flush=True)
+    if torch.distributed.is_initialized():  # at the interpreter's end torch aborts now and then ("terminate called")
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
