@@ -3,6 +3,7 @@
 It saves at every second step and goes on from what is saved; at STEP, in the first attempt, rank 1 fails.
 """
 
+import gc
 import json
 import os
 import sys
@@ -60,9 +61,9 @@ def main(folder, fails_at):
         "weights": round(sum(weight.abs().sum().item() for weight in model.parameters()), 3),
     }
     print(json.dumps(report), flush=True)
-    if torch.distributed.is_initialized():  # at the interpreter's end torch aborts now and then ("terminate called")
-        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]) if sys.argv[2:] else None)
+    gc.collect()  # no DDP object may outlive the group: dropped after it, it can hang or abort (gloo, torch 2.13)
+    torch.distributed.destroy_process_group()
