@@ -12,43 +12,40 @@ from ddplaunch.cli import COMPLETE
 from ddplaunch.errors import UsageError
 from ddplaunch.words import nearest
 
-_COMMANDS = {
-    "run": "Start a training job on this machine, or this machine's share of one.",
-    "submit": "Submit a training job to Slurm, Grid Engine, PBS or LSF.",
-    "manifest": "Print a training job for Kubernetes as YAML.",
-    "attach": "Follow a job that was submitted, to its end.",
-    "ps": "Show your jobs: on this machine, submitted, and ended.",
-    "stacks": "Show who waits for whom in a running job, and where each rank is.",
-    "top": "Show what a running job does, and where each rank stands.",
-    "logs": "Print what the ranks of a run print, or printed last.",
-    "stop": "Stop a running job.",
-    "wait": "Wait for the end of a job, and return its exit code.",
-    "report": "Tell how a run ended, and what each rank used.",
-    "warm": "Show, or end, what is kept to start the next runs sooner.",
-    "clean": "Remove what is kept of runs that have ended.",
-    "doctor": "Look for what would break or slow a job, on this machine or many.",
-    "devices": "Show the GPUs, processors and NUMA nodes of this machine.",
+COMMANDS = {
+    "run": ("cli.run_command", "Start a training job on this machine, or this machine's share of one."),
+    "submit": ("commands.submit.command", "Submit a training job to Slurm, Grid Engine, PBS or LSF."),
+    "manifest": ("commands.manifest.command", "Print a training job for Kubernetes as YAML."),
+    "attach": ("commands.attach", "Follow a job that was submitted, to its end."),
+    "ps": ("commands.runs.ps", "Show your jobs: on this machine, submitted, and ended."),
+    "stacks": ("commands.stacks", "Show who waits for whom in a running job, and where each rank is."),
+    "top": ("commands.top.command", "Show what a running job does, and where each rank stands."),
+    "logs": ("commands.runs.logs", "Print what the ranks of a run print, or printed last."),
+    "stop": ("commands.runs.stop", "Stop a running job."),
+    "wait": ("commands.runs.wait", "Wait for the end of a job, and return its exit code."),
+    "report": ("commands.runs.report", "Tell how a run ended, and what each rank used."),
+    "warm": ("commands.warm", "Show, or end, what is kept to start the next runs sooner."),
+    "clean": ("commands.runs.clean", "Remove what is kept of runs that have ended."),
+    "doctor": ("commands.doctor.command", "Look for what would break or slow a job, on this machine or many."),
+    "devices": ("commands.devices.command", "Show the GPUs, processors and NUMA nodes of this machine."),
 }
-"""Each name is also that of its module, imported only when it is needed: start-up is part of the product."""
-
-_ELSEWHERE = {"run": "run_command"}
-"""The modules that have another name than their command."""
+"""The module of each, imported only when it is needed, and what it is for. Its function has the command's name."""
 
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(f"ddplaunch.cli.{_ELSEWHERE.get(cmd_name, cmd_name)}"), cmd_name)
+        command = getattr(import_module(f"ddplaunch.{COMMANDS[cmd_name][0]}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)
@@ -61,13 +58,13 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         word = args[0]
-        if word in _COMMANDS or ctx.resilient_parsing:
+        if word in COMMANDS or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         if ".py" in word or ":" in word or os.path.exists(word):
             hint = _as_run(args)
         else:
-            near = nearest(word, _COMMANDS)
-            hint = f"did you mean {near}?" if near else f"commands: {', '.join(_COMMANDS)}"
+            near = nearest(word, COMMANDS)
+            hint = f"did you mean {near}?" if near else f"commands: {', '.join(COMMANDS)}"
         raise UsageError(f"{word} is not a command of ddplaunch", hint)
 
 

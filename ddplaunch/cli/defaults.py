@@ -297,10 +297,12 @@ def _belongs_elsewhere(command: str, file: _File) -> Callable[[str], str | None]
     def where(key: str) -> str | None:
         from importlib import import_module
 
+        from ddplaunch.cli.commands import COMMANDS
+
         for other in TABLES:
             if other in (command, RUN):
                 continue
-            theirs = import_module(f"ddplaunch.cli.{other}").HEADINGS
+            theirs = import_module(f"ddplaunch.{COMMANDS[other][0]}").HEADINGS
             if any(f"--{key}" in option.opts for options in theirs.values() for option in options):
                 return f"it belongs in {file.heading(other)}, the defaults of ddplaunch {other}"
         return None

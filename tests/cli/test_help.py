@@ -12,10 +12,10 @@ import sys
 import pytest
 
 from ddplaunch import __version__
-from ddplaunch.cli.commands import _COMMANDS
-from ddplaunch.cli.manifest import manifest
+from ddplaunch.cli.commands import COMMANDS
 from ddplaunch.cli.run_command import run
-from ddplaunch.cli.submit import submit
+from ddplaunch.commands.manifest.command import manifest
+from ddplaunch.commands.submit.command import submit
 from tests.conftest import clean_environment, command, write
 
 
@@ -131,7 +131,7 @@ def test_completion_is_offered(shell, tmp_path):
 @pytest.mark.parametrize(
     ("words", "completions"),
     [
-        ("ddplaunch ", [f"plain,{name}" for name in _COMMANDS]),
+        ("ddplaunch ", [f"plain,{name}" for name in COMMANDS]),
         ("ddplaunch run --np", ["plain,--nproc"]),
         ("ddplaunch run --help", ["plain,--help", "plain,--help-all"]),
         ("ddplaunch run --nproc 4 --dr", ["plain,--dry-run"]),

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import ddplaunch
-from ddplaunch.console.devices import devices_json
-from ddplaunch.console.runs import ended_json, running_json
+from ddplaunch.commands.devices.table import devices_json
+from ddplaunch.commands.runs.table import ended_json, running_json
 from ddplaunch.console.stacks import to_json as stacks_json
 from ddplaunch.control.failure import Failure, Verdict
 from ddplaunch.devices.visible import Visible, VisibleGpu

@@ -17,7 +17,7 @@ from tests.slurm.test_run import SHOWS, lines
 DRIVER = """
     import sys
     import submitit
-    from ddplaunch.submit.submitit import Task
+    from ddplaunch.submitit import Task
 
     cluster, nodes, target, *args = sys.argv[1:]
     executor = submitit.AutoExecutor(folder="runs", cluster=cluster)

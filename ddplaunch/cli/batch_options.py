@@ -1,0 +1,250 @@
+"""The options of ``ddplaunch submit`` beside those of ``run``: what each is, how it is read, its heading."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from ddplaunch.cli import batch_command
+from ddplaunch.cli.batch_command import CONFIG, CPUS, JOB_NAME, MEMORY, NODES, OF_SBATCH, TIME, like, option, wrong
+from ddplaunch.queue.table import SCHEDULERS
+from ddplaunch.words import named
+
+REFUSED = {
+    **{name: hint for name, hint in batch_command.REFUSED.items() if name != "--exclude"},
+    "--env": "export it: a job of Slurm has the variables of this shell",
+    "--token": "set DDPLAUNCH_TOKEN: Slurm hands it on, and no script has it",
+    "--json": "--dry-run prints the script",
+}
+"""Options that a job of Slurm cannot have, and what to type instead."""
+
+OF_SCHEDULERS = {"pe": ("sge",), "qsub_args": ("sge", "pbs"), "bsub_args": ("lsf",)}
+"""Options that only some schedulers have, by click's names."""
+
+_OURS_ALONE = {"--ntasks", "--ntasks-per-node", "-n", "--parsable", "--wrap", "--open-mode", "--chdir", "-D"}
+
+
+def _sbatch_args(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    own = {name for options in HEADINGS.values() for option in options for name in option.opts}
+    for text in values:
+        try:
+            words = shlex.split(text)
+        except ValueError:
+            raise wrong(ctx, param, text, "a quotation mark is missing") from None
+        name = words[0].partition("=")[0] if words else ""
+        if not name.startswith("-"):
+            hint = f"--sbatch-arg=--{text}" if words else "--sbatch-arg=--hint=nomultithread"
+            raise wrong(ctx, param, text, "expected an option of sbatch", hint)
+        if name in _OURS_ALONE:
+            hint = "ddplaunch asks for one task a node, in this folder, and starts the ranks itself: --nproc"
+            raise wrong(ctx, param, text, f"ddplaunch sets {name} itself", hint)
+        if name == "--exclusive" and "=" in words[0]:
+            continue  # ours is without a value
+        if ours := name if name in own else OF_SBATCH.get(name):
+            raise wrong(ctx, param, text, f"ddplaunch has {ours} itself", f"use {ours}")
+    return values
+
+
+_OF_THE_STEP = {
+    "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--kill-on-bad-exit", "-K", "--cpus-per-task", "-c",
+    "--container-image", "--container-mounts", "--container-workdir",
+}  # fmt: skip
+"""Options of srun that the script sets."""
+
+
+def _srun_args(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    for text in values:
+        try:
+            words = shlex.split(text)
+        except ValueError:
+            raise wrong(ctx, param, text, "a quotation mark is missing") from None
+        if not words or not words[0].startswith("-"):
+            hint = f"--srun-arg=--{text}" if words else "--srun-arg=--cpu-bind=none"
+            raise wrong(ctx, param, text, "expected an option of srun", hint)
+        for name in (word.partition("=")[0] for word in words):
+            if name in _OF_THE_STEP:
+                raise wrong(ctx, param, text, f"the script sets {name} itself", "--dry-run shows it")
+    return values
+
+
+_MAILS = (
+    "NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT",
+    "TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS",
+)  # fmt: skip
+
+
+def _mails(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    if text is not None and not {word.upper() for word in text.split(",")} <= set(_MAILS):
+        raise wrong(ctx, param, text, f"expected a list like END,FAIL, of {', '.join(_MAILS)}")
+    return text
+
+
+_WAITED = r"(after|afterany|afterburstbuffer|aftercorr|afternotok|afterok)(:\d+(_(\d+|\*))?(\+\d+)?)+|singleton"
+"""One condition of sbatch's --dependency."""
+
+
+def _scheduler(ctx: click.Context, param: click.Parameter, text: str) -> str:
+    if text not in SCHEDULERS:
+        hint = "ddplaunch manifest prints a job for Kubernetes" if text == "kubernetes" else "leave it out for Slurm"
+        known = named([f"{system} ({name})" for name, system in SCHEDULERS.items()])
+        raise wrong(ctx, param, text, f"submit is for {known}", hint)
+    return text
+
+
+_GPUS = like(r"([\w.-]+:)?\d{1,9}", "a number of GPUs like 8, or with a type like a100:8")
+_MEMORY_OF_ONE = like(r"\d{1,15}[KMGT]?B?", "a size like 50G")
+
+HEADINGS = {
+    "Resources": (
+        NODES,
+        option(
+            "--gpus-per-node",
+            "N",
+            "GPUs on each node, like 8 or a100:8. Each gets a rank, unless --nproc says otherwise.",
+            _GPUS,
+        ),
+        option("--gpus-per-task", "N", "The same as --gpus-per-node: a node has one task, ddplaunch.", _GPUS),
+        option("--gres", "LIST", "Generic resources on each node, like gpu:a100:8 or gpu:8,nvme:1."),
+        CPUS,
+        option("--mem", "SIZE", "Memory on each node, like 200G; 0 is all.", MEMORY),
+        option("--mem-per-gpu", "SIZE", "Memory for each GPU, instead of --mem.", _MEMORY_OF_ONE),
+        option("--mem-per-cpu", "SIZE", "Memory for each CPU, instead of --mem.", _MEMORY_OF_ONE),
+        TIME,
+    ),
+    "For Slurm": (
+        option("--partition", "NAME", "Partition to queue in; a list like a,b for either."),
+        option("--account", "NAME", "Account to charge."),
+        option("--qos", "NAME", "Quality of service."),
+        option("--constraint", "LIST", "Features that the nodes must have."),
+        option("--nodelist", "LIST", "Nodes that the job must include, like gpu[1-4]."),
+        option("--exclude", "LIST", "Nodes that the job must not use, like gpu[1-4]."),
+        click.Option(["--exclusive"], is_flag=True, help="Take whole nodes: no other job runs there."),
+        option("--reservation", "NAME", "Use nodes of this reservation."),
+        option(
+            "--dependency",
+            "LIST",
+            "Begin when other jobs allow it: afterok:4711, afterany:4711:4712, singleton.",
+            like(rf"({_WAITED})([,?]({_WAITED}))*", "conditions like afterok:4711, afterany:4711:4712 or singleton"),
+        ),
+        option("--mail-type", "LIST", "Send mail on these: BEGIN, END, FAIL, TIME_LIMIT_90, ALL, …", _mails),
+        option("--mail-user", "ADDRESS", "Who gets that mail.  [default: you]"),
+        option("--comment", "TEXT", "A comment, which squeue and sacct can show."),
+        option(
+            "--array",
+            "LIST",
+            "Submit a job for each index, like 0-3. The program reads SLURM_ARRAY_TASK_ID, or the like.",
+            like(r"[\d,-]+(:\d+)?(%\d+)?", "a list of indices like 0-3 or 1,5%2"),
+        ),
+        JOB_NAME,
+        option(
+            "--output",
+            "FILE",
+            "Log file, with sbatch's patterns.  [default: slurm-%j.out; with --array, slurm-%A_%a.out]",
+            path=True,
+        ),
+        option("--error", "FILE", "File for stderr, with the same patterns.  [default: the log file]", path=True),
+        option(
+            "--sbatch-arg sbatch_args",
+            "OPTION",
+            "Any other option of sbatch, like --sbatch-arg=--hint=nomultithread",
+            _sbatch_args,
+            multiple=True,
+        ),
+        option(
+            "--srun-arg srun_args",
+            "OPTION",
+            "An option of srun, which starts ddplaunch on each node, like --srun-arg=--cpu-bind=none",
+            _srun_args,
+            multiple=True,
+        ),
+        CONFIG,
+    ),
+    "For Grid Engine, PBS and LSF": (
+        click.Option(
+            ["--scheduler"],
+            metavar="NAME",
+            default="slurm",
+            show_default=True,
+            callback=_scheduler,
+            help="slurm; sge for Grid Engine, pbs or lsf, where --partition names a queue.",
+        ),
+        option(
+            "--pe", "NAME", "Parallel environment of Grid Engine, which must give each host the same number of slots."
+        ),
+        option(
+            "--qsub-arg qsub_args", "OPTION", "Any other option of qsub, like --qsub-arg='-l h_vmem=4G'", multiple=True
+        ),
+        option("--bsub-arg bsub_args", "OPTION", "Any other option of bsub, like --bsub-arg='-M 200G'", multiple=True),
+    ),
+    "Environment of the job": (
+        option("--setup", "FILE|CMD", "A file to source, or a command to run, before the job starts", multiple=True),
+        option(
+            "--teardown",
+            "FILE|CMD",
+            "The same at the end, whatever the exit code, which stays the job's",
+            multiple=True,
+        ),
+        option("--container-image", "IMAGE", "Run in this container image; needs pyxis on the nodes."),
+        option(
+            "--container-mounts",
+            "LIST",
+            "Folders to mount in the container, SRC:DST,…, besides the current folder",
+            multiple=True,
+        ),
+    ),
+    "After the start": (
+        option(
+            "--requeue",
+            "N",
+            "When the job is preempted or its time is up: warn it, and start it again, at most N times.",
+            like(r"\d{1,4}", "a number of times, like 3", int),
+        ),
+        click.Option(
+            ["--follow/--no-follow"], default=False, help="Show the log as it grows, and end with the job's exit code."
+        ),
+    ),
+    "Dry run and help": (
+        click.Option(["--dry-run"], is_flag=True, help="Print the script and the source of each value."),
+    ),
+}
+"""The options under their headings in the help."""
+
+COMMON = (
+    "--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--partition", "--account", "--nproc",
+    "--array", "--output", "--requeue", "--follow", "--dry-run", "--help", "--help-all",
+)  # fmt: skip
+"""The options that most people need."""
+
+_VALUED = (
+    "acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "clusters", "container", "core-spec",
+    "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline", "delay-boot", "distribution", "export-file",
+    "extra-node-info", "gid", "gpu-bind", "gpu-freq", "gpus-per-socket", "gres-flags", "hint", "input",
+    "kill-on-invalid-dep", "licenses", "mcs-label", "mem-bind", "mincpus", "network", "nodefile", "ntasks-per-core",
+    "ntasks-per-gpu", "ntasks-per-socket", "power", "prefer", "priority", "profile", "segment", "signal",
+    "sockets-per-node", "switches", "thread-spec", "threads-per-core", "time-min", "tmp", "tres-bind",
+    "tres-per-task", "uid", "wait-all-nodes", "wckey",
+)  # fmt: skip
+_FLAGS = (
+    "contiguous", "get-user-env", "hold", "ignore-pbs", "nice", "no-kill", "no-requeue", "overcommit",
+    "oversubscribe", "propagate", "reboot", "spread-job", "use-min-nodes", "wait",
+)  # fmt: skip
+_LETTERS = {
+    "-b": "begin", "-B": "extra-node-info", "-F": "nodefile", "-H": "hold", "-i": "input", "-k": "no-kill",
+    "-L": "licenses", "-M": "clusters", "-O": "overcommit", "-s": "oversubscribe", "-S": "core-spec", "-W": "wait",
+}  # fmt: skip
+"""The options that sbatch(1) has and we have not: with a value, without one or with one behind "=", as letters."""
+
+
+def passed_on(words: list[str]) -> str | None:
+    """The words that pass an option of sbatch on, where ``words`` begin with one that ddplaunch does not have."""
+    typed, equals, value = words[0].partition("=")
+    name = _LETTERS.get(typed, typed.removeprefix("--").replace("_", "-"))
+    if typed not in _LETTERS and not typed.startswith("--"):
+        return None
+    if name in _FLAGS or (name in _VALUED and equals):
+        return "--sbatch-arg=" + shlex.quote(f"--{name}{equals}{value}")
+    if name in _VALUED:
+        value = words[1] if len(words) > 1 else "VALUE"
+        return "--sbatch-arg=" + shlex.quote(f"--{name}={value}")
+    return None

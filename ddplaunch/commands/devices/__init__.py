@@ -1,0 +1,1 @@
+"""``ddplaunch devices``: the GPUs, processors and NUMA nodes of this machine."""

@@ -1,0 +1,237 @@
+"""``ddplaunch doctor``: what would break a job on these machines, or slow it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from ddplaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ddplaunch.commands.doctor.session import Reach
+    from ddplaunch.ssh.hosts import Host
+
+HEARTBEAT = 60.0  # seconds of silence after which ssh gives a host up
+
+
+@click.command()
+@click.option("--hosts", metavar="HOSTS", help="Look at these hosts, over SSH: n1,n2 or n[1-4].")
+@click.option("--hostfile", metavar="FILE", help="Look at the hosts in this file, one a line.")
+@click.option("--include", metavar="HOSTS", help="Look only at these of the hosts.")
+@click.option("--exclude", metavar="HOSTS", help="Leave out these hosts.")
+@click.option("--remote-python", metavar="PATH", help="The Python on the hosts.  [default: the path of this one]")
+@click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Type this on each of N nodes, as for a job.")
+@click.option("--node-rank", type=click.IntRange(0), metavar="I", help="Rank of this node; node 0 prints the page.")
+@click.option("--master-addr", metavar="ADDRESS", help="The address of node 0, as the others reach it.")
+@click.option(
+    "--master-port",
+    type=click.IntRange(1, 65534),
+    default=29500,
+    show_default=True,
+    metavar="PORT",
+    help="Try this port, the next one, and one that the kernel chooses.",
+)
+@click.option(
+    "--join-timeout",
+    metavar="TIME",
+    default="60",
+    show_default=True,
+    callback=lambda ctx, param, text: _seconds(text),
+    help="With --nnodes: wait this long for the other nodes.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
+def doctor(
+    hosts: str | None,
+    hostfile: str | None,
+    include: str | None,
+    exclude: str | None,
+    remote_python: str | None,
+    nnodes: int | None,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int,
+    join_timeout: float,
+    as_json: bool,
+) -> int:
+    """Look for what would break or slow a job: on this machine, or on many: hosts, nodes, a Slurm job.
+
+    Looks at versions, GPUs, shared memory, disks, limits and clocks; tries the ways between nodes; and measures a small
+    all_reduce. It changes nothing, and takes half a minute. The exit code is 1 where something would break a job.
+    """
+    import os
+    import sys
+
+    from ddplaunch.cli.over_ssh import carried
+    from ddplaunch.ssh.hosts import read
+
+    given = "--hosts" if hosts is not None else "--hostfile" if hostfile is not None else None
+    place = _place(nnodes, node_rank, master_addr, given)
+    environ = carried((), os.environ)
+    if hosts is None and hostfile is None:
+        for name, value in (("include", include), ("exclude", exclude), ("remote-python", remote_python)):
+            if value is not None:
+                raise UsageError(f"--{name} works only with --hosts or --hostfile", "--hosts n1,n2")
+        if place:
+            return _by_hand(*place, master_port, join_timeout, as_json)
+        address, reaches = _here() if nnodes else _in_slurm() or _here()
+    else:
+        named = read(hosts, hostfile, include, exclude)
+        address, reaches = _over_ssh(named, remote_python or sys.executable, environ)
+    if master_addr is not None and len(reaches) < 2:
+        raise UsageError("--master-addr works only with several nodes", "--hosts n1,n2")
+    return _examine(reaches, master_addr or address, master_port, environ, as_json)
+
+
+def _place(
+    nnodes: int | None, node_rank: int | None, master_addr: str | None, hosts: str | None
+) -> tuple[int, int, str] | None:
+    """The number of nodes, which of them this is and where node 0 is; None unless there are several, started by hand.
+
+    ``hosts`` is the option that names hosts, if one does.
+    """
+    from ddplaunch.plan.rendezvous import locate
+
+    if nnodes is None and node_rank is None:
+        return None
+    if nnodes is None:
+        raise UsageError(f"--node-rank {node_rank} works only with --nnodes", "say of how many nodes: --nnodes 2")
+    if hosts:
+        raise UsageError(f"--nnodes {nnodes} does not work with {hosts}, which says how many", "leave one of them out")
+    example = f"on node 0: --nnodes {nnodes} --node-rank 0 --master-addr {master_addr or '10.0.0.1'}"
+    if nnodes > 1 and node_rank is None:
+        raise UsageError(f"--nnodes {nnodes} works only with --node-rank: which of them is this?", example)
+    if nnodes > 1 and master_addr is None:
+        raise UsageError(f"--nnodes {nnodes} works only with --master-addr: where is node 0?", example)
+    if node_rank is not None and node_rank >= nnodes:
+        numbered = "the one node is 0" if nnodes == 1 else f"{nnodes} nodes are numbered 0 to {nnodes - 1}"
+        hint = f"--nnodes {node_rank + 1} or more, if that is what was meant"
+        raise UsageError(f"--node-rank {node_rank} is out of range: {numbered}", hint)
+    if nnodes == 1 or node_rank is None:
+        return None
+    return nnodes, node_rank, locate(master_addr, None, None, nnodes=nnodes, here=None, environ={})[0].value
+
+
+def _seconds(text: str) -> float:
+    from ddplaunch.cli.values import WEEK, as_seconds
+
+    seconds = as_seconds(text)
+    if seconds is None or not 0 <= seconds <= WEEK:
+        raise UsageError(f"--join-timeout {text}: expected a time from 0 up to a week, like 90 (seconds) or 10m")
+    return seconds
+
+
+def _examine(reaches: list[Reach], address: str, port: int, environ: dict[str, str], as_json: bool) -> int:
+    """Look at these nodes, print the page and return the exit code; ``address`` and ``port`` are node 0's."""
+    import json
+    import time
+
+    from ddplaunch.cli.say import say_note
+    from ddplaunch.commands.doctor.comparison import findings
+    from ddplaunch.commands.doctor.examination import Examiner
+    from ddplaunch.commands.doctor.findings import Severity
+    from ddplaunch.commands.doctor.report import page, to_json
+    from ddplaunch.errors import harmless
+    from ddplaunch.ssh.fleet import make_room
+
+    began = time.monotonic()
+    make_room(len(reaches))
+    several = len(reaches) > 1
+    ports = (port, port + 1) if several else ()
+    found = Examiner(reaches, address if several else "", ports, environ, say_note).examine()
+    wrong = findings(found)
+    if as_json:
+        click.echo(json.dumps(to_json(found, wrong), indent=2))
+    else:
+        click.echo(harmless(page(found, wrong, time.monotonic() - began)), nl=False)
+    return int(any(each.severity is Severity.ERROR for each in wrong))
+
+
+def _by_hand(nnodes: int, node_rank: int, address: str, port: int, join_timeout: float, as_json: bool) -> int:
+    """One of the nodes at which this is typed: node 0 looks at all of them, the others answer it."""
+    import os
+
+    from ddplaunch.cli.say import say_note
+    from ddplaunch.control.route import check_is_ours
+    from ddplaunch.words import named
+
+    token = os.environ.get("DDPLAUNCH_TOKEN")
+    if node_rank:
+        from ddplaunch.commands.doctor.meeting import Hello
+        from ddplaunch.commands.doctor.relay import answer
+
+        return answer(address, port + 1, Hello(node_rank, nnodes, os.uname().nodename), token, join_timeout, say_note)
+    from ddplaunch.commands.doctor.meeting import Meeting
+    from ddplaunch.ssh.fleet import make_room
+
+    check_is_ours(address)
+    make_room(nnodes)
+    typed = f"--master-addr {address} --master-port {port}"
+    with Meeting(port + 1, nnodes, token) as meeting:
+        missing = named(map(str, meeting.missing))
+        say_note(f"waiting for node {missing} at port {port + 1} ({join_timeout:g} s at most)")
+        others = meeting.wait(
+            join_timeout, lambda rank: f"ddplaunch doctor --nnodes {nnodes} --node-rank {rank} {typed}"
+        )
+        code = _examine([*_here()[1], *others], address, port, {}, as_json)
+        meeting.tell(code)
+        return code
+
+
+def _here() -> tuple[str, list[Reach]]:
+    import os
+    import sys
+
+    from ddplaunch.commands.doctor.channels import Process
+    from ddplaunch.commands.doctor.session import Reach
+    from ddplaunch.plan.command import DOCTOR, python_command
+
+    return "", [Reach(os.uname().nodename, partial(Process, python_command(sys.executable, DOCTOR)))]
+
+
+def _over_ssh(hosts: Sequence[Host], python: str, environ: Mapping[str, str]) -> tuple[str, list[Reach]]:
+    """The address of the first host, and how all are reached."""
+    from ddplaunch.commands.doctor.channels import Process
+    from ddplaunch.commands.doctor.session import Reach
+    from ddplaunch.plan.command import DOCTOR
+    from ddplaunch.ssh.client import command, look_up
+
+    ways = [look_up(host.destination) for host in hosts]
+    return ways[0].address, [
+        Reach(
+            host.name,
+            partial(Process, command(host.destination, way, python, environ, HEARTBEAT, DOCTOR)),
+            f"ssh {host.destination} true",
+        )
+        for host, way in zip(hosts, ways, strict=True)
+    ]
+
+
+def _in_slurm() -> tuple[str, list[Reach]] | None:
+    """The nodes of the Slurm job that we are in, each reached by a step of its own; None outside of one."""
+    import os
+    import sys
+
+    from ddplaunch.clusters import slurm
+    from ddplaunch.commands.doctor.channels import Process
+    from ddplaunch.commands.doctor.session import Reach
+    from ddplaunch.plan.command import DOCTOR, python_command
+
+    allocation = slurm.allocation(os.environ)
+    if allocation is None or len(allocation.hosts) < 2:
+        return None
+    step = os.environ.get(slurm.STEP_ID, "")
+    if step.isdigit() and int(step) < slurm.SPECIAL_STEPS:
+        raise UsageError(
+            "ddplaunch doctor starts a step on each node itself, and this is one already (srun)",
+            "type it without srun, in the batch script or in the shell that salloc opens",
+        )
+    words = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--quiet")
+    python = python_command(sys.executable, DOCTOR)
+    return allocation.hosts[0], [
+        Reach(host, partial(Process, (*words, f"--nodelist={host}", *python)), f"srun --overlap --nodelist={host} true")
+        for host in allocation.hosts
+    ]

@@ -1,0 +1,270 @@
+"""What the facts of several nodes mean together: what differs, who reaches whom, who is slow. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from ddplaunch.commands.doctor.examination import SLOW, Examination, NodeFound, Speed, Way, bandwidth, slow_pairs
+from ddplaunch.commands.doctor.facts import Facts, Link
+from ddplaunch.commands.doctor.findings import Finding, Found, Severity, held_back, machine_findings
+from ddplaunch.commands.doctor.ways import Outcome
+from ddplaunch.words import size
+
+CLOCKS_DIFFER = 1.0  # seconds
+_MOST = 3  # findings of one kind that are told one by one
+
+
+def findings(found: Examination) -> list[Finding]:
+    """All that is wrong, the worst first; the order is else that of the nodes."""
+    same: dict[tuple[Severity, str, str], list[str]] = {}
+    for each in _each(found):
+        same.setdefault((each.severity, each.text, each.hint), []).append(each.subject)
+    together = [Finding(severity, names(who), text, hint) for (severity, text, hint), who in same.items()]
+    return sorted([*together, *_several(found)], key=lambda each: list(Severity).index(each.severity))
+
+
+def _each(found: Examination) -> Found:
+    for node in found.nodes:
+        if node.trouble:
+            what = "it did not take part" if node.facts is None else "it stopped answering"
+            yield Finding(Severity.ERROR, node.name, f"{what}: {node.trouble}", f"see whether this works: {node.check}")
+        if node.facts:
+            yield from machine_findings(node.name, node.facts)
+    for speed in found.speeds:
+        if speed.error and len(speed.nodes) == 1:
+            text = f"all_reduce of its {speed.ranks} devices failed ({speed.backend}): {speed.error}"
+            yield Finding(
+                Severity.ERROR, found.name(speed.nodes[0]), text, "run the job with NCCL_DEBUG=INFO to see more"
+            )
+    yield from _slow_devices(found)
+
+
+def _several(found: Examination) -> Found:
+    if len(found.nodes) < 2:
+        return
+    for rule in (_differences, _clocks, _links, _ports, _ways, _pairs):
+        yield from rule(found)
+
+
+# ------------------------------------------------------------------------------------------------------ what differs
+
+
+def _version(facts: Facts) -> str:
+    return ".".join(facts.python.split(".")[:2])
+
+
+COMPARED: tuple[tuple[str, Severity, Callable[[Facts], str | None]], ...] = (
+    ("Python", Severity.ERROR, _version),
+    ("torch", Severity.ERROR, lambda facts: facts.torch.version if facts.torch else None),
+    ("torch's CUDA", Severity.ERROR, lambda facts: (facts.torch.cuda or "none") if facts.torch else None),
+    ("NCCL", Severity.ERROR, lambda facts: facts.torch.nccl if facts.torch else None),
+    ("the GPU driver", Severity.WARNING, lambda facts: facts.gpus[0].driver if facts.gpus else None),
+    ("the number of GPUs", Severity.WARNING, lambda facts: str(len(facts.gpus) + len(facts.lost_gpus))),
+    (
+        "the GPU model",
+        Severity.WARNING,
+        lambda facts: " and ".join(dict.fromkeys(gpu.name for gpu in facts.gpus)) or None,
+    ),
+)
+
+
+def _differences(found: Examination) -> Found:
+    for what, severity, read in COMPARED:
+        values = grouped(found.nodes, read)
+        if len(values) < 2:
+            continue
+        usual = max(values.items(), key=lambda each: len(each[1]))  # of several the first node's
+        others = [each for each in values.items() if each != usual]
+        told = "; ".join(f"{value} on {names(who)}" for value, who in (usual, *others))
+        subject = names([name for _, who in others for name in who])
+        hint = "install the same on all nodes" if severity is Severity.ERROR else "the slowest sets the pace"
+        yield Finding(severity, subject, f"{what} differs: {told}", hint)
+
+
+def grouped(nodes: Iterable[NodeFound], read: Callable[[Facts], str | None]) -> dict[str, list[str]]:
+    """The nodes that have each value, in the order of the nodes; None is no value."""
+    values: dict[str, list[str]] = {}
+    for node in nodes:
+        value = read(node.facts) if node.facts else None
+        if value is not None:
+            values.setdefault(value, []).append(node.name)
+    return values
+
+
+def names(who: Sequence[str], most: int = 5) -> str:
+    """ "n0, n1 and n2"; the first of many."""
+    if len(who) > most:
+        return f"{', '.join(who[:most])} and {len(who) - most} more"
+    return who[0] if len(who) == 1 else f"{', '.join(who[:-1])} and {who[-1]}"
+
+
+def _clocks(found: Examination) -> Found:
+    for node in found.nodes:
+        if node.clock is not None and abs(node.clock) > CLOCKS_DIFFER:
+            way = "ahead of" if node.clock > 0 else "behind"
+            text = f"its clock is {abs(node.clock):.1f} s {way} that of {found.nodes[0].name}"
+            yield Finding(Severity.WARNING, node.name, text, "let a time server keep it: timedatectl set-ntp true")
+
+
+# ------------------------------------------------------------------------------------------------- who reaches whom
+
+
+def _links(found: Examination) -> Found:
+    for node in found.nodes:
+        facts = node.facts
+        if facts and facts.link_error:
+            hint = "name node 0 so that all nodes find it: --master-addr 10.0.0.1"
+            yield Finding(Severity.ERROR, node.name, facts.link_error, hint)
+        elif node is not found.nodes[0] and facts and facts.link and facts.link.loopback:
+            text = f"node 0's address leads to this machine itself ({facts.link.address})"
+            yield Finding(Severity.ERROR, node.name, text, "--master-addr with an address that others reach")
+    mtus = grouped(found.nodes, lambda facts: _mtu(facts.link))
+    if len(mtus) > 1:
+        told = "; ".join(f"{mtu} on {names(who)}" for mtu, who in mtus.items())
+        text = f"the largest packet (MTU) of the interfaces differs: {told}"
+        yield Finding(Severity.WARNING, "network", text, "set the same MTU on all nodes and switches")
+
+
+def _mtu(link: Link | None) -> str | None:
+    return str(link.mtu) if link and link.mtu and not link.loopback else None
+
+
+def _ports(found: Examination) -> Found:
+    for node in found.nodes:
+        for port, why in node.taken.items():
+            hint = f"`ss -ltnp 'sport = :{port}'` shows who; or another port: --master-port"
+            severity = Severity.ERROR if node is found.nodes[0] else Severity.NOTE
+            yield Finding(severity, node.name, f"it cannot listen at port {port}: {why}", hint)
+
+
+_SAID: dict[Outcome, str] = {
+    "refused": "is refused",
+    "silent": "gets no answer",
+    "unreachable": "finds no route",
+    "stranger": "reaches another program, or one that closes the connection",
+    "large out": "works, but packets of full size are lost on the way",
+}
+_DO: dict[Outcome, str] = {
+    "refused": "let the firewall pass TCP between the nodes",
+    "silent": "let the firewall pass TCP between the nodes, at all ports from 1024 up",
+    "unreachable": "look at routes and netmasks; --master-addr may be of another network",
+    "stranger": "look for a proxy or a filter between the nodes",
+    "large out": "set the same MTU on nodes and switches, and let ICMP pass",
+}
+
+
+def _ways(found: Examination) -> Found:
+    """Broken ways, told by the node where all to or from it are broken, else one by one."""
+    broken: dict[tuple[Outcome, tuple[int, ...]], set[tuple[int, int]]] = {}
+    by_pair: dict[tuple[int, int], list[Way]] = {}
+    for way in found.ways:
+        by_pair.setdefault((way.source, way.target), []).append(way)
+    for (source, target), ways in by_pair.items():
+        outcomes: dict[Outcome, None] = dict.fromkeys(way.outcome for way in ways if way.outcome != "ok")
+        for outcome in outcomes:
+            ports = tuple(way.port for way in ways if way.outcome == outcome)
+            pair = (source, target)
+            if outcome == "large back":
+                outcome, pair = "large out", (target, source)
+            broken.setdefault((outcome, ports), set()).add(pair)
+    for (outcome, ports), pairs in broken.items():
+        all_ports = len(ports) == len({way.port for way in found.ways})
+        at = "" if all_ports and outcome != "refused" else f" at {_at(ports)}"
+        told = list(_told(pairs, set(by_pair)))
+        for sources, targets in told[:_MOST]:
+            subject = (
+                f"{names([found.name(each) for each in sources])} to {names([found.name(each) for each in targets])}"
+            )
+            yield Finding(Severity.ERROR, subject, f"a connection{at} {_SAID[outcome]}", _DO[outcome])
+        if len(told) > _MOST:
+            text = f"{len(told) - _MOST} more ways where a connection{at} {_SAID[outcome]}"
+            yield Finding(Severity.ERROR, "network", text, "--json lists all")
+
+
+def _at(ports: tuple[int, ...]) -> str:
+    named = [str(port) for port in ports if port]
+    parts = [f"port{'s' * (len(named) > 1)} {' and '.join(named)}"] if named else []
+    return " and ".join([*parts, *(["a port that the kernel chose"] if 0 in ports else [])])
+
+
+def _told(pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]) -> Iterator[tuple[list[int], list[int]]]:
+    """Put broken ways together: all to a node, all from a node, then each by itself."""
+    left = set(pairs)
+    nodes = sorted({node for pair in pairs for node in pair})
+    for node in nodes:
+        into = {pair for pair in all_pairs if pair[1] == node}
+        if len(into) > 1 and into <= pairs:
+            yield sorted(source for source, _ in into), [node]
+            left -= into
+    for node in nodes:
+        out = {pair for pair in all_pairs if pair[0] == node}
+        if len(out) > 1 and out <= pairs and out & left:
+            yield [node], sorted(target for _, target in out)
+            left -= out
+    yield from (([source], [target]) for source, target in sorted(left))
+
+
+# --------------------------------------------------------------------------------------------------------- who is slow
+
+
+def _slow_devices(found: Examination) -> Found:
+    for kind in ("cpu", "cuda"):
+        powers = [each for each in found.powers if each.device.startswith(kind)]
+        best = max((each.flops for each in powers), default=0.0)
+        slow: dict[str, float] = {}
+        for power in powers:
+            if power.flops < SLOW * best and not (kind == "cpu" and _held_back(found, power.node)):
+                name = found.name(power.node)
+                subject = name if kind == "cpu" else f"{name} {power.device}"
+                slow[subject] = min(power.flops, slow.get(subject, power.flops))
+        for subject, flops in slow.items():
+            text = f"it multiplies matrices at {_flops(flops)}, the best at {_flops(best)}"
+            yield Finding(Severity.WARNING, subject, text, "see with `top` or `nvidia-smi` what else runs there")
+
+
+def _held_back(found: Examination, node: int) -> bool:
+    facts = found.nodes[node].facts
+    return facts is not None and held_back(facts)
+
+
+def _flops(flops: float) -> str:
+    return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOP/s"
+
+
+def _pairs(found: Examination) -> Found:
+    """Name the node all of whose exchanges are slow or fail, or else the link."""
+    pairs = {speed.nodes: speed for speed in found.speeds if len(speed.nodes) == 2}
+    held = {nodes for nodes in pairs if any(_held_back(found, node) for node in nodes)}
+    if len(held) < len(pairs):  # of nodes that are all busy one may still be slow for another reason
+        pairs = {nodes: speed for nodes, speed in pairs.items() if nodes not in held or speed.error}
+    best = max((bandwidth(speed) for speed in pairs.values()), default=0.0)
+    slow = {speed.nodes: speed for speed in (*slow_pairs(list(pairs.values())), *filter(_failed, pairs.values()))}
+    told: set[tuple[int, ...]] = set()
+    for node in range(len(found.nodes)):
+        own = [speed for nodes, speed in pairs.items() if node in nodes]
+        if len(own) > 1 and all(speed.nodes in slow for speed in own) and best:
+            fastest = max(own, key=bandwidth)
+            yield _slow_pair(
+                found.name(node), "all_reduce with any other node", fastest, best, "its network card, cable"
+            )
+            told |= {speed.nodes for speed in own}
+    for nodes, speed in slow.items():
+        if nodes not in told:
+            subject = " and ".join(map(found.name, nodes))
+            yield _slow_pair(subject, "all_reduce between them", speed, best, "the cables")
+
+
+def _failed(speed: Speed) -> bool:
+    return speed.error is not None
+
+
+def _slow_pair(subject: str, what: str, speed: Speed, best: float, where: str) -> Finding:
+    if speed.error:
+        hint = "TORCH_CPP_LOG_LEVEL=INFO and NCCL_DEBUG=INFO before a job's command show more"
+        return Finding(Severity.ERROR, subject, f"{what} failed ({speed.backend}): {speed.error}", hint)
+    text = f"{what} runs at {_per_second(bandwidth(speed))}, the best pair at {_per_second(best)}"
+    return Finding(Severity.WARNING, subject, text, f"look at {where} and switch port, and at what else runs there")
+
+
+def _per_second(value: float) -> str:
+    return f"{size(round(value))}/s"

@@ -1,0 +1,233 @@
+"""What the doctor found, on one page of plain text for 80 columns, or as one JSON object."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ddplaunch import __version__
+from ddplaunch.commands.doctor.benchmark import SIZES
+from ddplaunch.commands.doctor.comparison import grouped, names
+from ddplaunch.commands.doctor.examination import Examination, NodeFound, Speed, bandwidth, rate
+from ddplaunch.commands.doctor.facts import Facts
+from ddplaunch.commands.doctor.findings import Finding, Severity
+from ddplaunch.words import size
+
+WIDTH = 80
+MAX_IN_MATRIX = 8  # nodes; the ways between more are counted
+MAX_SPEEDS = 12  # rows; of more the slowest are shown
+_LABEL = 16
+_WORDS = {
+    "ok": "ok",
+    "refused": "refused",
+    "silent": "silent",
+    "unreachable": "no way",
+    "stranger": "cut",
+    "large out": "no large",
+    "large back": "no large",
+}
+
+
+def page(found: Examination, findings: Sequence[Finding], seconds: float) -> str:
+    """The whole page."""
+    parts = [
+        [f"ddplaunch doctor {__version__}: {names([node.name for node in found.nodes])}, in {seconds:.0f} s"],
+        list(_findings(findings)),
+        list(_machines(found)),
+        list(_matrix(found)),
+        list(_speeds(found)),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def to_json(found: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
+    """All that was found as JSON types: sizes are bytes, times seconds, null is unknown, nodes numbers."""
+    said = [{**asdict(each), "severity": each.severity.value} for each in findings]
+    sizes = list(SIZES)
+    return {"ddplaunch": __version__, "findings": said, **asdict(found), "sizes": sizes}
+
+
+def _findings(findings: Sequence[Finding]) -> Iterator[str]:
+    if not findings:
+        yield "Nothing was found that would break a job or slow it."
+    for each in findings:
+        yield from _wrapped(f"{each.severity.value:9}", f"{each.subject}: {each.text}")
+        yield from _wrapped(" " * 9 + "-> ", each.hint)
+    if findings:
+        counts = [(each, sum(one.severity is each for one in findings)) for each in Severity]
+        told = [f"{count} {each.value}{'s' * (count > 1)}" for each, count in counts if count]
+        yield f"{', '.join(told)}."
+
+
+def _wrapped(first: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ machines
+
+
+def _machines(found: Examination) -> Iterator[str]:
+    for label, amount in _AMOUNTS.items():
+        yield from _row(label, _least_and_most(found.nodes, amount))
+    for label, read in _TEXTS.items():
+        yield from _row(label, grouped(found.nodes, read))
+    clocks = [f"{node.name} {node.clock:+.3f} s" for node in found.nodes[1:] if node.clock is not None]
+    if clocks:
+        yield from _wrapped(f"{'':{_LABEL}}", f"compared with {found.nodes[0].name}: {', '.join(clocks)}")
+
+
+def _row(label: str, values: dict[str, list[str]]) -> Iterator[str]:
+    """A value that all have, or each with those who have it."""
+    if values:
+        told = list(values) if len(values) == 1 else [f"{value} ({names(who)})" for value, who in values.items()]
+        yield from _wrapped(f"{label:{_LABEL}}", "; ".join(told))
+
+
+def _least_and_most(nodes: Sequence[NodeFound], read: Callable[[Facts], int | None]) -> dict[str, list[str]]:
+    amounts = {node.name: amount for node in nodes if node.facts and (amount := read(node.facts)) is not None}
+    ends = [which(amounts, key=amounts.__getitem__, default="") for which in (min, max)]
+    found: dict[str, list[str]] = {}
+    for name in filter(None, ends):
+        found.setdefault(size(amounts[name]), []).append(name)
+    return found
+
+
+def _torch(facts: Facts) -> str | None:
+    if facts.torch is None:
+        return None
+    more = [f"{name} {value}" for name, value in (("CUDA", facts.torch.cuda), ("NCCL", facts.torch.nccl)) if value]
+    return ", ".join([facts.torch.version, *more])
+
+
+def _gpus(facts: Facts) -> str:
+    if not facts.gpus:
+        return "none"
+    models = [gpu.name for gpu in facts.gpus]
+    told = " and ".join(f"{models.count(name)} {name}" for name in dict.fromkeys(models))
+    driver = next((f", driver {gpu.driver}" for gpu in facts.gpus if gpu.driver), "")
+    return f"{told}{driver}"
+
+
+def _temperatures(facts: Facts) -> str | None:
+    return ", ".join(f"{gpu.temperature}" for gpu in facts.gpus if gpu.temperature is not None) or None
+
+
+def _cpus(facts: Facts) -> str:
+    return f"{facts.cpus}" if facts.quota is None else f"{facts.cpus}, the time of {facts.quota:g}"
+
+
+def _limits(facts: Facts) -> str:
+    def told(value: int | None) -> str:
+        return "unlimited" if value is None else str(value)
+
+    limits, lock = facts.limits, facts.limits.memlock
+    locked = "unlimited" if lock is None else size(lock)
+    return f"open files {told(limits.open_files)}, processes {told(limits.processes)}, locked memory {locked}"
+
+
+def _link(facts: Facts) -> str | None:
+    if facts.link is None:
+        return None
+    speed = f", {facts.link.speed} Mbit/s" if facts.link.speed else ""
+    return f"{facts.link.interface or 'no interface'}, MTU {facts.link.mtu or 'unknown'}{speed}"
+
+
+def _clock(facts: Facts) -> str | None:
+    if facts.clock_synchronised is None:
+        return None
+    return "kept by a time server" if facts.clock_synchronised else "not set by a time server, says the kernel"
+
+
+def _free(what: str) -> Callable[[Facts], int | None]:
+    return lambda facts: next((folder.free for folder in facts.folders if folder.what == what), None)
+
+
+_TEXTS: dict[str, Callable[[Facts], str | None]] = {
+    "Python": lambda facts: facts.python,
+    "torch": _torch,
+    "GPUs": _gpus,
+    "degrees C": _temperatures,
+    "Linux": lambda facts: facts.kernel,
+    "CPUs": _cpus,
+    "limits": _limits,
+    "InfiniBand": lambda facts: ", ".join(facts.infiniband) or None,
+    "address": lambda facts: facts.link.address if facts.link else None,
+    "interface": _link,
+    "clock": _clock,
+}
+_AMOUNTS: dict[str, Callable[[Facts], int | None]] = {
+    "memory": lambda facts: facts.memory_total,
+    "  available": lambda facts: facts.memory_available,
+    "free: /dev/shm": _free("/dev/shm"),
+    "  this folder": _free("the current folder"),
+    "  TMPDIR": _free("TMPDIR"),
+    "  cache": _free("the cache folder"),
+}
+"""Of these the least and the most are shown."""
+
+
+# -------------------------------------------------------------------------------------------------------------- ways
+
+
+def _matrix(found: Examination) -> Iterator[str]:
+    if not found.ways:
+        return
+    ports = f"ports {', '.join(map(str, found.ports))} and one that the kernel chose"
+    worst: dict[tuple[int, int], str] = {}
+    for way in found.ways:
+        pair = (way.source, way.target)
+        if worst.get(pair, "ok") == "ok":
+            worst[pair] = way.outcome
+    if len(found.nodes) > MAX_IN_MATRIX:
+        good = sum(outcome == "ok" for outcome in worst.values())
+        yield f"ways between nodes: {good} of {len(worst)} are open at {ports}"
+        return
+    yield f"who reaches whom, at {ports}"
+    wide = max(8, *(len(node.name) for node in found.nodes)) + 2
+    yield "  from".ljust(_LABEL) + "".join(node.name.rjust(wide) for node in found.nodes)
+    for source, node in enumerate(found.nodes):
+        cells = []
+        for target in range(len(found.nodes)):
+            outcome = worst.get((source, target))
+            cells.append("-" if source == target else _WORDS[outcome] if outcome else "?")
+        yield f"  {node.name}".ljust(_LABEL) + "".join(cell.rjust(wide) for cell in cells)
+
+
+# ------------------------------------------------------------------------------------------------------------ speeds
+
+
+def _speeds(found: Examination) -> Iterator[str]:
+    speeds = sorted(found.speeds, key=lambda each: len(each.nodes))
+    if not speeds:
+        return
+    labels = {speed: _label(found, speed) for speed in speeds}
+    wide = max(map(len, labels.values()))
+    if len(speeds) > MAX_SPEEDS:
+        speeds = sorted(speeds, key=bandwidth)[:MAX_SPEEDS]
+    more = f"; the {MAX_SPEEDS} slowest of {len(found.speeds)}" if len(found.speeds) > MAX_SPEEDS else ""
+    yield f"all_reduce, bus bandwidth{more}"
+    heads = ["4 B takes", *(size(each) for each in SIZES[1:])]
+    yield f"  {'':{wide}}" + "".join(head.rjust(13) for head in heads)
+    for speed in speeds:
+        if speed.error:
+            yield from _wrapped(f"  {labels[speed]:{wide}}  ", f"failed: {speed.error}")
+            continue
+        cells = [f"{speed.seconds[0] * 1e6:.0f} us" if speed.seconds else "-"]
+        for place in range(1, len(SIZES)):
+            value = rate(speed, place)
+            cells.append("too slow" if value is None else f"{size(round(value))}/s")
+        yield f"  {labels[speed]:{wide}}" + "".join(cell.rjust(13) for cell in cells)
+
+
+def _label(found: Examination, speed: Speed) -> str:
+    who = " and ".join(map(found.name, speed.nodes))
+    return f"{who} ({speed.backend})" if len(speed.nodes) > 1 else f"{who} alone, {speed.ranks} ranks ({speed.backend})"

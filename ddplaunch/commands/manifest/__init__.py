@@ -1,0 +1,1 @@
+"""``ddplaunch manifest``: a job for Kubernetes as YAML."""

@@ -1,0 +1,201 @@
+"""``ddplaunch manifest``: from what was typed, and defaults in files, to YAML for Kubernetes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Sequence
+
+import click
+
+from ddplaunch.cli import batch_command
+from ddplaunch.cli.batch_command import JOB_NAME, BatchCommand, wrong
+from ddplaunch.cli.batch_options import HEADINGS as OF_SUBMIT
+from ddplaunch.cli.target_command import SETTINGS
+from ddplaunch.commands.manifest import kubernetes
+from ddplaunch.commands.manifest import values as values
+from ddplaunch.commands.manifest.options import HEADINGS, REFUSED
+from ddplaunch.commands.manifest.pod import pins
+from ddplaunch.commands.manifest.pod_job import JOB, NAME, TRAINJOB, NodeRule, PodJob, longest_name, name_from
+from ddplaunch.commands.manifest.train_job import RUNTIME
+from ddplaunch.errors import UsageError
+from ddplaunch.plan.rendezvous import DEFAULT_PORT
+
+_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as Kubernetes has in its own names: no vowels, so no words
+
+COMMON = (
+    "--container-image", "--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--nproc",
+    "--container-mounts", "--env", "--namespace", "--label", "--resource", "--toleration", "--patch", "--dry-run",
+    "--help", "--help-all",
+)  # fmt: skip
+"""The options that most people need."""
+
+
+_WINE = "ddplaunch manifest --container-image wine:1"
+
+
+class _ManifestCommand(BatchCommand):
+    own = HEADINGS
+    elsewhere = dict.fromkeys((each.opts[-1] for each in batch_command.options_of(OF_SUBMIT)), "ddplaunch submit")
+    refused = REFUSED
+    sections = batch_command.headings(HEADINGS, REFUSED)
+    common = COMMON
+    examples = (
+        (
+            "2 nodes with 8 GPUs each; create the job",
+            f"{_WINE} --nodes 2 --gpus-per-node 8 train.py | kubectl apply -f -",
+        ),
+        ("mount a PersistentVolumeClaim", f"{_WINE} --container-mounts my-claim:/data train.py"),
+        ("RDMA, on nodes with a taint", f"{_WINE} --resource rdma/hca=8 --toleration nvidia.com/gpu train.py"),
+        ("set a variable, and a label", f"{_WINE} --env NCCL_DEBUG=INFO --label team=vision train.py"),
+    )
+
+
+_PARAMS = batch_command.params(HEADINGS, REFUSED)
+
+
+@click.command(cls=_ManifestCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=_PARAMS)
+@click.pass_context
+def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> int:
+    """Print a training job for Kubernetes as YAML.
+
+    Prints an indexed Job, whose pods are the nodes, and the Service that lets them find each other; or a JobSet. Each
+    pod runs `ddplaunch run`; the options of that command travel with the job. The image must have ddplaunch and TARGET.
+
+    Defaults: [tool.ddplaunch.manifest] in pyproject.toml, [manifest] in ~/.config/ddplaunch.toml.
+    """
+    job = _pod_job(ctx, target)
+    click.echo(kubernetes.manifest(job).encode(), nl=False)  # kubectl reads UTF-8, whatever the terminal does
+    given = {**ctx.params, "job_name": job.name}
+    batch_command.report(ctx, given, {"job-name": "the target", "nodes": "default"}, dry_run=dry_run)
+    return 0
+
+
+def _pod_job(ctx: click.Context, target: str) -> PodJob:
+    """Read the options into a job; refuse one without an image, or whose values contradict each other."""
+    given = ctx.params
+    if given["container_image"] is None:
+        hint = "--container-image REGISTRY/NAME:TAG, an image with ddplaunch and the target"
+        raise UsageError("--container-image is missing: a pod runs in an image", hint)
+    lowest, nodes = values.nodes(given["nodes"])
+    if given["grow"] and lowest == nodes:
+        raise UsageError(f"--grow does not work with --nodes {nodes}", f"--nodes {nodes}:{nodes + 1}")
+    most = nodes + given["spares"]
+    rules = [rule for rule in map(values.constraint, given["constraint"]) if rule]
+    secrets = [found for found in map(values.secret, given["secrets"]) if found]
+    job = PodJob(
+        command=batch_command.words_of_run(ctx),
+        name=_name(ctx, target, most),
+        image=given["container_image"],
+        nodes=most,
+        min_nodes=lowest if lowest != most else None,
+        gpus=given["gpus_per_node"],
+        cpus=given["cpus_per_task"],
+        memory=given["mem"],
+        resources=_quantities(given["resources"]),
+        requests=_quantities(given["requests"]),
+        shm=given["shm_size"],
+        seconds=batch_command.seconds(given["time"] or "UNLIMITED"),
+        grace=given["grace"],
+        preempt_grace=given["preempt_grace"] if given["preempt_signal"] == signal.SIGTERM else 0.0,
+        retries=given["backoff_limit"],
+        kept=batch_command.seconds(given["ttl"]) if given["ttl"] else None,
+        kind=given["kind"] or JOB,
+        runtime=given["runtime"] or RUNTIME,
+        namespace=given["namespace"],
+        labels=values.texts_of(given["labels"]),
+        annotations=values.texts_of(given["annotations"]),
+        node_labels={rule.key: rule.values[0] for rule in rules if _is_label(rule)},
+        node_rules=[rule for rule in rules if not _is_label(rule)],
+        tolerations=[each for each in map(values.toleration, given["tolerations"]) if each],
+        spread=given["spread"],
+        apart=given["anti_affinity"],
+        priority_class=given["priority_class"],
+        gang=given["gang"],
+        scheduler=given["scheduler_name"],
+        host_ports=_ports(ctx) if given["host_network"] and nodes > 1 else (),
+        host_network=given["host_network"],
+        service_account=given["service_account"],
+        restricted=given["restricted"],
+        user=given["run_as"],
+        pull=given["image_pull_policy"],
+        pull_secrets=given["pull_secrets"],
+        variables=dict(text.split("=", 1) if "=" in text else (text, os.environ[text]) for text in given["env"]),
+        secret_variables=[each for each in secrets if not isinstance(each, str)],
+        secrets=[each for each in secrets if isinstance(each, str)],
+        mounts=given["container_mounts"],
+        patches=given["patches"],
+    )
+    _compare(job)
+    return job
+
+
+def _is_label(rule: NodeRule) -> bool:
+    return rule.operator == "In" and len(rule.values) == 1
+
+
+def _quantities(texts: Sequence[str]) -> dict[str, str | int]:
+    """NAME=N as Kubernetes takes it; what is neither a number nor one of CPUs is a size."""
+    found: dict[str, str | int] = {}
+    for name, value in values.texts_of(texts).items():
+        if name == "cpu" or "/" in name:
+            found[name] = int(value) if value.isdigit() else value
+        else:
+            found[name] = values.size(value) or 0
+    return found
+
+
+def _compare(job: PodJob) -> None:
+    """Refuse values that contradict each other, which Kubernetes would refuse later."""
+    for each in job.secret_variables:
+        if each.name in job.variables:
+            given = f"--env-secret {each.name}={each.secret}:{each.key}"
+            raise UsageError(f"{given}: --env sets {each.name} too", "leave one of them out")
+    limits: dict[str, str | int | None] = {"cpu": job.cpus, "memory": job.memory, **job.resources}
+    for name, asked in job.requests.items():
+        limit = limits.get(name)
+        if limit is not None and values.amount(str(asked)) > values.amount(str(limit)):
+            option = values.OWN_OPTIONS.get(name, f"--resource {name}=")
+            raise UsageError(f"--request {name}={asked} is more than the limit of {limit}", f"raise {option}")
+    if job.shm and job.memory and values.amount(job.shm) > values.amount(job.memory):
+        raise UsageError(
+            f"--shm-size {job.shm} is more than --mem {job.memory}, and /dev/shm counts as memory", "raise --mem"
+        )
+    if job.runtime != RUNTIME and job.kind != TRAINJOB:
+        raise UsageError(f"--runtime {job.runtime} is for a TrainJob", "--kind trainjob")
+    if job.restricted and (broken := _beyond_restricted(job)):
+        raise UsageError(f"--restricted: that level does not allow {broken}", "leave out one of the two")
+    if any(name.startswith("hugepages-") for name in job.resources) and not (job.memory or job.cpus):
+        raise UsageError("Kubernetes takes huge pages only with a limit of memory or CPUs", "--mem SIZE")
+
+
+def _beyond_restricted(job: PodJob) -> str | None:
+    """What a job asks for that the Pod Security Standard "restricted" does not allow (Pod Security Standards)."""
+    if job.host_network:
+        return "the nodes' own network (--host-network)"
+    if job.user and job.user[0] == 0:
+        return "root (--run-as 0)"
+    if pins(job):
+        return f"locked memory, which RDMA needs (--resource {next(iter(job.resources))})"
+    folder = next((mount.source for mount in job.mounts if mount.source.startswith("/")), None)
+    return f"folders of the nodes (--container-mounts {folder})" if folder else None
+
+
+def _ports(ctx: click.Context) -> tuple[int, ...]:
+    """Those that node 0 listens at: torch's store and ddplaunch."""
+    store = ctx.params["master_port"] or DEFAULT_PORT
+    return (store, ctx.params["control_port"] or store + 1)
+
+
+def _name(ctx: click.Context, target: str, nodes: int) -> str:
+    given = ctx.params
+    asked, unique = given["job_name"], given["unique_name"]
+    suffix = f"-{''.join(random.choices(_LETTERS, k=5))}" if unique else ""
+    longest = longest_name(nodes, given["kind"] or JOB) - len(suffix)
+    if asked is None:
+        return name_from(target, longest) + suffix
+    if not NAME.fullmatch(asked) or len(asked) > longest:
+        rule = f"expected small letters, digits and dashes, a letter first, at most {longest}"
+        raise wrong(ctx, JOB_NAME, asked, rule, f"--job-name {name_from(asked, longest)}")
+    return f"{asked}{suffix}"

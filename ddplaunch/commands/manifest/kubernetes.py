@@ -1,0 +1,180 @@
+"""The manifest of a job for Kubernetes: a pure function, short enough to read before ``kubectl`` gets it.
+
+It is an indexed Job, whose pods are the nodes, and the headless Service that gives each a name; it needs no operator.
+Or it is a JobSet with this Job in it, which makes and removes the Service itself, or a TrainJob of Kubeflow's. In a pod
+``ddplaunch run`` learns its node rank from the variables that ``clusters/kubernetes`` reads. The fields are those of
+kubernetes.io/docs/reference/kubernetes-api; what we say about the Job controller is from its source,
+pkg/controller/job, and about JobSets from kubernetes-sigs/jobset, pkg/controllers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ddplaunch.commands.manifest import yaml
+from ddplaunch.commands.manifest.patch import patched
+from ddplaunch.commands.manifest.pod import CONTAINER, pod_spec
+from ddplaunch.commands.manifest.pod_job import COSCHEDULING, JOB, JOBSET, NODE, TRAINJOB, VOLCANO, PodJob
+from ddplaunch.commands.manifest.train_job import train_job
+from ddplaunch.commands.manifest.yaml import Noted
+from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE
+
+AGAIN = (EXIT_UNAVAILABLE, EXIT_PREEMPTED, EXIT_SIGNAL + 15)
+"""The exit codes of launchers that ended because a pod, theirs or another's, was taken away."""
+
+_POD_GROUP = "scheduling.x-k8s.io/pod-group"  # a label of pods (scheduler-plugins, apis/scheduling/v1alpha1)
+_MIN_MEMBER = "scheduling.volcano.sh/group-min-member"  # an annotation of the Job (Volcano, pkg/controllers/podgroup)
+
+_NEEDS = {
+    JOBSET: "JobSet",
+    TRAINJOB: "Kubeflow Trainer 2.3 or newer",
+    VOLCANO: "Volcano 1.12 or newer",
+    COSCHEDULING: "the scheduler plugin Coscheduling",
+}
+
+_ENDS = {
+    False: "All pods end together. Where one was taken away all are started again,",
+    True: "Where a machine is lost its pod is started again, and joins; where a pod is taken away all are,",
+}
+"""What becomes of pods, by whether the job is elastic."""
+
+
+def manifest(job: PodJob) -> str:
+    """Write the job as YAML for ``kubectl apply``.
+
+    Raises UsageError if a string cannot stand in YAML, or a patch does not fit.
+    """
+    version = "1.31" if job.min_nodes else "1.29"  # which first had successPolicy; which had backoffLimitPerIndex
+    newer = "" if job.kind == TRAINJOB else f", for Kubernetes {version} or newer"
+    head = f"# Written by ddplaunch manifest{newer}. To submit it: kubectl apply -f THIS_FILE\n"
+    if needs := [_NEEDS[each] for each in (job.kind, job.gang) if each in _NEEDS]:
+        head += f"# The cluster must have {' and '.join(needs)}.\n"
+    return head + "---\n".join(yaml.document(each) for each in patched(list(objects(job)), job.patches))
+
+
+def objects(job: PodJob) -> Iterator[dict[str, Any]]:
+    """What the job is made of, the Job or JobSet last; with comments."""
+    metadata = {"name": job.name, **({"namespace": job.namespace} if job.namespace else {}), "labels": _labels(job)}
+    if job.gang == COSCHEDULING:
+        group = {"minMember": Noted(_together(job), job.together)}
+        yield {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": metadata, "spec": group}
+    annotated = metadata | _annotated({**job.annotations, **(_of_gang(job) if job.kind == JOB else {})})
+    if job.kind == TRAINJOB:
+        yield {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": annotated,
+            "spec": train_job(job),
+        }
+        return
+    if job.kind == JOBSET:
+        yield {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": annotated,
+            "spec": _jobset(job),
+        }
+        return
+    if job.nodes > 1:
+        yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": _service(job)}
+    yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": annotated, "spec": {**_ttl(job), **_job(job)}}
+
+
+def _labels(job: PodJob) -> dict[str, str]:
+    return {"app.kubernetes.io/managed-by": "ddplaunch", **job.labels}
+
+
+def _annotated(annotations: Mapping[str, Any]) -> dict[str, Any]:
+    return {"annotations": annotations} if annotations else {}
+
+
+def _of_gang(job: PodJob) -> dict[str, Any]:
+    """The Job's annotation of which Volcano makes the PodGroup; that belongs to the Job, and goes with it."""
+    return {_MIN_MEMBER: Noted(_together(job), str(job.together))} if job.gang == VOLCANO else {}
+
+
+def _together(job: PodJob) -> str:
+    return "All pods start together, or none." if job.together == job.nodes else "So many pods start together, or none."
+
+
+def _service(job: PodJob) -> dict[str, Any]:
+    stays = f"\nIt stays when the Job is deleted: kubectl delete service {job.name}" if job.kept is not None else ""
+    return {
+        "clusterIP": Noted(f"Headless: it only gives the pods names. Node 0 is {job.node_zero}.{stays}", "None"),
+        "publishNotReadyAddresses": Noted("The nodes look for node 0 before it is ready.", True),
+        "selector": job.own_pods,
+    }
+
+
+def _jobset(job: PodJob) -> dict[str, Any]:
+    metadata = _annotated(_of_gang(job))
+    return {
+        **_ttl(job),
+        "network": Noted(
+            f"The JobSet makes a Service, which gives the pods names. Node 0 is {job.node_zero}.",
+            {"enableDNSHostnames": True},
+        ),
+        "replicatedJobs": [
+            {
+                "name": NODE,
+                "replicas": 1,
+                "template": {**({"metadata": metadata} if metadata else {}), "spec": _job(job)},
+            }
+        ],
+    }
+
+
+def _ttl(job: PodJob) -> dict[str, Any]:
+    if job.kept is None:
+        return {}
+    return {"ttlSecondsAfterFinished": Noted("Then it is deleted, with its pods and their logs.", job.kept)}
+
+
+def _job(job: PodJob) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "completionMode": Noted("A pod is a node: one ddplaunch, which starts the ranks there.", "Indexed"),
+        "completions": job.nodes,
+        "parallelism": job.nodes,
+    }
+    if job.seconds is not None:
+        spec["activeDeadlineSeconds"] = Noted("From now on: time in which pods wait counts too.", job.seconds)
+    if job.min_nodes:
+        spec["successPolicy"] = Noted(
+            "Node 0 is done when all are; a pod that never came is not waited for.",
+            {"rules": [{"succeededIndexes": "0"}]},
+        )
+    labels = {**_labels(job), **({_POD_GROUP: job.name} if job.gang == COSCHEDULING else {})}
+    return {
+        **spec,
+        "podFailurePolicy": Noted(
+            f"{_ENDS[bool(job.min_nodes)]} after 10 s, then 20 s, …;\nwhere the program failed the job has failed.",
+            {"rules": _rules("Ignore" if job.retries is None else "Count")},
+        ),
+        # By index, since retries of the whole are delayed for 10 s times 2 to the number of failed pods. The counts are
+        # for pods without an exit code, say those that a machine refused: one that is given up has to end the others.
+        "backoffLimitPerIndex": Noted("A pod that could not even begin is tried again, three times.", 3)
+        if job.retries is None
+        else Noted("How often a pod is started again, whatever the cause.", job.retries),
+        "maxFailedIndexes": job.nodes - job.together,
+        "template": {"metadata": {"labels": labels, **_annotated(job.annotations)}, "spec": pod_spec(job)},
+    }
+
+
+def _rules(action: str) -> list[Any]:
+    """The first rule that fits a failed pod decides.
+
+    A pod that was taken away may have an exit code too, so its condition comes first. It is the same for preemption,
+    eviction and lost machines. Where restarts are limited, both are counted: of the pods that end together when one is
+    evicted, that one alone has the condition.
+    """
+    codes = {"containerName": CONTAINER, "values": list(AGAIN)}
+    return [
+        {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        Noted(
+            f"{EXIT_UNAVAILABLE}: a node was lost or never came. {EXIT_PREEMPTED}: preempted. "
+            f"{EXIT_SIGNAL + 15}: SIGTERM.",
+            {"action": action, "onExitCodes": {"operator": "In", **codes}},
+        ),
+        {"action": "FailJob", "onExitCodes": {"operator": "NotIn", **codes}},
+    ]

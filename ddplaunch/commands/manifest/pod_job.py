@@ -1,0 +1,160 @@
+"""What a job asks Kubernetes for: frozen values, checked by the command, from which the manifest is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ddplaunch.clusters.kubernetes import ADDRESS, INDEX, NNODES, PORT
+from ddplaunch.commands.manifest.patch import Patch
+from ddplaunch.dataclass import dataclass, field
+
+OWN_VARIABLES = (INDEX, NNODES, ADDRESS, PORT)
+"""The variables that tell a pod its node rank and node 0; Kubernetes sets the index, we set the others."""
+
+JOB, JOBSET, TRAINJOB = "job", "jobset", "trainjob"
+JOB_NAME = "batch.kubernetes.io/job-name"  # a label of a Job's pods
+NODE = "node"  # the one replicated Job of a JobSet, whose pods are the nodes; also that of Kubeflow's runtimes
+
+VOLCANO, COSCHEDULING = "volcano", "coscheduling"
+SCHEDULERS = {VOLCANO: "volcano", COSCHEDULING: "scheduler-plugins-scheduler"}
+"""What starts all pods of a job or none, and the name that its chart gives the scheduler."""
+
+PULLS = {each.lower(): each for each in ("Always", "IfNotPresent", "Never")}
+"""When an image is pulled, as Kubernetes writes it."""
+
+LABEL = 63  # characters in a DNS label (RFC 1035); the name of every pod is one
+NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+"""The names that a Service may have; a Job's may also begin with a digit."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """Something mounted in the container.
+
+    ``source`` is an absolute path on the node, the name of a PersistentVolumeClaim, configmap/NAME, secret/NAME,
+    emptydir, or emptydir/SIZE as Kubernetes writes sizes.
+    """
+
+    source: str
+    path: str
+    read_only: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.path}{':ro' * self.read_only}"
+
+
+@dataclass(frozen=True)
+class NodeRule:
+    """A requirement on a label of the nodes, beyond one value: operator is In or NotIn."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Toleration:
+    """A taint that the pods put up with; without a value any, without an effect every."""
+
+    key: str
+    value: str | None = None
+    effect: str | None = None
+
+
+@dataclass(frozen=True)
+class SecretVariable:
+    """A variable of the container that is one key of a secret."""
+
+    name: str
+    secret: str
+    key: str
+
+
+@dataclass(frozen=True)
+class PodJob:
+    """What a job asks Kubernetes for, and what it runs; None asks for nothing."""
+
+    command: Sequence[str]  # the words after `ddplaunch run`: its options, the target and the target's arguments
+    name: str  # of the Job and its Service, and the beginning of the pods' names; matches `NAME`
+    image: str
+    nodes: int = 1
+    min_nodes: int | None = None  # of an elastic job; None if it always has all
+    gpus: int = 0  # of each pod, as CPUs and memory
+    cpus: int | None = None
+    memory: str | None = None  # as Kubernetes writes it ("200Gi"), like all sizes here
+    resources: Mapping[str, str | int] = field(default_factory=dict)  # others of each pod: {"rdma/hca": 8}
+    requests: Mapping[str, str | int] = field(default_factory=dict)  # where they are not the limits
+    shm: str | None = None  # size of /dev/shm; None is the pod's memory
+    seconds: int | None = None  # the time limit of the whole job, from its submission
+    grace: float = 30.0  # seconds that ranks have between SIGTERM and SIGKILL
+    preempt_grace: float = 0.0  # seconds before that for a checkpoint, if SIGTERM is the preemption signal
+    retries: int | None = None  # how often all pods may be started again; None is as often as needed
+    kept: int | None = None  # seconds that the job stays after its end
+    kind: str = JOB  # or JOBSET, or TRAINJOB
+    runtime: str = ""  # of a TrainJob: the name of its ClusterTrainingRuntime
+    namespace: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    node_labels: Mapping[str, str] = field(default_factory=dict)  # labels that the nodes must have
+    node_rules: Sequence[NodeRule] = ()
+    tolerations: Sequence[Toleration] = ()
+    spread: Sequence[str] = ()  # labels of nodes over whose values the pods are spread
+    apart: Sequence[str] = ()  # labels of nodes of which no two pods have the same value
+    priority_class: str | None = None
+    gang: str | None = None  # VOLCANO or COSCHEDULING
+    scheduler: str | None = None  # the name of another scheduler than Kubernetes' or the gang's own
+    host_network: bool = False  # whether pods use the network of their machines
+    host_ports: tuple[int, ...] = ()  # those that node 0 listens at there
+    service_account: str | None = None
+    restricted: bool = False  # whether the pods meet the Pod Security Standard "restricted"
+    user: tuple[int, int] | None = None  # the numbers of the pods' user and group; None for the image's
+    pull: str | None = None  # of ``PULLS``
+    pull_secrets: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the container, beside `OWN_VARIABLES`
+    secret_variables: Sequence[SecretVariable] = ()
+    secrets: Sequence[str] = ()  # all of whose keys are variables
+    mounts: Sequence[Mount] = ()
+    patches: Sequence[Patch] = ()
+
+    @property
+    def pod_prefix(self) -> str:
+        """What the names of the pods have before the index."""
+        return _pod_prefix(self.name, self.kind)
+
+    @property
+    def node_zero(self) -> str:
+        """The name of the first pod, in the domain of the Service."""
+        return f"{self.pod_prefix}0.{self.name}"
+
+    @property
+    def own_pods(self) -> dict[str, str]:
+        """The label that all its pods have, and no others; the controller adds it."""
+        return {JOB_NAME if self.kind == JOB else "jobset.sigs.k8s.io/jobset-name": self.name}
+
+    @property
+    def together(self) -> int:
+        """The nodes without which the job does not run."""
+        return self.min_nodes or self.nodes
+
+    @property
+    def scheduler_name(self) -> str | None:
+        return self.scheduler or (SCHEDULERS[self.gang] if self.gang else None)
+
+
+def _pod_prefix(name: str, kind: str) -> str:
+    return f"{name}-" if kind == JOB else f"{name}-{NODE}-0-"
+
+
+def longest_name(nodes: int, kind: str = JOB) -> int:
+    """Characters that the name of a job may have: its last pod is NAME-INDEX, in the others NAME-node-0-INDEX."""
+    return LABEL - len(f"{_pod_prefix('', kind)}{nodes - 1}")
+
+
+def name_from(text: str, longest: int) -> str:
+    """Make a valid name for a job out of a target, or of a name that is not valid."""
+    last = re.sub(r"\.py(?=:|$)", "", text.rpartition("/")[2].lower())
+    name = re.sub(r"[^a-z0-9]+", "-", last).strip("-")
+    if not NAME.match(name):
+        name = f"job-{name}".rstrip("-")
+    return name[:longest].rstrip("-")

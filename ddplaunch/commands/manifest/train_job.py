@@ -1,0 +1,69 @@
+"""The job as a TrainJob of Kubeflow Trainer v2: its runtime makes the JobSet, and we say what differs from that.
+
+The fields are those of trainer.kubeflow.org/v1alpha1, whose runtimes number the nodes by PET_* (``clusters/kubeflow``).
+What a TrainJob cannot change is the runtime's, and whoever asks for it is told so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddplaunch.commands.manifest.pod import pod_spec
+from ddplaunch.commands.manifest.pod_job import NODE, PodJob
+from ddplaunch.errors import UsageError
+
+RUNTIME = "torch-distributed"  # the ClusterTrainingRuntime that comes with Kubeflow Trainer
+
+_MANAGER = "ddplaunch"  # whose part of the runtime's patches it is
+_PATCHED = (
+    *("terminationGracePeriodSeconds", "nodeSelector", "affinity", "tolerations", "serviceAccountName"),
+    *("imagePullSecrets", "securityContext", "volumes"),
+)
+"""The fields of a pod that a TrainJob may change (PodSpecPatch)."""
+
+_OF_RUNTIME = {
+    "min_nodes": "--nodes as a range",
+    "retries": "--backoff-limit",
+    "kept": "--ttl",
+    "gang": "--gang",
+    "scheduler": "--scheduler-name",
+    "priority_class": "--priority-class",
+    "host_network": "--host-network",
+    "spread": "--spread",
+    "secrets": "--env-secret without a NAME",
+    "pull": "--image-pull-policy",
+}
+"""What a TrainJob leaves to its runtime, and the options that ask for it."""
+
+
+def train_job(job: PodJob) -> dict[str, Any]:
+    """Return the spec; raises UsageError if the job asks for what only the runtime can have."""
+    for name, option in _OF_RUNTIME.items():
+        if getattr(job, name):
+            hint = "leave it out, or use --kind jobset, or --runtime with one that has it"
+            raise UsageError(f"{option} does not work with --kind trainjob: the runtime decides that", hint)
+    pod = pod_spec(job)
+    (container,) = pod["containers"]
+    trainer = {
+        "image": job.image,
+        "command": container["command"],
+        "args": container["args"],
+        "numNodes": job.nodes,
+        **({"env": container["env"]} if container["env"] else {}),
+        **({"resourcesPerNode": container["resources"]} if "resources" in container else {}),
+    }
+    own = {"name": NODE, **{name: container[name] for name in ("securityContext", "volumeMounts") if name in container}}
+    patch = {name: pod[name] for name in _PATCHED if name in pod} | {"containers": [own]}
+    metadata = {"labels": dict(job.labels), "annotations": dict(job.annotations)}
+    template = {"metadata": {name: each for name, each in metadata.items() if each}, "spec": patch}
+    if not template["metadata"]:
+        del template["metadata"]
+    nodes = {"name": NODE, "template": {"spec": {"template": template}}}
+    return {
+        "runtimeRef": {"name": job.runtime},
+        **({"activeDeadlineSeconds": job.seconds} if job.seconds is not None else {}),
+        "trainer": trainer,
+        "runtimePatches": [
+            {"manager": _MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [nodes]}}}}
+        ],
+    }

@@ -1,0 +1,280 @@
+"""How the values of ``ddplaunch manifest``'s options are read and checked."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+import click
+
+from ddplaunch.cli import batch_command
+from ddplaunch.cli.batch_command import TIMES, Reader, like, seconds, wrong
+from ddplaunch.cli.surroundings import TOKEN, check_token
+from ddplaunch.commands.manifest import patch
+from ddplaunch.commands.manifest.patch import Patch
+from ddplaunch.commands.manifest.pod import NVIDIA
+from ddplaunch.commands.manifest.pod_job import OWN_VARIABLES, Mount, NodeRule, SecretVariable, Toleration
+
+_SHORT = r"[A-Za-z0-9](?:[\w.-]{0,61}[A-Za-z0-9])?"
+_KEY = rf"(?:[a-z0-9][a-z0-9.-]{{0,252}}/)?{_SHORT}"
+_LABEL = re.compile(rf"{_KEY}=(?:{_SHORT})?", re.ASCII)
+"""A label, as in "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3" (Labels and Selectors in Kubernetes' manual)."""
+
+_ANNOTATION = re.compile(rf"{_KEY}=.*", re.ASCII | re.DOTALL)
+_VALUE = rf"(?:{_SHORT})?"
+_RULE = re.compile(rf"({_KEY})(!?=)({_VALUE}(?:\|{_VALUE})*)", re.ASCII)
+_TOLERATION = re.compile(rf"({_KEY})(?:=({_SHORT}))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII)
+_OBJECT = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"  # the name of a secret, a claim, … (RFC 1123, lowercase)
+_SECRET = re.compile(rf"(?:(?P<variable>[A-Za-z_.-][\w.-]*)=)?(?P<secret>{_OBJECT})(?::(?P<key>[\w.-]+))?", re.ASCII)
+_SOURCE = re.compile(rf"/.*|emptydir(/\d+[KMGT]?i?B?)?|((configmap|secret)/)?{_OBJECT}", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_.-][\w.-]*", re.ASCII)
+_SIZE = re.compile(r"(\d{1,15})([KMGT]?)i?B?", re.ASCII | re.IGNORECASE)
+_CPUS = re.compile(r"\d{1,9}(\.\d{1,3})?|\d{1,9}m", re.ASCII)
+_DEVICE = re.compile(rf"(?:[a-z0-9][a-z0-9.-]{{0,252}})/{_SHORT}", re.ASCII)
+
+OWN_OPTIONS = {"cpu": "--cpus-per-task", "memory": "--mem", NVIDIA: "--gpus-per-node"}
+"""The resources that have an option of their own."""
+
+UNITS = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def size(text: str) -> str | None:
+    """Write a size as Kubernetes does: units are powers of 1024, and M without a unit, as in Slurm; None for 0."""
+    found = _SIZE.fullmatch(text)
+    assert found, text
+    number, unit = found.groups()
+    return f"{int(number)}{(unit or 'M').upper()}i" if int(number) else None
+
+
+def amount(text: str) -> float:
+    """What a quantity of CPUs, or a size as ``size`` writes it, is as a number."""
+    if text.endswith("m"):
+        return int(text[:-1]) / 1000
+    return int(text[:-2]) * UNITS[text[-2]] if text.endswith("i") else float(text)
+
+
+def constraint(text: str) -> NodeRule | None:
+    """Read KEY=VALUE, KEY=A|B or KEY!=A|B; None if it is none of them."""
+    found = _RULE.fullmatch(text)
+    return NodeRule(found[1], "In" if found[2] == "=" else "NotIn", tuple(found[3].split("|"))) if found else None
+
+
+def toleration(text: str) -> Toleration | None:
+    """Read KEY[=VALUE][:EFFECT]; None if it is not that."""
+    found = _TOLERATION.fullmatch(text)
+    return Toleration(*found.groups()) if found else None
+
+
+def secret(text: str) -> SecretVariable | str | None:
+    """Read SECRET, all of whose keys are variables, or NAME=SECRET:KEY; None if it is neither."""
+    found = _SECRET.fullmatch(text)
+    if not found or (found["variable"] is None) != (found["key"] is None):
+        return None
+    return SecretVariable(found["variable"], found["secret"], found["key"]) if found["key"] else found["secret"]
+
+
+def nodes(text: str) -> tuple[int, int]:
+    """Read N, or MIN:MAX."""
+    lowest, _, highest = text.partition(":")
+    return int(lowest), int(highest or lowest)
+
+
+def read_nodes(ctx: click.Context, param: click.Parameter, text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d{0,5}(:[1-9]\d{0,5})?", text, re.ASCII):
+        raise wrong(ctx, param, text, "expected a number of nodes, 1 or more, or a range like 2:4")
+    lowest, highest = nodes(text)
+    if lowest > highest:
+        raise wrong(ctx, param, text, "the range is the wrong way round", f"--nodes {highest}:{lowest}")
+    return text
+
+
+def read_gpus(ctx: click.Context, param: click.Parameter, text: str | None) -> int:
+    kind, _, number = (text or "0").rpartition(":")
+    if not re.fullmatch(r"[0-9]{1,9}", number):
+        raise wrong(ctx, param, text or "", "expected a number of GPUs, like 8")
+    if kind:
+        hint = f"--gpus-per-node {number} --constraint nvidia.com/gpu.product=NAME, a label of the nodes with such GPUs"
+        raise wrong(ctx, param, text or "", "Kubernetes counts GPUs of all types alike", hint)
+    return int(number)
+
+
+def read_size(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    if text is None:
+        return None
+    if not _SIZE.fullmatch(text):
+        raise wrong(ctx, param, text, "expected a size like 200G, or 0 for no limit")
+    return size(text)
+
+
+def read_resources(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Check NAME=N, or NAME=SIZE for what is memory or a disk."""
+    for text in _once(ctx, param, texts):
+        name, _, value = text.partition("=")
+        if name in OWN_OPTIONS:
+            raise wrong(ctx, param, text, f"{name} has its own option", f"{OWN_OPTIONS[name]} {value or 'N'}")
+        if name == "ephemeral-storage" or name.startswith("hugepages-"):
+            if not _SIZE.fullmatch(value) or size(value) is None:
+                raise wrong(ctx, param, text, "expected a size, like ephemeral-storage=500G")
+        elif not _DEVICE.fullmatch(name) or not re.fullmatch(r"[1-9]\d{0,8}", value, re.ASCII):
+            hint = "kubectl describe node shows the names, under Allocatable"
+            raise wrong(ctx, param, text, "expected NAME=N, like rdma/hca=8", hint)
+    return texts
+
+
+def read_requests(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    for text in _once(ctx, param, texts):
+        name, _, value = text.partition("=")
+        if name not in ("cpu", "memory", "ephemeral-storage"):
+            what = "expected cpu=N, memory=SIZE or ephemeral-storage=SIZE"
+            raise wrong(ctx, param, text, what, "of everything else a pod requests as much as its limit")
+        if not (_CPUS if name == "cpu" else _SIZE).fullmatch(value):
+            example = "cpu=32 or cpu=500m" if name == "cpu" else f"{name}=500G"
+            raise wrong(ctx, param, text, f"expected {example}")
+    return texts
+
+
+def _once(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse two values for one name."""
+    names = [text.partition("=")[0] for text in texts]
+    for name, text in zip(names, texts, strict=True):
+        if names.count(name) > 1:
+            raise wrong(ctx, param, text, f"{name} is there twice", "leave one out")
+    return texts
+
+
+def read_key(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Check the key of a label of the nodes."""
+    for text in _once(ctx, param, texts):
+        if not re.fullmatch(_KEY, text, re.ASCII):
+            what = "expected the key of a label, like kubernetes.io/hostname"
+            raise wrong(ctx, param, text, what, "kubectl get nodes --show-labels")
+    return texts
+
+
+def read_user(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    """Read UID, whose group has the same number, or UID:GID."""
+    if text is None:
+        return None
+    user, _, group = text.partition(":")
+    if not re.fullmatch(r"\d{1,9}(:\d{1,9})?", text, re.ASCII):
+        raise wrong(ctx, param, text, "expected a number, or two with : between them, like 1000:1000", "id shows yours")
+    return int(user), int(group or user)
+
+
+def read_labels(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    for text in texts:
+        if not _LABEL.fullmatch(text):
+            raise wrong(ctx, param, text, "expected KEY=VALUE, like team=vision")
+    return texts
+
+
+def read_annotations(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    for text in texts:
+        if not _ANNOTATION.fullmatch(text):
+            raise wrong(ctx, param, text, "expected KEY=VALUE, like k8s.v1.cni.cncf.io/networks=ib0,ib1")
+    return texts
+
+
+def read_constraints(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...]:
+    found = tuple(text.split(",")) if text else ()
+    for each in found:
+        if constraint(each) is None:
+            what = "expected KEY=VALUE, like nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3"
+            raise wrong(ctx, param, each, what, "or KEY=A|B, or KEY!=VALUE; kubectl get nodes --show-labels")
+    return found
+
+
+def read_tolerations(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    for text in texts:
+        if toleration(text) is None:
+            what = "expected KEY[=VALUE][:EFFECT], like nvidia.com/gpu or team=vision:NoSchedule"
+            raise wrong(ctx, param, text, what, "kubectl describe node shows the Taints; an effect is NoSchedule, …")
+    return texts
+
+
+def read_name(expected: str) -> Reader:
+    """Read the name of an object, or of several; ``expected`` says in an error of what."""
+
+    def read(
+        ctx: click.Context, param: click.Parameter, value: str | tuple[str, ...] | None
+    ) -> str | tuple[str, ...] | None:
+        for text in (value,) if isinstance(value, str) else value or ():
+            if not re.fullmatch(_OBJECT, text, re.ASCII):
+                what = f"expected the name of {expected}: small letters, digits, dashes and dots"
+                raise wrong(ctx, param, text, what)
+        return value
+
+    return read
+
+
+def read_variables(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Check NAME=VALUE, or NAME for this shell's value."""
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not _VARIABLE.fullmatch(name):
+            raise wrong(ctx, param, text, "expected NAME=VALUE, or NAME for its value in this shell")
+        if name in OWN_VARIABLES:
+            raise wrong(ctx, param, text, f"ddplaunch sets {name} in each pod", "leave it out")
+        if not equals and name not in os.environ:
+            raise wrong(ctx, param, text, f"{name} is not set here", f"--env {name}=VALUE")
+        if name == TOKEN:
+            check_token(value if equals else os.environ[name], f"--env {TOKEN}")
+    return texts
+
+
+def read_secrets(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    for text in texts:
+        found = secret(text)
+        if found is None:
+            what = "expected SECRET for all of its keys, or NAME=SECRET:KEY for one"
+            raise wrong(ctx, param, text, what, "--env-secret HF_TOKEN=hugging-face:token, for example")
+        if isinstance(found, SecretVariable) and found.name in OWN_VARIABLES:
+            raise wrong(ctx, param, text, f"ddplaunch sets {found.name} in each pod", "leave it out")
+    return _once(ctx, param, texts)
+
+
+def read_mounts(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[Mount, ...]:
+    used = {"/dev/shm": "ddplaunch mounts memory"}
+    mounts = []
+    for text in (each for value in texts for each in value.split(",") if each):
+        source, path, flags, *rest = (*text.split(":"), "", "")
+        if any(rest) or flags not in ("", "ro", "rw") or not path.startswith("/"):
+            raise wrong(ctx, param, text, "expected SRC:DST, like my-claim:/data or /data:/data:ro")
+        if not _SOURCE.fullmatch(source):
+            what = f"{source or 'nothing'} is neither an absolute path on the nodes nor the name of a claim"
+            hint = "kubectl get pvc shows the claims; others are configmap/NAME, secret/NAME, emptydir, emptydir/100G"
+            raise wrong(ctx, param, text, what, hint)
+        if path in used:
+            raise wrong(ctx, param, text, f"{used[path]} at {path} already", "choose another DST")
+        used[path] = f"{source} is mounted"
+        kind, _, limit = source.partition("/")
+        if kind == "emptydir" and limit:
+            source = f"emptydir/{size(limit) or ''}".rstrip("/")
+        mounts.append(Mount(source, path, flags == "ro"))
+    return tuple(mounts)
+
+
+def read_time(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    like(TIMES, "minutes, hours:minutes:seconds or days-hours, like 4:00:00")(ctx, param, text)
+    if text and text[0].isdigit() and seconds(text) is None:
+        raise wrong(ctx, param, text, "expected a time above 0", "leave it out for a job without a limit")
+    return text
+
+
+def read_time_kept(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    like(TIMES, "minutes, hours:minutes:seconds or days-hours, like 1-0 for a day")(ctx, param, text)
+    if text and seconds(text) is None:
+        raise wrong(ctx, param, text, "expected a time above 0, like 1-0 for a day", "leave it out to keep the job")
+    return text
+
+
+def read_patches(ctx: click.Context, param: click.Parameter, paths: tuple[str, ...]) -> tuple[Patch, ...]:
+    """Read the files; a path in a file of defaults is relative to that file."""
+    folder = os.path.dirname(batch_command.file_of(ctx, param) or "")
+    return tuple(each for path in paths for each in patch.read(os.path.join(folder, path)))
+
+
+def texts_of(values: Sequence[str]) -> dict[str, str]:
+    """Read KEY=VALUE, several times."""
+    return dict(text.split("=", 1) for text in values)

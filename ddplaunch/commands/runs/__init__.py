@@ -1,0 +1,1 @@
+"""Runs and jobs that were started: which there are, what they print, how they end, what is kept of them."""

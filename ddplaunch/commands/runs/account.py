@@ -1,0 +1,116 @@
+"""The report on a run: what it was, how it ended and why, its attempts, what each rank used, where its output is."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+
+import click
+
+from ddplaunch.commands.runs.table import table
+from ddplaunch.console.failure import render_verdict
+from ddplaunch.control.failure import signal_name
+from ddplaunch.errors import shown
+from ddplaunch.job.record import Attempt, Fate, RankRecord, Record
+from ddplaunch.words import size, span
+
+MAX_ATTEMPTS = 10  # the last ones, that are shown
+MAX_RANKS = 32  # that are shown; --json has all
+MAX_COMMAND = 400  # characters
+
+
+def render(shares: Sequence[Record], output: str | None) -> Iterator[str]:
+    """The lines of the report, with ANSI styles; ``shares`` has node 0's first, ``output`` says where output is."""
+    record = shares[0]
+    yield click.style(f"{record.run}: {_fate(record)}", bold=True)
+    yield f"  {shown(shlex.join(record.argv), MAX_COMMAND)}"
+    yield f"  in {record.cwd} on {record.host}, {_many(record.world_size, 'rank')}{_nodes(record)}"
+    yield f"  began {_day(record.began)}{_lasted(record)}"
+    for share in shares[1:]:
+        yield f"  node {share.node_rank} ({share.host}): {_fate(share)}"
+    if record.verdict:
+        yield ""
+        yield render_verdict(record.verdict, record.nnodes).rstrip("\n")
+    if record.remark:
+        yield from ("", record.remark)
+    yield from _attempts(record)
+    yield from _ranks([rank for share in shares for rank in _last(share)])
+    if record.notes:
+        yield from ("", *(f"note: {note}" for note in record.notes))
+    if output:
+        yield from ("", output)
+
+
+def _fate(record: Record) -> str:
+    match record.fate:
+        case Fate.RUNNING:
+            return "running"
+        case Fate.DONE:
+            return "ended well"
+        case Fate.LOST:
+            return "lost: its launcher was killed, or the machine went down"
+        case Fate.STOPPED:
+            return f"stopped by {signal_name(record.signal or 0)}, exit code {record.code}"
+        case Fate.PREEMPTED:
+            return f"preempted, exit code {record.code}"
+    return f"failed with exit code {record.code}"
+
+
+def _attempts(record: Record) -> Iterator[str]:
+    if len(record.attempts) < 2:
+        return
+    yield ""
+    rows = [_attempt_row(each) for each in record.attempts[-MAX_ATTEMPTS:]]
+    yield from table(("ATTEMPT", "BEGAN", "LASTED", "ENDED"), rows)
+    more = len(record.attempts) - len(rows) + record.left_out
+    if more:
+        yield f"  and {more} before"
+
+
+def _attempt_row(attempt: Attempt) -> tuple[str, ...]:
+    lasted = "-" if attempt.ended is None else span(attempt.ended - attempt.began)
+    return str(attempt.number), _day(attempt.began), lasted, attempt.why or "-"
+
+
+def _last(record: Record) -> Sequence[RankRecord]:
+    return record.attempts[-1].ranks if record.attempts else ()
+
+
+def _ranks(ranks: Sequence[RankRecord]) -> Iterator[str]:
+    if not any(rank.started for rank in ranks):
+        return
+    hosts = len({rank.host for rank in ranks}) > 1
+    heads = ("RANK", *(["HOST"] if hosts else []), "LASTED", "PEAK MEMORY", "CPU", "ENDED WITH")
+    yield ""
+    yield from table(heads, [_rank_row(rank, hosts) for rank in ranks[:MAX_RANKS]])
+    if len(ranks) > MAX_RANKS:
+        yield f"  and {len(ranks) - MAX_RANKS} more ranks; --json has all"
+
+
+def _rank_row(rank: RankRecord, host: bool) -> tuple[str, ...]:
+    known = rank.started is not None and rank.ended is not None
+    lasted = span((rank.ended or 0) - (rank.started or 0)) if known else "-"
+    memory = size(rank.peak_memory) if rank.peak_memory else "-"
+    cpu = span(rank.cpu) if rank.peak_memory else "-"
+    return str(rank.rank), *([rank.host] if host else []), lasted, memory, cpu, _code(rank.code)
+
+
+def _code(code: int | None) -> str:
+    return "-" if code is None else f"exit code {code}" if code >= 0 else signal_name(-code)
+
+
+def _lasted(record: Record) -> str:
+    return "" if record.ended is None else f", lasted {span(record.ended - record.began)}"
+
+
+def _nodes(record: Record) -> str:
+    return f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _day(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

@@ -1,0 +1,93 @@
+"""An array of submitted jobs: how each of them stands, and all of them in a few words."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import click
+
+from ddplaunch.commands.submit.gridengine import ACCOUNTED_AFTER
+from ddplaunch.dataclass import replace
+from ddplaunch.errors import UsageError
+from ddplaunch.queue import submitted
+from ddplaunch.queue.scheduler import JobId, Record
+from ddplaunch.queue.submitted import End, Submitted
+
+
+def indices(array: str) -> Iterator[str]:
+    """The indices of 0-3, of 1,5 or of 0-8:2, in order; %2 says only how many run at once."""
+    for part in array.partition("%")[0].split(","):
+        if found := re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?", part):
+            yield from map(str, range(int(found[1]), int(found[2]) + 1, int(found[3] or 1) or 1))
+        else:
+            yield part
+
+
+def told_of_all(job: Submitted, records: Sequence[Record]) -> tuple[str, int | None, dict[str, Record]]:
+    """All in words, our exit code once all have ended (the highest), and each index. What has ended is kept.
+
+    ``records`` is what the scheduler says: of some that have ended it may say nothing more.
+    """
+    told = {each.job.index: each for each in records if each.job and each.job.index}
+    found = dict[str, Record]()
+    missing = Record("has ended; nobody says how yet", gone=True, state="ended")
+    if job.gone is not None and time.time() - job.gone > ACCOUNTED_AFTER:
+        missing = Record("ended; nobody knows how", 1)
+    for index in indices(job.array or ""):
+        end = job.ends.get(index)
+        kept = Record(end.words, end.code) if end else None
+        found[index] = told.get(index) or kept or missing
+    counts = Counter(
+        each.state if each.code is None else "failed" if each.code else "completed" for each in found.values()
+    )
+    words = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    ends = {index: End(each.words, each.code) for index, each in found.items() if each.code is not None}
+    code = max(end.code for end in ends.values()) if len(ends) == len(found) else None
+    gone = job.gone or time.time() if missing in found.values() else None
+    if (ends, gone) != (job.ends, job.gone):
+        submitted.keep(replace(job, ends=ends, ended=None if code is None else words, code=code, gone=gone))
+    return words, code, found
+
+
+def report(job: Submitted, *, as_json: bool) -> None:
+    """Print how all stand, and each. Raises Unanswered if the scheduler does not say it."""
+    from ddplaunch.commands.runs.table import table
+    from ddplaunch.queue.meant import asked, kept_run
+    from ddplaunch.queue.scheduler import SOON, Unanswered
+    from ddplaunch.queue.table import scheduler_of
+
+    records: Sequence[Record] = ()
+    if job.code is None:
+        which, scheduler = JobId(job.number, job.cluster, ""), asked(scheduler_of(job), job.cluster)
+        told = scheduler.ask([which], SOON)
+        if told is None:
+            raise Unanswered(f"{scheduler.asks} does not answer: the state of job {job.number} is not known")
+        records = told.get(which, ())
+        if not (records or job.ends):
+            raise scheduler.forgotten(which)
+    words, code, found = told_of_all(job, records)
+    rows = []
+    for index, each in found.items():
+        number = each.number or JobId(job.number, index=index).typed
+        rows.append((index, each, kept_run(job, replace(each, number=number)), job.files(index)[0] or each.log))
+    if as_json:
+        told_of = [
+            {"index": int(index), "state": each.words, "code": each.code, "run": run, "log": log}
+            for index, each, run, log in rows
+        ]
+        return click.echo(json.dumps({"job": job.number, "state": words, "code": code, "jobs": told_of}, indent=2))
+    click.echo(f"job {job.number}, array {job.array}: {words}")
+    heads = ("INDEX", "STATE", "LOG")
+    for line in table(heads, [(index, each.words.removeprefix("is "), log or "-") for index, each, _, log in rows]):
+        click.echo(line)
+    return click.echo(f"one of them: ddplaunch report {JobId(job.number, index='INDEX').typed}")
+
+
+def refuse_page(job: Submitted) -> UsageError:
+    """The error of ``--html`` for all of an array."""
+    what = f"--html: job {job.number} is an array of --array {job.array}"
+    return UsageError(what, f"name one by its index: ddplaunch report {JobId(job.number, index='INDEX').typed}")

@@ -1,0 +1,108 @@
+"""How the submitted jobs stand: their schedulers are asked about those that have not ended, and Slurm's nodes too."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from ddplaunch.clusters.slurm import JOB_ID
+from ddplaunch.commands.runs.array import told_of_all
+from ddplaunch.commands.runs.table import Standing
+from ddplaunch.commands.submit.gridengine import ACCOUNTED_AFTER
+from ddplaunch.dataclass import replace
+from ddplaunch.queue import submitted
+from ddplaunch.queue.meant import forgotten
+from ddplaunch.queue.scheduler import Deadline, JobId, Record
+from ddplaunch.queue.step import ask
+from ddplaunch.queue.submitted import Submitted
+from ddplaunch.queue.table import scheduler
+
+RECENT = 5  # runs that have ended, and as many submitted jobs, that are shown without --all
+LATELY = 86400.0  # seconds
+PATIENCE = 10.0  # seconds for all that is asked
+AT_ONCE = 8  # jobs whose nodes are asked: each is a step of Slurm's
+
+
+def standings(now: float, *, everything: bool) -> list[Standing]:
+    """The jobs that wait or run, and those that have ended lately; ``everything``: all that are kept.
+
+    None within a job, which is where we ask for what runs there.
+    """
+    if os.environ.get(JOB_ID):
+        return []
+    deadline = Deadline(PATIENCE)
+    jobs = submitted.every()
+    told = dict[tuple[str, JobId], Standing]()
+    for name in dict.fromkeys(job.scheduler for job in jobs if job.code is None):
+        told |= _asked(name, [job for job in jobs if job.code is None and job.scheduler == name], deadline, now)
+    found = []
+    over = 0
+    for job in jobs:
+        if job.code is None:
+            found.append(told[job.scheduler, _id(job)])
+        elif everything or (now - job.moment < LATELY and over < RECENT):
+            over += 1
+            found.append(Standing(job, job.ended or "", job.code, None))
+    return _with_ranks(found, deadline)
+
+
+def _id(job: Submitted) -> JobId:
+    return JobId(job.number, job.cluster, "" if job.array else None)
+
+
+def _asked(
+    name: str, jobs: Sequence[Submitted], deadline: Deadline, now: float
+) -> Mapping[tuple[str, JobId], Standing]:
+    """Ask one scheduler about all of its jobs at once."""
+    asked = scheduler(name)
+    why = asked.down(jobs[0].cluster)
+    told = None if why else asked.ask(list(map(_id, jobs)), deadline.left)
+    if told is None:
+        silent = why or f"{asked.asks} does not answer"
+        return {(name, _id(job)): Standing(job, silent, None, None) for job in jobs}
+    return {(name, _id(job)): _standing(job, told.get(_id(job), ()), now) for job in jobs}
+
+
+def _standing(job: Submitted, records: Sequence[Record], now: float) -> Standing:
+    if job.array:
+        return Standing(job, *told_of_all(job, records)[:2], None)
+    if not records:
+        return Standing(job, forgotten(job), 1, None)
+    seen = records[0]
+    if seen.code is not None:
+        submitted.over(job, None, seen.words, seen.code)
+    elif seen.gone and job.gone is None:
+        submitted.keep(replace(job, gone=now))
+    elif seen.gone and job.gone and now - job.gone > ACCOUNTED_AFTER:
+        return Standing(job, forgotten(job), 1, None)
+    return Standing(job, seen.words, seen.code, seen)
+
+
+def _with_ranks(found: Sequence[Standing], deadline: Deadline) -> list[Standing]:
+    """Ask those of Slurm that run, all at once, for their ranks and how fast they are."""
+    told: dict[str, tuple[int | None, float | None]] = {}
+
+    def look_inside(job: Submitted, seen: Record) -> None:
+        with suppress(ValueError):  # the site has printed something else
+            for run in json.loads(ask(job, seen, ["ps", "--json"], deadline.left) or "[]"):
+                if str(run["run"]).startswith(job.run) and run["ended"] is None:
+                    told[job.number] = (run["world_size"], run["collectives_per_second"])
+
+    threads = [
+        threading.Thread(target=look_inside, args=(each.job, each.seen), daemon=True)
+        for each in found
+        if each.seen and each.seen.runs and each.job.scheduler == "slurm" and not each.job.image
+    ][:AT_ONCE]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [
+        replace(each, world_size=told[each.job.number][0], rate=told[each.job.number][1])
+        if each.job.number in told
+        else each
+        for each in found
+    ]

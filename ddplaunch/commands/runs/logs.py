@@ -1,0 +1,167 @@
+"""``ddplaunch logs``: what the ranks of a run print, or printed last."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddplaunch.job.runs import Found
+    from ddplaunch.queue.submitted import Submitted
+
+
+@click.command()
+@click.argument("run", required=False, metavar="[RUN]")
+@click.option("--rank", "typed", metavar="LIST", help="Only of these ranks: 3, or 0,3.")
+@click.option("--failed", is_flag=True, help="Only of the ranks that failed.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what they print, until the job ends.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line: the rank and its line.")
+def logs(run: str | None, typed: str | None, failed: bool, follow: bool, as_json: bool) -> int:
+    """Print what the ranks of a run print, or printed last.
+
+    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder.
+
+    With --log-dir that is all that they printed in the last attempt. Without it, the last 256 KiB of each rank, of a
+    job that runs or has failed. Each line stands behind its rank, but where only one is asked for.
+
+    Of a submitted job, meant by its number, it is the log; of some ranks, its nodes are asked through Slurm
+    (`srun --overlap`) or Grid Engine.
+    """
+    import sys
+
+    from ddplaunch.commands.runs.newest import newest_here
+    from ddplaunch.commands.runs.streamed import streamed
+    from ddplaunch.job import runs
+    from ddplaunch.queue.meant import job_meant
+
+    if (queued := job_meant(run)) and run:
+        options = [*(["--rank", typed] if typed is not None else []), *(["--failed"] if failed else [])]
+        options += ["--json"] if as_json else []
+        told = _of_job(queued, run, options, follow)
+        if isinstance(told, int):
+            return told
+        run = told
+    found = runs.find(run or newest_here(follow=follow))
+    ranks = _chosen(found, typed, failed)
+    out = sys.stdout.buffer
+    for piece in streamed(_pieces(found, ranks, follow), prefix=len(ranks) != 1, as_json=as_json):
+        out.write(piece)
+        out.flush()
+    return 0
+
+
+def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> str | int:
+    """Print what a submitted job prints, and return an exit code; or the name of its run, where that is kept here."""
+    import os
+    import sys
+
+    from ddplaunch.errors import LaunchError
+    from ddplaunch.queue.follower import Follower
+    from ddplaunch.queue.following import say
+    from ddplaunch.queue.meant import keep_end, kept_run, one_of, run_of, running, standing
+    from ddplaunch.queue.step import relay
+    from ddplaunch.queue.table import scheduler_of
+
+    which = one_of(job, word, "logs")
+    if options:
+        seen = standing(job, which)
+        if seen.code is None:
+            there = running(job, which)
+            words = ["logs", run_of(job, there), *options, *(["--follow"] if follow else [])]
+            return relay(job, there, words, everywhere=True)
+        if name := kept_run(job, seen):
+            return name
+        what = f"job {which.typed} has ended, and what each of its ranks printed is not kept on this machine"
+        raise LaunchError(what, f"ddplaunch logs {which.typed} prints its log")
+    files = job.files(which.index)
+    if not (files[0] and os.path.exists(files[0])):  # else nobody needs to be asked
+        seen = standing(job, which)
+        files = seen.log, seen.errors
+        if seen.waits and not follow:
+            say(f"job {which.typed} {seen.words}")
+    follower = Follower(which, scheduler_of(job), sys.stdout.buffer, sys.stderr.buffer, say, files=files)
+    ended = job.end_of(which.index) is not None
+    if follow and ended and job.scheduler == "slurm":  # which may have started it again
+        ended = standing(job, which).code is not None
+    if follow and not ended:
+        follower.run()
+        keep_end(job, which, follower.last_seen)
+    else:
+        follower.show()
+    return 0
+
+
+def _chosen(found: Found, typed: str | None, failed: bool) -> list[int]:
+    """The ranks that are meant, none for all."""
+    from ddplaunch.errors import UsageError, shown
+    from ddplaunch.job import logs
+    from ddplaunch.plan.numbers import whole
+
+    if failed and typed is not None:
+        raise UsageError("--rank and --failed contradict each other", "leave one of them out")
+    if failed:
+        ranks = logs.failed(found.record) if found.record else []
+        if not ranks:
+            raise UsageError(f"no rank of {found.run} has failed", f"ddplaunch logs {found.run}")
+        return ranks
+    if typed is None:
+        return []
+    numbers = [whole(word) for word in typed.split(",")]
+    chosen = [number for number in numbers if number is not None]
+    if len(chosen) != len(numbers):
+        raise UsageError(f"--rank {shown(typed, 60)}: expected ranks like 3 or 0,3", "without it, all ranks are shown")
+    size = found.record.world_size if found.record else None
+    if size is not None and (beyond := [number for number in chosen if not 0 <= number < size]):
+        what = f"ranks 0 to {size - 1}" if size > 1 else "rank 0 only"
+        raise UsageError(f"--rank {beyond[0]}: {found.run} has {what}", f"--rank {size - 1}")
+    return chosen
+
+
+def _pieces(found: Found, ranks: Sequence[int], follow: bool) -> Iterator[tuple[int, bytes]]:
+    from ddplaunch.errors import LaunchError
+    from ddplaunch.job import logs
+
+    running, record = found.running, found.record
+    in_files = bool(record and record.log_dir)
+    if running and not in_files:
+        return _or_nothing(found, logs.live(running.path, ranks, follow=follow))
+    if running and follow:
+        return logs.followed(found.run, running.path, ranks)
+    files = logs.files(found.run)
+    here = [rank for rank in ranks or files if rank in files]
+    if not here:
+        raise LaunchError(*_nothing(found))
+    return logs.stored(files, here)
+
+
+def _or_nothing(found: Found, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """The same pieces; where there are none, a word why."""
+    some = False
+    for piece in pieces:
+        some = True
+        yield piece
+    if not some:
+        if found.record and found.record.world_size == 1:
+            click.echo("the only rank of a job prints straight to its terminal; --log-dir keeps a copy", err=True)
+        else:
+            click.echo(f"the ranks of {found.run} on this machine have printed nothing", err=True)
+
+
+def _nothing(found: Found) -> tuple[str, str]:
+    """Why there is nothing to be shown, and what to do."""
+    from ddplaunch.errors import shown
+    from ddplaunch.job.record import Fate
+
+    record, keep = found.record, "ddplaunch run --log-dir DIR keeps all that ranks print"
+    if record and record.log_dir:
+        return f"{shown(record.log_dir)} has no output of such a rank", "the folder may have been removed"
+    if record and record.fate is Fate.DONE:
+        return f"{found.run} succeeded, and output is kept only after a failure", keep
+    if record and record.world_size == 1:
+        return f"the only rank of {found.run} printed straight to its terminal", keep
+    if record and record.fate is Fate.LOST:
+        return f"the launcher of {found.run} was killed, and the output in its memory is lost", keep
+    return f"no output of {found.run} is kept here", keep

@@ -1,0 +1,200 @@
+"""The timeline: a row for each rank, a bar for each attempt of it, drawn as SVG that fits any width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ddplaunch.commands.runs.page.markup import Markup, table, tag
+from ddplaunch.commands.runs.page.run import End, Row, Run, Try
+from ddplaunch.dataclass import dataclass
+from ddplaunch.words import ranks, span
+
+_HEIGHTS = ((32, 16), (128, 8), (256, 4))  # up to so many ranks, so many pixels for each
+_LEAST = 2
+_LABEL = 14  # pixels that a label needs
+_AXIS = 22
+_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800)
+_TICKS = 5
+_NARROWEST = 0.15  # per cent of the width: a bar that can be seen
+
+_ALIKE = 0.01  # of the whole time: by so much ranks may differ that share a row
+
+_LEGEND = {
+    End.WELL: "ended with 0",
+    End.FAILED: "failed first",
+    End.FELL: "failed because of another",
+    End.STOPPED: "was stopped",
+    End.RUNNING: "was running",
+    End.UNKNOWN: "unknown end",
+}
+
+
+class Bar(NamedTuple):
+    """One attempt of a rank, or of several that fared alike; times in seconds since the epoch."""
+
+    row: Row  # the first one's
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One row of the drawing."""
+
+    numbers: tuple[int, ...]  # of the ranks
+    bars: tuple[Bar, ...]
+
+    @property
+    def name(self) -> str:
+        first, last = self.numbers[0], self.numbers[-1]
+        return str(first) if first == last else f"{first}–{last}"
+
+    def resembles(self, other: Lane, close: float) -> bool:
+        """Whether the ranks began and ended within ``close`` seconds of the others, and ended in the same way."""
+        return len(self.bars) == len(other.bars) and all(
+            (mine.row.attempt, mine.row.end, mine.row.rank.code) == (its.row.attempt, its.row.end, its.row.rank.code)
+            and max(abs(mine.began - its.began), abs(mine.ended - its.ended)) <= close
+            for mine, its in zip(self.bars, other.bars, strict=True)
+        )
+
+    def with_(self, other: Lane) -> Lane:
+        return Lane((*self.numbers, *other.numbers), self.bars)
+
+
+def section(run: Run) -> Markup | None:
+    """The timeline and the attempts; None where no rank was planned."""
+    rows = [row for each in run.tries for row in each.rows]
+    if not rows:
+        return None
+    return tag("section", tag("h2", "Timeline"), _legend(rows), _chart(run, rows), *_attempts(run), id="timeline")
+
+
+def _legend(rows: list[Row]) -> Markup:
+    seen = {row.end for row in rows if row.rank.started}
+    items = (tag("li", tag("i", class_=end.value), text) for end, text in _LEGEND.items() if end in seen)
+    return tag("ul", *items, class_="legend")
+
+
+def _chart(run: Run, rows: list[Row]) -> Markup:
+    lanes = _lanes(run, rows)
+    lane_height = next((height for most, height in _HEIGHTS if len(lanes) <= most), _LEAST)
+    height = lane_height * len(lanes)
+    gap = 2 if lane_height > 8 else 1 if lane_height > 2 else 0
+    total = max(run.ended - run.began, 1e-3)
+
+    def at(moment: float) -> float:
+        return 100 * min(1.0, max(0.0, (moment - run.began) / total))
+
+    drawn = [_band(each, at, height) for each in run.tries]
+    for place, lane in enumerate(lanes):
+        for bar in lane.bars:
+            left, right = min(at(bar.began), 100 - _NARROWEST), at(bar.ended)
+            where = {"x": f"{left:.3f}%", "width": f"{max(right - left, _NARROWEST):.3f}%"}
+            rect = tag("rect", **where, y=place * lane_height, height=lane_height - gap, class_=bar.row.end.value)
+            drawn.append(tag("g", rect, tag("title", _title(lane, bar, run))))
+    drawn += [_mark(at(each), text, height) for each, text in _moments(run)]
+    label = f"{len({row.rank.rank for row in rows})} ranks over {span(total)}"
+    size = {"width": "100%", "height": height + _AXIS}
+    chart = tag("svg", *drawn, *_axis(total, height), **size, role="img", aria_label=label)
+    return tag("div", _labels(lanes, lane_height, height), chart, class_="chart")
+
+
+def _lanes(run: Run, rows: list[Row]) -> list[Lane]:
+    """The rows of the drawing; in a large job, ranks that follow one another and fared alike share one."""
+    known: dict[int, list[Row]] = {}
+    for row in rows:
+        known.setdefault(row.rank.rank, []).append(row)
+    lanes = [Lane((number,), tuple(_bars(known[number], run))) for number in sorted(known)]
+    if len(lanes) <= _HEIGHTS[0][0]:
+        return lanes
+    close = _ALIKE * (run.ended - run.began)
+    together = lanes[:1]
+    for lane in lanes[1:]:
+        if lane.resembles(together[-1], close):
+            together[-1] = together[-1].with_(lane)
+        else:
+            together.append(lane)
+    return together
+
+
+def _bars(rows: list[Row], run: Run) -> Iterator[Bar]:
+    for row in rows:
+        if row.rank.started:
+            yield Bar(row, row.rank.started, row.rank.ended or run.ended)
+
+
+def _labels(lanes: list[Lane], lane_height: int, height: int) -> Markup:
+    step = 1
+    while step * lane_height < _LABEL or len(lanes) > 200 * step:
+        step *= 2
+    shown = [(place, lane.name) for place, lane in enumerate(lanes) if place % step == 0]
+    texts = (
+        tag("text", name, x="100%", y=max(11, place * lane_height + lane_height / 2 + 4), text_anchor="end")
+        for place, name in shown
+    )
+    width = 8 * max(3, *(len(name) for _, name in shown))
+    return tag("svg", *texts, width=width, height=height + _AXIS, class_="labels", aria_hidden="true")
+
+
+def _band(each: Try, at: Callable[[float], float], height: int) -> Markup:
+    left, right = at(each.began), at(each.ended)
+    title = tag("title", f"attempt {each.number}")
+    width = f"{max(right - left, _NARROWEST):.3f}%"
+    return tag("g", tag("rect", x=f"{left:.3f}%", y=0, width=width, height=height, class_="attempt"), title)
+
+
+def _mark(x: float, text: str, height: int) -> Markup:
+    line = tag("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=0, y2=height)
+    return tag("g", line, tag("title", text), class_="mark")
+
+
+def _moments(run: Run) -> Iterator[tuple[float, str]]:
+    for share in run.shares:
+        for each in share.inspections:
+            yield each.moment, f"{span(each.moment - run.began)}: stacks of the ranks were taken"
+
+
+def _axis(total: float, height: int) -> Iterator[Markup]:
+    step = next((each for each in _STEPS if total / each <= _TICKS), 0.0)
+    if not step:
+        step = 43200.0
+        while total / step > _TICKS:
+            step *= 2
+    tick = 0.0
+    while tick <= total:
+        x = 100 * tick / total
+        anchor = "start" if x < 3 else "end" if x > 93 else "middle"
+        yield tag("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=height, y2=height + 5, class_="tick")
+        yield tag("text", _tick(tick), x=f"{x:.3f}%", y=height + 18, text_anchor=anchor)
+        tick += step
+
+
+def _tick(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds < 60 else span(seconds)
+
+
+def _title(lane: Lane, bar: Bar, run: Run) -> str:
+    where = f" on {bar.row.rank.host}" if bar.row.rank.host and len(lane.numbers) == 1 else ""
+    attempt = f", attempt {bar.row.attempt}" if len(run.tries) > 1 else ""
+    times = f"started at {span(bar.began - run.began)}, lasted {span(bar.ended - bar.began)}"
+    return f"{ranks(lane.numbers)}{where}{attempt}: {bar.row.words}; {times}"
+
+
+def _attempts(run: Run) -> Iterator[Markup]:
+    """What each attempt was, where there are several or one says why it ended."""
+    if len(run.tries) < 2 and not any(each.why for each in run.tries):
+        return
+    rows = [
+        [
+            str(each.number),
+            span(each.began - run.began),
+            span(each.ended - each.began),
+            str(len(each.rows)),
+            each.why or "–",
+        ]
+        for each in run.tries
+    ]
+    yield table(["attempt", "began after", "lasted", "ranks", "ended because"], rows)
+    if run.first.left_out:
+        yield tag("p", f"{run.first.left_out} attempts before the last were not kept.", class_="dim")

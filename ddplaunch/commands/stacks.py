@@ -1,0 +1,94 @@
+"""``ddplaunch stacks``: who waits for whom in a running job, and where in its code each rank is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ddplaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddplaunch.diagnosis.inspection import Inspection, RankInspection
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--native", is_flag=True, help="Add a stack with the frames of C and C++, by py-spy, for each group.")
+@click.option("--locals", "with_locals", is_flag=True, help="Add a stack with local variables, by py-spy.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
+def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> int:
+    """Show who waits for whom in a running job, and where in its code each rank is.
+
+    RUN is the name of the run, the beginning of it, or the pid of its launcher; it may be left out where one job runs.
+    The job goes on undisturbed. Ranks with equal stacks are shown as one. Of a submitted job, its number; node 0 is
+    asked through Slurm (`srun --overlap`) or Grid Engine.
+    """
+    from ddplaunch.console import colour_wanted
+    from ddplaunch.console.stacks import render_stacks, to_json
+    from ddplaunch.job import client
+    from ddplaunch.job.runs import running
+    from ddplaunch.queue.meant import job_meant, one_of, run_of
+    from ddplaunch.queue.meant import running as runs_there
+
+    if queued := job_meant(run):
+        from ddplaunch.queue.step import relay
+
+        seen = runs_there(queued, one_of(queued, run or "", "stacks"))
+        flags = {"--native": native, "--locals": with_locals, "--json": as_json}
+        return relay(
+            queued, seen, ["stacks", run_of(queued, seen), *(flag for flag, wanted in flags.items() if wanted)]
+        )
+    more = [word for word, wanted in (("--native", native), ("--locals", with_locals)) if wanted]
+    tool = _py_spy(more[0]) if more else ""
+    inspection = client.look(running(run).path, stacks=True).inspection
+    told = {rank.rank: _dump(tool, rank.pid, more) for rank in _examples(inspection)} if more else {}
+    if as_json:
+        import json
+
+        found = to_json(inspection)
+        click.echo(json.dumps({**found, "py_spy": {str(rank): text for rank, text in told.items()}} if more else found))
+        return 0
+    colour = None if colour_wanted() else False
+    click.echo(render_stacks(inspection), nl=False, color=colour)
+    for rank, text in told.items():
+        click.echo(f"\n{click.style(f'rank {rank}, by py-spy:', bold=True)}\n{text}", nl=False, color=colour)
+    return 0
+
+
+def _examples(inspection: Inspection) -> Iterator[RankInspection]:
+    """A rank of each group with equal stacks that runs on this machine."""
+    import os
+
+    from ddplaunch.diagnosis.grouping import grouped
+
+    by_number = {rank.rank: rank for rank in inspection.ranks}
+    for alike in grouped(inspection):
+        here = (by_number[number] for number in alike.ranks if by_number[number].host in ("", os.uname().nodename))
+        yield from [rank for rank in here if rank.pid][:1]
+
+
+def _py_spy(option: str) -> str:
+    """Where py-spy is; a UsageError where it is not installed."""
+    import os
+    import shutil
+    import sys
+
+    found = shutil.which("py-spy", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
+    if found is None:
+        raise UsageError(f"{option} needs py-spy, which is not installed", "pip install py-spy")
+    return found
+
+
+def _dump(tool: str, pid: int, more: list[str]) -> str:
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            [tool, "dump", "--pid", str(pid), *more], capture_output=True, text=True, errors="replace", timeout=30
+        )
+    except subprocess.TimeoutExpired:
+        return "  py-spy did not answer within 30 s\n"
+    return done.stdout if done.returncode == 0 else f"  {done.stderr.strip() or 'py-spy failed'}\n"

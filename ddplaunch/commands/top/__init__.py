@@ -1,0 +1,1 @@
+"""``ddplaunch top``: what a running job does, as it runs."""

@@ -1,0 +1,74 @@
+"""``ddplaunch warm``: what is kept for the next runs, what that costs, and the end of it."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.errors import LaunchError
+
+if TYPE_CHECKING:
+    from ddplaunch.rank.messages import Looked
+
+_END_PATIENCE = 10.0  # seconds
+_MAX_MODULES = 3  # that are named
+
+
+@click.command()
+@click.option("--stop", is_flag=True, help="End them; one that a run still needs ends after that run.")
+def warm(stop: bool) -> None:
+    """Show what `ddplaunch run --warm` keeps for the next runs: processes that have imported torch."""
+    from ddplaunch.warm.asking import look
+
+    found = look(stop=stop)
+    kept = [each for each in found if not isinstance(each, str)]
+    if not found:
+        click.echo("nothing is kept", err=True)
+    elif stop:
+        _await([each["pid"] for each in kept if not each["running"]])
+        for each in kept:
+            click.echo(f"{each['pid']} {'ends with its run' if each['running'] else 'has ended'}", err=True)
+    elif kept:
+        _show(kept)
+    for path in found:
+        if isinstance(path, str):
+            click.echo(f"{path} does not answer: it is still importing, or busy", err=True)
+
+
+def _show(kept: list[Looked]) -> None:
+    from ddplaunch.commands.runs.table import table
+    from ddplaunch.words import size, span
+
+    rows = []
+    for each in kept:
+        pss = _memory(each["pid"])
+        left = "in use" if each["left"] is None else span(each["left"])
+        age, memory = span(time.time() - each["began"]), "-" if pss is None else size(pss)
+        modules = _imported(each["modules"])
+        rows.append((str(each["pid"]), memory, age, left, str(each["served"]), modules, each["folder"]))
+    for line in table(("PID", "MEMORY", "AGE", "LEFT", "RUNS", "IMPORTED", "FOLDER"), rows):
+        click.echo(line)
+
+
+def _imported(modules: list[str]) -> str:
+    more = len(modules) - _MAX_MODULES
+    return ",".join(modules) if more <= 0 else f"{','.join(modules[:_MAX_MODULES])} and {more} more"
+
+
+def _memory(pid: int) -> int | None:
+    """Its share of memory, in bytes (PSS): of pages that several processes have, a part."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        return None
+
+
+def _await(pids: list[int]) -> None:
+    from ddplaunch.job.process import ended
+
+    for pid in pids:
+        if not ended(pid, _END_PATIENCE):
+            raise LaunchError(f"{pid} has not ended after {_END_PATIENCE:.0f} s", f"kill -9 {pid}")

@@ -1,0 +1,148 @@
+"""A submitted job followed to its end: its log as it grows, and its state.
+
+We open the log again for each look: over NFS only that is sure to show what another machine has written (close-to-open
+consistency, nfs(5)). Slurm's controller serves the whole cluster, so we ask it at most once a second, and less often
+while nothing changes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+from ddplaunch.queue.scheduler import JobId, Record, Scheduler
+from ddplaunch.words import size
+
+LOG_EVERY = 0.5
+ASK_EVERY = 1.0
+ASK_AT_LEAST_EVERY = 5.0
+REMIND_EVERY = 60.0
+"""Seconds between looks at the log, questions to the scheduler (least and most), and reminders of a wait."""
+
+
+class _Log:
+    """A file that grows on another machine, and where what is new in it goes."""
+
+    def __init__(self, out: BinaryIO, path: str | None = None, last: int | None = None) -> None:
+        """``last``: begin with so many bytes of what is there, from the beginning of a line on."""
+        self.path = path  # None until it is known, and once it cannot be read
+        self.read = 0  # bytes
+        self._out, self._last = out, last
+
+    def learn(self, path: str | None) -> None:
+        """Take where its scheduler says that it is, if nothing was read yet; Slurm says it wrongly where it has a %."""
+        if path and not self.read and "%" not in (self.path or ""):
+            self.path = path
+
+    def copy(self, say: Callable[[str], None]) -> None:
+        """Write what is new in it."""
+        if self.path is None:
+            return
+        try:
+            file = open(self.path, "rb")  # noqa: SIM115 - closed below
+        except FileNotFoundError:  # the job has not begun
+            return
+        except OSError as error:
+            say(f"cannot read {self.path}: {error.strerror}")
+            self.path = None
+            return
+        with file:
+            if self._last is not None:
+                self._skip(file, say, self._last)
+                self._last = None
+            file.seek(self.read)
+            while chunk := file.read(1 << 16):
+                self._out.write(chunk)
+                self.read += len(chunk)
+        self._out.flush()
+
+    def _skip(self, file: BinaryIO, say: Callable[[str], None], last: int) -> None:
+        before = file.seek(0, os.SEEK_END) - last
+        if before <= 0:
+            return
+        file.seek(before)
+        file.readline()
+        self.read = file.tell()
+        say(f"the first {size(self.read)} of {self.path} are left out")
+
+
+class Follower:
+    """Follows one job: its log goes to ``out`` byte for byte, and ``say`` prints a line for each change.
+
+    Where stderr has a file of its own, that goes to ``err``. ``run`` may be left by KeyboardInterrupt and called again.
+    """
+
+    def __init__(
+        self,
+        job: JobId,
+        scheduler: Scheduler,
+        out: BinaryIO,
+        err: BinaryIO,
+        say: Callable[[str], None],
+        *,
+        files: tuple[str | None, str | None] = (None, None),
+        last: int | None = None,
+    ) -> None:
+        """``files``: log and stderr, where they are known; ``last``: begin with so many bytes of what is there."""
+        self.job, self.scheduler = job, scheduler
+        self.say = say
+        self.last_seen: Record | None = None
+        self._log, self._errors = _Log(out, files[0], last), _Log(err, files[1], last)
+        self._said: str | None = None
+        self._said_at = 0.0
+        self._answered_at = time.monotonic()
+
+    def run(self) -> int:
+        """Follow the job to its end; return its exit code. Raises LaunchError if its scheduler has forgotten it."""
+        pause, ask_at = ASK_EVERY, 0.0
+        while True:
+            now = time.monotonic()
+            if now >= ask_at:
+                before = self._said
+                seen = self.scheduler.look(self.job)
+                if seen is not None:
+                    self.last_seen = seen
+                    if not seen.waits:  # before, that of an array's index is not known
+                        self._learn(seen)
+                    if seen.code is not None:
+                        self.show()  # all of it, before we say how it ended
+                self._tell(seen)
+                if seen is not None and seen.code is not None:
+                    return seen.code
+                pause = ASK_EVERY if self._said != before else min(pause * 1.25, ASK_AT_LEAST_EVERY)
+                ask_at = time.monotonic() + pause
+            self.show()
+            time.sleep(LOG_EVERY)
+
+    def over(self, seen: Record) -> int:
+        """Show the log of a job that has ended, and how; return its exit code."""
+        self._learn(seen)
+        self.show()
+        self._tell(seen)
+        return seen.code or 0
+
+    def _learn(self, seen: Record) -> None:
+        self._log.learn(seen.log)
+        self._errors.learn(seen.errors)
+
+    def show(self) -> None:
+        """Show what is in the log."""
+        self._log.copy(self.say)
+        self._errors.copy(self.say)
+
+    def _tell(self, seen: Record | None) -> None:
+        now = time.monotonic()
+        number = self.job.typed
+        if seen is None:
+            if now - self._answered_at >= REMIND_EVERY:
+                waited = f"{self.scheduler.asks} has not answered for {now - self._answered_at:.0f} s"
+                self.say(f"{waited}; job {number} is not affected")
+                self._answered_at = now
+            return
+        self._answered_at = now
+        if seen.words == self._said and (not seen.waits or now - self._said_at < REMIND_EVERY):
+            return
+        self._said, self._said_at = seen.words, now
+        self.say(f"job {number} {seen.words}")

@@ -1,0 +1,175 @@
+"""What all schedulers have in common: a job's id, what one says of a job, and calling its programs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.dataclass import dataclass
+from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
+
+if TYPE_CHECKING:
+    from ddplaunch.queue.submitted import Submitted
+
+SOON = 10.0  # seconds in which a command that asks once has an answer
+PATIENCE = 60.0  # seconds for one who follows a job, and for cancelling
+
+
+@dataclass(frozen=True)
+class JobId:
+    """A job's number as its scheduler gave it, like 4711 or 4711.pbs01, and the cluster where there are several."""
+
+    number: str
+    cluster: str | None = None
+    index: str | None = None  # in an array; "" is all of it, None is a job alone
+
+    @property
+    def typed(self) -> str:
+        """How people type it: 4711_2 for index 2 of an array."""
+        number, dot, server = self.number.partition(".")
+        return f"{number}_{self.index}{dot}{server}" if self.index else self.number
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a scheduler says of a job."""
+
+    words: str  # what to say about it, after "job 7"
+    code: int | None = None  # our exit code; None until it is known
+    waits: bool = False  # it has not begun
+    runs: bool = False  # its ranks may be asked
+    gone: bool = False  # it has ended, and how is not known yet
+    state: str = ""  # of one that has not ended, in a word, to be counted: pending, running
+    job: JobId | None = None  # its own, also in an array
+    number: str = ""  # how its run is called
+    host: str | None = None  # of node 0
+    log: str | None = None  # the file of its output
+    errors: str | None = None  # the file of its stderr, where that is another
+
+
+class Forgotten(LaunchError):
+    """The scheduler knows the job no more, or never did."""
+
+
+class Unanswered(LaunchError):
+    """The scheduler does not answer."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+Told = Mapping[JobId, Sequence[Record]]
+"""What is known of each job that was asked about: one record, of an array one for each index."""
+
+
+class Scheduler:
+    """One of them: asked about jobs, which it cancels. An object may be asked again and again."""
+
+    system: str  # its name
+    submits: str  # the programs: that takes scripts
+    asks: str  # that is asked
+    cancels: str  # that cancels a job
+    keeps: str  # about jobs that it has forgotten
+    speaks: tuple[str, ...] = ()  # how lines of its own begin, where ``enter`` starts something
+    refuses: str = ""  # what may be the cause where that fails
+
+    def hand_in(self, script: str, environ: Mapping[str, str]) -> JobId:
+        """Submit a script. Raises UsageError if it is refused."""
+        raise NotImplementedError
+
+    def ask(self, jobs: Sequence[JobId], seconds: float) -> Told | None:
+        """Ask about all of these jobs at once; None if it does not answer in time. It has forgotten what is missing."""
+        raise NotImplementedError
+
+    def look(self, job: JobId, seconds: float = PATIENCE) -> Record | None:
+        """Ask about one job; None if it does not answer. Raises Forgotten."""
+        told = self.ask([job], seconds)
+        if told is None:
+            return None
+        if not told.get(job):
+            raise self.forgotten(job)
+        return told[job][0]
+
+    def forgotten(self, job: JobId) -> Forgotten:
+        """The error of a job that it does not know, or no more."""
+        return Forgotten(f"{self.system} has forgotten job {job.typed}: how it ended is not known", self.keeps)
+
+    def down(self, cluster: str | None = None) -> str | None:
+        """Why asking is no use now; None where only asking tells."""
+        return None
+
+    def words(self, job: JobId) -> tuple[str, ...]:
+        """A job as the programs call it."""
+        return (job.number,)
+
+    def cancel(self, job: JobId) -> None:
+        """Cancel a job; what the program prints goes to our stderr. Raises LaunchError if it failed."""
+        try:
+            words = [self.cancels, *self.words(job)]
+            code = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=2, timeout=PATIENCE, check=False).returncode
+        except subprocess.TimeoutExpired:
+            raise Unanswered(f"{self.cancels} has not cancelled job {job.typed} in {PATIENCE:g} s") from None
+        if code:
+            raise LaunchError(f"{self.cancels} did not cancel job {job.typed} (exit code {code})")
+
+    def enter(
+        self, job: Submitted, seen: Record, words: Sequence[str], *, everywhere: bool
+    ) -> tuple[list[str], dict[str, str]]:
+        """The words and variables that run a command on node 0 of a job, or on all. Raises UsageError if none do."""
+        what = f"{words[0]} cannot ask the nodes of job {seen.number}: {self.system} starts nothing in it from outside"
+        raise UsageError(what, f"log in to one of them by SSH and type it there: ddplaunch {words[0]}")
+
+
+def ended(code: int, how: str) -> Record:
+    """A job that has ended: with our exit code for it, and in words, how."""
+    return Record(f"{how} (exit code {code})", code)
+
+
+def check_on_path(program: str, system: str, environ: Mapping[str, str]) -> None:
+    """Check that this machine has a program. Raises UsageError if it is not on PATH."""
+    if shutil.which(program, path=environ.get("PATH")) is None:
+        what = f"{program} is not on PATH: this machine has no commands of {system}"
+        raise UsageError(what, "submit from a login node; --dry-run shows the script on any machine")
+
+
+def submit(words: list[str], script: str, environ: Mapping[str, str], hint: str) -> str:
+    """Hand a script to a program, whose stderr goes to ours; return what it prints. Raises UsageError if it refuses."""
+    done = subprocess.run(words, input=os.fsencode(script), capture_output=True, env=dict(environ), check=False)
+    if done.stderr:
+        os.write(2, done.stderr)
+    if done.returncode:
+        what = f"{words[0]} refused the job (exit code {done.returncode})"
+        raise UsageError(what, f"{words[0]} says why above; {hint}")
+    return done.stdout.decode(errors="replace").strip()
+
+
+class Deadline:
+    """One for all calls of a question. What is late raises TimeoutExpired."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self._until - time.monotonic())
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Ask a program something. Raises OSError if it cannot be started."""
+        return call(*words, seconds=self.left)
+
+
+def call(*words: str, seconds: float = PATIENCE) -> subprocess.CompletedProcess[str]:
+    """Ask a program something. Raises OSError if it cannot be started, TimeoutExpired if it takes longer."""
+    return subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        check=False,
+        start_new_session=True,  # Ctrl-C is ours
+    )

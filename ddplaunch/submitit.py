@@ -1,0 +1,92 @@
+"""A job for submitit: one task a node, each a launcher with its ranks.
+
+    import submitit
+    from ddplaunch.submitit import Task
+
+    executor = submitit.AutoExecutor(folder="runs/%j")
+    executor.update_parameters(nodes=2, tasks_per_node=1, gpus_per_node=8, timeout_min=240)
+    job = executor.submit(Task("train.py", nproc=8, args=["--lr", "0.1"]))
+
+When the job is preempted or its time is up, the ranks make a checkpoint. Then submitit requeues the job by its own
+rules, and the program goes on from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import EXIT_PREEMPTED, LaunchError
+from ddplaunch.plan.command import python_command
+from ddplaunch.rank.processes import die_with_parent
+
+if TYPE_CHECKING:
+    from submitit.helpers import DelayedSubmission
+
+REQUEUE_PATIENCE = 60.0
+"""Seconds that a task waits after a preemption for the requeue to end it; the first task does not wait."""
+
+
+@dataclass
+class Task:
+    """A callable with ``checkpoint``, which submitit pickles, calls on each node and requeues.
+
+    Attributes:
+        target: as for ``ddplaunch run``: a script, ``train.py:main``, ``package.module:function``.
+        nproc: ranks on each node; "auto" is a rank for each GPU.
+        args: the target's arguments.
+        options: other options of ``ddplaunch run``.
+        grace: seconds for a checkpoint. Stopping the ranks takes up to 30 more, so keep it well below the executor's
+            ``slurm_signal_delay_s`` (90 by default).
+    """
+
+    target: str
+    nproc: int | str = "auto"
+    args: Sequence[str] = ()
+    options: Sequence[str] = ()
+    grace: float = 45.0
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __call__(self) -> None:
+        """Run this node's ranks to their end.
+
+        Raises:
+            LaunchError: the job failed; the report is in the log.
+        """
+        words = [*python_command(sys.executable), "run", "--nproc", str(self.nproc)]
+        words += ["--preempt-signal", _warning(), "--preempt-grace", f"{self.grace:g}"]
+        words += [*self.options, self.target, *(("--", *self.args) if self.args else ())]
+        # It must not outlive us: to cancel a job submitit kills only us.
+        self._process = subprocess.Popen(words, preexec_fn=lambda: die_with_parent(signal.SIGTERM))
+        code = self._end()
+        if code == EXIT_PREEMPTED:  # submitit's signal may still come; a result would mean that the job is over
+            time.sleep(REQUEUE_PATIENCE)
+        if code:
+            raise LaunchError(f"ddplaunch run {self.target} ended with exit code {code}", "its report is in the log")
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Preempt the ranks, and say how to go on; runs on the first node, in submitit's signal handler."""
+        from submitit.helpers import DelayedSubmission
+
+        if self._process is not None:
+            self._process.send_signal(getattr(signal, f"SIG{_warning()}"))  # on some sites Slurm signals only us
+            self._end()
+        return DelayedSubmission(replace(self))
+
+    def _end(self) -> int:
+        """Wait for the launcher; return its exit code. Inside Popen.wait() a signal handler could not call it again."""
+        assert self._process is not None
+        if self._process.returncode is None:
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        return self._process.wait()
+
+
+def _warning() -> str:
+    """The warning signal that submitit asks the scheduler for (submitit/core/job_environment.py)."""
+    return os.environ.get("SUBMITIT_PREEMPT_SIGNAL", "USR2")

@@ -1,0 +1,90 @@
+"""What the facts of one machine mean, by facts made up; that nodes tell such facts is in test_one_machine.py."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.commands.doctor.comparison import findings
+from ddplaunch.commands.doctor.examination import Examination, NodeFound, Power, Speed
+from ddplaunch.commands.doctor.facts import Link, Torch
+from ddplaunch.devices.gpu_health import GpuHealth
+from ddplaunch.plan.hardware import LostGpu
+from tests.commands.doctor.facts import FACTS
+
+TORCH = Torch("2.13.0", cuda="13.0", nccl="2.28", cuda_works=True, devices=4)
+
+
+def gpus(*indices):
+    return tuple(GpuHealth(index, "H100", "570.86.15", None, None, ()) for index in indices)
+
+
+def told(*facts, powers=(), speeds=()):
+    nodes = tuple(NodeFound(f"n{node}", each) for node, each in enumerate(facts))
+    found = Examination(nodes, (), powers=powers, speeds=speeds)
+    return [f"{each.severity.value} {each.subject}: {each.text}" for each in findings(found)]
+
+
+def measured(slow, count=3):
+    """Each node's CPU and each pair, where those with a node of ``slow`` are slow."""
+    powers = tuple(Power(node, "cpu", 8e9 if node in slow else 95e9) for node in range(count))
+    pairs = itertools.combinations(range(count), 2)
+    times = {True: (1e-4, 1e-2, 1e-1), False: (1e-4, 1e-3, 1e-2)}
+    return {
+        "powers": powers,
+        "speeds": tuple(Speed(pair, 2, "gloo", times[not slow.isdisjoint(pair)]) for pair in pairs),
+    }
+
+
+def test_a_sound_machine():
+    assert told(FACTS, FACTS) == []
+
+
+def test_a_lost_gpu_is_the_one_finding():
+    """Neither that CUDA does not start without it, nor that other nodes have one more."""
+    well = replace(FACTS, torch=TORCH, gpus=gpus(0, 1, 2, 3))
+    why_not = "CUDA unknown error"
+    lost = replace(well, torch=replace(TORCH, cuda_works=False, devices=0, why_not=why_not), gpus=gpus(0, 2, 3))
+    assert told(well, replace(lost, lost_gpus=(LostGpu(1, "GPU is lost"),))) == [
+        "error n1 GPU 1: the driver cannot reach it: GPU is lost"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("held", "text"),
+    [
+        ({"load": 25.0}, "25 processes want to run, and there are 2 CPUs for them"),
+        ({"quota": 0.25}, "the control group allows the time of 0.25 of 2 CPUs"),
+    ],
+)
+def test_what_is_slow_for_want_of_time_is_told_as_that(held, text):
+    assert told(FACTS, FACTS, replace(FACTS, **held), **measured({2})) == [f"warning n2: {text}"]
+
+
+def test_of_nodes_that_are_all_busy_one_may_be_slow_for_another_reason():
+    said = told(*[replace(FACTS, load=25.0)] * 3, **measured({2}))
+    assert said == [
+        "warning n0, n1 and n2: 25 processes want to run, and there are 2 CPUs for them",
+        "warning n2: all_reduce with any other node runs at 160 MiB/s, the best pair at 1.6 GiB/s",
+    ]
+
+
+def test_a_busy_machine_alone():
+    busy = replace(FACTS, load=25.0)
+    powers = (Power(0, "cpu", 8e9), Power(0, "cpu", 95e9))
+    assert told(busy, powers=powers) == ["warning n0: 25 processes want to run, and there are 2 CPUs for them"]
+
+
+def test_node_zero_may_know_itself_by_its_loopback():
+    """Debian's 127.0.1.1; for another node the same is an error."""
+    itself = replace(FACTS, link=Link("127.0.0.1", "lo", 65536, there="127.0.1.1"))
+    assert told(itself, FACTS) == []
+    assert told(FACTS, itself) == ["error n1: node 0's address leads to this machine itself (127.0.0.1)"]
+
+
+def test_a_machine_that_cannot_connect_to_itself():
+    assert told(replace(FACTS, loopback="gets no answer")) == [
+        "error n0: a connection to itself (127.0.0.1) gets no answer, so nothing was measured there"
+    ]

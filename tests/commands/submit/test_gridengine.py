@@ -1,0 +1,203 @@
+"""Grid Engine alone: what the script of a job does, what its programs print, and ``submit --scheduler sge``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.commands.submit.gridengine import GridEngine, ends_of, listed, script, words_of
+from ddplaunch.commands.submit.hosts_job import HostsJob
+from ddplaunch.queue.scheduler import JobId
+from tests.commands.submit.test_hosts_job import JOBS
+from tests.conftest import write
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a script as Grid Engine does on the first of these hosts; its qrsh, like the real one, joins its words.
+
+    The job's Python writes down what it gets, and exits with 7.
+    """
+    python = f"""
+        #!{sys.executable}
+        import json, os, sys
+        names = ("DDPLAUNCH_HOSTS", "DDPLAUNCH_NODE_RANK")
+        with open("node-" + os.environ[names[1]], "w") as file:
+            json.dump([sys.argv[3:], [os.environ[name] for name in names], sys.stdin.read()], file)
+        sys.exit(7)
+        """
+    qrsh = """
+        #!/bin/bash
+        [ "$1 $2" = "-inherit -V" ] || exit 1
+        shift 3
+        exec /bin/sh -c "$*"
+        """
+    write(tmp_path, "bin/python", python).chmod(0o755)
+    write(tmp_path, "bin/qrsh", qrsh).chmod(0o755)
+
+    def begin(job: HostsJob, hosts: str) -> tuple[subprocess.CompletedProcess[str], list[list[object]]]:
+        write(tmp_path, "hostfile", hosts)
+        told = {"PE_HOSTFILE": f"{tmp_path}/hostfile", "PE": "mpi", "NSLOTS": "2"}
+        done = subprocess.run(
+            ["bash"],
+            input=script(replace(job, interpreter=f"{tmp_path}/bin/python", chdir=str(tmp_path), setup=())),
+            cwd=tmp_path,
+            env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **told},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done, [json.loads(path.read_text()) for path in sorted(tmp_path.glob("node-*"))]
+
+    return begin
+
+
+def test_every_node_gets_the_words_as_they_were_typed(run):
+    done, nodes = run(JOBS["sge_everything"], "n1 4 all.q@n1 UNDEFINED\nn2 2 a.q@n2 UNDEFINED\nn2 2 b.q@n2 UNDEFINED\n")
+    assert (done.returncode, done.stderr) == (7, ""), "the exit code of node 0 is the job's"
+    words = ["run", "--cluster", "sge", *JOBS["sge_everything"].command]
+    assert nodes == [[words, ["n1,n2", "0"], ""], [words, ["n1,n2", "1"], ""]]
+
+
+def test_slots_that_do_not_make_the_nodes(run):
+    done, nodes = run(JOBS["sge_everything"], "n1 8 all.q@n1 UNDEFINED\n")
+    assert (done.returncode, nodes) == (2, [])
+    assert done.stderr.splitlines() == [
+        "ddplaunch: --nodes 2 needs 2 hosts, but mpi gave 2 slots on: n1",
+        "  qconf -sp mpi shows how many slots a host gets (allocation_rule); of N: --cpus-per-task N",
+    ]
+
+
+LISTED = """<?xml version='1.0'?>
+<job_info  xmlns:xsd="http://arc.liv.ac.uk/repos/darcs/sge/source/dist/util/resources/schemas/qstat/qstat.xsd">
+  <queue_info>
+    <job_list state="running">
+      <JB_job_number>7</JB_job_number>
+      <state>r</state>
+      <queue_name>all.q@n1</queue_name>
+    </job_list>
+    <job_list state="running">
+      <JB_job_number>18</JB_job_number>
+      <state>r</state>
+      <queue_name>all.q@n2</queue_name>
+      <tasks>2</tasks>
+    </job_list>
+  </queue_info>
+  <job_info>
+    <job_list state="pending">
+      <JB_job_number>17</JB_job_number>
+      <state>Eqw</state>
+      <queue_name></queue_name>
+    </job_list>
+    <job_list state="pending">
+      <JB_job_number>18</JB_job_number>
+      <state>qw</state>
+      <tasks>3-5:2,9</tasks>
+    </job_list>
+  </job_info>
+</job_info>
+"""
+
+
+def test_how_jobs_stand():
+    """By one qstat for all; of an array, each index that waits or runs."""
+    (running,) = listed(LISTED, "7")
+    assert (running.job, running.runs, running.host, running.words) == (JobId("7"), True, "n1", "is running")
+    (broken,) = listed(LISTED, "17")
+    assert (broken.waits, broken.runs) == (True, False)
+    assert not list(listed(LISTED, "1"))
+    array = [(each.number, each.state) for each in listed(LISTED, "18")]
+    assert array == [("18_2", "running"), ("18_3", "pending"), ("18_5", "pending"), ("18_9", "pending")]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("qw", "waits"),
+        ("hqw", "waits, and is on hold"),
+        ("r", "is running"),
+        ("dr", "is being deleted"),
+        ("Rq", "was requeued and waits"),
+        ("Rr", "is running again"),
+        ("S", "is suspended"),
+        ("Eqw", "is in an error state, Eqw, and will not start: qstat -explain E says why"),
+    ],
+)
+def test_what_is_said_of_a_state(state, said):
+    assert words_of(state) == said
+
+
+ACCOUNTED = """==============================================================
+qname        all.q
+hostname     n2
+jobnumber    7
+failed       0
+exit_status  {task}
+==============================================================
+qname        all.q
+hostname     n1
+jobnumber    7
+failed       {failed}
+exit_status  {code}
+ru_wallclock 1s
+"""
+
+
+@pytest.mark.parametrize(
+    ("failed", "code", "ended"),
+    [
+        ("0", "0", (0, "completed")),
+        ("0", "7", (7, "failed")),
+        ("100 : assumedly after job", "137                  (Killed)", (137, "was killed by signal 9")),
+        ("37  : qmaster enforced h_rt, h_cpu, or h_vmem limit", "137", (143, "reached its time limit")),
+        ("26  : opening input/output file", "0", (1, "failed: Grid Engine says 26  : opening input/output file")),
+    ],
+)
+def test_how_a_job_ended(failed, code, ended):
+    (record,) = ends_of(ACCOUNTED.format(task="1", failed=failed, code=code), "7")
+    assert (record.code, record.words) == (ended[0], f"{ended[1]} (exit code {ended[0]})")
+
+
+def test_how_an_array_ended():
+    """As qacct of 8.1.9 had it: index 1 was started again, and 2 is to be."""
+    again = "taskid       {}\nfailed       25  : rescheduling\nexit_status  99                  \n"
+    ended = "taskid       1\nfailed       0    \nexit_status  4                   \n"
+    records = ends_of(f"{'=' * 60}\n".join(["", again.format(1), again.format(2), ended]), "3")
+    assert [(each.number, each.code) for each in records] == [("3_1", 4)]
+
+
+def test_a_job_that_qacct_does_not_show(tmp_path, monkeypatch):
+    assert ends_of("no jobs running since startup\n", "7") == []
+    for program in ("qstat", "qacct"):
+        write(tmp_path, program, "#!/bin/sh\nexit 0\n").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    seen = GridEngine().look(JobId("7"))
+    assert seen is not None
+    assert (seen.words, seen.gone, seen.code) == ("has ended; qacct does not show it yet", True, None)
+
+
+def test_what_is_for_grid_engine_alone(answer, tmp_path):
+    write(tmp_path, "train.py", "")
+    done = answer("submit", "--dry-run", "--pe", "mpi", "train.py")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "Error: --pe mpi needs --scheduler sge")
+
+
+def test_a_token_that_everyone_can_read(answer, tmp_path):
+    write(tmp_path, "train.py", "")
+    words = ("submit", "--scheduler", "sge", "--pe", "mpi", "--dry-run", "train.py")
+    done = answer(*words, env={"DDPLAUNCH_TOKEN": "s3cret"})
+    assert "note: DDPLAUNCH_TOKEN is not secret in this job: qstat -j shows" in done.stderr
+    assert "s3cret" not in done.stdout + done.stderr
+
+
+def test_the_site_may_choose_it_in_a_file(answer, tmp_path):
+    write(tmp_path, "train.py", "")
+    write(tmp_path, "pyproject.toml", '[tool.ddplaunch.submit]\nscheduler = "sge"\npe = "mpi"\n')
+    done = answer("submit", "--dry-run", "--nodes", "2", "--time", "1:30:00", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "#$ -pe mpi 2\n#$ -l h_rt=5400\n" in done.stdout

@@ -1,0 +1,492 @@
+"""The manifest: compared with golden files, valid for Kubernetes' own schemas, and pods get of it what was meant.
+
+``python -m tests.commands.submit.test_kubernetes`` writes the golden files anew, to be read in the diff.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pydantic
+import pytest
+import yaml as pyyaml
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
+from ruamel.yaml import YAML
+
+from ddplaunch.commands.manifest.kubernetes import manifest, objects
+from ddplaunch.commands.manifest.pod_job import (
+    Mount,
+    NodeRule,
+    PodJob,
+    SecretVariable,
+    Toleration,
+    longest_name,
+    name_from,
+)
+from ddplaunch.errors import UsageError
+from ddplaunch.plan.command import python_command
+from tests.commands.submit.pods import expanded, pods
+from tests.commands.submit.test_yaml import NASTY, plain
+
+GOLDEN = Path(__file__).parent / "manifests"
+
+SMALLEST = PodJob(command=["train.py"], name="train", image="registry.example/wine:1")
+
+JOBS = {
+    "smallest": SMALLEST,
+    "two_nodes": replace(
+        SMALLEST,
+        command=["--max-restarts", "2", "train.py", "--", "--lr", "0.1", "--name", "it's: a #test", "$HOME", "$(HOME)"],
+        nodes=2,
+        gpus=8,
+        cpus=64,
+        memory="200Gi",
+        seconds=4 * 3600,
+    ),
+    "everything": replace(
+        SMALLEST,
+        command=[
+            "--nproc",
+            "4",
+            "--grace",
+            "90.5",
+            "-m",
+            "wine.train",
+            "--",
+            *(f"--option-{i}" for i in range(9)),
+            "a\nb",
+        ],
+        name="wine-16",
+        image="nvcr.io/nvidia/pytorch:25.01-py3",
+        nodes=16,
+        gpus=4,
+        grace=90.5,
+        namespace="vision",
+        labels={"team": "vision", "kueue.x-k8s.io/queue-name": "1e3"},
+        node_labels={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "on": "yes"},
+        variables={"NCCL_DEBUG": "INFO", "PRICE": "$(cat x) is 5$", "EMPTY": ""},
+        mounts=[Mount("sets", "/sets", read_only=True), Mount("/scratch", "/scratch dir")],
+    ),
+    "rdma": replace(
+        SMALLEST,
+        nodes=4,
+        gpus=8,
+        cpus=180,
+        memory="1800Gi",
+        resources={"rdma/hca_shared_devices_a": 8, "hugepages-2Mi": "5Gi"},
+        requests={"cpu": 96, "memory": "1500Gi"},
+        shm="256Gi",
+        retries=5,
+        kept=86400,
+        annotations={"k8s.v1.cni.cncf.io/networks": "ib0,ib1"},
+        node_labels={"pool": "h100"},
+        node_rules=[
+            NodeRule("nvidia.com/gpu.product", "In", ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")),
+            NodeRule("kubernetes.io/hostname", "NotIn", ("n07",)),
+        ],
+        tolerations=[Toleration("nvidia.com/gpu"), Toleration("team", "vision", "NoSchedule")],
+        priority_class="training",
+        gang="coscheduling",
+        host_network=True,
+        host_ports=(29500, 29501),
+        service_account="trainer",
+        pull_secrets=["registry"],
+        variables={"NCCL_DEBUG": "INFO"},
+        secret_variables=[SecretVariable("HF_TOKEN", "hugging-face", "token")],
+        secrets=["wandb"],
+        mounts=[
+            Mount("wine-data", "/data"),
+            Mount("configmap/nccl", "/etc/nccl"),
+            Mount("secret/keys", "/keys", read_only=True),
+            Mount("emptydir/2Ti", "/scratch"),
+            Mount("emptydir", "/tmp"),
+        ],
+    ),
+    "jobset": replace(SMALLEST, nodes=2, gpus=8, kind="jobset", gang="volcano", kept=3600, annotations={"a/b": "c"}),
+    "restricted": replace(
+        SMALLEST,
+        nodes=2,
+        gpus=8,
+        restricted=True,
+        user=(1000, 3000),
+        pull="IfNotPresent",
+        spread=["topology.kubernetes.io/zone"],
+        apart=["kubernetes.io/hostname"],
+        node_rules=[NodeRule("pool", "In", ("a", "b"))],
+    ),
+    "trainjob": replace(
+        SMALLEST,
+        kind="trainjob",
+        runtime="torch-distributed",
+        nodes=4,
+        gpus=8,
+        memory="200Gi",
+        seconds=3600,
+        restricted=True,
+        labels={"team": "vision"},
+        variables={"NCCL_DEBUG": "INFO"},
+        secret_variables=[SecretVariable("HF_TOKEN", "hugging-face", "token")],
+        tolerations=[Toleration("nvidia.com/gpu")],
+        node_labels={"pool": "h100"},
+        pull_secrets=["registry"],
+        service_account="trainer",
+        mounts=[Mount("wine-data", "/data")],
+    ),
+    "elastic": replace(SMALLEST, command=["--grow", "train.py"], nodes=4, min_nodes=2, gang="volcano"),
+}
+
+NEWEST = int(kubernetes_validate.latest_version().split(".")[1])
+
+VERSIONS = [f"1.{minor}" for minor in range(29, NEWEST + 1)]
+"""The Kubernetes that the manifest says it is for."""
+
+EACH = pytest.mark.parametrize("name", JOBS)
+
+
+def read(text: str) -> list[dict[str, Any]]:
+    """Both readers' idea of it, which is one."""
+    old = list(pyyaml.safe_load_all(text))
+    assert old == list(YAML(typ="safe", pure=True).load_all(io.StringIO(text)))
+    return old
+
+
+def check(each: dict[str, Any], version: str = VERSIONS[-1]) -> None:
+    """Check against this very version's schema, which refuses fields that it does not know.
+
+    Of a JobSet, whose schema is JobSet's own, this is the Job in it. Of a PodGroup nobody publishes a schema.
+    """
+    if each["kind"] == "JobSet":
+        check_model(JobsetV1alpha2JobSet, each)
+        (replicated,) = each["spec"]["replicatedJobs"]
+        each = {"apiVersion": "batch/v1", "kind": "Job", **replicated["template"]}
+    if each["kind"] == "TrainJob":
+        check_model(TrainerV1alpha1TrainJob, each)
+    if each["kind"] in ("PodGroup", "TrainJob"):
+        return
+    assert kubernetes_validate.validate(each, version, strict=True) == version
+
+
+def check_model(model: Any, each: dict[str, Any]) -> None:
+    """Check against a model of Kubeflow's, also that of JobSet's API; it refuses types, and drops unknown fields."""
+    known = model.from_dict(copy.deepcopy(each))
+    assert known is not None
+    assert all(known.to_dict()["spec"].get(name) == value for name, value in each["spec"].items())
+
+
+@EACH
+def test_golden(name):
+    assert manifest(JOBS[name]) == (GOLDEN / f"{name}.yaml").read_text()
+
+
+def test_no_golden_file_is_left_over():
+    assert {path.stem for path in GOLDEN.iterdir()} == set(JOBS)
+
+
+@EACH
+def test_it_is_read_as_it_is_meant(name):
+    job = JOBS[name]
+    assert read(manifest(job)) == [plain(each) for each in objects(job)]
+    assert max(len(line) for line in manifest(job).splitlines()) <= 144
+
+
+@EACH
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_schemas_of_kubernetes_take_it(name, version):
+    if JOBS[name].min_nodes and version in ("1.29", "1.30"):
+        assert "Kubernetes 1.31 or newer" in manifest(JOBS[name])
+        return
+    for each in read(manifest(JOBS[name])):
+        check(each, version)
+
+
+def test_the_first_of_them_is_named():
+    assert f"Kubernetes {VERSIONS[0]} or newer" in manifest(SMALLEST)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "backofLimitPerIndex"), 3),
+        (("spec", "template", "spec", "containers", 0, "resources", "limit"), {}),
+        (("spec", "template", "spec", "containers", 0, "env", 0, "value"), 2),
+        (("spec", "template", "spec", "containers", 0, "args"), "train.py"),
+        (("spec", "podFailurePolicy", "rules", 0, "onPodConditions", 0, "status"), True),
+        (("spec", "completions"), "2"),
+    ],
+)
+def test_the_schemas_would_tell(path, value):
+    (_, job) = read(manifest(JOBS["two_nodes"]))
+    check(job)
+    broken = copy.deepcopy(job)
+    place = broken
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises(kubernetes_validate.ValidationError):
+        check(broken)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("ttlSecondsAfterFinish",), 3),
+        (("ttlSecondsAfterFinished",), "3"),
+        (("replicatedJobs", 0, "replica"), 1),
+        (("replicatedJobs", 0, "template", "spec", "completions"), "2"),
+    ],
+)
+def test_the_model_of_a_jobset_would_tell(path, value):
+    (jobset,) = read(manifest(JOBS["jobset"]))
+    check(jobset)
+    place = jobset["spec"]
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises((AssertionError, pydantic.ValidationError)):
+        check_model(JobsetV1alpha2JobSet, jobset)
+
+
+VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+
+
+def broken_rules(job: dict[str, Any]) -> list[str]:
+    """The rules of the level "restricted" that a Job's pods break (Pod Security Standards, in Kubernetes' manual)."""
+    spec = job["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    pod, own = spec.get("securityContext", {}), container.get("securityContext", {})
+    capabilities = own.get("capabilities", {})
+    rules = {
+        "host namespaces": not any(spec.get(name) for name in ("hostNetwork", "hostPID", "hostIPC")),
+        "host ports": not any(port.get("hostPort") for port in container.get("ports", ())),
+        "volumes": all(VOLUMES & each.keys() for each in spec["volumes"]),
+        "privilege escalation": own.get("allowPrivilegeEscalation") is False,
+        "non-root": pod.get("runAsNonRoot") is True and pod.get("runAsUser") != 0,
+        "seccomp": pod.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
+        "capabilities": capabilities.get("drop") == ["ALL"] and {*capabilities.get("add", ())} <= {"NET_BIND_SERVICE"},
+    }
+    return [rule for rule, kept in rules.items() if not kept]
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_restricted_pods_meet_the_standard(kind):
+    mounts = [Mount("sets", "/sets", read_only=True), Mount("emptydir", "/tmp"), Mount("configmap/nccl", "/etc/nccl")]
+    job = replace(JOBS["restricted"], kind=kind, mounts=mounts)
+    *_, found = read(manifest(job))
+    check(found)
+    found = found["spec"]["replicatedJobs"][0]["template"] if kind == "jobset" else found
+    assert broken_rules(found) == []
+    paths = [each["mountPath"] for each in found["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]]
+    assert paths == ["/dev/shm", "/sets", "/tmp", "/etc/nccl"]
+    (other,) = read(manifest(SMALLEST))
+    assert broken_rules(other) == ["privilege escalation", "non-root", "seccomp", "capabilities"]
+    assert "host namespaces" in broken_rules(read(manifest(JOBS["rdma"]))[-1])
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_pods_are_told_from_those_of_other_jobs(kind):
+    *_, job = read(manifest(replace(JOBS["restricted"], kind=kind)))
+    job = job["spec"]["replicatedJobs"][0]["template"] if kind == "jobset" else job
+    spec = job["spec"]["template"]["spec"]
+    label = {"job": "batch.kubernetes.io/job-name", "jobset": "jobset.sigs.k8s.io/jobset-name"}[kind]
+    (spread,) = spec["topologySpreadConstraints"]
+    (apart,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert spread["labelSelector"] == apart["labelSelector"] == {"matchLabels": {label: "train"}}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [("trainer", "numNode"), ("runtimePatches", 0, "managr"), ("runtimePatches", 0, "trainingRuntimeSpec", "spec")],
+)
+def test_the_model_of_a_trainjob_would_tell(path):
+    (job,) = read(manifest(JOBS["trainjob"]))
+    check(job)
+    place = job["spec"]
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = {}
+    with pytest.raises((AssertionError, pydantic.ValidationError)):
+        check(job)
+
+
+def test_a_trainjob_changes_in_its_runtime_what_was_asked_for():
+    (job,) = read(manifest(JOBS["trainjob"]))
+    (patch,) = job["spec"]["runtimePatches"]
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = node["template"]["spec"]["template"]["spec"]
+    assert (pod["nodeSelector"], pod["serviceAccountName"]) == ({"pool": "h100"}, "trainer")
+    assert {each["name"] for each in pod["volumes"]} == {"shm", "tmp", "mount-1"}
+    assert [each["name"] for each in job["spec"]["trainer"]["env"]] == ["HF_TOKEN", "NCCL_DEBUG"]
+    assert job["spec"]["trainer"]["command"][-3:] == ["run", "--cluster", "kubeflow"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        ({"min_nodes": 1}, "--nodes as a range"), ({"retries": 3}, "--backoff-limit"), ({"kept": 60}, "--ttl"),
+        ({"gang": "volcano"}, "--gang"), ({"spread": ["zone"]}, "--spread"),
+        ({"pull": "Always"}, "--image-pull-policy"),
+    ],
+)  # fmt: skip
+def test_what_the_runtime_decides_is_refused(fields, option):
+    with pytest.raises(UsageError, match=f"{option} does not work with --kind trainjob"):
+        manifest(replace(JOBS["trainjob"], **fields))
+
+
+# ------------------------------------------------------------------------------------------------------------- pods
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 11])
+def test_the_pods_of_a_jobset_are_the_nodes(nodes):
+    job = pods(manifest(replace(SMALLEST, nodes=nodes, kind="jobset")))
+    assert [pod.hostname for pod in job] == [f"train-node-0-{index}" for index in range(nodes)]
+    if nodes > 1:
+        assert {pod.environ["MASTER_ADDR"] for pod in job} == {job[0].domain_name} == {"train-node-0-0.train"}
+    assert [pod.environ["JOB_COMPLETION_INDEX"] for pod in job] == [str(index) for index in range(nodes)]
+
+
+def test_a_jobset_needs_no_service_of_ours():
+    assert [each["kind"] for each in read(manifest(JOBS["jobset"]))] == ["JobSet"]
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 16])
+def test_the_pods_are_the_nodes(nodes):
+    job = pods(manifest(replace(SMALLEST, nodes=nodes)))
+    assert [pod.hostname for pod in job] == [f"train-{index}" for index in range(nodes)]
+    assert {pod.environ["MASTER_ADDR"] for pod in job} == {job[0].domain_name} == {"train-0.train"}
+    assert [pod.environ["JOB_COMPLETION_INDEX"] for pod in job] == [str(index) for index in range(nodes)]
+    assert {pod.environ["DDPLAUNCH_NNODES"] for pod in job} == {str(nodes)}
+
+
+def test_one_node_needs_no_name():
+    (pod,) = pods(manifest(SMALLEST))
+    assert (pod.domain_name, "MASTER_ADDR" in pod.environ) == (None, False)
+    assert [each["kind"] for each in read(manifest(SMALLEST))] == ["Job"]
+
+
+def test_what_the_container_gets():
+    """Every word and value as it was, though YAML and Kubernetes each have a mind of their own about some."""
+    words = [*NASTY, "$", "$$", "$$$", "$(HOME)", "$$(HOME)", "$(", "a$(b)c$d$$", "$(JOB_COMPLETION_INDEX)", "${HOME}"]
+    job = replace(SMALLEST, command=["train.py", "--", *words], variables={f"V{i}": w for i, w in enumerate(words)})
+    (pod,) = pods(manifest(job))
+    assert pod.words == [*python_command("python"), "run", "--cluster", "kubernetes", *job.command]
+    assert {name: pod.environ[name] for name in job.variables} == job.variables
+
+
+def test_the_expansion_of_kubernetes():
+    """The samples are those of its own test (third_party/forked/golang/expansion/expand_test.go)."""
+    variables = {"VAR_A": "A", "VAR_B": "B", "VAR_EMPTY": ""}
+    for text, meant in {
+        "$(VAR_A)-$(VAR_B)": "A-B",
+        "$$(VAR_B)_$(VAR_A)": "$(VAR_B)_A",
+        "$$$(VAR_A)": "$A",
+        "$$$$(VAR_A)": "$$(VAR_A)",
+        "f000-$$VAR_A": "f000-$VAR_A",
+        "foo$(VAR_EMPTY)bar": "foobar",
+        "$(VAR_C)": "$(VAR_C)",
+        "$VAR_A)": "$VAR_A)",
+        "$(VAR_A": "$(VAR_A",
+        "$": "$",
+        "": "",
+    }.items():
+        assert expanded(text, variables) == meant
+
+
+def test_a_checkpoint_takes_its_time_too():
+    (job,) = read(manifest(replace(SMALLEST, grace=5.5, preempt_grace=60.0)))
+    assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 76
+
+
+@pytest.mark.parametrize(("grace", "seconds"), [(30.0, 40), (0.0, 10), (2.5, 13), (600.0, 610)])
+def test_the_kubelet_waits_longer_than_the_ranks_may(grace, seconds):
+    (job,) = read(manifest(replace(SMALLEST, grace=grace)))
+    assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == seconds
+
+
+def verdict(job: dict[str, Any], code: int | None, *conditions: str) -> str:
+    """What becomes of a failed pod: the first rule that fits, or the count (pod_failure_policy.go)."""
+    for rule in job["spec"]["podFailurePolicy"]["rules"]:
+        wanted = rule.get("onExitCodes")
+        if wanted and code:
+            assert wanted["containerName"] == job["spec"]["template"]["spec"]["containers"][0]["name"]
+            if (code in wanted["values"]) == (wanted["operator"] == "In"):
+                return rule["action"]
+        patterns = {(each["type"], each["status"]) for each in rule.get("onPodConditions", [])}
+        if patterns & {(condition, "True") for condition in conditions}:
+            return rule["action"]
+    return "Count"
+
+
+@pytest.mark.parametrize(
+    ("code", "conditions", "action"),
+    [
+        (1, [], "FailJob"),
+        (2, [], "FailJob"),
+        (137, [], "FailJob"),  # memory, say
+        (69, [], "Ignore"),
+        (75, [], "Ignore"),
+        (143, [], "Ignore"),
+        (137, ["DisruptionTarget"], "Ignore"),  # the grace was too short
+        (1, ["DisruptionTarget"], "Ignore"),
+        (None, ["DisruptionTarget"], "Ignore"),  # the machine was lost
+        (None, [], "Count"),
+    ],
+)
+def test_who_is_started_again(code, conditions, action):
+    (job,) = read(manifest(SMALLEST))
+    assert verdict(job, code, *conditions) == action
+    (bound,) = read(manifest(replace(SMALLEST, retries=3)))
+    assert verdict(bound, code, *conditions) == ("Count" if action == "Ignore" else action)
+    assert (bound["spec"]["backoffLimitPerIndex"], bound["spec"]["maxFailedIndexes"]) == (3, 0)
+
+
+# ------------------------------------------------------------------------------------------------------------ names
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("train.py", "train"),
+        ("./deep/Train_Me.py", "train-me"),
+        ("train.py:main", "train-main"),
+        ("wine.train:main", "wine-train-main"),
+        ("wine.train", "wine-train"),
+        ("/usr/bin/echo", "echo"),
+        ("3d.py", "job-3d"),
+        ("a.pyx.python", "a-pyx-python"),
+        ("---", "job"),
+        ("été.py", "t"),
+        ("日本.py", "job"),
+        ("x" * 80, "x" * 61),
+        ("x" * 60 + "_y", "x" * 60),
+    ],
+)
+def test_names_from_targets(target, name):
+    assert name_from(target, longest_name(2)) == name
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+@pytest.mark.parametrize("nodes", [1, 10, 11, 101, 1000])
+def test_the_last_pod_has_a_name_too(nodes, kind):
+    longest = longest_name(nodes, kind)
+    name = name_from("y" * 99, longest)
+    assert len(name) == longest
+    last = pods(manifest(replace(SMALLEST, name=name, nodes=nodes, kind=kind)))[-1].hostname
+    assert len(last) == 63
+    assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", last)
+
+
+def test_bytes_that_are_no_text():
+    with pytest.raises(UsageError, match="a manifest cannot hold"):
+        manifest(replace(SMALLEST, command=["train.py", "\udcff"]))
+
+
+if __name__ == "__main__":
+    for each, job in JOBS.items():
+        (GOLDEN / f"{each}.yaml").write_text(manifest(job))

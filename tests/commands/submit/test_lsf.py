@@ -1,0 +1,87 @@
+"""LSF alone: what its programs print."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.commands.submit.lsf import end_of, ends_of, listed, parse
+from ddplaunch.queue.scheduler import JobId
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        ("PEND|-|-", "waits"),
+        ("PSUSP|-|-", "waits, and is on hold"),
+        ("RUN|-|-", "is running"),
+        ("UNKWN|-|-", "runs on a host that does not answer"),
+        ("NEW|-|-", "is in state NEW"),
+        ("DONE|-|-", "completed (exit code 0)"),
+        ("EXIT|7|-", "failed (exit code 7)"),
+        (
+            "EXIT|140|TERM_RUNLIMIT: job killed after reaching LSF run time limit",
+            "reached its time limit (exit code 143)",
+        ),
+        (
+            "EXIT|137|TERM_MEMLIMIT: job killed after reaching LSF memory usage limit",
+            "used more memory than it had (exit code 137)",
+        ),
+        ("EXIT|130|TERM_OWNER: job killed by owner", "was killed: LSF says TERM_OWNER (exit code 130)"),
+        ("EXIT|-|TERM_OWNER: job killed by owner", "was killed before it began (exit code 143)"),
+    ],
+)
+def test_what_is_said_of_a_job(shown, said):
+    record = parse(f"{shown}\n")
+    assert record is not None
+    assert record.words == said
+    assert (record.code is not None) == ("exit code" in said)
+
+
+def test_how_jobs_stand():
+    """By one bjobs for all; sites may have it show the index behind the number too (LSB_BJOBS_DISPLAY_ENH)."""
+    shown = "4711|0|RUN|-|-\n4712|1|DONE|-|-\n4712[2]|2|EXIT|7|-\n"
+    assert [(each.job, each.number, each.code, each.runs) for each in listed(shown)] == [
+        (JobId("4711"), "4711", None, True),
+        (JobId("4712", index="1"), "4712_1", 0, False),
+        (JobId("4712", index="2"), "4712_2", 7, False),
+    ]
+
+
+def test_an_answer_of_something_else():
+    assert parse("LSF is down. Please wait ...\n") is None
+
+
+HISTORY = """
+Job <4711>, User <me>, Project <default>, Command <#!/bin/bash;# Written by ddp
+                     launch submit>
+Mon Nov 23 10:00:00: Submitted from host <login1>, to Queue <normal>, CWD </data/wine>;
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [
+        ("Mon Nov 23 10:05:00: Starting (Pid 31390);", None),
+        ("Mon Nov 23 10:05:00: Done successfully. The CPU time used is 1.2 seconds;", (0, "completed")),
+        (
+            "Mon Nov 23 10:05:00: Exited with exit code 7. The CPU time used is 1.2 s\n                     econds;",
+            (7, "failed"),
+        ),
+        (
+            "Mon Nov 23 10:05:00: Exited with exit cod\n                     e 140. The CPU time used is 1.2 seconds;\n"
+            "Mon Nov 23 10:05:00: Completed <exit>; TERM_RUNLIMIT: job killed after reaching\n"
+            "                      LSF run time limit;",
+            (143, "reached its time limit"),
+        ),
+    ],
+)
+def test_what_bhist_knows_of_a_job(end, found):
+    assert end_of(HISTORY.format(end=end)) == found
+
+
+def test_what_bhist_knows_of_several():
+    done = HISTORY.format(end="Mon Nov 23 10:05:00: Done successfully. The CPU time used is 1.2 seconds;")
+    runs = HISTORY.format(end="Mon Nov 23 10:05:00: Starting (Pid 31390);").replace("<4711>", "<4712>")
+    found = ends_of(f"{done}{'-' * 78}\n{runs}{done.replace('<4711>', '<4713[2]>')}")
+    assert [(each.number, each.code) for each in found] == [("4711", 0), ("4713_2", 0)]

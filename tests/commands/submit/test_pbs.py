@@ -1,0 +1,86 @@
+"""PBS alone: the units and names in the script of a job, and what its programs print."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.commands.submit.pbs import listed, parse, script
+from ddplaunch.queue.scheduler import JobId, Record
+from tests.commands.submit.test_hosts_job import SMALLEST
+from tests.conftest import write
+
+
+@pytest.mark.parametrize(("typed", "written"), [("200G", "200gb"), ("200GB", "200gb"), ("64000", "64000mb")])
+def test_memory_in_the_units_of_pbs(typed, written):
+    assert f":mem={written}\n" in script(replace(SMALLEST, mem=typed))
+
+
+SHOWN = """Job Id: 4711.pbs01
+    Job_Name = train.py
+    job_state = {state}
+{more}    Variable_List = PBS_O_HOME=/home/me,PBS_O_LANG=C.UTF-8,
+\tPBS_O_WORKDIR=/data/wine
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "more", "said"),
+    [
+        ("Q", "", "waits"),
+        (
+            "Q",
+            "    comment = Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T\n\t: 16)\n",
+            "waits: Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T: 16)",
+        ),
+        ("H", "", "waits, and is on hold"),
+        ("R", "    comment = Job run at Mon Nov 23 at 10:00 on (n1:ncpus=8)\n", "is running"),
+        ("S", "", "is suspended"),
+        ("E", "    Exit_status = 7\n", "is ending"),
+        ("F", "    Exit_status = 0\n", "completed (exit code 0)"),
+        ("F", "    Exit_status = 7\n", "failed (exit code 7)"),
+        ("F", "    Exit_status = 271\n", "was killed by signal 15 (exit code 143)"),
+        ("F", "    Exit_status = -29\n", "reached its time limit (exit code 143)"),
+        ("F", "    Exit_status = -27\n", "used more memory than it had (exit code 137)"),
+        ("F", "    Exit_status = -1\n", "was not run by PBS (Exit_status -1) (exit code 1)"),
+        ("F", "", "was deleted before it began (exit code 143)"),
+    ],
+)
+def test_what_is_said_of_a_job(state, more, said):
+    record = parse(SHOWN.format(state=state, more=more))
+    assert record is not None
+    assert record.words == said
+    assert (record.code is not None) == ("exit code" in said)
+
+
+def test_how_jobs_stand():
+    """By one ``qstat -x -f -t`` for all; of an array each, and not the array itself."""
+    shown = "".join(
+        SHOWN.replace("4711.pbs01", name).format(state=state, more=more)
+        for name, state, more in (
+            ("4711.pbs01", "R", ""),
+            ("4712[].pbs01", "B", ""),
+            ("4712[0].pbs01", "X", "    Exit_status = 3\n"),
+            ("4712[1].pbs01", "Q", ""),
+        )
+    )
+    found = [(each.job, each.number, each.code, each.runs) for each in listed(shown)]
+    assert found == [
+        (JobId("4711.pbs01"), "4711.pbs01", None, True),
+        (JobId("4712.pbs01", index=""), "4712.pbs01", None, False),
+        (JobId("4712.pbs01", index="0"), "4712_0.pbs01", 3, False),
+        (JobId("4712.pbs01", index="1"), "4712_1.pbs01", None, False),
+    ]
+
+
+def test_an_answer_of_something_else():
+    assert parse("Hello\n") is None
+    assert parse("    job_state = Z\n") == Record("is in state Z", state="running")
+
+
+def test_a_name_that_pbs_takes(answer, tmp_path):
+    write(tmp_path, "my train.py", "")
+    done = answer("submit", "--scheduler", "pbs", "--dry-run", "my train.py")
+    assert "#PBS -N my_train.py\n" in done.stdout

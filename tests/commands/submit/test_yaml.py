@@ -1,0 +1,136 @@
+"""YAML is read back by real parsers, of YAML 1.1 (PyYAML, kubectl's) and 1.2 (ruamel), and is what was meant."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import pytest
+import yaml as pyyaml
+from ruamel.yaml import YAML
+
+from ddplaunch.commands.manifest.yaml import Noted, document
+from ddplaunch.errors import UsageError
+
+WORDS = """
+    y Y yes Yes no NO on off true True TRUE false null Null NULL ~ none None nan inf .nan .inf -.inf
+    0 1 -1 +1 007 0o7 0x1f 0b1 1_000 1e3 1E3 -1e-3 .5 1. 1.5 1:30 190:20:30 2026-11-21 2026-11-21T10:00:00Z
+    = << - -- --- ... ? : , [ ] { } [] {} # & * ! | > % @ ` ' " \\ / a: :a a:b a:1 12:a a#b #a a: -a -1a -e3
+    --lr --lr=0.1 &a *a !a !!str |a >a %a @a `a 'a' "a" 'a "a it's $HOME $(HOME) $$ ${HOME} `x` !x key:value http://x:80/y?z=1#f
+    nvcr.io/nvidia/pytorch:25.01-py3 /dev/shm ./a ../a a/b. a@b a=b =a a+b <a> a|b a&b a;b ü 日本 🚀 é́ _a __init__
+"""
+
+NASTY = [
+    *WORDS.split(),
+    *(
+        "",
+        " ",
+        "  ",
+        " a",
+        "a ",
+        "a b",
+        "a: b",
+        "a #b",
+        "- a",
+        "? a",
+        "a\tb",
+        "\t",
+        "\ta",
+        "a\n",
+        "\n",
+        "\na",
+        "a\nb\n\nc",
+    ),
+    *(
+        "\r",
+        "a\r\nb",
+        "\x01",
+        "\x07",
+        "\x1b[31m",
+        "\x7f",
+        "\x85",
+        "\xa0",
+        "\u2028",
+        "\u2029",
+        "\ufeff",
+        "\ufeffa",
+        "\uffff",
+    ),
+    *("\\n", "\\", "\\\\", '\\"', "\\x41", '"', '""', "'", "''", "a\\", "%TAG ! x", "x" * 300, "a " * 100, "🚀" * 3),
+    *('{"a": [1, "b"]}', "key: [a, b]", "--- a", "... a", "a --- b", "- - a", "!!python/object:os.system x"),
+]
+
+
+def plain(value):
+    """The same without comments."""
+    if isinstance(value, Noted):
+        return plain(value.value)
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def old(text: str) -> object:
+    return pyyaml.safe_load(text)
+
+
+def new(text: str) -> object:
+    return YAML(typ="safe", pure=True).load(io.StringIO(text))
+
+
+READERS = pytest.mark.parametrize("read", [old, new])
+
+
+@READERS
+@pytest.mark.parametrize("text", NASTY, ids=ascii)
+def test_a_string_is_that_string(read, text):
+    """As a value, as a key, in a list on one line and on many, as a mapping's only word."""
+    meant = {"a": text, text or "k": "a", "b": [text, "x"], "c": [{"d": text}], "e": [text] * 60, "f": {text: text}}
+    assert read(document(meant)) == meant
+
+
+@READERS
+def test_neighbours_do_not_matter(read):
+    for one, other in itertools.pairwise([*NASTY, *reversed(NASTY)]):
+        meant = {"line": [one, other], "lines": [one, other, "x" * 120], "pair": {"a": one, "b": other}}
+        assert read(document(meant)) == meant
+
+
+@READERS
+def test_numbers_and_truth(read):
+    meant = {"a": 0, "b": -3, "c": True, "d": False, "e": [1, True, "1", "true"], "f": [{"g": 1, "h": [{"i": "1"}]}]}
+    assert read(document(meant)) == meant
+
+
+def test_comments_are_only_comments():
+    noted = {
+        "a": Noted("of a: 1\nsecond line", {"b": Noted("of b", [1, 2])}),
+        "c": [Noted("of the first", {"d": 1}), {"e": 2}, Noted("of a word", "f")],
+    }
+    text = document(noted)
+    assert old(text) == new(text) == plain(noted) == {"a": {"b": [1, 2]}, "c": [{"d": 1}, {"e": 2}, "f"]}
+    assert text.splitlines() == [
+        "# of a: 1",
+        "# second line",
+        "a:",
+        "  # of b",
+        "  b: [1, 2]",
+        "c:",
+        "  # of the first",
+        "  - d: 1",
+        "  - e: 2",
+        "  # of a word",
+        "  - f",
+    ]
+
+
+def test_nothing_is_quoted_that_people_need_not_see_quoted():
+    words = ["python", "--lr", "--lr=0.1", "-m", "nvcr.io/nvidia/pytorch:25.01-py3", "/dev/shm", "wine-0.wine", "_a"]
+    lines = document({"a": [*words[:-1], "x" * 120]}).splitlines()[1:-1]
+    assert [line.strip() for line in lines] == [f"- {word}" for word in words[:-1]]
+
+
+@pytest.mark.parametrize("text", ["\udcff", "a\0b"])
+def test_what_yaml_cannot_hold(text):
+    with pytest.raises(UsageError, match="a manifest cannot hold"):
+        document({"a": [text]})

@@ -1,0 +1,229 @@
+"""The page of a run: complete, harmless whatever a user has named, and good to read in a real browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.commands.runs.page import page
+from ddplaunch.diagnosis.inspection import Condition
+from ddplaunch.job.record import Fate, Record
+from tests.browser import layout, needs_browser, visit
+from tests.console.samples import BEGAN, inspection, record
+
+EVIL = "<script>console.log('ran')</script><img src=http://127.0.0.1:9/x onerror=console.log(1)>\"' onload='x"
+"""What a user may call anything; as a part of the page it would be seen in the console, or in the network."""
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+    def count(self, tag: str, class_: str | None = None) -> int:
+        return sum(name == tag and class_ in (None, attributes.get("class")) for name, attributes in self.found)
+
+
+def evil(ranks: int = 4) -> Record:
+    """A run in which everything that can be named has a bad name."""
+    base = record(ranks, target=EVIL, message=EVIL)
+    (only,) = base.attempts
+    rows = tuple(dataclasses.replace(each, host=EVIL) for each in only.ranks)
+    seen = inspection(ranks, 2, BEGAN + 59, where=EVIL)
+    thread = dataclasses.replace(seen.ranks[2].threads[0], name=EVIL)
+    told = dataclasses.replace(seen.ranks[2], threads=(thread, thread), host=EVIL)
+    quiet = dataclasses.replace(seen.ranks[3], threads=(), no_stack=EVIL)
+    return dataclasses.replace(
+        base,
+        run=EVIL,
+        run_id=EVIL,
+        argv=(EVIL,),
+        host=EVIL,
+        cwd=EVIL,
+        log_dir=EVIL,
+        notes=(EVIL, "a\x1b[31mred\x00\u202eone"),
+        attempts=(dataclasses.replace(only, ranks=rows, why=EVIL),),
+        inspections=(dataclasses.replace(seen, ranks=(*seen.ranks[:2], told, quiet), silent=(EVIL,)),),
+    )
+
+
+def test_it_has_all_of_a_run():
+    elements = Elements(page([record(4, 3)]))
+    for part in (
+        "20261122-155025-f409",
+        "failed",
+        "rank 2 failed with ValueError: no labels (exit code 1)",
+        'File "train.py", line 88, in train',
+        "ranks 0, 1, 3 wait in all_reduce #4121 of default_pg (float32[6]), entered at train.py:88; rank 2 has not "
+        "entered it: load_batch at data.py:31",
+        "rank 2 on n0, attempt 1: exited with code 1; started at 1m03s, lasted 57s",
+        "Peak memory: 1.7 GiB (rank 3)",
+        "no restart is left: all 2 were used",
+        "ddplaunch run --nproc 4 train.py --lr 0.1",
+        "/home/ada/nets",
+    ):
+        assert part in re.sub(r"\s+", " ", elements.text), part
+    assert elements.count("rect", "failed") == 3
+    assert elements.count("rect", "stopped") == 9
+    assert elements.count("rect", "attempt") == 3
+
+
+def test_it_asks_for_nothing():
+    elements = Elements(page([record(4)]))
+    assert not {"script", "link", "img", "iframe", "object", "base", "form"} & {name for name, _ in elements.found}
+    loads = {"src", "href", "srcset", "data", "action", "poster"}
+    assert not any(loads & attributes.keys() for _, attributes in elements.found)
+    assert "url(" not in page([record(4)])
+    assert "@import" not in page([record(4)])
+
+
+def test_no_name_becomes_markup():
+    harmless, bad = Elements(page([record(4)])), Elements(page([evil()]))
+    assert {name for name, _ in bad.found} <= {name for name, _ in harmless.found} | {"p"}
+    assert not any(key.startswith("on") for _, attributes in bad.found for key in attributes)
+    assert bad.text.count(EVIL) >= 12
+    assert r"a\x1b[31mred" not in bad.text
+    assert r"ared\x00\u202eone" in bad.text
+
+
+def test_who_only_waited_is_not_called_the_first():
+    whole = record(4)
+    blamed = dataclasses.replace(whole.verdict, blame="rank 2 did not enter all_reduce #41", alike=(0, 1))
+    attempt = dataclasses.replace(whole.attempts[0], verdict=blamed)
+    ended = tuple(
+        dataclasses.replace(each, condition=Condition.EXITED, code=1, groups=(), last=())
+        for each in whole.inspections[0].ranks
+    )
+    seen = dataclasses.replace(whole.inspections[0], ranks=ended)
+    run = dataclasses.replace(whole, attempts=(attempt,), verdict=blamed, inspections=(seen,))
+    elements = Elements(page([run]))
+    assert elements.count("rect", "failed") == 0
+    assert elements.count("rect", "fell") == 3
+    assert elements.text.count("rank 2 did not enter all_reduce #41") == 2, "in the report and of the attempt"
+    assert "no rank waits" not in elements.text
+
+
+def test_whom_a_time_limit_blames():
+    """It failed first, and its end was our doing, not anybody's outside."""
+    whole = record(4)
+    first = dataclasses.replace(whole.verdict.first, exit_code=124, message="the job stalled")
+    blamed = dataclasses.replace(whole.verdict, first=first, blame="no progress for 5m00s")
+    rows = tuple(dataclasses.replace(each, code=-15) for each in whole.attempts[0].ranks)
+    attempt = dataclasses.replace(whole.attempts[0], verdict=blamed, ranks=rows)
+    text = page([dataclasses.replace(whole, attempts=(attempt,), verdict=blamed)])
+    elements = Elements(text)
+    assert (elements.count("rect", "failed"), elements.count("rect", "fell")) == (1, 0)
+    assert "rank 2 on n0: was stopped (SIGTERM)" in elements.text
+    assert "outside" not in elements.text
+
+
+def test_of_a_run_that_ended_well_the_timeline_comes_first():
+    well = dataclasses.replace(record(4), verdict=None, code=0, fate=Fate.DONE)
+    for run, first in (well, "timeline"), (record(4), "failure"):
+        ids = [attributes["id"] for name, attributes in Elements(page([run])).found if "id" in attributes]
+        assert (ids[0], ids.index("timeline") < ids.index("stacks-0")) == (first, first == "timeline")
+
+
+@pytest.mark.parametrize("fate", Fate)
+def test_a_run_that_is_hardly_there(fate):
+    bare = dataclasses.replace(
+        record(2), attempts=(), inspections=(), verdict=None, notes=(), ended=None, code=None, fate=fate, world_size=0
+    )
+    text = Elements(page([bare])).text
+    assert fate.value in text
+    assert "Timeline" not in text
+    assert "Failure" not in text
+
+
+def test_a_run_that_goes_on_or_was_lost():
+    whole = record(2)
+    ranks = tuple(dataclasses.replace(each, ended=None, code=None) for each in whole.attempts[0].ranks)
+    attempt = dataclasses.replace(whole.attempts[0], ranks=ranks, ended=None, why="", verdict=None)
+    lost = dataclasses.replace(whole, attempts=(attempt,), verdict=None, ended=None, code=None, fate=Fate.LOST)
+    elements = Elements(page([lost]))
+    assert elements.count("rect", "running") == 2
+    assert "was running" in elements.text
+
+
+def test_nodes_are_put_together():
+    whole = record(16)
+    first, second = (
+        dataclasses.replace(
+            whole,
+            node_rank=node,
+            attempts=(dataclasses.replace(whole.attempts[0], ranks=whole.attempts[0].ranks[8 * node : 8 * node + 8]),),
+        )
+        for node in (0, 1)
+    )
+    assert Elements(page([first, second])).count("rect", "stopped") == 15
+    assert "of 1 of 2 nodes" in Elements(page([first])).text
+
+
+def test_ranks_of_a_large_job_that_fared_alike_share_a_row():
+    text = page([record(512, 3)])
+    elements = Elements(text)
+    assert elements.count("rect", "failed") == 3
+    assert elements.count("rect", "stopped") == 6
+    assert "3–511" in elements.text
+    assert len(text) < 500_000
+
+
+def test_odd_times_are_no_trouble():
+    odd = dataclasses.replace(record(2), began=1e18, ended=-1e18)
+    assert "at an unknown time" in page([odd])
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(*shares: Record) -> Path:
+        path = tmp_path / "a page.html"
+        path.write_text(page(shares), encoding="utf-8")
+        return path
+
+    return write
+
+
+@needs_browser
+@pytest.mark.slow
+@pytest.mark.parametrize("run", [record(4), evil(), record(512, 3)], ids=["4", "evil", "512"])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
+def test_a_browser_opens_it(run, width, dark, written, tmp_path):
+    """Pictures are kept where $DDPLAUNCH_TEST_PICTURES says, for who wants to look."""
+    file = written(run)
+    seen = visit(file, tmp_path, width=width, dark=dark)
+    assert (seen.console, seen.requests) == ([], [])
+    assert "Timeline" in seen.dom
+    assert seen.picture.stat().st_size > 10_000
+    if folder := os.environ.get("DDPLAUNCH_TEST_PICTURES"):
+        seen.picture.rename(Path(folder) / f"{run.world_size}-{len(run.run)}-{seen.picture.name}")
+    size = layout(file, tmp_path, width=width)
+    assert size.wide == []
+    assert size.width <= width
+    assert size.height < 4000
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_browser_would_have_told(tmp_path):
+    bad = tmp_path / "bad.html"
+    bad.write_text(f"<!DOCTYPE html><body>{EVIL}<p style='width: 3000px'>wide</p></body>")
+    seen = visit(bad, tmp_path)
+    assert any('"ran"' in each for each in seen.console)
+    assert seen.requests == ["http://127.0.0.1:9/x"]
+    assert layout(bad, tmp_path, width=400).wide == ["P"]

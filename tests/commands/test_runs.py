@@ -1,0 +1,372 @@
+"""The commands for runs, typed: ps, logs, stop, wait, report, clean."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.commands.runs.wait import wait
+from ddplaunch.job import client, past
+from ddplaunch.job.client import Unanswered
+from tests.conftest import clean_environment, command, wait_until, write
+from tests.control.test_joining import free_port
+from tests.job.test_history import FAILS, keep, state  # noqa: F401
+from tests.starts import LIGHT
+
+pytestmark = pytest.mark.usefixtures("state")
+
+NAME = f"train-{os.getpid()}-7"
+"""Of the job that runs: other tests of this user run theirs at the same time, and commands see them all."""
+
+MINE = f"mine-{os.getpid()}"
+"""Of one that has ended."""
+
+WAITS = """
+    import os, time
+    print("up", os.environ["RANK"], flush=True)
+    while True:
+        time.sleep(0.02)
+        print("on", flush=True)
+"""
+
+
+@pytest.fixture
+def running(start, tmp_path):
+    """Two ranks that print for ever, in a run called NAME."""
+    write(tmp_path, "waits.py", WAITS)
+
+    def begin(*words: str | Path, run_id: str = NAME):
+        job = start("run", "--nproc", "2", "--run-id", run_id, *words, *LIGHT, "waits.py")
+        job.wait_for("up", 2)
+        return job
+
+    return begin
+
+
+def row(out: str, run: str) -> list[str]:
+    (line,) = (line for line in out.splitlines() if line.split()[:1] == [run])
+    return line.split()
+
+
+def test_ps(running, answer):
+    job = running()
+    keep(run_id="before", code=1)
+    done = answer("ps")
+    assert row(done.stdout, NAME)[1:2] == ["running"]
+    assert row(done.stdout, NAME)[3:6] == ["2", "-", str(job.process.pid)]
+    assert row(done.stdout, "before")[1:3] == ["failed", "(1)"]
+    found = {each["run"]: each for each in json.loads(answer("ps", "--json").stdout)}
+    assert found[NAME]["state"] == "running"
+    assert found[NAME]["ranks"] == [0, 1]
+    assert (found["before"]["state"], found["before"]["code"]) == ("failed", 1)
+    assert found[NAME].keys() == found["before"].keys()
+
+
+def test_two_nodes_of_a_run_on_one_machine(start, answer, tmp_path):
+    """Node 0 has the name of the run; the other is found by its pid."""
+    write(tmp_path, "waits.py", WAITS)
+    port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    words = ("run", "--nnodes", "2", *port, "--run-id", NAME, *LIGHT, "waits.py")
+    jobs = [start(*words[:1], "--node-rank", rank, *words[1:]) for rank in "01"]
+    for job in jobs:
+        job.wait_for("up")
+    first, second = (str(job.process.pid) for job in jobs)
+    said = answer("ps").stdout
+    assert row(said, NAME)[5] == first
+    assert row(said, f"{NAME}.{second}")[5] == second
+    for word in (NAME, first, second):
+        done = answer("stacks", word, "--json")
+        assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1]
+
+
+def test_ps_shows_the_latest_of_those_that_ended(answer):
+    for number in range(8):
+        keep(run_id=f"r{number}")
+        os.utime(past.folder(f"r{number}"), (number, number))
+    shown = [line.split()[0] for line in answer("ps").stdout.splitlines() if line.startswith("r")]
+    assert shown == ["r7", "r6", "r5", "r4", "r3"]
+    assert len([line for line in answer("ps", "--all").stdout.splitlines() if line.startswith("r")]) == 8
+
+
+def test_a_launcher_that_is_stopped_does_not_hold_ps_up(running, answer):
+    job = running()
+    job.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        assert row(answer("ps").stdout, NAME)[1] == "silent"
+        assert time.monotonic() - began < 20
+    finally:
+        job.signal(signal.SIGCONT)
+
+
+def test_logs_of_a_failure(launch, answer, tmp_path):
+    write(tmp_path, "fails.py", FAILS)
+    launch("run", "--nproc", "2", "--run-id", MINE, *LIGHT, "fails.py")
+    out = answer("logs", MINE).stdout
+    assert "[0] rank 0 speaks\n" in out
+    assert "[1] rank 1 speaks\n[1] Traceback (most recent call last):\n" in out
+    assert answer("logs", MINE, "--rank", "0").stdout == "rank 0 speaks\n"
+    failed = answer("logs", MINE[2:], "--failed").stdout
+    assert failed.startswith("rank 1 speaks\nTraceback")
+    first = json.loads(answer("logs", MINE, "--json", "--rank", "0").stdout)
+    assert first == {"rank": 0, "line": "rank 0 speaks"}
+
+
+def test_without_a_name_it_is_the_newest_run_of_this_folder(launch, running, answer, tmp_path):
+    (tmp_path / "other").mkdir()
+    write(tmp_path, "ends.py", "import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(3)\n")
+    for run, folder in ((f"{MINE}-a", tmp_path), (f"{MINE}-b", tmp_path), (f"{MINE}-c", tmp_path / "other")):
+        launch("run", "--nproc", "2", "--run-id", run, *LIGHT, tmp_path / "ends.py", cwd=folder)
+    os.utime(past.folder(f"{MINE}-a"))  # of a record that something was done to
+    for words in (("report",), ("logs",), ("logs", "-f"), ("wait",)):
+        done = answer(*words)
+        assert done.stderr.splitlines()[0] == f"the newest run of this folder: {MINE}-b"
+    assert done.returncode == 3
+    assert json.loads(answer("report", "--json").stdout)["run"] == f"{MINE}-b"
+    refused = answer("report", cwd=Path("/"))
+    assert refused.stderr.startswith("Error: no run that was started in / is kept or running\n  name one: ")
+    job = running("--no-history")
+    launch("run", "--nproc", "2", "--run-id", f"{MINE}-d", *LIGHT, "ends.py")
+    waiting = subprocess.Popen(
+        command("wait"), cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=clean_environment()
+    )
+    assert waiting.stderr.readline() == f"the newest run of this folder: {NAME}\n", "one that still runs"
+    assert answer("report").stderr == f"the newest run of this folder: {MINE}-d\n"
+    job.signal(signal.SIGTERM)
+    assert waiting.wait(100) == job.wait()
+
+
+def test_logs_of_a_log_folder(launch, answer, tmp_path):
+    write(tmp_path, "ends.py", "import os; print('rank', os.environ['RANK'])")
+    launch("run", "--nproc", "2", "--log-dir", "logs", "--run-id", MINE, *LIGHT, "ends.py")
+    assert sorted(answer("logs", MINE, cwd=Path("/")).stdout.splitlines()) == ["[0] rank 0", "[1] rank 1"]
+
+
+@pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
+def test_following_a_job_to_its_end(running, tmp_path, words):
+    job = running(*words)
+    following = subprocess.Popen(
+        command("logs", NAME, "-f", "--rank", "1"), stdout=subprocess.PIPE, text=True, env=clean_environment()
+    )
+    assert following.stdout
+    assert following.stdout.readline() == "up 1\n"
+    assert following.stdout.readline() == "on\n"
+    job.signal(signal.SIGTERM)
+    assert set(following.stdout.read().splitlines()) <= {"on", "o"}
+    assert following.wait() == 0
+
+
+def test_ctrl_c_ends_the_following_alone(running):
+    job = running()
+    following = subprocess.Popen(
+        command("logs", NAME, "-f"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()
+    )
+    assert following.stdout
+    following.stdout.readline()
+    following.send_signal(signal.SIGINT)
+    _, err = following.communicate()
+    assert (following.returncode, err.strip()) == (130, b"")
+    assert job.process.poll() is None
+
+
+def test_who_reads_no_further_is_no_error(running):
+    running()
+    words = " ".join(command("logs", NAME, "-f"))
+    done = subprocess.run(
+        ["bash", "-c", f"{words} | head -n 2"], capture_output=True, text=True, env=clean_environment(), check=False
+    )
+    assert done.stdout.count("\n") == 2
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_stop(running, answer, now):
+    job = running()
+    done = answer("stop", NAME[:-1], *["--now"] * now)
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[0] == f"stopping {NAME}: 2 ranks"
+    assert done.stderr.splitlines()[-1] == f"{NAME} has ended"
+    assert job.process.poll() == 130
+    assert past.record(NAME).fate.value == "stopped"
+    assert answer("stop", NAME).stderr.startswith(f"Error: {NAME} has ended\n  ddplaunch report {NAME}")
+
+
+def test_stop_says_whom_it_waits_for(start, answer, tmp_path):
+    write(
+        tmp_path,
+        "stubborn.py",
+        """
+        import signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print("up", flush=True)
+        time.sleep(600)
+        """,
+    )
+    job = start("run", "--nproc", "2", "--run-id", f"stubborn-{MINE}", "--grace", "3", *LIGHT, "stubborn.py")
+    job.wait_for("up", 2)
+    assert "waiting for 2 ranks; --now kills what is left\n" in answer("stop", f"stubborn-{MINE}").stderr
+    assert job.wait() == 130
+
+
+def test_wait(running, answer):
+    job = running()
+    waiting = subprocess.Popen(command("wait", NAME), env=clean_environment())
+    os.kill(job.ranks()[1], signal.SIGKILL)
+    assert waiting.wait() == job.wait() == 137
+    assert answer("wait", NAME).returncode == 137
+
+
+def test_wait_for_a_run_that_has_just_closed_its_door(running, monkeypatch):
+    """It has an exit code, though its launcher lives on for a moment."""
+    job = running()
+
+    def too_late(path: str) -> None:
+        os.unlink(path)
+        job.signal(signal.SIGTERM)
+        raise Unanswered(path)
+
+    monkeypatch.setattr(client, "wait", too_late)
+    assert wait.callback(NAME) == job.wait() == 143
+
+
+def test_a_run_id_is_the_newest_run_that_has_it(running, answer):
+    keep(run_id=NAME, code=1)
+    keep(run_id=NAME, code=3)
+    assert answer("wait", NAME).returncode == 3
+    job = running()
+    assert row(answer("ps").stdout, f"{NAME}.3")[1] == "running"
+    assert f"{NAME}.3: running" in answer("report", NAME).stdout
+    assert "up 0" in answer("logs", NAME).stdout
+    waiting = subprocess.Popen(command("wait", NAME), env=clean_environment())
+    assert answer("stop", NAME).returncode == 0
+    assert waiting.wait() == job.wait() == 130
+    assert [answer("wait", name).returncode for name in (NAME, f"{NAME}.1", f"{NAME}.2")] == [130, 1, 3]
+    assert "has ended" in answer("stop", NAME).stderr
+    assert answer("clean", NAME).returncode == 0
+    assert answer("wait", NAME).returncode == 3
+
+
+def test_wait_for_a_run_whose_launcher_was_killed(running, answer):
+    job = running()
+    waiting = subprocess.Popen(command("wait", NAME), stderr=subprocess.PIPE, text=True, env=clean_environment())
+    job.signal(signal.SIGKILL)
+    _, err = waiting.communicate()
+    assert (waiting.returncode, err) == (69, f"Error: {NAME} has no exit code: its launcher was killed\n")
+    assert answer("wait", NAME).returncode == 69
+
+
+def test_report(launch, answer, tmp_path):
+    write(tmp_path, "fails.py", FAILS)
+    told = launch("run", "--nproc", "2", "--max-restarts", "1", "--run-id", MINE, *LIGHT, "fails.py").stderr
+    out = answer("report", MINE).stdout
+    assert out.startswith(f"{MINE}: failed with exit code 1\n  ddplaunch run --nproc 2 ")
+    report = told[told.rindex("ddplaunch: rank 1 failed with") :].partition("ddplaunch: no restart")[0]
+    assert report in out
+    assert [line.split()[0] for line in out.partition("ATTEMPT")[2].splitlines()[1:3]] == ["0", "1"]
+    assert "MiB" in row(out.partition("RANK ")[2], "1")
+    assert out.endswith(f"output: ddplaunch logs {MINE}\n")
+    found = json.loads(answer("report", MINE, "--json").stdout)
+    assert (found["fate"], found["code"], len(found["attempts"])) == ("failed", 1, 2)
+    assert found["verdict"]["first"]["rank"] == 1
+
+
+def test_clean(running, answer):
+    running()
+    for name in ("a", "b", "c"):
+        keep(run_id=name)
+    assert answer("clean", "b").stderr.startswith("removed 1 run, ")
+    assert sorted(past.names()) == ["a", "c", NAME]
+    refused = answer("clean", NAME)
+    assert (refused.returncode, refused.stderr) == (2, f"Error: {NAME} is still running\n  ddplaunch stop {NAME}\n")
+    assert answer("clean").stderr.startswith("removed 2 runs, ")
+    assert past.names() == [NAME]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("logs", "gone"), "no run is called gone"),
+        (("report", "don"), "no run is called don"),
+        (("stop", "gone"), "no run is called gone"),
+        (("wait", "gone"), "no run is called gone"),
+        (("clean", "gone"), "no run is called gone"),
+        (("logs", "done"), "done succeeded, and output is kept only after a failure\n  ddplaunch run --log-dir DIR"),
+        (("logs", "done", "--failed"), "no rank of done has failed"),
+        (("logs", "done", "--rank", "2"), "--rank 2: done has ranks 0 to 1\n  --rank 1"),
+        (("logs", "done", "--rank", "-1"), "--rank -1: done has ranks 0 to 1"),
+        (("logs", "done", "--rank", "x,1"), "--rank x,1: expected ranks like 3 or 0,3"),
+        (("logs", "done", "--rank", "1", "--failed"), "--rank and --failed contradict each other"),
+        (("stop", "done"), "done has ended\n  ddplaunch report done"),
+        (("logs", "\x1b[2J" + "x" * 5000), "no run is called "),
+    ],
+)
+def test_what_is_typed_wrong(answer, words, said):
+    if words[:2] != ("report", "don"):
+        keep(run_id="done")
+    done = answer(*words)
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith(f"Error: {said}")
+    assert len(done.stderr.splitlines()) <= 3
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
+@pytest.mark.parametrize("words", [("ps", "--json"), ("logs", NAME), ("stop", NAME), ("report", NAME)])
+def test_another_user_sees_and_reaches_nothing(running, words):
+    job = running()
+    text = (
+        "import os, sys, json, difflib, msgspec, tempfile, ddplaunch.cli\n"
+        "from ddplaunch.commands.runs import account, logs, ps, report, stop, streamed, table\n"
+        "from ddplaunch.job import client, glance, logs, past, process, runs\n"
+        "os.chdir('/'); os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        f"sys.argv = ['ddplaunch', *{words!r}]; ddplaunch.cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, env=clean_environment(), check=False
+    )
+    assert NAME not in done.stdout
+    if words[0] == "ps":
+        assert json.loads(done.stdout) == []
+    else:
+        assert done.stderr.startswith(f"Error: no run is called {NAME}")
+    assert job.process.poll() is None
+
+
+def test_two_nodes_keep_their_shares(launch, start, answer, tmp_path):
+    """On one machine here; each has the ranks of its own."""
+    write(tmp_path, "ends.py", "import os; print('rank', os.environ['RANK'])")
+    port = os.getpid() % 20000 + 20000
+    node = ("run", "--nnodes", "2", "--nproc", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
+    second = start(*node, "--node-rank", "1", "--run-id", "both", *LIGHT, "ends.py")
+    assert launch(*node, "--node-rank", "0", "--run-id", "both", *LIGHT, "ends.py").returncode == 0
+    assert second.wait() == 0
+    wait_until(lambda: len(past.shares("both")) == 2, "both shares")
+    assert [[each.rank for each in share.attempts[0].ranks] for share in past.shares("both")] == [[0, 1], [2, 3]]
+    out = answer("report", "both").stdout
+    assert "4 ranks on 2 nodes" in out
+    assert [row(out.partition("RANK ")[2], str(rank))[0] for rank in range(4)] == ["0", "1", "2", "3"]
+
+
+def test_bytes_that_are_not_utf_8(launch, answer, tmp_path):
+    """In an argument, and in the names of folders: a run is kept with them, and its log folder is found."""
+    folder = tmp_path / os.fsdecode(b"b\xff")
+    folder.mkdir()
+    write(folder, "t.py", "import os, sys\nprint(os.fsencode(sys.argv[1]))\nraise ValueError(sys.argv[1])")
+    words = ("--run-id", MINE, "--log-dir", os.fsdecode(b"l\xfe"), *LIGHT, "--nproc", "2")
+    done = launch("run", *words, "t.py", os.fsdecode(b"x\xfd"), cwd=folder)
+    assert done.returncode == 1
+    assert row(answer("ps").stdout, MINE)[1:3] == ["failed", "(1)"]
+    told = answer("report", MINE).stdout
+    for text in ("x\\udcfd", "b\\udcff", "l\\udcfe", "ValueError"):
+        assert text in told, told
+    assert json.loads(answer("report", MINE, "--json").stdout)["log_dir"].endswith("l\\udcfe/" + MINE)
+    assert "log folder" in answer("report", MINE, "--html", "-").stdout
+    assert "b'x\\xfd'" in answer("logs", MINE).stdout
