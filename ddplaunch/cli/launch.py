@@ -25,7 +25,6 @@ from ddplaunch.output.starting import Starting
 from ddplaunch.output.streams import KEPT
 from ddplaunch.output.voice import VOICE, Kind, Said
 from ddplaunch.plan.plan import Plan
-from ddplaunch.preload import learned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +110,6 @@ class Job:
             say_note(f"kept in {self._log.path}{where}", path=self._log.path, host=host)
         if self._screen.speaks:
             say(Said(Kind.END, f"ended with exit code {outcome.code}", {"code": outcome.code}, lines=""))
-        learned.remove()
         return outcome.code
 
     def status(self) -> Status:

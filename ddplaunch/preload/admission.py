@@ -12,9 +12,9 @@ from collections.abc import Collection
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
-from ddplaunch.preload.facts import Barrier, Effect, Patch, Reach
+from ddplaunch.preload.facts import Assignment, Barrier, Effect, Import, Patch, Reach
 from ddplaunch.preload.hiding import Hiding
-from ddplaunch.preload.program import TORCH, Event, Program, Statement, Variable
+from ddplaunch.preload.program import TORCH, Program
 from ddplaunch.preload.table import Installed, Package, Table, holds_installed
 from ddplaunch.target import source
 
@@ -79,8 +79,8 @@ class Admission:
         self._effect: str | None = None  # where the first one is
         self._barrier: str | None = None
         self._pending: str | None = None  # a barrier in a function
-        self._variables: list[Variable] = []
-        self._variables_pending: list[Variable] = []
+        self._variables: list[Assignment] = []
+        self._variables_pending: list[Assignment] = []
         self._patch = self._find_patch()
         self._walk(late=late)
 
@@ -115,22 +115,26 @@ class Admission:
     def _find_patch(self) -> str | None:
         """The first place where the program assigns to what others have made, settings excepted."""
         for each in self._program.steps:
-            if not isinstance(each, Event) or each.kind is not Patch:
-                continue
-            if not any(each.words == name or each.words.startswith(name + ".") for name in self._table.settings):
-                return f"{each.where} changes {each.words}"
+            if isinstance(each, Patch) and not any(
+                f"{each.target}.".startswith(f"{of}.") for of in self._table.settings
+            ):
+                return f"{each.where} {each.words}"
         return None
 
     def _walk(self, *, late: bool) -> None:
-        later: list[tuple[Package, Statement]] = []
+        later: list[tuple[Package, Import]] = []
         for step in self._program.steps:
-            if isinstance(step, Event):
-                self._pass(step)
-            elif isinstance(step, Variable):
+            if isinstance(step, Barrier):
+                self._bar(f"{step.where} {step.words}", step.reach)
+            elif isinstance(step, Effect):
+                if step.reach > Reach.LATER:
+                    self._effect = self._effect or step.where
+                    self._release()
+            elif isinstance(step, Assignment):
                 shown = step.early and step.name is not None and step.value is not None
                 if not shown and not (step.default and step.name in self._set):
                     (self._variables_pending if step.reach <= Reach.LATER else self._variables).append(step)
-            elif step.top == TORCH or (package := self._known(step)) is None:
+            elif isinstance(step, Patch) or step.top == TORCH or (package := self._known(step)) is None:
                 continue
             elif step.reach >= Reach.TRIED:
                 self._admit(package, step)
@@ -142,13 +146,6 @@ class Admission:
                 if step.top not in self._excluded:
                     self._admit(package, step)
             self._admit_late()
-
-    def _pass(self, event: Event) -> None:
-        if event.kind is Barrier:
-            self._bar(f"{event.where} {event.words}", event.reach)
-        elif event.kind is Effect and event.reach > Reach.LATER:
-            self._effect = self._effect or event.where
-            self._release()
 
     def _bar(self, why: str, reach: Reach) -> None:
         if reach <= Reach.LATER:
@@ -162,7 +159,7 @@ class Admission:
         self._variables += self._variables_pending
         self._variables_pending.clear()
 
-    def _known(self, step: Statement) -> Package | None:
+    def _known(self, step: Import) -> Package | None:
         """The package that a statement imports, if it is known; another may change what comes after it."""
         package = self._table.owner(step.module)
         there = package is not None and self._installed.version(package.name) is not None
@@ -225,7 +222,7 @@ class Admission:
                 return f"{each.where} sets {each.name or 'variables that it reads'}"
         return None
 
-    def _admit(self, package: Package, step: Statement) -> None:
+    def _admit(self, package: Package, step: Import) -> None:
         """Take in what a statement imports, if that may come first."""
         if why := self._why_here(package):
             self._excluded.setdefault(step.module if package.name in self.packages else step.top, why)

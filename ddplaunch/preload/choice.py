@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.preload import interpreter, program
 from ddplaunch.preload.admission import Admission, Allowed, Excluded
-from ddplaunch.preload.program import TORCH, Program, Variable
+from ddplaunch.preload.facts import Assignment
+from ddplaunch.preload.program import TORCH, Program
 from ddplaunch.preload.table import Table
 from ddplaunch.target.target import Kind, Target
 
@@ -121,7 +122,7 @@ def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collec
     )
 
 
-def _usual(found: Program, here: list[Variable], *, lone: bool) -> tuple[str, ...]:
+def _usual(found: Program, here: list[Assignment], *, lone: bool) -> tuple[str, ...]:
     """``DistributedDataParallel`` and the first optimizer import ``torch._dynamo``, over a second in every rank.
 
     Importing it once pays from two ranks on, and is pure loss for a program that never needs it, so its source decides
@@ -131,11 +132,11 @@ def _usual(found: Program, here: list[Variable], *, lone: bool) -> tuple[str, ..
     return (TORCH, DYNAMO) if found.dynamo and not lone and not late else (TORCH,)
 
 
-def _concerns_torch(each: Variable) -> bool:
+def _concerns_torch(each: Assignment) -> bool:
     return not each.after and (each.name is None or bool(_TORCH_READS.fullmatch(each.name)))
 
 
-def _too_late(here: list[Variable]) -> str | None:
+def _too_late(here: list[Assignment]) -> str | None:
     """Why torch must be imported by the program itself: only running that shows what torch will read."""
     for each in here:
         if each.name and _concerns_torch(each) and not (each.early and each.value is not None):

@@ -24,33 +24,50 @@ class Reach(IntEnum):
         return outer.under_condition() if self is Reach.MAYBE else min(self, outer)
 
 
+# Where a statement stands is in words: "train.py:3".
+
+
 @dataclass(frozen=True)
 class Import:
     """``import module``, or ``from module import names``; ``level`` counts the dots of a relative one."""
 
-    line: int
+    where: str
     reach: Reach
     module: str
     names: tuple[str, ...] = ()
     level: int = 0
 
+    @property
+    def top(self) -> str:
+        return self.module.partition(".")[0]
+
 
 @dataclass(frozen=True)
 class Assignment:
-    """A variable of the environment is set; ``default``: where it is not set already."""
+    """A variable of the environment is set.
 
-    line: int
+    Attributes:
+        name: None where the source does not show it.
+        value: as the name; None also where the variable is removed, or set only sometimes.
+        default: only where it is not set already.
+        after: certainly after torch was imported, and so too late for what torch read then.
+        early: certainly before anything was imported that is not Python's own.
+    """
+
+    where: str
     reach: Reach
-    name: str | None  # None where the source does not show it
-    value: str | None  # as the name; or it is removed
+    name: str | None
+    value: str | None
     default: bool = False
+    after: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True)
 class Effect:
     """A statement that may do anything: no import, no function, no constant."""
 
-    line: int
+    where: str
     reach: Reach
 
 
@@ -63,17 +80,21 @@ class Patch:
         source: the import that brought it; None where that makes no difference.
     """
 
-    line: int
+    where: str
     reach: Reach
     target: str
     source: Import | None = None
+
+    @property
+    def words(self) -> str:
+        return f"changes {self.target}"
 
 
 @dataclass(frozen=True)
 class Folder:
     """``sys.path`` gets another folder."""
 
-    line: int
+    where: str
     reach: Reach
     path: str
 
@@ -82,9 +103,10 @@ class Folder:
 class Barrier:
     """From here on something decides that the source does not show: in words, "calls exec"."""
 
-    line: int
+    where: str
     reach: Reach
     words: str
 
 
-Finding = Import | Assignment | Effect | Patch | Folder | Barrier
+Step = Import | Assignment | Effect | Patch | Barrier
+Finding = Step | Folder

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_regular
-from ddplaunch.preload.facts import Assignment, Barrier, Effect, Finding, Folder, Import, Patch, Reach
+from ddplaunch.preload.facts import Assignment, Barrier, Finding, Folder, Import, Patch, Reach, Step
 from ddplaunch.preload.scan import needs_dynamo, scan
 from ddplaunch.target import source
 from ddplaunch.target.target import Target
@@ -24,53 +24,6 @@ TORCH = "torch"
 _MAX_FILES = 200  # as ``source.local_sources``
 _MAX_PARSED = 512 << 10  # bytes of the program's modules: they take some 100 ms
 _INSTALLED = ("site-packages", "dist-packages")
-
-
-@dataclass(frozen=True)
-class Statement:
-    """An import of what is not the program's own: ``import module``, or ``from module import names``."""
-
-    where: str  # "train.py:3"
-    reach: Reach
-    module: str
-    names: tuple[str, ...] = ()
-
-    @property
-    def top(self) -> str:
-        return self.module.partition(".")[0]
-
-
-@dataclass(frozen=True)
-class Variable:
-    """One that the program sets.
-
-    Attributes:
-        value: None where the source does not show it, or where it is set only sometimes.
-        default: only where it is not set already.
-        after: certainly after torch was imported, and so too late for what torch read then.
-        early: certainly before anything was imported that is not Python's own.
-    """
-
-    where: str
-    reach: Reach
-    name: str | None  # None where the source does not show it
-    value: str | None
-    default: bool
-    after: bool
-    early: bool
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something else on the way: an effect, a patch, or a barrier."""
-
-    where: str
-    reach: Reach
-    kind: type[Effect] | type[Patch] | type[Barrier]
-    words: str  # of a patch its target
-
-
-Step = Statement | Variable | Event
 
 
 @dataclass(frozen=True)
@@ -92,19 +45,18 @@ class Program:
     dynamo: bool = False
 
     @property
-    def variables(self) -> list[Variable]:
-        return [each for each in self.steps if isinstance(each, Variable)]
+    def variables(self) -> list[Assignment]:
+        return [each for each in self.steps if isinstance(each, Assignment)]
 
     @property
     def imports_others(self) -> bool:
         """Whether it imports anything installed beside torch."""
-        return any(isinstance(each, Statement) and each.top != TORCH for each in self.steps)
+        return any(isinstance(each, Import) and each.top != TORCH for each in self.steps)
 
     @property
     def doubt(self) -> str | None:
         """What makes its imports depend on more than its source: "train.py:3 calls exec"."""
-        events = (each for each in self.steps if isinstance(each, Event) and each.kind is Barrier)
-        return next((f"{each.where} {each.words}" for each in events), None)
+        return next((f"{each.where} {each.words}" for each in self.steps if isinstance(each, Barrier)), None)
 
 
 def read(target: Target) -> Program:
@@ -115,7 +67,10 @@ def read(target: Target) -> Program:
 
 
 Said = tuple[tuple[Finding, ...], bool, frozenset[str]]
-_UNREAD: Said = ((Barrier(1, Reach.SURE, "cannot be read"),), False, frozenset())
+
+
+def _unread(name: str, words: str) -> Said:
+    return (Barrier(f"{name}:1", Reach.SURE, words),), False, frozenset()
 
 
 class _Reading:
@@ -149,40 +104,35 @@ class _Reading:
         if file not in self._said:
             self._said[file] = self._scan(file, is_program)
         for found in self._said[file][0]:
-            where = f"{os.path.relpath(file, self._first)}:{found.line}"
-            self._note(replace(found, reach=found.reach.within(reach)), file, where)
+            self._note(replace(found, reach=found.reach.within(reach)), file)
 
     def _scan(self, file: str, is_program: bool) -> Said:
+        name = os.path.relpath(file, self._first)
         try:
             size = 0 if is_program else os.path.getsize(file)
             if len(self._said) >= _MAX_FILES or self._parsed + size > _MAX_PARSED:
-                words = "is more source than is read at once"
-                return (Barrier(1, Reach.SURE, words),), False, frozenset()
+                return _unread(name, "is more source than is read at once")
             self._parsed += size
             text = read_regular(file, source.MAX_SOURCE).decode(errors="replace")
-            return scan(source.parse(file), text, file), needs_dynamo(text), frozenset(re.findall(r"[^\W\d]\w*", text))
+            said = scan(source.parse(file), text, file, name)
+            return said, needs_dynamo(text), frozenset(re.findall(r"[^\W\d]\w*", text))
         except (OSError, UsageError):  # what imports it shows why
-            return _UNREAD
+            return _unread(name, "cannot be read")
 
-    def _note(self, found: Finding, file: str, where: str) -> None:
+    def _note(self, found: Finding, file: str) -> None:
         if isinstance(found, Import):
-            self._import(found, file, where)
+            self._import(found, file)
         elif isinstance(found, Assignment):
             sure = found.reach is Reach.SURE
-            early, value = sure and not self._others, found.value if sure else None
-            variable = Variable(where, found.reach, found.name, value, found.default, self._torch, early)
-            self._steps.append(variable)
+            value = found.value if sure else None
+            self._steps.append(replace(found, value=value, after=self._torch, early=sure and not self._others))
         elif isinstance(found, Folder):
             self._folders.append(found.path)
-        elif isinstance(found, Patch):
-            if found.source is None or not (self._is_own(found.source, file) or found.source.module == "ddplaunch"):
-                self._steps.append(Event(where, found.reach, Patch, found.target))
-        else:
-            words = found.words if isinstance(found, Barrier) else ""
-            self._steps.append(Event(where, found.reach, type(found), words))
+        elif not isinstance(found, Patch) or not (found.source and self._is_own(found.source, file)):
+            self._steps.append(found)
 
-    def _import(self, found: Import, file: str, where: str) -> None:
-        top = found.module.partition(".")[0]
+    def _import(self, found: Import, file: str) -> None:
+        top = found.top
         if not found.level and (top in sys.stdlib_module_names or top == "ddplaunch"):
             return
         own = found.level or top != TORCH or self._root(top) == self._first  # torch is imported first, wherever it is
@@ -191,14 +141,15 @@ class _Reading:
                 self._read(each, found.reach)
         elif not found.level:
             names = tuple(name for name in found.names if name != "*")
-            self._steps.append(Statement(where, found.reach, found.module, names))
+            self._steps.append(replace(found, names=names))
             if found.reach > Reach.LATER:
                 self._others = True
             if found.reach is Reach.SURE and top == TORCH:
                 self._torch = True
 
     def _is_own(self, found: Import, file: str) -> bool:
-        return bool(found.level) or next(self._local(found, file), None) is not None
+        """Whether a statement imports what is the program's own, or ours."""
+        return bool(found.level) or found.module == "ddplaunch" or next(self._local(found, file), None) is not None
 
     def _local(self, found: Import, file: str) -> Iterator[str]:
         """The files of the program's own that the statement runs."""

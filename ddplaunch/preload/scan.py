@@ -38,14 +38,14 @@ def needs_dynamo(text: str) -> bool:
     return bool(_NEEDS_DYNAMO.search(text))
 
 
-def scan(tree: ast.Module, text: str, file: str) -> tuple[Finding, ...]:
-    """Return what the file of this syntax tree, text and path says, in order."""
-    return tuple(_Scanner(bool(_FATEFUL.search(text)), file).file(tree))
+def scan(tree: ast.Module, text: str, file: str, name: str) -> tuple[Finding, ...]:
+    """Return what the file of this syntax tree, text and path says, in order; ``name`` is what to call it."""
+    return tuple(_Scanner(bool(_FATEFUL.search(text)), file, name).file(tree))
 
 
 class _Scanner:
-    def __init__(self, fateful: bool, file: str) -> None:
-        self._fateful = fateful
+    def __init__(self, fateful: bool, file: str, name: str) -> None:
+        self._fateful, self._file = fateful, name
         self._others: dict[str, tuple[str, Import]] = {}  # what names stand for that others may have made
         self._paths = Paths(file)
 
@@ -54,6 +54,9 @@ class _Scanner:
         self._paths.learn(tree.body)
         yield from self.block(tree.body, Reach.SURE)
 
+    def _at(self, node: ast.stmt | ast.expr | ast.ExceptHandler) -> str:
+        return f"{self._file}:{node.lineno}"
+
     def block(self, body: list[ast.stmt], reach: Reach) -> Iterator[Finding]:
         for node in body:
             yield from self._statement(node, reach)
@@ -61,17 +64,17 @@ class _Scanner:
     def _statement(self, node: ast.stmt, reach: Reach) -> Iterator[Finding]:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(node.lineno, reach, alias.name)
+                yield Import(self._at(node), reach, alias.name)
         elif isinstance(node, ast.ImportFrom):
             names = tuple(alias.name for alias in node.names)
-            yield Import(node.lineno, reach, node.module or "", names, node.level)
+            yield Import(self._at(node), reach, node.module or "", names, node.level)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             signature: list[ast.AST] = [node.args, *([node.returns] if node.returns else [])]
             harmless = not node.decorator_list and not any(map(_calls, signature))
-            yield from self._simple(*node.decorator_list, *signature, reach=reach, line=node.lineno, harmless=harmless)
+            yield from self._simple(*node.decorator_list, *signature, reach=reach, at=node, harmless=harmless)
             yield from self.block(node.body, Reach.LATER if reach > Reach.SELDOM else reach)
         elif isinstance(node, ast.ClassDef):
-            yield from self._simple(*node.decorator_list, *node.bases, *node.keywords, reach=reach, line=node.lineno)
+            yield from self._simple(*node.decorator_list, *node.bases, *node.keywords, reach=reach, at=node)
             yield from self.block(node.body, reach)
         elif isinstance(node, ast.If):
             yield from self._condition(node, reach)
@@ -79,18 +82,18 @@ class _Scanner:
             yield from self._try(node, min(reach, Reach.TRIED))  # type: ignore[arg-type, unused-ignore]
         elif isinstance(node, ast.With | ast.AsyncWith):
             items = [item.context_expr for item in node.items]
-            yield from self._simple(*items, reach=min(reach, Reach.TRIED), line=node.lineno)
+            yield from self._simple(*items, reach=min(reach, Reach.TRIED), at=node)
             yield from self.block(node.body, min(reach, Reach.TRIED))
         elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
             head = [node.test] if isinstance(node, ast.While) else [node.iter]
-            yield from self._simple(*head, reach=reach, line=node.lineno)
+            yield from self._simple(*head, reach=reach, at=node)
             yield from self.block([*node.body, *node.orelse], reach.under_condition())
         elif isinstance(node, ast.Match):
-            yield from self._simple(node.subject, reach=reach, line=node.lineno)
+            yield from self._simple(node.subject, reach=reach, at=node)
             for case in node.cases:
                 yield from self.block(case.body, reach.under_condition())
         else:
-            yield from self._simple(node, reach=reach, line=node.lineno, harmless=_is_harmless(node))
+            yield from self._simple(node, reach=reach, at=node, harmless=_is_harmless(node))
 
     def _condition(self, node: ast.If, reach: Reach) -> Iterator[Finding]:
         if getattr(node.test, "attr", getattr(node.test, "id", None)) == "TYPE_CHECKING":
@@ -98,20 +101,20 @@ class _Scanner:
         elif _is_main(node.test):
             yield from self.block(node.body, reach)
         else:
-            yield from self._simple(node.test, reach=reach, line=node.lineno)
+            yield from self._simple(node.test, reach=reach, at=node)
             yield from self.block([*node.body, *node.orelse], reach.under_condition())
 
     def _try(self, node: ast.Try, reach: Reach) -> Iterator[Finding]:
         for handler in node.handlers:
             kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
             if not all(getattr(kind, "id", None) in _IMPORT_ERRORS for kind in kinds):
-                yield Effect(handler.lineno, reach)
+                yield Effect(self._at(handler), reach)
         yield from self.block(node.body, reach)
         for handler in node.handlers:
             yield from self.block(handler.body, reach)
         yield from self.block([*node.orelse, *node.finalbody], reach)
 
-    def _simple(self, *nodes: ast.AST, reach: Reach, line: int, harmless: bool = False) -> Iterator[Finding]:
+    def _simple(self, *nodes: ast.AST, reach: Reach, at: ast.stmt, harmless: bool = False) -> Iterator[Finding]:
         """What statements without a block, and expressions, set and change."""
         said: list[Finding] = []
         for root in nodes:
@@ -124,7 +127,7 @@ class _Scanner:
         # A constant for a variable holds for what is imported before the fork too (Choice.settings).
         shown = [isinstance(each, Assignment) and each.name is not None and each.value is not None for each in said]
         if not harmless and not (shown and all(shown)) and reach > Reach.LATER:
-            yield Effect(line, reach)
+            yield Effect(self._at(at), reach)
         yield from said
 
     def _assignment(
@@ -135,22 +138,22 @@ class _Scanner:
             inner = target.value if isinstance(target, ast.Subscript) else target
             if _is_environ(inner):
                 if isinstance(target, ast.Subscript):
-                    yield Assignment(node.lineno, reach, _text(target.slice), _text(value))
+                    yield Assignment(self._at(node), reach, _text(target.slice), _text(value))
                 else:  # ``os.environ |= …``
-                    yield from _pairs(value, node.lineno, reach)
+                    yield from _pairs(value, self._at(node), reach)
             elif (of := _of_imports(inner)) == "sys.path":
                 more = value if inner is target and isinstance(node, ast.AugAssign) else None
-                yield from self._folders(more, node.lineno, reach)
+                yield from self._folders(more, self._at(node), reach)
             elif of:
-                yield Patch(node.lineno, reach, of)
+                yield Patch(self._at(node), reach, of)
             elif isinstance(target, ast.Attribute | ast.Subscript):
-                yield from self._patch(target, node.lineno, reach)
+                yield from self._patch(target, self._at(node), reach)
         if isinstance(node, ast.Assign | ast.AnnAssign) and value is not None and _is_environ(value):
-            yield Assignment(node.lineno, reach, None, None)  # by another name, whatever is done to it
+            yield Assignment(self._at(node), reach, None, None)  # by another name, whatever is done to it
 
-    def _patch(self, target: ast.expr, line: int, reach: Reach) -> Iterator[Finding]:
+    def _patch(self, target: ast.expr, where: str, reach: Reach) -> Iterator[Finding]:
         if (found := self._origin(target)) is not None:
-            yield Patch(line, reach, *found)
+            yield Patch(where, reach, *found)
 
     def _origin(self, node: ast.AST | None) -> tuple[str, Import | None] | None:
         """What an expression is, where it is another module's: by its names, and by which import."""
@@ -170,69 +173,69 @@ class _Scanner:
         return None
 
     def _call(self, node: ast.Call, reach: Reach) -> Iterator[Finding]:
-        function, line = node.func, node.lineno
+        function, where = node.func, self._at(node)
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         owner = function.value if isinstance(function, ast.Attribute) else None
         if owner is not None and _is_environ(owner):
             if name == "setdefault" and node.args:
-                yield Assignment(line, reach, _text(node.args[0]), _text(*node.args[1:2]), default=True)
+                yield Assignment(where, reach, _text(node.args[0]), _text(*node.args[1:2]), default=True)
             elif name in ("pop", "__setitem__", "__delitem__") and node.args:
-                yield Assignment(line, reach, _text(node.args[0]), None)
+                yield Assignment(where, reach, _text(node.args[0]), None)
             elif name == "update":
-                yield from (each for given in node.args for each in _pairs(given, line, reach))
-                yield from (Assignment(line, reach, each.arg, _text(each.value)) for each in node.keywords)
+                yield from (each for given in node.args for each in _pairs(given, where, reach))
+                yield from (Assignment(where, reach, each.arg, _text(each.value)) for each in node.keywords)
             elif name not in _READERS:
-                yield Assignment(line, reach, None, None)
+                yield Assignment(where, reach, None, None)
         elif name in ("putenv", "unsetenv", "setenv", "delenv"):
-            yield Assignment(line, reach, _text(*node.args[:1]), None)
+            yield Assignment(where, reach, _text(*node.args[:1]), None)
         elif name in ("load_dotenv", "read_env") or (name != "dict" and any(map(_is_environ, node.args))):
-            yield Assignment(line, reach, None, None)
+            yield Assignment(where, reach, None, None)
         elif owner is not None and (of := _of_imports(owner)) and name not in _READERS:
             if of == "sys.path":
                 given = node.args[-1] if node.args and name in ("append", "insert", "extend") else None
                 one = given is not None and name != "extend"
-                yield from self._folders(ast.List([given]) if one and given else given, line, reach)
+                yield from self._folders(ast.List([given]) if one and given else given, where, reach)
             else:
-                yield Patch(line, reach, of)
+                yield Patch(where, reach, of)
         elif name in ("import_module", "__import__"):
             module = _text(*node.args[:1])
             if module is None or module.startswith("."):
-                yield Barrier(line, reach, "imports what its source does not show")
+                yield Barrier(where, reach, "imports what its source does not show")
             else:
-                yield Import(line, reach, module)
+                yield Import(where, reach, module)
         elif name in _CALLS:
-            yield Barrier(line, reach, _CALLS[name])
+            yield Barrier(where, reach, _CALLS[name])
         elif owner is None and name in ("exec", "eval"):
-            yield Barrier(line, reach, f"calls {name}")
+            yield Barrier(where, reach, f"calls {name}")
         elif name == "reload":
-            yield Patch(line, reach, "what it reloads")
+            yield Patch(where, reach, "what it reloads")
         elif name in ("setattr", "delattr") and node.args:
-            yield from self._patch(node.args[0], line, reach)
+            yield from self._patch(node.args[0], where, reach)
         elif (origin := self._origin(function)) and re.match(r"(unittest\.)?mock\b.*\.patch\b", origin[0]):
-            yield Patch(line, reach, "what mock.patch names")
+            yield Patch(where, reach, "what mock.patch names")
 
-    def _folders(self, node: ast.expr | None, line: int, reach: Reach) -> Iterator[Finding]:
+    def _folders(self, node: ast.expr | None, where: str, reach: Reach) -> Iterator[Finding]:
         """Of the list that ``sys.path`` gets; None where it is changed in another way."""
         elements = node.elts if isinstance(node, ast.List | ast.Tuple) else [None]
         for each in elements:
             path = self._paths.value(each)
             if path is None:
                 words = "changes sys.path" if node is None else "adds to sys.path what its source does not show"
-                yield Barrier(line, reach, words)
+                yield Barrier(where, reach, words)
             else:
-                yield Folder(line, reach, path)
+                yield Folder(where, reach, path)
 
     def _name(self, body: list[ast.stmt]) -> None:
         """Note which names stand for what was imported, wherever that is done, and what is assigned from those."""
         for node in body:
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    source = Import(node.lineno, Reach.SURE, alias.name)
+                    source = Import(self._at(node), Reach.SURE, alias.name)
                     name = alias.name if alias.asname else alias.name.partition(".")[0]
                     self._others[alias.asname or name] = (name, source)
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    source = Import(node.lineno, Reach.SURE, node.module or "", (alias.name,), node.level)
+                    source = Import(self._at(node), Reach.SURE, node.module or "", (alias.name,), node.level)
                     self._others[alias.asname or alias.name] = (f"{node.module or ''}.{alias.name}".strip("."), source)
             elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 if isinstance(node.value, ast.Attribute | ast.Name) and (found := self._origin(node.value)):
@@ -319,9 +322,9 @@ def _text(node: ast.expr | None = None) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
-def _pairs(node: ast.expr | None, line: int, reach: Reach) -> Iterator[Assignment]:
+def _pairs(node: ast.expr | None, where: str, reach: Reach) -> Iterator[Assignment]:
     if not isinstance(node, ast.Dict):
-        yield Assignment(line, reach, None, None)
+        yield Assignment(where, reach, None, None)
         return
     for key, value in zip(node.keys, node.values, strict=True):
-        yield Assignment(line, reach, _text(key), _text(value))
+        yield Assignment(where, reach, _text(key), _text(value))

@@ -141,15 +141,3 @@ def test_what_only_looks_like_it(tmp_path: Path, preload: Preload):
     write(made.site, "folder.pth", "/srv/RANK\n")
     write(tmp_path, "train.py", "import torch\n")
     assert preload(PYTHONPATH=str(made.site))["modules"] == ["torch"]
-
-
-@pytest.mark.parametrize("others", [(), ("cache/ddplaunch/others", "cache/more")])
-def test_what_an_earlier_version_had_learned_is_removed(launch: Launch, tmp_path: Path, others: tuple[str, ...]):
-    write(tmp_path, "cache/ddplaunch/preload/0123.json", "{}")
-    for each in others:
-        write(tmp_path, each, "")
-    done = launch("run", "--no-python", "/bin/true", env={"XDG_CACHE_HOME": str(tmp_path / "cache")})
-    assert done.returncode == 0, done.stderr
-    left = [str(each.relative_to(tmp_path)) for each in (tmp_path / "cache").rglob("*") if each.is_file()]
-    assert sorted(left) == sorted(others)
-    assert (tmp_path / "cache" / "ddplaunch").exists() == bool(others)

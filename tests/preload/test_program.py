@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.preload.facts import Barrier, Effect, Patch, Reach
-from ddplaunch.preload.program import Event, Program, Statement, read
+from ddplaunch.preload.facts import Barrier, Effect, Import, Patch, Reach
+from ddplaunch.preload.program import Program, read
 from ddplaunch.target.target import Kind, Target, find
 from tests.conftest import write
 
@@ -18,18 +18,20 @@ def program(folder: Path, source: str, typed: str = "train.py", *, as_module: bo
     return read(find(typed, (), as_module=as_module, as_program=False, cwd=str(folder)))
 
 
-def statements(found: Program) -> list[Statement]:
-    return [each for each in found.steps if isinstance(each, Statement)]
+def statements(found: Program) -> list[Import]:
+    return [each for each in found.steps if isinstance(each, Import)]
 
 
 def modules(found: Program, reach: Reach = Reach.TRIED) -> list[str]:
     return [each.module for each in statements(found) if each.reach >= reach]
 
 
-def events(found: Program, kind: type) -> list[str]:
-    return [
-        f"{each.where} {each.words}".strip() for each in found.steps if isinstance(each, Event) and each.kind is kind
+def events(found: Program, kind: type[Barrier | Effect | Patch]) -> list[str]:
+    """Where they are, and what a barrier says or a patch changes."""
+    said = [
+        (each, getattr(each, "target", getattr(each, "words", ""))) for each in found.steps if isinstance(each, kind)
     ]
+    return [f"{each.where} {words}".strip() for each, words in said]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ READ = {
     "TMPDIR": "where the folder of error files is made; else `/tmp`, else `/dev/shm`",
     "XDG_CONFIG_HOME": "where `ddplaunch.toml` is; else `~/.config`",
     "XDG_STATE_HOME": "where runs are kept, in `ddplaunch/runs`; else `~/.local/state`",
-    "XDG_CACHE_HOME": "where earlier versions kept what they had learned, which is removed; else `~/.cache`",
+    "XDG_CACHE_HOME": "where accelerate keeps its defaults, which warm runs compare; else `~/.cache`",
     "HOME": "what `~` is in these three",
     "XDG_RUNTIME_DIR": "where a running job has its socket, in `ddplaunch`; else `/tmp/ddplaunch-UID`",
     "PYTHONUNBUFFERED": "ranks flush each line",
