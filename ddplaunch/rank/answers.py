@@ -17,8 +17,12 @@ the asker.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found, unused-ignore]  # signal without its enums
+import _thread
+import faulthandler
 import os
 import sys
+import time
+from _frozen_importlib import _find_spec  # type: ignore[attr-defined]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +68,6 @@ class Answers:
         if not self._thread:
             return
         tid, self._thread = self._thread, 0
-        import time
         from _socket import SHUT_RD, socket
 
         try:
@@ -83,8 +86,6 @@ class Answers:
 
         That takes up to 0.4 s, which only a long run may cost; a disk that is full costs the trace.
         """
-        import time
-
         try:
             if self._since and time.monotonic() - self._since >= after and os.getpid() == self._pid:
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -118,9 +119,6 @@ class Answers:
     def _start(self, module: ModuleType) -> None:
         if os.getpid() != self._pid:
             return
-        import _thread
-        import time
-
         self._since = time.monotonic()
 
         # No signal is for this thread: one that it took would not interrupt what the program waits in.
@@ -142,8 +140,6 @@ class Answers:
     # ------------------------------------------------------------------------------------------------- the thread
 
     def _serve(self, module: ModuleType) -> None:
-        import _thread
-
         self._thread = _thread.get_native_id()
         try:
             self._say(b"t")
@@ -272,9 +268,7 @@ class _Finder:
             self._then(module)
         except Exception:
             pass
-        from _frozen_importlib import _find_spec  # type: ignore[attr-defined]  # the list has lost an element under its reader
-
-        return _find_spec(name, path, target)
+        return _find_spec(name, path, target)  # the list has lost an element under its reader
 
 
 _stacks_fd = -1
@@ -285,8 +279,6 @@ def _register_stacks() -> tuple[int, int, int] | None:
     global _stacks_fd
     if not (hasattr(_signal, "SIGRTMIN") and hasattr(os, "memfd_create")):
         return None
-    import faulthandler
-
     blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, [])
     numbers = range(_signal.SIGRTMIN, _signal.SIGRTMAX + 1)
     free = [n for n in numbers if n not in blocked and _signal.getsignal(n) == _signal.SIG_DFL]
@@ -317,8 +309,6 @@ def _left(first: int, second: int) -> int:
 
 
 def _write_stacks(number: int, frame: FrameType | None) -> None:
-    import faulthandler
-
     try:
         os.write(_stacks_fd, b"\0")  # as faulthandler writes none: whatever functions, files and threads are called
         faulthandler.dump_traceback(_stacks_fd, all_threads=True)

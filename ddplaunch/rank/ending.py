@@ -9,6 +9,9 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found, unused-ignore]  # signal without its enums
 import os
 import sys
+import time
+from _thread import get_ident
+from _weakref import ref
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,7 +119,6 @@ class _Listener:
     """Stands in for ``sys.stderr``: keeps what this thread writes, passes on what others write meanwhile."""
 
     def __init__(self, stream: Any) -> None:
-        from _thread import get_ident
 
         self._stream, self._ident, self._thread = stream, get_ident, get_ident()
         self.heard: list[str] = []
@@ -147,7 +149,6 @@ def record(job: Python, error: BaseException, text: str) -> None:
     path = job["error_file"]
     if not path or os.path.lexists(path):
         return
-    import time
 
     try:
         message = str(error)
@@ -225,7 +226,6 @@ def take_apart(at_start: frozenset[str]) -> bool:
     the user's modules hold, so that ``__del__`` sees its globals whole, then the globals of those that live on.
     """
     import gc
-    from _weakref import ref
 
     broken = flush(sys.stdout)
     if broken is not None:

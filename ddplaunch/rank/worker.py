@@ -8,8 +8,14 @@ bear any other name; it leaves no name of ours behind, being run or loaded from 
 
 from __future__ import annotations
 
+import faulthandler
+import io
+import marshal
 import os
 import sys
+import time
+from _frozen_importlib import module_from_spec
+from _frozen_importlib_external import SourcelessFileLoader, spec_from_file_location
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,9 +41,6 @@ def sibling(name: str) -> Any:
 
 def _load(name: str, path: str, modules: dict[str, ModuleType]) -> ModuleType:
     """Load a file as module ``name``, one of ``modules`` from its first line on; importlib.util is not imported."""
-    from _frozen_importlib import module_from_spec
-    from _frozen_importlib_external import spec_from_file_location
-
     spec: Any = spec_from_file_location(name, path)
     module = module_from_spec(spec)
     modules.setdefault(name, module)
@@ -75,8 +78,6 @@ class Life:
         self.named: dict[str, object] = {}
 
     def begin(self) -> None:
-        import faulthandler
-
         if not faulthandler.is_enabled():
             faulthandler.enable(2)
         if "answers" in self._fds:
@@ -95,8 +96,6 @@ class Life:
         """Do what is left for us where the program returned: destroy the process group that we initialised."""
         if self._job["backend"] is None:
             return
-        import time
-
         import torch.distributed as dist
 
         if dist.is_initialized():
@@ -263,8 +262,6 @@ def _serve_store(job: Python, listening: int, *, needed: bool) -> object:
 
 
 def _find_script(job: Python) -> Call:
-    import io
-
     path = os.path.join(os.getcwd(), job["path"])  # what __file__ of __main__ is since 3.9; argv[0] stays as typed
     _appear(job, job["path"], job["path"])
     loader: Any = type(globals()["__loader__"])  # SourceFileLoader, which has loaded this file too
@@ -272,9 +269,7 @@ def _find_script(job: Python) -> Call:
     with io.open_code(path) as file:
         source = file.read()
     if path.endswith(".pyc"):
-        import marshal
-        from _frozen_importlib_external import SourcelessFileLoader as loader
-
+        loader = SourcelessFileLoader
         code = marshal.loads(source[16:])  # behind its header: PEP 552
     else:
         code = compile(source, path, "exec", dont_inherit=True)
@@ -402,8 +397,6 @@ def _has(dist: Any, name: str) -> bool:
 
 def _receive() -> tuple[Python, dict[str, int]]:
     """Read job and descriptors, marshalled, from the descriptor that is our first argument."""
-    import marshal
-
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)  # this file's folder, which no import of the user's may see
     with os.fdopen(int(sys.argv[1]), "rb") as file:

@@ -22,6 +22,7 @@ import os  # noqa: E402
 gc.disable()  # no collection while a million long-lived objects are made; and their pages stay shared
 
 import json  # noqa: E402
+import marshal  # noqa: E402
 import select  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
@@ -99,14 +100,7 @@ def main() -> tuple[Python, dict[str, int]]:
         if kept.served:
             began = time.monotonic()
     if unsafe:
-        # Start over with an empty interpreter, which then imports less or execs every rank: same process, same socket.
-        fresh: Config = {**config, "modules": config["fallback"], "fallback": [], "failed": unsafe}
-        if not config["fallback"]:
-            fresh = {**fresh, "forks": False, "failed": config["failed"], "unsafe": unsafe}
-        control.set_inheritable(True)
-        left.remove()
-        words = [sys.executable, __file__, str(control.fileno()), json.dumps(fresh), *sys.argv[3:]]
-        os.execv(sys.executable, words)
+        _start_over(control, config, unsafe, left)
     ready: Ready = {
         "op": "ready",
         "forks": config["forks"],
@@ -125,6 +119,17 @@ def main() -> tuple[Python, dict[str, int]]:
     if not config["guarded"]:
         processes.die_with_parent(0)
     return Zygote(control, config, left).serve()
+
+
+def _start_over(control: socket.socket, config: Config, unsafe: str, left: leftovers.Leftovers) -> NoReturn:
+    """Become an empty interpreter, which imports less or execs every rank: the same process, the same socket."""
+    fresh: Config = {**config, "modules": config["fallback"], "fallback": [], "failed": unsafe}
+    if not config["fallback"]:
+        fresh = {**fresh, "forks": False, "failed": config["failed"], "unsafe": unsafe}
+    control.set_inheritable(True)
+    left.remove()
+    words = [sys.executable, __file__, str(control.fileno()), json.dumps(fresh), *sys.argv[3:]]
+    os.execv(sys.executable, words)
 
 
 def _keep(config: Config, first: socket.socket) -> warm.Warm:
@@ -282,7 +287,6 @@ class Zygote:
         else:
             if "store" in fds:  # torch is not to be imported before the user does: theirs will listen there
                 os.close(fds.pop("store"))
-            import marshal
 
             handed = os.memfd_create("job", 0) if hasattr(os, "memfd_create") else _unlinked_file()
             os.write(handed, marshal.dumps((job, fds)))  # type: ignore[arg-type]  # a TypedDict is a dict
