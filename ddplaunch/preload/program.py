@@ -63,7 +63,7 @@ def read(target: Target) -> Program:
     """Read the source of ``target``; a program whose source is not there says nothing."""
     if target.source is None or target.first is None:
         return Program()
-    return _Reading(target.first).program(target)
+    return _Reader(target.first).program(target)
 
 
 Said = tuple[tuple[Finding, ...], bool, frozenset[str]]
@@ -73,7 +73,7 @@ def _unread(name: str, words: str) -> Said:
     return (Barrier(f"{name}:1", Reach.SURE, words),), False, frozenset()
 
 
-class _Reading:
+class _Reader:
     def __init__(self, first: str) -> None:
         self._first = first
         self._said: dict[str, Said] = {}

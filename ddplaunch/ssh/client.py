@@ -20,7 +20,7 @@ from ddplaunch.errors import UsageError, shown
 from ddplaunch.loop import Loop
 from ddplaunch.output.lines import Lines
 from ddplaunch.plan.command import REMOTE, python_command
-from ddplaunch.ssh.remote import HELLO, Facts, HostJob, mark
+from ddplaunch.ssh.remote import HELLO, HostFacts, HostJob, mark
 
 CONNECT_TIMEOUT = 15  # seconds to connect, unless the user's configuration has a limit: TCP's own is two minutes
 LONGEST_COMPLAINT = 300  # characters of a line from a host, its login shell or ssh that a message of ours quotes
@@ -55,7 +55,7 @@ _OVERRIDDEN_WHERE_KNOWN = {"SessionType": "default", "StdinNull": "no", "ForkAft
 
 
 @dataclass(frozen=True)
-class Way:
+class SshWay:
     """How ssh reaches a host, by its configuration."""
 
     address: str
@@ -63,7 +63,7 @@ class Way:
     options: tuple[str, ...]  # options of ssh that overrule the user's configuration
 
 
-def look_up(name: str) -> Way:
+def look_up(name: str) -> SshWay:
     """Ask the ssh client what its configuration says about a host; nothing connects.
 
     Raises UsageError if there is no client, or it refuses its configuration.
@@ -82,11 +82,11 @@ def look_up(name: str) -> Way:
     options = [f"-o{name}={value}" for name, value in (_OVERRIDDEN | more).items()]
     if found.get("connecttimeout", "none") in ("none", "0"):
         options.append(f"-oConnectTimeout={CONNECT_TIMEOUT}")
-    return Way(address, first, tuple(options))
+    return SshWay(address, first, tuple(options))
 
 
 def command(
-    name: str, way: Way, python: str, environ: Mapping[str, str], heartbeat: float, statement: str = REMOTE
+    name: str, way: SshWay, python: str, environ: Mapping[str, str], heartbeat: float, statement: str = REMOTE
 ) -> list[str]:
     """The command that starts ``ssh.remote`` on a host, or another statement of Python's.
 
@@ -124,7 +124,7 @@ class Session:
     def __init__(self, loop: Loop, name: str, way: str, words: list[str], job: HostJob) -> None:
         """``name`` is the host's, ``way`` the machine that lets us in, ``words`` the command line of the ssh."""
         self.name, self.way = name, way
-        self.facts: Facts | None = None
+        self.facts: HostFacts | None = None
         self.code: int | None = None
         self.begun = self.over = self.there = False
         self.heard = 0.0  # the last time that something came, on the clock of time.monotonic
@@ -313,7 +313,7 @@ class Session:
         """Take what ``ssh.remote`` says: its facts on stdout, the exit code of its launcher on stderr."""
         try:
             if number == 1:
-                self.facts = Facts.read(ours)
+                self.facts = HostFacts.read(ours)
             else:
                 self.code = int(ours) & 255
         except ValueError:

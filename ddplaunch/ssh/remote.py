@@ -77,14 +77,14 @@ class HostJob:
 
 
 @dataclass(frozen=True)
-class Facts:
+class HostFacts:
     """What a host says of itself before the job starts."""
 
     problems: tuple[str, ...]
     versions: Versions
 
     @classmethod
-    def read(cls, text: bytes) -> Facts:
+    def read(cls, text: bytes) -> HostFacts:
         """Read what a host has written. Raises ValueError if it is not JSON, or a field is missing or wrong."""
         try:
             return msgspec.json.decode(text, type=cls)
@@ -128,14 +128,14 @@ def _serve() -> int:
     job = HostJob.read(line)
     os.environ.pop("PYTHONSAFEPATH", None)  # ours, so that Python took no module from the home folder
     os.environ.update(job.environ)
-    facts = Facts(tuple(map(harmless, _problems(job))), own_versions(torch=not job.no_python))
+    facts = HostFacts(tuple(map(harmless, _problems(job))), own_versions(torch=not job.no_python))
     os.write(1, mark(job.nonce) + msgspec.json.encode(facts) + b"\n")
     byte = BEAT
     while byte == BEAT:
         byte = _read_byte()
     if byte != GO:
         return EXIT_USAGE if facts.problems else EXIT_UNAVAILABLE
-    return Guard(job).run()
+    return HostGuard(job).run()
 
 
 def _read_byte() -> bytes:
@@ -191,7 +191,7 @@ def _unwritable(log_dir: str) -> Iterator[str]:
         yield f"--log-dir {log_dir}: cannot write to {there}"
 
 
-class Guard:
+class HostGuard:
     """Runs one launcher, and stops it when the machine that wanted it is gone."""
 
     def __init__(self, job: HostJob) -> None:
