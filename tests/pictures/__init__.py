@@ -1,1 +1,1 @@
-"""``python -m tests.pictures``: the pictures of docs/ that show a terminal, taken of real runs."""
+"""``python -m tests.pictures``: the pictures of docs/ that are taken of real runs, and that of the package."""

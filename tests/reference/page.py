@@ -41,8 +41,8 @@ def page() -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines) + "\n"
+    written = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (heads, *rows)]
+    return "\n".join([written[0], "|" + "---|" * len(heads), *written[1:]]) + "\n"
 
 
 def together(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -66,36 +66,63 @@ def described(names: Iterable[str], texts: Mapping[str, str]) -> list[tuple[str,
 def _commands() -> Iterator[str]:
     context = click.Context(cli)
     found = {name: command for name in cli.list_commands(context) if (command := cli.get_command(context, name))}
+    before: dict[str, BatchCommand] = {}
     for name, command in found.items():
         yield f"## ddplaunch {name}\n"
         yield inspect.cleandoc(command.help or "").partition("\n")[0] + "\n"
-        options = {each.opts[-1]: each for each in command.params if isinstance(each, click.Option) and not each.hidden}
+        options = _options(command)
         if name == "run":
             yield "`ddplaunch run [OPTIONS] TARGET [ARGS]`: [what a target is](targets.md).\n"
             yield from _sections(name, SECTIONS, options)
         elif isinstance(command, BatchCommand):
             yield f"`ddplaunch {name} [OPTIONS] TARGET [ARGS]`: {OF_SCHEDULERS[name]}.\n"
-            yield from _sections(name, {heading: command.sections[heading] for heading in command.own}, options)
+            sections = {heading: command.sections[heading] for heading in command.own}
+            own = {key: options[key] for names in sections.values() for key in _shown(names, options)}
+            as_for = []
+            for other in ("run", *before):
+                alike = [own.pop(key) for key in _alike(own, _options(found[other]))]
+                as_for.append(f"As for `ddplaunch {other}`: {', '.join(_row(each)[0] for each in alike)}.\n")
+            yield from _sections(name, sections, own)
+            yield from as_for
             yield "The job gets the options of `ddplaunch run`, but for these:\n"
-            refused = sorted(command.refused.items(), key=lambda each: list(command.refused.values()).index(each[1]))
-            yield table(("option", "instead"), together((f"`{option}`", _code(hint)) for option, hint in refused))
-        else:
+            yield _refused(command, before)
+            before[name] = command
+        elif options:
             yield table(("option", "is"), [_row(each) for each in options.values()])
     yield "`--help` tells the same of each command, `ddplaunch --version` the version.\n"
+
+
+def _options(command: click.Command) -> dict[str, click.Option]:
+    return {each.opts[-1]: each for each in command.params if isinstance(each, click.Option) and not each.hidden}
+
+
+def _alike(options: Mapping[str, click.Option], others: Mapping[str, click.Option]) -> list[str]:
+    """Those of the options that another command has in the same words."""
+    return [key for key, each in options.items() if key in others and _row(each) == _row(others[key])]
+
+
+def _refused(command: BatchCommand, before: Mapping[str, BatchCommand]) -> str:
+    hints = list(command.refused.values())
+    rows: list[tuple[str, str]] = []
+    for option, hint in sorted(command.refused.items(), key=lambda each: hints.index(each[1])):
+        same = next((other for other, its in before.items() if its.refused.get(option) == hint), None)
+        rows.append((f"`{option}`", f"as for `ddplaunch {same}`" if same else _code(hint)))
+    return table(("option", "instead"), together(sorted(rows, key=lambda row: row[1].startswith("as for "))))
 
 
 def _sections(
     command: str, sections: Mapping[str, Sequence[str]], options: Mapping[str, click.Option]
 ) -> Iterator[str]:
     for heading, names in sections.items():
-        rows = [_row(options[name]) for each in names if (name := _named(each, options))]
-        if rows:
+        if rows := [_row(options[name]) for name in _shown(names, options)]:
             yield f"### {command}: {heading[0].lower()}{heading[1:]}\n"
             yield table(("option", "is"), rows)
 
 
-def _named(name: str, options: Mapping[str, click.Option]) -> str | None:
-    return next((key for key, option in options.items() if name in (*option.opts, *option.secondary_opts)), None)
+def _shown(names: Iterable[str], options: Mapping[str, click.Option]) -> list[str]:
+    """Those of the options that have one of these names, in their order."""
+    keys = {word: key for key, option in options.items() for word in (*option.opts, *option.secondary_opts)}
+    return [keys[name] for name in names if name in keys]
 
 
 def _row(option: click.Option) -> tuple[str, str]:

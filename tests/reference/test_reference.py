@@ -61,4 +61,5 @@ def test_every_option_has_its_place():
         for param in command.params:
             shown = isinstance(param, click.Option) and not param.hidden
             for word in (*param.opts, *param.secondary_opts) if shown else ():
-                assert re.search(rf"^\| `([^`]* )?{word}[ ,`]", part, re.MULTILINE), f"{name} {word}"
+                listed = rf"^(\| |As for `.*`: (.*, )?)`([^`]* )?{word}[ ,`]"
+                assert re.search(listed, part, re.MULTILINE), f"{name} {word}"
