@@ -178,9 +178,10 @@ def _no_wait(inspection: Inspection) -> str:
     moved = sum(rank.moved for rank in alive)
     if moved:
         return f"no rank waits for another rank: {moved} of {len(alive)} have completed collectives in the last 0.1 s"
+    if few := begun(alive):
+        return f"no rank is seen to wait, but {few}"
     if any(rank.groups for rank in alive) and not any(rank.answers for rank in alive):
-        few = begun(alive)
-        return f"no rank is seen to wait{f', but {few}' if few else ': this torch does not record collectives'}"
+        return "no rank is seen to wait: this torch does not record collectives"
     return "no rank waits for another rank"
 
 
@@ -189,9 +190,8 @@ def begun(found: Sequence[RankInspection]) -> str:
 
     Sends count too, so that it proves nothing; but it is all that is known where no recorder tells more.
     """
-    behind = uneven(found)
     said = []
-    for count, some in behind.items():
+    for count, some in uneven(found).items():
         verb = "has" if len(some) == 1 else "have"
         said.append(f"{ranks(each.rank for each in some)} {verb} begun {count}")
         if len(said) == 1:
@@ -201,10 +201,15 @@ def begun(found: Sequence[RankInspection]) -> str:
 
 
 def uneven(found: Sequence[RankInspection]) -> dict[int, list[RankInspection]]:
-    """The ranks of the first group of which they have not begun equally many operations, by how many, fewest first."""
+    """The ranks of the first group of which they have not begun equally many operations, by how many, fewest first.
+
+    Ranks that have ended are left out. None where a recorder has answered: that tells who waits, and numbers do not.
+    """
+    if any(rank.answers for rank in found):
+        return {}
     groups: dict[str, dict[int, list[RankInspection]]] = {}
     for rank in found:
-        for each in rank.groups:
+        for each in () if is_gone(rank) else rank.groups:
             groups.setdefault(each.group, {}).setdefault(each.enqueued, []).append(rank)
     first = next((by_count for _, by_count in sorted(groups.items()) if len(by_count) > 1), {})
     return dict(sorted(first.items()))

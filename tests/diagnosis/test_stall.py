@@ -70,6 +70,21 @@ def test_without_a_recorder_the_rank_that_has_begun_less():
 
 
 @pytest.mark.parametrize(
+    "third",
+    [
+        rank(2, 11, 11),  # its recorder answers, and tells that it waits for nobody
+        rank(2, 11, 11, answers=None, condition=Condition.EXITED, code=0),
+        rank(2, 11, 11, answers=None, threads=(Thread(()),)),  # its program is over
+    ],
+)
+def test_how_much_ranks_have_begun_blames_none_that_answers_or_has_ended(third):
+    answers = third.answers
+    stall = judge(found(*(rank(n, 12, 12, answers=answers) for n in (0, 1)), third), TIMEOUT, strict=True).stall
+    assert stall
+    assert (stall.rank, stall.text.partition(":")[0]) == (0, "no rank does anything")
+
+
+@pytest.mark.parametrize(
     ("awaited", "stalled"),
     [
         (rank(2, 4, busy=WORKS), False),  # a long validation
