@@ -64,7 +64,7 @@ def _examples(inspection: Inspection) -> Iterator[RankInspection]:
 
     from ddplaunch.diagnosis.grouping import grouped
 
-    by_number = {rank.rank: rank for rank in inspection.ranks}
+    by_number = inspection.by_number
     for alike in grouped(inspection):
         here = (by_number[number] for number in alike.ranks if by_number[number].host in ("", os.uname().nodename))
         yield from [rank for rank in here if rank.pid][:1]

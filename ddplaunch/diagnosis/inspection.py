@@ -161,6 +161,10 @@ class Inspection:
     node_only: bool = False  # whether other nodes were not asked (--control none)
     pace: tuple[str, ...] = ()  # who is slow, in sentences, where that was asked; none where no rank is
 
+    @property
+    def by_number(self) -> dict[int, RankInspection]:
+        return {rank.rank: rank for rank in self.ranks}
+
     def to_json(self) -> dict[str, Any]:
         """Return the object that stacks.json holds."""
         return asdict(self, dict_factory=lambda fields: {k: v.value if isinstance(v, Enum) else v for k, v in fields})

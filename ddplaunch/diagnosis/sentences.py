@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ddplaunch.diagnosis.chains import arrows
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
@@ -26,6 +27,23 @@ from ddplaunch.words import named, ranks
 
 _PLURAL = {"has": "have", "is": "are", "does": "do", "holds": "hold"}
 _MAX_PAIRS = 4
+
+SILENT = "does not answer, as native code holds the GIL"
+BLOCKED = "blocked in the kernel, by a disk or a driver"
+_HALTS = {
+    Condition.STOPPED: ("is", "was", "stopped (SIGSTOP)"),
+    Condition.PENDING: ("has", "had", "not started"),
+    Condition.REPLACED: ("has become", "had become", "another program"),
+    Condition.ENDING: ("is", "was", "ending"),
+}
+
+
+class Halt(NamedTuple):
+    """Why a rank does not run, in words."""
+
+    state: str  # "stopped (SIGSTOP)"
+    now: str  # "is stopped (SIGSTOP)"
+    before: str  # "was stopped (SIGSTOP)"
 
 
 def sentences(inspection: Inspection) -> tuple[str, ...]:
@@ -71,7 +89,7 @@ def _partners(wait: Wait) -> str:
 def _missing(wait: Wait, inspection: Inspection) -> list[str]:
     if not wait.missing:
         return [f"they wait for each other: {arrows(wait.cycle)}" if wait.cycle else _nobody_missing(wait, inspection)]
-    by_number = {rank.rank: rank for rank in inspection.ranks}
+    by_number = inspection.by_number
     apart = library_calls(inspection.ranks, [by_number[each.rank] for each in wait.missing if not each.waits])
     words: dict[str, list[int]] = {}
     for each in wait.missing:
@@ -101,16 +119,16 @@ def _nobody_missing(wait: Wait, inspection: Inspection) -> str:
 
 def _why(wait: Wait, missing: Missing, rank: RankInspection, apart: Frame | None) -> str:
     """Why a rank is missing, beginning with a verb; ``apart`` as for ``doing``."""
-    if state := _state(rank):
+    if state := halt(rank).now:
         return state
     if missing.waits:
         line = entered_at(rank)
         return f"{_absence(wait)}: it waits in {missing.calls}" + (f", {text(line)}" if line else "")
     what = doing(rank, apart)
     if rank.condition is Condition.BLOCKED:
-        what = "it is blocked in the kernel, by a disk or a driver" + (f", {what}" if what else "")
+        what = f"it is {BLOCKED}" + (f", {what}" if what else "")
     if rank.answers is False:
-        return "does not answer, as native code holds the GIL" + (f": {what}" if what else "")
+        return SILENT + (f": {what}" if what else "")
     return _absence(wait) + (f": {what}" if what else "")
 
 
@@ -126,36 +144,22 @@ def _absence(wait: Wait) -> str:
     return "has not called it"
 
 
-def _state(rank: RankInspection) -> str:
-    """What has become of a rank that runs no longer: "has ended (exit code 0)"; "" where it runs."""
-    if rank.condition is Condition.STOPPED:
-        return "is stopped (SIGSTOP)"
-    if rank.condition is Condition.PENDING:
-        return "has not started"
-    if rank.condition is Condition.REPLACED:
-        return "has become another program"
-    if rank.condition is Condition.ENDING:
-        return "is ending"
-    if is_gone(rank):
-        return f"has {still('ended', end_of(rank))}"
-    return ""
-
-
-def still(word: str, end: str) -> str:
-    """Say how something ended where that is known: "ended (exit code 0)"."""
-    return f"{word} ({end})" if end else word
-
-
-def end_of(rank: RankInspection) -> str:
-    """How a rank's program has ended: "exit code 0", "SIGKILL"; "" where nobody knows."""
-    if rank.condition is not Condition.EXITED:
-        return "exit code 0"  # its process would be gone otherwise
-    return "" if rank.code is None else end(rank.code)
+def halt(rank: RankInspection) -> Halt:
+    """Say why a rank does not run; empty words where it runs."""
+    if words := _HALTS.get(rank.condition):
+        is_, was, state = words
+        return Halt(state, f"{is_} {state}", f"{was} {state}")
+    if not is_gone(rank):
+        return Halt("", "", "")
+    # The process of one that is not EXITED would be gone if its program had failed.
+    code = rank.code if rank.condition is Condition.EXITED else 0
+    state = "ended" if code is None else f"ended ({end(code)})"
+    return Halt(state, f"has {state}", state)
 
 
 def mismatch(wait: Wait, inspection: Inspection) -> str:
     """Say which ranks have entered what at one number of a group."""
-    by_number = {rank.rank: rank for rank in inspection.ranks}
+    by_number = inspection.by_number
     roots = [root_of(by_number[numbers[0]], each) for each, numbers in wait.different]
     rooted = None not in roots and len(set(roots)) > 1
     kinds = {(each.operation, root if rooted else None) for (each, _), root in zip(wait.different, roots, strict=True)}

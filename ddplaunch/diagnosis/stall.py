@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
-from ddplaunch.diagnosis.sentences import begun, sentence, uneven
+from ddplaunch.diagnosis.sentences import begun, halt, sentence, uneven
 from ddplaunch.diagnosis.standing import STORE, call_of, doing, is_gone, library_calls, wait_of
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.words import ranks
@@ -54,7 +54,7 @@ def judge(inspection: Inspection, timeout: float, *, strict: bool) -> Judgement:
     found = inspection.ranks
     if inspection.silent or len(found) < inspection.world_size or any(rank.moved for rank in found):
         return Judgement()
-    by_number = {rank.rank: rank for rank in found}
+    by_number = inspection.by_number
     waiting = waits(inspection)
     inside = {rank for wait in waiting for rank in (*wait.waiting, *dict(wait.ahead))}
     if waiting:
@@ -145,4 +145,4 @@ def _place(rank: RankInspection, apart: Frame | None) -> str:
     call = call_of(rank)
     if call and call.place:
         return f"{call.function} at {call.place.file}:{call.place.line}"
-    return "stopped (SIGSTOP)" if rank.condition is Condition.STOPPED else doing(rank, apart)
+    return halt(rank).state if rank.condition is Condition.STOPPED else doing(rank, apart)

@@ -107,7 +107,7 @@ class _View:
 
     def __init__(self, inspection: Inspection) -> None:
         self.inspection = inspection
-        self.ranks = {rank.rank: rank for rank in inspection.ranks}
+        self.ranks = inspection.by_number
         self.each = {number: standings(rank) for number, rank in self.ranks.items()}  # a job may have many groups
         self.mixed = {each.group for rank in inspection.ranks for each in rank.last if not each.alone}
         names = {each.group for rank in inspection.ranks for each in rank.groups}
