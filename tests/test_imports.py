@@ -32,6 +32,7 @@ LAYERS = [
     {"job"},
     {"ssh", "queue"},
     {"console"},
+    {"live"},
     {"cli"},
     {"commands"},
 ]

@@ -19,7 +19,7 @@ COMMANDS = {
     "attach": ("commands.attach", "Follow a job that was submitted, to its end."),
     "ps": ("commands.runs.ps", "Show your jobs: on this machine, submitted, and ended."),
     "stacks": ("commands.stacks", "Show who waits for whom in a running job, and where each rank is."),
-    "top": ("commands.top.command", "Show what a running job does, and where each rank stands."),
+    "top": ("commands.top", "Show what a running job does, and where each rank stands."),
     "logs": ("commands.runs.logs", "Print what the ranks of a run print, or printed last."),
     "stop": ("commands.runs.stop", "Stop a running job."),
     "wait": ("commands.runs.wait", "Wait for the end of a job, and return its exit code."),

@@ -1,4 +1,4 @@
-"""Looking at a running job through its door: once, as JSON, or live until somebody has seen enough."""
+"""``ddplaunch top``: what a running job does, drawn once a second; it asks the job's door and disturbs nothing."""
 
 from __future__ import annotations
 
@@ -15,75 +15,80 @@ from typing import TypeVar
 
 import click
 
-from ddplaunch.cli.live import LiveView, failures_text, last_lines, sentences
-from ddplaunch.console.view import Glance, all_doing, frame, rate, work
+from ddplaunch.console import colour_wanted
 from ddplaunch.control.wire import Connection
 from ddplaunch.dataclass import replace
-from ddplaunch.devices.usage import Used, used_by
 from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.errors import EXIT_SIGNAL
 from ddplaunch.job import client, runs
 from ddplaunch.job.door import MAX_ANSWER
 from ddplaunch.job.requests import Look, Looked, Printed, Tail
 from ddplaunch.job.status import Status
+from ddplaunch.live.frame import frame
+from ddplaunch.live.rows import plain
+from ddplaunch.live.screen import LiveScreen
+from ddplaunch.live.state import Snapshot, all_doing, rate, work
+from ddplaunch.live.view import LiveView, failures_text, last_lines, moment, sentences
 from ddplaunch.loop import Loop
-from ddplaunch.output.live import Live
-from ddplaunch.output.rows import plain
 from ddplaunch.output.sink import PATIENCE
-from ddplaunch.output.terminal import restored
+from ddplaunch.output.terminal import can_draw, restored, watched
 from ddplaunch.sockets import peer_uid
 
-BETWEEN = 0.5  # seconds between two looks
+BETWEEN = 0.5  # seconds between two inspections
 COLUMNS, ROWS = 80, 24  # of a frame that is printed elsewhere than in a terminal
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 A = TypeVar("A", Looked, Status | Printed)
 
 
-def print_json(path: str) -> int:
-    """Print two looks as one object: the later one, and how fast the job was between them."""
-    glance = _glance(path, "")
-    ranks = (replace(rank, threads=()) for rank in glance.inspection.ranks)
-    status = asdict(glance.status, dict_factory=lambda fields: {k: getattr(v, "value", v) for k, v in fields})
-    found = {
-        "status": status,
-        "inspection": replace(glance.inspection, ranks=tuple(ranks)).to_json(),
-        "doing": {rank: what.value for rank, what in all_doing(glance).items()},
-        "waits": glance.sentences,
-        "collectives_per_second": rate(glance.inspection, glance.before),
-        "cpus": work(glance),
-        "memory": {rank: used.memory for rank, used in glance.used.items()},
+@click.command()
+@click.argument("run", metavar="[RUN]", required=False)
+@click.option("--ranks", metavar="LIST", help="Show only these ranks: 0,3-5, or a word like waiting.")
+@click.option("--json", "as_json", is_flag=True, help="Print one look as a JSON object.")
+def top(run: str | None, ranks: str | None, as_json: bool) -> int:
+    """Show what a running job does, and where each rank stands.
+
+    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the only job that runs. In a
+    terminal the view is drawn again once a second, until q; elsewhere it is printed once.
+    """
+    path = runs.running(run).path
+    if as_json:
+        click.echo(json.dumps(_as_json(_snapshot(path, "")), indent=2))
+        return 0
+    if watched(1) and can_draw():
+        return Viewer(path, ranks or "", colour=colour_wanted()).run()
+    sys.stdout.write(plain(frame(_snapshot(path, ranks or ""), COLUMNS, ROWS)))
+    return 0
+
+
+def _as_json(seen: Snapshot) -> dict[str, object]:
+    inspection = seen.now.inspection
+    ranks = (replace(rank, threads=()) for rank in inspection.ranks)
+    return {
+        "status": asdict(seen.now.status, dict_factory=lambda fields: {k: getattr(v, "value", v) for k, v in fields}),
+        "inspection": replace(inspection, ranks=tuple(ranks)).to_json(),
+        "doing": {rank: what.value for rank, what in all_doing(seen).items()},
+        "waits": seen.sentences,
+        "collectives_per_second": rate(seen),
+        "cpus": work(seen),
+        "memory": {rank: used.memory for rank, used in seen.now.used.items()},
     }
-    click.echo(json.dumps(found, indent=2))
-    return 0
 
 
-def print_once(path: str, chosen: str) -> int:
-    """Print one frame."""
-    sys.stdout.write(plain(frame(_glance(path, chosen), COLUMNS, ROWS)))
-    return 0
-
-
-def _glance(path: str, chosen: str) -> Glance:
-    """Two looks, for what happens in a second; the later one is close."""
-    first = client.look(path)
-    before = _used(first)
+def _snapshot(path: str, chosen: str) -> Snapshot:
+    """Inspect it twice, for what happens in a second; the second time closely."""
+    before = moment(client.look(path))
     time.sleep(BETWEEN)
-    last = client.look(path, stacks=True)
-    found = last.inspection
-    same = first.inspection if first.status.attempt == last.status.attempt else None
-    return Glance(last.status, found, same, _used(last), before, sentences=sentences(found), chosen=chosen)
+    now = moment(client.look(path, stacks=True))
+    same = before.status.attempt == now.status.attempt
+    return Snapshot(now, before if same else None, sentences=sentences(now.inspection), chosen=chosen)
 
 
-def _used(looked: Looked) -> dict[int, Used]:
-    return {rank.rank: used for rank in looked.status.ranks if rank.pid and (used := used_by(rank.pid))}
-
-
-class AtDoor:
+class JobAtDoor:
     """A job as its door shows it."""
 
     def __init__(self, loop: Loop, path: str, lost: Callable[[], None]) -> None:
-        """``lost`` is called when nobody answers there any more."""
+        """``lost`` is called when the job no longer answers."""
         self._loop, self._path, self._lost = loop, path, lost
         self._status: Status | None = None
 
@@ -141,19 +146,19 @@ class AtDoor:
         connection.send(request)
 
 
-class Looking:
+class Viewer:
     """The live view in a terminal of its own."""
 
     def __init__(self, path: str, chosen: str, *, colour: bool) -> None:
         self._loop, self._path = Loop(), path
-        self._screen = Live(self._loop, PATIENCE, 0.0, "", speaks=True, colour=colour)
-        self._door = AtDoor(self._loop, path, self._gone)
+        self._screen = LiveScreen(self._loop, PATIENCE, 0.0, "", speaks=True, colour=colour)
+        self._door = JobAtDoor(self._loop, path, self._gone)
         self._view = LiveView(self._loop, self._screen, self._door, chosen=chosen, left=self._leave)
         self._code: int | None = None
         self._said = ""
 
     def run(self) -> int:
-        """Show it until somebody leaves, or the job ends; return the exit code."""
+        """Show it until the user leaves, or the job ends; return the exit code."""
         try:
             with restored():
                 self._loop.catch(ENDING, self._ended)
@@ -178,7 +183,7 @@ class Looking:
         self._leave(EXIT_SIGNAL + number)
 
     def _gone(self) -> None:
-        """Nobody answers: it has ended."""
+        """The job no longer answers: it has ended."""
         self._said = f"ddplaunch: {_end_of(self._path)}"
         self._leave()
 
