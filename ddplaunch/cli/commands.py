@@ -22,7 +22,7 @@ COMMANDS = {
     "top": ("commands.top", "Show what a running job does, and where each rank stands."),
     "logs": ("commands.runs.logs", "Print what the ranks of a run print, or printed last."),
     "stop": ("commands.runs.stop", "Stop a running job."),
-    "wait": ("commands.runs.wait", "Wait for the end of a job, and return its exit code."),
+    "wait": ("commands.runs.stop", "Wait for the end of a job, and return its exit code."),
     "report": ("commands.runs.report", "Tell how a run ended, and what each rank used."),
     "warm": ("commands.warm", "Show, or end, what is kept to start the next runs sooner."),
     "clean": ("commands.runs.clean", "Remove what is kept of runs that have ended."),

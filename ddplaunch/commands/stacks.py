@@ -28,7 +28,9 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
     """
     from ddplaunch.console import colour_wanted
     from ddplaunch.console.stacks import render_stacks, to_json
+    from ddplaunch.diagnosis.inspection import Detail
     from ddplaunch.job import client
+    from ddplaunch.job.requests.inspection import AskInspection
     from ddplaunch.job.runs import running
     from ddplaunch.queue.meant import job_meant, one_of, run_of
     from ddplaunch.queue.meant import running as runs_there
@@ -43,7 +45,7 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
         )
     more = [word for word, wanted in (("--native", native), ("--locals", with_locals)) if wanted]
     tool = _py_spy(more[0]) if more else ""
-    inspection = client.look(running(run).path, stacks=True).inspection
+    inspection = client.ask(running(run).path, AskInspection(Detail.WAITS)).inspection
     told = {rank.rank: _dump(tool, rank.pid, more) for rank in _examples(inspection)} if more else {}
     if as_json:
         import json

@@ -8,10 +8,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import TypeVar
 
 import click
 
@@ -22,7 +21,9 @@ from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.errors import EXIT_SIGNAL
 from ddplaunch.job import client, runs
 from ddplaunch.job.door import MAX_ANSWER
-from ddplaunch.job.requests import Look, Looked, Printed, Tail
+from ddplaunch.job.requests import Question
+from ddplaunch.job.requests.inspection import AskInspection, InspectedJob
+from ddplaunch.job.requests.output import Printed, ReadOutput
 from ddplaunch.job.status import Status
 from ddplaunch.live.frame import frame
 from ddplaunch.live.rows import plain
@@ -37,8 +38,6 @@ from ddplaunch.sockets import peer_uid
 BETWEEN = 0.5  # seconds between two inspections
 COLUMNS, ROWS = 80, 24  # of a frame that is printed elsewhere than in a terminal
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
-A = TypeVar("A", Looked, Status | Printed)
 
 
 @click.command()
@@ -77,9 +76,9 @@ def _as_json(seen: Snapshot) -> dict[str, object]:
 
 def _snapshot(path: str, chosen: str) -> Snapshot:
     """Inspect it twice, for what happens in a second; the second time closely."""
-    before = moment(client.look(path))
+    before = moment(client.ask(path, AskInspection()))
     time.sleep(BETWEEN)
-    now = moment(client.look(path, stacks=True))
+    now = moment(client.ask(path, AskInspection(Detail.WAITS)))
     same = before.status.attempt == now.status.attempt
     return Snapshot(now, before if same else None, sentences=sentences(now.inspection), chosen=chosen)
 
@@ -92,28 +91,27 @@ class JobAtDoor:
         self._loop, self._path, self._lost = loop, path, lost
         self._status: Status | None = None
 
-    def look(self, detail: Detail, answer: Callable[[Looked], None]) -> None:
-        def hear(looked: Looked) -> None:
-            self._status = looked.status
-            answer(looked)
+    def inspect(self, detail: Detail, answer: Callable[[InspectedJob], None]) -> None:
+        def hear(found: object) -> None:
+            if isinstance(found, InspectedJob):
+                self._status = found.status
+                answer(found)
 
-        self._connect(Look(stacks=detail is Detail.WAITS, pace=detail is Detail.PACE), [Looked], hear, lambda: None)
+        self._ask(AskInspection(detail), hear, lambda: None)
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         said = bytearray()
 
-        def hear(piece: Status | Printed) -> None:
+        def hear(piece: object) -> None:
             if isinstance(piece, Printed):
                 said.extend(piece.data)
 
-        self._connect(Tail((rank,)), [Status, Printed], hear, lambda: answer(last_lines(rank, bytes(said))))
+        self._ask(ReadOutput((rank,)), hear, lambda: answer(last_lines(rank, bytes(said))))
 
     def failures(self, answer: Callable[[str], None]) -> None:
         answer(failures_text(self._status) if self._status else "")
 
-    def _connect(
-        self, request: Look | Tail, kinds: Sequence[type[A]], hear: Callable[[A], None], done: Callable[[], None]
-    ) -> None:
+    def _ask(self, question: Question[object], hear: Callable[[object], None], done: Callable[[], None]) -> None:
         """Ask; ``done`` is called after the last answer. The job has ended where there is none."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -122,7 +120,7 @@ class JobAtDoor:
                 raise PermissionError
         except BlockingIOError:  # many ask
             sock.close()
-            self._loop.after(0.1, partial(self._connect, request, kinds, hear, done))
+            self._loop.after(0.1, partial(self._ask, question, hear, done))
             return
         except OSError:
             sock.close()
@@ -130,20 +128,16 @@ class JobAtDoor:
             return
         answered = False
 
-        def first_or_next(answer: A) -> None:
+        def first_or_next(answer: object) -> None:
             nonlocal answered
             answered = True
             hear(answer)
 
-        connection: Connection[A] = Connection(
-            self._loop,
-            sock,
-            kinds,
-            first_or_next,
-            lambda why: done() if answered else self._lost(),
-            max_bytes=MAX_ANSWER,
-        )
-        connection.send(request)
+        def lost(why: str) -> None:
+            done() if answered else self._lost()
+
+        connection = Connection[object](self._loop, sock, question.answers, first_or_next, lost, max_bytes=MAX_ANSWER)
+        connection.send(question)
 
 
 class Viewer:

@@ -186,9 +186,8 @@ BOUNDS: Mapping[str, Check] = {
     "Share.threads": _NAME,
     "Group.ranks": _each(_COUNT),
     **dict.fromkeys(("silent", "Inspection.pace"), _each(_line)),
-    "Look.pace": _as_it_is,
-    **dict.fromkeys(("condition", "own", "answers", "moved", "alone", "node_only", "stacks", "detail"), _as_it_is),
-    "Tail.ranks": _each(_COUNT),
+    **dict.fromkeys(("condition", "own", "answers", "moved", "alone", "node_only", "detail"), _as_it_is),
+    "ReadOutput.ranks": _each(_COUNT),
     "missed": _number(0, 1 << 62),
     **dict.fromkeys(("follow", "data"), _as_it_is),
     # what is kept of a run

@@ -16,8 +16,8 @@ from ddplaunch.diagnosis.inspection import Detail, Inspection
 from ddplaunch.diagnosis.sentences import sentence
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.errors import harmless
-from ddplaunch.job.door import Job
-from ddplaunch.job.requests import Looked
+from ddplaunch.job.door import ServedJob
+from ddplaunch.job.requests.inspection import InspectedJob
 from ddplaunch.job.status import State, Status
 from ddplaunch.live.frame import MARKS, frame, screenful
 from ddplaunch.live.keyboard import BACKSPACE, ENTER, ESCAPE
@@ -39,7 +39,7 @@ _DIGITS = frozenset("0123456789")
 class ViewedJob(Protocol):
     """What is shown. Each answer comes later, or never where the job has ended."""
 
-    def look(self, detail: Detail, answer: Callable[[Looked], None]) -> None: ...
+    def inspect(self, detail: Detail, answer: Callable[[InspectedJob], None]) -> None: ...
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         """The last lines of a rank."""
@@ -91,20 +91,20 @@ class LiveView:
             self._now = replace(self._now, status=status)
             self._screen.refresh()
 
-    def hear(self, looked: Looked) -> None:
+    def hear(self, found: InspectedJob) -> None:
         """Show the answer to an inspection."""
         self._asked, self._note = 0.0, ""
         if self._over:
             return
         if self._now is not None:
-            self._before = self._now if self._now.status.attempt == looked.status.attempt else None
-        found = steady(looked.inspection, self._before.inspection if self._before else None)
-        self._now = moment(Looked(looked.status, found))
-        self._judge(found)
+            self._before = self._now if self._now.status.attempt == found.status.attempt else None
+        inspection = steady(found.inspection, self._before.inspection if self._before else None)
+        self._now = moment(InspectedJob(found.status, inspection))
+        self._judge(inspection)
         self._screen.refresh()
 
-    def _hear_pace(self, looked: Looked) -> None:
-        self._pace = looked.inspection.pace
+    def _hear_pace(self, found: InspectedJob) -> None:
+        self._pace = found.inspection.pace
 
     def _judge(self, inspection: Inspection) -> None:
         """Say who waits for whom as long as they do."""
@@ -129,10 +129,10 @@ class LiveView:
         now = time.monotonic()
         if now > self._pace_due and not self._waits:
             self._pace_due = now + PACE
-            self._job.look(Detail.PACE, self._hear_pace)
+            self._job.inspect(Detail.PACE, self._hear_pace)
         if not self._asked:
             self._asked = now
-            self._job.look(self._detail(now), self.hear)
+            self._job.inspect(self._detail(now), self.hear)
         elif now - self._asked > 2 * EVERY:
             self._note = f"no answer for {now - self._asked:.0f} s"
             self._screen.refresh()
@@ -168,7 +168,7 @@ class LiveView:
             case "q":
                 self._left()
             case "s":
-                self._job.look(Detail.WAITS, lambda looked: self._screen.page(render_stacks(looked.inspection)))
+                self._job.inspect(Detail.WAITS, lambda found: self._screen.page(render_stacks(found.inspection)))
             case "l":
                 self._prompt = ("rank", "")
             case "f":
@@ -200,7 +200,7 @@ class LiveView:
 class OwnView:
     """The view of ``run --ui``, below the job's own log: an observer, which shows it until the job ends, or ``q``."""
 
-    def __init__(self, loop: Loop, screen: LiveScreen, job: Job) -> None:
+    def __init__(self, loop: Loop, screen: LiveScreen, job: ServedJob) -> None:
         self._screen, self._job = screen, job
         self._view = LiveView(loop, screen, self, left=self._leave)
         self._verdicts: list[Verdict] = []  # of the attempts that have failed
@@ -223,8 +223,8 @@ class OwnView:
         self._view.close()
         self._screen.close()
 
-    def look(self, detail: Detail, answer: Callable[[Looked], None]) -> None:
-        self._job.inspect(detail, lambda inspection: answer(Looked(self._job.status(), inspection)))
+    def inspect(self, detail: Detail, answer: Callable[[InspectedJob], None]) -> None:
+        self._job.inspect(detail, lambda inspection: answer(InspectedJob(self._job.status(), inspection)))
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         answer(last_lines(rank, self._job.printed(rank)))
@@ -238,11 +238,11 @@ class OwnView:
         self._screen.end()
 
 
-def moment(looked: Looked) -> Moment:
+def moment(found: InspectedJob) -> Moment:
     """Add to an answer what the ranks of this machine use."""
-    pids = {rank.rank: rank.pid for rank in looked.status.ranks if rank.pid and rank.code is None}
+    pids = {rank.rank: rank.pid for rank in found.status.ranks if rank.pid and rank.code is None}
     used = {rank: used for rank, pid in pids.items() if (used := used_by(pid))}
-    return Moment(looked.status, looked.inspection, used)
+    return Moment(found.status, found.inspection, used)
 
 
 def sentences(inspection: Inspection) -> tuple[str, ...]:

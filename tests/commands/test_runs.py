@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.commands.runs.wait import wait
+from ddplaunch.commands.runs.stop import wait
 from ddplaunch.job import client, past
 from ddplaunch.job.client import Unanswered
 from tests.conftest import clean_environment, command, wait_until, write
@@ -228,12 +228,12 @@ def test_wait_for_a_run_that_has_just_closed_its_door(running, monkeypatch):
     """It has an exit code, though its launcher lives on for a moment."""
     job = running()
 
-    def too_late(path: str) -> None:
+    def too_late(path: str, question: object) -> None:
         os.unlink(path)
         job.signal(signal.SIGTERM)
         raise Unanswered(path)
 
-    monkeypatch.setattr(client, "wait", too_late)
+    monkeypatch.setattr(client, "stream", too_late)
     assert wait.callback(NAME) == job.wait() == 143
 
 

@@ -23,13 +23,13 @@ from ddplaunch.control.messages import Garbled
 from ddplaunch.control.wire import decode, encode
 from ddplaunch.errors import harmless, shown
 from ddplaunch.job.record import Record
-from ddplaunch.job.requests import Answer, Request
+from ddplaunch.job.requests import questions
 from tests.control.test_coordinator import Job
 
 KINDS = [kind for kind in typing.get_args(messages.Message) if kind is not messages.Seeking]
 """All that nodes ever send."""
 
-AT_THE_DOOR = typing.get_args(Request | Answer)
+AT_THE_DOOR = list(dict.fromkeys(each for kind in questions() for each in (kind, *kind.answers)))
 """All that a running job is asked, and answers."""
 
 

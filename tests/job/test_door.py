@@ -19,7 +19,8 @@ from ddplaunch.control.wire import encode
 from ddplaunch.job import client, folder
 from ddplaunch.job.client import Unanswered
 from ddplaunch.job.door import DEADLINE, MAX_CLIENTS, MAX_REQUEST
-from ddplaunch.job.requests import Show, Stop
+from ddplaunch.job.requests.end import StopJob
+from ddplaunch.job.requests.status import AskStatus
 from ddplaunch.job.status import RankState, State
 from tests.conftest import alive, clean_environment, wait_until
 from tests.patience import patience
@@ -42,7 +43,7 @@ class Running:
         found = []
 
         def reached() -> bool:
-            found[:] = [client.show(self.path)]
+            found[:] = [client.ask(self.path, AskStatus())]
             return (found[0].state, found[0].attempt) == (state, attempt)
 
         wait_until(reached, f"{state} of attempt {attempt}")
@@ -107,12 +108,12 @@ def test_the_status_while_ranks_run_and_after_a_restart(run):
 def test_stop(run, now, how):
     job = run()
     ranks = job.show().ranks
-    client.stop(job.path, now=now)
+    client.ask(job.path, StopJob(now))
     assert job.end() == how
     assert not any(alive(rank.pid) for rank in ranks)
     assert not Path(job.path).exists()
     with pytest.raises(Unanswered, match="no such file"):
-        client.show(job.path)
+        client.ask(job.path, AskStatus())
 
 
 def test_it_costs_next_to_nothing_until_somebody_asks(run):
@@ -138,7 +139,7 @@ def test_another_user_is_refused(run, runtime, opened):
     text = (
         "import os, socket, sys\nos.chdir('/')\ns = socket.socket(socket.AF_UNIX)\n"
         f"os.setgid(65534); os.setuid(65534)\ns.connect({job.path!r})\n"
-        f"s.sendall({encode(Show())!r})\nsys.exit(7 if not s.recv(1) else 8)"
+        f"s.sendall({encode(AskStatus())!r})\nsys.exit(7 if not s.recv(1) else 8)"
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
     if opened:
@@ -156,8 +157,8 @@ def test_another_user_is_refused(run, runtime, opened):
         struct.pack("!I", MAX_REQUEST + 1),
         struct.pack("!I", 0xFFFFFFFF) + b"x" * 1000,
         struct.pack("!I", 100) + b"[" * 100,
-        encode(Stop())[:-1] + b"\xff",
-        encode(Stop()).replace(b"false", b'"yes"').replace(struct.pack("!I", len(encode(Stop())) - 4), b"\0\0\0\x21"),
+        encode(StopJob())[:-1] + b"\xff",
+        encode(StopJob(now=True)).replace(b"true", b'"no"'),
         struct.pack("!I", 40) + b'{"op": "Started", "body": {"rank": 1}}  ',
     ],
 )
@@ -177,7 +178,7 @@ def test_a_connection_is_for_one_request(run):
     job = run()
     job.show()
     with call(job.path) as sock:
-        sock.sendall(encode(Show()) + encode(Stop()))
+        sock.sendall(encode(AskStatus()) + encode(StopJob()))
         try:
             while sock.recv(1 << 16):
                 pass
@@ -192,7 +193,7 @@ def test_those_who_say_nothing_keep_nobody_out_for_long(run):
     job.show()
     silent = [call(job.path) for _ in range(MAX_CLIENTS)]
     began = time.monotonic()
-    assert client.show(job.path, timeout=patience(30)).state is State.RUNNING
+    assert client.ask(job.path, AskStatus(), patience(30)).state is State.RUNNING
     assert time.monotonic() - began > DEADLINE / 2
     for each in silent:
         assert each.recv(1) == b""
@@ -204,16 +205,16 @@ def test_one_who_reads_nothing_keeps_nobody_waiting(run):
     job.show()
     with call(job.path) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        sock.sendall(encode(Show()))
+        sock.sendall(encode(AskStatus()))
         assert job.show().state is State.RUNNING
 
 
 def test_one_job_beside_another(run, runtime):
     first, second = run("a"), run("b")
-    assert {client.show(path).run_id for path in doors(runtime)} == {"a", "b"}
-    client.stop(first.path)
+    assert {client.ask(path, AskStatus()).run_id for path in doors(runtime)} == {"a", "b"}
+    client.ask(first.path, StopJob())
     assert first.end() == "with grace"
-    assert [client.show(path).run_id for path in doors(runtime)] == ["b"]
+    assert [client.ask(path, AskStatus()).run_id for path in doors(runtime)] == ["b"]
     assert second.show().state is State.RUNNING
 
 
@@ -226,7 +227,7 @@ def test_a_killed_launcher_leaves_a_socket_that_the_next_one_removes(run):
         os.kill(rank.pid, signal.SIGKILL)
     assert Path(job.path).exists()
     with pytest.raises(Unanswered, match="connection refused"):
-        client.show(job.path)
+        client.ask(job.path, AskStatus())
     other = run("b")
     assert os.listdir(os.path.dirname(other.path)) == [os.path.basename(other.path)]
 
@@ -256,7 +257,7 @@ def test_a_client_removes_them_too(run, runtime):
 
 def test_nothing_stays_of_the_last_one(run, runtime):
     job = run()
-    client.stop(job.path)
+    client.ask(job.path, StopJob())
     job.end()
     assert list(runtime.iterdir()) == []
 
@@ -267,7 +268,7 @@ def test_a_launcher_that_is_stopped_is_not_waited_for(run):
     os.kill(job.process.pid, signal.SIGSTOP)
     try:
         with pytest.raises(Unanswered, match=r"does not answer within 0\.5 s"):
-            client.show(job.path, timeout=0.5)
+            client.ask(job.path, AskStatus(), 0.5)
     finally:
         os.kill(job.process.pid, signal.SIGCONT)
 
@@ -336,9 +337,9 @@ def test_more_than_it_takes_at_a_time(run):
         except BlockingIOError:
             break
     with pytest.raises(Unanswered) as raised:
-        client.show(job.path, 0.2)
+        client.ask(job.path, AskStatus(), 0.2)
     assert "does not answer within 0.2 s" in raised.value.message
     assert "many others ask it" in (raised.value.hint or "")
     for sock in others:
         sock.close()
-    assert client.show(job.path).world_size == 2
+    assert client.ask(job.path, AskStatus()).world_size == 2

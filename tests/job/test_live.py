@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.job import client, folder
+from ddplaunch.job.requests.end import StopJob
+from ddplaunch.job.requests.status import AskStatus
 from ddplaunch.job.status import RankState, State
 from tests.conftest import alive, wait_until, write
 from tests.starts import FORKED
@@ -31,15 +33,15 @@ def test_a_run_that_is_asked_restarts_and_is_stopped(start, tmp_path, now):
     job = start("run", "--nproc", "2", *options, "waits.py")
     job.wait_for("up", 2)
     path = door(job)
-    status = client.show(path)
+    status = client.ask(path, AskStatus())
     assert (status.run_id, status.state, status.attempt, status.pid) == ("mine", State.RUNNING, 0, job.process.pid)
     assert all(alive(rank.pid) and rank.state is RankState.RUNNING for rank in status.ranks)
     os.kill(status.ranks[1].pid, signal.SIGKILL)
     job.wait_for("up", 4)
-    again = client.show(path)
+    again = client.ask(path, AskStatus())
     assert (again.state, again.attempt, again.restarts) == (State.RUNNING, 1, 1)
     assert not {rank.pid for rank in status.ranks} & {rank.pid for rank in again.ranks}
-    client.stop(path, now=now)
+    client.ask(path, StopJob(now))
     assert job.wait() == 130
     assert not Path(path).exists()
     job.assert_nothing_left()

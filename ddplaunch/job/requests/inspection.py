@@ -1,0 +1,35 @@
+"""What the ranks are doing."""
+
+from __future__ import annotations
+
+from ddplaunch.dataclass import dataclass
+from ddplaunch.diagnosis.inspection import Detail, Inspection
+from ddplaunch.job.requests import Asker, Question
+from ddplaunch.job.status import Status
+
+
+@dataclass(frozen=True)
+class InspectedJob:
+    """The status, and what the ranks were doing."""
+
+    status: Status
+    inspection: Inspection
+
+
+@dataclass(frozen=True)
+class AskInspection(Question[InspectedJob]):
+    """Answer with what all ranks are doing now.
+
+    To find out which are slow (``PACE``) takes some time of each rank, so ask that every 10 s at most.
+    """
+
+    detail: Detail = Detail.STATE
+
+    answers = (InspectedJob,)
+
+    def serve(self, asker: Asker) -> None:
+        def inspected(inspection: Inspection) -> None:
+            asker.send(InspectedJob(asker.job.status(), inspection))
+            asker.finish()
+
+        asker.job.inspect(self.detail, inspected)
