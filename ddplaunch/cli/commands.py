@@ -27,7 +27,7 @@ COMMANDS = {
     "warm": ("commands.warm", "Show, or end, what is kept to start the next runs sooner."),
     "clean": ("commands.runs.clean", "Remove what is kept of runs that have ended."),
     "doctor": ("commands.doctor.command", "Look for what would break or slow a job, on this machine or many."),
-    "devices": ("commands.devices.command", "Show the GPUs, processors and NUMA nodes of this machine."),
+    "devices": ("commands.devices", "Show the GPUs, processors and NUMA nodes of this machine."),
 }
 """The module of each, imported only when it is needed, and what it is for. Its function has the command's name."""
 

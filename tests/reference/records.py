@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import ddplaunch
-from ddplaunch.commands.devices.table import devices_json
-from ddplaunch.commands.runs.table import ended_json, running_json
+from ddplaunch.commands.devices import devices_json
+from ddplaunch.commands.runs.ps import SeenJob, ended_json, running_json
 from ddplaunch.console.stacks import to_json as stacks_json
 from ddplaunch.control.failure import Failure, Verdict
 from ddplaunch.devices.visible import Visible, VisibleGpu
@@ -27,7 +27,6 @@ from ddplaunch.diagnosis.inspection import (
     Thread,
     Worker,
 )
-from ddplaunch.job.glance import Glance
 from ddplaunch.job.record import Attempt, RankRecord, Record, to_json
 from ddplaunch.job.runs import Running
 from ddplaunch.output.events import RECORDS
@@ -349,7 +348,7 @@ def devices_fields() -> list[str]:
 
 def runs_fields() -> list[str]:
     """Those of ``ddplaunch ps --json``, alike for jobs that run and that have ended."""
-    running = running_json(Glance("", Running("", "", 1), None, None))
+    running = running_json(SeenJob("", Running("", "", 1), None, None))
     assert running.keys() == ended_json(_record()).keys()
     return list(running)
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from ddplaunch.commands.runs.table import table
 from ddplaunch.console.failure import render_verdict
+from ddplaunch.console.table import table
 from ddplaunch.control.failure import signal_name
 from ddplaunch.errors import shown
 from ddplaunch.job.record import Attempt, Fate, RankRecord, Record

@@ -1,15 +1,22 @@
-"""The devices of a machine for people and for programs: a table in a terminal, plain lines in a pipe, one JSON object.
+"""``ddplaunch devices``: what this machine has, who uses it, and what a job would see of it.
 
-All three say the same.
+A table in a terminal, plain lines in a pipe and one JSON object say the same.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+import click
+
 from ddplaunch.dataclass import dataclass, replace
-from ddplaunch.devices.visible import Visible
+from ddplaunch.devices import read_hardware
+from ddplaunch.devices.given import claim
+from ddplaunch.devices.visible import Visible, visible_gpus
 from ddplaunch.plan.cpulist import format_cpulist
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance
 
@@ -26,7 +33,7 @@ UNIQUE_ENOUGH = 12
 
 
 @dataclass(frozen=True)
-class Row:
+class DeviceRow:
     """One GPU, or one MIG instance below it, in words; "" where there is nothing to say."""
 
     gpu: str  # "0"; "0:1" for the second MIG instance of GPU 0
@@ -42,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the table; ``field`` is the Row's."""
+    """One column of the table; ``field`` is the DeviceRow's."""
 
     field: str
     title: str
@@ -67,6 +74,24 @@ GAP = 2  # characters between two columns
 
 DISPENSABLE = ("pci", "cpus", "uuid")
 """Columns that a narrow terminal does without, the first to go first."""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
+def devices(as_json: bool) -> None:
+    """Show the GPUs and CPUs of this machine.
+
+    Lists every GPU with its torch name, memory, NUMA node and users, and says which of them a job would see
+    (CUDA_VISIBLE_DEVICES and the like are respected). The index, the UUID or the beginning of a UUID is what
+    `run --gpus` takes.
+    """
+    hardware = read_hardware(processes=True)
+    visible = visible_gpus(hardware, None, os.environ)
+    if as_json:
+        click.echo(json.dumps(devices_json(hardware, visible), indent=2))
+    else:
+        hardware = replace(hardware, failed=claim(hardware, visible, os.environ))
+        render_devices(hardware, visible, sys.stdout)
 
 
 def render_devices(hardware: Hardware, visible: Visible, out: TextIO) -> None:
@@ -132,12 +157,12 @@ def _torch_names(visible: Visible) -> dict[tuple[Gpu, MigInstance | None], str]:
     return {(device.gpu, device.mig): name for device, name in zip(visible.gpus, visible.devices, strict=True)}
 
 
-def _rows(hardware: Hardware, visible: Visible) -> list[Row]:
+def _rows(hardware: Hardware, visible: Visible) -> list[DeviceRow]:
     names = _torch_names(visible)
     rows = []
     for gpu in hardware.gpus:
         rows.append(
-            Row(
+            DeviceRow(
                 gpu=str(gpu.index),
                 torch="MIG" if gpu.mig else names.get((gpu, None), HIDDEN),
                 name=gpu.name,
@@ -151,7 +176,7 @@ def _rows(hardware: Hardware, visible: Visible) -> list[Row]:
         )
         for index, mig in enumerate(gpu.mig):
             device, memory = names.get((gpu, mig), HIDDEN), _memory(None, mig.memory_total)
-            rows.append(Row(f"{gpu.index}:{index}", device, mig.name, memory, uuid=mig.uuid))
+            rows.append(DeviceRow(f"{gpu.index}:{index}", device, mig.name, memory, uuid=mig.uuid))
     return rows
 
 
@@ -238,7 +263,7 @@ def _write_table(hardware: Hardware, visible: Visible, out: TextIO) -> None:
         console.print(notes)
 
 
-def _table(rows: list[Row], width: int) -> Table:
+def _table(rows: list[DeviceRow], width: int) -> Table:
     """Lay the rows out with all columns that have something to say and fit into this many characters."""
     from rich import box
     from rich.table import Table
@@ -261,7 +286,7 @@ def _table(rows: list[Row], width: int) -> Table:
     return table
 
 
-def _fits(columns: list[Column], rows: list[Row], width: int) -> bool:
+def _fits(columns: list[Column], rows: list[DeviceRow], width: int) -> bool:
     def least_width(column: Column) -> int:
         widest = max(len(line) for row in rows for line in (column.title, *getattr(row, column.field).split("\n")))
         return min(widest, column.wraps or widest)
@@ -269,6 +294,6 @@ def _fits(columns: list[Column], rows: list[Row], width: int) -> bool:
     return sum(map(least_width, columns)) + GAP * (len(columns) - 1) <= width
 
 
-def _short_mig_name(row: Row) -> str:
+def _short_mig_name(row: DeviceRow) -> str:
     """Name a MIG instance if its UUID has no column; to choose it, one needs at least the beginning."""
     return f"{row.name.removeprefix('MIG ')}  {row.uuid[:UNIQUE_ENOUGH]}" if ":" in row.gpu else row.name
