@@ -19,12 +19,12 @@ from ddplaunch.devices.given import claim
 from ddplaunch.devices.visible import Visible, visible_gpus
 from ddplaunch.plan.cpulist import format_cpulist
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance
+from ddplaunch.words import counted, size
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 GIB = 1 << 30
-MIB = 1 << 20
 
 HIDDEN = "hidden"
 
@@ -188,9 +188,7 @@ def _memory(used: int | None, total: int | None) -> str:
 
 def _process(process: GpuProcess) -> str:
     """Name a process: "python 4242 (alice, 12.3 GiB)"."""
-    memory = process.memory
-    size = "" if memory is None else f"{memory / GIB:.1f} GiB" if memory >= GIB else f"{memory / MIB:.0f} MiB"
-    about = ", ".join(filter(None, (process.user, size)))
+    about = ", ".join(filter(None, (process.user, "" if process.memory is None else size(process.memory))))
     return f"{process.name or 'process'} {process.pid}" + (f" ({about})" if about else "")
 
 
@@ -199,8 +197,8 @@ def _cpu_line(cpu: Cpu) -> str:
     quota = "" if cpu.quota is None else f", the time of {cpu.quota:g} (the container's quota)"
     parts = [
         cpu.name or "CPU",
-        f"{_count(cpu.logical, 'CPU')}{allowed}{quota}, {_count(cpu.physical, 'core')}",
-        _count(len(cpu.numa), "NUMA node"),
+        f"{counted(cpu.logical, 'CPU')}{allowed}{quota}, {counted(cpu.physical, 'core')}",
+        counted(len(cpu.numa), "NUMA node"),
     ]
     if cpu.memory_total is not None:
         available = "" if cpu.memory_available is None else f", {cpu.memory_available / GIB:.1f} available"
@@ -210,15 +208,11 @@ def _cpu_line(cpu: Cpu) -> str:
 
 def _gpu_line(hardware: Hardware, visible: Visible) -> str:
     if hardware.gpus:
-        count = _count(len(visible.gpus), "GPU") if visible.gpus else "no GPU"
+        count = counted(len(visible.gpus), "GPU") if visible.gpus else "no GPU"
         return f"A job sees {count} (source: {visible.source})."
     if hardware.failed:
         return f"{hardware.failed}, but no GPU works: a job runs on the CPUs only with --gpus none."
     return "No GPU found: a job runs on the CPUs."
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _plain_text(hardware: Hardware, visible: Visible) -> str:

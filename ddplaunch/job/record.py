@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from ddplaunch.control.bounds import MAX_PATH
+import msgspec
+
+from ddplaunch.control.bounds import MAX_PATH, bounded
 from ddplaunch.control.failure import Verdict, signal_name
+from ddplaunch.control.typed import convert
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.diagnosis.inspection import Inspection
 from ddplaunch.errors import EXIT_PREEMPTED, shown
@@ -205,11 +208,6 @@ def read(path: str, run: str) -> Record | None:
 
 def parse(data: bytes, run: str) -> Record | None:
     """Return the record that the lines ``data`` make; None where not even the first is whole."""
-    import msgspec
-
-    from ddplaunch.control.bounds import bounded
-    from ddplaunch.control.typed import convert
-
     wrong = (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError)
     first, *lines = data.split(b"\n")
     try:
@@ -233,8 +231,6 @@ def parse(data: bytes, run: str) -> Record | None:
 
 def _decode(line: bytes) -> Any:
     """A line as plain data; bytes of arguments and paths that are not UTF-8 stand in it as Python has them."""
-    import msgspec
-
     try:
         return msgspec.json.decode(line)
     except msgspec.DecodeError:
@@ -243,8 +239,6 @@ def _decode(line: bytes) -> Any:
 
 def _event(line: dict[str, Any]) -> Any:
     """The event of a line, its fields checked by their types."""
-    from ddplaunch.control.typed import convert
-
     kind = _KINDS[line["event"]]
     if kind is events.Inspected:
         return events.Inspected(convert(line["inspection"], Inspection))
@@ -258,7 +252,5 @@ def lives(record: Record) -> bool:
 
 def to_json(record: Record) -> str:
     """A record as ``ddplaunch report --json`` prints it."""
-    import msgspec
-
     printable = replace(record, log_dir=shown(record.log_dir, MAX_PATH) if record.log_dir else None)
     return msgspec.json.format(msgspec.json.encode(printable), indent=2).decode()

@@ -13,7 +13,7 @@ from ddplaunch.console.table import table
 from ddplaunch.control.failure import signal_name
 from ddplaunch.errors import shown
 from ddplaunch.job.record import Attempt, Fate, RankRecord, Record
-from ddplaunch.words import size, span
+from ddplaunch.words import counted, size, span
 
 MAX_ATTEMPTS = 10  # the last ones, that are shown
 MAX_RANKS = 32  # that are shown; --json has all
@@ -25,7 +25,7 @@ def render(shares: Sequence[Record], output: str | None) -> Iterator[str]:
     record = shares[0]
     yield click.style(f"{record.run}: {_fate(record)}", bold=True)
     yield f"  {shown(shlex.join(record.argv), MAX_COMMAND)}"
-    yield f"  in {record.cwd} on {record.host}, {_many(record.world_size, 'rank')}{_nodes(record)}"
+    yield f"  in {record.cwd} on {record.host}, {counted(record.world_size, 'rank')}{_nodes(record)}"
     yield f"  began {_day(record.began)}{_lasted(record)}"
     for share in shares[1:]:
         yield f"  node {share.node_rank} ({share.host}): {_fate(share)}"
@@ -106,10 +106,6 @@ def _lasted(record: Record) -> str:
 
 def _nodes(record: Record) -> str:
     return f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _day(moment: float) -> str:
