@@ -16,7 +16,7 @@ from ddplaunch.job.requests.end import AwaitEnd
 from ddplaunch.job.requests.output import MAX_WAITING, Printed, ReadOutput
 from ddplaunch.job.requests.status import AskStatus
 from tests.conftest import wait_until, write
-from tests.job.test_live import door
+from tests.job.test_door import door
 from tests.patience import patience
 from tests.starts import LIGHT
 

@@ -19,7 +19,7 @@ from ddplaunch.job.record import Fate
 from ddplaunch.output import events
 from ddplaunch.output.tail import Tail
 from tests.conftest import clean_environment, write
-from tests.job.host import plan
+from tests.job.samples import plan
 from tests.starts import FORKED, LIGHT
 
 FAILS = """

@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.job.status import RankState, State, Status
 from ddplaunch.job.watch import MAX_NEWS, Watch
 from ddplaunch.output import events
-from tests.job.host import plan
+from tests.job.samples import plan
 from tests.patience import patience
 
 PLAN = plan(ranks=3)
