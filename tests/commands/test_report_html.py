@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.browser import layout, needs_browser, visit
 from tests.conftest import write
 from tests.job.test_history import state  # noqa: F401
 from tests.starts import LIGHT
@@ -57,13 +56,3 @@ def test_what_is_refused(words, message, failed, answer, tmp_path):
     assert done.stderr.startswith(f"Error: {message}\n")
     assert len(done.stderr.splitlines()) <= 3
     assert not (tmp_path / "page.html").exists()
-
-
-@needs_browser
-@pytest.mark.slow
-def test_a_browser_opens_it(failed, answer, tmp_path):
-    assert answer("report", "bad", "--html", "page.html").returncode == 0
-    seen = visit(tmp_path / "page.html", tmp_path)
-    assert (seen.console, seen.requests) == ([], [])
-    assert "attempt 1: exited with code 1" in seen.dom
-    assert layout(tmp_path / "page.html", tmp_path, width=400).wide == []

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import threading
-
 import pytest
 
 from ddplaunch.job import client
 from ddplaunch.job.client import Unanswered
 from ddplaunch.job.door import MAX_FOLLOWERS
-from ddplaunch.job.requests.end import AwaitEnd
 from ddplaunch.job.requests.output import MAX_WAITING, Printed, ReadOutput
 from ddplaunch.job.requests.status import AskStatus
 from tests.conftest import wait_until, write
 from tests.job.test_door import door
-from tests.patience import patience
 from tests.starts import LIGHT
 
 SPEAKS = """
@@ -61,35 +54,6 @@ def test_what_follows_to_the_last_byte(job, tmp_path):
     rest = "then 0\nthen 1\nthen 2\nno end of line"
     assert printed(pieces) == {0: rest, 1: rest}
     assert job.wait() == 0
-
-
-def test_the_exit_code(job, tmp_path):
-    codes: list[int | None] = []
-    waiting = threading.Thread(target=lambda: codes.extend(each.code for each in client.stream(door(job), AwaitEnd())))
-    waiting.start()
-    os.kill(job.ranks()[0], signal.SIGKILL)
-    waiting.join()
-    assert codes == [job.wait()] == [137]
-
-
-def test_a_launcher_that_is_killed_has_none(job, monkeypatch):
-    codes: list[int] = []
-    path, seen, admitted = door(job), threading.Event(), client._admitted
-
-    def noted(sock: socket.socket, timeout: float) -> None:
-        admitted(sock, timeout)
-        seen.set()
-
-    monkeypatch.setattr(client, "_admitted", noted)
-    waiting = threading.Thread(target=lambda: codes.extend(each.code for each in client.stream(path, AwaitEnd())))
-    waiting.start()
-    assert seen.wait(patience(20))
-    pieces = client.stream(path, ReadOutput(follow=True))
-    next(pieces)
-    job.signal(signal.SIGKILL)
-    waiting.join()
-    assert codes == []
-    assert printed(pieces).keys() <= {0, 1}
 
 
 def test_only_so_many_may_follow(job, tmp_path):
