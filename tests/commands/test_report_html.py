@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.conftest import write
@@ -9,6 +11,9 @@ from tests.job.test_history import state  # noqa: F401
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.usefixtures("state")
+
+RUN = f"bad-{os.getpid()}"
+"""Other tests of this user may have runs of their own."""
 
 FAILS = """
     import os
@@ -23,30 +28,30 @@ FAILS = """
 @pytest.fixture
 def failed(launch, tmp_path):
     write(tmp_path, "<script>.py", FAILS)
-    done = launch("run", "--nproc", "2", "--max-restarts", "1", "--run-id", "bad", *LIGHT, "<script>.py")
+    done = launch("run", "--nproc", "2", "--max-restarts", "1", "--run-id", RUN, *LIGHT, "<script>.py")
     assert done.returncode == 1, done.stderr
 
 
 def test_it_replaces_a_file(failed, answer, tmp_path):
     (tmp_path / "a page.html").write_text("before")
-    done = answer("report", "bad", "--html", "a page.html")
+    done = answer("report", RUN, "--html", "a page.html")
     assert (done.returncode, done.stdout, done.stderr) == (0, "written: a page.html\n", "")
     text = (tmp_path / "a page.html").read_text()
     assert text.startswith("<!DOCTYPE html>\n")
     assert text.endswith("</html>\n")
     assert "rank 1 failed with ValueError: &lt;b&gt;no labels&lt;/b&gt; (exit code 1)" in text
     assert "<script>" not in text
-    assert answer("report", "bad", "--html", "-").stdout.startswith("<!DOCTYPE html>\n")
+    assert answer("report", RUN, "--html", "-").stdout.startswith("<!DOCTYPE html>\n")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("bad", "--html", "missing/page.html"), "--html missing/page.html: No such file or directory"),
-        (("bad", "--html", "."), "--html .: Is a directory"),
-        (("bad", "--html", "/dev/full"), "--html /dev/full: No space left on device"),
-        (("bad", "--html", ""), "--html : No such file or directory"),
-        (("bad", "--json", "--html", "page.html"), "--json and --html contradict each other"),
+        ((RUN, "--html", "missing/page.html"), "--html missing/page.html: No such file or directory"),
+        ((RUN, "--html", "."), "--html .: Is a directory"),
+        ((RUN, "--html", "/dev/full"), "--html /dev/full: No space left on device"),
+        ((RUN, "--html", ""), "--html : No such file or directory"),
+        ((RUN, "--json", "--html", "page.html"), "--json and --html contradict each other"),
         (("nothing", "--html", "page.html"), "no run is called nothing"),
     ],
 )
