@@ -21,7 +21,7 @@ from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.errors import EXIT_SIGNAL
 from ddplaunch.job import client, runs
 from ddplaunch.job.door import MAX_ANSWER
-from ddplaunch.job.requests import Question
+from ddplaunch.job.requests import Request
 from ddplaunch.job.requests.inspection import AskInspection, InspectedJob
 from ddplaunch.job.requests.output import Printed, ReadOutput
 from ddplaunch.job.status import Status
@@ -111,7 +111,7 @@ class JobAtDoor:
     def failures(self, answer: Callable[[str], None]) -> None:
         answer(failures_text(self._status) if self._status else "")
 
-    def _ask(self, question: Question[object], hear: Callable[[object], None], done: Callable[[], None]) -> None:
+    def _ask(self, request: Request[object], hear: Callable[[object], None], done: Callable[[], None]) -> None:
         """Ask; ``done`` is called after the last answer. The job has ended where there is none."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -120,7 +120,7 @@ class JobAtDoor:
                 raise PermissionError
         except BlockingIOError:  # many ask
             sock.close()
-            self._loop.after(0.1, partial(self._ask, question, hear, done))
+            self._loop.after(0.1, partial(self._ask, request, hear, done))
             return
         except OSError:
             sock.close()
@@ -136,8 +136,8 @@ class JobAtDoor:
         def lost(why: str) -> None:
             done() if answered else self._lost()
 
-        connection = Connection[object](self._loop, sock, question.answers, first_or_next, lost, max_bytes=MAX_ANSWER)
-        connection.send(question)
+        connection = Connection[object](self._loop, sock, request.answers, first_or_next, lost, max_bytes=MAX_ANSWER)
+        connection.send(request)
 
 
 class Viewer:

@@ -1,4 +1,4 @@
-"""Chains of ranks, of which each waits for the next: where they end, and in which cycles."""
+"""Chains of ranks that each wait for the next: where they end, and in which cycles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MAX_ARROWS = 10
 
 
 class ChainEnd(NamedTuple):
-    """Where a chain of ranks ends that are in one function, and of which each sends to the next or receives from it."""
+    """Where a chain ends, of ranks in one function that each send to the next or receive from it."""
 
     rank: int | None = None  # the first that is not in that function; None where it is not known
     cycle: tuple[int, ...] = ()  # where it comes back to one of its own
@@ -17,7 +17,7 @@ class ChainEnd(NamedTuple):
 
 
 def ends(partners: Mapping[int, int | None], met: Collection[int]) -> dict[ChainEnd, list[int]]:
-    """Put those ranks of one function together that wait for the same one in the end.
+    """Group the ranks of one function that wait for the same one in the end.
 
     ``partners`` says of each whom it sends to or receives from, ``met`` which of them have their partner.
     """

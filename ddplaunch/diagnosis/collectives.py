@@ -71,8 +71,8 @@ def parse_call(said: bytes) -> Inside | None:
 def named(states: Sequence[GroupState], known: Mapping[Group, int]) -> tuple[GroupState, ...]:
     """Give states the names of their groups, which torch numbers in each process as it makes them.
 
-    Once groups were destroyed the numbers no longer fit, and what is ``known`` says so. Then nobody knows what has
-    completed: all but the last operation is taken for it, so that whoever seems to wait is asked for more.
+    Once groups were destroyed the numbers no longer fit, and what is ``known`` says so. Then it is not known what
+    has completed: all but the last operation counts as completed, so that a rank that seems to wait is asked for more.
     """
     groups = list(known)
     if all(

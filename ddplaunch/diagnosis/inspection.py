@@ -131,7 +131,7 @@ class RankInspection:
     pid: int
     condition: Condition
     code: int | None = None  # how it ended: -N for signal N
-    threads: tuple[Thread, ...] = ()  # the main one first; none where ``no_stack`` says why, or nobody asked
+    threads: tuple[Thread, ...] = ()  # the main one first; none where ``no_stack`` says why, or they were not asked for
     no_stack: str = ""  # "it is not a Python program"
     workers: tuple[Worker, ...] = ()  # where it waits for its DataLoader
     answers: bool | None = None  # whether it said how far it is, None where it has no process group or was not asked

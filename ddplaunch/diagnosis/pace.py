@@ -172,7 +172,7 @@ def _pace(name: str, group: _Group, clocks: _Clocks, excuses: _Excuses) -> Group
         excuse = min(seconds - middle, excuses.of(name, number, rank, other))
         lateness, error = seconds - middle - excuse, clocks.error(rank, other)
         excused[rank] += excuse
-        # Who is last has the result later by the way to the others, half a round trip, and so is last once more.
+        # The last rank has the result later, by the way to the others (half a round trip), and so is last once more.
         if lateness > noise + 2 * error:
             late[rank].append(lateness)
         elif lateness > noise or error == math.inf:

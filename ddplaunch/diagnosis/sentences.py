@@ -47,7 +47,7 @@ class Halt(NamedTuple):
 
 
 def sentences(inspection: Inspection) -> tuple[str, ...]:
-    """Say who waits for whom, the wait first that the others wait for; where nobody waits, that."""
+    """Say who waits for whom, first the wait that the others wait for; or that no rank waits."""
     found = waits(inspection)
     if found:
         return tuple(sentence(wait, inspection) for wait in found)
@@ -78,7 +78,7 @@ def _titled(wait: Wait) -> str:
 
 
 def _partners(wait: Wait) -> str:
-    """Whom ranks send to or receive from: " from rank 2", " (1 from 2, 2 from 3)"; some of many."""
+    """The partners that ranks send to or receive from: " from rank 2", " (1 from 2, 2 from 3)"; some of many."""
     if len(wait.waiting) == 1:
         return partner(wait, wait.waiting[0])
     way = "to" if wait.operation in SENDS else "from"
@@ -88,7 +88,7 @@ def _partners(wait: Wait) -> str:
 
 def _missing(wait: Wait, inspection: Inspection) -> list[str]:
     if not wait.missing:
-        return [f"they wait for each other: {arrows(wait.cycle)}" if wait.cycle else _nobody_missing(wait, inspection)]
+        return [f"they wait for each other: {arrows(wait.cycle)}" if wait.cycle else _none_missing(wait, inspection)]
     by_number = inspection.by_number
     apart = library_calls(inspection.ranks, [by_number[each.rank] for each in wait.missing if not each.waits])
     words: dict[str, list[int]] = {}
@@ -100,7 +100,7 @@ def _missing(wait: Wait, inspection: Inspection) -> list[str]:
     return [*told, f"they wait for each other: {arrows(wait.cycle)}"] if wait.cycle else told
 
 
-def _nobody_missing(wait: Wait, inspection: Inspection) -> str:
+def _none_missing(wait: Wait, inspection: Inspection) -> str:
     if wait.unseen:
         return "not all of its ranks could be asked" if wait.number else "not all ranks could be asked"
     if wait.number:
@@ -205,7 +205,7 @@ def begun(found: Sequence[RankInspection]) -> str:
 
 
 def uneven(found: Sequence[RankInspection]) -> dict[int, list[RankInspection]]:
-    """The ranks of the first group of which they have not begun equally many operations, by how many, fewest first.
+    """The ranks by how many operations of a group they have begun, fewest first, of the first group where that differs.
 
     Ranks that have ended are left out. None where a recorder has answered: that tells who waits, and numbers do not.
     """

@@ -14,7 +14,7 @@ from ddplaunch.control.messages import Garbled
 from ddplaunch.control.wire import LENGTH, decode, encode
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError
 from ddplaunch.job.door import MAX_ANSWER, MAX_FOLLOWERS
-from ddplaunch.job.requests import Question
+from ddplaunch.job.requests import Request
 from ddplaunch.job.requests.status import AskStatus
 from ddplaunch.sockets import peer_uid
 
@@ -25,33 +25,33 @@ RETRY = 0.05  # seconds between two tries to connect where too many ask
 A = TypeVar("A")
 
 
-class Unanswered(LaunchError):
+class NoAnswer(LaunchError):
     """A job has not answered."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
-def ask(path: str, question: Question[A], timeout: float = TIMEOUT) -> A:
+def ask(path: str, request: Request[A], timeout: float = TIMEOUT) -> A:
     """Ask the job whose door is at ``path``, and return its answer.
 
     Raises:
-        Unanswered: it gives none in ``timeout`` seconds.
+        NoAnswer: it gives none in ``timeout`` seconds.
     """
-    with _asked(path, question, timeout) as sock:
-        return _answer(sock, question, time.monotonic() + timeout)
+    with _asked(path, request, timeout) as sock:
+        return _answer(sock, request, time.monotonic() + timeout)
 
 
-def stream(path: str, question: Question[A], timeout: float = TIMEOUT) -> Iterator[A]:
-    """Ask what is answered with the status, then with any number of answers, to the job's end if the question lasts.
+def stream(path: str, request: Request[A], timeout: float = TIMEOUT) -> Iterator[A]:
+    """Ask what is answered with the status, then with any number of answers, to the job's end if the request lasts.
 
     Raises:
-        Unanswered: it does not begin in ``timeout`` seconds, or too many follow it already.
+        NoAnswer: it does not begin in ``timeout`` seconds, or too many follow it already.
     """
-    with _asked(path, question, timeout) as sock:
+    with _asked(path, request, timeout) as sock:
         _admitted(sock, timeout)
         while True:
             try:
-                yield _answer(sock, question, math.inf if question.lasts else time.monotonic() + timeout)
+                yield _answer(sock, request, math.inf if request.lasts else time.monotonic() + timeout)
             except (EOFError, ConnectionError):  # the job has ended, its launcher may have been killed
                 return
 
@@ -61,27 +61,27 @@ def _admitted(sock: socket.socket, timeout: float) -> None:
         _answer(sock, AskStatus(), time.monotonic() + timeout)
     except EOFError:
         what = f"{MAX_FOLLOWERS} others follow this job already, or it runs another version of ddplaunch"
-        raise Unanswered(what) from None
+        raise NoAnswer(what) from None
 
 
 @contextmanager
-def _asked(path: str, question: Question[object], timeout: float) -> Iterator[socket.socket]:
-    """A connection on which ``question`` has been sent, and what goes wrong on it as Unanswered."""
+def _asked(path: str, request: Request[object], timeout: float) -> Iterator[socket.socket]:
+    """A connection on which ``request`` has been sent, and what goes wrong on it as NoAnswer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout)
         try:
             _connect(sock, path, time.monotonic() + timeout)
             if peer_uid(sock) != os.geteuid():
-                raise Unanswered(f"{path} belongs to another user")
-            sock.sendall(encode(question))
+                raise NoAnswer(f"{path} belongs to another user")
+            sock.sendall(encode(request))
             yield sock
         except TimeoutError:
             what = f"{path} does not answer within {timeout:g} s"
-            raise Unanswered(what, "its launcher is suspended, or many others ask it: try again") from None
+            raise NoAnswer(what, "its launcher is suspended, or many others ask it: try again") from None
         except (Garbled, EOFError):
-            raise Unanswered(f"{path} gives no answer that this version of ddplaunch can read") from None
+            raise NoAnswer(f"{path} gives no answer that this version of ddplaunch can read") from None
         except OSError as error:
-            raise Unanswered(f"{path}: {os.strerror(error.errno or 0).lower()}", "the job may have ended") from None
+            raise NoAnswer(f"{path}: {os.strerror(error.errno or 0).lower()}", "the job may have ended") from None
 
 
 def _connect(sock: socket.socket, path: str, until: float) -> None:
@@ -94,11 +94,11 @@ def _connect(sock: socket.socket, path: str, until: float) -> None:
             time.sleep(RETRY)
 
 
-def _answer(sock: socket.socket, question: Question[A], until: float) -> A:
+def _answer(sock: socket.socket, request: Request[A], until: float) -> A:
     (length,) = LENGTH.unpack(_receive(sock, LENGTH.size, until))
     if length > MAX_ANSWER:
         raise Garbled
-    kind: type[A] = question.answers[-1]
+    kind: type[A] = request.answers[-1]
     return decode(_receive(sock, length, until), [kind])
 
 

@@ -1,6 +1,6 @@
 """The door of a running job: a Unix socket on which a client of the same user asks it something.
 
-It waits in the launcher's own loop, and costs nothing while nobody asks. A connection is for one question and its
+It waits in the launcher's own loop, and costs nothing until a client asks. A connection is for one request and its
 answers; how many there are, how long each lasts and what it may hold are bounded, so that no client disturbs the job.
 What may be asked is in ``requests``.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.control.wire import Connection
     from ddplaunch.diagnosis.inspection import Detail, Inspection
-    from ddplaunch.job.requests import Question
+    from ddplaunch.job.requests import Request
     from ddplaunch.job.status import Status
 else:
     Protocol = object
@@ -65,7 +65,7 @@ class ServedJob(Protocol):
 class Asker:
     """A client that has asked something."""
 
-    def __init__(self, door: Door, connection: Connection[Question[object]], job: ServedJob) -> None:
+    def __init__(self, door: Door, connection: Connection[Request[object]], job: ServedJob) -> None:
         self._door, self._connection, self.job = door, connection, job
         self.send, self.finish = connection.send, connection.finish
 
@@ -87,8 +87,8 @@ class Door:
         """``run_id`` is a part of the socket's name, for people."""
         self._loop = loop
         self._job = job
-        self._clients: dict[Connection[Question[object]], Timer] = {}
-        self._leaving: dict[Connection[Question[object]], Callable[[int | None], None]] = {}  # of those who stay
+        self._clients: dict[Connection[Request[object]], Timer] = {}
+        self._leaving: dict[Connection[Request[object]], Callable[[int | None], None]] = {}  # of those who stay
         self._socket: socket.socket | None
         self.path: str | None  # both None where there is no folder for it: the job runs without a door
         self._socket, self.path = listen(run_id)
@@ -119,7 +119,7 @@ class Door:
         """Call it in the next step of the loop, if the door is still open then."""
         self._loop.soon(lambda: callback() if self._socket is not None else None)
 
-    def stay(self, client: Connection[Question[object]], leave: Callable[[int | None], None]) -> None:
+    def stay(self, client: Connection[Request[object]], leave: Callable[[int | None], None]) -> None:
         """Keep a client until the job has ended, or it goes; then call ``leave``."""
         self._leaving[client] = leave
         self._clients[client].cancel()
@@ -138,13 +138,13 @@ class Door:
             sock.close()
             return
         from ddplaunch.control.wire import Connection
-        from ddplaunch.job.requests import questions
+        from ddplaunch.job.requests import all_requests
 
-        client: Connection[Question[object]] = Connection(
+        client: Connection[Request[object]] = Connection(
             self._loop,
             sock,
-            questions(),
-            hear=lambda question: self._answer(client, question),
+            all_requests(),
+            hear=lambda request: self._answer(client, request),
             lost=lambda why: self._part(client),
             max_bytes=MAX_REQUEST,
             max_waiting=MAX_ANSWER,
@@ -157,13 +157,13 @@ class Door:
         if self._socket is not None and len(self._clients) < MAX_CLIENTS:
             self._loop.watch(self._socket.fileno(), self._accept)
 
-    def _answer(self, client: Connection[Question[object]], question: Question[object]) -> None:
+    def _answer(self, client: Connection[Request[object]], request: Request[object]) -> None:
         client.expect(())
-        if question.lasts and len(self._leaving) == MAX_FOLLOWERS:
+        if request.lasts and len(self._leaving) == MAX_FOLLOWERS:
             return client.finish()
-        question.serve(Asker(self, client, self._job))
+        request.serve(Asker(self, client, self._job))
 
-    def _part(self, client: Connection[Question[object]]) -> None:
+    def _part(self, client: Connection[Request[object]]) -> None:
         self._clients.pop(client).cancel()
         if leave := self._leaving.pop(client, None):
             leave(None)

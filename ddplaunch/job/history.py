@@ -84,7 +84,7 @@ def _private(path: str, *, make: bool) -> int:
 
 
 class History:
-    """Keeps one node's share of a run; where there is no place for it, nothing."""
+    """Keeps one node's share of a run, where the user has a home for it."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, suppress
 from typing import BinaryIO
 
 from ddplaunch.job import client, past
-from ddplaunch.job.record import Record
+from ddplaunch.job.record import RunRecord
 from ddplaunch.job.requests.output import ReadOutput
 
 CHUNK = 1 << 16
@@ -36,7 +36,7 @@ def _files(folders: Sequence[str]) -> dict[int, list[str]]:
     return {rank: [path for _, path in sorted(paths)] for rank, paths in sorted(found.items())}
 
 
-def failed(record: Record) -> list[int]:
+def failed(record: RunRecord) -> list[int]:
     """The ranks that failed in the last attempt that did, the first cause first."""
     verdicts = [each.verdict for each in record.attempts if each.verdict] + [record.verdict]
     verdict = next(filter(None, reversed(verdicts)), None)
@@ -64,7 +64,7 @@ def live(path: str, ranks: Sequence[int], *, follow: bool) -> Iterator[tuple[int
 def followed(run: str, path: str, ranks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
     """Give out the log files of these ranks, and what comes into them until the job ends.
 
-    The launcher says when there is more, so nobody has to look again and again.
+    The launcher says when there is more, so the files are not polled.
     """
     folders = _folders(run)
     known = _files(folders)

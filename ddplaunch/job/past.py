@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from ddplaunch.job.history import MAX_RUNS, enter, place
-from ddplaunch.job.record import Fate, Record, read
+from ddplaunch.job.record import Fate, RunRecord, read
 
 MAX_BYTES = 256 << 20  # of all that is kept
 ELSEWHERE = 30 * 86400.0  # seconds after which a run on another machine, of which nothing more came, has ended
@@ -62,7 +62,7 @@ def folder(name: str) -> str:
     return path if os.path.isdir(path) else path.removesuffix(FIRST)
 
 
-def shares(name: str) -> list[Record]:
+def shares(name: str) -> list[RunRecord]:
     """The records of a run, one for each node that kept its own here, node 0 first."""
     with suppress(OSError):
         files = [each for each in os.listdir(folder(name)) if each.startswith("node-") and each.endswith(".jsonl")]
@@ -71,12 +71,12 @@ def shares(name: str) -> list[Record]:
     return []
 
 
-def record(name: str) -> Record | None:
+def record(name: str) -> RunRecord | None:
     """The record of a run: of node 0 where that is here."""
     return next(iter(shares(name)), None)
 
 
-def records() -> Iterator[Record]:
+def records() -> Iterator[RunRecord]:
     """All runs that are kept, the latest first."""
     yield from filter(None, map(record, names()))
 
@@ -89,7 +89,7 @@ def remove(name: str) -> bool:
     return not os.path.lexists(folder(name))
 
 
-def _may_run(share: Record) -> bool:
+def _may_run(share: RunRecord) -> bool:
     here = share.host == os.uname().nodename
     return share.fate is Fate.RUNNING and (here or time.time() - share.began < ELSEWHERE)
 

@@ -41,7 +41,7 @@ MARKS = {
 _ODD = frozenset({Doing.FAILED, Doing.STOPPED, Doing.SILENT, Doing.BLOCKED})  # however many they are
 
 
-class RankLine(NamedTuple):
+class TableRow(NamedTuple):
     """What the table says of a rank."""
 
     rank: RankInspection
@@ -51,7 +51,7 @@ class RankLine(NamedTuple):
     used: Used | None
 
 
-COLUMNS: Mapping[str, Callable[[RankLine], str]] = {
+COLUMNS: Mapping[str, Callable[[TableRow], str]] = {
     "rank": lambda line: str(line.rank.rank),
     "host": lambda line: shown(line.rank.host, 40),
     "pid": lambda line: str(line.rank.pid or ""),
@@ -234,7 +234,7 @@ def _table(seen: Snapshot, ranks: Mapping[int, Doing], limit: int) -> list[Row]:
     for each in chosen:
         point = wait_point(each) if ranks[each.rank] is Doing.WAITING else None
         where = _named(seen.now.inspection, point) if point else ""
-        line = RankLine(each, ranks[each.rank], where, busy.get(each.rank), seen.now.used.get(each.rank))
+        line = TableRow(each, ranks[each.rank], where, busy.get(each.rank), seen.now.used.get(each.rank))
         lines.append(tuple(COLUMNS[head](line) for head in heads))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     styles = ["2", *(MARKS[ranks[each.rank]].style for each in chosen)]

@@ -71,12 +71,12 @@ class LiveScreen(Terminal):
             self._draw_soon()
 
     def page(self, text: str) -> None:
-        """Print a text that somebody asked for, where it can be scrolled back to."""
+        """Print a text that the user asked for, where it can be scrolled back to."""
         self.full_screen(False)
         self._show(self._home, (text if self._colour else _STYLE.sub("", text)).encode(errors="replace"))
 
     def say(self, said: Said, *, of_job: bool = False) -> None:
-        if said.kind is Kind.STACKS:  # somebody has typed Ctrl-\ to see them
+        if said.kind is Kind.STACKS:  # the user has typed Ctrl-\ to see them
             self.full_screen(False)
         super().say(said, of_job=of_job)
 

@@ -246,7 +246,7 @@ def moment(found: InspectedJob) -> Moment:
 
 
 def sentences(inspection: Inspection) -> tuple[str, ...]:
-    """Who waits for whom, if anybody does."""
+    """Who waits for whom, if any rank does."""
     return tuple(sentence(wait, inspection) for wait in waits(inspection))
 
 

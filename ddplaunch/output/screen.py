@@ -206,7 +206,7 @@ class Terminal(Plain):
 
 
 class Waiting:
-    """One wait after the other, each from the first thing told of it until there is nothing to wait for."""
+    """One wait after the other, each from the first word on it until it is over."""
 
     def __init__(self, loop: Loop, show: Callable[[str], None], quiet: float, *, counts: bool) -> None:
         """``show`` gets each line, "" where there is none any more; ``quiet``: seconds of a wait without a line."""
@@ -217,7 +217,7 @@ class Waiting:
         self._timer: Timer | None = None
 
     def tell(self, text: str, waited: float = 0.0) -> None:
-        """Say whom or what we wait for, if it is something new, and have ``waited`` for already; "" ends the wait."""
+        """Say what we wait for, if that is new, and have ``waited`` for already; "" ends the wait."""
         if text == self._text:
             return
         if not self._text:

@@ -23,7 +23,7 @@ class Kind(Enum):
     NOTE = "note", "info"
     WAITING = "waiting", "info"  # for other nodes
     RESTART = "restart", "warning"
-    STACKS = "stacks", "info"  # what the ranks do, as somebody has asked
+    STACKS = "stacks", "info"  # what the ranks do, as the user has asked
     FAILURE = "failure", "error"  # the report
     ERROR = "error", "error"  # what keeps the job from starting
     END = "end", "info"

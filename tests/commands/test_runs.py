@@ -14,7 +14,7 @@ import pytest
 
 from ddplaunch.commands.runs.stop import wait
 from ddplaunch.job import client, past
-from ddplaunch.job.client import Unanswered
+from ddplaunch.job.client import NoAnswer
 from tests.conftest import clean_environment, command, wait_until, write
 from tests.control.test_joining import free_port
 from tests.job.test_history import FAILS, keep, state  # noqa: F401
@@ -231,7 +231,7 @@ def test_wait_for_a_run_that_has_just_closed_its_door(running, monkeypatch):
     def too_late(path: str, question: object) -> None:
         os.unlink(path)
         job.signal(signal.SIGTERM)
-        raise Unanswered(path)
+        raise NoAnswer(path)
 
     monkeypatch.setattr(client, "stream", too_late)
     assert wait.callback(NAME) == job.wait() == 143

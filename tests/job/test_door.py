@@ -17,7 +17,7 @@ import pytest
 
 from ddplaunch.control.wire import encode
 from ddplaunch.job import client, folder
-from ddplaunch.job.client import Unanswered
+from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.door import DEADLINE, MAX_CLIENTS, MAX_REQUEST, Door
 from ddplaunch.job.requests.end import StopJob
 from ddplaunch.job.requests.status import AskStatus
@@ -117,7 +117,7 @@ def test_stop(run, runtime):
     assert job.wait() == 130
     job.assert_nothing_left()
     assert list(runtime.iterdir()) == []
-    with pytest.raises(Unanswered, match="no such file"):
+    with pytest.raises(NoAnswer, match="no such file"):
         client.ask(job.path, AskStatus())
 
 
@@ -222,7 +222,7 @@ def test_a_killed_launcher_leaves_a_socket_that_the_next_one_removes(run):
     job.signal(signal.SIGKILL)
     job.wait()
     assert Path(job.path).exists()
-    with pytest.raises(Unanswered, match="connection refused"):
+    with pytest.raises(NoAnswer, match="connection refused"):
         client.ask(job.path, AskStatus())
     other = run("b")
     assert os.listdir(os.path.dirname(other.path)) == [os.path.basename(other.path)]
@@ -243,7 +243,7 @@ def test_a_launcher_that_is_stopped_is_not_waited_for(run):
     show(job)
     os.kill(job.process.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(Unanswered, match=r"does not answer within 0\.5 s"):
+        with pytest.raises(NoAnswer, match=r"does not answer within 0\.5 s"):
             client.ask(job.path, AskStatus(), 0.5)
     finally:
         os.kill(job.process.pid, signal.SIGCONT)
@@ -309,7 +309,7 @@ def test_more_than_it_takes_at_a_time(run):
             sock.connect(job.path)
         except BlockingIOError:
             break
-    with pytest.raises(Unanswered) as raised:
+    with pytest.raises(NoAnswer) as raised:
         client.ask(job.path, AskStatus(), 0.2)
     assert "does not answer within 0.2 s" in raised.value.message
     assert "many others ask it" in (raised.value.hint or "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddplaunch.job import client
-from ddplaunch.job.client import Unanswered
+from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.door import MAX_FOLLOWERS
 from ddplaunch.job.requests.output import MAX_WAITING, Printed, ReadOutput
 from ddplaunch.job.requests.status import AskStatus
@@ -61,7 +61,7 @@ def test_only_so_many_may_follow(job, tmp_path):
     followers = [client.stream(path, ReadOutput(follow=True)) for _ in range(MAX_FOLLOWERS)]
     for each in followers:
         next(each)
-    with pytest.raises(Unanswered, match="others follow this job already"):
+    with pytest.raises(NoAnswer, match="others follow this job already"):
         next(client.stream(path, ReadOutput(follow=True)))
     assert client.ask(path, AskStatus()).world_size == 2, "others are still answered"
     followers.pop().close()
@@ -70,7 +70,7 @@ def test_only_so_many_may_follow(job, tmp_path):
         try:
             followers.append(client.stream(path, ReadOutput(follow=True)))
             next(followers[-1])
-        except Unanswered:
+        except NoAnswer:
             return False
         return True
 

@@ -13,7 +13,8 @@ from tests.conftest import clean_environment
 
 REQUEST = """
 from ddplaunch.dataclass import dataclass
-from ddplaunch.job.requests import Asker, Question
+from ddplaunch.job.door import Asker
+from ddplaunch.job.requests import Request
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class CountRanks(Question[Counted]):
+class CountRanks(Request[Counted]):
     answers = (Counted,)
 
     def serve(self, asker: Asker) -> None:

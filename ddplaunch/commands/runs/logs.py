@@ -23,7 +23,7 @@ from ddplaunch.queue.step import relay
 from ddplaunch.queue.submitted import Submitted
 from ddplaunch.queue.table import scheduler_of
 
-MAX_LINE = 1 << 20  # bytes, of which a longer line is made two
+MAX_LINE = 1 << 20  # bytes; a longer line is cut into two
 
 
 @click.command()
@@ -73,7 +73,7 @@ def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> 
         what = f"job {which.typed} has ended, and what each of its ranks printed is not kept on this machine"
         raise LaunchError(what, f"ddplaunch logs {which.typed} prints its log")
     files = job.files(which.index)
-    if not (files[0] and os.path.exists(files[0])):  # else nobody needs to be asked
+    if not (files[0] and os.path.exists(files[0])):  # else the scheduler need not be asked
         seen = standing(job, which)
         files = seen.log, seen.errors
         if seen.waits and not follow:

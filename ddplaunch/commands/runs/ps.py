@@ -16,10 +16,10 @@ from ddplaunch.commands.runs.jobs import LATELY, RECENT, QueuedJob, standings
 from ddplaunch.console import colour_wanted
 from ddplaunch.console.table import table
 from ddplaunch.job import client, past
-from ddplaunch.job.client import Unanswered
-from ddplaunch.job.record import Fate, Record
+from ddplaunch.job.client import NoAnswer
+from ddplaunch.job.record import Fate, RunRecord
 from ddplaunch.job.requests.inspection import AskInspection, InspectedJob
-from ddplaunch.job.runs import Running, known
+from ddplaunch.job.runs import RunningJob, known
 from ddplaunch.job.status import Status
 from ddplaunch.words import span
 
@@ -64,20 +64,20 @@ class SeenJob(NamedTuple):
     """A running job, as it stands."""
 
     run: str
-    job: Running
+    job: RunningJob
     status: Status | None  # None where its launcher does not answer
     rate: float | None  # collectives a second; None where it is not known
 
 
-def inspect_all(jobs: Mapping[str, Running]) -> Callable[[], list[SeenJob]]:
+def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[SeenJob]]:
     """Inspect all of these jobs at once, twice each; return what waits for the answers.
 
     The caller has something else to do meanwhile.
     """
     found: dict[str, dict[int, InspectedJob]] = {run: {} for run in jobs}
 
-    def inspect(run: str, job: Running, number: int) -> None:
-        with suppress(Unanswered):
+    def inspect(run: str, job: RunningJob, number: int) -> None:
+        with suppress(NoAnswer):
             time.sleep(BETWEEN * number)
             found[run][number] = client.ask(job.path, AskInspection(), PATIENCE)
 
@@ -97,7 +97,7 @@ def inspect_all(jobs: Mapping[str, Running]) -> Callable[[], list[SeenJob]]:
     return answers
 
 
-def _seen(run: str, job: Running, first: InspectedJob | None, second: InspectedJob | None) -> SeenJob:
+def _seen(run: str, job: RunningJob, first: InspectedJob | None, second: InspectedJob | None) -> SeenJob:
     last = second or first
     return SeenJob(run, job, last.status if last else None, rate(first, second) if first and second else None)
 
@@ -121,7 +121,9 @@ def _entered(looked: InspectedJob) -> dict[int, int]:
     }
 
 
-def render(running: Sequence[SeenJob], jobs: Sequence[QueuedJob], ended: Sequence[Record], now: float) -> Iterator[str]:
+def render(
+    running: Sequence[SeenJob], jobs: Sequence[QueuedJob], ended: Sequence[RunRecord], now: float
+) -> Iterator[str]:
     """The lines of ``ddplaunch ps``, with ANSI styles; ``now`` in seconds since the epoch."""
     if running:
         heads = ("RUN", "STATE", "AGE", "RANKS", "COLLECTIVES/S", "PID", "TARGET")
@@ -158,13 +160,13 @@ def _job_row(each: QueuedJob, now: float) -> tuple[str, ...]:
     return job.number, since, str(job.nodes), ranks, _rate(each.rate), _short(job.target), words
 
 
-def _ended_row(record: Record, now: float) -> tuple[str, ...]:
+def _ended_row(record: RunRecord, now: float) -> tuple[str, ...]:
     lasted = "-" if record.ended is None else span(record.ended - record.began)
     since = "-" if record.ended is None else f"{span(now - record.ended)} ago"
     return record.run, state(record), since, lasted, str(record.world_size), _short(record.target)
 
 
-def state(record: Record) -> str:
+def state(record: RunRecord) -> str:
     """What has become of a run, in a word or two: "done", "failed (1)"."""
     return f"{record.fate.value} ({record.code})" if record.fate is Fate.FAILED else record.fate.value
 
@@ -197,7 +199,7 @@ def submitted_json(each: QueuedJob) -> dict[str, object]:
     return {**told, "target": each.job.target}
 
 
-def ended_json(record: Record) -> dict[str, object]:
+def ended_json(record: RunRecord) -> dict[str, object]:
     """A run that has ended as ``ps --json`` has it."""
     last = record.attempts[-1] if record.attempts else None
     told = {**_FIELDS, "run": record.run, "state": record.fate.value, "pid": record.pid}

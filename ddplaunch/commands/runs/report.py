@@ -13,7 +13,7 @@ from ddplaunch.commands.runs.page import write_page
 from ddplaunch.console import colour_wanted
 from ddplaunch.errors import LaunchError, UsageError, shown
 from ddplaunch.job import logs, past, runs
-from ddplaunch.job.record import Record, to_json
+from ddplaunch.job.record import RunRecord, to_json
 from ddplaunch.queue.meant import index_of, job_meant, kept_run, one_of, run_of, running, standing
 from ddplaunch.queue.step import relay
 from ddplaunch.queue.submitted import Submitted
@@ -75,7 +75,7 @@ def _of_job(job: Submitted, word: str, as_json: bool, html: str | None) -> str |
     return relay(job, there, ["report", run_of(job, there), *(["--json"] if as_json else [])])
 
 
-def _output(run: str, record: Record) -> str | None:
+def _output(run: str, record: RunRecord) -> str | None:
     """Where what the ranks printed is."""
     if record.log_dir:
         return f"output: ddplaunch logs {run}, or {shown(record.log_dir)}"

@@ -10,15 +10,14 @@ import click
 from ddplaunch.commands.runs.newest import newest_here
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
 from ddplaunch.job import client, past, runs
-from ddplaunch.job.client import Unanswered
+from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.process import born, ended
 from ddplaunch.job.requests.end import AwaitEnd, StopJob
 from ddplaunch.job.requests.status import AskStatus
-from ddplaunch.job.runs import Running
+from ddplaunch.job.runs import RunningJob
 from ddplaunch.job.status import RankState
-from ddplaunch.queue import scheduler as queues
 from ddplaunch.queue.meant import asked, forgotten, index_of, job_meant, standing
-from ddplaunch.queue.scheduler import JobId
+from ddplaunch.queue.scheduler import JobId, Unanswered
 from ddplaunch.queue.submitted import Submitted
 from ddplaunch.queue.table import scheduler_of
 from ddplaunch.words import counted
@@ -72,19 +71,19 @@ def _cancel(job: Submitted, word: str, now: bool) -> None:
             time.sleep(LOOK_EVERY)
         words = seen.words
     except LaunchError as error:
-        if isinstance(error, queues.Unanswered):
+        if isinstance(error, Unanswered):
             raise
         words = forgotten(job, which.index)  # as PBS does at once, by default
     click.echo(f"job {which.typed} {words}", err=True)
 
 
-def _await(job: Running) -> None:
+def _await(job: RunningJob) -> None:
     """Wait for the end of its launcher, and say how many ranks are left as that changes."""
     said = -1
     while not ended(job.pid, LOOK_EVERY):
         try:
             left = sum(each.state is RankState.RUNNING for each in client.ask(job.path, AskStatus(), LOOK_EVERY).ranks)
-        except Unanswered:
+        except NoAnswer:
             continue
         if left and left != said:
             click.echo(f"waiting for {counted(left, 'rank')}; --now kills what is left", err=True)
@@ -105,7 +104,7 @@ def wait(run: str | None) -> int:
         try:
             over = next(client.stream(job.path, AwaitEnd()), None)
             code = over.code if over else None
-        except Unanswered:
+        except NoAnswer:
             if os.path.exists(job.path):  # else it is about to end, and has closed its door
                 raise
         ended(job.pid)

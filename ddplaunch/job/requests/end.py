@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ddplaunch.dataclass import dataclass
-from ddplaunch.job.requests import Asker, Question
+from ddplaunch.job.door import Asker
+from ddplaunch.job.requests import Request
 from ddplaunch.job.status import Status
 
 
@@ -13,7 +14,7 @@ class Stopping:
 
 
 @dataclass(frozen=True)
-class StopJob(Question[Stopping]):
+class StopJob(Request[Stopping]):
     """End the job; ``now``: without the grace, and what has not ended then is killed."""
 
     now: bool = False
@@ -34,7 +35,7 @@ class Over:
 
 
 @dataclass(frozen=True)
-class AwaitEnd(Question[Over]):
+class AwaitEnd(Request[Over]):
     """Answer with the status, then when the job has ended."""
 
     answers = (Status, Over)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ddplaunch.dataclass import dataclass
 from ddplaunch.diagnosis.inspection import Detail, Inspection
-from ddplaunch.job.requests import Asker, Question
+from ddplaunch.job.door import Asker
+from ddplaunch.job.requests import Request
 from ddplaunch.job.status import Status
 
 
@@ -17,7 +18,7 @@ class InspectedJob:
 
 
 @dataclass(frozen=True)
-class AskInspection(Question[InspectedJob]):
+class AskInspection(Request[InspectedJob]):
     """Answer with what all ranks are doing now.
 
     To find out which are slow (``PACE``) takes some time of each rank, so ask that every 10 s at most.

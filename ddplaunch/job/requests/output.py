@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ddplaunch.dataclass import dataclass
-from ddplaunch.job.requests import Asker, Question
+from ddplaunch.job.door import Asker
+from ddplaunch.job.requests import Request
 from ddplaunch.job.status import Status
 
 MAX_WAITING = 1 << 20  # bytes that a client has not read yet, over which it misses what comes
@@ -20,7 +21,7 @@ class Printed:
 
 
 @dataclass(frozen=True)
-class ReadOutput(Question[Printed]):
+class ReadOutput(Request[Printed]):
     """Answer with the status, then what these ranks of this node printed last; ``follow``: and what they then print.
 
     None are all ranks.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ddplaunch.dataclass import dataclass
-from ddplaunch.job.requests import Asker, Question
+from ddplaunch.job.door import Asker
+from ddplaunch.job.requests import Request
 from ddplaunch.job.status import Status
 
 
 @dataclass(frozen=True)
-class AskStatus(Question[Status]):
+class AskStatus(Request[Status]):
     """Answer with the status."""
 
     answers = (Status,)

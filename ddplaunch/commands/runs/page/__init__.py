@@ -10,7 +10,7 @@ from ddplaunch.commands.runs.page import sections, timeline
 from ddplaunch.commands.runs.page.markup import STYLE, Markup, tag
 from ddplaunch.commands.runs.page.run import PageRun
 from ddplaunch.errors import UsageError, shown
-from ddplaunch.job.record import Record
+from ddplaunch.job.record import RunRecord
 
 STDOUT = "-"
 
@@ -18,10 +18,10 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """What a browser may load: nothing. So no text of a rank can become a program, whatever it holds."""
 
 
-def page(shares: Sequence[Record]) -> str:
+def page(shares: Sequence[RunRecord]) -> str:
     """Return the page of a run, from the records of its nodes as far as they are here, node 0's first."""
     run = PageRun.of(shares)
-    well = run.first.code == 0  # what ranks were doing in the midst of it is not what people look for
+    well = run.first.code == 0  # what ranks were doing meanwhile is then of less interest
     parts = (
         sections.failure(run),
         *([timeline.section(run)] if well else []),
@@ -44,7 +44,7 @@ def page(shares: Sequence[Record]) -> str:
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def write_page(shares: Sequence[Record], file: str) -> None:
+def write_page(shares: Sequence[RunRecord], file: str) -> None:
     """Write the page of a run from the records of its nodes; a file that is there already is replaced.
 
     Raises:

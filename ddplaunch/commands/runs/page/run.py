@@ -10,7 +10,7 @@ from enum import Enum
 from ddplaunch.control.failure import Verdict, describe_end, signal_name
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_TIMEOUT
-from ddplaunch.job.record import RankRecord, Record
+from ddplaunch.job.record import RankRecord, RunRecord
 
 
 class RankEnd(Enum):
@@ -19,7 +19,7 @@ class RankEnd(Enum):
     WELL = "well"
     FAILED = "failed"  # first, or in the same way
     FELL = "fell"  # after that, or because it had waited for another
-    STOPPED = "stopped"  # by us, or by somebody else
+    STOPPED = "stopped"  # by us, or from outside
     RUNNING = "running"
     UNKNOWN = "unknown"
 
@@ -59,15 +59,15 @@ class PageAttempt:
 class PageRun:
     """All that is known of a run; times in seconds since the epoch."""
 
-    first: Record  # node 0's, or that of the lowest node whose record is here
-    shares: tuple[Record, ...]
+    first: RunRecord  # node 0's, or that of the lowest node whose record is here
+    shares: tuple[RunRecord, ...]
     tries: tuple[PageAttempt, ...]
     began: float
     ended: float  # the last moment that is known, where it has not ended
     verdict: Verdict | None
 
     @classmethod
-    def of(cls, shares: Sequence[Record]) -> PageRun:
+    def of(cls, shares: Sequence[RunRecord]) -> PageRun:
         """Put the records of a run's nodes together; there is at least one."""
         began = min(each.began for each in shares)
         ended = max((each.ended for each in shares if each.ended), default=0.0) or max(map(_last_moment, shares))
@@ -81,7 +81,7 @@ class PageRun:
         return self.first.run
 
 
-def _try(shares: Sequence[Record], number: int, ended: float) -> PageAttempt:
+def _try(shares: Sequence[RunRecord], number: int, ended: float) -> PageAttempt:
     parts = [each for share in shares for each in share.attempts if each.number == number]
     verdict = next((each.verdict for each in parts if each.verdict), None)
     failures = {each.rank: each for each in (verdict.first, *verdict.others)} if verdict else {}
@@ -114,7 +114,7 @@ def _end(rank: RankRecord, verdict: Verdict | None) -> RankEnd:
     return RankEnd.WELL if rank.code == 0 else RankEnd.STOPPED
 
 
-def _last_moment(record: Record) -> float:
+def _last_moment(record: RunRecord) -> float:
     """The last that is known of a run whose end is not: now, if it runs here."""
     if record.fate.value == "running":
         return time.time()

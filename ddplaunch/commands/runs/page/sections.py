@@ -96,7 +96,7 @@ def inspections(run: PageRun) -> Iterator[Markup]:
     found = sorted((each for share in run.shares for each in share.inspections), key=lambda each: each.moment)
     for number, each in enumerate(found):
         when = f"after {span(each.moment - run.began)}"
-        waited = waits(each) or run.verdict is None  # else those who waited may have ended: the headline tells of it
+        waited = waits(each) or run.verdict is None  # else the ranks that waited may have ended: the headline tells why
         said = [tag("ul", *(tag("li", text) for text in sentences(each)), class_="waits")] if waited else []
         title = tag("h2", "What the ranks were doing, ", tag("span", when, class_="dim"))
         told = (tag("p", note, class_="dim") for note in notes_on(each))
