@@ -1,7 +1,5 @@
 """The page of a run: complete, harmless whatever a user has named, and good to read in a real browser."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -1,7 +1,5 @@
 """``ddplaunch report --html FILE``, typed."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

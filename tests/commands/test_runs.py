@@ -1,7 +1,5 @@
 """The commands for runs, typed: ps, logs, stop, wait, report, clean."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

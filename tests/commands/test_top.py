@@ -1,7 +1,5 @@
 """``ddplaunch top``: looking at a running job from another terminal, which it must not notice."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Records of runs that never were, for the page: as ``job/record.py`` has them."""
 
-from __future__ import annotations
-
 from ddplaunch.control.failure import Failure, Verdict
 from ddplaunch.diagnosis.inspection import (
     Collective,

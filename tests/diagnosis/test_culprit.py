@@ -1,7 +1,5 @@
 """Whom a failure report names where all that failed had only waited."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Who is slow: found where a rank is, said of nobody where none is, as exact as the clocks are."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """What counts as a stall, and what only looks like one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The sentences that a user reads, for real hangs and for what could not be captured."""
 
-from __future__ import annotations
-
 import random
 import time
 from dataclasses import replace

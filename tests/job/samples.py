@@ -1,7 +1,5 @@
 """A plan of ranks that sleep, for what is folded from its events."""
 
-from __future__ import annotations
-
 from ddplaunch.plan.layout import Node, Rank
 from ddplaunch.plan.plan import Plan
 from ddplaunch.target.target import Kind, Target

@@ -1,7 +1,5 @@
 """Asking a running job, as its own user, as another, and as an attacker."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

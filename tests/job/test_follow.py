@@ -1,7 +1,5 @@
 """Following what ranks print, and waiting for a job's end, at the door of a real run and of one that plays tricks."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddplaunch.job import client

@@ -1,7 +1,5 @@
 """What is kept of a run: by a real one, in the user's folder, whatever is in its way."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

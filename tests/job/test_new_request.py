@@ -1,7 +1,5 @@
 """A new request to a running job is its file, a command and its line: a toy one, added to a copy of the package."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

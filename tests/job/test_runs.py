@@ -1,7 +1,5 @@
 """Which run a word means."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The status of a job, folded from its events."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

@@ -1,7 +1,5 @@
 """The live view's frames, drawn from made-up looks."""
 
-from __future__ import annotations
-
 import signal
 import time
 from dataclasses import replace

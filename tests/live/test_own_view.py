@@ -1,7 +1,5 @@
 """The live view below a run's own output (``run --ui``), as a person at a terminal sees it."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
