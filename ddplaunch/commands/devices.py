@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import Any, Literal, TextIO
 
 import click
 
@@ -20,9 +20,6 @@ from ddplaunch.devices.visible import Visible, visible_gpus
 from ddplaunch.plan.cpulist import format_cpulist
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance
 from ddplaunch.words import counted, size
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 GIB = 1 << 30
 
@@ -239,6 +236,7 @@ def _plain_text(hardware: Hardware, visible: Visible) -> str:
 
 
 def _write_table(hardware: Hardware, visible: Visible, out: TextIO) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -246,8 +244,16 @@ def _write_table(hardware: Hardware, visible: Visible, out: TextIO) -> None:
     console = Console(file=out, highlight=False)
     console.print(Text(_cpu_line(hardware.cpu)))
     if hardware.gpus:
+        columns, rows = _fitting(_rows(hardware, visible), console.width)
+        tight = not _fits(columns, rows, console.width)
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True, pad_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(column.title, justify=column.justify, no_wrap=not (column.wraps or tight), overflow="fold")
+        for row in rows:
+            dimmed = "dim" if row.torch == HIDDEN else None
+            table.add_row(*(Text(getattr(row, column.field), style=dimmed or column.style) for column in columns))
         console.print()
-        console.print(_table(_rows(hardware, visible), console.width))
+        console.print(table)
         console.print()
     console.print(Text(_gpu_line(hardware, visible)))
     notes = Table.grid(padding=(0, 1))
@@ -257,12 +263,8 @@ def _write_table(hardware: Hardware, visible: Visible, out: TextIO) -> None:
         console.print(notes)
 
 
-def _table(rows: list[DeviceRow], width: int) -> Table:
-    """Lay the rows out with all columns that have something to say and fit into this many characters."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
+def _fitting(rows: list[DeviceRow], width: int) -> tuple[list[Column], list[DeviceRow]]:
+    """The rows with all columns that have something to say, less those dispensable that do not fit into the width."""
     columns = [column for column in COLUMNS if any(getattr(row, column.field) for row in rows)]
     for dispensable in DISPENSABLE:
         if _fits(columns, rows, width):
@@ -270,14 +272,7 @@ def _table(rows: list[DeviceRow], width: int) -> Table:
         columns = [column for column in columns if column.field != dispensable]
         if dispensable == "uuid":
             rows = [replace(row, name=_short_mig_name(row)) for row in rows]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True, pad_edge=False, header_style="bold")
-    tight = not _fits(columns, rows, width)
-    for column in columns:
-        table.add_column(column.title, justify=column.justify, no_wrap=not (column.wraps or tight), overflow="fold")
-    for row in rows:
-        dimmed = "dim" if row.torch == HIDDEN else None
-        table.add_row(*(Text(getattr(row, column.field), style=dimmed or column.style) for column in columns))
-    return table
+    return columns, rows
 
 
 def _fits(columns: list[Column], rows: list[DeviceRow], width: int) -> bool:
