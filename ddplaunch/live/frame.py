@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from ddplaunch.devices.gpu_usage import GpuUsage
@@ -13,6 +14,7 @@ from ddplaunch.errors import shown
 from ddplaunch.job.status import State
 from ddplaunch.live.rows import Row, Span, cut, flow, wrap
 from ddplaunch.live.state import Doing, Snapshot, WaitPoint, all_doing, rate, wait_point, work
+from ddplaunch.words import runs
 
 FOOTER = 6  # rows at most below the log
 _BLOCK = 8  # cells between two gaps
@@ -195,7 +197,8 @@ def cells(ranks: Mapping[int, Doing], limit: int, most: int) -> list[Row]:
         row = [Span(f"{parts[at][0]:>{label}} ", "2")]
         for block in range(at, min(at + each_row, len(marks)), _BLOCK):
             row += [Span(" ")] * (block > at)
-            row += _runs(marks[block : block + _BLOCK])
+            alike = ((MARKS[what], len(list(run))) for what, run in groupby(marks[block : block + _BLOCK]))
+            row += [Span(mark.text * count, mark.style) for mark, count in alike]
         rows.append(cut(tuple(row), limit))
     return rows
 
@@ -211,17 +214,6 @@ def _scale(ranks: Mapping[int, Doing], limit: int, most: int) -> list[Row]:
     if len(ranks) < 2 or most < 1 or (together := _grid(sorted(ranks), limit, most)[2]) == 1:
         return []
     return [(Span(f"(a cell is {together} ranks)", "2"),)]
-
-
-def _runs(marks: Iterable[Doing]) -> list[Span]:
-    spans: list[Span] = []
-    for what in marks:
-        mark = MARKS[what]
-        if spans and spans[-1].style == mark.style and spans[-1].text[0] == mark.text:
-            spans[-1] = Span(spans[-1].text + mark.text, mark.style)
-        else:
-            spans.append(Span(mark.text, mark.style))
-    return spans
 
 
 def _table(seen: Snapshot, ranks: Mapping[int, Doing], limit: int) -> list[Row]:
@@ -244,14 +236,9 @@ def _table(seen: Snapshot, ranks: Mapping[int, Doing], limit: int) -> list[Row]:
 
 def named_ranks(ranks: Sequence[int]) -> str:
     """Ranks as runs: "rank 3", "ranks 0-6, 8"."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    named = [f"{first}-{last}" if last > first else str(first) for first, last in runs[:_NAMED]]
-    more = f" and {sum(last - first + 1 for first, last in runs[_NAMED:])} more" if len(runs) > _NAMED else ""
+    found = runs(ranks)
+    named = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found[:_NAMED]]
+    more = f" and {sum(map(len, found[_NAMED:]))} more" if len(found) > _NAMED else ""
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(named)}{more}"
 
 
