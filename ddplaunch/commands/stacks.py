@@ -17,7 +17,7 @@ from ddplaunch.diagnosis.grouping import grouped
 from ddplaunch.diagnosis.inspection import Detail, Inspection, RankInspection
 from ddplaunch.errors import UsageError
 from ddplaunch.job import client
-from ddplaunch.job.requests.inspection import AskInspection
+from ddplaunch.job.requests.inspection import InspectJob
 from ddplaunch.job.runs import running
 from ddplaunch.queue.meant import job_meant, one_of, run_of
 from ddplaunch.queue.meant import running as runs_there
@@ -44,7 +44,7 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
         )
     more = [word for word, wanted in (("--native", native), ("--locals", with_locals)) if wanted]
     tool = _py_spy(more[0]) if more else ""
-    inspection = client.ask(running(run).path, AskInspection(Detail.WAITS)).inspection
+    inspection = client.ask(running(run).path, InspectJob(Detail.WAITS)).inspection
     told = {rank.rank: _dump(tool, rank.pid, more) for rank in _examples(inspection)} if more else {}
     if as_json:
         found = to_json(inspection)

@@ -22,8 +22,8 @@ from ddplaunch.errors import EXIT_SIGNAL
 from ddplaunch.job import client, runs
 from ddplaunch.job.door import MAX_ANSWER
 from ddplaunch.job.requests import Request
-from ddplaunch.job.requests.inspection import AskInspection, InspectedJob
-from ddplaunch.job.requests.output import Printed, ReadOutput
+from ddplaunch.job.requests.inspection import InspectJob, JobInspected
+from ddplaunch.job.requests.output import Printed, TailRanks
 from ddplaunch.job.status import Status
 from ddplaunch.live.frame import frame
 from ddplaunch.live.rows import plain
@@ -76,9 +76,9 @@ def _as_json(seen: Snapshot) -> dict[str, object]:
 
 def _snapshot(path: str, chosen: str) -> Snapshot:
     """Inspect it twice, for what happens in a second; the second time closely."""
-    before = moment(client.ask(path, AskInspection()))
+    before = moment(client.ask(path, InspectJob()))
     time.sleep(BETWEEN)
-    now = moment(client.ask(path, AskInspection(Detail.WAITS)))
+    now = moment(client.ask(path, InspectJob(Detail.WAITS)))
     same = before.status.attempt == now.status.attempt
     return Snapshot(now, before if same else None, sentences=sentences(now.inspection), chosen=chosen)
 
@@ -91,13 +91,13 @@ class JobAtDoor:
         self._loop, self._path, self._lost = loop, path, lost
         self._status: Status | None = None
 
-    def inspect(self, detail: Detail, answer: Callable[[InspectedJob], None]) -> None:
+    def inspect(self, detail: Detail, answer: Callable[[JobInspected], None]) -> None:
         def hear(found: object) -> None:
-            if isinstance(found, InspectedJob):
+            if isinstance(found, JobInspected):
                 self._status = found.status
                 answer(found)
 
-        self._ask(AskInspection(detail), hear, lambda: None)
+        self._ask(InspectJob(detail), hear, lambda: None)
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         said = bytearray()
@@ -106,7 +106,7 @@ class JobAtDoor:
             if isinstance(piece, Printed):
                 said.extend(piece.data)
 
-        self._ask(ReadOutput((rank,)), hear, lambda: answer(last_lines(rank, bytes(said))))
+        self._ask(TailRanks((rank,)), hear, lambda: answer(last_lines(rank, bytes(said))))
 
     def failures(self, answer: Callable[[str], None]) -> None:
         answer(failures_text(self._status) if self._status else "")

@@ -187,7 +187,7 @@ BOUNDS: Mapping[str, Check] = {
     "Group.ranks": _each(_COUNT),
     **dict.fromkeys(("silent", "Inspection.pace"), _each(_line)),
     **dict.fromkeys(("condition", "own", "answers", "moved", "alone", "node_only", "detail"), _as_it_is),
-    "ReadOutput.ranks": _each(_COUNT),
+    "TailRanks.ranks": _each(_COUNT),
     "missed": _number(0, 1 << 62),
     **dict.fromkeys(("follow", "data"), _as_it_is),
     # what is kept of a run

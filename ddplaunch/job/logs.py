@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from ddplaunch.job import client, past
 from ddplaunch.job.record import RunRecord
-from ddplaunch.job.requests.output import ReadOutput
+from ddplaunch.job.requests.output import TailRanks
 
 CHUNK = 1 << 16
 
@@ -55,7 +55,7 @@ def stored(paths: Mapping[int, Sequence[str]], ranks: Sequence[int]) -> Iterator
 
 def live(path: str, ranks: Sequence[int], *, follow: bool) -> Iterator[tuple[int, bytes]]:
     """Give out what a launcher has in memory of these ranks' output; ``follow``: and what they print, to the end."""
-    for piece in client.stream(path, ReadOutput(tuple(ranks), follow)):
+    for piece in client.stream(path, TailRanks(tuple(ranks), follow)):
         if piece.missed:
             yield piece.rank, f"\n… {piece.missed} bytes left out: they came faster than they were read …\n".encode()
         yield piece.rank, piece.data
@@ -72,7 +72,7 @@ def followed(run: str, path: str, ranks: Sequence[int]) -> Iterator[tuple[int, b
         reading = {rank: stack.enter_context(closing(_Growing())) for rank in ranks or known}
         for rank, growing in reading.items():
             yield from ((rank, data) for data in growing.read(known.get(rank, [])[-1:]))
-        for piece in client.stream(path, ReadOutput(tuple(ranks), follow=True)):
+        for piece in client.stream(path, TailRanks(tuple(ranks), follow=True)):
             if piece.rank not in reading:
                 reading[piece.rank] = stack.enter_context(closing(_Growing()))
             now = _files(folders).get(piece.rank, [])

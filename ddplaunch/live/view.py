@@ -17,7 +17,7 @@ from ddplaunch.diagnosis.sentences import sentence
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.errors import harmless
 from ddplaunch.job.door import ServedJob
-from ddplaunch.job.requests.inspection import InspectedJob
+from ddplaunch.job.requests.inspection import JobInspected
 from ddplaunch.job.status import State, Status
 from ddplaunch.live.frame import MARKS, frame, screenful
 from ddplaunch.live.keyboard import BACKSPACE, ENTER, ESCAPE
@@ -39,7 +39,7 @@ _DIGITS = frozenset("0123456789")
 class ViewedJob(Protocol):
     """What is shown. Each answer comes later, or never where the job has ended."""
 
-    def inspect(self, detail: Detail, answer: Callable[[InspectedJob], None]) -> None: ...
+    def inspect(self, detail: Detail, answer: Callable[[JobInspected], None]) -> None: ...
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         """The last lines of a rank."""
@@ -91,7 +91,7 @@ class LiveView:
             self._now = replace(self._now, status=status)
             self._screen.refresh()
 
-    def hear(self, found: InspectedJob) -> None:
+    def hear(self, found: JobInspected) -> None:
         """Show the answer to an inspection."""
         self._asked, self._note = 0.0, ""
         if self._over:
@@ -99,11 +99,11 @@ class LiveView:
         if self._now is not None:
             self._before = self._now if self._now.status.attempt == found.status.attempt else None
         inspection = steady(found.inspection, self._before.inspection if self._before else None)
-        self._now = moment(InspectedJob(found.status, inspection))
+        self._now = moment(JobInspected(found.status, inspection))
         self._judge(inspection)
         self._screen.refresh()
 
-    def _hear_pace(self, found: InspectedJob) -> None:
+    def _hear_pace(self, found: JobInspected) -> None:
         self._pace = found.inspection.pace
 
     def _judge(self, inspection: Inspection) -> None:
@@ -223,8 +223,8 @@ class OwnView:
         self._view.close()
         self._screen.close()
 
-    def inspect(self, detail: Detail, answer: Callable[[InspectedJob], None]) -> None:
-        self._job.inspect(detail, lambda inspection: answer(InspectedJob(self._job.status(), inspection)))
+    def inspect(self, detail: Detail, answer: Callable[[JobInspected], None]) -> None:
+        self._job.inspect(detail, lambda inspection: answer(JobInspected(self._job.status(), inspection)))
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         answer(last_lines(rank, self._job.printed(rank)))
@@ -238,7 +238,7 @@ class OwnView:
         self._screen.end()
 
 
-def moment(found: InspectedJob) -> Moment:
+def moment(found: JobInspected) -> Moment:
     """Add to an answer what the ranks of this machine use."""
     pids = {rank.rank: rank.pid for rank in found.status.ranks if rank.pid and rank.code is None}
     used = {rank: used for rank, pid in pids.items() if (used := used_by(pid))}

@@ -10,7 +10,7 @@ import pytest
 from ddplaunch.agent import job
 from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.job.client import ask
-from ddplaunch.job.requests.inspection import AskInspection
+from ddplaunch.job.requests.inspection import InspectJob
 from tests.conftest import wait_until, write
 from tests.control.test_joining import free_port
 from tests.impatient import impatient
@@ -41,7 +41,7 @@ SENTENCE = re.compile(
     r"(\d+) ms late in the median: (\d+) % of that time waited for it\n"
 )
 
-PACE = AskInspection(Detail.PACE)
+PACE = InspectJob(Detail.PACE)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_a_running_job_says_who_is_slow(start, tmp_path, short):
         wait_until(lambda folder=folder: [*folder.glob("*")], "a door")
         (door,) = map(str, folder.iterdir())
         wait_until(lambda door=door: "rank 1 arrived last in" in "".join(ask(door, PACE).inspection.pace), "it")
-        found = ask(door, AskInspection()).inspection
+        found = ask(door, InspectJob()).inspection
         assert found.pace == ()
         assert len(found.ranks) == 2
     jobs[0].signal(signal.SIGINT)

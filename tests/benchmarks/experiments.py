@@ -444,7 +444,7 @@ def _stacks(size: Size) -> Experiment:
     from ddplaunch.diagnosis.inspection import Detail
     from ddplaunch.job import client
     from ddplaunch.job.folder import doors
-    from ddplaunch.job.requests.inspection import AskInspection
+    from ddplaunch.job.requests.inspection import InspectJob
 
     def asked(ranks: int) -> Values:
         waiting = {"BENCH_ABSENT": "1"}
@@ -452,7 +452,7 @@ def _stacks(size: Size) -> Experiment:
             job.until("held", ranks)
             (door,) = [path for path in doors() if path.endswith(f".{job.pid}")]
             began = time.monotonic()
-            found = client.ask(door, AskInspection(Detail.WAITS)).inspection
+            found = client.ask(door, InspectJob(Detail.WAITS)).inspection
             seconds = time.monotonic() - began
             if not all(rank.threads for rank in found.ranks):
                 raise Failed("a rank without a stack")

@@ -5,7 +5,7 @@ import pytest
 from ddplaunch.job import client
 from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.door import MAX_FOLLOWERS
-from ddplaunch.job.requests.output import MAX_WAITING, Printed, ReadOutput
+from ddplaunch.job.requests.output import MAX_WAITING, Printed, TailRanks
 from ddplaunch.job.requests.status import AskStatus
 from tests.conftest import wait_until, write
 from tests.job.test_door import door
@@ -39,13 +39,13 @@ def printed(pieces) -> dict[int, str]:
 
 
 def test_what_is_in_memory(job):
-    assert printed(client.stream(door(job), ReadOutput())) == {0: "begun 0\n", 1: "begun 1\n"}
-    assert printed(client.stream(door(job), ReadOutput((1,)))) == {1: "begun 1\n"}
-    assert printed(client.stream(door(job), ReadOutput((7,)))) == {}
+    assert printed(client.stream(door(job), TailRanks())) == {0: "begun 0\n", 1: "begun 1\n"}
+    assert printed(client.stream(door(job), TailRanks((1,)))) == {1: "begun 1\n"}
+    assert printed(client.stream(door(job), TailRanks((7,)))) == {}
 
 
 def test_what_follows_to_the_last_byte(job, tmp_path):
-    pieces = client.stream(door(job), ReadOutput(follow=True))
+    pieces = client.stream(door(job), TailRanks(follow=True))
     first = [next(pieces), next(pieces)]
     assert printed(first) == {0: "begun 0\n", 1: "begun 1\n"}
     (tmp_path / "go").touch()
@@ -56,17 +56,17 @@ def test_what_follows_to_the_last_byte(job, tmp_path):
 
 def test_only_so_many_may_follow(job, tmp_path):
     path = door(job)
-    followers = [client.stream(path, ReadOutput(follow=True)) for _ in range(MAX_FOLLOWERS)]
+    followers = [client.stream(path, TailRanks(follow=True)) for _ in range(MAX_FOLLOWERS)]
     for each in followers:
         next(each)
     with pytest.raises(NoAnswer, match="others follow this job already"):
-        next(client.stream(path, ReadOutput(follow=True)))
+        next(client.stream(path, TailRanks(follow=True)))
     assert client.ask(path, AskStatus()).world_size == 2, "others are still answered"
     followers.pop().close()
 
     def admitted() -> bool:
         try:
-            followers.append(client.stream(path, ReadOutput(follow=True)))
+            followers.append(client.stream(path, TailRanks(follow=True)))
             next(followers[-1])
         except NoAnswer:
             return False
@@ -107,7 +107,7 @@ class Slow:
 
 def test_who_reads_slowly_misses_some_and_is_told():
     slow = Slow(0)
-    ReadOutput((1,), follow=True).serve(slow)  # type: ignore[arg-type]
+    TailRanks((1,), follow=True).serve(slow)  # type: ignore[arg-type]
     slow.hear(0, b"another rank")
     slow.hear(1, b"one")
     slow.waiting = MAX_WAITING + 1
@@ -133,8 +133,8 @@ def test_one_who_stops_reading_does_not_hold_the_job_up(start, tmp_path):
         """,
     )
     job = start("run", "--nproc", "2", "--show", "none", *LIGHT, "loud.py")
-    wait_until(lambda: len(list(client.stream(door(job), ReadOutput()))) == 2, "both ranks to speak")
-    pieces = client.stream(door(job), ReadOutput(follow=True))
+    wait_until(lambda: len(list(client.stream(door(job), TailRanks()))) == 2, "both ranks to speak")
+    pieces = client.stream(door(job), TailRanks(follow=True))
     next(pieces)
     go.touch()
     assert job.wait() == 0

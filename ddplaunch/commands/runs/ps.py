@@ -18,7 +18,7 @@ from ddplaunch.console.table import table
 from ddplaunch.job import client, past
 from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.record import Fate, RunRecord
-from ddplaunch.job.requests.inspection import AskInspection, InspectedJob
+from ddplaunch.job.requests.inspection import InspectJob, JobInspected
 from ddplaunch.job.runs import RunningJob, known
 from ddplaunch.job.status import Status
 from ddplaunch.words import span
@@ -74,12 +74,12 @@ def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[SeenJob]]:
 
     The caller has something else to do meanwhile.
     """
-    found: dict[str, dict[int, InspectedJob]] = {run: {} for run in jobs}
+    found: dict[str, dict[int, JobInspected]] = {run: {} for run in jobs}
 
     def inspect(run: str, job: RunningJob, number: int) -> None:
         with suppress(NoAnswer):
             time.sleep(BETWEEN * number)
-            found[run][number] = client.ask(job.path, AskInspection(), PATIENCE)
+            found[run][number] = client.ask(job.path, InspectJob(), PATIENCE)
 
     threads = [
         threading.Thread(target=inspect, args=(run, job, number), daemon=True)
@@ -97,12 +97,12 @@ def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[SeenJob]]:
     return answers
 
 
-def _seen(run: str, job: RunningJob, first: InspectedJob | None, second: InspectedJob | None) -> SeenJob:
+def _seen(run: str, job: RunningJob, first: JobInspected | None, second: JobInspected | None) -> SeenJob:
     last = second or first
     return SeenJob(run, job, last.status if last else None, rate(first, second) if first and second else None)
 
 
-def rate(first: InspectedJob, second: InspectedJob) -> float | None:
+def rate(first: JobInspected, second: JobInspected) -> float | None:
     """Collectives a second in the default process group, of the lowest rank that both know."""
     seconds = second.inspection.moment - first.inspection.moment
     before, after = _entered(first), _entered(second)
@@ -112,7 +112,7 @@ def rate(first: InspectedJob, second: InspectedJob) -> float | None:
     return max(0.0, (after[both[0]] - before[both[0]]) / seconds)
 
 
-def _entered(looked: InspectedJob) -> dict[int, int]:
+def _entered(looked: JobInspected) -> dict[int, int]:
     return {
         rank.rank: group.enqueued  # what gloo counts as completed comes late and out of order
         for rank in looked.inspection.ranks

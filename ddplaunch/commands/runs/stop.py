@@ -12,7 +12,7 @@ from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
 from ddplaunch.job import client, past, runs
 from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.process import born, ended
-from ddplaunch.job.requests.end import AwaitEnd, StopJob
+from ddplaunch.job.requests.end import StopJob, WaitForEnd
 from ddplaunch.job.requests.status import AskStatus
 from ddplaunch.job.runs import RunningJob
 from ddplaunch.job.status import RankState
@@ -102,7 +102,7 @@ def wait(run: str | None) -> int:
     code = record.code if record else None
     if job:
         try:
-            over = next(client.stream(job.path, AwaitEnd()), None)
+            over = next(client.stream(job.path, WaitForEnd()), None)
             code = over.code if over else None
         except NoAnswer:
             if os.path.exists(job.path):  # else it is about to end, and has closed its door

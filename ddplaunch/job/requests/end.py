@@ -35,7 +35,7 @@ class Over:
 
 
 @dataclass(frozen=True)
-class AwaitEnd(Request[Over]):
+class WaitForEnd(Request[Over]):
     """Answer with the status, then when the job has ended."""
 
     answers = (Status, Over)

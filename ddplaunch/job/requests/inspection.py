@@ -10,7 +10,7 @@ from ddplaunch.job.status import Status
 
 
 @dataclass(frozen=True)
-class InspectedJob:
+class JobInspected:
     """The status, and what the ranks were doing."""
 
     status: Status
@@ -18,7 +18,7 @@ class InspectedJob:
 
 
 @dataclass(frozen=True)
-class AskInspection(Request[InspectedJob]):
+class InspectJob(Request[JobInspected]):
     """Answer with what all ranks are doing now.
 
     To find out which are slow (``PACE``) takes some time of each rank, so ask that every 10 s at most.
@@ -26,11 +26,11 @@ class AskInspection(Request[InspectedJob]):
 
     detail: Detail = Detail.STATE
 
-    answers = (InspectedJob,)
+    answers = (JobInspected,)
 
     def serve(self, asker: Asker) -> None:
         def inspected(inspection: Inspection) -> None:
-            asker.send(InspectedJob(asker.job.status(), inspection))
+            asker.send(JobInspected(asker.job.status(), inspection))
             asker.finish()
 
         asker.job.inspect(self.detail, inspected)

@@ -21,7 +21,7 @@ class Printed:
 
 
 @dataclass(frozen=True)
-class ReadOutput(Request[Printed]):
+class TailRanks(Request[Printed]):
     """Answer with the status, then what these ranks of this node printed last; ``follow``: and what they then print.
 
     None are all ranks.
