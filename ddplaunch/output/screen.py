@@ -63,25 +63,9 @@ class Screen(Observer, Protocol):
         """Call ``stop``, which returns when we may go on (Ctrl-Z); meanwhile the terminal is another program's."""
 
 
-def choose(
-    loop: Loop,
-    *,
-    colour: bool,
-    patience: float,
-    quiet: float,
-    speaks: bool,
-    prefix: str,
-    live: bool = False,
-) -> Screen:
-    """Make the screen for where our stdout and stderr lead; ``patience``, ``quiet`` and ``prefix`` as in the policy.
-
-    ``live``: with a live view below, in a terminal that can draw one.
-    """
+def choose(loop: Loop, patience: float, quiet: float, prefix: str, *, speaks: bool, colour: bool) -> Screen:
+    """Make the screen for where our stdout and stderr lead; ``patience``, ``quiet`` and ``prefix`` as in the policy."""
     if watched(1) or watched(2):
-        if live:
-            from ddplaunch.output.live import Live
-
-            return Live(loop, patience, quiet, prefix, speaks=speaks, colour=colour)
         return Terminal(loop, patience, quiet, prefix, speaks=speaks, colour=colour)
     return Plain(loop, patience, quiet, prefix, speaks=speaks)
 
@@ -222,7 +206,7 @@ class Terminal(Plain):
 
 
 class Waiting:
-    """One wait after the other, each from the first thing told of it until there is nothing to wait for."""
+    """One wait after the other, each from the first word on it until it is over."""
 
     def __init__(self, loop: Loop, show: Callable[[str], None], quiet: float, *, counts: bool) -> None:
         """``show`` gets each line, "" where there is none any more; ``quiet``: seconds of a wait without a line."""
@@ -233,7 +217,7 @@ class Waiting:
         self._timer: Timer | None = None
 
     def tell(self, text: str, waited: float = 0.0) -> None:
-        """Say whom or what we wait for, if it is something new, and have ``waited`` for already; "" ends the wait."""
+        """Say what we wait for, if that is new, and have ``waited`` for already; "" ends the wait."""
         if text == self._text:
             return
         if not self._text:

@@ -22,14 +22,14 @@ from ddplaunch.control.joining import describe
 from ddplaunch.control.messages import Garbled
 from ddplaunch.control.wire import decode, encode
 from ddplaunch.errors import harmless, shown
-from ddplaunch.job.record import Record
-from ddplaunch.job.requests import Answer, Request
+from ddplaunch.job.record import RunRecord
+from ddplaunch.job.requests import all_requests
 from tests.control.test_coordinator import Job
 
 KINDS = [kind for kind in typing.get_args(messages.Message) if kind is not messages.Seeking]
 """All that nodes ever send."""
 
-AT_THE_DOOR = typing.get_args(Request | Answer)
+AT_THE_DOOR = list(dict.fromkeys(each for kind in all_requests() for each in (kind, *kind.answers)))
 """All that a running job is asked, and answers."""
 
 
@@ -50,7 +50,7 @@ def _within(hint: Any) -> Iterator[type]:
 def test_every_field_has_a_check_and_every_check_a_field():
     found = {
         (each, field.name)
-        for kind in [*KINDS, *AT_THE_DOOR, Record]
+        for kind in [*KINDS, *AT_THE_DOOR, RunRecord]
         for each in classes(kind)
         for field in dataclasses.fields(each)
     }

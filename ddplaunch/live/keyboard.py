@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import termios
+import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,9 +30,6 @@ class Keyboard:
 
     def begin(self) -> None:
         """Take the terminal, or take it back; does nothing where there is none, or another program has it."""
-        import termios
-        import tty
-
         if not in_foreground(0):
             return self._let_go()
         try:
@@ -47,8 +46,6 @@ class Keyboard:
 
     def end(self) -> None:
         """Give it back as it was."""
-        import termios
-
         before = self._before
         self._let_go()
         if before is None:
