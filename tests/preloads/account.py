@@ -21,14 +21,13 @@ class Dump:
     shared: Mapping[str, int]
     opaque: Mapping[Place, tuple[str, ...]]
     generators: Mapping[Place, tuple[str, ...]]
-    trace: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Dump:
         opaque, generators = (
             {(module, name): tuple(kinds) for module, name, kinds in found[each]} for each in ("opaque", "generators")
         )
-        return cls(found["modules"], found["shared"], opaque, generators, tuple(found["trace"]))
+        return cls(found["modules"], found["shared"], opaque, generators)
 
 
 @dataclass(frozen=True)

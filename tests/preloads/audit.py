@@ -8,9 +8,10 @@ is noted (findings.py, surroundings.py), and what all modules keep is compared (
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 
 from tests.preloads import excused
 from tests.preloads.account import Account, Dump, Place, Stack, differences
@@ -207,12 +208,10 @@ class Audit:
                 continue
             blamed = set[Place]()
             for single, account in self._singly(pool).items():
+                hold = self._guilt.accuse if single == "sys.argv" else self._guilt.bind
                 for module, name in self._changed(account, single):
                     blamed.add((module, name))
-                    if single == "sys.argv":
-                        self._guilt.accuse(module, f"minds {single} ({module}.{name})")
-                    else:
-                        self._guilt.bind(module, f"minds {single} ({module}.{name})")
+                    hold(module, f"minds {single} ({module}.{name})")
             for module, name in changed - blamed:
                 self._guilt.bind(module, f"minds what stands before ({module}.{name})")
 
@@ -277,9 +276,5 @@ class Audit:
             variables=sorted(read),
             sets=sorted(sets),
             loads=sorted(loads),
-            generators=sorted(_chained(self._generators.get(each, ()) for each in closure)),
+            generators=sorted(chain.from_iterable(self._generators.get(each, ()) for each in closure)),
         )
-
-
-def _chained(groups: Iterable[Iterable[str]]) -> set[str]:
-    return {each for group in groups for each in group}

@@ -13,28 +13,24 @@ from tests.preloads.known import Known
 from tests.preloads.runs import Failed, Runs
 
 _CHANGES = ("changes ", "moves ", "sets ", "handles ", "blocks ", "ignores ", "adds ")
-_TABLES = frozenset(
-    {
+_TABLES = {
+    (module, name)
+    for module, names in {
         # Caches.
-        ("re", "_cache"),
-        ("re", "_cache2"),
-        ("re", "RegexFlag"),
-        ("linecache", "cache"),
-        ("platform", "_sys_version_cache"),
-        ("sys", "path_importer_cache"),
-        # Tables by module, by class or by name, to which each adds its own.
-        ("sys", "modules"),
-        ("triton.language.extra", "modules"),  # the same
-        ("sys", "meta_path"),  # of a change at its front, Surroundings tells
-        ("typing", "_overload_registry"),
-        ("copy", "dispatch_table"),
-        ("copyreg", "dispatch_table"),
-        ("pickle", "dispatch_table"),
-        ("multiprocessing.reduction", "AbstractReducer"),
-        ("multiprocessing.reduction", "ForkingPickler"),
-        ("multiprocessing.reduction", "register"),
-    }
-)
+        "re": "_cache _cache2 RegexFlag",
+        "linecache": "cache",
+        "platform": "_sys_version_cache",
+        "sys": "path_importer_cache modules meta_path",  # of a change at the front of meta_path, Surroundings tells
+        # Tables by module, by class or by name, to which each adds its own; sys.modules is one.
+        "triton.language.extra": "modules",
+        "typing": "_overload_registry",
+        "copy": "dispatch_table",
+        "copyreg": "dispatch_table",
+        "pickle": "dispatch_table",
+        "multiprocessing.reduction": "AbstractReducer ForkingPickler register",
+    }.items()
+    for name in names.split()
+}
 """What changes with every import, or in nothing that another module has there."""
 
 _COMMON = ("numpy", "yaml", "tqdm", "requests")

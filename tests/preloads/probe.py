@@ -46,7 +46,6 @@ if TYPE_CHECKING:
         ranks: list[dict[str, str]]  # the variables of each
         disturbances: list[str]
         variables: dict[str, str]
-        explained: str  # a module and a name in it
         folder: str  # the program's own
         extra: str  # an empty one
         parent: int
@@ -201,7 +200,6 @@ class Probe:
         gc.collect()
         natives = readers.Natives(kinds.HARMLESS, kinds.PATTERNS)
         reader = state.Reader(excused.NAMES, excused.ATTRIBUTES, natives, shared.generators())
-        reader.explained = self.request["explained"]
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(1_000_000)
         try:
@@ -213,7 +211,6 @@ class Probe:
         return {
             "modules": modules,
             "shared": rest,
-            "trace": reader.trace,
             "opaque": [(*place, sorted(found)) for place, found in reader.opaque.items()],
             "generators": [(*place, sorted(found)) for place, found in reader.generators.items()],
         }

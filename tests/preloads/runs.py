@@ -61,7 +61,6 @@ RANKS = (0, 1, 11)
 class Runs:
     def __init__(self, scratch: Path, python: str = sys.executable) -> None:
         self._scratch, self._python = scratch, python
-        self.explained = ""  # a module and a name in it, of which each interpreter is to tell everything
         self._numbers = itertools.count(1)
         for name in ("first", "work", "extra", "extra/lib"):
             (scratch / name).mkdir()
@@ -102,7 +101,6 @@ class Runs:
             "ranks": [rank(each) for each in ranks],
             "disturbances": list(disturbances),
             "variables": variables or {},
-            "explained": self.explained,
             "folder": str(self._scratch / "first"),
             "extra": str(self._scratch / "extra"),
             "parent": os.getpid(),
