@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Launch, clean_environment, write
+from tests.conftest import Launch, clean_environment, free_port, write
 from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_us
 from tests.patience import patience
 
@@ -56,12 +55,6 @@ TORCHVISION = """
             self.targets = torch.tensor(digits.target[part])
 """
 """What the example takes from torchvision, in the form in which MNIST has it, with 28 by 28 pixels."""
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def figures(output: str) -> list[str]:

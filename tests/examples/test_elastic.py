@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Job, clean_environment, command, wait_until, write
+from tests.conftest import Job, Watched, clean_environment, command, write
 from tests.examples.plain import CALM, EXAMPLES, by_python
 from tests.hosts.host import Host
 from tests.hosts.network import Network
@@ -90,16 +90,16 @@ def check_trained(output: str, folder: Path, undisturbed: float) -> list[tuple[i
     return [(ranks, epoch, start) for epoch, start, ranks in began]
 
 
-class Node:
-    """A launcher on a virtual host, what it says in a file."""
+class Node(Watched):
+    """A launcher on a virtual host, all that it says in one file."""
 
     def __init__(self, host: Host, folder: Path, program: Path, options: tuple[str, ...], hold: object) -> None:
         self.host = host
-        self._said = folder / f"{host.name}.{len(list(folder.glob(f'{host.name}.*')))}"
+        self.out = self.err = folder / f"{host.name}.{len(list(folder.glob(f'{host.name}.*')))}"
         words = (program, "--node-rank", str(host.number), "--nproc", "1")
         address = ("--master-addr", "n0", "--master-port", "29500")
         limits = ("--heartbeat-timeout", "2", "--grace", "2", "--join-window", "100")
-        with self._said.open("wb") as file:
+        with self.out.open("wb") as file:
             self.process = host.start(
                 command("run", *limits, *options, *words, *address),
                 cwd=folder,
@@ -108,15 +108,6 @@ class Node:
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
-
-    def said(self) -> str:
-        return self._said.read_text()
-
-    def wait_for(self, text: str) -> None:
-        wait_until(
-            lambda: text in self.said() or self.process.poll() is not None, f"{text!r} in {self.said()}", timeout=45
-        )
-        assert text in self.said()
 
     def ranks(self) -> list[int]:
         """The pids of its ranks."""
@@ -134,7 +125,7 @@ def start_on(tmp_path: Path, program: Path) -> Iterator[Start]:
 
         def begin(host: Host, *options: str, hold: object = None) -> Node:
             node = Node(host, tmp_path, program, options, hold or {})
-            stack.callback(lambda: print(f"--- {host.name}", node.said(), sep="\n"))
+            stack.callback(lambda: print(f"--- {host.name}", node.stdout(), sep="\n"))
             return node
 
         yield begin
@@ -144,8 +135,8 @@ def test_three_nodes_undisturbed(
     network: Callable[[int], Network], start_on: Start, tmp_path: Path, undisturbed: float
 ) -> None:
     nodes = [start_on(host, "--nnodes", "2:3") for host in network(3).hosts]
-    assert [node.process.wait(patience(60)) for node in nodes] == [0, 0, 0]
-    assert check_trained(nodes[0].said(), tmp_path, undisturbed) == [(3, 1, 0)]
+    assert [node.wait() for node in nodes] == [0, 0, 0]
+    assert check_trained(nodes[0].stdout(), tmp_path, undisturbed) == [(3, 1, 0)]
 
 
 def test_a_node_is_lost_and_taken_in_again_at_once(
@@ -159,8 +150,8 @@ def test_a_node_is_lost_and_taken_in_again_at_once(
     nodes[0].wait_for("attempt 1 is held")
     hosts[2].boot()
     nodes[2] = start_on(hosts[2], *options, hold=hold)
-    assert [node.process.wait(patience(60)) for node in nodes] == [0, 0, 0]
-    attempts = check_trained(nodes[0].said(), tmp_path, undisturbed)
+    assert [node.wait() for node in nodes] == [0, 0, 0]
+    attempts = check_trained(nodes[0].stdout(), tmp_path, undisturbed)
     # The checkpoint is that of 10 steps before or less; before growing, all write one.
     assert attempts[:2] == [(3, 1, 0), (2, 2, 240)]
     assert [ranks for ranks, _, _ in attempts] == [3, 2, 3]
@@ -180,8 +171,8 @@ def test_without_grow_a_node_waits_for_the_next_restart(
     nodes[1] = start_on(hosts[1], *options, hold=hold)
     nodes[0].wait_for("has joined; it takes part when the ranks start next")
     os.kill(nodes[0].ranks()[0], signal.SIGKILL)
-    assert [node.process.wait(patience(60)) for node in nodes] == [0, 0]
-    attempts = check_trained(nodes[0].said(), tmp_path, undisturbed)
+    assert [node.wait() for node in nodes] == [0, 0]
+    attempts = check_trained(nodes[0].stdout(), tmp_path, undisturbed)
     assert attempts == [(2, 1, 0), (1, 2, 240), (2, 2, 960)]
 
 
@@ -228,6 +219,6 @@ def test_a_spare_takes_the_place_of_a_node_that_lost_power(
     nodes[0].wait_for("attempt 0 is held")
     assert [len(node.ranks()) for node in nodes] == [1, 1, 0], "a spare waits without ranks"
     hosts[1].power_off()
-    assert [nodes[number].process.wait(patience(60)) for number in (0, 2)] == [0, 0]
-    assert "node 2 (n2) takes the place of node 1 (n1)" in nodes[0].said()
-    assert check_trained(nodes[0].said(), tmp_path, undisturbed) == [(2, 1, 0), (2, 2, 240)]
+    assert [nodes[number].wait() for number in (0, 2)] == [0, 0]
+    assert "node 2 (n2) takes the place of node 1 (n1)" in nodes[0].stdout()
+    assert check_trained(nodes[0].stdout(), tmp_path, undisturbed) == [(2, 1, 0), (2, 2, 240)]

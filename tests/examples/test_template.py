@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, Job, Launch, write
-from tests.control.test_joining import free_port
+from tests.conftest import PROGRAMS, Job, Launch, free_port, write
 from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python_in_turn, by_torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

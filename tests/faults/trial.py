@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.faults.launcher import LIGHT, PORT, PROGRAM, Run, command_line, words
+from tests.faults.launcher import PORT, PROGRAM, Run, command_line, words
 from tests.faults.result import Result, Seen
 from tests.faults.rows import Row
 from tests.hosts.network import Network
 from tests.patience import patience
+from tests.starts import LIGHT
 
 PATIENCE = {"ddplaunch": 30.0, "torchrun": 60.0}
 """Seconds that any wait of ours takes at most: how long a launcher is watched after the fault. All of these are

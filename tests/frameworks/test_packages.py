@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import events
+
 pytestmark = [pytest.mark.ci, pytest.mark.slow, pytest.mark.timeout(0)]
 
 PACKAGES = ("accelerate", "hydra", "lightning", "scipy", "sklearn", "torchmetrics", "transformers")
@@ -29,8 +31,7 @@ def test_ranks_see_the_same(launch, tmp_path):
 
     alone = run("alone", "--start", "exec")
     forked = run("forked", "--log-dir", tmp_path / "log")
-    (log,) = (tmp_path / "log").rglob("events*.jsonl")
-    ready = next(event for event in map(json.loads, log.read_text().splitlines()) if event["event"] == "ready")
+    (ready,) = events(tmp_path / "log", "ready")
     excluded = dict(ready["excluded"])
     assert {"accelerate", "hydra", "lightning", "scipy"}.isdisjoint(excluded), excluded
     assert {"accelerate", "lightning"} <= set(ready["modules"])  # these import most of the others

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.benchmarks.contenders import PROGRAMS
+from tests.conftest import events
 from tests.frameworks.launchers import PATIENCE, Launchers, Report, reports, requires
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(2 * PATIENCE)]
@@ -17,8 +16,7 @@ def compared(launchers: Launchers, program: str, *imported_once: str) -> list[Re
     log = launchers.folder / "log"
     ours = reports(launchers.ddplaunch("--log-dir", log, PROGRAMS / program))
     assert ours == reports(launchers.python(PROGRAMS / "start_by_loop.py", "2", PROGRAMS / program))
-    (events,) = log.rglob("events*.jsonl")
-    ready = next(event for event in map(json.loads, events.read_text().splitlines()) if event["event"] == "ready")
+    (ready,) = events(log, "ready")
     assert set(imported_once) <= set(ready["modules"]), ready
     return ours
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import write
+from tests.conftest import events, write
 from tests.preload.table import Installation
 
 CHANGED = {
@@ -108,8 +107,7 @@ def test_what_the_log_tells(tmp_path: Path):
     done = made.run(tmp_path, "run", "--nproc", "2", "--log-dir", "logs", "--run-id", "x", "train.py")
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("by-*"))) == 1
-    events = map(json.loads, (tmp_path / "logs" / "x" / "events.jsonl").read_text().splitlines())
-    ready = next(event for event in events if event["event"] == "ready")
+    (ready,) = events(tmp_path / "logs", "ready")
     assert (ready["modules"], ready["because"]) == (["torch", "changed"], "train.py:1, an import of yaml")
     assert ready["excluded"] == [["yaml", "not in the table"]]
 

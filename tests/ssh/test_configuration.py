@@ -10,8 +10,9 @@ import pytest
 
 from tests.conftest import wait_until, write
 from tests.patience import patience
-from tests.ssh.job import LIGHT, Job
+from tests.ssh.job import Job
 from tests.ssh.test_run import QUICK, SHOWS, SLEEPS
+from tests.starts import LIGHT
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 

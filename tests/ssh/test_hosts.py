@@ -214,11 +214,6 @@ def test_files_that_cannot_be_read(tmp_path):
         read_hostfile(str(tmp_path / "bytes"))
 
 
-def test_a_file_without_an_end():
-    with pytest.raises(UsageError, match="/dev/zero: more than 16777216 bytes"):
-        read_hostfile("/dev/zero")
-
-
 CHOSEN = [
     (None, None, (A, B, C)),
     ("b", None, (B,)),

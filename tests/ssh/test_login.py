@@ -9,7 +9,8 @@ import signal
 import pytest
 
 from tests.conftest import wait_until, write
-from tests.ssh.job import LIGHT, Job
+from tests.ssh.job import Job
+from tests.starts import LIGHT
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -48,8 +49,9 @@ def test_login_shells_that_print_or_make_way(sshd, tmp_path):
     odd = {"LD_LIBRARY_PATH": "/it's $x"}
     run = Job(servers, tmp_path, "--hosts", f"n[1-{len(known)}]:1", *LIGHT, "train.py", env=odd)
     assert run.wait() == 0, run.stderr()
+    width = len(f"[{len(known) - 1}] ")
     assert sorted(run.stdout().splitlines()) == sorted(
-        f"[{rank}] ".ljust(5) + "up /it's $x" for rank in range(len(known))
+        f"[{rank}] ".ljust(width) + "up /it's $x" for rank in range(len(known))
     )
     run.assert_nothing_left()
 

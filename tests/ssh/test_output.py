@@ -12,7 +12,8 @@ import pytest
 
 from tests.conftest import write
 from tests.patience import patience
-from tests.ssh.job import LAUNCHER, LIGHT, Job
+from tests.ssh.job import LAUNCHER, Job
+from tests.starts import LIGHT
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 

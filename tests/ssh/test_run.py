@@ -14,7 +14,8 @@ import pytest
 
 import ddplaunch
 from tests.conftest import wait_until, write
-from tests.ssh.job import LAUNCHER, LIGHT, Job
+from tests.ssh.job import LAUNCHER, Job
+from tests.starts import LIGHT
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
