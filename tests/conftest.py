@@ -1,7 +1,5 @@
 """What all tests share: running the real command, and making sure that nothing of it is left."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -193,7 +191,7 @@ class Watched:
         return SLOW_START.sub("", self.err.read_text(errors="surrogateescape"))
 
     def wait_for(self, text: str, times: int = 1, timeout: float = 60) -> None:
-        """Wait until stdout holds ``text`` so many times."""
+        """Wait until stdout holds ``text`` ``times`` times."""
 
         def seen() -> bool:
             if self.stdout().count(text) >= times:

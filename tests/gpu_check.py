@@ -3,8 +3,6 @@
 Not part of the test suite, whose machines have no GPU. Prints one line a check and exits with the number of failures.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

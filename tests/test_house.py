@@ -15,10 +15,10 @@ LONGEST_FILE = 450
 """Lines of a file."""
 
 SMALL, SMALL_FILES = 60, 113
-"""A file below so many lines is small; how many there may be. The goal is 60."""
+"""A file below SMALL lines is small, and there may be SMALL_FILES. The goal is 60."""
 
 LONG, LONG_FUNCTIONS = 60, 5
-"""A function above so many lines is long; how many there may be."""
+"""A function above LONG lines is long, and there may be LONG_FUNCTIONS."""
 
 LOCAL_IMPORTS = 452
 """Import statements inside functions. The goal is 150."""

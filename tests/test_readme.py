@@ -117,7 +117,7 @@ class Block:
 
     @property
     def does(self) -> object:
-        """What is alike in blocks of which one run will do."""
+        """What is the same in blocks that need only one run."""
         typed = [(command.host, command.typed) for command in self.commands]
         named = {name: text for name, text in programs(self.page).items() if Path(name).stem in str(typed)}
         return self.language, self.info, str(typed), str(named)
@@ -219,7 +219,7 @@ class Shell:
         self._keyboard = self._end.enter_context(os.fdopen(typing, "w", encoding="utf-8"))
         try:
             self._bash = start(
-                ["bash", f"/dev/fd/{lines}"],  # not -c: what is typed is in nobody's command line, where pgrep looks
+                ["bash", f"/dev/fd/{lines}"],  # not -c: what is typed is in no command line, where pgrep looks
                 cwd=folder,
                 env={**variables, "TMPDIR": temporary},
                 pass_fds=[lines],

@@ -4,8 +4,6 @@ Contenders take turns within each round (A B C, A B C, …) after one round that
 It measures; it asserts nothing about seconds. The exit code is 1 where ddplaunch itself failed to do its part.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Who competes: how each launcher is told to start N ranks of a program."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

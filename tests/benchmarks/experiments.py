@@ -4,8 +4,6 @@ A contender's turn is a function that runs one job and returns numbers by name; 
 other within a round, so that a ratio compares neighbours in time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -405,7 +403,7 @@ def _bare(size: Size) -> Experiment:
 
 
 def _inspection(size: Size) -> Experiment:
-    """What it costs that ranks can be asked, and that runs have a past, while nobody asks."""
+    """What inspection and history cost a run that is not asked."""
 
     def whole(*options: str) -> Turn:
         return lambda: _run_to(contenders.ddplaunch(*options)(size.many, "collective.py"), "collective", size.many)

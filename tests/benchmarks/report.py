@@ -1,7 +1,5 @@
 """What was measured, as a Markdown table: medians, the median of each round's ratio, and the target."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import dataclass, field
 

@@ -6,8 +6,6 @@ plays the others; this goes further, and leaves node 0 a processor of its own. I
 exit code is 1 where something did not end as it should.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -207,7 +205,7 @@ def _gather(job: Supervisors, players: Players) -> Values:
 
 
 def _told(job: Supervisors, players: Players, expected: int) -> float:
-    """Play to the end of the job; return when all had been told of it."""
+    """Play to the end of the job; return when all had been told."""
     _play_until(players, lambda: players.heard["End"] >= job.nodes - 1, "all were told the end")
     told = time.monotonic()
     players.close()

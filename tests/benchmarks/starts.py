@@ -3,8 +3,6 @@
 Each job begins with an empty home, so that no figure is owed to what another run has left.
 """
 
-from __future__ import annotations
-
 import atexit
 import re
 import shutil
@@ -180,7 +178,7 @@ def _trainer_memory(size: Size) -> Experiment:
 
 
 def _opened(size: Size) -> Experiment:
-    """Files opened, as strace counts them; what is not there is not counted."""
+    """Files opened, as strace counts them, without those that do not exist."""
 
     def counted(command: list[str]) -> Values:
         log = _folder("strace") / "opens"

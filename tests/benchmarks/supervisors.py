@@ -96,7 +96,7 @@ class Supervisors:
         return all((self._folder / f"{each}.stderr").stat().st_size for each in self._processes if each)
 
     def all_run(self, expected: int) -> bool:
-        """Whether so many ranks run; takes in what they have reported."""
+        """Whether ``expected`` ranks run; reads what they have reported."""
         poll = select.poll()
         poll.register(self._report, select.POLLIN)
         if poll.poll(20):

@@ -1,7 +1,5 @@
 """Running an example by us, by plain python or torchrun; and what helps where several run at once."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """docs/examples/bert_mlm.py: four ranks learn to fill in words, stop, go on, and start from weights in a folder."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/examples/digits.py: the same figures by whichever way the ranks find each other, also without a launcher."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

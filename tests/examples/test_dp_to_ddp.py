@@ -1,7 +1,5 @@
 """docs/examples/dp_to_ddp.py: one model under one card, DataParallel and DDP, saved by each and loaded by each."""
 
-from __future__ import annotations
-
 import re
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/examples/elastic.py: whatever happens, every sample is seen once an epoch and the loss comes out the same."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

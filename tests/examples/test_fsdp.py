@@ -1,7 +1,5 @@
 """docs/examples/fsdp.py: ranks that each hold a part, take the same steps as one that holds all, and need less."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

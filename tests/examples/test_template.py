@@ -1,7 +1,5 @@
 """docs/examples/template.py: what it promises to those who copy it."""
 
-from __future__ import annotations
-
 import re
 import signal
 import zipfile

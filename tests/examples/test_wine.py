@@ -1,7 +1,5 @@
 """docs/examples/wine.py: trained by any number of ranks, started in any way, interrupted and resumed."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Callable

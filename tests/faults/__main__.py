@@ -1,6 +1,4 @@
-"""``python -m tests.faults``: run the fault matrix and print what came of each row."""
-
-from __future__ import annotations
+"""``python -m tests.faults``: run the fault matrix and print the result of each row."""
 
 import argparse
 import sys
@@ -14,7 +12,7 @@ from tests.hosts.network import Network, unsupported
 
 
 def main() -> int:
-    """Run what was asked for; 1 if anything is not as it must be."""
+    """Run the chosen rows; return 1 if anything is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--launcher", choices=("ddplaunch", "torchrun", "both"), default="ddplaunch")
     parser.add_argument("--only", metavar="NAME", action="append", help="rows with this in their name")

@@ -1,7 +1,5 @@
 """What happens before ranks run: during join, during start, and nodes that never find each other."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Callable
@@ -61,7 +59,7 @@ def _starting(trial: Trial) -> None:
 
 
 def _killed_while_joining(node: int) -> Callable[[Trial], None]:
-    """The other goes on waiting, since somebody may come back; here it is told to end."""
+    """The other node goes on waiting, as the node may come back; here it is told to end."""
 
     def fault(trial: Trial) -> None:
         trial.runs[node].signal(signal.SIGKILL)

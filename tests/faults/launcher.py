@@ -1,7 +1,5 @@
 """The launchers that the matrix is run with: how each is told the same thing."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -71,7 +69,7 @@ class Run(Watched):
         return [(int(rank), int(attempt), int(pid)) for rank, attempt, pid in found]
 
     def steps(self) -> int:
-        """How often rank 0 has told of its progress."""
+        """How often rank 0 has printed a step."""
         return self.stdout().count("step ")
 
     def pid_outside(self, inside: int) -> int:
@@ -86,7 +84,7 @@ class Run(Watched):
         raise ProcessLookupError(f"no pid {inside} on {self.host.name}")
 
     def connected(self, port: int) -> bool:
-        """Whether the host has a TCP connection to or from that port, or listens there with nobody else to come."""
+        """Whether the host has a TCP connection to or from that port, or listens there."""
         wanted = f":{port:04X}"
         lines = []
         for table in ("tcp", "tcp6"):

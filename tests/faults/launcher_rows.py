@@ -1,7 +1,5 @@
 """What happens to launchers while ranks run: killed, stopped, interrupted, told to end, also while they stop."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 
@@ -10,7 +8,7 @@ from tests.faults.trial import Trial
 
 GRACE = 2.0
 LONG = 60.0
-"""Seconds of grace that must not pass where somebody wants the end at once."""
+"""Seconds of grace that must not pass where the job is to end at once."""
 
 
 def _signal(node: int, number: int) -> Callable[[Trial], None]:

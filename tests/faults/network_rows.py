@@ -1,7 +1,5 @@
 """What happens to machines and to the network between them: node 1 is lost to node 0, and node 0 to node 1."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.faults.launcher import PORT

@@ -27,7 +27,7 @@ NOT_OF_A_RANK = {0, 2, LOST, 130, 143, -9}
 
 @dataclass(frozen=True)
 class Expect:
-    """What must become of one launcher.
+    """How one launcher must end.
 
     Attributes:
         code: its exit code, as ``subprocess`` has it: -9 is one that the fault itself killed.

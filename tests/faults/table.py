@@ -1,7 +1,5 @@
 """The matrix as a table of Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tests.faults.result import Result, Seen

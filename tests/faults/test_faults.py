@@ -1,7 +1,5 @@
 """Every row of the matrix, with and without a restart where that matters, held against the contract."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

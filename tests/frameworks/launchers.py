@@ -1,7 +1,5 @@
 """Running a program under ddplaunch, under torchrun or alone, and reading what its ranks report."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

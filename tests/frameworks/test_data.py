@@ -1,7 +1,5 @@
 """Samples and figures over ranks: webdataset and torchdata see each once, torchmetrics counts each once."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from pathlib import Path

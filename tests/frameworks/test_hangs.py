@@ -1,7 +1,5 @@
 """`ddplaunch stacks` names the rank that others wait for, whatever stands between the program and torch."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """accelerate and transformers' Trainer: the launcher's world, gradients accumulated, samples counted once, resumed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

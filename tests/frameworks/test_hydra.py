@@ -1,7 +1,5 @@
 """A script with ``@hydra.main``: its configuration, its overrides, and one run folder for all ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Lightning's Trainer and Fabric: in the launcher's world, with no processes of their own."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.frameworks.launchers import PATIENCE, PROGRAMS, Launchers, reports, requires

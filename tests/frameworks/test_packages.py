@@ -1,7 +1,5 @@
 """What training programs import is the same in a forked rank, imported once, as in one that imports it itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

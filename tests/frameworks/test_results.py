@@ -1,7 +1,5 @@
 """What ranks compute is the same to the last digit, whether all was imported once for them or by each of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.benchmarks.contenders import PROGRAMS

@@ -1,7 +1,5 @@
 """What torch itself promises to torchrun's workers, and its parts that care where they run."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What clusters of virtual hosts have in common, whatever schedules their jobs: their end, and waiting for them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from types import TracebackType

@@ -1,7 +1,5 @@
 """Stopping all processes of a host at one moment, as if its time stood still."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -65,7 +65,7 @@ def wait_for_end(fd: int) -> None:
 def remove_group(parent: int, name: str) -> None:
     """Remove a control group that the host's processes may have been in, once they are gone."""
     try:
-        while os.path.exists(f"/proc/self/fd/{parent}/{name}/tasks"):  # of version 1, which tells nobody
+        while os.path.exists(f"/proc/self/fd/{parent}/{name}/tasks"):  # version 1 sends no event
             try:
                 return os.rmdir(name, dir_fd=parent)
             except OSError as error:
@@ -96,7 +96,7 @@ def main() -> None:
     try:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # there is no process but us
+        pass  # we are the only process
     for parent, name in groups:
         remove_group(parent, name)
 

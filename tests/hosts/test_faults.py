@@ -1,7 +1,5 @@
 """What each fault of a virtual host does to its connections."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

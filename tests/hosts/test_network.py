@@ -1,7 +1,5 @@
 """The virtual hosts themselves: what is between them, what breaks when, and that nothing is left."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

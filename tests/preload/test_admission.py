@@ -1,7 +1,5 @@
 """Which imports of a program one process may make for all ranks, by small tables and packages."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -103,7 +101,7 @@ def test_the_reasons(admitting: Admitting):
 
 
 def test_a_known_package_that_cannot_be_used_is_unknown(admitting: Admitting):
-    """Whether it changes others nobody has looked."""
+    """Nothing shows that it leaves others as they are."""
     admitting.add("next", version="2.0")
     assert admitting.modules("import next, free\n") == []
 

@@ -1,7 +1,5 @@
 """What is chosen to be imported once, as a dry run tells: by the table, options, and the number of ranks."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

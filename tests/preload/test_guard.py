@@ -1,7 +1,5 @@
 """What a zygote makes of known packages that do what the table does not say: it starts over with torch alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``python -m tests.preloads NAME…``: audit installed distributions, with the interpreter that has them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

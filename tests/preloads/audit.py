@@ -5,8 +5,6 @@ same ranks, and *disturbed* plain ones have done before what a program may do. W
 is noted (findings.py, surroundings.py), and what all modules keep is compared (state.py).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -124,7 +122,7 @@ class Audit:
         return found
 
     def _culprit(self, stack: Stack) -> str | None:
-        """The innermost module of a stack that is not Python's; None if torch's import has led there, or nobody."""
+        """The innermost module of a stack that is not Python's; None if torch's import led there, or no import did."""
         if not self._in_any_case.isdisjoint(stack):
             return None
         return next((name for name in reversed(stack) if not self._is_python(name)), None)
@@ -180,7 +178,7 @@ class Audit:
                 stacks = {*one.changed.get(what, ()), *other.changed.get(what, ())}
                 culprits = {self._culprit(stack) for stack in stacks} - {None}
                 if any(done == f"changes {what}" for _, done in (*one.found, *other.found)):
-                    continue  # of which somebody is guilty
+                    continue  # a module is blamed for it already
                 for module in culprits or self._modules:
                     self._guilt.accuse(str(module), f"leaves another {what} in a fork")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def trace_environment(see: See, note: Note) -> None:
-    """Have ``see`` told of each variable that is read by its name, and ``note`` of reads of all."""
+    """Call ``see`` with each variable that is read by its name, and ``note`` for reads of all."""
     for name in ("environ", "environb"):
         environ: Any = getattr(os, name)
         data = environ.__dict__.pop("_data")
@@ -31,7 +31,7 @@ def trace_environment(see: See, note: Note) -> None:
 
 
 def data() -> dict[bytes, bytes]:
-    """The variables themselves, told to nobody."""
+    """The variables themselves, read without a note."""
     found: dict[bytes, bytes] = vars(os.environ).get("_kept") or os.environ._data  # type: ignore[attr-defined]
     return found
 
@@ -45,7 +45,7 @@ def _traced(base: Any) -> type:
             return self.__dict__["_kept"]
 
         def __getitem__(self, key: Any) -> Any:
-            listed = self.__dict__.get("_listed")  # names that somebody has listed and reads in order: dict(os.environ)
+            listed = self.__dict__.get("_listed")  # names that were listed and are read in order: dict(os.environ)
             if listed and listed[-1] == key:
                 listed.pop()
             else:

@@ -58,7 +58,7 @@ class Findings:
     def __init__(
         self, imports: import_stack.ImportStack, repaired: frozenset[str], excuses: ModuleType, folders: list[str]
     ):
-        """``folders``: the script's and the working one, of which no import may ask anything."""
+        """``folders``: the script's and the working one; no import may look into either."""
         self._imports, self._repaired, self._folders = imports, repaired, folders
         self._excused = excuses
         self.found: dict[tuple[tuple[str, ...], str], None] = {}
@@ -81,7 +81,7 @@ class Findings:
             self.changed.setdefault(what, {})[tuple(self._imports.modules)] = None
 
     def install(self, tracing: ModuleType, words: list[str]) -> None:
-        """Trace from here on; there is no way back."""
+        """Trace from here on, until the process ends."""
         tracing.trace_environment(self.see, self.note)
         self._data = tracing.data
         tracing.trace_arguments(words, self._asked)
@@ -170,7 +170,7 @@ class Findings:
                 if event == "os.putenv":
                     what = self._sets(*args)
             except Exception:  # of arguments that no documentation promises
-                what = f"does what nobody understood ({event})"
+                what = f"does something unknown ({event})"
             if what:
                 self.note(what)
             if what and event == "os.putenv":

@@ -1,7 +1,5 @@
 """Audits what is imported in each rank: whether that changes anything in what was imported for all."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import sys
@@ -65,7 +63,7 @@ def audit(names: Sequence[str], installed: Installed, runs: Runs, known: Known, 
 def _refused(
     names: list[str], installed: Installed, runs: Runs, common: Sequence[str]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Those that change something, and what; most do not, so many are looked at in one process, then halves of them."""
+    """Those that change something, and what. Most do not, so all are imported in one process; then halves of them."""
     tops = [top for name in names for top in installed.tops(name)]
     try:
         reasons = _changes(runs.run("harmless", common, last=tops), tops)

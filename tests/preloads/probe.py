@@ -235,7 +235,7 @@ class Probe:
             "dumps": dumps,
         }
         self._write(self.answer, answer)
-        os._exit(0)  # what was registered for the end is nobody's concern
+        os._exit(0)  # without what was registered for the end
 
     def _write(self, path: str, answer: dict[str, Any]) -> None:
         self.findings.quiet = True
@@ -250,7 +250,7 @@ def _by_contract(name: str) -> bool:
 
 
 def _no_guard() -> Any:
-    raise NotImplementedError  # which is for what has been audited
+    raise NotImplementedError  # the guard is for packages that have been audited
 
 
 def _die_with(parent: int) -> None:

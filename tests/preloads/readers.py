@@ -109,7 +109,7 @@ def _reduced(value: Any) -> list[Any]:
 
 def _cached(value: Any) -> list[Any]:
     if str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names:
-        return [value.__qualname__]  # whoever fills it
+        return [value.__qualname__]  # whatever fills it
     held = [each for each in gc.get_referents(value) if not isinstance(each, type)]
     held = [each for each in held if type(each).__name__ != "_lru_list_elem"]
     caches = [each for each in held if type(each) is dict]
@@ -150,7 +150,7 @@ def _array(value: Any) -> list[Any]:
     array: Any = sys.modules["numpy"].ndarray
     if value.dtype.hasobject:
         return [str(value.dtype), value.shape, array.tolist(value)]
-    if value.dtype.char in "gG":  # a long double has bytes that nobody sets
+    if value.dtype.char in "gG":  # a long double has bytes that are never set
         return [str(value.dtype), str(array.tolist(value))]
     return [str(value.dtype), value.shape, array.tobytes(value)]
 

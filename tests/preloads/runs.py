@@ -1,7 +1,5 @@
 """Starts the interpreters of an audit, and has what each of them saw."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -142,7 +140,7 @@ def _on_terminal(command: list[str], output: int, **options: Any) -> int:
     while True:
         try:
             said = os.read(ours, 1 << 16)
-        except OSError:  # nobody has the other end open
+        except OSError:  # the other end is closed
             break
         if not said:
             break

@@ -208,7 +208,7 @@ class Reader:
 
     def _note(self, where: dict[tuple[str, str], set[str]], kind: str) -> None:
         where.setdefault((self._module, self._name), set()).add(kind)
-        self._partial = True  # whoever else keeps it is to be noted too
+        self._partial = True  # any other that keeps it must be noted too
 
     def _class(self, value: type) -> object:
         name = type.__getattribute__(value, "__module__"), type.__getattribute__(value, "__qualname__")
@@ -300,7 +300,7 @@ class Reader:
 
 
 def _place(value: Any) -> tuple[str, str] | None:
-    """The module that has a class or a function, and its name there; None if nobody finds it by them."""
+    """The module that has a class or a function, and its name there; None if it is not found there."""
     module, name = value.__module__, value.__qualname__
     if type(module) is not str or type(name) is not str:
         return None

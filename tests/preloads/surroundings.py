@@ -56,7 +56,7 @@ class Surroundings:
         self._last = self._look()
 
     def accept(self) -> None:
-        """What has changed so far is no module's doing."""
+        """Blame no module for what has changed so far."""
         self._last = self._look()
 
     def begins(self) -> None:
@@ -124,7 +124,7 @@ class Surroundings:
             for name in sorted({each for number, each in now.items() if number not in before}):
                 self._found.note(f"registers {name} to run at exit")
         elif aspect == "sys.meta_path":
-            if now[: len(before)] == before:  # appended, for names that nobody else finds, as six does
+            if now[: len(before)] == before:  # appended, for names that no other finder knows, as six does
                 self._found.change(aspect)
             else:
                 self._found.note("changes sys.meta_path")

@@ -1,7 +1,5 @@
 """A job over SSH, started on n0 of a network of hosts, and what is left of it on each."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Sequence

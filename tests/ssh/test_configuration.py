@@ -1,7 +1,5 @@
 """Jobs over SSH as users have set it up: jump hosts, masters of connections, users, addresses of IPv6."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -58,7 +56,7 @@ def multiplexed(sshd, tmp_path):
 
 
 def logins(servers) -> int:
-    """How often somebody has logged in to n1."""
+    """How many logins n1 has had."""
     return servers.log(servers.network.hosts[1]).read_text().count("Accepted publickey")
 
 

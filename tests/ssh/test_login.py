@@ -1,7 +1,5 @@
 """Jobs over SSH where login shells and configurations of ssh are made for people."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal
@@ -57,7 +55,7 @@ def test_login_shells_that_print_or_make_way(sshd, tmp_path):
 
 
 def test_login_shells_that_keep_ddplaunch_out_are_named(sshd, tmp_path):
-    """Those that end at once; and within seconds those that do not, until somebody ends the command."""
+    """Those that end at once; and, within seconds, those that do not, until the command is ended."""
     write(tmp_path, "train.py", "")
     servers = sshd(6)
     start_files = ["exit 0", "exit 3", "echo 'no logins on \033[31mFriday' >&2; exit 4", "", "cat"]

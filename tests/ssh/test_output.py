@@ -1,7 +1,5 @@
 """What ranks print over SSH, however slowly it is read."""
 
-from __future__ import annotations
-
 import re
 import select
 import signal

@@ -38,7 +38,7 @@ WAITS = "while not os.path.exists('go'): time.sleep(0.05)\n"
 
 @pytest.fixture
 def job(sshd, tmp_path):
-    """Start jobs on so many hosts."""
+    """Start jobs on ``count`` hosts."""
 
     def begin(count, *words, servers=None, **options):
         return Job(servers or sshd(count), tmp_path, *words, **options)
@@ -83,7 +83,7 @@ time.sleep(600)
 """
 
 
-def test_a_rank_that_fails_is_told_of_once(job, tmp_path):
+def test_a_failed_rank_is_reported_once(job, tmp_path):
     write(tmp_path, "train.py", FAILS)
     run = job(2, "--hosts", "n0:2,n1:1", *LIGHT, "train.py")
     assert run.wait() == 1
@@ -175,7 +175,7 @@ AT_ONCE = ("--heartbeat-timeout", "2")
 
 @pytest.fixture
 def running(job, tmp_path):
-    """A job of three hosts whose ranks, one each, sleep; n0 is not one of them, unless said so."""
+    """A job of three hosts whose ranks, one each, sleep; n0 is not one of them unless it is named."""
     write(tmp_path, "train.py", SLEEPS)
 
     def begin(hosts="n1:1,n2:1", *options):
@@ -241,7 +241,7 @@ def test_a_signal_for_the_ranks_reaches_them_everywhere_once(job, tmp_path):
     run = job(2, "--hosts", "n0:1,n1:1", *QUICK, "train.py")
     run.wait_for("up", 2)
     (guard,) = run.hosts[1].find(r"ddplaunch\.ssh\.remote")
-    os.kill(guard, signal.SIGUSR1)  # is for a launcher to hear, and ends nobody
+    os.kill(guard, signal.SIGUSR1)  # is for a launcher, and ends no process
     run.process.send_signal(signal.SIGUSR1)
     run.wait_for("again", 2)
     run.process.send_signal(signal.SIGRTMAX)

@@ -1,7 +1,5 @@
 """The sshd's of the virtual hosts do what those of other machines do."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
