@@ -4,7 +4,6 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,6 +11,7 @@ from tests.conftest import Launch, clean_environment, command, write
 from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python, by_torchrun, by_us
 from tests.hosts.network import Network
 from tests.patience import patience
+from tests.slurm.cluster import Slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -131,10 +131,10 @@ def test_two_nodes_train_as_one_does(trained: str, network: Callable[..., Networ
 
 
 @pytest.mark.ci
-def test_slurm_trains_as_one_node_does(trained: str, slurm: Callable[..., Any]) -> None:
-    cluster = slurm(2)
+def test_slurm_trains_as_one_node_does(trained: str, standing_slurm: Slurm) -> None:
     words = command("submit", "--follow", WINE, "--nodes", "2", "--", *SETTINGS)
-    job = cluster.login.type(words, cluster.folder, {**clean_environment(CALM), **cluster.environment})
+    environment = {**clean_environment(CALM), **standing_slurm.environment}
+    job = standing_slurm.login.type(words, standing_slurm.folder, environment)
     out, err = job.communicate(timeout=patience(200))
     assert job.returncode == 0, err
     assert figures(out) == figures(trained)
