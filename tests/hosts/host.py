@@ -45,7 +45,7 @@ class Host:
         self.number, self.name = number, name
         self.address, self.address6, self.address_second = addresses
         self._addresses, self._files, self._cables, self._ipv6 = addresses, files, cables, ipv6
-        self._freezer, self._quota = Freezer(group), Quota(group)
+        self._freezer, self._quota = Freezer(), Quota(group)
         self._init: subprocess.Popen[bytes] | None = None
         self._network: NetworkNamespace | None = None
         self._started: list[subprocess.Popen[Any]] = []
@@ -160,7 +160,7 @@ class Host:
         settings = {
             "hostname": self.name,
             "files": self._files,
-            "groups": [str(group) for group in (self._freezer.group, self._quota.group) if group],
+            "group": str(self._quota.group or ""),
             "test_process": us,
         }
         unshare(HOST)
@@ -198,7 +198,7 @@ class Host:
                 process.wait()  # init exits only when its namespace has no process left, not even a zombie
             self._init.wait()
             self._started.clear()
-            self._freezer.thaw(self.processes)
+            self._freezer.thaw()
             self._quota.lift()
 
     def close(self) -> None:
@@ -220,7 +220,7 @@ class Host:
 
     def thaw(self) -> None:
         """Let them run again."""
-        self._freezer.thaw(self.processes)
+        self._freezer.thaw()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if not self.alive or self._init is None:

@@ -80,15 +80,6 @@ def test_frozen_processes_wait(pair: Pair) -> None:
     assert (talk.ask(), later.ask()) == ("answer", "answer")
 
 
-def test_freezing_without_control_groups(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, other, talk = pair
-    monkeypatch.setattr(other._freezer, "group", None)
-    other.freeze()
-    assert talk.ask(0.5) == SILENT
-    other.thaw()
-    assert talk.ask() == "answer"
-
-
 @pytest.mark.parametrize(("fault", "carrier"), [("cut", "0"), ("unplug", "1"), ("drop", "1"), ("link_down", None)])
 def test_silence(pair: Pair, fault: str, carrier: str | None) -> None:
     one, other, talk = pair
