@@ -129,14 +129,6 @@ def start_on(tmp_path: Path, program: Path) -> Iterator[Start]:
         yield begin
 
 
-def test_three_nodes_undisturbed(
-    network: Callable[[int], Network], start_on: Start, tmp_path: Path, undisturbed: float
-) -> None:
-    nodes = [start_on(host, "--nnodes", "2:3") for host in network(3).hosts]
-    assert [node.wait() for node in nodes] == [0, 0, 0]
-    assert check_trained(nodes[0].stdout(), tmp_path, undisturbed) == [(3, 1, 0)]
-
-
 def test_a_node_is_lost_and_taken_in_again_at_once(
     network: Callable[[int], Network], start_on: Start, tmp_path: Path, undisturbed: float
 ) -> None:

@@ -1,15 +1,12 @@
 """docs/examples/wine.py: trained by any number of ranks, started in any way, interrupted and resumed."""
 
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Launch, clean_environment, command, write
 from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python, by_torchrun, by_us
-from tests.hosts.network import Network
 from tests.patience import patience
 from tests.slurm.cluster import Slurm
 
@@ -54,10 +51,10 @@ def test_trains_as_a_function_with_arguments(launch: Launch, trained: str) -> No
 
 @pytest.mark.ci
 def test_one_rank_trains_as_plain_python_does(launch: Launch, tmp_path: Path) -> None:
-    done = launch("run", WINE, "--nproc", 1, env=CALM)
+    done = launch("run", WINE, "--nproc", 1, "--", *SETTINGS, env=CALM)
     assert done.returncode == 0, done.stderr
     check_trained(done.stdout, 1)
-    assert figures(by_python(tmp_path, WINE)) == figures(done.stdout)
+    assert figures(by_python(tmp_path, WINE, *SETTINGS)) == figures(done.stdout)
 
 
 @pytest.mark.ci
@@ -109,29 +106,8 @@ def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(
 
 
 @pytest.mark.ci
-def test_two_nodes_train_as_one_does(trained: str, network: Callable[..., Network], tmp_path: Path) -> None:
+def test_two_nodes_of_slurm_train_as_one_node_does(trained: str, standing_slurm: Slurm) -> None:
     """The same ranks in another place: the same figures, to the last digit."""
-    words = ("--nnodes", "2", "--master-addr", "n0", "--nproc", "1", "--master-port", "29500")
-    nodes = [
-        host.start(
-            command("run", WINE, *words, "--node-rank", str(host.number), "--", *SETTINGS),
-            cwd=tmp_path,
-            env=clean_environment(CALM),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for host in network(2).hosts
-    ]
-    said = [node.communicate(timeout=patience(100))[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
-    assert figures(said[0]) == figures(trained)
-    assert figures(said[1]) == []
-
-
-@pytest.mark.ci
-def test_slurm_trains_as_one_node_does(trained: str, standing_slurm: Slurm) -> None:
     words = command("submit", "--follow", WINE, "--nodes", "2", "--", *SETTINGS)
     environment = {**clean_environment(CALM), **standing_slurm.environment}
     job = standing_slurm.login.type(words, standing_slurm.folder, environment)
