@@ -45,7 +45,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 
 import pytest
 
@@ -235,9 +234,7 @@ class Shell:
     def __enter__(self) -> Shell:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._end, self._bash:
             try:
                 os.killpg(self._bash.pid, signal.SIGKILL)

@@ -21,6 +21,7 @@ from pathlib import Path
 from tests.benchmarks import kernel, loglog
 from tests.benchmarks.measure import Failed
 from tests.benchmarks.players import Players
+from tests.benchmarks.report import number
 from tests.benchmarks.supervisors import DEADLINE, Supervisors
 
 Values = dict[str, float]
@@ -232,12 +233,8 @@ def table(measured: dict[int, Values]) -> str:
         points = [(nodes, measured[nodes][name]) for nodes in sizes]
         power = loglog.exponent(points)
         grows = "–" if power is None or name == "load before" else f"N^{power:.1f}"
-        lines.append(f"| {name} | {' | '.join(_number(value) for _, value in points)} | {grows} |")
+        lines.append(f"| {name} | {' | '.join(number(value) for _, value in points)} | {grows} |")
     return "\n".join(lines)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def _curves(real: dict[int, Values], played: dict[int, Values]) -> dict[str, list[tuple[float, float]]]:

@@ -279,40 +279,28 @@ def _says(what: str) -> Callable[..., str | None]:
 
 _EVENTS: dict[str, Callable[..., str | None]] = {
     "open": _opens,
-    "os.listdir": lambda *args: None,
-    "os.scandir": lambda *args: None,
+    **dict.fromkeys(("os.listdir", "os.scandir", "os.putenv"), lambda *args: None),  # looked at by themselves
     "tempfile.mkstemp": _says("makes a temporary file"),
     "tempfile.mkdtemp": _says("makes a temporary folder"),
     "os.mkdir": _makes_folder,
-    "os.rename": _changes,
-    "os.remove": _changes,
-    "os.rmdir": _changes,
-    "os.link": _changes,
-    "os.symlink": _changes,
-    "os.truncate": _changes,
-    "os.chmod": _changes,
-    "os.utime": _changes,
-    "os.putenv": lambda *args: None,
+    **{
+        f"os.{name}": _changes
+        for name in ["rename", "remove", "rmdir", "link", "symlink", "truncate", "chmod", "utime"]
+    },
     "os.unsetenv": lambda name: f"changes the variable {os.fsdecode(name)}",
     "os.chdir": _says("changes the working directory"),
-    "os.fork": _says("forks"),
-    "os.forkpty": _says("forks"),
-    "os.posix_spawn": _starts,
-    "os.exec": _starts,
-    "os.system": _starts,
-    "subprocess.Popen": _starts,
+    **dict.fromkeys(("os.fork", "os.forkpty"), _says("forks")),
+    **dict.fromkeys(("os.posix_spawn", "os.exec", "os.system", "subprocess.Popen"), _starts),
     "socket.connect": _says("opens a connection"),
     "socket.sendto": _says("sends on a socket"),
     "socket.bind": _says("binds a socket"),
-    "socket.getaddrinfo": _says("looks a host up"),
-    "socket.gethostbyname": _says("looks a host up"),
+    **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname"), _says("looks a host up")),
     "mmap.__new__": lambda fd, *rest: "makes memory that forks share" if fd == -1 else None,
     "resource.setrlimit": _says("sets a resource limit"),
     "sys.settrace": _says("sets a trace function"),
     "sys.setprofile": _says("sets a profile function"),
     "sys.addaudithook": _says("adds an audit hook"),
-    "signal.pthread_kill": _says("sends a signal"),
-    "os.kill": _says("sends a signal"),
+    **dict.fromkeys(("signal.pthread_kill", "os.kill"), _says("sends a signal")),
 }
 
 
