@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Job, Watched, clean_environment, command, write
+from tests.conftest import Watched, clean_environment, command, write
 from tests.examples.plain import CALM, EXAMPLES, by_python
 from tests.hosts.host import Host
-from tests.hosts.network import Network
 from tests.patience import patience
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(300)]
@@ -129,9 +128,7 @@ def start_on(tmp_path: Path, program: Path) -> Iterator[Start]:
         yield begin
 
 
-def test_a_node_is_lost_and_taken_in_again_at_once(
-    network: Callable[[int], Network], start_on: Start, tmp_path: Path, undisturbed: float
-) -> None:
+def test_a_node_is_lost_and_taken_in_again_at_once(network, start_on, tmp_path, undisturbed):
     hosts, hold = network(3).hosts, {"0": [2, 360], "1": [3, 120]}
     options = ("--nnodes", "2:3", "--grow")
     nodes = [start_on(host, *options, hold=hold) for host in hosts]
@@ -148,9 +145,7 @@ def test_a_node_is_lost_and_taken_in_again_at_once(
     assert attempts[2][1:] >= (3, 144)
 
 
-def test_without_grow_a_node_waits_for_the_next_restart(
-    network: Callable[[int], Network], start_on: Start, tmp_path: Path, undisturbed: float
-) -> None:
+def test_without_grow_a_node_waits_for_the_next_restart(network, start_on, tmp_path, undisturbed):
     hosts, hold = network(2).hosts, {"0": [2, 360], "1": [3, 120]}
     options = ("--nnodes", "1:2", "--max-restarts", "1")
     nodes = [start_on(host, *options, hold=hold) for host in hosts]
@@ -166,9 +161,7 @@ def test_without_grow_a_node_waits_for_the_next_restart(
     assert attempts == [(2, 1, 0), (1, 2, 240), (2, 2, 960)]
 
 
-def test_a_killed_rank_on_one_node(
-    start: Callable[..., Job], program: Path, tmp_path: Path, undisturbed: float
-) -> None:
+def test_a_killed_rank_on_one_node(start, program, tmp_path, undisturbed):
     hold = json.dumps({"0": [2, 360]})
     job = start("run", "--max-restarts", "1", program, "--nproc", "2", env={**CALM, "HOLD": hold})
     job.wait_for("attempt 0 is held")
@@ -177,9 +170,7 @@ def test_a_killed_rank_on_one_node(
     assert check_trained(job.stdout(), tmp_path, undisturbed) == [(2, 1, 0), (2, 2, 240)]
 
 
-def test_plain_python_stops_when_told_and_goes_on_with_the_next_step(
-    program: Path, tmp_path: Path, undisturbed: float
-) -> None:
+def test_plain_python_stops_when_told_and_goes_on_with_the_next_step(program, tmp_path, undisturbed):
     words, environment = [sys.executable, str(program)], clean_environment({**CALM, "PYTHONUNBUFFERED": "1"})
     hold = {"HOLD": json.dumps({"0": [2, 360]})}
     with subprocess.Popen(
@@ -201,9 +192,7 @@ def test_plain_python_stops_when_told_and_goes_on_with_the_next_step(
     assert attempts == [(1, 1, 0), (1, 2, 384)]
 
 
-def test_a_spare_takes_the_place_of_a_node_that_lost_power(
-    network: Callable[[int], Network], start_on: Start, tmp_path: Path, undisturbed: float
-) -> None:
+def test_a_spare_takes_the_place_of_a_node_that_lost_power(network, start_on, tmp_path, undisturbed):
     hosts, hold = network(3).hosts, {"0": [2, 360]}
     nodes = [start_on(host, "--nnodes", "2", "--spares", "1", hold=hold) for host in hosts]
     nodes[0].wait_for("attempt 0 is held")

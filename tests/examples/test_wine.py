@@ -1,14 +1,12 @@
 """docs/examples/wine.py: trained by any number of ranks, started in any way, interrupted and resumed."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import Launch, clean_environment, command, write
+from tests.conftest import clean_environment, command, write
 from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python, by_torchrun, by_us
 from tests.patience import patience
-from tests.slurm.cluster import Slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -38,19 +36,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     return by_us(tmp_path_factory.mktemp("trained"), WINE, "--nproc", "2", "--", *SETTINGS)
 
 
-def test_trains_as_a_script(trained: str) -> None:
+def test_trains_as_a_script(trained):
     check_trained(trained, 2)
     assert re.search(r"epoch 8: loss 0\.0[1-9]", trained)
 
 
-def test_trains_as_a_function_with_arguments(launch: Launch, trained: str) -> None:
+def test_trains_as_a_function_with_arguments(launch, trained):
     done = launch("run", f"{WINE}:main", "--nproc", 2, "--", *SETTINGS, env=CALM)
     assert done.returncode == 0, done.stderr
     assert done.stdout == trained
 
 
 @pytest.mark.ci
-def test_one_rank_trains_as_plain_python_does(launch: Launch, tmp_path: Path) -> None:
+def test_one_rank_trains_as_plain_python_does(launch, tmp_path):
     done = launch("run", WINE, "--nproc", 1, "--", *SETTINGS, env=CALM)
     assert done.returncode == 0, done.stderr
     check_trained(done.stdout, 1)
@@ -58,15 +56,13 @@ def test_one_rank_trains_as_plain_python_does(launch: Launch, tmp_path: Path) ->
 
 
 @pytest.mark.ci
-def test_trains_under_torchrun_as_under_us(trained: str, tmp_path: Path) -> None:
+def test_trains_under_torchrun_as_under_us(trained, tmp_path):
     """Nothing in the example is ddplaunch's."""
     assert figures(by_torchrun(tmp_path, WINE, *SETTINGS)) == figures(trained)
 
 
 @pytest.mark.ci
-def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(
-    launch: Launch, trained: str, tmp_path: Path
-) -> None:
+def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(launch, trained, tmp_path):
     """From the one before, of epoch 1; that one, of two ranks, serves three as well."""
     program = write(
         tmp_path,
@@ -106,7 +102,7 @@ def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(
 
 
 @pytest.mark.ci
-def test_two_nodes_of_slurm_train_as_one_node_does(trained: str, standing_slurm: Slurm) -> None:
+def test_two_nodes_of_slurm_train_as_one_node_does(trained, standing_slurm):
     """The same ranks in another place: the same figures, to the last digit."""
     words = command("submit", "--follow", WINE, "--nodes", "2", "--", *SETTINGS)
     environment = {**clean_environment(CALM), **standing_slurm.environment}

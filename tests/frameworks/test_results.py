@@ -20,14 +20,14 @@ def compared(launchers: Launchers, program: str, *imported_once: str) -> list[Re
 
 
 @requires("accelerate", "transformers")
-def test_accelerate(launchers: Launchers) -> None:
+def test_accelerate(launchers):
     first, second = compared(launchers, "accelerate_loop.py", "accelerate", "transformers")
     assert (first["rank"], second["rank"]) == (0, 1)
     assert first["losses"] != second["losses"]  # each has batches of its own
 
 
 @requires("datasets", "peft", "trl")
-def test_trl_with_peft_and_datasets(launchers: Launchers) -> None:
+def test_trl_with_peft_and_datasets(launchers):
     """Each rank keeps its rows in a file of its own: where both had the same random name, one got the other's."""
     ours = compared(launchers, "trl_sft.py", "datasets", "peft", "trl")
     assert [(report["rank"], report["first"]) for report in ours] == [(0, "w0"), (1, "w24")]

@@ -5,7 +5,6 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -143,7 +142,7 @@ def test_hosts_for_which_there_are_too_few_open_files(play, tmp_path, limit):
         assert not (tmp_path / "typed").exists()
 
 
-def test_a_bug_of_ours_on_a_host_is_one_line() -> None:
+def test_a_bug_of_ours_on_a_host_is_one_line():
     words, environ = python_command(sys.executable, REMOTE), clean_environment()
     for line, said in (
         ("{nonsense", "JSONDecodeError: "),
@@ -163,12 +162,12 @@ JOB = HostJob(
 )  # fmt: skip
 
 
-def test_a_job_arrives_as_it_was_sent() -> None:
+def test_a_job_arrives_as_it_was_sent():
     """Bytes that are not UTF-8 included."""
     assert HostJob.read(JOB.line()) == JOB
 
 
 @pytest.mark.parametrize("wrong", [{"ports": (70000,)}, {"heartbeat": 0.0}, {"grace": -1.0}])
-def test_a_job_has_values_that_make_sense(wrong: dict[str, Any]) -> None:
+def test_a_job_has_values_that_make_sense(wrong):
     with pytest.raises(msgspec.ValidationError):
         HostJob.read(replace(JOB, **wrong).line())
