@@ -32,7 +32,6 @@ class Dump:
 
 @dataclass(frozen=True)
 class Account:
-    loaded: tuple[str, ...]
     edges: Mapping[str, frozenset[str]]
     failed: Mapping[str, str]
     found: tuple[tuple[Stack, str], ...]
@@ -46,7 +45,6 @@ class Account:
     def of(cls, found: dict[str, Any]) -> Account:
         """Read a probe's answer; KeyError or TypeError if it is none."""
         return cls(
-            loaded=tuple(dict.fromkeys(name for name, *_ in found["loaded"])),
             edges={name: frozenset(names) for name, names in found["edges"].items()},
             failed=found["failed"],
             found=tuple((tuple(stack), what) for stack, what in found["found"]),

@@ -83,8 +83,7 @@ class Probe:
         folders = [request["folder"], os.getcwd()]
         self.findings = findings.Findings(self.imports, repairs.READERS, excused, folders)
         self.failed: dict[str, str] = {}
-        self.at_start = frozenset(sys.modules)
-        self.in_any_case = self.at_start
+        self.in_any_case = frozenset(sys.modules)
         if not self.forks:
             self._become_a_rank(request["ranks"][0])
         self.surroundings = surroundings.Surroundings(
@@ -173,21 +172,17 @@ class Probe:
         self.surroundings.accept()
 
     def _import(self, name: str) -> None:
-        self.imports.statement = name
         try:
             __import__(name)
         except BaseException as error:
             self.failed[name] = f"{type(error).__name__}: {error}"
-        self.imports.statement = ""
 
     def _import_as_the_zygote(self, name: str) -> None:
-        self.imports.statement = name
         config: Any = {"modules": [name], "asked": [], "first": self.request["folder"], "settings": {}, "fallback": []}
         config |= {"folders": [], "reads": []}
         found = preloading.load(config, _no_guard)
         if any(found) or name not in sys.modules:
             self.failed[name] = "it cannot be imported by itself"
-        self.imports.statement = ""
 
     def _compared(self) -> list[str]:
         if self.request["compared"] is not None:
@@ -224,7 +219,6 @@ class Probe:
             origin = getattr(space.get("__spec__"), "origin", None)
             files[name] = str(space.get("__file__") or origin or "")
         answer = {
-            "loaded": seen.loaded,
             "edges": {name: sorted(edges) for name, edges in seen.edges.items()},
             "failed": self.failed,
             "found": list(self.findings.found),
