@@ -51,7 +51,6 @@ class Findings:
     Attributes:
         found: the stack of modules, what was done ("makes a temporary folder"), and for a read its variable.
         read: the stacks in which a variable was read by its name; those that a fork repairs are left out.
-        libraries: shared objects with the stack in which they were mapped.
         changed: the stacks in which something that is only compared at the end was changed, by what that is.
     """
 
@@ -63,7 +62,7 @@ class Findings:
         self._excused = excuses
         self.found: dict[tuple[tuple[str, ...], str], None] = {}
         self.read: dict[str, dict[tuple[str, ...], None]] = {}
-        self.libraries: dict[str, tuple[str, ...]] = {}
+        self._shared = set[str]()  # files whose memory forks would share
         self.changed: dict[str, dict[tuple[str, ...], None]] = {}
         self.quiet = False  # while nothing is to be noted
         self.maps = True  # whether something may have been mapped since the last look
@@ -185,7 +184,7 @@ class Findings:
         return f"{SETS if before is None else 'changes the variable '}{os.fsdecode(name)}"
 
     def look_at_maps(self) -> None:
-        """Note which shared objects were mapped since the last look, and memory that forks would share."""
+        """Note memory that forks would share and that was mapped since the last look."""
         if not self.maps:
             return
         self.maps = False
@@ -197,10 +196,8 @@ class Findings:
         for line in lines:
             fields = line.split(None, 5)
             path = fields[5] if len(fields) > 5 else ""
-            if ".so" in path and path not in self.libraries:
-                self.libraries[path] = stack
-            if fields[1][3] == "s" and path not in self.libraries:
-                self.libraries[path] = stack
+            if fields[1][3] == "s" and ".so" not in path and path not in self._shared:
+                self._shared.add(path)
                 self.note("makes memory that forks share", stack)
 
 

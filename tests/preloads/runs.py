@@ -57,8 +57,8 @@ RANKS = (0, 1, 11)
 
 
 class Runs:
-    def __init__(self, scratch: Path, python: str = sys.executable) -> None:
-        self._scratch, self._python = scratch, python
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
         self._numbers = itertools.count(1)
         for name in ("first", "work", "extra", "extra/lib"):
             (scratch / name).mkdir()
@@ -113,7 +113,7 @@ class Runs:
         options: dict[str, Any] = {"cwd": self._scratch / "work", "env": environ}
         said = self._scratch / f"{number}.output"
         with said.open("wb") as output:
-            command = [self._python, str(stub), request, answer]
+            command = [sys.executable, str(stub), request, answer]
             if terminal:
                 code = _on_terminal(command, output.fileno(), **options)
             else:

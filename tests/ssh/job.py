@@ -30,7 +30,7 @@ class Job(Watched):
         terminal: int | None = None,
     ) -> None:
         """``pipe``: stdout is one, to be read from ``process.stdout``. ``terminal``: stderr is this descriptor."""
-        self.servers, self.hosts = servers, servers.network.hosts
+        self.hosts = servers.network.hosts
         self.out, self.err = folder / "job.out", folder / "job.err"
         where = {"PYTHONPATH": str(Path(ddplaunch.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
         environment = clean_environment({**os.environ, **where, **(env or {}), **servers.environment})
