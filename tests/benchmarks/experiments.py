@@ -90,6 +90,8 @@ def all_experiments(size: Size) -> list[Experiment]:
         _bare(size),
         _inspection(size),
         _stacks(size),
+        _preload(size, "DDP and one AdamW step", "ddp_step.py", "step"),
+        _preload(size, "one all_reduce", "collective.py", "collective"),
     ]
 
 
@@ -451,4 +453,22 @@ def _stacks(size: Size) -> Experiment:
             Row(f"stacks and collectives of {8 * size.many} ranks", f"stacks_{8 * size.many}", "s", None, 2.0),
         ),
         rounds=3,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ preload
+
+
+def _preload(size: Size, label: str, program: str, last: str) -> Experiment:
+    """What preloading torch._dynamo saves a job that needs it, and costs one that does not."""
+    plain = "--preload torch,torch.distributed"  # which torch imports anyway
+
+    def preloaded(modules: str) -> Turn:
+        return lambda: _run_to(contenders.ddplaunch("--preload", modules)(size.few, program), last, size.few)
+
+    what = f"{size.few} ranks, {label}, `--preload torch,torch._dynamo`"
+    return Experiment(
+        f"preload-{last}",
+        {OURS: preloaded("torch,torch._dynamo"), plain: preloaded("torch,torch.distributed")},
+        (Row(f"{what}: command to exit", "wall", "s", plain), Row(f"{what}: CPU", "cpu", "CPU-s", plain)),
     )
