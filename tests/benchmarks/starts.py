@@ -110,7 +110,6 @@ def _sequence(size: Size) -> Experiment:
         for what in ("cpu", "wall"):
             numbers = [run[what] for run in runs]
             found[f"{what}_first"] = numbers[0] / median(numbers[1:])
-            found[f"{what}_spread"] = max(numbers) / min(numbers)
         return found
 
     what = f"{size.few} ranks, Lightning's Trainer, {size.sequence} runs from an empty home on"
@@ -119,9 +118,7 @@ def _sequence(size: Size) -> Experiment:
         {OURS: turn},
         (
             Row(f"{what}: CPU of the first over the others' median", "cpu_first", ""),
-            Row("the same: CPU, the highest over the lowest", "cpu_spread", ""),
             Row(f"{what}: command to exit of the first over the others' median", "wall_first", ""),
-            Row("the same: command to exit, the slowest over the quickest", "wall_spread", ""),
         ),
         rounds=1,
     )
