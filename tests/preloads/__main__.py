@@ -6,14 +6,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ddplaunch.rank import repairs
 from tests.preloads import harmless, words
 from tests.preloads.audit import Audit, Finding
 from tests.preloads.installed import Installed, normalised
 from tests.preloads.known import FILE, Known, entry, joined
 from tests.preloads.runs import Failed, Runs
-
-REPAIRED: frozenset[str] = getattr(repairs, "GENERATORS", frozenset())
 
 
 def main() -> int:
@@ -51,7 +48,7 @@ def _audit(names: list[str], installed: Installed, runs: Runs, known: Known, typ
         name: [each for each in known.modules(name, installed.tops(name)) if installed.has(each)] for name in names
     }
     try:
-        found = Audit(installed, runs, asked, REPAIRED).run()
+        found = Audit(installed, runs, asked).run()
     except Failed as error:
         found = [Finding(name, {modules[0]: [f"does not end: {error}"]}, {}) for name, modules in asked.items()]
     torch = installed.versions.get("torch", "?")

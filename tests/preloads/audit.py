@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
 
+from ddplaunch.rank.repairs import GENERATORS
 from tests.preloads import excused
 from tests.preloads.account import Account, Dump, Place, Stack, differences
 from tests.preloads.disturbances import DISTURBANCES, VARIABLES
@@ -70,10 +71,10 @@ class Finding:
 
 
 class Audit:
-    """One audit of some distributions, together; ``repaired`` are the generators that forks seed anew."""
+    """One audit of some distributions, together."""
 
-    def __init__(self, installed: Installed, runs: Runs, asked: Mapping[str, Sequence[str]], repaired: frozenset[str]):
-        self._installed, self._runs, self._asked, self._repaired = installed, runs, asked, repaired
+    def __init__(self, installed: Installed, runs: Runs, asked: Mapping[str, Sequence[str]]) -> None:
+        self._installed, self._runs, self._asked = installed, runs, asked
         self._first = () if "torch" in asked else BY_CONTRACT
         self._modules = tuple(dict.fromkeys(module for modules in asked.values() for module in modules))
         self._guilt = Guilt()
@@ -190,7 +191,7 @@ class Audit:
                     self._guilt.accuse(module, f"keeps {kind} in {module}.{name}, which nobody can read")
         for (module, name), kinds in dump.generators.items():
             place = f"{module}.{name}"
-            if place in self._repaired:
+            if place in GENERATORS:  # which forks seed anew
                 self._generators.setdefault(module, set()).add(place)
             else:
                 self._guilt.accuse(module, f"keeps a random generator ({', '.join(kinds)}) in {place}")
