@@ -12,7 +12,7 @@ from ddplaunch.words import counted
 
 if TYPE_CHECKING:
     from ddplaunch.cli.options import Inferred
-    from ddplaunch.clusters.finding import Finding, Place
+    from ddplaunch.clusters.finding import Finding, RankPlace
     from ddplaunch.plan.layout import StartedRank
     from ddplaunch.plan.plan import Plan
 
@@ -110,7 +110,7 @@ def left_over(options: Options) -> str | None:
     return f"{', '.join(said)} in the environment do not count: --nproc {options.nproc} starts ranks of its own"
 
 
-def _too_many(finding: Finding, place: Place, nproc: str) -> BaseException:
+def _too_many(finding: Finding, place: RankPlace, nproc: str) -> BaseException:
     """Each of the ranks that somebody has started refuses to start several; where they share a log, rank 0 says why."""
     if place.rank and one_log(finding):
         return SystemExit(EXIT_USAGE)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ddplaunch.clusters.finding import Allocation, Finding
+from ddplaunch.clusters.finding import Allocation, Finding, Stage, system
 from ddplaunch.clusters.nodelist import expand_counts, expand_hosts
 from ddplaunch.clusters.reading import (
     batch_script,
@@ -48,21 +48,20 @@ SPECIAL_STEPS = 0xFFFFFFF0
 STEPS_A_JOB = 8  # each of so many steps of a job, and of the thousand jobs around it, has a port of its own
 
 
-def find(environ: Mapping[str, str]) -> Finding | None:
-    """Recognise a task of a step, or a process of a job that no step has started."""
-    if not is_set(environ, JOB_ID):
-        return None
-    if is_set(environ, STEP_ID) and number(environ, STEP_ID) < SPECIAL_STEPS:
-        return _step(environ)
-    return _no_step(environ)
-
-
 def allocation(environ: Mapping[str, str]) -> Allocation | None:
     """Return the whole job's nodes, in whose order mpirun fills them."""
     if not is_set(environ, JOB_ID):
         return None
     hosts = expand_hosts(environ[JOB_NODELIST], JOB_NODELIST) if is_set(environ, JOB_NODELIST) else ()
     return Allocation(environ[JOB_ID], hosts, JOB_NODELIST)
+
+
+@system("slurm", JOB_ID, stage=Stage.STEP, allocation=allocation)
+def slurm(environ: Mapping[str, str]) -> Finding | None:
+    """Recognise a task of a step, or a process of a job that no step has started."""
+    if is_set(environ, STEP_ID) and number(environ, STEP_ID) < SPECIAL_STEPS:
+        return _step(environ)
+    return _no_step(environ)
 
 
 def _step(environ: Mapping[str, str]) -> Finding:
