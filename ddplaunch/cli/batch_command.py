@@ -13,7 +13,19 @@ from typing import Any, NamedTuple
 
 import click
 
-from ddplaunch.cli.command_line import DRY_RUN, ELSEWHERE, FEW, HELP, JSON, CommandLine, name_of, split, values_of
+from ddplaunch.cli.command_line import (
+    DRY_RUN,
+    ELSEWHERE,
+    FEW,
+    HELP,
+    JSON,
+    CommandLine,
+    Grammar,
+    Translation,
+    name_of,
+    split,
+    values_of,
+)
 from ddplaunch.cli.defaults import ONLY_TYPED, Defaults, read
 from ddplaunch.cli.options import SECTIONS, Source
 from ddplaunch.cli.parameters import PARAMS, Paths, source_of
@@ -77,12 +89,13 @@ class BatchCommand(TargetCommand):
     def spellings(self, ctx: click.Context) -> dict[str, bool]:
         return {**spellings(PARAMS), **super().spellings(ctx)}
 
-    def split(self, ctx: click.Context, words: list[str], **how: Any) -> CommandLine:
+    def split(self, ctx: click.Context, typed: Translation) -> CommandLine:
         known = self.spellings(ctx)
         of_sbatch = {of: name for of, name in OF_SBATCH.items() if name in known}
-        how |= {"guarded": known.keys() - HELP, "elsewhere": {**ELSEWHERE, **self.elsewhere, **of_sbatch}}
+        elsewhere = {**ELSEWHERE, **self.elsewhere, **of_sbatch}
         try:
-            line = split(words, known, program_names(), few=self.few, instead=self.refused, **how)
+            grammar = Grammar(known, self.few, known.keys() - HELP, self.refused, elsewhere)
+            line = split(typed, grammar, program_names())
         except UsageError as error:
             raise renamed(self, error) from None
         for name in map(name_of, line.ours):

@@ -8,7 +8,9 @@ import socket
 from ddplaunch.cli.options import Options
 from ddplaunch.cli.rules import read_rules
 from ddplaunch.cli.surroundings import look_around
+from ddplaunch.control.decline import decline
 from ddplaunch.errors import UsageError
+from ddplaunch.plan.rendezvous import MISSING, locate
 
 
 def tell(error: UsageError, options: Options, listening: socket.socket | None) -> None:
@@ -23,9 +25,6 @@ def tell(error: UsageError, options: Options, listening: socket.socket | None) -
         options, finding = look_around(options)
         if finding is None or not isinstance(options.node_rank, int):
             return
-        from ddplaunch.control.decline import decline
-        from ddplaunch.plan.rendezvous import MISSING, locate
-
         asked = (options.master_addr, options.master_port, options.init_method)
         address, port = locate(*asked, nnodes=options.nnodes[1], here=None, environ=os.environ)
         rules = read_rules(options, address.value, int(port.value), finding)

@@ -48,6 +48,9 @@ SECTIONS = {
 }
 """The headings of ``--help-all``, and the options under each."""
 
+OF_SSH = tuple(name[2:].replace("-", "_") for name in SECTIONS["Several nodes by SSH"])
+"""Options by which one machine starts the others."""
+
 # fmt: off
 COMMON = ("--module", "--nproc", "--gpus", "--nnodes", "--node-rank", "--master-addr", "--hosts", "--max-restarts",
           "--log-dir", "--dry-run", "--help", "--help-all")

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ddplaunch.cli.option import Option
-from ddplaunch.cli.options import OPTIONS, Options, Source
+from ddplaunch.cli.options import OPTIONS, Source
 
 _BY_CLICK = {"COMMANDLINE": Source.TYPED, "ENVIRONMENT": Source.VARIABLE, "DEFAULT_MAP": Source.FILE}
 
@@ -40,15 +40,6 @@ def _made(option: Option) -> click.Parameter:
 
 
 PARAMS = [_made(option) for option in OPTIONS]
-
-
-def read(context: click.Context, from_variables: frozenset[str]) -> Options:
-    """Read the options from click's context; it takes for typed what ``from_variables`` spells and a variable set."""
-    sources = {option.name: source_of(context, option.name) for option in OPTIONS}
-    for option in OPTIONS:
-        if from_variables & {*option.opts}:
-            sources[option.name] = Source.VARIABLE
-    return Options(**context.params, sources=sources)
 
 
 def source_of(context: click.Context, name: str) -> Source:

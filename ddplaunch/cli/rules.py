@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from ddplaunch import TYPE_CHECKING
+from ddplaunch.cli.options import OF_SSH, Options
 from ddplaunch.cli.surroundings import one_log
 from ddplaunch.cli.values import AUTO
+from ddplaunch.control.rules import GPU_MEMORY, STALLED, Rules
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddplaunch.cli.options import Options
     from ddplaunch.clusters.finding import Finding
-    from ddplaunch.control.rules import Rules
+
+
+def names_hosts(options: Options) -> bool:
+    """Whether hosts are named, for SSH; refuse the other options of SSH where none are."""
+    if options.is_set("hosts") or options.is_set("hostfile"):
+        return True
+    for name in OF_SSH:
+        if options.is_set(name):
+            what = f"--{name.replace('_', '-')} works only with --hosts or --hostfile"
+            raise UsageError(what, "--hosts n1:4,n2:4")
+    return False
 
 
 def check_nodes(options: Options) -> None:
@@ -67,8 +78,6 @@ def check_control_port(port: int, master_port: int) -> None:
 
 def read_rules(options: Options, address: str, master_port: int, finding: Finding | None) -> Rules:
     """Return the rules of a job whose node 0 is at this address; refuse one without a control port."""
-    from ddplaunch.control.rules import GPU_MEMORY, STALLED, Rules
-
     lowest, highest = options.nnodes
     port = None
     if highest == 1 or options.control == "none":

@@ -1,17 +1,12 @@
-"""``ddplaunch run`` as click has it: its help, and what is refused."""
+"""``ddplaunch run`` as click has it, for its help and for completion; ``reader`` reads it."""
 
 from __future__ import annotations
 
-import os
-from itertools import takewhile
-
 import click
 
-from ddplaunch.cli import run as started
-from ddplaunch.cli.options import COMMON, LOG_JSON, SECTIONS
-from ddplaunch.cli.parameters import PARAMS, read
-from ddplaunch.cli.target_command import SETTINGS, TargetCommand, remarks
-from ddplaunch.output.voice import VOICE
+from ddplaunch.cli.options import COMMON, SECTIONS
+from ddplaunch.cli.parameters import PARAMS
+from ddplaunch.cli.target_command import SETTINGS, TargetCommand
 
 
 class _RunCommand(TargetCommand):
@@ -28,15 +23,9 @@ class _RunCommand(TargetCommand):
         ("print what would run where; start nothing", "ddplaunch run --dry-run --nproc 4 train.py"),
     )
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # An error in these words is to be said in the form that they ask for; what they mean is known only afterwards.
-        typed = "--log-json" in takewhile(lambda word: word != "--", args)
-        VOICE.for_machines = typed or os.environ.get(LOG_JSON, "0") not in ("", "0")
-        return super().parse_args(ctx, args)
-
 
 @click.command(cls=_RunCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=PARAMS)
-def run(**_: object) -> int:
+def run(**_: object) -> None:
     """Start a training job on this machine, or this machine's share of one.
 
     \b
@@ -53,5 +42,3 @@ def run(**_: object) -> int:
     A function gets rank, local_rank, world_size, device and the like by the names of its parameters, the others
     from its arguments: --lr 0.1. Options of torchrun work too: docs/torchrun.md.
     """
-    said = remarks()
-    return started.run(read(click.get_current_context(), said.from_variables), said)

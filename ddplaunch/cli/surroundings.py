@@ -7,19 +7,24 @@ from collections.abc import Iterator
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli.options import Options, Source
+from ddplaunch.clusters import find
+from ddplaunch.clusters.alone import check_alone
+from ddplaunch.clusters.finding import Finding, RankPlace
 from ddplaunch.errors import EXIT_USAGE, UsageError
+from ddplaunch.plan.layout import StartedRank
+from ddplaunch.plan.plan import Plan
 from ddplaunch.words import counted
 
 if TYPE_CHECKING:
     from ddplaunch.cli.options import Inferred
-    from ddplaunch.clusters.finding import Finding, RankPlace
-    from ddplaunch.plan.layout import StartedRank
-    from ddplaunch.plan.plan import Plan
 
 TOKEN = "DDPLAUNCH_TOKEN"
 
 INSIDE = "DDPLAUNCH_DEVICE"
 """Every rank of ours has it: what a rank starts with ddplaunch is a job of its own, not that rank again."""
+
+OVER_SSH = "DDPLAUNCH_OVER_SSH"
+"""The variable by which a launcher knows that the others are started at the same time."""
 
 TORCHRUN = "torchelastic"
 """Where torchrun has started us it coordinates the ranks and holds their store; we only run ours."""
@@ -38,8 +43,6 @@ def look_around(options: Options) -> tuple[Options, Finding | None]:
     Raises:
         UsageError: the variables make no sense, or contradict what the user has set.
     """
-    from ddplaunch.clusters import find
-
     describes_itself = options.is_set("nnodes") or options.is_set("node_rank")  # then variables mean another job
     if options.cluster is None and (INSIDE in os.environ or describes_itself):
         return options, None
@@ -79,8 +82,6 @@ def left_alone(options: Options, finding: Finding | None, plan: Plan) -> str | N
         return None
     if finding and not finding.is_script and not finding.is_copy:
         return None
-    from ddplaunch.clusters.alone import check_alone
-
     return check_alone(os.environ, plan.world_size, finding, _is_here)
 
 
@@ -141,8 +142,6 @@ def started_rank(finding: Finding | None) -> StartedRank | None:
     """Return this process's rank as the plan has it, where somebody else has started all ranks."""
     if finding is None or finding.place is None:
         return None
-    from ddplaunch.plan.layout import StartedRank
-
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ and finding.cluster == TORCHRUN}
     place = finding.place
     return StartedRank(place.local_rank, place.local_world_size, finding.node_rank, finding.nnodes, tuple(kept.items()))

@@ -24,7 +24,7 @@ NONE = "none"  # what `--cluster` calls looking at nothing
 def _all() -> dict[str, System]:
     """Load every file of ``systems/``: a new one needs no other change."""
     for file in sorted(os.listdir(systems.__path__[0])):
-        if file.endswith(".py"):
+        if file.endswith(".py") and not file.startswith("_"):
             import_module(f"{systems.__name__}.{file[:-3]}")
     return {each.name: each for each in sorted(KNOWN, key=lambda each: each.stage)}
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 
 from ddplaunch.plan.plan import Plan
 from ddplaunch.target.target import Kind
+from ddplaunch.words import quoted
 
 _CWD_LAST = "import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd())"
 """The current folder goes to the end of the path, whoever put it there. No quotation marks: scripts stay readable.
@@ -45,4 +45,4 @@ def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
         words += ["--", typed, *args]
     else:
         words += [typed, *(("--", *args) if args else ())]
-    return shlex.join(words)
+    return quoted(words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zipimport
 from enum import Enum
 from functools import cached_property
 
@@ -14,6 +15,8 @@ from ddplaunch.target import source
 from ddplaunch.words import nearest
 
 if TYPE_CHECKING:
+    import ast
+
     from ddplaunch.target.signature import Signature
 
 
@@ -122,8 +125,6 @@ def _checked(path: str, name: str) -> str | None:
 
 def _is_archive(path: str, name: str) -> bool:
     """Whether it is a zip archive, whatever its name, as Python finds out; refuse one without a ``__main__``."""
-    import zipimport
-
     try:
         archive = zipimport.zipimporter(path)
     except zipimport.ZipImportError:
@@ -162,19 +163,21 @@ def _program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
 
 
 def _function_in_file(typed: str, path: str, function: str, args: tuple[str, ...], cwd: str) -> Target:
-    from ddplaunch.target.function import find_function
-
     file = os.path.abspath(_existing_file(path, cwd))
-    found = find_function(typed, path, function, source.parse(file, path))
+    found = _signature(typed, path, function, source.parse(file, path))
     folder, name = os.path.split(os.path.realpath(file))
     return Target(Kind.FUNCTION, typed, args, file, name[:-3], function, folder, source=file, signature=found)
 
 
-def _function_in_module(typed: str, module: str, function: str, args: tuple[str, ...], cwd: str) -> Target:
-    from ddplaunch.target.function import find_function
+def _signature(typed: str, where: str, function: str, module: ast.Module) -> Signature | None:
+    from ddplaunch.target.function import find_function  # with ast and inspect: only functions need it
 
+    return find_function(typed, where, function, module)
+
+
+def _function_in_module(typed: str, module: str, function: str, args: tuple[str, ...], cwd: str) -> Target:
     file = _module_source(module, cwd)
-    found = find_function(typed, module, function, source.parse(file)) if file else None
+    found = _signature(typed, module, function, source.parse(file)) if file else None
     return Target(Kind.FUNCTION, typed, args, module=module, function=function, first=cwd, source=file, signature=found)
 
 

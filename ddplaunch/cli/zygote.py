@@ -1,23 +1,41 @@
-"""Whether a run keeps its zygote for the next ones, and for how long: ``--warm``, or ``[run] warm`` of the user's file.
+"""What the zygote imports for all ranks, and for how long it stays for the next runs.
 
-That file alone counts: what stays on a machine is its user's choice, not a project's.
+The latter says ``--warm``, or ``[run] warm`` of the user's own file. That file alone counts: what stays on a machine is
+its user's choice, not a project's.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
 from ddplaunch import TYPE_CHECKING
+from ddplaunch.cli.defaults import OWN, users_table
+from ddplaunch.cli.options import Options
+from ddplaunch.cli.surroundings import OVER_SSH
+from ddplaunch.cli.values import WEEK, as_seconds
+from ddplaunch.clusters import sign
 from ddplaunch.errors import UsageError
 from ddplaunch.files import users_config
+from ddplaunch.plan.plan import Plan
+from ddplaunch.preload.choice import AUTO, Choice, choose
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from ddplaunch.cli.options import Options
-
 KEPT = 600.0
 """Seconds for which ``--warm`` keeps a zygote, where the file does not say."""
+
+
+def choose_preload(options: Options, plan: Plan) -> Choice:
+    """Choose what the zygote imports; a node with one rank and no restarts has one only where that alone is quicker."""
+    if options.start == "exec" or (options.start == "auto" and sys.platform != "linux"):
+        return Choice()
+    preload = options.preload or AUTO
+    unasked = options.start == "auto" and preload == AUTO
+    lone = unasked and len(plan.local_ranks) == 1 and not options.max_restarts
+    own = plan.environment(plan.local_ranks[0])
+    return choose(plan.target, preload, {**os.environ, **plan.shared}, own, lone=lone)
 
 
 def read_warmth(options: Options) -> tuple[float | None, str | None]:
@@ -36,12 +54,9 @@ def read_warmth(options: Options) -> tuple[float | None, str | None]:
 
 
 def _why_not(*, typed: bool) -> str | None:
-    from ddplaunch import clusters
-    from ddplaunch.cli import over_ssh
-
-    if sign := clusters.sign(os.environ):
-        return f"a scheduler started this run: {sign} is set"
-    if over_ssh.STARTED in os.environ:
+    if variable := sign(os.environ):
+        return f"a scheduler started this run: {variable} is set"
+    if OVER_SSH in os.environ:
         return "this run was started over SSH"
     if os.getpid() == 1:
         return "the launcher has pid 1"
@@ -54,8 +69,6 @@ def _in_file() -> float | None:
     path = users_config(os.environ)
     if path is None or not os.path.isfile(path):
         return None
-    from ddplaunch.cli.defaults import OWN, users_table
-
     table = users_table(path, OWN)
     for key in table:
         if key != "warm":
@@ -65,8 +78,6 @@ def _in_file() -> float | None:
 
 def _seconds(path: str, value: Any) -> float:
     """Read a time; 0 keeps nothing."""
-    from ddplaunch.cli.values import WEEK, as_seconds
-
     seconds = as_seconds(str(value)) if isinstance(value, (str, int, float)) else None
     if seconds is None or not 0 <= seconds <= WEEK:
         shown = f'"{value}"' if isinstance(value, str) else value
