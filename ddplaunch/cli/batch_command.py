@@ -28,7 +28,7 @@ from ddplaunch.cli.command_line import (
 )
 from ddplaunch.cli.defaults import ONLY_TYPED, Defaults, read
 from ddplaunch.cli.options import SECTIONS, Source
-from ddplaunch.cli.parameters import PARAMS, Paths, source_of
+from ddplaunch.cli.parameters import PARAMS, PathType, source_of
 from ddplaunch.cli.target_command import TargetCommand, remarks, spellings
 from ddplaunch.cli.typed import current_directory, program_names
 from ddplaunch.errors import UsageError
@@ -182,7 +182,7 @@ def option(
     names: str, metavar: str, help: str, callback: Reader | None = None, *, multiple: bool = False, path: bool = False
 ) -> click.Option:
     """An option with a value; ``names`` are its own and, after a space, the one that Python has for it."""
-    kind = Paths(dir_okay=False) if path else None
+    kind = PathType(dir_okay=False) if path else None
     help += "; may be repeated." if multiple else ""
     return click.Option(names.split(), metavar=metavar, help=help, callback=callback, multiple=multiple, type=kind)
 

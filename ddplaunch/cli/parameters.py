@@ -12,7 +12,7 @@ from ddplaunch.cli.options import OPTIONS, Source
 _BY_CLICK = {"COMMANDLINE": Source.TYPED, "ENVIRONMENT": Source.VARIABLE, "DEFAULT_MAP": Source.FILE}
 
 
-class Paths(click.Path):
+class PathType(click.Path):
     """Words that may be anything here, and are completed as the names of files or folders."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -24,7 +24,7 @@ def _made(option: Option) -> click.Parameter:
     if option.choices:
         kind = click.Choice(option.choices)
     elif option.completes:
-        kind = Paths(file_okay=option.completes != "folder", dir_okay=option.completes != "file")
+        kind = PathType(file_okay=option.completes != "folder", dir_okay=option.completes != "file")
     if option.is_argument:
         return click.Argument([option.name], nargs=-1 if option.rest else 1, type=kind)
     how: dict[str, Any] = {"help": option.help, "envvar": option.envvar}

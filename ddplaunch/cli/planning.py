@@ -14,7 +14,8 @@ from ddplaunch.clusters.finding import Finding
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.machine import read_machine
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.plan import JobSpec, Plan, make
+from ddplaunch.plan.make import JobSpec, make
+from ddplaunch.plan.plan import Plan
 from ddplaunch.target.target import Target
 
 

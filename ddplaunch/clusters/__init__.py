@@ -26,7 +26,7 @@ def _all() -> dict[str, System]:
     for file in sorted(os.listdir(systems.__path__[0])):
         if file.endswith(".py") and not file.startswith("_"):
             import_module(f"{systems.__name__}.{file[:-3]}")
-    return {each.name: each for each in sorted(KNOWN, key=lambda each: each.stage)}
+    return {each.name: each for each in sorted(KNOWN, key=lambda each: each.turn)}
 
 
 SYSTEMS = _all()

@@ -67,7 +67,7 @@ class Allocation:
     variable: str  # what the hosts were read from
 
 
-class Stage(IntEnum):
+class Turn(IntEnum):
     """When a system is asked: the more specific first."""
 
     RANK = 1  # it has numbered this very process
@@ -85,7 +85,7 @@ class System:
 
     name: str
     signs: tuple[str, ...]
-    stage: Stage
+    turn: Turn
     ask: Ask
     allocate: Allocate | None = None
 
@@ -105,14 +105,14 @@ class System:
 
 
 KNOWN: list[System] = []
-"""All systems whose files are loaded; those of one stage in the order in which they are asked."""
+"""All systems whose files are loaded; those of one turn in the order in which they are asked."""
 
 
-def system(name: str, *signs: str, stage: Stage, allocation: Allocate | None = None) -> Callable[[Ask], System]:
+def system(name: str, *signs: str, turn: Turn, allocation: Allocate | None = None) -> Callable[[Ask], System]:
     """Make a function that reads a system's variables that system."""
 
     def made(ask: Ask) -> System:
-        KNOWN.append(System(name, signs, stage, ask, allocation))
+        KNOWN.append(System(name, signs, turn, ask, allocation))
         return KNOWN[-1]
 
     return made

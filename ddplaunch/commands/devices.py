@@ -17,7 +17,7 @@ from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.devices import read_hardware
 from ddplaunch.devices.given import claim
 from ddplaunch.devices.visible import Visible, visible_gpus
-from ddplaunch.plan.cpulist import format_cpulist
+from ddplaunch.plan.numbers import format_cpulist
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance
 from ddplaunch.words import counted, size
 

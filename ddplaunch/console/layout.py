@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.console import colour_wanted
 from ddplaunch.plan.command import command_for
-from ddplaunch.plan.cpulist import format_cpulist
+from ddplaunch.plan.numbers import format_cpulist
 from ddplaunch.plan.plan import Fact, Plan
 from ddplaunch.plan.rendezvous import ASSUMED, MISSING
 from ddplaunch.words import quoted

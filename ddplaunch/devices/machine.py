@@ -9,7 +9,7 @@ from ddplaunch.devices import read_hardware
 from ddplaunch.devices.given import check_given
 from ddplaunch.devices.visible import alone, visible_gpus
 from ddplaunch.plan.layout import Slot
-from ddplaunch.plan.plan import Machine
+from ddplaunch.plan.make import Machine
 
 
 def read_machine(

@@ -194,10 +194,10 @@ def test_a_cluster_that_is_unknown() -> None:
 
 
 TOY = """
-from ddplaunch.clusters.finding import Finding, Stage, system
+from ddplaunch.clusters.finding import Finding, Turn, system
 
 
-@system("toy", "TOY_NODES", stage=Stage.NODE)
+@system("toy", "TOY_NODES", turn=Turn.NODE)
 def toy(environ):
     return Finding("toy", ("TOY_NODES",), int(environ["TOY_NODES"]), int(environ["TOY_NODE"]), address="n1")
 """

@@ -11,7 +11,8 @@ import pytest
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import command_for
 from ddplaunch.plan.layout import Slot
-from ddplaunch.plan.plan import Fact, JobSpec, Machine, Plan, make
+from ddplaunch.plan.make import JobSpec, Machine, make
+from ddplaunch.plan.plan import Fact, Plan
 from ddplaunch.target.target import Kind, Target
 
 SCRIPT = Target(Kind.SCRIPT, "train.py", ("--lr", "1"), path="train.py", first="/x", source="/x/train.py")

@@ -30,7 +30,8 @@ from ddplaunch.job.runs import RunningJob
 from ddplaunch.output.events import RECORDS
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
 from ddplaunch.plan.layout import Slot
-from ddplaunch.plan.plan import JobSpec, Machine, Plan, make
+from ddplaunch.plan.make import JobSpec, Machine, make
+from ddplaunch.plan.plan import Plan
 from ddplaunch.preload.admission import Excluded
 from ddplaunch.preload.choice import Choice
 from ddplaunch.target.target import Kind, Target

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.clusters.finding import Finding, Stage, system
+from ddplaunch.clusters.finding import Finding, Turn, system
 from ddplaunch.clusters.reading import OFF, agreed, counts_nodes, is_set, number, parsed, to_number
 from ddplaunch.errors import UsageError, shown
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-@system("kubeflow", "PET_NNODES", "KUBERNETES_SERVICE_HOST", stage=Stage.COMMON)
+@system("kubeflow", "PET_NNODES", "KUBERNETES_SERVICE_HOST", turn=Turn.COMMON)
 def kubeflow(environ: Mapping[str, str]) -> Finding | None:
     """Kubeflow: a pod of a TrainJob (PET_*, as torchrun's options) or of a PyTorchJob (RANK; PET_* in newer ones).
 
@@ -47,7 +47,7 @@ def kubeflow(environ: Mapping[str, str]) -> Finding | None:
     )
 
 
-@system("pai", "NPROC_PER_NODE", stage=Stage.COMMON)
+@system("pai", "NPROC_PER_NODE", turn=Turn.COMMON)
 def pai(environ: Mapping[str, str]) -> Finding | None:
     """PAI DLC of Alibaba Cloud, and AIHC of Baidu: a node of a PyTorch job.
 
@@ -60,7 +60,7 @@ def pai(environ: Mapping[str, str]) -> Finding | None:
     return counts_nodes("pai", environ, *names, "MASTER_PORT", nproc="NPROC_PER_NODE", comes_late=True)
 
 
-@system("nodes", "NNODES", "NUM_NODES", "NODE_COUNT", stage=Stage.COMMON)
+@system("nodes", "NNODES", "NUM_NODES", "NODE_COUNT", turn=Turn.COMMON)
 def nodes(environ: Mapping[str, str]) -> Finding | None:
     """NNODES, NODE_RANK and MASTER_ADDR, as people and platforms set them for scripts that start torchrun with them.
 
@@ -79,7 +79,7 @@ ROLES = ("chief", "master", "worker", "workerpool0", "workerpool1")
 """Of TF_CONFIG, in the order of their ranks."""
 
 
-@system("tfconfig", "TF_CONFIG", "CLUSTER_SPEC", stage=Stage.COMMON)
+@system("tfconfig", "TF_CONFIG", "CLUSTER_SPEC", turn=Turn.COMMON)
 def tfconfig(environ: Mapping[str, str]) -> Finding | None:
     """TF_CONFIG, and Vertex AI's CLUSTER_SPEC: a job's nodes as one JSON object, which other frameworks get too.
 

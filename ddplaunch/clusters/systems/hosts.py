@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ddplaunch.clusters.finding import Allocation, Finding, Stage, system
+from ddplaunch.clusters.finding import Allocation, Finding, Turn, system
 from ddplaunch.clusters.reading import (
     batch_script,
     check_below,
@@ -59,7 +59,7 @@ def _of_lsf(environ: Mapping[str, str]) -> Allocation | None:
     return Allocation(environ[LSF_JOB], hosts[1:] if has_launch_node else hosts, RANKFILE)
 
 
-@system("lsf", LSF_JOB, JSRUN_RANK, stage=Stage.HOSTS, allocation=_of_lsf)
+@system("lsf", LSF_JOB, JSRUN_RANK, turn=Turn.HOSTS, allocation=_of_lsf)
 def lsf(environ: Mapping[str, str]) -> Finding | None:
     """LSF: ``jsrun``, which sets JSM_NAMESPACE_*, ``blaunch``, a node of a job of ``ddplaunch submit``, or a script.
 
@@ -96,7 +96,7 @@ def _of_pbs(environ: Mapping[str, str]) -> Allocation | None:
     return Allocation(environ["PBS_JOBID"], read_hosts(environ["PBS_NODEFILE"]), "PBS_NODEFILE")
 
 
-@system("pbs", "PBS_JOBID", stage=Stage.HOSTS, allocation=_of_pbs)
+@system("pbs", "PBS_JOBID", turn=Turn.HOSTS, allocation=_of_pbs)
 def pbs(environ: Mapping[str, str]) -> Finding | None:
     """PBS (OpenPBS, PBS Professional, Torque): a job's script on its first host, or what ``pbsdsh`` started on a host.
 
@@ -126,7 +126,7 @@ def _of_sge(environ: Mapping[str, str]) -> Allocation | None:
     return Allocation(environ["JOB_ID"], read_hosts(environ["PE_HOSTFILE"]), "PE_HOSTFILE")
 
 
-@system("sge", "PE_HOSTFILE", "JOB_SCRIPT", stage=Stage.HOSTS, allocation=_of_sge)
+@system("sge", "PE_HOSTFILE", "JOB_SCRIPT", turn=Turn.HOSTS, allocation=_of_sge)
 def sge(environ: Mapping[str, str]) -> Finding | None:
     """Grid Engine (SGE, UGE, Altair): a job's script on its first host, and the hosts of its parallel environment.
 
@@ -154,7 +154,7 @@ def _of_azurebatch(environ: Mapping[str, str]) -> Allocation | None:
     return Allocation(environ["AZ_BATCH_JOB_ID"], hosts, "AZ_BATCH_HOST_LIST")
 
 
-@system("azurebatch", "AZ_BATCH_HOST_LIST", stage=Stage.HOSTS, allocation=_of_azurebatch)
+@system("azurebatch", "AZ_BATCH_HOST_LIST", turn=Turn.HOSTS, allocation=_of_azurebatch)
 def azurebatch(environ: Mapping[str, str]) -> Finding | None:
     """Azure Batch: a multi-instance task, whose command runs on its primary node alone, or a subtask on another.
 
@@ -190,7 +190,7 @@ def _hostfile(name: str, job_id: str, file: str) -> None:
     def allocation(environ: Mapping[str, str]) -> Allocation | None:
         return Allocation(environ[job_id], read_hosts(environ[file]), file) if is_set(environ, job_id, file) else None
 
-    @system(name, file, stage=Stage.HOSTS, allocation=allocation)
+    @system(name, file, turn=Turn.HOSTS, allocation=allocation)
     def find(environ: Mapping[str, str]) -> Finding | None:
         given = allocation(environ)
         return batch_script(name, (job_id, file), given, STARTER) if given else None

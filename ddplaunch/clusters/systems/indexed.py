@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from ddplaunch.clusters.finding import Finding, Stage, system
+from ddplaunch.clusters.finding import Finding, Turn, system
 from ddplaunch.clusters.reading import (
     OFF,
     a_copy,
@@ -27,7 +27,7 @@ from ddplaunch.clusters.reading import (
 from ddplaunch.errors import UsageError
 
 
-@system("openpai", "PAI_CURRENT_TASK_ROLE_NAME", stage=Stage.INDEX)
+@system("openpai", "PAI_CURRENT_TASK_ROLE_NAME", turn=Turn.INDEX)
 def openpai(environ: Mapping[str, str]) -> Finding | None:
     """OpenPAI: a task of a job.
 
@@ -61,7 +61,7 @@ def openpai(environ: Mapping[str, str]) -> Finding | None:
     )
 
 
-@system("volcano", "VC_TASK_INDEX", "VK_TASK_INDEX", stage=Stage.INDEX)
+@system("volcano", "VC_TASK_INDEX", "VK_TASK_INDEX", turn=Turn.INDEX)
 def volcano(environ: Mapping[str, str]) -> Finding | None:
     """Volcano: a pod of a job with its env and svc plugins; without the latter it is one of many jobs.
 
@@ -92,7 +92,7 @@ def volcano(environ: Mapping[str, str]) -> Finding | None:
     return Finding("volcano", (index_name, name), len(hosts), index, address=hosts[0], address_comes_late=True)
 
 
-@system("htcondor", "_CONDOR_NPROCS", stage=Stage.INDEX)
+@system("htcondor", "_CONDOR_NPROCS", turn=Turn.INDEX)
 def htcondor(environ: Mapping[str, str]) -> Finding | None:
     """HTCondor: a node of a job in its parallel universe.
 
@@ -114,7 +114,7 @@ ADDRESS = "MASTER_ADDR"  # job-0.job
 PORT = "MASTER_PORT"  # 29500
 
 
-@system("kubernetes", INDEX, stage=Stage.INDEX)
+@system("kubernetes", INDEX, turn=Turn.INDEX)
 def kubernetes(environ: Mapping[str, str]) -> Finding | None:
     """Kubernetes without an operator: a pod of an indexed Job, alone or in a JobSet.
 
@@ -142,7 +142,7 @@ def kubernetes(environ: Mapping[str, str]) -> Finding | None:
     )
 
 
-@system("gcpbatch", "BATCH_TASK_INDEX", stage=Stage.INDEX)
+@system("gcpbatch", "BATCH_TASK_INDEX", turn=Turn.INDEX)
 def gcpbatch(environ: Mapping[str, str]) -> Finding | None:
     """Batch of Google Cloud: a task of a job, one of many jobs unless its job asks for a file of the hosts.
 
@@ -166,7 +166,7 @@ def gcpbatch(environ: Mapping[str, str]) -> Finding | None:
     return Finding("gcpbatch", (count_name, file), nnodes=count, node_rank=place, address=hosts[0])
 
 
-@system("nomad", "NOMAD_ALLOC_INDEX", stage=Stage.INDEX)
+@system("nomad", "NOMAD_ALLOC_INDEX", turn=Turn.INDEX)
 def nomad(environ: Mapping[str, str]) -> Finding | None:
     """Nomad: an allocation of a task group, which knows its index alone, and is one of many jobs as far as it knows.
 

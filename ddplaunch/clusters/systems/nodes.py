@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddplaunch.clusters.finding import Finding, Stage, system
+from ddplaunch.clusters.finding import Finding, Turn, system
 from ddplaunch.clusters.reading import (
     OFF,
     a_copy,
@@ -30,7 +30,7 @@ from ddplaunch.errors import UsageError
 from ddplaunch.files import read_regular
 
 
-@system("skypilot", "SKYPILOT_NODE_IPS", stage=Stage.NODE)
+@system("skypilot", "SKYPILOT_NODE_IPS", turn=Turn.NODE)
 def skypilot(environ: Mapping[str, str]) -> Finding | None:
     """SkyPilot: a node of a task; it starts the same commands on all of them."""
     ips, node_rank_name, nnodes_name = "SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"
@@ -54,7 +54,7 @@ def skypilot(environ: Mapping[str, str]) -> Finding | None:
     )
 
 
-@system("sagemaker", "SM_HOSTS", stage=Stage.NODE)
+@system("sagemaker", "SM_HOSTS", turn=Turn.NODE)
 def sagemaker(environ: Mapping[str, str]) -> Finding | None:
     """Amazon SageMaker: a host of a training job, told by the variables of its training toolkit.
 
@@ -78,7 +78,7 @@ def sagemaker(environ: Mapping[str, str]) -> Finding | None:
     )
 
 
-@system("vertexai", "CLOUD_ML_JOB_ID", stage=Stage.NODE)
+@system("vertexai", "CLOUD_ML_JOB_ID", turn=Turn.NODE)
 def vertexai(environ: Mapping[str, str]) -> Finding | None:
     """Vertex AI, and AI Platform Training before it: a machine of a custom PyTorch job.
 
@@ -92,7 +92,7 @@ def vertexai(environ: Mapping[str, str]) -> Finding | None:
     return counts_nodes("vertexai", environ, *names, "MASTER_PORT", run_id=job, comes_late=True)
 
 
-@system("awsbatch", "AWS_BATCH_JOB_NUM_NODES", stage=Stage.NODE)
+@system("awsbatch", "AWS_BATCH_JOB_NUM_NODES", turn=Turn.NODE)
 def awsbatch(environ: Mapping[str, str]) -> Finding | None:
     """AWS Batch: a node of a multi-node parallel job.
 
@@ -117,7 +117,7 @@ def awsbatch(environ: Mapping[str, str]) -> Finding | None:
     )
 
 
-@system("volcengine", "MLP_WORKER_NUM", stage=Stage.NODE)
+@system("volcengine", "MLP_WORKER_NUM", turn=Turn.NODE)
 def volcengine(environ: Mapping[str, str]) -> Finding | None:
     """The machine learning platform of Volcengine and BytePlus: a node of a custom task.
 
@@ -135,7 +135,7 @@ def volcengine(environ: Mapping[str, str]) -> Finding | None:
     return counts_nodes("volcengine", environ, *names, nproc="MLP_WORKER_GPU", run_id=task)
 
 
-@system("lepton", "LEPTON_JOB_TOTAL_WORKERS", stage=Stage.NODE)
+@system("lepton", "LEPTON_JOB_TOTAL_WORKERS", turn=Turn.NODE)
 def lepton(environ: Mapping[str, str]) -> Finding | None:
     """DGX Cloud Lepton of NVIDIA: a worker of a batch job.
 
@@ -165,7 +165,7 @@ def lepton(environ: Mapping[str, str]) -> Finding | None:
     )
 
 
-@system("modelarts", "MA_NUM_HOSTS", stage=Stage.NODE)
+@system("modelarts", "MA_NUM_HOSTS", turn=Turn.NODE)
 def modelarts(environ: Mapping[str, str]) -> Finding | None:
     """ModelArts of Huawei Cloud: a node of a training job.
 
@@ -197,7 +197,7 @@ RENDEZVOUS = "/run/determined/info/rendezvous.json"
 MAX_BYTES = 1 << 20
 
 
-@system("determined", "DET_ALLOCATION_ID", stage=Stage.NODE)
+@system("determined", "DET_ALLOCATION_ID", turn=Turn.NODE)
 def determined(environ: Mapping[str, str]) -> Finding | None:
     """Determined: a container of a trial, told by a file that is there before the trial's own program starts.
 
@@ -314,4 +314,4 @@ NUMBERED = (
 )
 
 for row in NUMBERED:
-    system(row.cluster, row.sign or row.nnodes, stage=Stage.NODE)(row.find)
+    system(row.cluster, row.sign or row.nnodes, turn=Turn.NODE)(row.find)

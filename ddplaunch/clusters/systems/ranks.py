@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ddplaunch.clusters import pmi, pmix
-from ddplaunch.clusters.finding import Finding, RankPlace, Stage, system
+from ddplaunch.clusters.finding import Finding, RankPlace, Turn, system
 from ddplaunch.clusters.reading import (
     agreed,
     check_below,
@@ -30,7 +30,7 @@ from ddplaunch.errors import UsageError
 UNNAMED = "none"  # torchrun's run id where it was given no --rdzv-id
 
 
-@system("torchelastic", "TORCHELASTIC_RUN_ID", stage=Stage.RANK)
+@system("torchelastic", "TORCHELASTIC_RUN_ID", turn=Turn.RANK)
 def torchelastic(environ: Mapping[str, str]) -> Finding | None:
     """torchrun, or another launcher that keeps torch's elastic contract, as ddplaunch does: torch's variables and a
     run id. ``torch.distributed.is_torchelastic_launched()`` goes by the same variable.
@@ -42,7 +42,7 @@ def torchelastic(environ: Mapping[str, str]) -> Finding | None:
     return replace(finding, cluster="torchelastic", variables=(run_id, *finding.variables), run_id=name)
 
 
-@system("azureml", "AZUREML_EXPERIMENT_ID", stage=Stage.RANK)
+@system("azureml", "AZUREML_EXPERIMENT_ID", turn=Turn.RANK)
 def azureml(environ: Mapping[str, str]) -> Finding | None:
     """Azure Machine Learning: a job with its MPI distribution, or with its PyTorch distribution of one process a node.
 
@@ -67,7 +67,7 @@ def azureml(environ: Mapping[str, str]) -> Finding | None:
     return counts_nodes("azureml", environ, nnodes, "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", run_id=run_id)
 
 
-@system("torch", "LOCAL_RANK", stage=Stage.RANK)
+@system("torch", "LOCAL_RANK", turn=Turn.RANK)
 def torch(environ: Mapping[str, str]) -> Finding | None:
     """torch's own variables, complete: another launcher has started every process, and this is one of them.
 
@@ -109,7 +109,7 @@ def check_unclear(environ: Mapping[str, str]) -> None:
     )
 
 
-@system("submitit", "SUBMITIT_EXECUTOR", stage=Stage.RANK)
+@system("submitit", "SUBMITIT_EXECUTOR", turn=Turn.RANK)
 def submitit(environ: Mapping[str, str]) -> Finding | None:
     """submitit's local executor, which starts the tasks of one machine; those that it has Slurm start are a Slurm
     step's. ``submitit/local/local.py`` sets SUBMITIT_LOCAL_*.
@@ -126,7 +126,7 @@ def submitit(environ: Mapping[str, str]) -> Finding | None:
 OWN_HOST = "PMIX_HOSTNAME"  # n1
 
 
-@system("openmpi", "OMPI_COMM_WORLD_RANK", stage=Stage.RANK)
+@system("openmpi", "OMPI_COMM_WORLD_RANK", turn=Turn.RANK)
 def openmpi(environ: Mapping[str, str]) -> Finding | None:
     """Open MPI 4 and 5: each process has its rank in OMPI_COMM_WORLD_*, and no variable says which node it is on.
 
@@ -200,7 +200,7 @@ def _daemons(listed: str) -> Iterator[str]:
                 yield f"{prefix}{value:0{digits}}{suffix}"
 
 
-@system("pals", "PALS_LOCAL_RANKID", stage=Stage.RANK)
+@system("pals", "PALS_LOCAL_RANKID", turn=Turn.RANK)
 def pals(environ: Mapping[str, str]) -> Finding | None:
     """HPE's PALS, the ``mpiexec`` of Cray systems under PBS. It sets PMI's variables beside its own.
 
@@ -221,7 +221,7 @@ def pals(environ: Mapping[str, str]) -> Finding | None:
     )
 
 
-@system("mpich", "MPI_LOCALRANKID", stage=Stage.RANK)
+@system("mpich", "MPI_LOCALRANKID", turn=Turn.RANK)
 def mpich(environ: Mapping[str, str]) -> Finding | None:
     """MPICH and Intel MPI, whose launcher is Hydra.
 
@@ -243,7 +243,7 @@ def mpich(environ: Mapping[str, str]) -> Finding | None:
     return on_hosts("mpich", names, hosts, rank, size, local_rank, local_size, address=address, job=job)
 
 
-@system("mvapich", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", stage=Stage.RANK)
+@system("mvapich", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", turn=Turn.RANK)
 def mvapich(environ: Mapping[str, str]) -> Finding | None:
     """MVAPICH: ``mpirun_rsh`` sets MV2_COMM_WORLD_* (version 2) or MVP_COMM_WORLD_* (version 3 and later)."""
     versions = (
@@ -255,7 +255,7 @@ def mvapich(environ: Mapping[str, str]) -> Finding | None:
     return started("mvapich", names, rank, size, local_rank, local_size=local_size)
 
 
-@system("flux", "FLUX_TASK_RANK", stage=Stage.RANK)
+@system("flux", "FLUX_TASK_RANK", turn=Turn.RANK)
 def flux(environ: Mapping[str, str]) -> Finding | None:
     """Flux: a task of ``flux run`` or ``flux submit``. Names are those of ``man flux-environment``.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ddplaunch.clusters.finding import Allocation, Finding, Stage, system
+from ddplaunch.clusters.finding import Allocation, Finding, Turn, system
 from ddplaunch.clusters.nodelist import expand_counts, expand_hosts
 from ddplaunch.clusters.reading import (
     batch_script,
@@ -56,7 +56,7 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
     return Allocation(environ[JOB_ID], hosts, JOB_NODELIST)
 
 
-@system("slurm", JOB_ID, stage=Stage.STEP, allocation=allocation)
+@system("slurm", JOB_ID, turn=Turn.STEP, allocation=allocation)
 def slurm(environ: Mapping[str, str]) -> Finding | None:
     """Recognise a task of a step, or a process of a job that no step has started."""
     if is_set(environ, STEP_ID) and number(environ, STEP_ID) < SPECIAL_STEPS:
