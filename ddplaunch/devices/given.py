@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ddplaunch.devices.visible import CUDA, HIDES_ALL, HIP, NONE, ROCR, Visible
+from ddplaunch.devices.vendor import Visible
+from ddplaunch.devices.visible import NONE, hidden
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import Hardware
 from ddplaunch.plan.numbers import whole
@@ -60,8 +61,8 @@ def claim(
         return f"--backend {backend} needs GPUs"
     if hardware.notes and nproc == "gpu":
         return "--nproc gpu counts GPUs"
-    if any(environ.get(name) in HIDES_ALL for name in (CUDA, ROCR, HIP)):
-        return None  # hidden, and that is meant
+    if hidden(environ):
+        return None
     for name in COUNTS:
         if (whole(environ.get(name, "")) or 0) > 0:
             return f"{name}={environ[name]}"

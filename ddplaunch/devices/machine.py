@@ -35,7 +35,7 @@ def read_machine(
     if runs_here:
         check_given(hardware, visible, environ, gpus=gpus, nproc=nproc, backend=backend)
     named = zip(visible.devices, visible.gpus, strict=True)
-    slots = tuple(Slot(device, each.gpu.name, each.gpu.cpus) for device, each in named)
+    slots = tuple(Slot(device, each.gpu.name, each.gpu.cpus, visible.backend) for device, each in named)
     machine = Machine(
         host=os.uname().nodename,
         allowed_cpus=hardware.cpu.allowed,

@@ -21,6 +21,7 @@ class Slot:
     device: str
     name: str = ""
     cpus: Cpus = ()
+    backend: str = "gloo"  # torch's for it, where nobody names one
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def make(
     here = int(node_rank.value)
     counts, counts_source = _counts(spec, machine)
     slots, placed = _slots(spec, machine)
-    backend = rendezvous.backend(spec.backend, spec.init_method, slots[0].device)
+    backend = rendezvous.backend(spec.backend, spec.init_method, slots[0].backend)
     if backend and target.kind is Kind.PROGRAM:
         what = "--backend and --init-method need a Python target, and --no-python runs a program"
         raise UsageError(what, "leave them out")

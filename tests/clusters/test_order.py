@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-import ddplaunch
 from ddplaunch.clusters import SYSTEMS, find
 from ddplaunch.clusters.finding import RankPlace
 from ddplaunch.clusters.systems import nodes
@@ -50,9 +46,7 @@ from tests.clusters.samples import (
     openmpi,
     slurm_step,
 )
-from tests.conftest import clean_environment
-
-PACKAGE = Path(ddplaunch.__file__).parent
+from tests.toys import copied, run_copy
 
 PBS, LSF, CONDOR_TOLD, TF_CONFIG = (ALONE[name] for name in ("pbs", "lsf", "htcondor", "tfconfig"))
 
@@ -204,18 +198,8 @@ def toy(environ):
 
 
 def test_a_new_system_is_one_file(tmp_path: Path) -> None:
-    """Nothing else of the package is touched: the real command knows it."""
-    shutil.copytree(PACKAGE, tmp_path / "ddplaunch", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "ddplaunch/clusters/systems/toy.py").write_text(TOY)
-    (tmp_path / "train.py").touch()
-    start = "import sys; sys.argv[0] = 'ddplaunch'; from ddplaunch.cli import main; main()"
-    words = [sys.executable, "-c", start, "run", "--dry-run", "--nproc", "1"]
-    variables = clean_environment({"TOY_NODES": "2", "TOY_NODE": "1", "PYTHONPATH": str(tmp_path)})
-
-    def run(*more: str) -> str:
-        how = {"cwd": tmp_path, "env": variables, "text": True, "check": False}
-        done = subprocess.run([*words, *more, "train.py"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how)
-        return str(done.stdout)
-
-    assert "node rank: 1 (toy)" in run()
-    assert ", toy, " in run("--cluster", "x")
+    (copied(tmp_path) / "clusters/systems/toy.py").write_text(TOY)
+    here = {"TOY_NODES": "2", "TOY_NODE": "1"}
+    words = ("run", "--dry-run", "--nproc", "1")
+    assert "node rank: 1 (toy)" in run_copy(tmp_path, *words, "train.py", **here)
+    assert ", toy, " in run_copy(tmp_path, *words, "--cluster", "x", "train.py", **here)

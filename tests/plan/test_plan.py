@@ -19,7 +19,7 @@ SCRIPT = Target(Kind.SCRIPT, "train.py", ("--lr", "1"), path="train.py", first="
 CPU = Machine("here", tuple(range(16)), 8, numa=(tuple(range(8)), tuple(range(8, 16))))
 GPUS = replace(
     CPU,
-    slots=tuple(Slot(f"cuda:{index}", "NVIDIA H100", (2 * index, 2 * index + 1)) for index in range(4)),
+    slots=tuple(Slot(f"cuda:{index}", "NVIDIA H100", (2 * index, 2 * index + 1), "nccl") for index in range(4)),
     slots_source="NVML",
     variables={"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
 )

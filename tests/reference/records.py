@@ -12,7 +12,7 @@ from ddplaunch.commands.devices import devices_json
 from ddplaunch.commands.runs.ps import SeenJob, ended_json, running_json
 from ddplaunch.console.stacks import to_json as stacks_json
 from ddplaunch.control.failure import Failure, Verdict
-from ddplaunch.devices.visible import Visible, VisibleGpu
+from ddplaunch.devices.vendor import Visible, VisibleGpu
 from ddplaunch.diagnosis.inspection import (
     Collective,
     Condition,
@@ -341,7 +341,7 @@ def devices_fields() -> list[str]:
     user = GpuProcess(pid=1, name=None, user=None, memory=None)
     gpu = Gpu("nvidia", 0, "", mig=(MigInstance("", "", None),), processes=(user,))
     cpu = Cpu(None, logical=1, physical=1, allowed=(0,), numa=(NumaNode(0, (0,)),))
-    visible = Visible((VisibleGpu(gpu, None, "0"),), "")
+    visible = Visible((VisibleGpu(gpu, None, "0"),), "", devices=("cuda:0",))
     return list(_paths(devices_json(Hardware(cpu, (gpu,)), visible), ""))
 
 
