@@ -96,26 +96,16 @@ def _spec(options: Options, finding: Finding | None, unless_numbered: int) -> Jo
             what = f"--node-rank {options.node_rank} is a spare at first: it has no ranks to show"
             raise UsageError(what, f"--dry-run with --node-rank 0 to {highest - 1} shows what the others start")
         spares = 0
-    return JobSpec(
-        nproc=options.nproc,
-        nnodes=highest + spares,
-        min_nodes=options.nnodes[0],
-        node_rank=options.node_rank if isinstance(options.node_rank, int) else None if numbered else unless_numbered,
-        master_addr=options.master_addr,
-        master_port=options.master_port,
-        backend=options.backend,
-        init_method=options.init_method,
-        gpus=options.gpus,
-        oversubscribe=options.oversubscribe,
-        bind=options.bind,
-        max_restarts=options.max_restarts,
-        started_rank=started_rank(finding),
-        sources=dict.fromkeys(options.inferred, finding.cluster) if finding else {},
-        numbered=numbered,
-        role=options.role,
-        pass_local_rank=options.pass_local_rank,
-        virtual_local_rank=options.virtual_local_rank,
-    )
+    typed = options.node_rank if isinstance(options.node_rank, int) else None
+    derived = {
+        "nnodes": highest + spares,
+        "min_nodes": options.nnodes[0],
+        "node_rank": typed if numbered else unless_numbered,
+        "started_rank": started_rank(finding),
+        "sources": dict.fromkeys(options.inferred, finding.cluster) if finding else {},
+        "numbered": numbered,
+    }
+    return JobSpec(**options.taken(JobSpec) | derived)
 
 
 def new_run_id() -> str:

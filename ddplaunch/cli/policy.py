@@ -30,25 +30,21 @@ def read_policy(options: Options, plan: Plan, shown: Shown, finding: Finding | N
     """Return the policy; ``finding`` is what a system says that starts all nodes at once."""
     by_ssh = OVER_SSH in os.environ
     warm, cold = read_warmth(options)
-    return Policy(
-        preload=choose_preload(options, plan),
-        show=shown,
-        stdin=options.stdin,
-        log_dir=options.log_dir,
-        inspect=not options.no_inspect and plan.target.kind is not Kind.PROGRAM,
-        history=not options.no_history,
-        patience=PATIENCE_OVER_SSH if by_ssh else PATIENCE,
-        quiet=QUIET if by_ssh or finding is not None else 0.0,
-        preempt_signal=options.preempt_signal,
-        preempt_forward=options.preempt_forward,
-        colour=colour_wanted(),
-        prefix=options.prefix,
-        sidecars=_sidecars(options) if plan.node_rank == 0 else (),
-        warm=warm,
-        cold=cold,
-        in_step=finding is not None and finding.cluster == "slurm" and not finding.is_script,
-        live=options.ui and not why_no_view(options),
-    )
+    derived = {
+        "preload": choose_preload(options, plan),
+        "show": shown,
+        "inspect": not options.no_inspect and plan.target.kind is not Kind.PROGRAM,
+        "history": not options.no_history,
+        "patience": PATIENCE_OVER_SSH if by_ssh else PATIENCE,
+        "quiet": QUIET if by_ssh or finding is not None else 0.0,
+        "colour": colour_wanted(),
+        "sidecars": _sidecars(options) if plan.node_rank == 0 else (),
+        "warm": warm,
+        "cold": cold,
+        "in_step": finding is not None and finding.cluster == "slurm" and not finding.is_script,
+        "live": options.ui and not why_no_view(options),
+    }
+    return Policy(**options.taken(Policy) | derived)
 
 
 def _sidecars(options: Options) -> tuple[Sidecar, ...]:

@@ -87,36 +87,20 @@ def read_rules(options: Options, address: str, master_port: int, finding: Findin
         check_control_port(port, master_port)
         if port == master_port:
             raise UsageError(f"--control-port {port} is the master port", "leave --control-port out, or give another")
-    return Rules(
-        min_nodes=lowest,
-        max_nodes=highest + options.spares,
-        spares=options.spares,
-        run_id=options.run_id,
-        token=options.token,
-        address=address,
+    strict = options.stall_timeout is not None
+    derived = {
+        "min_nodes": lowest,
+        "max_nodes": highest + options.spares,
+        "address": address,
         # a typed address is known, or wrong
-        address_comes_late=bool(finding and finding.address_comes_late) and not options.is_set("master_addr"),
-        port=port,
-        interface=options.interface,
-        join_timeout=options.join_timeout,
-        join_window=options.join_window,
-        heartbeat_timeout=options.heartbeat_timeout,
-        grace=options.grace,
-        preempt_grace=options.preempt_grace,
-        checks=options.check,
-        gpu_memory_timeout=GPU_MEMORY if options.gpu_memory_timeout is None else options.gpu_memory_timeout,
-        max_restarts=options.max_restarts,
-        restart_on=options.restart_on,
-        restart_backoff=options.restart_backoff,
-        min_uptime=options.min_uptime,
-        max_membership_changes=options.max_membership_changes,
-        grow=options.grow,
-        allow_mismatch=options.allow_mismatch,
-        inspect=not options.no_inspect,
-        timeout=options.timeout,
-        stall_timeout=options.stall_timeout or STALLED,
-        stall_strict=options.stall_timeout is not None,
-        on_stall=options.on_stall or ("stop" if options.stall_timeout else "report"),
-        straggler_timeout=options.straggler_timeout,
-        one_log=one_log(finding),
-    )
+        "address_comes_late": bool(finding and finding.address_comes_late) and not options.is_set("master_addr"),
+        "port": port,
+        "checks": options.check,
+        "gpu_memory_timeout": GPU_MEMORY if options.gpu_memory_timeout is None else options.gpu_memory_timeout,
+        "inspect": not options.no_inspect,
+        "stall_timeout": options.stall_timeout or STALLED,
+        "stall_strict": strict,
+        "on_stall": options.on_stall or ("stop" if strict else "report"),
+        "one_log": one_log(finding),
+    }
+    return Rules(**options.taken(Rules) | derived)

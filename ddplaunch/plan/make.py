@@ -82,10 +82,7 @@ def make(
     Raises UsageError if the flags contradict each other, or the machine.
     """
     nnodes = spec.nnodes
-    if nnodes < 1:
-        raise UsageError(f"--nnodes {nnodes}: a job has at least one node", "leave it out for this machine alone")
-    if nnodes > layout.MAX_NODES:
-        raise UsageError(f"--nnodes {nnodes}: a job has at most {layout.MAX_NODES:,} nodes")
+    _check_nodes(nnodes)
     node_rank = spec.sourced("node_rank", _node_rank(spec, environ))
     here = int(node_rank.value)
     counts, counts_source = _counts(spec, machine)
@@ -134,6 +131,13 @@ def make(
         masks=machine.masks if spec.virtual_local_rank else (),
         local_rank_option=target.local_rank_option if spec.pass_local_rank else None,
     )
+
+
+def _check_nodes(nnodes: int) -> None:
+    if nnodes < 1:
+        raise UsageError(f"--nnodes {nnodes}: a job has at least one node", "leave it out for this machine alone")
+    if nnodes > layout.MAX_NODES:
+        raise UsageError(f"--nnodes {nnodes}: a job has at most {layout.MAX_NODES:,} nodes")
 
 
 def _slots(spec: JobSpec, machine: Machine) -> tuple[tuple[Slot, ...], Mapping[str, str | None]]:
