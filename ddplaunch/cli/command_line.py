@@ -60,7 +60,7 @@ _NOT_OURS = {
     "--strategy": "it is the code's: Fabric(strategy=…) or Trainer(strategy=…)",
     "--precision": "it is the code's: Fabric(precision=…) or Trainer(precision=…)",
 }
-"""Options of other launchers that a program has, or nobody needs here, and what to do with them."""
+"""Options of other launchers that belong to the program or are not needed here, and what to type instead."""
 
 
 _PYTHON = r"(.*/)?python(\d[\d.]*)?"
@@ -294,5 +294,5 @@ def _unknown(word: str, grammar: Grammar) -> UsageError:
 
 
 def hyphened(name: str) -> str:
-    """An option with dashes where somebody typed underscores."""
+    """An option with dashes for the underscores that were typed."""
     return name[:2] + name[2:].replace("_", "-")

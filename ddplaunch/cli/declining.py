@@ -14,7 +14,7 @@ from ddplaunch.plan.rendezvous import MISSING, locate
 
 
 def tell(error: UsageError, options: Options, listening: socket.socket | None) -> None:
-    """Let the other nodes end with this error too, where nobody sits at this one to type the command again.
+    """Let the other nodes end with this error too, unless a person is here to type the command again.
 
     Over SSH the hosts' own connections do so, and a person who started each node will start this one once more.
     ``listening`` is on the control port, if this node came so far.

@@ -126,7 +126,7 @@ def _read_run(
 
 
 def applied(options: Options, cwd: str, environ: Mapping[str, str]) -> tuple[Options, tuple[str, ...]]:
-    """Fill in what nobody has set; return it with notes on the files.
+    """Fill in what the user has not set; return it with notes on the files.
 
     Raises:
         UsageError: the file is not TOML, or has an unknown key or a value that the option does not take.
@@ -234,7 +234,7 @@ def _users(environ: Mapping[str, str], strangers: list[_Stranger]) -> _File | No
 
 
 def _read_own(path: str, strangers: list[_Stranger]) -> _File | None:
-    """Read a file if it exists and is the user's or root's; another owner's that mentions us is told of."""
+    """Read a file of the user or root; one of another owner that mentions us is added to ``strangers``."""
     if not os.path.isfile(path):
         return None
     try:

@@ -73,11 +73,11 @@ class Source(Enum):
 
 
 LOG_JSON = "DDPLAUNCH_LOG_JSON"
-"""The variable that stands for ``--log-json``."""
+"""The variable for ``--log-json``."""
 
 
 WARM = "DDPLAUNCH_WARM"
-"""The variable that stands for ``--warm``, or with 0 for ``--no-warm``."""
+"""The variable for ``--warm``, or with 0 for ``--no-warm``."""
 
 
 def _option(spelling: str, help: str, read: Any = None, **how: Any) -> Any:

@@ -23,7 +23,7 @@ PATIENCE_OVER_SSH = 1e6
 """Seconds, longer than any wait: SSH reads a launcher's output, slowly on purpose, and it notices when we are gone."""
 
 QUIET = 5.0
-"""Seconds that nodes which somebody starts all at once have to find each other before we say that we wait."""
+"""Seconds that nodes which are started together have to find each other before we say that we wait."""
 
 
 def read_policy(options: Options, plan: Plan, shown: Shown, finding: Finding | None) -> Policy:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 YES, NO = ("1", "on", "t", "true", "y", "yes"), ("0", "f", "false", "n", "no", "off")
-"""What a variable that stands for a flag may be, in small or capital letters."""
+"""The values of a flag's variable, in small or capital letters."""
 
 _MORE = "ddplaunch run --help shows more"
 

@@ -69,7 +69,7 @@ def check_time_limits(options: Options) -> None:
 
 
 def check_control_port(port: int, master_port: int) -> None:
-    """Refuse a control port that there is not; it is the one behind the master port where no option names it."""
+    """Refuse a control port above 65535; without an option it is the one behind the master port."""
     if port > 65535:
         raise UsageError(
             f"--master-port {master_port} leaves no next port, for --control-port", "add --control-port PORT"

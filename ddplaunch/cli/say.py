@@ -12,7 +12,7 @@ from ddplaunch.output.voice import VOICE, Kind, Said
 
 MAX_IN_MESSAGE = 500
 MAX_IN_HINT = 4000  # it may be a command to copy
-_LONG_WORD = r"(\S{100})\S{99,}?(:?)(?!\S)"  # which nobody reads to its end, and a colon behind it
+_LONG_WORD = r"(\S{100})\S{99,}?(:?)(?!\S)"  # too long to be read to its end, and a colon behind it
 
 
 def say(said: Said) -> None:

@@ -30,7 +30,7 @@ def read_shown(options: Options, plan: Plan) -> Shown:
 
 
 def _read(text: str, plan: Plan) -> Shown:
-    """Read it; refuse what is not a list of ranks, and ranks that there are not, as far as this node knows.
+    """Read it; refuse what is not a list of ranks, and ranks that this node knows are missing.
 
     Local ranks may be missing: nodes differ in how many they have, and torchrun's options name any.
     """

@@ -26,7 +26,7 @@ def split(text: str) -> list[str]:
 
 
 def read(options: Options, *, remote: bool = False) -> tuple[Sidecar, ...]:
-    """Return what is to run beside rank 0; ``remote``: on another machine, of which nothing can be said here.
+    """Return what is to run beside rank 0; ``remote``: on another machine, so that nothing can be checked here.
 
     Raises:
         UsageError: a program or TensorBoard is not there, or its folder is a file.

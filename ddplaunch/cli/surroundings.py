@@ -99,20 +99,20 @@ def _is_here(address: str) -> bool | None:
 
 
 def left_over(options: Options) -> str | None:
-    """Say that variables of a job of one rank are not read where several ranks are typed: somebody has exported them
-    to run a script alone, and they number nothing here.
+    """Say that variables of a job of one rank are not read where several ranks are typed: they were exported to run a
+    script alone, and number nothing here.
     """
     said = [f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if os.environ.get(name)]
     alone = len(said) == 3 and os.environ["WORLD_SIZE"].strip() == "1"
     if not alone or options.nproc in (None, "1") or options.cluster:
         return None
-    if any(os.environ.get(name) for name in (INSIDE, "TORCHELASTIC_RUN_ID")):  # a rank that somebody has started
+    if any(os.environ.get(name) for name in (INSIDE, "TORCHELASTIC_RUN_ID")):  # a rank of another launcher
         return None
     return f"{', '.join(said)} in the environment do not count: --nproc {options.nproc} starts ranks of its own"
 
 
 def _too_many(finding: Finding, place: RankPlace, nproc: str) -> BaseException:
-    """Each of the ranks that somebody has started refuses to start several; where they share a log, rank 0 says why."""
+    """Each rank of another launcher refuses to start several; where they share a log, rank 0 says why."""
     if place.rank and one_log(finding):
         return SystemExit(EXIT_USAGE)
     starter = "mpirun -npernode 1 ddplaunch run …, or what does the same"
@@ -139,7 +139,7 @@ def check_token(token: str | None, name: str = "--token") -> None:
 
 
 def started_rank(finding: Finding | None) -> StartedRank | None:
-    """Return this process's rank as the plan has it, where somebody else has started all ranks."""
+    """Return this process's rank as the plan has it, if another launcher has started all ranks."""
     if finding is None or finding.place is None:
         return None
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ and finding.cluster == TORCHRUN}

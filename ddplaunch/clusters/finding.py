@@ -81,7 +81,7 @@ class Turn(IntEnum):
 
 @dataclass(frozen=True)
 class System:
-    """One system that starts processes; ``signs`` are the variables one of which it always sets."""
+    """One system that starts processes; it always sets one of the variables ``signs``."""
 
     name: str
     signs: tuple[str, ...]

@@ -1,8 +1,9 @@
 """Hydra, asked over the socket that it gives each process (PMI_FD): which ranks share a host, and where rank 0 is.
 
 The words are those of PMI 1 on the wire, which RFC 13 of flux-framework writes down. A program that uses MPI begins
-with "init" on the same socket later, and must find it as if nobody had asked: so we begin without, and say "finalize"
-only when we end, as Hydra takes a process that has asked and ends without it for one that has crashed, and kills all.
+with "init" on the same socket later, and must find it as if it had not been asked: so we begin without, and say
+"finalize" only when we end: Hydra takes a process that has asked and ends without it for one that has crashed, and
+kills all.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def claim(
     nproc: str | None = None,
     backend: str | None = None,
 ) -> str | None:
-    """Say what tells of GPUs where none works; None where one does, or nothing tells of any."""
+    """Say what shows that there are GPUs where none works; None where one works, or nothing shows any."""
     if visible.gpus:
         return None
     if hardware.notes and is_nccl(backend):  # without a note there is no driver either: that is for the plan to say

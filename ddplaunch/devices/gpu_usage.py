@@ -1,7 +1,7 @@
 """How busy NVIDIA's GPUs are, asked of their driver in a child with a deadline: a wedged driver hangs who asks it.
 
 The child answers each byte on its stdin with one line of JSON, and ends with its stdin. Where there are no GPUs it ends
-at once, and nobody asks again.
+at once, and is not asked again.
 """
 
 from __future__ import annotations

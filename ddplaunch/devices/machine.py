@@ -26,7 +26,7 @@ def read_machine(
     Args:
         gpus, nproc, backend: the options.
         masked: whether each rank is to see its own device alone.
-        runs_here: whether the job runs on this machine; else it stands for another one.
+        runs_here: whether the job runs on this machine; else this machine is an example for another one.
 
     Raises UsageError if there are no such GPUs, or GPUs were given or asked for and none works.
     """

@@ -42,7 +42,7 @@ def read_nvidia(trees: Trees) -> tuple[list[Gpu], list[str]]:
 
     A GPU that fails on the way (off its bus, in need of a reset) is left out, noted and added to ``lost``; the others
     keep their numbers.
-    Raises GpusFailed if the library is there, and the driver's device files or the driver itself tell of GPUs, but none
+    Raises GpusFailed if the library is there, and the driver's device files or the driver itself show GPUs, but none
     can be read. Device files without a library are those of a container that was not given the GPUs.
     """
     try:

@@ -1,4 +1,4 @@
-"""Who a process is, of which GPU readers learn only the number from their drivers; and what it uses now, from /proc."""
+"""A process by its number: its name and user, for the readers of GPUs, and what it uses now, from /proc."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Visible:
     notes: tuple[str, ...] = ()
 
     devices: tuple[str, ...] = ()  # torch's names of ``gpus``, one each: ("cuda:0", "cuda:1"), ("mps",)
-    backend: str = "gloo"  # of the process group, where nobody names one
+    backend: str = "gloo"  # of the process group, without --backend
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ddplaunch.target.target import Kind
 from ddplaunch.words import quoted
 
 _CWD_LAST = "import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd())"
-"""The current folder goes to the end of the path, whoever put it there. No quotation marks: scripts stay readable.
+"""Put the current folder at the end of the path, even if PYTHONPATH names it; without quotes, to be readable.
 
 ``python -m`` searches that folder first: a ``ddplaunch.py`` there would run instead of ours, and a job that trains
 nothing would end with 0. ``-P`` is new in Python 3.11, PYTHONSAFEPATH would reach the ranks, and neither helps where

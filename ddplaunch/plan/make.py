@@ -53,7 +53,7 @@ class Machine:
 
     ``usable_cpus`` are fewer than those allowed where a container has only a part of their time; None is all of them.
 
-    ``bound`` is whether somebody has given this process fewer CPUs than the machine has, ``slots_source`` says how the
+    ``bound`` is whether this process was given fewer CPUs than the machine has, ``slots_source`` says how the
     devices were found; ``variables`` are what must be set for ranks to see just these, ``masks`` for one to see one.
     """
 
@@ -247,7 +247,7 @@ def _device_notes(spec: JobSpec, backend: str | None, ranks: int, gpus: int) -> 
 def _threads(
     ranks: int, spec: JobSpec, machine: Machine, bound: tuple[Cpus, ...], environ: Mapping[str, str]
 ) -> Sourced:
-    """OMP_NUM_THREADS of a node with so many ranks; those that another launcher started, unbound, share its CPUs."""
+    """OMP_NUM_THREADS of a node with these ``ranks``; those that another launcher started, unbound, share its CPUs."""
     started = spec.started_rank
     count = ranks * (started.local_world_size or 1) if started and not machine.bound else ranks
     if environ.get("OMP_NUM_THREADS"):

@@ -114,7 +114,7 @@ class Plan:
         return {"OMP_NUM_THREADS": self.own_node.threads, **self.variables}
 
     def environment(self, rank: Rank, attempt: int = 0) -> dict[str, str]:
-        """Return the variables of one rank in an attempt, of which 0 is the first.
+        """Return the variables of one rank in an attempt; the first is 0.
 
         They are torch's env:// contract, DDPLAUNCH_* for ours, and all that torchrun sets besides. Frameworks find out
         where they are by these: torch.distributed.is_torchelastic_launched() looks for TORCHELASTIC_RUN_ID, Lightning

@@ -46,7 +46,7 @@ class Target:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The command that each rank's process stands for, as `ps` would show it."""
+        """The command that `ps` shows for each rank's process."""
         if self.kind is Kind.PROGRAM:
             return (self.typed, *self.args)
         flag = ("-m",) if self.kind is Kind.MODULE else ()
@@ -83,7 +83,7 @@ _FUNCTION_IN_MODULE = rf"(?P<module>{_DOTTED}):(?P<function>[^:/]*)"
 def find(typed: str, args: tuple[str, ...], *, as_module: bool, as_program: bool, cwd: str) -> Target:
     """Say what ``typed`` means and check all that can be checked without running it.
 
-    Raises UsageError if there is no such file, module, program or function, or it is none that can be run.
+    Raises UsageError if there is no such file, module, program or function, or it cannot be run.
     """
     if as_module and as_program:
         raise UsageError("-m and --no-python contradict each other", "give one of them")

@@ -76,7 +76,7 @@ class TorchrunOptions:
             yield ours or name, value, self.source(name)
 
     def ignore(self, *names: str, default: str = "") -> None:
-        """Accept options that have no effect here; nobody need know of those with the default value."""
+        """Accept options that have no effect here; those with the default value are not worth a note."""
         self.idle += [self._given[name] for name in names if self.value(name, default) != default]
 
     @property
@@ -131,7 +131,7 @@ def _check_near_miss(name: str, theirs: Collection[str], options: Collection[str
 def variables(
     environ: Mapping[str, str], typed: Mapping[str, TorchrunValue], our_names: set[str]
 ) -> dict[str, TorchrunValue]:
-    """Return the options that PET_* set and nobody typed; ``our_names`` are options of ours that somebody typed."""
+    """Return the options that PET_* set and that were not typed; ``our_names`` are our options that were typed."""
     if any(environ.get(name) for name in _INSIDE):
         return {}
     found = {

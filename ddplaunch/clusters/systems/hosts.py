@@ -33,7 +33,7 @@ NODE_RANK = "DDPLAUNCH_NODE_RANK"  # 1
 def submitted(cluster: str, environ: Mapping[str, str], job_id: str, index: str) -> Finding | None:
     """A job of ``ddplaunch submit``, whose script numbers its hosts; ``job_id`` and ``index``, in an array, name it.
 
-    Raises UsageError if the node rank is not a number, or there are not so many hosts.
+    Raises UsageError if the node rank is not a number, or more than there are hosts.
     """
     if not is_set(environ, job_id, HOSTS, NODE_RANK):
         return None
@@ -65,8 +65,8 @@ def lsf(environ: Mapping[str, str]) -> Finding | None:
 
     On systems with jsrun the script runs on a launch node, which is the first line of the job's rank file and has no
     process of the job; on others the first line is a host like the rest. blaunch numbers its tasks from 1 (PRRTE's
-    ess/lsf reads LSF_PM_TASKID too), of which a host may have several, so that a host's own place tells which node it
-    is. LSB_JOBINDEX is 0 outside of an array.
+    ess/lsf reads LSF_PM_TASKID too). A host may have several tasks, so a host's own place tells which node it is.
+    LSB_JOBINDEX is 0 outside of an array.
     """
     given, task = _of_lsf(environ), "LSF_PM_TASKID"
     if is_set(environ, JSRUN_RANK):

@@ -32,7 +32,7 @@ def openpai(environ: Mapping[str, str]) -> Finding | None:
     """OpenPAI: a task of a job.
 
     The variables are those of openpai.readthedocs.io, "How to use advanced job settings", "Environmental variables". An
-    index counts within a task role. Raises UsageError if the job has several roles, of which nothing says whether they
+    index counts within a task role. Raises UsageError if the job has several roles: no variable says whether they
     are one job of ranks.
     """
     index_name = "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX"
@@ -96,7 +96,7 @@ def volcano(environ: Mapping[str, str]) -> Finding | None:
 def htcondor(environ: Mapping[str, str]) -> Finding | None:
     """HTCondor: a node of a job in its parallel universe.
 
-    It numbers the nodes (src/condor_starter.V6.1/parallel_proc.cpp sets these two) and tells none where another is: a
+    It numbers the nodes (src/condor_starter.V6.1/parallel_proc.cpp sets these two) and does not say where another is: a
     job's script has to exchange that, as those in its examples do. Raises UsageError if there are several and the
     script does not say where the first is.
     """

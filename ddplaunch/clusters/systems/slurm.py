@@ -45,7 +45,7 @@ PTY_PORT = "SLURM_PTY_PORT"  # 41293, from srun --pty
 SPECIAL_STEPS = 0xFFFFFFF0
 """Ids from here up mean something else (slurm.h): 4294967290 is salloc's shell on a node, …291 the batch script."""
 
-STEPS_A_JOB = 8  # each of so many steps of a job, and of the thousand jobs around it, has a port of its own
+STEPS_A_JOB = 8  # each of this many steps of a job, and of the thousand jobs around it, has a port of its own
 
 
 def allocation(environ: Mapping[str, str]) -> Allocation | None:
