@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -198,8 +199,6 @@ def on_hosts(
 
 def parsed(written: str) -> Any:
     """Read JSON; None if it is something else."""
-    import json  # which few systems have
-
     try:
         return json.loads(written)
     except ValueError:

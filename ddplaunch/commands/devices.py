@@ -15,7 +15,7 @@ import click
 
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.devices import read_hardware
-from ddplaunch.devices.given import claim
+from ddplaunch.devices.machine import claim
 from ddplaunch.devices.vendor import Visible
 from ddplaunch.devices.visible import visible_gpus
 from ddplaunch.plan.numbers import format_cpulist
