@@ -11,7 +11,7 @@ from ddplaunch.console.layout import print_layout
 from ddplaunch.dataclass import replace
 from ddplaunch.plan.plan import Fact, Plan
 from ddplaunch.preload.choice import Choice
-from ddplaunch.target.target import Kind
+from ddplaunch.target.target import TargetKind
 from ddplaunch.words import named
 
 MAX_EXCLUDED = 5
@@ -37,7 +37,7 @@ def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: b
         if options.token:
             notes.append("the token is not printed: set DDPLAUNCH_TOKEN on every node")
     choice = choose_preload(options, plan)
-    if not remote and plan.target.kind is not Kind.PROGRAM:
+    if not remote and plan.target.kind is not TargetKind.PROGRAM:
         plan = replace(plan, facts=(*plan.facts, _preloaded(choice)))
         notes += _imported_in_each(choice)
     plan = replace(plan, notes=tuple(notes))

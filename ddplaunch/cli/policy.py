@@ -14,7 +14,7 @@ from ddplaunch.console import colour_wanted
 from ddplaunch.output.sink import PATIENCE
 from ddplaunch.output.terminal import can_draw, watched
 from ddplaunch.plan.plan import Plan
-from ddplaunch.target.target import Kind
+from ddplaunch.target.target import TargetKind
 
 if TYPE_CHECKING:
     from ddplaunch.agent.sidecar import Sidecar
@@ -33,7 +33,7 @@ def read_policy(options: Options, plan: Plan, shown: Shown, finding: Finding | N
     derived = {
         "preload": choose_preload(options, plan),
         "show": shown,
-        "inspect": not options.no_inspect and plan.target.kind is not Kind.PROGRAM,
+        "inspect": not options.no_inspect and plan.target.kind is not TargetKind.PROGRAM,
         "history": not options.no_history,
         "patience": PATIENCE_OVER_SSH if by_ssh else PATIENCE,
         "quiet": QUIET if by_ssh or finding is not None else 0.0,

@@ -12,7 +12,7 @@ from functools import cache
 from ddplaunch.cli.command_line import CommandLine, Translation, goes_on, name_of, passed_on
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
-from ddplaunch.target.target import Kind, Target, find
+from ddplaunch.target.target import Target, TargetKind, find
 
 TORCHRUN_SIGNS = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
 """How the variables begin that stand for torchrun's options."""
@@ -125,7 +125,7 @@ def find_target(
             raise UsageError(f"--preload {preload}: {name!r} is not the name of a module", "--preload torch,numpy")
     if start == "exec" and preload:
         raise UsageError("--preload does not work with --start exec", "leave one of them out")
-    if target.kind is Kind.PROGRAM and (start == "zygote" or preload):
+    if target.kind is TargetKind.PROGRAM and (start == "zygote" or preload):
         option = "--preload" if preload else "--start zygote"
         raise UsageError(f"{option} does not work with --no-python: only Python can be forked", f"leave {option} out")
     return target

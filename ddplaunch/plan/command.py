@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddplaunch.plan.plan import Plan
-from ddplaunch.target.target import Kind
+from ddplaunch.target.target import TargetKind
 from ddplaunch.words import quoted
 
 _CWD_LAST = "import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd())"
@@ -38,8 +38,8 @@ def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
     words = ["ddplaunch", "run", "--nnodes", nnodes, "--node-rank", str(node_rank) if plan.numbered else "auto"]
     words += ["--master-addr", plan.master_addr, "--master-port", str(plan.master_port)]
     words += ["--nproc", plan.counts, *options]
-    if plan.target.kind in (Kind.MODULE, Kind.PROGRAM):
-        words.append("-m" if plan.target.kind is Kind.MODULE else "--no-python")
+    if plan.target.kind in (TargetKind.MODULE, TargetKind.PROGRAM):
+        words.append("-m" if plan.target.kind is TargetKind.MODULE else "--no-python")
     typed, args = plan.target.typed, plan.target.args
     if typed.startswith("-"):
         words += ["--", typed, *args]

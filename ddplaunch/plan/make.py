@@ -11,7 +11,7 @@ from ddplaunch.plan.layout import Cpus, Node, Slot
 from ddplaunch.plan.numbers import whole
 from ddplaunch.plan.plan import ROLE, Fact, Plan
 from ddplaunch.plan.rendezvous import ASSUMED, MISSING, Sourced
-from ddplaunch.target.target import Kind, Target
+from ddplaunch.target.target import Target, TargetKind
 from ddplaunch.words import counted
 
 
@@ -88,7 +88,7 @@ def make(
     counts, counts_source = _counts(spec, machine)
     slots, placed = _slots(spec, machine)
     backend = rendezvous.backend(spec.backend, spec.init_method, slots[0].backend)
-    if backend and target.kind is Kind.PROGRAM:
+    if backend and target.kind is TargetKind.PROGRAM:
         what = "--backend and --init-method need a Python target, and --no-python runs a program"
         raise UsageError(what, "leave them out")
     noted = [*notes, *_device_notes(spec, backend, counts[here], len(machine.slots))]

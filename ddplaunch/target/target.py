@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddplaunch.target.signature import Signature
 
 
-class Kind(Enum):
+class TargetKind(Enum):
     """How a target is run."""
 
     SCRIPT = "script"  # train.py, or train.pyc, as `python train.py`
@@ -34,7 +34,7 @@ class Kind(Enum):
 class Target:
     """One target with its arguments."""
 
-    kind: Kind
+    kind: TargetKind
     typed: str  # the target as the user wrote it
     args: tuple[str, ...] = ()
     path: str | None = None  # a script's, folder's or archive's as typed; the absolute one of a function's file
@@ -47,9 +47,9 @@ class Target:
     @property
     def argv(self) -> tuple[str, ...]:
         """The command that `ps` shows for each rank's process."""
-        if self.kind is Kind.PROGRAM:
+        if self.kind is TargetKind.PROGRAM:
             return (self.typed, *self.args)
-        flag = ("-m",) if self.kind is Kind.MODULE else ()
+        flag = ("-m",) if self.kind is TargetKind.MODULE else ()
         return ("python", *flag, self.typed, *self.args)
 
     @property
@@ -106,12 +106,14 @@ def _script(typed: str, args: tuple[str, ...], cwd: str) -> Target:
     mains = [os.path.join(typed, name) for name in ("__main__.py", "__main__.pyc")] if os.path.isdir(path) else []
     if main := next((each for each in mains if os.path.isfile(os.path.join(cwd, each))), None):
         found = os.path.abspath(os.path.join(cwd, main))
-        return Target(Kind.MAIN, typed, args, path=typed, first=path, source=_checked(found, main))
+        return Target(TargetKind.MAIN, typed, args, path=typed, first=path, source=_checked(found, main))
     path = _existing_file(typed, cwd)
     if not typed.endswith((".py", ".pyc")) and _is_archive(path, typed):
-        return Target(Kind.MAIN, typed, args, path=typed, first=path)
+        return Target(TargetKind.MAIN, typed, args, path=typed, first=path)
     folder = os.path.dirname(os.path.realpath(path))
-    return Target(Kind.SCRIPT, typed, args, path=typed, first=folder, source=_checked(os.path.abspath(path), typed))
+    return Target(
+        TargetKind.SCRIPT, typed, args, path=typed, first=folder, source=_checked(os.path.abspath(path), typed)
+    )
 
 
 def _checked(path: str, name: str) -> str | None:
@@ -138,7 +140,7 @@ def _module(typed: str, args: tuple[str, ...], cwd: str) -> Target:
     if ":" in typed:
         raise UsageError(f"-m takes a module, and {typed} names a function", f"leave -m out: ddplaunch run {typed}")
     origin = _module_source(typed, cwd, main=True)
-    return Target(Kind.MODULE, typed, args, module=typed, first=cwd, source=origin)
+    return Target(TargetKind.MODULE, typed, args, module=typed, first=cwd, source=origin)
 
 
 def _program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
@@ -152,21 +154,21 @@ def _program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
             raise UsageError(f"no such program: {typed}", _did_you_mean(near and os.path.join(folder, near)))
         if not os.access(path, os.X_OK):
             raise UsageError(f"{typed} is not executable", f"chmod +x {typed}")
-        return Target(Kind.PROGRAM, typed, args, path=path)
+        return Target(TargetKind.PROGRAM, typed, args, path=path)
     import shutil
 
     found = shutil.which(typed)
     if found is None:
         here = os.path.isfile(os.path.join(cwd, typed))
         raise UsageError(f"no program named {typed} on PATH", _did_you_mean(f"./{typed}" if here else None))
-    return Target(Kind.PROGRAM, typed, args, path=found)
+    return Target(TargetKind.PROGRAM, typed, args, path=found)
 
 
 def _function_in_file(typed: str, path: str, function: str, args: tuple[str, ...], cwd: str) -> Target:
     file = os.path.abspath(_existing_file(path, cwd))
     found = _signature(typed, path, function, source.parse(file, path))
     folder, name = os.path.split(os.path.realpath(file))
-    return Target(Kind.FUNCTION, typed, args, file, name[:-3], function, folder, source=file, signature=found)
+    return Target(TargetKind.FUNCTION, typed, args, file, name[:-3], function, folder, source=file, signature=found)
 
 
 def _signature(typed: str, where: str, function: str, module: ast.Module) -> Signature | None:
@@ -178,7 +180,9 @@ def _signature(typed: str, where: str, function: str, module: ast.Module) -> Sig
 def _function_in_module(typed: str, module: str, function: str, args: tuple[str, ...], cwd: str) -> Target:
     file = _module_source(module, cwd)
     found = _signature(typed, module, function, source.parse(file)) if file else None
-    return Target(Kind.FUNCTION, typed, args, module=module, function=function, first=cwd, source=file, signature=found)
+    return Target(
+        TargetKind.FUNCTION, typed, args, module=module, function=function, first=cwd, source=file, signature=found
+    )
 
 
 # ------------------------------------------------------------------------------- what is there, and what is near it

@@ -34,7 +34,7 @@ from ddplaunch.plan.make import JobSpec, Machine, make
 from ddplaunch.plan.plan import Plan
 from ddplaunch.preload.admission import Excluded
 from ddplaunch.preload.choice import Choice
-from ddplaunch.target.target import Kind, Target
+from ddplaunch.target.target import Target, TargetKind
 
 PLAN = {
     "run_id": "the job's name: `--run-id`, or the time and a few random digits",
@@ -325,7 +325,7 @@ TOP = {
 
 def _plan() -> dict[str, Any]:
     machine = Machine(host="n0", allowed_cpus=(0,), physical_cpus=1, slots=(Slot("cpu"),), slots_source="")
-    target = Target(Kind.SCRIPT, "train.py", (), path="train.py")
+    target = Target(TargetKind.SCRIPT, "train.py", (), path="train.py")
     plan: Plan = make(JobSpec(nproc="1"), target, machine, {}, "id")
     return plan.to_json()
 
