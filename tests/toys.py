@@ -1,4 +1,4 @@
-"""A copy of the package to which a test adds a toy (a command, a cluster, a vendor), and the real command of that copy."""
+"""A copy of the package, to which a test adds a toy command, cluster or vendor, and the command of that copy."""
 
 from __future__ import annotations
 

@@ -260,6 +260,26 @@ def a_copy(cluster: str, environ: Mapping[str, str], index: str, lacking: str, w
     return Finding(cluster, (index,), nnodes=1, node_rank=0, is_copy=True, notes=(note,))
 
 
+def a_node(
+    cluster: str,
+    variables: tuple[str, ...],
+    nnodes: int,
+    node_rank: int,
+    address: str | None,
+    *,
+    job: str | None = None,
+    gpus: int | None = None,
+    comes_late: bool = False,
+) -> Finding:
+    """Recognise a node; ``job`` gives its port and run id, ``gpus`` the processes of each node, where there are any.
+
+    ``comes_late``: the address is a name that comes with node 0's own start.
+    """
+    port, nproc = job_port(job) if job else None, str(gpus) if gpus else None
+    run_id = job or None
+    return Finding(cluster, variables, nnodes, node_rank, None, address, comes_late, port, run_id, nproc)
+
+
 def counts_nodes(
     cluster: str,
     environ: Mapping[str, str],

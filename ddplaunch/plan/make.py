@@ -93,10 +93,7 @@ def make(
         raise UsageError(what, "leave them out")
     noted = [*notes, *_device_notes(spec, backend, counts[here], len(machine.slots))]
     rendezvous.check_init_method(spec.init_method)
-    typed = (spec.master_addr, spec.master_port, spec.init_method)
-    own_name = machine.host if here == 0 else None
-    address, port = rendezvous.locate(*typed, nnodes=nnodes, here=own_name, environ=environ)
-    address, port = spec.sourced("master_addr", address), spec.sourced("master_port", port)
+    address, port = _located(spec, machine.host if here == 0 else None, environ)
     bound: dict[int, tuple[Cpus, ...]] = {}
     if spec.bind == "numa":
         bound = {count: layout.numa_binding(slots, count, machine.numa, machine.allowed_cpus) for count in set(counts)}
@@ -131,6 +128,13 @@ def make(
         masks=machine.masks if spec.virtual_local_rank else (),
         local_rank_option=target.local_rank_option if spec.pass_local_rank else None,
     )
+
+
+def _located(spec: JobSpec, here: str | None, environ: Mapping[str, str]) -> tuple[Sourced, Sourced]:
+    """Say where the store is; ``here`` is this machine's name, if it is node 0."""
+    typed = (spec.master_addr, spec.master_port, spec.init_method)
+    address, port = rendezvous.locate(*typed, nnodes=spec.nnodes, here=here, environ=environ)
+    return spec.sourced("master_addr", address), spec.sourced("master_port", port)
 
 
 def _check_nodes(nnodes: int) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Allocation, Finding, Turn, system
 from ddplaunch.clusters.reading import (
+    a_node,
     batch_script,
     check_below,
     is_set,
-    job_port,
     number,
     number_if_set,
     numbers,
@@ -43,8 +43,7 @@ def submitted(cluster: str, environ: Mapping[str, str], job_id: str, index: str)
         job = f"{digits}_{which}{dot}{server}"
     node_rank = number(environ, NODE_RANK)
     check_below(node_rank, len(hosts), NODE_RANK, f"hosts in {HOSTS}")
-    variables = (job_id, HOSTS, NODE_RANK)
-    return Finding(cluster, variables, len(hosts), node_rank, address=hosts[0], port=job_port(job), run_id=job)
+    return a_node(cluster, (job_id, HOSTS, NODE_RANK), len(hosts), node_rank, hosts[0], job=job)
 
 
 JSRUN_RANK, RANKFILE, LSF_JOB = "JSM_NAMESPACE_RANK", "LSB_DJOB_RANKFILE", "LSB_JOBID"
@@ -84,8 +83,8 @@ def lsf(environ: Mapping[str, str]) -> Finding | None:
     if ours := submitted("lsf", environ, LSF_JOB, "LSB_JOBINDEX"):
         return ours
     if given and is_set(environ, task) and (place := own_place(given.hosts)) is not None:
-        port, names = job_port(given.job), (LSF_JOB, task, RANKFILE)
-        return Finding("lsf", names, len(given.hosts), place, address=given.hosts[0], port=port, run_id=given.job)
+        names = (LSF_JOB, task, RANKFILE)
+        return a_node("lsf", names, len(given.hosts), place, given.hosts[0], job=given.job)
     return batch_script("lsf", (LSF_JOB, RANKFILE), given, "jsrun or blaunch") if given else None
 
 
@@ -114,9 +113,8 @@ def pbs(environ: Mapping[str, str]) -> Finding | None:
     node_rank, task = number_if_set(environ, index), number_if_set(environ, "PBS_TASKNUM")
     if not given.hosts or node_rank is None or (node_rank == 0 and task in (None, 1)):
         return batch_script("pbs", (job_id, file), given, "mpiexec with one process per host, or pbsdsh")
-    count, first, port = len(given.hosts), given.hosts[0], job_port(given.job)
-    check_below(node_rank, count, index, f"hosts in {file}")
-    return Finding("pbs", (job_id, index, file), count, node_rank, address=first, port=port, run_id=given.job)
+    check_below(node_rank, len(given.hosts), index, f"hosts in {file}")
+    return a_node("pbs", (job_id, index, file), len(given.hosts), node_rank, given.hosts[0], job=given.job)
 
 
 def _of_sge(environ: Mapping[str, str]) -> Allocation | None:

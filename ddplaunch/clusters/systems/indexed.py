@@ -10,12 +10,12 @@ from ddplaunch.clusters.finding import Finding, Turn, system
 from ddplaunch.clusters.reading import (
     OFF,
     a_copy,
+    a_node,
     agreed,
     check_below,
     contradiction,
     counts_nodes,
     is_set,
-    job_port,
     number,
     number_if_set,
     own_place,
@@ -50,15 +50,9 @@ def openpai(environ: Mapping[str, str]) -> Finding | None:
         )
     check_below(index, count, index_name, count_name)
     job = environ.get("PAI_JOB_NAME") or None  # admin~train
-    return Finding(
-        "openpai",
-        (index_name, count_name, *([host_name] if count > 1 else [])),
-        nnodes=count,
-        node_rank=index,
-        address=text(environ, host_name) if count > 1 else None,
-        port=job_port(job) if job else None,
-        run_id=job,
-    )
+    address = text(environ, host_name) if count > 1 else None
+    used = (index_name, count_name, *([host_name] if count > 1 else []))
+    return a_node("openpai", used, count, index, address, job=job)
 
 
 @system("volcano", "VC_TASK_INDEX", "VK_TASK_INDEX", turn=Turn.INDEX)
@@ -89,7 +83,7 @@ def volcano(environ: Mapping[str, str]) -> Finding | None:
     if number_if_set(environ, count_name) not in (None, len(hosts)):
         raise contradiction(f"{count_name}={environ[count_name]}", f"{name}={environ[name]} (nodes: {len(hosts)})")
     check_below(index, len(hosts), index_name, f"hosts in {name}")
-    return Finding("volcano", (index_name, name), len(hosts), index, address=hosts[0], address_comes_late=True)
+    return a_node("volcano", (index_name, name), len(hosts), index, hosts[0], comes_late=True)
 
 
 @system("htcondor", "_CONDOR_NPROCS", turn=Turn.INDEX)
@@ -155,7 +149,7 @@ def gcpbatch(environ: Mapping[str, str]) -> Finding | None:
         return None
     count, hosts = number(environ, count_name), read_hosts(environ[file]) if is_set(environ, file) else ()
     if count == 1:
-        return Finding("gcpbatch", (index, count_name), nnodes=1, node_rank=0)
+        return a_node("gcpbatch", (index, count_name), 1, 0, None)
     if not hosts:
         return a_copy("gcpbatch", environ, index, file, "task")
     if count != len(hosts):
@@ -163,7 +157,7 @@ def gcpbatch(environ: Mapping[str, str]) -> Finding | None:
     place = own_place(hosts)
     if place is None:
         raise UsageError(f"{file}={environ[file]} does not have this machine, {os.uname().nodename}", OFF)
-    return Finding("gcpbatch", (count_name, file), nnodes=count, node_rank=place, address=hosts[0])
+    return a_node("gcpbatch", (count_name, file), count, place, hosts[0])
 
 
 @system("nomad", "NOMAD_ALLOC_INDEX", turn=Turn.INDEX)

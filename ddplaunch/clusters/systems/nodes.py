@@ -11,12 +11,12 @@ from ddplaunch.clusters.finding import Finding, Turn, system
 from ddplaunch.clusters.reading import (
     OFF,
     a_copy,
+    a_node,
     agreed,
     check_below,
     contradiction,
     counts_nodes,
     is_set,
-    job_port,
     number,
     number_if_set,
     numbers,
@@ -42,16 +42,8 @@ def skypilot(environ: Mapping[str, str]) -> Finding | None:
     check_below(node_rank, len(addresses), node_rank_name, f"addresses in {ips}")
     gpus = number_if_set(environ, "SKYPILOT_NUM_GPUS_PER_NODE")
     task = environ.get("SKYPILOT_TASK_ID") or None  # sky-2024-05-01-12-00-00-000000_mycluster_task-name_7
-    return Finding(
-        "skypilot",
-        (ips, node_rank_name),
-        nnodes=len(addresses),
-        node_rank=node_rank,
-        address=addresses[0],
-        port=job_port(task) if task else None,
-        run_id=task,
-        nproc=str(gpus) if gpus else None,
-    )
+    names = (ips, node_rank_name)
+    return a_node("skypilot", names, len(addresses), node_rank, addresses[0], job=task, gpus=gpus)
 
 
 @system("sagemaker", "SM_HOSTS", turn=Turn.NODE)
@@ -106,15 +98,9 @@ def awsbatch(environ: Mapping[str, str]) -> Finding | None:
     check_below(main, nnodes, names[2], names[0])
     told = index != main
     job = environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]  # 1c2f5a5e-…#1: the node's index after the job's own id
-    return Finding(
-        "awsbatch",
-        (*names, *([address] if told else [])),
-        nnodes=nnodes,
-        node_rank=(index - main) % nnodes,
-        address=text(environ, address) if told else own_address(),
-        port=job_port(job) if job else None,
-        run_id=job or None,
-    )
+    where = text(environ, address) if told else own_address()
+    used = (*names, *([address] if told else []))
+    return a_node("awsbatch", used, nnodes, (index - main) % nnodes, where, job=job)
 
 
 @system("volcengine", "MLP_WORKER_NUM", turn=Turn.NODE)
@@ -152,17 +138,9 @@ def lepton(environ: Mapping[str, str]) -> Finding | None:
         raise unaddressed(environ, count, index)
     gpus = number_if_set(environ, "LEPTON_RESOURCE_ACCELERATOR_NUM")
     job = environ.get("LEPTON_JOB_NAME") or None
-    return Finding(
-        "lepton",
-        (count, index, *([prefix, subdomain] if told else [])),
-        nnodes=nnodes,
-        node_rank=node_rank,
-        address=f"{environ[prefix]}-0.{environ[subdomain]}" if told else None,
-        address_comes_late=True,
-        port=job_port(job) if job else None,
-        run_id=job,
-        nproc=str(gpus) if gpus else None,
-    )
+    address = f"{environ[prefix]}-0.{environ[subdomain]}" if told else None
+    used = (count, index, *([prefix, subdomain] if told else []))
+    return a_node("lepton", used, nnodes, node_rank, address, job=job, gpus=gpus, comes_late=True)
 
 
 @system("modelarts", "MA_NUM_HOSTS", turn=Turn.NODE)
@@ -174,22 +152,13 @@ def modelarts(environ: Mapping[str, str]) -> Finding | None:
     """
     count, index, listed = "MA_NUM_HOSTS", "VC_TASK_INDEX", "VC_WORKER_HOSTS"
     nnodes, gpus = agreed(environ, count, "VC_WORKER_NUM"), number_if_set(environ, "MA_NUM_GPUS")  # 0 on CPUs
-    nproc = str(gpus) if gpus else None
     if nnodes == 1:
-        return Finding("modelarts", (count,), nnodes=1, node_rank=0, nproc=nproc)
+        return a_node("modelarts", (count,), 1, 0, None, gpus=gpus)
     node_rank, hosts = number(environ, index), text(environ, listed).split(",")
     check_below(node_rank, nnodes, index, count)
     if len(hosts) != nnodes:
         raise contradiction(f"{count}={nnodes}", f"{listed}={environ[listed]} (nodes: {len(hosts)})")
-    return Finding(
-        "modelarts",
-        (count, index, listed),
-        nnodes=nnodes,
-        node_rank=node_rank,
-        address=hosts[0],
-        address_comes_late=True,
-        nproc=nproc,
-    )
+    return a_node("modelarts", (count, index, listed), nnodes, node_rank, hosts[0], gpus=gpus, comes_late=True)
 
 
 RENDEZVOUS = "/run/determined/info/rendezvous.json"
@@ -212,16 +181,8 @@ def determined(environ: Mapping[str, str]) -> Finding | None:
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(f"{RENDEZVOUS} does not say which container this is", OFF) from None
     check_below(node_rank, len(hosts), "container_rank", "container_addrs")
-    job = environ["DET_ALLOCATION_ID"]
-    return Finding(
-        "determined",
-        ("DET_ALLOCATION_ID", RENDEZVOUS),
-        nnodes=len(hosts),
-        node_rank=node_rank,
-        address=hosts[0],
-        port=job_port(job),
-        run_id=job,
-    )
+    names, job = ("DET_ALLOCATION_ID", RENDEZVOUS), environ["DET_ALLOCATION_ID"]
+    return a_node("determined", names, len(hosts), node_rank, hosts[0], job=job)
 
 
 @dataclass(frozen=True)
