@@ -28,7 +28,7 @@ from ddplaunch.cli.command_line import (
 )
 from ddplaunch.cli.defaults import ONLY_TYPED, Defaults, read
 from ddplaunch.cli.options import SECTIONS, Source
-from ddplaunch.cli.parameters import PARAMS, PathType, source_of
+from ddplaunch.cli.run_command import PARAMS, PathType, source_of
 from ddplaunch.cli.target_command import TargetCommand, remarks, spellings
 from ddplaunch.cli.typed import current_directory, program_names
 from ddplaunch.errors import UsageError

@@ -1,4 +1,4 @@
-"""An option as it is declared: plain data, which ``reader`` reads by, and ``parameters`` makes click's own of."""
+"""An option as it is declared: plain data, which ``reader`` reads by, and ``run_command`` makes click's own of."""
 
 from __future__ import annotations
 

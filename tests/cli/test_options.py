@@ -7,8 +7,8 @@ from typing import get_type_hints
 import pytest
 
 from ddplaunch.cli.options import COMMON, SECTIONS, Options, Source
-from ddplaunch.cli.parameters import PARAMS
 from ddplaunch.cli.reader import read
+from ddplaunch.cli.run_command import PARAMS
 from ddplaunch.errors import UsageError
 
 

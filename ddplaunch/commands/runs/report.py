@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ddplaunch.cli.parameters import PathType
+from ddplaunch.cli.run_command import PathType
 from ddplaunch.commands.runs.account import render
 from ddplaunch.commands.runs.array import refuse_page
 from ddplaunch.commands.runs.array import report as report_all
