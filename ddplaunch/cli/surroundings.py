@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli.options import Options, Source
-from ddplaunch.clusters import find
+from ddplaunch.clusters import SYSTEMS, find
 from ddplaunch.clusters.alone import check_alone
 from ddplaunch.clusters.finding import Finding, RankPlace
 from ddplaunch.errors import EXIT_USAGE, UsageError
@@ -32,9 +32,6 @@ TORCHRUN = "torchelastic"
 _KEPT = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "ROLE_NAME")
 
 LOOKUP_PATIENCE = 2.0  # seconds for a name server to say whether a MASTER_ADDR that nothing goes with is another host
-
-_ONE_LOG = {"slurm", "openmpi", "mpich", "mvapich", "flux", "pals", "lsf", "pbs", "sge", TORCHRUN}
-"""Where one program (srun, mpirun, …) shows what all of its processes print, unless it is told otherwise."""
 
 
 def look_around(options: Options) -> tuple[Options, Finding | None]:
@@ -149,7 +146,7 @@ def started_rank(finding: Finding | None) -> StartedRank | None:
 
 def one_log(finding: Finding | None) -> bool:
     """Whether what all nodes print comes to one place; submitit has srun write a file for each."""
-    return finding is not None and finding.cluster in _ONE_LOG and "SUBMITIT_EXECUTOR" not in os.environ
+    return finding is not None and SYSTEMS[finding.cluster].one_log and "SUBMITIT_EXECUTOR" not in os.environ
 
 
 def surroundings_notes(finding: Finding) -> Iterator[str]:

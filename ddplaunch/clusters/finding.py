@@ -88,6 +88,7 @@ class System:
     turn: Turn
     ask: Ask
     allocate: Allocate | None = None
+    one_log: bool = False  # whether one program (srun, mpirun, …) shows what all of its processes print, by default
 
     def shows(self, environ: Mapping[str, str]) -> bool:
         return any(environ.get(sign) for sign in self.signs)
@@ -108,11 +109,13 @@ KNOWN: list[System] = []
 """All systems whose files are loaded; those of one turn in the order in which they are asked."""
 
 
-def system(name: str, *signs: str, turn: Turn, allocation: Allocate | None = None) -> Callable[[Ask], System]:
+def system(
+    name: str, *signs: str, turn: Turn, allocation: Allocate | None = None, one_log: bool = False
+) -> Callable[[Ask], System]:
     """Make a function that reads a system's variables that system."""
 
     def made(ask: Ask) -> System:
-        KNOWN.append(System(name, signs, turn, ask, allocation))
+        KNOWN.append(System(name, signs, turn, ask, allocation, one_log))
         return KNOWN[-1]
 
     return made

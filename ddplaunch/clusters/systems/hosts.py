@@ -58,7 +58,7 @@ def _of_lsf(environ: Mapping[str, str]) -> Allocation | None:
     return Allocation(environ[LSF_JOB], hosts[1:] if has_launch_node else hosts, RANKFILE)
 
 
-@system("lsf", LSF_JOB, JSRUN_RANK, turn=Turn.HOSTS, allocation=_of_lsf)
+@system("lsf", LSF_JOB, JSRUN_RANK, turn=Turn.HOSTS, allocation=_of_lsf, one_log=True)
 def lsf(environ: Mapping[str, str]) -> Finding | None:
     """LSF: ``jsrun``, which sets JSM_NAMESPACE_*, ``blaunch``, a node of a job of ``ddplaunch submit``, or a script.
 
@@ -95,7 +95,7 @@ def _of_pbs(environ: Mapping[str, str]) -> Allocation | None:
     return Allocation(environ["PBS_JOBID"], read_hosts(environ["PBS_NODEFILE"]), "PBS_NODEFILE")
 
 
-@system("pbs", "PBS_JOBID", turn=Turn.HOSTS, allocation=_of_pbs)
+@system("pbs", "PBS_JOBID", turn=Turn.HOSTS, allocation=_of_pbs, one_log=True)
 def pbs(environ: Mapping[str, str]) -> Finding | None:
     """PBS (OpenPBS, PBS Professional, Torque): a job's script on its first host, or what ``pbsdsh`` started on a host.
 
@@ -124,7 +124,7 @@ def _of_sge(environ: Mapping[str, str]) -> Allocation | None:
     return Allocation(environ["JOB_ID"], read_hosts(environ["PE_HOSTFILE"]), "PE_HOSTFILE")
 
 
-@system("sge", "PE_HOSTFILE", "JOB_SCRIPT", turn=Turn.HOSTS, allocation=_of_sge)
+@system("sge", "PE_HOSTFILE", "JOB_SCRIPT", turn=Turn.HOSTS, allocation=_of_sge, one_log=True)
 def sge(environ: Mapping[str, str]) -> Finding | None:
     """Grid Engine (SGE, UGE, Altair): a job's script on its first host, and the hosts of its parallel environment.
 

@@ -30,7 +30,7 @@ from ddplaunch.errors import UsageError
 UNNAMED = "none"  # torchrun's run id where it was given no --rdzv-id
 
 
-@system("torchelastic", "TORCHELASTIC_RUN_ID", turn=Turn.RANK)
+@system("torchelastic", "TORCHELASTIC_RUN_ID", turn=Turn.RANK, one_log=True)
 def torchelastic(environ: Mapping[str, str]) -> Finding | None:
     """torchrun, or another launcher that keeps torch's elastic contract, as ddplaunch does: torch's variables and a
     run id. ``torch.distributed.is_torchelastic_launched()`` goes by the same variable.
@@ -126,7 +126,7 @@ def submitit(environ: Mapping[str, str]) -> Finding | None:
 OWN_HOST = "PMIX_HOSTNAME"  # n1
 
 
-@system("openmpi", "OMPI_COMM_WORLD_RANK", turn=Turn.RANK)
+@system("openmpi", "OMPI_COMM_WORLD_RANK", turn=Turn.RANK, one_log=True)
 def openmpi(environ: Mapping[str, str]) -> Finding | None:
     """Open MPI 4 and 5: each process has its rank in OMPI_COMM_WORLD_*, and no variable says which node it is on.
 
@@ -200,7 +200,7 @@ def _daemons(listed: str) -> Iterator[str]:
                 yield f"{prefix}{value:0{digits}}{suffix}"
 
 
-@system("pals", "PALS_LOCAL_RANKID", turn=Turn.RANK)
+@system("pals", "PALS_LOCAL_RANKID", turn=Turn.RANK, one_log=True)
 def pals(environ: Mapping[str, str]) -> Finding | None:
     """HPE's PALS, the ``mpiexec`` of Cray systems under PBS. It sets PMI's variables beside its own.
 
@@ -221,7 +221,7 @@ def pals(environ: Mapping[str, str]) -> Finding | None:
     )
 
 
-@system("mpich", "MPI_LOCALRANKID", turn=Turn.RANK)
+@system("mpich", "MPI_LOCALRANKID", turn=Turn.RANK, one_log=True)
 def mpich(environ: Mapping[str, str]) -> Finding | None:
     """MPICH and Intel MPI, whose launcher is Hydra.
 
@@ -243,7 +243,7 @@ def mpich(environ: Mapping[str, str]) -> Finding | None:
     return on_hosts("mpich", names, hosts, rank, size, local_rank, local_size, address=address, job=job)
 
 
-@system("mvapich", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", turn=Turn.RANK)
+@system("mvapich", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", turn=Turn.RANK, one_log=True)
 def mvapich(environ: Mapping[str, str]) -> Finding | None:
     """MVAPICH: ``mpirun_rsh`` sets MV2_COMM_WORLD_* (version 2) or MVP_COMM_WORLD_* (version 3 and later)."""
     versions = (
@@ -255,7 +255,7 @@ def mvapich(environ: Mapping[str, str]) -> Finding | None:
     return started("mvapich", names, rank, size, local_rank, local_size=local_size)
 
 
-@system("flux", "FLUX_TASK_RANK", turn=Turn.RANK)
+@system("flux", "FLUX_TASK_RANK", turn=Turn.RANK, one_log=True)
 def flux(environ: Mapping[str, str]) -> Finding | None:
     """Flux: a task of ``flux run`` or ``flux submit``. Names are those of ``man flux-environment``.
 

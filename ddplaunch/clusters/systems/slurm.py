@@ -56,7 +56,7 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
     return Allocation(environ[JOB_ID], hosts, JOB_NODELIST)
 
 
-@system("slurm", JOB_ID, turn=Turn.STEP, allocation=allocation)
+@system("slurm", JOB_ID, turn=Turn.STEP, allocation=allocation, one_log=True)
 def slurm(environ: Mapping[str, str]) -> Finding | None:
     """Recognise a task of a step, or a process of a job that no step has started."""
     if is_set(environ, STEP_ID) and number(environ, STEP_ID) < SPECIAL_STEPS:
