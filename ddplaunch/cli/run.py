@@ -36,6 +36,7 @@ def run(words: list[str]) -> int | None:
     if (typed := read(words)) is None:
         return None
     options, said = typed
+    VOICE.for_machines = options.log_json
     listening: socket.socket | None = None
     of_project: tuple[str, ...] = ()
     try:
@@ -60,7 +61,6 @@ def run(words: list[str]) -> int | None:
 
 def _planned(options: Options, said: Remarks, of_project: tuple[str, ...]) -> tuple[Planning, Shown] | int:
     """Return the plan and whose output is shown; or the exit code of what was no job of this machine."""
-    VOICE.for_machines = options.log_json
     if options.as_json and not options.dry_run:
         raise UsageError("--json works only with --dry-run", "add --dry-run")
     target = find_target(
