@@ -10,7 +10,10 @@ from ddplaunch.cli import values
 from ddplaunch.cli.option import Option
 from ddplaunch.cli.values import INFINITE, WEEK, as_typed, number
 from ddplaunch.control import MIN_HEARTBEAT
+from ddplaunch.control.rules import GPU_MEMORY, Rules
 from ddplaunch.dataclass import dataclass, field, replace
+from ddplaunch.output.prefix import DEFAULT as DEFAULT_PREFIX
+from ddplaunch.plan.plan import ROLE
 
 if TYPE_CHECKING:
     from typing import Any, TypedDict
@@ -48,6 +51,9 @@ SECTIONS = {
 }
 """The headings of ``--help-all``, and the options under each."""
 
+OF_SSH = tuple(name[2:].replace("-", "_") for name in SECTIONS["Several nodes by SSH"])
+"""Options by which one machine starts the others."""
+
 # fmt: off
 COMMON = ("--module", "--nproc", "--gpus", "--nnodes", "--node-rank", "--master-addr", "--hosts", "--max-restarts",
           "--log-dir", "--dry-run", "--help", "--help-all")
@@ -67,11 +73,11 @@ class Source(Enum):
 
 
 LOG_JSON = "DDPLAUNCH_LOG_JSON"
-"""The variable that stands for ``--log-json``."""
+"""The variable for ``--log-json``."""
 
 
 WARM = "DDPLAUNCH_WARM"
-"""The variable that stands for ``--warm``, or with 0 for ``--no-warm``."""
+"""The variable for ``--warm``, or with 0 for ``--no-warm``."""
 
 
 def _option(spelling: str, help: str, read: Any = None, **how: Any) -> Any:
@@ -91,8 +97,8 @@ def _argument(name: str, *, rest: bool = False) -> Any:
     return Option([name], rest=rest, completes="any")
 
 
-def _seconds(name: str, default: str | None, help: str, read: Any = values.seconds) -> Any:
-    return _option(f"{name} TIME", help, read, **({"default": default} if default else {}))
+def _seconds(name: str, default: float | None, help: str, read: Any = values.seconds) -> Any:
+    return _option(f"{name} TIME", help, read, **({} if default is None else {"default": f"{default:g}"}))
 
 
 _port = number(int, 1, 65535, "a port from 1 to 65535")
@@ -177,10 +183,10 @@ class Options:
     control_port: int | None = _option(
         "--control-port PORT", "Port where node 0 listens for the other nodes.  [default: master port + 1]", _port
     )
-    join_timeout: float = _seconds("--join-timeout", "600", "Wait this long for all nodes.")
+    join_timeout: float = _seconds("--join-timeout", Rules.join_timeout, "Wait this long for all nodes.")
     heartbeat_timeout: float = _seconds(
         "--heartbeat-timeout",
-        "15",
+        Rules.heartbeat_timeout,
         "A node that is silent for this long is lost. The value of node 0 counts.",
         _silence,
     )
@@ -191,9 +197,14 @@ class Options:
         _count,
         default="0",
     )
-    join_window: float = _seconds("--join-window", "30", "Once enough nodes have joined, wait this long for more.")
+    join_window: float = _seconds(
+        "--join-window", Rules.join_window, "Once enough nodes have joined, wait this long for more."
+    )
     max_membership_changes: int = _option(
-        "--max-membership-changes N", "Continue at most N times with nodes lost or added.", _count, default="100"
+        "--max-membership-changes N",
+        "Continue at most N times with nodes lost or added.",
+        _count,
+        default=str(Rules.max_membership_changes),
     )
     grow: bool = _flag("--grow", "Restart at once when another node joins.")
     backend: str | None = _option(
@@ -225,24 +236,29 @@ class Options:
     gpu_memory_timeout: float | None = _seconds(
         "--gpu-memory-timeout",
         None,
-        "With --check: wait this long for GPU memory that is still in use.  [default: 30]",
+        f"With --check: wait this long for GPU memory that is still in use.  [default: {GPU_MEMORY:g}]",
     )
-    role: str = _option("--role NAME", "ROLE_NAME of the ranks.", default="default")
-    grace: float = _seconds("--grace", "30", "Time for ranks to stop, between SIGTERM and SIGKILL.")
+    role: str = _option("--role NAME", "ROLE_NAME of the ranks.", default=ROLE)
+    grace: float = _seconds("--grace", Rules.grace, "Time for ranks to stop, between SIGTERM and SIGKILL.")
     max_restarts: int = _option(
-        "--max-restarts N", "Restart all ranks after a failure, at most N times.", _count, default="0"
+        "--max-restarts N",
+        "Restart all ranks after a failure, at most N times.",
+        _count,
+        default=str(Rules.max_restarts),
     )
     restart_on: str = _option(
         "--restart-on any|transient|always",
         "any: stop restarting when a rank fails twice in the same way; transient: restart only after a signal, a "
         "lost connection, or when the host ran out of memory; always: restart after every failure.",
-        default="any",
+        default=Rules.restart_on,
     )
     restart_backoff: float = _seconds(
-        "--restart-backoff", "0", "Wait this long before a restart; twice as long after each early failure."
+        "--restart-backoff",
+        Rules.restart_backoff,
+        "Wait this long before a restart; twice as long after each early failure.",
     )
     min_uptime: float = _seconds(
-        "--min-uptime", "5", "Give up after three attempts in a row that lasted less than this."
+        "--min-uptime", Rules.min_uptime, "Give up after three attempts in a row that lasted less than this."
     )
     timeout: float | None = _seconds(
         "--timeout", None, "Stop the job after this time, like 90 (seconds), 10m or 2h.", values.limit
@@ -272,7 +288,7 @@ class Options:
         default="USR2",
     )
     preempt_grace: float = _seconds(
-        "--preempt-grace", "90", "Time for ranks to save their work, between the warning and SIGTERM."
+        "--preempt-grace", Rules.preempt_grace, "Time for ranks to save their work, between the warning and SIGTERM."
     )
     preempt_forward: int | None = _option(
         "--preempt-forward SIGNAL", "Send each rank this signal when the warning comes.", values.signal_number
@@ -298,7 +314,7 @@ class Options:
         "Begin each line of a rank with this: text with {rank}, {local_rank}, {node_rank}, {host} or {role}; none "
         "leaves it out.",
         values.prefix,
-        default="[{rank}]",
+        default=DEFAULT_PREFIX,
         envvar="DDPLAUNCH_PREFIX",
     )
     stdin: int | None = _option(
@@ -345,6 +361,10 @@ class Options:
         before = (Source.TYPED, Source.VARIABLE, *([Source.FILE] if source is Source.SURROUNDINGS else []))
         unset: Any = {n: value for n, value in new.items() if value is not None and self.sources[n] not in before}
         return self.given(source, unset)
+
+    def taken(self, kind: type[Any]) -> dict[str, Any]:
+        """The values of the options that a class has as fields, by the same names."""
+        return {name: getattr(self, name) for name in Options.__match_args__ if name in kind.__match_args__}
 
     def words(self, without: Collection[str]) -> Iterator[str]:
         """The options that the user or the project has set, as they are typed, but for those in ``without``."""
