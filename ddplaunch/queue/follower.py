@@ -1,4 +1,4 @@
-"""A submitted job followed to its end: its log as it grows, and its state.
+"""A submitted job followed to its end: its log as it grows, and its state; Ctrl-C asks what to do with the job.
 
 We open the log again for each look: over NFS only that is sure to show what another machine has written (close-to-open
 consistency, nfs(5)). Slurm's controller serves the whole cluster, so we ask it at most once a second, and less often
@@ -8,11 +8,17 @@ while nothing changes.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import BinaryIO
 
+import click
+
+from ddplaunch.errors import EXIT_SIGNAL
+from ddplaunch.queue.meant import keep_end
 from ddplaunch.queue.scheduler import JobId, Record, Scheduler
+from ddplaunch.queue.submitted import Submitted
 from ddplaunch.words import size
 
 LOG_EVERY = 0.5
@@ -146,3 +152,48 @@ class Follower:
             return
         self._said, self._said_at = seen.words, now
         self.say(f"job {number} {seen.words}")
+
+
+def follow(job: JobId, log: str, follower: Follower, kept: Submitted | None = None) -> int:
+    """Follow the job to its end and return its exit code; 130 where Ctrl-C leaves it running.
+
+    Its end goes into the record that is ``kept`` of it.
+    """
+    while True:
+        try:
+            code = follower.run()
+            if kept:
+                keep_end(kept, job, follower.last_seen)
+            return code
+        except KeyboardInterrupt:
+            answer = _ask(job)
+            code = EXIT_SIGNAL + 2
+        except BrokenPipeError:  # `| head` has read enough
+            answer = "d"
+            code = EXIT_SIGNAL + 13
+        if answer == "c":
+            follower.scheduler.cancel(job)
+        elif answer == "d":
+            say(f"job {job.typed} keeps running; its log: {log}")
+            return code
+
+
+def say(line: str) -> None:
+    """Print a line of ours on stderr."""
+    click.echo(f"ddplaunch: {line}", err=True)
+
+
+def _ask(job: JobId) -> str:
+    """Ask what to do with the job: "c" is to cancel it, "d" to detach, anything else to follow on."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return "d"
+    question = f"\nddplaunch: job {job.typed}: [c]ancel it, [d]etach and let it run, or [f]ollow on? "
+    click.echo(question, err=True, nl=False)
+    try:
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
+        answer = ""
+    if not answer:  # Ctrl-C again, or Ctrl-D
+        click.echo(err=True)
+        return "d"
+    return answer.strip().lower()[:1]

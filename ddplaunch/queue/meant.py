@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import shutil
 
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 from ddplaunch.job import past, runs
 from ddplaunch.queue import submitted
+from ddplaunch.queue.scheduler import SOON, Forgotten, JobId, Record, Scheduler, Unanswered
 from ddplaunch.queue.submitted import Submitted
 from ddplaunch.queue.table import SCHEDULERS, scheduler_of
-
-if TYPE_CHECKING:
-    from ddplaunch.queue.scheduler import JobId, Record, Scheduler
 
 
 def job_meant(word: str | None) -> Submitted | None:
@@ -36,8 +34,6 @@ def index_of(job: Submitted, word: str) -> str | None:
 
 def one_of(job: Submitted, word: str, command: str) -> JobId:
     """The job as its scheduler names it. Raises UsageError for an array without an index."""
-    from ddplaunch.queue.scheduler import JobId
-
     index = index_of(job, word)
     if index == "":
         what = f"job {job.number} is an array of --array {job.array}"
@@ -47,10 +43,6 @@ def one_of(job: Submitted, word: str, command: str) -> JobId:
 
 def asked(scheduler: Scheduler, cluster: str | None) -> Scheduler:
     """The scheduler, if it may answer. Raises Unanswered where it cannot, at once."""
-    import shutil
-
-    from ddplaunch.queue.scheduler import Unanswered
-
     if shutil.which(scheduler.asks) is None:
         what = f"{scheduler.asks} is not on PATH: this machine has no commands of {scheduler.system}"
         raise Unanswered(what, "type it on a login node")
@@ -66,8 +58,6 @@ def found(which: JobId, scheduler: Scheduler) -> Record:
         Unanswered: it says nothing.
         Forgotten: it does not know the job any more.
     """
-    from ddplaunch.queue.scheduler import SOON, Unanswered
-
     seen = asked(scheduler, which.cluster).look(which, SOON)
     if seen is None:
         what = f"{scheduler.asks} does not answer: the state of job {which.typed} is not known"
@@ -78,13 +68,11 @@ def found(which: JobId, scheduler: Scheduler) -> Record:
 
 
 def standing(job: Submitted, which: JobId, scheduler: Scheduler | None = None) -> Record:
-    """How it stands; how it ended is kept. ``scheduler`` is whom to ask, where somebody asks more than once.
+    """How it stands; how it ended is kept. ``scheduler`` is the one to ask, for those who ask more than once.
 
     Raises:
         LaunchError: the scheduler does not answer, or neither it nor we know the job any more.
     """
-    from ddplaunch.queue.scheduler import Forgotten, Record
-
     scheduler = scheduler or scheduler_of(job)
     end = job.end_of(which.index)
     log, errors = job.files(which.index)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
@@ -17,6 +15,12 @@ if TYPE_CHECKING:
 
 SOON = 10.0  # seconds in which a command that asks once has an answer
 PATIENCE = 60.0  # seconds for one who follows a job, and for cancelling
+
+ACCOUNTED_AFTER = 120.0
+"""Seconds after which a job that its scheduler no longer shows must be in the accounts.
+
+Grid Engine's default flush_time is 15 s (reporting_params in sge_conf(5)), and the file is often on NFS.
+"""
 
 
 @dataclass(frozen=True)
@@ -66,22 +70,26 @@ Told = Mapping[JobId, Sequence[Record]]
 
 
 class Scheduler:
-    """One of them: asked about jobs, which it cancels. An object may be asked again and again."""
+    """A scheduler: it is asked about jobs, and cancels them. An object may be asked again and again."""
 
-    system: str  # its name
-    submits: str  # the programs: that takes scripts
-    asks: str  # that is asked
-    cancels: str  # that cancels a job
-    keeps: str  # about jobs that it has forgotten
+    system: str  # its name, as people know it
+    submits: str  # the program that takes scripts
+    asks: str  # the program that is asked
+    cancels: str  # the program that cancels a job
+    keeps: str  # where more may be found about jobs that it has forgotten
+    kills = False  # whether it can kill a job's ranks at once
     speaks: tuple[str, ...] = ()  # how lines of its own begin, where ``enter`` starts something
     refuses: str = ""  # what may be the cause where that fails
 
-    def hand_in(self, script: str, environ: Mapping[str, str]) -> JobId:
-        """Submit a script. Raises UsageError if it is refused."""
-        raise NotImplementedError
-
     def ask(self, jobs: Sequence[JobId], seconds: float) -> Told | None:
         """Ask about all of these jobs at once; None if it does not answer in time. It has forgotten what is missing."""
+        try:
+            return self.records(jobs, Deadline(seconds))
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+
+    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> Told | None:
+        """The same; raises OSError where a program cannot be started, and TimeoutExpired."""
         raise NotImplementedError
 
     def look(self, job: JobId, seconds: float = PATIENCE) -> Record | None:
@@ -115,6 +123,10 @@ class Scheduler:
         if code:
             raise LaunchError(f"{self.cancels} did not cancel job {job.typed} (exit code {code})")
 
+    def kill(self, job: JobId) -> None:
+        """Cancel a job without the time that its ranks have to stop, where ``kills`` says that it can."""
+        raise NotImplementedError
+
     def enter(
         self, job: Submitted, seen: Record, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], dict[str, str]]:
@@ -128,22 +140,16 @@ def ended(code: int, how: str) -> Record:
     return Record(f"{how} (exit code {code})", code)
 
 
-def check_on_path(program: str, system: str, environ: Mapping[str, str]) -> None:
-    """Check that this machine has a program. Raises UsageError if it is not on PATH."""
-    if shutil.which(program, path=environ.get("PATH")) is None:
-        what = f"{program} is not on PATH: this machine has no commands of {system}"
-        raise UsageError(what, "submit from a login node; --dry-run shows the script on any machine")
+def sorted_by(jobs: Sequence[JobId], found: Iterable[Record]) -> dict[JobId, list[Record]]:
+    """The records of each job; of an array those of each index, and not of itself."""
 
+    def is_of(one: JobId, job: JobId) -> bool:
+        same = one.number.partition(".")[0] == job.number.partition(".")[0] and one.cluster == job.cluster
+        return same and ((one.index or "").isdecimal() if job.index == "" else one.index == job.index)
 
-def submit(words: list[str], script: str, environ: Mapping[str, str], hint: str) -> str:
-    """Hand a script to a program, whose stderr goes to ours; return what it prints. Raises UsageError if it refuses."""
-    done = subprocess.run(words, input=os.fsencode(script), capture_output=True, env=dict(environ), check=False)
-    if done.stderr:
-        os.write(2, done.stderr)
-    if done.returncode:
-        what = f"{words[0]} refused the job (exit code {done.returncode})"
-        raise UsageError(what, f"{words[0]} says why above; {hint}")
-    return done.stdout.decode(errors="replace").strip()
+    listed = list(found)
+    told = {job: [each for each in listed if each.job and is_of(each.job, job)] for job in jobs}
+    return {job: records for job, records in told.items() if records}
 
 
 class Deadline:

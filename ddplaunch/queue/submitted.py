@@ -11,12 +11,15 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Literal
 
+import msgspec
+
+from ddplaunch.control.typed import decode
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.errors import shown
 from ddplaunch.files import read_owned
 from ddplaunch.job.history import MAX_TARGET, enter, place
+from ddplaunch.queue.table import SCHEDULERS
 
 MAX_JOBS = 100  # that are kept
 MAX_BYTES = 1 << 20  # of a file: an array has up to some thousand ends
@@ -48,7 +51,7 @@ class Submitted:
     moment: float  # of its submission, in seconds since the epoch
     ended: str | None = None  # how, in words
     code: int | None = None  # its exit code
-    scheduler: Literal["slurm", "sge", "pbs", "lsf"] = "slurm"
+    scheduler: str = "slurm"  # its name in ``queue/table.py``
     gone: float | None = None  # the moment since which it has ended, while its scheduler does not say how
     ends: Mapping[str, End] = field(default_factory=dict)  # of an array, by index
     errors: str | None = None  # the file of its stderr, where that is another
@@ -137,12 +140,9 @@ def _name(job: Submitted) -> str:
 
 
 def _read(path: str) -> Submitted | None:
-    import msgspec
-
-    from ddplaunch.control.typed import decode
-
     try:
         data, owner = read_owned(path, MAX_BYTES, links=False)
-        return decode(data, Submitted) if owner == os.geteuid() else None
+        job = decode(data, Submitted)
+        return job if owner == os.geteuid() and job.scheduler in SCHEDULERS else None
     except (OSError, msgspec.MsgspecError, ValueError):
         return None

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ddplaunch.commands.submit.queue import Slurm
+from ddplaunch.commands.submit.slurm import Slurm
 from ddplaunch.queue.scheduler import JobId
 from tests.commands.test_submit import Cluster
 from tests.conftest import write

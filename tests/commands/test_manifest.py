@@ -1,4 +1,4 @@
-"""``ddplaunch manifest``: what it prints, what it refuses, which defaults it reads; and its former name."""
+"""``ddplaunch manifest``: what it prints, what it refuses, which defaults it reads."""
 
 from __future__ import annotations
 
@@ -442,22 +442,10 @@ def test_a_file_that_makes_no_sense(manifest, tmp_path, text, said):
     assert str(file) in done.stderr
 
 
-# ------------------------------------------------------------------------------------------------- the former name
+# -------------------------------------------------------------------------------------------------- beside submit
 
 
-@pytest.mark.parametrize("nodes", ["", "--nodes 2"])
-@pytest.mark.parametrize("former", ["--scheduler kubernetes", "--scheduler=kubernetes"])
-def test_the_former_name_says_the_new_one(call, manifest, former, nodes):
-    done = call(f"submit {nodes} {former} --namespace n {ASKED} train.py --lr 0.1")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "ddplaunch: --scheduler kubernetes is the former name of ddplaunch manifest\n"
-    assert done.stdout == manifest(f"{nodes} --namespace n {ASKED} train.py --lr 0.1").stdout
-
-
-def test_the_former_name_is_the_programs_behind_its_target(call, tmp_path):
-    write(tmp_path, "train.py", "")
-    done = call("submit --dry-run train.py -- --scheduler kubernetes")
-    assert "train.py -- --scheduler kubernetes\n" in done.stdout, done.stderr
+SUBMIT_IS_FOR = "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF (lsf)"
 
 
 @pytest.mark.parametrize(
@@ -465,20 +453,12 @@ def test_the_former_name_is_the_programs_behind_its_target(call, tmp_path):
     [
         (
             "--scheduler kubernetes",
-            "[submit]\nnodes = 2\n",
-            "its table submit is not read for Kubernetes, and it has no table manifest\n  move the defaults",
-        ),
-        (
             "",
-            "[submit]\nscheduler = 'kubernetes'\n",
-            "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF (lsf) (FILE)\n  ddplaunch manifest",
+            f"--scheduler kubernetes: {SUBMIT_IS_FOR}\n  ddplaunch manifest prints",
         ),
+        ("", "[submit]\nscheduler = 'kubernetes'\n", f"{SUBMIT_IS_FOR} (FILE)\n  ddplaunch manifest prints"),
+        ("--scheduler k8s", "", f"--scheduler k8s: {SUBMIT_IS_FOR}\n"),
         ("", "[submit]\nnamespace = 'me'\n", "unknown key namespace in [submit]\n  it belongs in [manifest]"),
-        (
-            "--scheduler k8s",
-            "",
-            "--scheduler k8s: submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF (lsf)\n",
-        ),
         ("--namespace me", "", "--namespace works only with ddplaunch manifest\n  leave it out"),
     ],
 )
@@ -487,12 +467,6 @@ def test_what_submit_says_of_kubernetes(call, tmp_path, line, file, said):
     done = call(f"submit {line} train.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert said.replace("FILE", str(path)) in done.stderr
-
-
-def test_the_former_name_reads_the_new_table(call, tmp_path):
-    write(tmp_path, "pyproject.toml", PROJECT)
-    done = call("submit --scheduler kubernetes train.py")
-    assert list(yaml.safe_load_all(done.stdout))[-1]["spec"]["completions"] == 2
 
 
 def test_a_scheduler_of_slurm_may_still_be_typed(call, tmp_path):

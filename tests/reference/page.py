@@ -14,7 +14,7 @@ from ddplaunch.cli.batch_command import BatchCommand
 from ddplaunch.cli.commands import cli
 from ddplaunch.cli.options import SECTIONS
 from ddplaunch.clusters import hostfile, numbered
-from ddplaunch.commands.submit.queue import OVERRIDES
+from ddplaunch.commands.submit.slurm import OVERRIDES
 from tests.reference import records, variables
 
 PACKAGE = Path(ddplaunch.__file__).parent

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from ddplaunch.commands.submit.gridengine import ACCOUNTED_AFTER
 from ddplaunch.console.table import table
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 from ddplaunch.queue import submitted
 from ddplaunch.queue.meant import asked, kept_run
-from ddplaunch.queue.scheduler import SOON, JobId, Record, Unanswered
+from ddplaunch.queue.scheduler import ACCOUNTED_AFTER, SOON, JobId, Record, Unanswered
 from ddplaunch.queue.submitted import End, Submitted
 from ddplaunch.queue.table import scheduler_of
 

@@ -10,11 +10,10 @@ from contextlib import suppress
 
 from ddplaunch.clusters.slurm import JOB_ID
 from ddplaunch.commands.runs.array import told_of_all
-from ddplaunch.commands.submit.gridengine import ACCOUNTED_AFTER
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.queue import submitted
 from ddplaunch.queue.meant import forgotten
-from ddplaunch.queue.scheduler import Deadline, JobId, Record
+from ddplaunch.queue.scheduler import ACCOUNTED_AFTER, Deadline, JobId, Record
 from ddplaunch.queue.step import ask
 from ddplaunch.queue.submitted import Submitted
 from ddplaunch.queue.table import scheduler

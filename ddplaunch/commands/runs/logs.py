@@ -16,8 +16,7 @@ from ddplaunch.job import runs
 from ddplaunch.job.record import Fate
 from ddplaunch.job.runs import Found
 from ddplaunch.plan.numbers import whole
-from ddplaunch.queue.follower import Follower
-from ddplaunch.queue.following import say
+from ddplaunch.queue.follower import Follower, say
 from ddplaunch.queue.meant import job_meant, keep_end, kept_run, one_of, run_of, running, standing
 from ddplaunch.queue.step import relay
 from ddplaunch.queue.submitted import Submitted

@@ -48,18 +48,16 @@ def stop(run: str | None, now: bool) -> None:
 
 def _cancel(job: Submitted, word: str, now: bool) -> None:
     """Cancel a submitted job, or all of an array, and wait until it has ended."""
-    from ddplaunch.commands.submit.queue import Slurm
-
     which = JobId(job.number, job.cluster, index_of(job, word))
     scheduler = scheduler_of(job)
-    if now and not isinstance(scheduler, Slurm):
+    if now and not scheduler.kills:
         what = f"--now does not work on job {which.typed}: {scheduler.system} decides when to kill the ranks"
         raise UsageError(what, f"ddplaunch stop {which.typed}")
     if which.index == "":
         asked(scheduler, which.cluster)
     elif (seen := standing(job, which, scheduler)).code is not None:
         raise UsageError(f"job {which.typed} {seen.words}", f"ddplaunch report {which.typed}")
-    if now and isinstance(scheduler, Slurm):
+    if now:
         scheduler.kill(which)
     else:
         scheduler.cancel(which)

@@ -10,11 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.commands.submit.gridengine import GridEngine, ends_of, listed, script, words_of
-from ddplaunch.commands.submit.hosts_job import HostsJob
+from ddplaunch.commands.submit.gridengine import GridEngine, ends_of, listed, words_of
+from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.queue.scheduler import JobId
 from tests.commands.submit.test_hosts_job import JOBS
 from tests.conftest import write
+
+script = GridEngine().script
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def run(tmp_path):
     write(tmp_path, "bin/python", python).chmod(0o755)
     write(tmp_path, "bin/qrsh", qrsh).chmod(0o755)
 
-    def begin(job: HostsJob, hosts: str) -> tuple[subprocess.CompletedProcess[str], list[list[object]]]:
+    def begin(job: BatchJob, hosts: str) -> tuple[subprocess.CompletedProcess[str], list[list[object]]]:
         write(tmp_path, "hostfile", hosts)
         told = {"PE_HOSTFILE": f"{tmp_path}/hostfile", "PE": "mpi", "NSLOTS": "2"}
         done = subprocess.run(

@@ -13,17 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.commands.submit import gridengine, lsf, pbs
-from ddplaunch.commands.submit.hosts_job import HostsJob
-from ddplaunch.commands.submit.slurm import Requeue, Setup
+from ddplaunch.commands.submit.job import BatchJob, Requeue, Setup
 from ddplaunch.errors import UsageError
+from ddplaunch.queue.table import scheduler
 from tests.commands.submit.queue_programs import PROGRAMS_OF, Job, install
 from tests.conftest import write
 from tests.starts import LIGHT
 
 GOLDEN = Path(__file__).parent / "golden_hosts_job"
 
-SMALLEST = HostsJob(command=["train.py"], interpreter="/opt/venv/bin/python", chdir="/data/wine", job_name="train.py")
+SMALLEST = BatchJob(command=["train.py"], interpreter="/opt/venv/bin/python", chdir="/data/wine", job_name="train.py")
 
 EVERYTHING = replace(
     SMALLEST,
@@ -32,7 +31,7 @@ EVERYTHING = replace(
     job_name="wine",
     nodes=2,
     cpus_per_task=64,
-    seconds=93784,
+    time="1-02:03:04",
     partition="gpu",
     setup=[Setup("/data/my wine/env.sh", is_file=True), Setup("module load cuda/12")],
 )
@@ -40,7 +39,7 @@ NODES = replace(EVERYTHING, gpus_per_node="8", account="wine-2026", exclusive=Tr
 
 AGAIN = Requeue(3, "USR1", 90, 30)
 
-WRITERS = {"sge": gridengine, "pbs": pbs, "lsf": lsf}
+WRITERS = {name: scheduler(name) for name in ("sge", "pbs", "lsf")}
 
 JOBS = {
     "sge": replace(SMALLEST, pe="mpi"),
@@ -50,7 +49,7 @@ JOBS = {
         EVERYTHING,
         output="logs/$JOB_ID.out",
         cpus_per_task=4,
-        seconds=14400,
+        time="4:00:00",
         partition="gpu.q",
         pe="mpi",
         more=["-l gpu=8", "-P 'my project'"],
@@ -61,9 +60,9 @@ JOBS = {
     "lsf_everything": replace(
         NODES, output="logs/%J.out", more=["-R 'rusage[mem=200G]'", "-w 'done(4711) && done(4712)'"]
     ),
-    "sge_again": replace(SMALLEST, pe="mpi", nodes=3, spares=1, array="1-9:2%2", seconds=14400, requeue=AGAIN),
+    "sge_again": replace(SMALLEST, pe="mpi", nodes=3, spares=1, array="1-9:2%2", time="4:00:00", requeue=AGAIN),
     "pbs_again": replace(SMALLEST, nodes=3, spares=1, array="0-7%2"),
-    "lsf_again": replace(SMALLEST, nodes=3, spares=1, array="1,5%2", seconds=14400, requeue=AGAIN, more=["-app ours"]),
+    "lsf_again": replace(SMALLEST, nodes=3, spares=1, array="1,5%2", time="4:00:00", requeue=AGAIN, more=["-app ours"]),
 }
 
 
@@ -96,7 +95,7 @@ def test_no_golden_file_is_left_over():
     ],
 )
 def test_where_the_log_is(name, number, log):
-    assert WRITERS[name[:3]].log_path(JOBS[name], number) == log
+    assert WRITERS[name[:3]].log(JOBS[name], number) == log
 
 
 @pytest.mark.parametrize("scheduler", WRITERS)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.commands.submit.pbs import listed, parse, script
+from ddplaunch.commands.submit.pbs import Pbs, listed, parse
 from ddplaunch.queue.scheduler import JobId, Record
 from tests.commands.submit.test_hosts_job import SMALLEST
 from tests.conftest import write
@@ -14,7 +14,7 @@ from tests.conftest import write
 
 @pytest.mark.parametrize(("typed", "written"), [("200G", "200gb"), ("200GB", "200gb"), ("64000", "64000mb")])
 def test_memory_in_the_units_of_pbs(typed, written):
-    assert f":mem={written}\n" in script(replace(SMALLEST, mem=typed))
+    assert f":mem={written}\n" in Pbs().script(replace(SMALLEST, mem=typed))
 
 
 SHOWN = """Job Id: 4711.pbs01

@@ -15,11 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.commands.submit.queue import listed, parse
-from ddplaunch.commands.submit.slurm import BatchJob, Requeue, Setup, log_path, script
+from ddplaunch.commands.submit.job import BatchJob, Requeue, Setup
+from ddplaunch.commands.submit.slurm import Slurm
+from ddplaunch.commands.submit.slurm_says import listed, parse
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command
 from tests.conftest import write
+
+script = Slurm().script
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -28,7 +31,6 @@ SMALLEST = BatchJob(
     interpreter="/opt/venv/bin/python",
     chdir="/data/wine",
     job_name="train.py",
-    output="slurm-%j.out",
 )
 
 JOBS = {
@@ -59,7 +61,7 @@ JOBS = {
         constraint="[rack1|rack2]",
         nodelist="gpu[01-16]",
         array="0-7%2",
-        sbatch_args=["--hint=nomultithread", "--prefer='back \\ slash # 2'"],
+        more=["--hint=nomultithread", "--prefer='back \\ slash # 2'"],
         setup=[Setup("/data/my wine/env.sh", is_file=True), Setup("export A=1; module load cuda/12")],
     ),
     "as_sbatch": replace(
@@ -133,7 +135,13 @@ def run(tmp_path):
             "LEFT": left,
         }
         done = subprocess.run(
-            ["bash"], input=script(job), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+            ["bash"],
+            input=script(job),
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         record = tmp_path / "srun.json"
         return (done, *(json.loads(record.read_text()) if record.exists() else (None, None)))
@@ -230,7 +238,7 @@ def test_quoting_is_what_sbatch_reads():
     ],
 )
 def test_log_path(output, array, path):
-    assert log_path(replace(SMALLEST, output=output, array=array), "12") == path
+    assert Slurm().log(replace(SMALLEST, output=output, array=array), "12") == path
 
 
 RECORD = (
@@ -316,10 +324,10 @@ def test_what_squeue_says_of_several():
         ("8_2", "11", "FAILED", "NonZeroExitCode", "36608", "0", "n1", "2026-01-31T12:00:00"),
     )
     found = list(listed("".join("".join(map(str.ljust, row, WIDTHS)) + "\n" for row in rows)))
-    assert [typed for typed, _ in found] == ["7", "8_0", "8_1", "8_2"]
-    assert [each.code for _, each in found] == [None, None, 2, 75]
-    assert found[0][1].words == "was requeued and waits: ReqNodeNotAvail, UnavailableNodes:n[1-2]"
-    assert (found[1][1].runs, found[1][1].number, found[1][1].host) == (True, "9", "n1")
+    assert [each.job.typed for each in found] == ["7", "8_0", "8_1", "8_2"]
+    assert [each.code for each in found] == [None, None, 2, 75]
+    assert found[0].words == "was requeued and waits: ReqNodeNotAvail, UnavailableNodes:n[1-2]"
+    assert (found[1].runs, found[1].number, found[1].host) == (True, "9", "n1")
 
 
 WIDTHS = (64, 16, 32, 96, 16, 12, 256, 24)
@@ -333,7 +341,7 @@ def test_a_folder_with_a_percent_sign(output):
     assert "#SBATCH --chdir=/data/50%j\n" in text
     assert f"#SBATCH --output={'/data/50%%j/' if output[0] != '/' else ''}{output}\n" in text
     assert "#SBATCH --error=/data/50%%j/%x.err\n" in text
-    assert log_path(replace(job, output="/data/50%%j/%j.out"), "12") == "/data/50%j/12.out"
+    assert Slurm().log(replace(job, output="/data/50%%j/%j.out"), "12") == "/data/50%j/12.out"
 
 
 def test_no_record():
