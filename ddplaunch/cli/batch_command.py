@@ -129,17 +129,32 @@ def headings(own: Mapping[str, Sequence[click.Option]], refused: Mapping[str, st
 Reader = Callable[[click.Context, click.Parameter, Any], Any]
 
 
-def like(pattern: str, expected: str, kind: Callable[[str], object] = str) -> Reader:
-    """Read a value of this pattern; ``expected`` says in an error what it should be."""
+def like(
+    pattern: str, expected: str, kind: Callable[[str], object] = str, hint: str | None = None, *, once: bool = False
+) -> Reader:
+    """Read a value of this pattern, or several; errors say what was ``expected``.
 
-    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> object:
-        if text is None:
-            return None
-        if not re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII):
-            raise wrong(ctx, param, text, f"expected {expected}")
-        return kind(text)
+    ``kind`` is what becomes of a single one. With ``once`` no two may have the same name before a "=".
+    """
+
+    def read(ctx: click.Context, param: click.Parameter, value: str | tuple[str, ...] | None) -> object:
+        texts = (value,) if isinstance(value, str) else value or ()
+        for text in texts:
+            if not re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII):
+                raise wrong(ctx, param, text, f"expected {expected}", hint)
+        if once:
+            check_once(ctx, param, texts)
+        return kind(value) if isinstance(value, str) else value
 
     return read
+
+
+def check_once(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> None:
+    """Refuse two values for one name."""
+    names = [text.partition("=")[0] for text in texts]
+    for name, text in zip(names, texts, strict=True):
+        if names.count(name) > 1:
+            raise wrong(ctx, param, text, f"{name} is there twice", "leave one out")
 
 
 def wrong(ctx: click.Context, param: click.Parameter, text: str, what: str, hint: str | None = None) -> UsageError:
@@ -165,6 +180,11 @@ TIMES = r"\d{1,9}(:\d\d?){0,2}|\d{1,9}-\d\d?(:\d\d?){0,2}|UNLIMITED|INFINITE"
 """The forms of sbatch's --time: 90, 90:00, 4:00:00, 1-12, 1-12:30, 1-12:30:00."""
 
 
+def a_time(example: str) -> Reader:
+    """Read a time in one of these forms."""
+    return like(TIMES, f"minutes, hours:minutes:seconds or days-hours, like {example}")
+
+
 def option(
     names: str, metavar: str, help: str, callback: Reader | None = None, *, multiple: bool = False, path: bool = False
 ) -> click.Option:
@@ -181,8 +201,8 @@ _NODES = like(r"[1-9]\d{0,5}", "a number of nodes, 1 or more", int)
 NODES = click.Option(["--nodes"], metavar="N", help="Number of nodes.", callback=_NODES, default="1", show_default=True)
 _CPUS = like(r"[1-9]\d{0,8}", "a number of CPUs for all ranks of a node, like 64", int)
 CPUS = option("--cpus-per-task", "N", "CPUs on each node, for all its ranks.", _CPUS)
-_TIME = like(TIMES, "minutes, hours:minutes:seconds or days-hours, like 4:00:00")
-TIME = option("--time", "TIME", "Time limit: minutes, 4:00:00, or 1-12 for a day and a half.", _TIME)
+TIME_HELP = "Time limit: minutes, 4:00:00, or 1-12 for a day and a half."
+TIME = option("--time", "TIME", TIME_HELP, a_time("4:00:00"))
 MEMORY = like(r"\d{1,15}[KMGT]?B?", "a size like 200G, or 0 for all memory of the node")
 JOB_NAME = option("--job-name", "NAME", "Name of the job.  [default: from the target]")
 

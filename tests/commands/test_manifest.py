@@ -324,6 +324,10 @@ def test_a_name_of_its_own_each_time(spec):
         (f"{ASKED} --backoff-limit -1 train.py", ("--backoff-limit -1: expected a number, like 3",)),
         (f"{ASKED} --time 0 train.py", ("--time 0: expected a time above 0", "leave it out for a job without a limit")),
         (f"{ASKED} --runtime torch train.py", ("--runtime torch is for a TrainJob", "--kind trainjob")),
+        (
+            f"{ASKED} --runtime torch-distributed --kind job train.py",
+            ("--runtime torch-distributed is for a TrainJob",),
+        ),
         (f"{ASKED} --run-as me train.py", ("--run-as me: expected a number, or two", "id shows yours")),
         (f"{ASKED} --spread a=b train.py", ("--spread a=b: expected the key of a label",)),
         (f"{ASKED} --image-pull-policy no train.py", ("expected Always, IfNotPresent or Never",)),
@@ -451,11 +455,7 @@ SUBMIT_IS_FOR = "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF 
 @pytest.mark.parametrize(
     ("line", "file", "said"),
     [
-        (
-            "--scheduler kubernetes",
-            "",
-            f"--scheduler kubernetes: {SUBMIT_IS_FOR}\n  ddplaunch manifest prints",
-        ),
+        ("--scheduler kubernetes", "", f"--scheduler kubernetes: {SUBMIT_IS_FOR}\n  ddplaunch manifest prints"),
         ("", "[submit]\nscheduler = 'kubernetes'\n", f"{SUBMIT_IS_FOR} (FILE)\n  ddplaunch manifest prints"),
         ("--scheduler k8s", "", f"--scheduler k8s: {SUBMIT_IS_FOR}\n"),
         ("", "[submit]\nnamespace = 'me'\n", "unknown key namespace in [submit]\n  it belongs in [manifest]"),

@@ -211,10 +211,7 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
             ("65 s before its end (--preempt-grace 60 and",),
         ),
         ("--requeue 2 --preempt-signal none train.py", ("--requeue 2 does not work with --preempt-signal none",)),
-        (
-            "--requeue 2 --preempt-signal TERM train.py",
-            ("--preempt-signal TERM", "a cancelled job must not come back"),
-        ),
+        ("--requeue 2 --preempt-signal TERM train.py", ("--preempt-signal TERM", "a cancelled job must not come back")),
         (
             "--requeue 2 --sbatch-arg=--signal=USR1@9 train.py",
             ("--signal=USR1@9 does not work with --requeue 2", "--preempt-grace"),

@@ -5,29 +5,10 @@ from __future__ import annotations
 import click
 
 from ddplaunch.cli import batch_command
-from ddplaunch.cli.batch_command import CONFIG, CPUS, JOB_NAME, like, option
+from ddplaunch.cli.batch_command import CONFIG, CPUS, JOB_NAME, TIME_HELP, like, option
+from ddplaunch.commands.manifest import values as read
 from ddplaunch.commands.manifest.pod_job import JOB, JOBSET, PULLS, SCHEDULERS, TRAINJOB
 from ddplaunch.commands.manifest.train_job import RUNTIME
-from ddplaunch.commands.manifest.values import (
-    read_annotations,
-    read_constraints,
-    read_gpus,
-    read_key,
-    read_labels,
-    read_mounts,
-    read_name,
-    read_nodes,
-    read_patches,
-    read_requests,
-    read_resources,
-    read_secrets,
-    read_size,
-    read_time,
-    read_time_kept,
-    read_tolerations,
-    read_user,
-    read_variables,
-)
 
 ELASTIC = ("--spares", "--join-window", "--max-membership-changes", "--grow")
 """Options of ``run`` that are for jobs that go on without a node."""
@@ -47,69 +28,69 @@ HEADINGS = {
             ["--nodes"],
             metavar="N",
             help="Number of nodes, or a range like 2:4.",
-            callback=read_nodes,
+            callback=read.node_range,
             default="1",
             show_default=True,
         ),
         option(
-            "--gpus-per-node", "N", "GPUs on each node. Each gets a rank, unless --nproc says otherwise.", read_gpus
+            "--gpus-per-node", "N", "GPUs on each node. Each gets a rank, unless --nproc says otherwise.", read.gpus
         ),
         CPUS,
-        option("--mem", "SIZE", "Memory on each node, like 200G; 0 sets no limit.", read_size),
-        option("--shm-size", "SIZE", "Size of /dev/shm, like 64G.  [default: all memory of the pod]", read_size),
+        option("--mem", "SIZE", "Memory on each node, like 200G; 0 sets no limit.", read.a_size),
+        option("--shm-size", "SIZE", "Size of /dev/shm, like 64G.  [default: all memory of the pod]", read.a_size),
         option(
             "--resource resources",
             "NAME=N",
             "Another resource of each node, like rdma/hca=8",
-            read_resources,
+            read.resources,
             multiple=True,
         ),
         option(
             "--request requests",
             "NAME=N",
             "Request less than the limit: cpu=32, memory=500G",
-            read_requests,
+            read.requests,
             multiple=True,
         ),
-        option("--time", "TIME", "Time limit: minutes, 4:00:00, or 1-12 for a day and a half.", read_time),
+        option("--time", "TIME", TIME_HELP, read.time_limit),
     ),
     "Which nodes": (
         option(
             "--constraint",
             "LIST",
             "Labels that the nodes must have: KEY=VALUE,…; also KEY=A|B, and KEY!=VALUE.",
-            read_constraints,
+            read.constraints,
         ),
         option(
             "--toleration tolerations",
             "TAINT",
             "Use nodes with this taint too: KEY[=VALUE][:EFFECT], like nvidia.com/gpu",
-            read_tolerations,
+            read.tolerations,
             multiple=True,
         ),
         option(
             "--spread",
             "KEY",
             "Spread the pods evenly over the values of this label, like topology.kubernetes.io/zone",
-            read_key,
+            read.keys,
             multiple=True,
         ),
         option(
             "--anti-affinity",
             "KEY",
             "No two pods where this label is alike, like kubernetes.io/hostname",
-            read_key,
+            read.keys,
             multiple=True,
         ),
         click.Option(["--host-network"], is_flag=True, help="Use the nodes' own network, as some RDMA networks need."),
-        option("--priority-class", "NAME", "Priority class of the pods.", read_name("a priority class")),
+        option("--priority-class", "NAME", "Priority class of the pods.", read.names("a priority class")),
         option(
             "--gang",
             "NAME",
             "Start all pods or none, by volcano or coscheduling; with Kueue, use --label.",
             like("|".join(SCHEDULERS), " or ".join(SCHEDULERS), str.lower),
         ),
-        option("--scheduler-name", "NAME", "Scheduler of the pods.  [default: --gang's]", read_name("a scheduler")),
+        option("--scheduler-name", "NAME", "Scheduler of the pods.  [default: --gang's]", read.names("a scheduler")),
     ),
     "For Kubernetes": (
         option(
@@ -127,20 +108,20 @@ HEADINGS = {
             like(f"{JOB}|{JOBSET}|{TRAINJOB}", "job, jobset or trainjob", str.lower),
         ),
         option(
-            "--runtime", "NAME", f"ClusterTrainingRuntime of a TrainJob.  [default: {RUNTIME}]", read_name("a runtime")
+            "--runtime", "NAME", f"ClusterTrainingRuntime of a TrainJob.  [default: {RUNTIME}]", read.names("a runtime")
         ),
         option(
             "--label labels",
             "KEY=VALUE",
             "A label for the job and its pods, like team=vision; kueue.x-k8s.io/queue-name=NAME is a queue of Kueue",
-            read_labels,
+            read.labels,
             multiple=True,
         ),
         option(
             "--annotation annotations",
             "KEY=VALUE",
             "An annotation for the job and its pods, like k8s.v1.cni.cncf.io/networks=ib0",
-            read_annotations,
+            read.object_annotations,
             multiple=True,
         ),
         option(
@@ -149,22 +130,15 @@ HEADINGS = {
             "How often all pods may be started again.  [default: as often as nodes are lost or preempted]",
             like(r"\d{1,6}", "a number, like 3", int),
         ),
-        option("--ttl", "TIME", "Delete the job this long after its end: minutes, 4:00:00, or 1-0.", read_time_kept),
-        option("--service-account", "NAME", "Service account of the pods.", read_name("a service account")),
+        option("--ttl", "TIME", "Delete the job this long after its end: minutes, 4:00:00, or 1-0.", read.time_kept),
+        option("--service-account", "NAME", "Service account of the pods.", read.names("a service account")),
         click.Option(
             ["--restricted"],
             is_flag=True,
             help="Meet the Pod Security Standard of that name: no root, no capabilities; /tmp is an empty folder.",
         ),
-        option("--run-as", "UID[:GID]", "User and group of the pods, by number.  [default: the image's]", read_user),
-        option(
-            "--patch patches",
-            "FILE",
-            "Merge this YAML into the job",
-            read_patches,
-            multiple=True,
-            path=True,
-        ),
+        option("--run-as", "UID[:GID]", "User and group of the pods, by number.  [default: the image's]", read.user),
+        option("--patch patches", "FILE", "Merge this YAML into the job", read.patches, multiple=True, path=True),
         CONFIG,
     ),
     "Environment of the job": (
@@ -184,7 +158,7 @@ HEADINGS = {
             "--image-pull-secret pull_secrets",
             "NAME",
             "Secret with which the image is pulled",
-            read_name("a secret"),
+            read.names("a secret"),
             multiple=True,
         ),
         option(
@@ -192,21 +166,21 @@ HEADINGS = {
             "LIST",
             "SRC:DST,… to mount; SRC is a folder of the node, a PersistentVolumeClaim, configmap/NAME, secret/NAME, "
             "emptydir/SIZE",
-            read_mounts,
+            read.mounts,
             multiple=True,
         ),
         option(
             "--env",
             "NAME[=VALUE]",
             "A variable for the pods; without a value, the value in this shell",
-            read_variables,
+            read.variables,
             multiple=True,
         ),
         option(
             "--env-secret secrets",
             "SECRET",
             "A variable from a key of a secret, NAME=SECRET:KEY; or all of a secret's keys",
-            read_secrets,
+            read.secrets,
             multiple=True,
         ),
     ),

@@ -7,18 +7,16 @@ others appended. Two lists without a key are appended to, since to replace them 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ddplaunch import TYPE_CHECKING
-from ddplaunch.commands.manifest.yaml import Noted
+import yaml
+
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_named
 from ddplaunch.words import named
-
-if TYPE_CHECKING:
-    import yaml
 
 KEYS = {
     "containers": "name",
@@ -46,7 +44,7 @@ _TOP = ("apiVersion", "kind", "metadata", "spec")
 
 
 @dataclass(frozen=True)
-class Patch:
+class ManifestPatch:
     """One document of a file, for the object of its kind; a Job's may be inside a JobSet."""
 
     file: str
@@ -60,18 +58,46 @@ class Patch:
         return str(self.content.get("kind", "Job"))
 
 
-def read(path: str) -> tuple[Patch, ...]:
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML as Kubernetes reads it: a date is a string; keys are strings, and none is there twice."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's
+        first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        found = set[str]()
+        for key, _ in node.value:
+            name = self.construct_object(key, deep=True)
+            odd = None if isinstance(name, str) else f"the key {key.value} is not a string; put it in quotes"
+            if odd or name in found:
+                raise yaml.constructor.ConstructorError(None, None, odd or f"{name} is there twice", key.start_mark)
+            found.add(name)
+        return dict(super().construct_mapping(node, deep))
+
+
+def read(path: str) -> tuple[ManifestPatch, ...]:
     """Read the patches of a file, one a document.
 
     Raises UsageError if it cannot be read, is not YAML (with the line), or is not a patch of a manifest.
     """
     try:
-        text = read_named(path, MAX_BYTES).decode()
+        documents = list(yaml.load_all(read_named(path, MAX_BYTES).decode(), _Loader))
+        documents = json.loads(json.dumps(documents, allow_nan=False))  # which is what Kubernetes gets
     except OSError as error:
         raise UsageError(f"--patch {path}: cannot read it: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"--patch {path}: not YAML: it is not UTF-8") from None
-    found = tuple(Patch(path, document) for document in _documents(path, text))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        what = "" if isinstance(error, yaml.constructor.ConstructorError) else "not YAML: "
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UsageError(f"--patch {path}{where}: {what}{problem}") from None
+    except (RecursionError, TypeError, ValueError) as error:
+        raise UsageError(f"--patch {path}: JSON cannot hold it: {str(error).splitlines()[0]}") from None
+    found = tuple(ManifestPatch(path, each) for each in documents if each is not None)
     for patch in found:
         _check(patch)
     if not found:
@@ -79,74 +105,9 @@ def read(path: str) -> tuple[Patch, ...]:
     return found
 
 
-def _documents(path: str, text: str) -> Iterator[Any]:
-    try:
-        import yaml
-    except ImportError:
-        raise UsageError(f"--patch {path} needs PyYAML, to read it", "pip install pyyaml") from None
-    try:
-        loader = _loader(text)
-        while loader.check_node():
-            node = loader.get_node()
-            document = loader.construct_document(node)
-            if document is None:
-                continue
-            if not isinstance(document, dict):
-                line = node.start_mark.line + 1
-                raise UsageError(
-                    f"--patch {path}, line {line}: expected fields, like spec:", "leave out the - before them"
-                )
-            _walk(document)
-            yield document
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}" if mark else ""
-        what = "" if isinstance(error, yaml.constructor.ConstructorError) else "not YAML: "
-        raise UsageError(f"--patch {path}{where}: {what}{error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"--patch {path}: not YAML: {str(error).splitlines()[0]}") from None
-    except RecursionError:
-        raise UsageError(f"--patch {path}: a value contains itself, or is nested too deeply") from None
-    except ValueError as error:  # a number of thousands of digits
-        raise UsageError(f"--patch {path}: {str(error).splitlines()[0]}") from None
-
-
-def _walk(value: Any) -> None:
-    """Raises RecursionError if a value contains itself."""
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _walk(each)
-
-
-def _loader(text: str) -> yaml.SafeLoader:
-    """YAML as Kubernetes reads it: a date is a string; keys are strings, and none is there twice."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            if isinstance(node, yaml.MappingNode):
-                self.flatten_mapping(node)
-            seen = set()
-            for key, _ in node.value:
-                name = self.construct_object(key, deep=True)
-                if not isinstance(name, str):
-                    what = f"the key {key.value} is not a string; put it in quotes"
-                    raise yaml.constructor.ConstructorError(None, None, what, key.start_mark)
-                if name in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"{name} is there twice", key.start_mark)
-                seen.add(name)
-            return dict(super().construct_mapping(node, deep))
-
-    other = {"tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"}
-    Loader.yaml_implicit_resolvers = {
-        first: [each for each in resolvers if each[0] not in other]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    for tag in ("binary", "omap", "pairs", "set", "timestamp"):
-        Loader.add_constructor(f"tag:yaml.org,2002:{tag}", yaml.SafeLoader.construct_undefined)
-    return Loader(text)
-
-
-def _check(patch: Patch) -> None:
+def _check(patch: ManifestPatch) -> None:
+    if not isinstance(patch.content, dict):
+        raise UsageError(f"--patch {patch.file}: expected fields, like spec:", "leave out the - before them")
     for name in patch.content:
         if name not in _TOP:
             what = f"--patch {patch.file}: {name}: a {patch.kind} has {named(_TOP)}"
@@ -158,7 +119,7 @@ def _check(patch: Patch) -> None:
             raise UsageError(what, f"{option} {metadata[name]}")
 
 
-def patched(objects: Sequence[Mapping[str, Any]], patches: Iterable[Patch]) -> list[Mapping[str, Any]]:
+def patched(objects: Sequence[Mapping[str, Any]], patches: Iterable[ManifestPatch]) -> list[Mapping[str, Any]]:
     """Merge patches into the objects of their kinds, one after the other.
 
     Raises UsageError if no object has the kind, or what a patch has does not fit.
@@ -171,66 +132,66 @@ def patched(objects: Sequence[Mapping[str, Any]], patches: Iterable[Patch]) -> l
             what = f"--patch {patch.file}: kind {patch.kind}: the manifest has {named(kinds)}"
             raise UsageError(what, "leave kind out for a patch of the Job")
         index = kinds.index(where)
-        content: Mapping[str, Any] = {
-            name: each for name, each in patch.content.items() if name in ("metadata", "spec")
-        }
+        content = {name: each for name, each in patch.content.items() if name in ("metadata", "spec")}
         if where != patch.kind:
             name = found[index]["spec"]["replicatedJobs"][0]["name"]
             content = {"spec": {"replicatedJobs": [{"name": name, "template": content}]}}
-        found[index] = _Merge(f"--patch {patch.file}").mapping(found[index], content, ())
+        try:
+            found[index] = _merged(found[index], content, ())
+        except _Misfit as error:
+            raise UsageError(f"--patch {patch.file}: {error}", error.hint) from None
     return found
 
 
-@dataclass(frozen=True)
-class _Merge:
-    """One merge; comments of what stays stay."""
+class _Misfit(Exception):
+    """A value of a patch that does not fit; says at which field."""
 
-    whose: str  # what errors begin with
+    def __init__(self, path: Sequence[str], what: str, hint: str | None = None) -> None:
+        super().__init__(f"{'.'.join(path)}{what}")
+        self.hint = hint
 
-    def value(self, old: Any, new: Any, path: tuple[str, ...]) -> Any:
-        if isinstance(old, Noted):
-            merged = self.value(old.value, new, path)
-            return Noted(old.comment, merged) if isinstance(new, (dict, list)) else merged
-        if isinstance(old, list) and isinstance(new, dict):
-            raise UsageError(f"{self.whose}: {'.'.join(path)}: expected a list", "- before the first field makes one")
-        if isinstance(old, Mapping) and not isinstance(new, dict):
-            raise UsageError(f"{self.whose}: {'.'.join(path)}: expected fields, like {next(iter(old), 'name')}:")
-        if isinstance(new, dict):
-            return self.mapping(old if isinstance(old, Mapping) else {}, new, path)
-        if isinstance(new, list):
-            return self.list(old if isinstance(old, list) else [], new, path)
-        return new
 
-    def mapping(self, old: Mapping[str, Any], new: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-        merged = {} if new.get(_DIRECTIVE) == "replace" else dict(old)
-        for name, value in new.items():
-            if name == _DIRECTIVE and value == "replace":
-                continue
-            if name.startswith("$"):
-                what = f"{self.whose}: {'.'.join((*path, name))}: {value}"
-                raise UsageError(what, "use $patch: replace, $patch: delete in a list, or null")
-            if value is None:
-                merged.pop(name, None)
-            else:
-                merged[name] = self.value(merged.get(name), value, (*path, name))
-        return merged
+def _merged(old: Any, new: Any, path: tuple[str, ...]) -> Any:
+    if isinstance(old, list) and isinstance(new, dict):
+        raise _Misfit(path, ": expected a list", "- before the first field makes one")
+    if isinstance(old, dict) and not isinstance(new, dict):
+        raise _Misfit(path, f": expected fields, like {next(iter(old), 'name')}:")
+    if isinstance(new, dict):
+        return _mapping(old if isinstance(old, dict) else {}, new, path)
+    if isinstance(new, list):
+        return _list(old if isinstance(old, list) else [], new, path)
+    return new
 
-    def list(self, old: Sequence[Any], new: Sequence[Any], path: tuple[str, ...]) -> list[Any]:
-        key = KEYS.get(path[-1])
-        if key is None:
-            return [*(old if path[-1] in APPENDED else ()), *(self.value(None, each, path) for each in new)]
-        merged = list(old)
-        for number, each in enumerate(new):
-            place = f"{path[-1]}[{number}]"
-            if not isinstance(each, dict) or key not in each:
-                raise UsageError(f"{self.whose}: {'.'.join((*path[:-1], place))} has no {key}")
-            values = [at.value if isinstance(at, Noted) else at for at in merged]
-            index = next((i for i, at in enumerate(values) if at.get(key) == each[key]), None)
-            if each.get(_DIRECTIVE) == "delete":
-                if index is not None:
-                    del merged[index]
-            elif index is None:
-                merged.append(self.value(None, each, (*path[:-1], place)))
-            else:
-                merged[index] = self.value(merged[index], each, (*path[:-1], place))
-        return merged
+
+def _mapping(old: dict[str, Any], new: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """Merge two mappings. A comment goes with the value that it is about, but stays above a mapping or a list."""
+    if new.get(_DIRECTIVE) == "replace":
+        old, new = {}, {name: value for name, value in new.items() if name != _DIRECTIVE}
+    kept = {name for name in old if isinstance(new.get(name, {}), (dict, list))}
+    merged = {name if name in kept else str(name): value for name, value in old.items()}
+    for name, value in new.items():
+        if name.startswith("$"):
+            raise _Misfit((*path, name), f": {value}", "use $patch: replace, $patch: delete in a list, or null")
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merged(merged.get(name), value, (*path, name))
+    return merged
+
+
+def _list(old: list[Any], new: list[Any], path: tuple[str, ...]) -> list[Any]:
+    key = KEYS.get(path[-1])
+    if key is None:
+        return [*(old if path[-1] in APPENDED else ()), *(_merged(None, each, path) for each in new)]
+    merged = list(old)
+    for number, each in enumerate(new):
+        place = (*path[:-1], f"{path[-1]}[{number}]")
+        if not isinstance(each, dict) or key not in each:
+            raise _Misfit(place, f" has no {key}")
+        index = next((i for i, at in enumerate(merged) if at.get(key) == each[key]), len(merged))
+        before = merged[index : index + 1]
+        if each.get(_DIRECTIVE) == "delete":
+            merged[index : index + 1] = []
+        else:
+            merged[index : index + 1] = [_merged(before[0] if before else None, each, place)]
+    return merged

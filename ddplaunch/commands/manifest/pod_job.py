@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ddplaunch.clusters.kubernetes import ADDRESS, INDEX, NNODES, PORT
-from ddplaunch.commands.manifest.patch import Patch
+from ddplaunch.commands.manifest.patch import ManifestPatch
 from ddplaunch.dataclass import dataclass, field
 
 OWN_VARIABLES = (INDEX, NNODES, ADDRESS, PORT)
@@ -92,7 +92,7 @@ class PodJob:
     retries: int | None = None  # how often all pods may be started again; None is as often as needed
     kept: int | None = None  # seconds that the job stays after its end
     kind: str = JOB  # or JOBSET, or TRAINJOB
-    runtime: str = ""  # of a TrainJob: the name of its ClusterTrainingRuntime
+    runtime: str | None = None  # of a TrainJob: the name of its ClusterTrainingRuntime; None is Kubeflow's own
     namespace: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class PodJob:
     secret_variables: Sequence[SecretVariable] = ()
     secrets: Sequence[str] = ()  # all of whose keys are variables
     mounts: Sequence[Mount] = ()
-    patches: Sequence[Patch] = ()
+    patches: Sequence[ManifestPatch] = ()
 
     @property
     def pod_prefix(self) -> str:

@@ -58,8 +58,7 @@ _REFUSED = {
     **dict.fromkeys(("mem_per_gpu", "mem_per_cpu"), "--mem 200G is that of a node"),
     "qos": f"{_BY_HAND}'-p -100', a priority",
     **dict.fromkeys(
-        ("constraint", "nodelist", "exclude"),
-        "PBS has no such option; a queue may have the nodes: --partition NAME",
+        ("constraint", "nodelist", "exclude"), "PBS has no such option; a queue may have the nodes: --partition NAME"
     ),
     "reservation": "a reservation of PBS is a queue: --partition R123",
     "dependency": f"{_BY_HAND}'-W depend=afterok:4711'",

@@ -130,12 +130,7 @@ def _id(typed: str, cluster: str | None) -> JobId:
 
 
 def _record(
-    name: str,
-    reason: str,
-    code: tuple[int, int],
-    restarts: int = 0,
-    preempted: bool = False,
-    log: str | None = None,
+    name: str, reason: str, code: tuple[int, int], restarts: int = 0, preempted: bool = False, log: str | None = None
 ) -> Record:
     """What Slurm says of a job, by its state and its batch script's own exit code and signal."""
     state, ours = _ended(name, *code, preempted) if name in _FINAL else (name, None)

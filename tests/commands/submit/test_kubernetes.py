@@ -33,7 +33,7 @@ from ddplaunch.commands.manifest.pod_job import (
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command
 from tests.commands.submit.pods import expanded, pods
-from tests.commands.submit.test_yaml import NASTY, plain
+from tests.commands.submit.test_yaml import NASTY
 
 GOLDEN = Path(__file__).parent / "manifests"
 
@@ -192,7 +192,7 @@ def test_no_golden_file_is_left_over():
 @EACH
 def test_it_is_read_as_it_is_meant(name):
     job = JOBS[name]
-    assert read(manifest(job)) == [plain(each) for each in objects(job)]
+    assert read(manifest(job)) == list(objects(job))
     assert max(len(line) for line in manifest(job).splitlines()) <= 144
 
 

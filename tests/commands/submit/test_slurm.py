@@ -26,12 +26,7 @@ script = Slurm().script
 
 GOLDEN = Path(__file__).parent / "golden"
 
-SMALLEST = BatchJob(
-    command=["train.py"],
-    interpreter="/opt/venv/bin/python",
-    chdir="/data/wine",
-    job_name="train.py",
-)
+SMALLEST = BatchJob(command=["train.py"], interpreter="/opt/venv/bin/python", chdir="/data/wine", job_name="train.py")
 
 JOBS = {
     "smallest": SMALLEST,
@@ -135,13 +130,7 @@ def run(tmp_path):
             "LEFT": left,
         }
         done = subprocess.run(
-            ["bash"],
-            input=script(job),
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
+            ["bash"], input=script(job), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
         record = tmp_path / "srun.json"
         return (done, *(json.loads(record.read_text()) if record.exists() else (None, None)))
@@ -202,8 +191,7 @@ TORN = Setup("echo torn $FROM_SETUP; exit 4")
 
 
 @pytest.mark.parametrize(
-    ("setup", "code", "said"),
-    [("FROM_SETUP=x", 7, "torn x\n"), ("false", 1, "torn\n"), ("exit 3", 3, "torn\n")],
+    ("setup", "code", "said"), [("FROM_SETUP=x", 7, "torn x\n"), ("false", 1, "torn\n"), ("exit 3", 3, "torn\n")]
 )
 def test_a_teardown_keeps_the_exit_code(run, setup, code, said):
     """Also where the set-up ends the job, and where it leaves by ``exit`` itself."""

@@ -9,7 +9,7 @@ import pytest
 import yaml as pyyaml
 from ruamel.yaml import YAML
 
-from ddplaunch.commands.manifest.yaml import Noted, document
+from ddplaunch.commands.manifest.document import commented, document
 from ddplaunch.errors import UsageError
 
 WORDS = """
@@ -61,15 +61,6 @@ NASTY = [
 ]
 
 
-def plain(value):
-    """The same without comments."""
-    if isinstance(value, Noted):
-        return plain(value.value)
-    if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-
 def old(text: str) -> object:
     return pyyaml.safe_load(text)
 
@@ -103,12 +94,12 @@ def test_numbers_and_truth(read):
 
 
 def test_comments_are_only_comments():
-    noted = {
-        "a": Noted("of a: 1\nsecond line", {"b": Noted("of b", [1, 2])}),
-        "c": [Noted("of the first", {"d": 1}), {"e": 2}, Noted("of a word", "f")],
+    meant = {
+        commented("a", "of a: 1\nsecond line"): {commented("b", "of b"): [1, 2]},
+        "c": [{commented("d", "of the first"): 1, commented("x", "inside"): "z"}, {"e": 2}, "f"],
     }
-    text = document(noted)
-    assert old(text) == new(text) == plain(noted) == {"a": {"b": [1, 2]}, "c": [{"d": 1}, {"e": 2}, "f"]}
+    text = document(meant)
+    assert old(text) == new(text) == meant
     assert text.splitlines() == [
         "# of a: 1",
         "# second line",
@@ -118,8 +109,9 @@ def test_comments_are_only_comments():
         "c:",
         "  # of the first",
         "  - d: 1",
+        "    # inside",
+        "    x: z",
         "  - e: 2",
-        "  # of a word",
         "  - f",
     ]
 
