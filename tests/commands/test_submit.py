@@ -566,19 +566,29 @@ def test_an_answer_that_is_no_job_id(submit):
 
 @pytest.mark.slow
 def test_followed_to_its_end(submit, cluster):
+    """Through a requeue, after which the log goes on in the same file, and a question that Slurm does not answer."""
     cluster.plays(
-        "say PENDING None 0:0",
         "say PENDING Resources 0:0",
         'printf "one\\ntw" >> "$STATE/log"; say RUNNING None 0:0',
         'printf "o\\n\\377" >> "$STATE/log"; echo "slurm_load_jobs error: Unable to contact" >&2; exit 1',
-        'echo three >> "$STATE/log"; say FAILED NonZeroExitCode 3:0',
+        "say COMPLETING None 0:0",
+        "say PENDING BeginTime 0:0 1",
+        'echo three >> "$STATE/log"; say RUNNING None 0:0 1',
+        "say FAILED NonZeroExitCode 3:0 1",
     )
     done = submit("--follow --cpus-per-task 2 train.py")
     assert done.returncode == 3
     assert done.stdout == "one\ntwo\n\udcffthree\n"
-    said = [line.removeprefix("ddplaunch: ") for line in done.stderr.splitlines()]
-    assert said[0] == "job 77: train.py on 1 node"
-    assert said[-4:] == ["job 77 waits", "job 77 waits: Resources", "job 77 is running", "job 77 failed (exit code 3)"]
+    said = [line.removeprefix("ddplaunch: job 77") for line in done.stderr.splitlines()]
+    assert said[0] == ": train.py on 1 node"
+    assert said[-6:] == [
+        " waits: Resources",
+        " is running",
+        " is completing",
+        " was requeued and waits: BeginTime",
+        " is running again (restart 1)",
+        " failed (exit code 3)",
+    ]
 
 
 def test_stderr_that_is_apart(submit, cluster, tmp_path):
@@ -610,27 +620,6 @@ def test_ends(submit, cluster, last, code, said):
     done = submit("--follow train.py")
     assert done.returncode == code
     assert said in done.stderr
-
-
-@pytest.mark.slow
-def test_followed_through_a_requeue(submit, cluster):
-    """The log goes on in the same file."""
-    cluster.plays(
-        'echo one >> "$STATE/log"; say RUNNING None 0:0',
-        "say COMPLETING None 0:0",
-        "say PENDING BeginTime 0:0 1",
-        'echo two >> "$STATE/log"; say RUNNING None 0:0 1',
-        "say COMPLETED None 0:0 1",
-    )
-    done = submit("--follow --cpus-per-task 2 train.py")
-    assert (done.returncode, done.stdout) == (0, "one\ntwo\n")
-    assert [line.removeprefix("ddplaunch: job 77 ") for line in done.stderr.splitlines()[-5:]] == [
-        "is running",
-        "is completing",
-        "was requeued and waits: BeginTime",
-        "is running again (restart 1)",
-        "completed (exit code 0)",
-    ]
 
 
 def test_a_site_without_pyxis(submit, cluster):

@@ -20,45 +20,13 @@ WORDS = """
     nvcr.io/nvidia/pytorch:25.01-py3 /dev/shm ./a ../a a/b. a@b a=b =a a+b <a> a|b a&b a;b ü 日本 🚀 é́ _a __init__
 """
 
-NASTY = [
-    *WORDS.split(),
-    *(
-        "",
-        " ",
-        "  ",
-        " a",
-        "a ",
-        "a b",
-        "a: b",
-        "a #b",
-        "- a",
-        "? a",
-        "a\tb",
-        "\t",
-        "\ta",
-        "a\n",
-        "\n",
-        "\na",
-        "a\nb\n\nc",
-    ),
-    *(
-        "\r",
-        "a\r\nb",
-        "\x01",
-        "\x07",
-        "\x1b[31m",
-        "\x7f",
-        "\x85",
-        "\xa0",
-        "\u2028",
-        "\u2029",
-        "\ufeff",
-        "\ufeffa",
-        "\uffff",
-    ),
-    *("\\n", "\\", "\\\\", '\\"', "\\x41", '"', '""', "'", "''", "a\\", "%TAG ! x", "x" * 300, "a " * 100, "🚀" * 3),
-    *('{"a": [1, "b"]}', "key: [a, b]", "--- a", "... a", "a --- b", "- - a", "!!python/object:os.system x"),
-]
+SPACES = ["", " ", "  ", " a", "a ", "a b", "a: b", "a #b", "- a", "? a", "a\tb", "\t", "\ta"]
+BREAKS = ["a\n", "\n", "\na", "a\nb\n\nc", "\r", "a\r\nb", "\x85", "\u2028", "\u2029", "a\n b", " a\nb", "a \nb"]
+CONTROLS = ["\x01", "\x07", "\x1b[31m", "\x7f", "\xa0", "\ufeff", "\ufeffa", "\uffff"]
+QUOTES = ["\\n", "\\", "\\\\", '\\"', "\\x41", '"', '""', "'", "''", "a\\", "%TAG ! x", "x" * 300, "a " * 100, "🚀" * 3]
+LINES = ['{"a": [1, "b"]}', "key: [a, b]", "--- a", "... a", "a --- b", "- - a", "!!python/object:os.system x"]
+
+NASTY = [*WORDS.split(), *SPACES, *BREAKS, *CONTROLS, *QUOTES, *LINES]
 
 
 def old(text: str) -> object:
