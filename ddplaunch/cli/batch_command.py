@@ -51,14 +51,14 @@ OF_SBATCH = {
 """What sbatch and other programs call an option of ours."""
 
 
-class Given(NamedTuple):
+class BatchLine(NamedTuple):
     """What the command has read, and click's context keeps."""
 
     line: CommandLine
     defaults: Defaults  # for what the line does not say
 
 
-_GIVEN = "ddplaunch.given"
+_LINE = "ddplaunch.line"
 
 
 class BatchCommand(TargetCommand):
@@ -68,7 +68,7 @@ class BatchCommand(TargetCommand):
     """
 
     own: Mapping[str, Sequence[click.Option]]  # the options for the scheduler, under their headings in the help
-    elsewhere: Mapping[str, str] = {}  # options that this command has not, and what has them
+    elsewhere: Mapping[str, str] = {}  # options of other commands, and which have them
     starts_here = False
     refused = REFUSED
     skipped = OF_SBATCH.keys()
@@ -90,7 +90,7 @@ class BatchCommand(TargetCommand):
                 raise UsageError(f"{name} does not work with ddplaunch {self.name}", self.refused[name])
         named = values_of(line.ours, known).get("--config")
         defaults = read(self.name or "", options_of(self.own), current_directory(), os.environ, named)
-        ctx.meta[_GIVEN] = Given(line, defaults)
+        ctx.meta[_LINE] = BatchLine(line, defaults)
         ctx.default_map = {name: default.value for name, default in defaults.values.items()}
         return line
 
@@ -101,9 +101,9 @@ def renamed(command: click.Command, error: UsageError) -> UsageError:
     return UsageError(error.message, hint)
 
 
-def given(ctx: click.Context) -> Given:
-    found = ctx.meta[_GIVEN]
-    assert isinstance(found, Given)
+def given(ctx: click.Context) -> BatchLine:
+    found = ctx.meta[_LINE]
+    assert isinstance(found, BatchLine)
     return found
 
 
@@ -134,7 +134,7 @@ def like(
 ) -> Reader:
     """Read a value of this pattern, or several; errors say what was ``expected``.
 
-    ``kind`` is what becomes of a single one. With ``once`` no two may have the same name before a "=".
+    ``kind`` converts a single one. With ``once`` no two may have the same name before a "=".
     """
 
     def read(ctx: click.Context, param: click.Parameter, value: str | tuple[str, ...] | None) -> object:
@@ -238,7 +238,7 @@ def report(
 
     Args:
         values: by click's names of the options.
-        otherwise: the source of a value that nobody gave, by the option's name without dashes.
+        otherwise: the source of a value that was not given, by the option's name without dashes.
         notes: those on the job; what people should know of the words typed and of files not read stands before them.
         overrides: the variables that sbatch reads, by the option's name.
         more: lines on other values.

@@ -10,9 +10,9 @@ import click
 
 from ddplaunch.errors import UsageError, shown
 from ddplaunch.queue import submitted
-from ddplaunch.queue.follower import Follower, follow, say
+from ddplaunch.queue.follower import LogFollower, follow, say
 from ddplaunch.queue.meant import found, one_of, standing
-from ddplaunch.queue.scheduler import Forgotten, JobId, Unanswered
+from ddplaunch.queue.scheduler import Forgotten, JobId, SilentScheduler
 from ddplaunch.queue.table import scheduler, scheduler_of
 
 LAST = 64 << 10  # bytes of the log that are shown at first
@@ -37,7 +37,7 @@ def attach(job: str | None) -> int:
     its = scheduler_of(known)
     seen = standing(known, which, its)
     files = (seen.log, seen.errors)
-    follower = Follower(which, its, sys.stdout.buffer, sys.stderr.buffer, say, files=files, last=LAST)
+    follower = LogFollower(which, its, sys.stdout.buffer, sys.stderr.buffer, say, files=files, last=LAST)
     return follower.over(seen) if seen.code is not None else follow(which, seen.log or known.log, follower, known)
 
 
@@ -48,7 +48,7 @@ def _any_of_slurm(word: str) -> int:
     slurm = scheduler("slurm")
     if shutil.which(slurm.asks) is None:
         what = f"job {word} was not submitted here, and {slurm.asks} is not on PATH to ask Slurm about it"
-        raise Unanswered(what, "ddplaunch ps shows those that were; on a login node of Slurm any is followed")
+        raise SilentScheduler(what, "ddplaunch ps shows those that were; on a login node of Slurm any is followed")
     number, _, index = word.partition("_")
     job = JobId(number, index=index or None)
     try:
@@ -56,5 +56,5 @@ def _any_of_slurm(word: str) -> int:
     except Forgotten:
         hint = "squeue --me lists your jobs; of those that ended long ago only sacct may know"
         raise UsageError(f"Slurm knows no job {word}, and none was submitted from here", hint) from None
-    follower = Follower(job, slurm, sys.stdout.buffer, sys.stderr.buffer, say, last=LAST)
+    follower = LogFollower(job, slurm, sys.stdout.buffer, sys.stderr.buffer, say, last=LAST)
     return follow(job, f"scontrol show job {word} names it", follower)

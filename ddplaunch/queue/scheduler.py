@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddplaunch.queue.submitted import Submitted
 
 SOON = 10.0  # seconds in which a command that asks once has an answer
-PATIENCE = 60.0  # seconds for one who follows a job, and for cancelling
+PATIENCE = 60.0  # seconds for an answer while a job is followed, and for cancelling
 
 ACCOUNTED_AFTER = 120.0
 """Seconds after which a job that its scheduler no longer shows must be in the accounts.
@@ -39,7 +39,7 @@ class JobId:
 
 
 @dataclass(frozen=True)
-class Record:
+class JobState:
     """What a scheduler says of a job."""
 
     words: str  # what to say about it, after "job 7"
@@ -56,16 +56,16 @@ class Record:
 
 
 class Forgotten(LaunchError):
-    """The scheduler knows the job no more, or never did."""
+    """The scheduler no longer knows the job, or never did."""
 
 
-class Unanswered(LaunchError):
+class SilentScheduler(LaunchError):
     """The scheduler does not answer."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
-Told = Mapping[JobId, Sequence[Record]]
+Told = Mapping[JobId, Sequence[JobState]]
 """What is known of each job that was asked about: one record, of an array one for each index."""
 
 
@@ -92,7 +92,7 @@ class Scheduler:
         """The same; raises OSError where a program cannot be started, and TimeoutExpired."""
         raise NotImplementedError
 
-    def look(self, job: JobId, seconds: float = PATIENCE) -> Record | None:
+    def look(self, job: JobId, seconds: float = PATIENCE) -> JobState | None:
         """Ask about one job; None if it does not answer. Raises Forgotten."""
         told = self.ask([job], seconds)
         if told is None:
@@ -102,11 +102,11 @@ class Scheduler:
         return told[job][0]
 
     def forgotten(self, job: JobId) -> Forgotten:
-        """The error of a job that it does not know, or no more."""
+        """The error of a job that it does not know, or no longer."""
         return Forgotten(f"{self.system} has forgotten job {job.typed}: how it ended is not known", self.keeps)
 
     def down(self, cluster: str | None = None) -> str | None:
-        """Why asking is no use now; None where only asking tells."""
+        """Why a question would not be answered now; None where only a question tells."""
         return None
 
     def words(self, job: JobId) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class Scheduler:
             words = [self.cancels, *self.words(job)]
             code = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=2, timeout=PATIENCE, check=False).returncode
         except subprocess.TimeoutExpired:
-            raise Unanswered(f"{self.cancels} has not cancelled job {job.typed} in {PATIENCE:g} s") from None
+            raise SilentScheduler(f"{self.cancels} has not cancelled job {job.typed} in {PATIENCE:g} s") from None
         if code:
             raise LaunchError(f"{self.cancels} did not cancel job {job.typed} (exit code {code})")
 
@@ -128,19 +128,22 @@ class Scheduler:
         raise NotImplementedError
 
     def enter(
-        self, job: Submitted, seen: Record, words: Sequence[str], *, everywhere: bool
+        self, job: Submitted, seen: JobState, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], dict[str, str]]:
-        """The words and variables that run a command on node 0 of a job, or on all. Raises UsageError if none do."""
+        """The words and variables that run a command on node 0 of a job, or on all nodes.
+
+        Raises UsageError if the scheduler starts nothing in a running job.
+        """
         what = f"{words[0]} cannot ask the nodes of job {seen.number}: {self.system} starts nothing in it from outside"
         raise UsageError(what, f"log in to one of them by SSH and type it there: ddplaunch {words[0]}")
 
 
-def ended(code: int, how: str) -> Record:
+def ended(code: int, how: str) -> JobState:
     """A job that has ended: with our exit code for it, and in words, how."""
-    return Record(f"{how} (exit code {code})", code)
+    return JobState(f"{how} (exit code {code})", code)
 
 
-def sorted_by(jobs: Sequence[JobId], found: Iterable[Record]) -> dict[JobId, list[Record]]:
+def sorted_by(jobs: Sequence[JobId], found: Iterable[JobState]) -> dict[JobId, list[JobState]]:
     """The records of each job; of an array those of each index, and not of itself."""
 
     def is_of(one: JobId, job: JobId) -> bool:

@@ -36,7 +36,7 @@ _ENDS = {
     False: "All pods end together. Where one was taken away all are started again,",
     True: "Where a machine is lost its pod is started again, and joins; where a pod is taken away all are,",
 }
-"""What becomes of pods, by whether the job is elastic."""
+"""What a comment says about the ends of pods, by whether the job is elastic."""
 
 
 def manifest(job: PodJob) -> str:
@@ -84,7 +84,7 @@ def _annotated(annotations: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_gang(job: PodJob) -> dict[str, Any]:
-    """The Job's annotation of which Volcano makes the PodGroup; that belongs to the Job, and goes with it."""
+    """The annotation from which Volcano makes the PodGroup; that belongs to the Job, and is deleted with it."""
     return {commented(_MIN_MEMBER, _together(job)): str(job.together)} if job.gang == VOLCANO else {}
 
 

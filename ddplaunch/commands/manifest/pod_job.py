@@ -100,7 +100,7 @@ class PodJob:
     node_rules: Sequence[NodeRule] = ()
     tolerations: Sequence[Toleration] = ()
     spread: Sequence[str] = ()  # labels of nodes over whose values the pods are spread
-    apart: Sequence[str] = ()  # labels of nodes of which no two pods have the same value
+    apart: Sequence[str] = ()  # labels of nodes; no two pods have the same value of one
     priority_class: str | None = None
     gang: str | None = None  # VOLCANO or COSCHEDULING
     scheduler: str | None = None  # the name of another scheduler than Kubernetes' or the gang's own
@@ -113,7 +113,7 @@ class PodJob:
     pull_secrets: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)  # of the container, beside `OWN_VARIABLES`
     secret_variables: Sequence[SecretVariable] = ()
-    secrets: Sequence[str] = ()  # all of whose keys are variables
+    secrets: Sequence[str] = ()  # each key of these is a variable
     mounts: Sequence[Mount] = ()
     patches: Sequence[ManifestPatch] = ()
 

@@ -1,7 +1,7 @@
 """The job as a TrainJob of Kubeflow Trainer v2: its runtime makes the JobSet, and we say what differs from that.
 
 The fields are those of trainer.kubeflow.org/v1alpha1, whose runtimes number the nodes by PET_* (``clusters/kubeflow``).
-What a TrainJob cannot change is the runtime's, and whoever asks for it is told so.
+The runtime decides what a TrainJob cannot change; options that ask for it are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ddplaunch.errors import UsageError
 
 RUNTIME = "torch-distributed"  # the ClusterTrainingRuntime that comes with Kubeflow Trainer
 
-_MANAGER = "ddplaunch"  # whose part of the runtime's patches it is
+_MANAGER = "ddplaunch"  # who wrote our part of the runtime's patches
 _PATCHED = (
     *("terminationGracePeriodSeconds", "nodeSelector", "affinity", "tolerations", "serviceAccountName"),
     *("imagePullSecrets", "securityContext", "volumes"),
@@ -34,7 +34,7 @@ _OF_RUNTIME = {
     "secrets": "--env-secret without a NAME",
     "pull": "--image-pull-policy",
 }
-"""What a TrainJob leaves to its runtime, and the options that ask for it."""
+"""What only the runtime decides, and the options that ask for it."""
 
 
 def train_job(job: PodJob) -> dict[str, Any]:

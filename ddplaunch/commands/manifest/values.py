@@ -65,7 +65,7 @@ def toleration(text: str) -> Toleration | None:
 
 
 def secret(text: str) -> SecretVariable | str | None:
-    """Read SECRET, all of whose keys are variables, or NAME=SECRET:KEY; None if it is neither."""
+    """Read SECRET, where each key is a variable, or NAME=SECRET:KEY; None if it is neither."""
     found = _SECRET.fullmatch(text)
     if not found or (found["variable"] is None) != (found["key"] is None):
         return None
@@ -127,7 +127,7 @@ def requests(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...])
 
 
 def user(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
-    """Read UID, whose group has the same number, or UID:GID."""
+    """Read UID, where the group has the same number, or UID:GID."""
     if text is None:
         return None
     user, _, group = text.partition(":")

@@ -17,7 +17,7 @@ from ddplaunch.job.requests.status import AskStatus
 from ddplaunch.job.runs import RunningJob
 from ddplaunch.job.status import RankState
 from ddplaunch.queue.meant import asked, forgotten, index_of, job_meant, standing
-from ddplaunch.queue.scheduler import JobId, Unanswered
+from ddplaunch.queue.scheduler import JobId, SilentScheduler
 from ddplaunch.queue.submitted import Submitted
 from ddplaunch.queue.table import scheduler_of
 from ddplaunch.words import counted
@@ -69,7 +69,7 @@ def _cancel(job: Submitted, word: str, now: bool) -> None:
             time.sleep(LOOK_EVERY)
         words = seen.words
     except LaunchError as error:
-        if isinstance(error, Unanswered):
+        if isinstance(error, SilentScheduler):
             raise
         words = forgotten(job, which.index)  # as PBS does at once, by default
     click.echo(f"job {which.typed} {words}", err=True)

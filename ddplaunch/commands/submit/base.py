@@ -22,7 +22,7 @@ from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.queue import submitted
-from ddplaunch.queue.follower import Follower, follow, say
+from ddplaunch.queue.follower import LogFollower, follow, say
 from ddplaunch.queue.scheduler import JobId, Scheduler
 from ddplaunch.queue.submitted import Submitted
 
@@ -32,7 +32,7 @@ class BatchScheduler(Scheduler):
 
     submit_words: tuple[str, ...] = ()  # of the program that submits, beside its name
     lists: str  # what shows a user's jobs
-    refused: Mapping[str, str] = {}  # options that a job of Slurm has and this has not, and what to type instead
+    refused: Mapping[str, str] = {}  # options that its jobs cannot have, and what to type instead
     unreported = frozenset({"follow"})  # options whose values a dry run does not tell
     variables: Mapping[str, str] = {}  # what overrules a line of the script, by the option's name without dashes
 
@@ -140,7 +140,7 @@ def _take(scheduler: BatchScheduler, ctx: click.Context, target: str, job: Batch
         return 0
     for line in (*lines, f"cancel: {stop}"):
         say(line)
-    follower = Follower(given, scheduler, sys.stdout.buffer, sys.stderr.buffer, say, files=files)
+    follower = LogFollower(given, scheduler, sys.stdout.buffer, sys.stderr.buffer, say, files=files)
     return follow(given, files[0], follower, kept)
 
 

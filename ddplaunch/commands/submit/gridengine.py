@@ -22,7 +22,7 @@ from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
 from ddplaunch.plan.command import python_command
-from ddplaunch.queue.scheduler import ACCOUNTED_AFTER, SOON, Deadline, JobId, Record, Told, call, ended, sorted_by
+from ddplaunch.queue.scheduler import ACCOUNTED_AFTER, SOON, Deadline, JobId, JobState, Told, call, ended, sorted_by
 
 if TYPE_CHECKING:
     from ddplaunch.queue.submitted import Submitted
@@ -52,7 +52,7 @@ _REFUSED = {
     "comment": f"{_BY_HAND}'-ac comment=TEXT'",
     **only_slurm("qsub"),
 }
-"""Options of a job of Slurm that one of Grid Engine has not, by click's names, and what to type instead."""
+"""Options that a job of Grid Engine does not have, by click's names, and what to type instead."""
 
 
 class GridEngine(HostsScheduler):
@@ -157,7 +157,7 @@ class GridEngine(HostsScheduler):
         shown = deadline.call("qstat", "-xml")
         if shown.returncode:
             return None
-        told = dict[JobId, list[Record]]()
+        told = dict[JobId, list[JobState]]()
         for job in jobs:
             found = {each.job: each for each in sorted_by([job], listed(shown.stdout, job.number)).get(job, ())}
             if found:
@@ -170,7 +170,7 @@ class GridEngine(HostsScheduler):
                 told[job] = sorted(found.values(), key=lambda each: int(each.job.index or 0) if each.job else 0)
         return told
 
-    def _ended(self, job: JobId, deadline: Deadline) -> list[Record]:
+    def _ended(self, job: JobId, deadline: Deadline) -> list[JobState]:
         """What qacct says of a job that qstat does not show, or of those of an array."""
         try:
             accounted = deadline.call("qacct", "-j", job.number).stdout
@@ -184,7 +184,7 @@ class GridEngine(HostsScheduler):
         since = self._gone_since.setdefault(job, time.monotonic())
         if time.monotonic() - since > ACCOUNTED_AFTER:
             return []
-        return [Record("has ended; qacct does not show it yet", gone=True, job=job)]
+        return [JobState("has ended; qacct does not show it yet", gone=True, job=job)]
 
     def words(self, job: JobId) -> tuple[str, ...]:
         return (job.number, "-t", job.index) if job.index else (job.number,)
@@ -194,7 +194,7 @@ class GridEngine(HostsScheduler):
         self._deleted.add(job)
 
     def enter(
-        self, job: Submitted, seen: Record, words: Sequence[str], *, everywhere: bool
+        self, job: Submitted, seen: JobState, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], dict[str, str]]:
         """By ``qrsh -inherit``, as the script does: Grid Engine lets the job's owner, while a host has a free slot."""
         assert seen.job
@@ -215,7 +215,7 @@ def _output(job: BatchJob) -> str:
     return job.output or (f"sge-{_NUMBER}.{_TASK}.out" if job.array else f"sge-{_NUMBER}.out")
 
 
-def listed(text: str, number: str) -> Iterator[Record]:
+def listed(text: str, number: str) -> Iterator[JobState]:
     """What ``qstat -xml`` prints of a job; of an array, of each index that waits or runs."""
     for shown in re.findall(r"<job_list\b.*?</job_list>", text, re.DOTALL):
         fields = dict(re.findall(r"<(\w+)>([^<]*)</\1>", shown))
@@ -227,7 +227,9 @@ def listed(text: str, number: str) -> Iterator[Record]:
         count = "pending" if waits else "running"
         for index in _indices(tasks) if tasks else [None]:
             job = JobId(number, index=index)
-            yield Record(words_of(state), None, waits, runs, state=count, job=job, number=job.typed, host=host or None)
+            yield JobState(
+                words_of(state), None, waits, runs, state=count, job=job, number=job.typed, host=host or None
+            )
 
 
 def _indices(tasks: str) -> Iterator[str]:
@@ -255,14 +257,14 @@ def words_of(state: str) -> str:
     return "is running again" if "R" in state else "is running"
 
 
-def ends_of(accounted: str, number: str) -> list[Record]:
+def ends_of(accounted: str, number: str) -> list[JobState]:
     """How a job ended, or each of an array that has, from what ``qacct -j`` prints.
 
     A record is lines of a name and a value, below a line of ``=``. What qrsh has started may have records of its own,
     some with a pe_taskid; our script ends after it. The last record counts, also of a job that was started again, but
     not one after which it is: sge_status(5), 25.
     """
-    found: dict[str, Record | None] = {}
+    found: dict[str, JobState | None] = {}
     for record in re.split(r"(?m)^=+$", accounted):
         fields = dict(re.findall(r"(?m)^(\w+) +(.*?) *$", record))
         if fields.get("pe_taskid", "NONE") not in ("NONE", "undefined") or "exit_status" not in fields:
@@ -275,7 +277,7 @@ def ends_of(accounted: str, number: str) -> list[Record]:
     return [each for each in found.values() if each]
 
 
-def _end(failed: str, code: int) -> Record | None:
+def _end(failed: str, code: int) -> JobState | None:
     number = failed.split()[0]
     if number == _AGAIN:
         return None

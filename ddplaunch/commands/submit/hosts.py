@@ -194,7 +194,7 @@ class HostsScheduler(BatchScheduler):
 
 
 def _finish(job: BatchJob) -> Iterator[str]:
-    """End with the launchers' exit code, or so that the job is requeued."""
+    """JobEnd with the launchers' exit code, or so that the job is requeued."""
     if job.requeue:
         limit = job.requeue.max_times
         yield 'if [ -e "$DDPLAUNCH_REQUEUE_FILE" ]; then'

@@ -18,7 +18,7 @@ from ddplaunch.commands.submit.hosts import AGAIN, HostsScheduler, check_array, 
 from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
-from ddplaunch.queue.scheduler import Deadline, JobId, Record, Told, ended, sorted_by
+from ddplaunch.queue.scheduler import Deadline, JobId, JobState, Told, ended, sorted_by
 
 _PATTERNS = {"%J": "LSB_JOBID", "%I": "LSB_JOBINDEX"}  # what bsub calls number and index in the name of a file
 _BY_HAND = "type it as for bsub: --bsub-arg="
@@ -65,7 +65,7 @@ _REFUSED = {
     "comment": f"{_BY_HAND}'-Jd TEXT'",
     **only_slurm("bsub"),
 }
-"""Options of a job of Slurm that one of LSF has not, by click's names, and what to type instead."""
+"""Options that a job of LSF does not have, by click's names, and what to type instead."""
 
 
 class Lsf(HostsScheduler):
@@ -181,7 +181,7 @@ def _output(job: BatchJob) -> str:
     return job.output or ("lsf-%J_%I.out" if job.array else "lsf-%J.out")
 
 
-def listed(shown: str) -> Iterator[Record]:
+def listed(shown: str) -> Iterator[JobState]:
     """What ``bjobs -noheader -o`` prints of jobs, like ``4711|0|EXIT|7|-``; the index of a job alone is 0."""
     for number, index, fields in re.findall(r"(?m)^(\d+)(?:\[\d+\])?\|(\d+)\|(.*)$", shown):
         if record := parse(fields):
@@ -189,7 +189,7 @@ def listed(shown: str) -> Iterator[Record]:
             yield replace(record, job=job, number=job.typed)
 
 
-def parse(fields: str) -> Record | None:
+def parse(fields: str) -> JobState | None:
     """Read state, exit code and reason, like ``EXIT|7|-``; None if it is something else."""
     found = re.fullmatch(r"([A-Z]+)\|(\d+|-|)\|(.*)", fields.strip())
     if found is None:
@@ -201,10 +201,10 @@ def parse(fields: str) -> Record | None:
         return ended(*_end(int(code) if code.isdecimal() else None, reason))
     waits = state in ("PEND", "PSUSP", "WAIT", "PROV")
     words = _STATES.get(state, f"is in state {state}")
-    return Record(words, None, waits, state == "RUN", state="pending" if waits else "running")
+    return JobState(words, None, waits, state == "RUN", state="pending" if waits else "running")
 
 
-def ends_of(history: str) -> list[Record]:
+def ends_of(history: str) -> list[JobState]:
     """How jobs ended, by ``bhist -l``: each begins with its name in angle brackets."""
     found = []
     for text in re.split(r"(?m)^(?=Job <)", history):

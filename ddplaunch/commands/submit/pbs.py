@@ -17,7 +17,7 @@ from ddplaunch.commands.submit.hosts import HostsScheduler, check_array, check_p
 from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_SIGNAL, UsageError
-from ddplaunch.queue.scheduler import Deadline, JobId, Record, Told, ended, sorted_by
+from ddplaunch.queue.scheduler import Deadline, JobId, JobState, Told, ended, sorted_by
 
 EACH = "^array_index^"  # what qsub calls the index in the name of a file
 
@@ -26,7 +26,7 @@ _OURS_ALONE = {"-S", "-j", "-k", "-o", "-e", "-V", "-N", "-q", "-J", "-A", "-I",
 _OF_THE_LIST = re.compile(r"-l(?:.*[\s,])?(select|place|walltime|nodes|ncpus|ngpus)=")
 
 _SIGNALS = 256
-"""Exit_status of a job whose script a signal ended is 256 and the signal."""
+"""Where a signal ended the script, Exit_status is 256 and the signal's number."""
 
 _KILLED = {
     -24: ("used more CPUs than it had", EXIT_SIGNAL + 15),
@@ -68,7 +68,7 @@ _REFUSED = {
     "requeue": "PBS itself starts a preempted job again; at a time limit only its operators may (qrerun)",
     **only_slurm("qsub"),
 }
-"""Options of a job of Slurm that one of PBS has not, by click's names, and what to type instead."""
+"""Options that a job of PBS does not have, by click's names, and what to type instead."""
 
 
 class Pbs(HostsScheduler):
@@ -190,7 +190,7 @@ def _size(text: str) -> str:
     return f"{number}{(unit or 'M').lower()}b"
 
 
-def listed(shown: str) -> Iterator[Record]:
+def listed(shown: str) -> Iterator[JobState]:
     """What ``qstat -f`` prints of jobs, each below its id."""
     for text in re.split(r"(?m)^(?=Job Id: )", shown):
         found = re.match(r"Job Id: (\d+)(?:\[(\d*)\])?(\.\S+)?", text)
@@ -200,7 +200,7 @@ def listed(shown: str) -> Iterator[Record]:
             yield replace(record, job=job, number=job.typed)
 
 
-def parse(shown: str) -> Record | None:
+def parse(shown: str) -> JobState | None:
     """Read what ``qstat -f`` prints of one job; None if it is something else.
 
     Lines are ``    name = value``; a long value goes on in the next lines, behind a tab.
@@ -214,7 +214,7 @@ def parse(shown: str) -> Record | None:
     words, waits = _STATES.get(state, f"is in state {state}"), state in "QWHT"
     why = fields.get("comment") if waits else None
     count = "pending" if waits else "running"
-    return Record(f"{words}: {why}" if why else words, None, waits, state == "R", state=count)
+    return JobState(f"{words}: {why}" if why else words, None, waits, state == "R", state=count)
 
 
 def _end(status: str | None) -> tuple[int, str]:

@@ -26,7 +26,7 @@ from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, LaunchError, UsageError
 from ddplaunch.plan.command import python_command
 from ddplaunch.queue.follower import say
-from ddplaunch.queue.scheduler import PATIENCE, SOON, Deadline, JobId, Record, Told, call, sorted_by
+from ddplaunch.queue.scheduler import PATIENCE, SOON, Deadline, JobId, JobState, Told, call, sorted_by
 from ddplaunch.words import named
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ OVERRIDES = {
 """The variables that overrule the lines of a script (sbatch(1), INPUT ENVIRONMENT VARIABLES)."""
 
 MEMORY = ("mem", "mem-per-gpu", "mem-per-cpu")
-"""The options of memory, of which sbatch takes one."""
+"""The options of memory; sbatch takes only one of them."""
 
 _KEPT_OF_AN_OUTER_JOB = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
 
@@ -148,7 +148,7 @@ class Slurm(BatchScheduler):
         return ("-M", job.cluster, job.typed) if job.cluster else (job.typed,)
 
     def records(self, jobs: Sequence[JobId], deadline: Deadline) -> Told | None:
-        told = dict[JobId, list[Record]]()
+        told = dict[JobId, list[JobState]]()
         for cluster in dict.fromkeys(job.cluster for job in jobs):
             of = [job for job in jobs if job.cluster == cluster]
             where = ["-M", cluster] if cluster else []
@@ -162,7 +162,7 @@ class Slurm(BatchScheduler):
                 told |= sorted_by(lost, _accounted(lost, deadline))
         return told
 
-    def look(self, job: JobId, seconds: float = PATIENCE) -> Record | None:
+    def look(self, job: JobId, seconds: float = PATIENCE) -> JobState | None:
         """Ask scontrol, and sacct about a job that it has forgotten, after MinJobAge of slurm.conf (300 s)."""
         deadline, words = Deadline(seconds), self.words(job)
         if self.down(job.cluster):  # the question would take long
@@ -181,7 +181,7 @@ class Slurm(BatchScheduler):
         return kept[0]
 
     def down(self, cluster: str | None = None) -> str | None:
-        """What scontrol says at once of a controller that is down, for which other questions take long."""
+        """What scontrol says at once of a controller that is down; other questions would take long."""
         if self._answers:
             return None
         try:
@@ -208,9 +208,9 @@ class Slurm(BatchScheduler):
                 raise
 
     def enter(
-        self, job: Submitted, seen: Record, words: Sequence[str], *, everywhere: bool
+        self, job: Submitted, seen: JobState, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], dict[str, str]]:
-        """A step: with ``--overlap`` (srun(1), since Slurm 20.11) it shares what the job has, and waits for none."""
+        """As a step: with ``--overlap`` (srun(1), since Slurm 20.11) it shares the job's CPUs, and waits for none."""
         if job.image:
             what = f"job {seen.number} runs in a container, which srun --overlap does not enter"
             raise UsageError(what, f"ddplaunch attach {seen.number} shows its log")
@@ -222,8 +222,8 @@ class Slurm(BatchScheduler):
         return ["srun", *cluster, *options, *python_command(job.python), *words], _environment("", os.environ)
 
 
-def _accounted(jobs: Sequence[JobId], deadline: Deadline) -> Iterator[Record]:
-    """What the site's accounts have of the ends of jobs of one cluster; nothing where there are none."""
+def _accounted(jobs: Sequence[JobId], deadline: Deadline) -> Iterator[JobState]:
+    """How jobs of one cluster ended, from the site's accounts; nothing where it keeps none."""
     where = ["-M", jobs[0].cluster] if jobs[0].cluster else []
     numbers = ",".join(job.typed for job in jobs)
     try:
@@ -243,7 +243,7 @@ def _has_containers() -> bool:
 
 
 def _environment(script: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Leave out variables that overrule the lines of the script, or that belong to a job in whose shell we run."""
+    """Leave out variables that overrule lines of the script, and those of a job that this shell is part of."""
     kept = dict(environ)
     for option, variable in OVERRIDES.items():
         if re.search(rf"^#SBATCH --{option}(=|$)", script, re.MULTILINE):

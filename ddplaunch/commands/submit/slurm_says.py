@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
-from ddplaunch.queue.scheduler import JobId, Record
+from ddplaunch.queue.scheduler import JobId, JobState
 
 _FINAL: dict[str, tuple[str, int | None]] = {
     "COMPLETED": ("completed", None),
@@ -62,7 +62,7 @@ def _words(state: str, reason: str, code: int | None, restarts: int, log: str | 
     return f"is {state.lower().replace('_', ' ')}{again}"
 
 
-def parse(text: str) -> Record | None:
+def parse(text: str) -> JobState | None:
     """Read what ``scontrol --oneliner show job`` prints; None if it is something else.
 
     ``JobId=7 JobName=x UserId=… JobState=FAILED Reason=None … Restarts=0 … ExitCode=3:0 … PreemptTime=None …
@@ -100,8 +100,8 @@ _FIELDS = {
 FIELDS = ",".join(f"{name}:{width}" for name, width in _FIELDS.items())
 
 
-def listed(text: str, cluster: str | None = None) -> Iterator[Record]:
-    """Read what squeue prints of ``FIELDS``, of jobs of a cluster."""
+def listed(text: str, cluster: str | None = None) -> Iterator[JobState]:
+    """Read what squeue prints when it is asked for ``FIELDS`` of jobs of a cluster."""
     for line in text.splitlines():
         row, begin = [], 0
         for width in _FIELDS.values():
@@ -117,7 +117,7 @@ def listed(text: str, cluster: str | None = None) -> Iterator[Record]:
         yield replace(record, job=_id(typed, cluster), number=number, host=host)
 
 
-def accounted(text: str, cluster: str | None = None) -> Iterator[Record]:
+def accounted(text: str, cluster: str | None = None) -> Iterator[JobState]:
     """Read what sacct prints of JobID, State and ExitCode with ``-P``, of jobs of a cluster that have ended."""
     for typed, state, own, signal in re.findall(r"(?m)^(\w+)\|(\w+)[^|]*\|(\d+):(\d+)", text):
         if state in _FINAL:
@@ -131,11 +131,11 @@ def _id(typed: str, cluster: str | None) -> JobId:
 
 def _record(
     name: str, reason: str, code: tuple[int, int], restarts: int = 0, preempted: bool = False, log: str | None = None
-) -> Record:
+) -> JobState:
     """What Slurm says of a job, by its state and its batch script's own exit code and signal."""
     state, ours = _ended(name, *code, preempted) if name in _FINAL else (name, None)
     words = _words(state, reason, ours, restarts, log)
-    return Record(words, ours, state == "PENDING", state == "RUNNING", state=name.lower().replace("_", " "))
+    return JobState(words, ours, state == "PENDING", state == "RUNNING", state=name.lower().replace("_", " "))
 
 
 def _ended(name: str, own: int, signal: int, preempted: bool) -> tuple[str, int]:

@@ -19,7 +19,7 @@ TOY = '''
 
 from ddplaunch.commands.submit.base import BatchScheduler
 from ddplaunch.commands.submit.job import read
-from ddplaunch.queue.scheduler import JobId, Record, ended, sorted_by
+from ddplaunch.queue.scheduler import JobId, JobState, ended, sorted_by
 
 
 class Toy(BatchScheduler):
@@ -50,8 +50,8 @@ class Toy(BatchScheduler):
         found = []
         for line in deadline.call("toyq").stdout.splitlines():
             number, state = line.split()
-            record = Record("is running", runs=True) if state == "running" else ended(143, "was killed")
-            found.append(Record(**{**vars(record), "job": JobId(number), "number": number}))
+            record = JobState("is running", runs=True) if state == "running" else ended(143, "was killed")
+            found.append(JobState(**{**vars(record), "job": JobId(number), "number": number}))
         return sorted_by(jobs, found)
 '''
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.commands.submit.pbs import Pbs, listed, parse
-from ddplaunch.queue.scheduler import JobId, Record
+from ddplaunch.queue.scheduler import JobId, JobState
 from tests.commands.submit.test_hosts_job import SMALLEST
 from tests.conftest import write
 
@@ -77,7 +77,7 @@ def test_how_jobs_stand():
 
 def test_an_answer_of_something_else():
     assert parse("Hello\n") is None
-    assert parse("    job_state = Z\n") == Record("is in state Z", state="running")
+    assert parse("    job_state = Z\n") == JobState("is in state Z", state="running")
 
 
 def test_a_name_that_pbs_takes(answer, tmp_path):
