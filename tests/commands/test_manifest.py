@@ -97,15 +97,11 @@ def test_times_are_seconds(spec, text, seconds):
 @pytest.mark.parametrize(
     ("options", "limits"),
     [
-        ("", None),
-        ("--gpus-per-node 8", {"nvidia.com/gpu": 8}),
-        ("--gpus-per-node 0 --mem 0", None),
-        ("--cpus-per-task 64 --mem 200G", {"cpu": 64, "memory": "200Gi"}),
-        ("--mem 500", {"memory": "500Mi"}),
-        ("--mem 500kb", {"memory": "500Ki"}),
-        ("--mem 2TB", {"memory": "2Ti"}),
+        ("", None), ("--gpus-per-node 8", {"nvidia.com/gpu": 8}), ("--gpus-per-node 0 --mem 0", None),
+        ("--cpus-per-task 64 --mem 200G", {"cpu": 64, "memory": "200Gi"}), ("--mem 500", {"memory": "500Mi"}),
+        ("--mem 500kb", {"memory": "500Ki"}), ("--mem 2TB", {"memory": "2Ti"}),
     ],
-)
+)  # fmt: skip
 def test_resources(spec, options, limits):
     _, _, container = spec(f"{options} train.py")
     assert container.get("resources") == (limits and {"limits": limits})

@@ -306,12 +306,6 @@ def test_a_folder_that_would_be_two_mounts(submit, tmp_path, name):
     assert submit("--dry-run train.py", cwd=tmp_path / name).returncode == 0, "without a container it may"
 
 
-def test_setup_files_and_commands(dry, tmp_path):
-    write(tmp_path, "env.sh", "")
-    script, _ = dry("--setup env.sh --setup 'module load cuda/12' train.py")
-    assert f"source {tmp_path}/env.sh || exit\nmodule load cuda/12 || exit\n" in script
-
-
 @pytest.mark.parametrize("line", ["submit train.py", "run train.py", "run --hosts n1,n2 train.py"])
 def test_a_secret_that_is_not_set_is_no_token(answer, cluster, line):
     done = answer(*line.split(), env={**cluster.environ, "DDPLAUNCH_TOKEN": ""})
@@ -349,7 +343,9 @@ def test_flags_over_project_over_user(dry, files, tmp_path):
     )
     for line in ("nodes=2", "partition=general", "account=me", "time=5", f"chdir={tmp_path}/deep", "job-name=train.py"):
         assert f"#SBATCH --{line}\n" in script
-    assert f"source {tmp_path}/env.sh || exit\n" in script, "a file is looked for beside the one that names it"
+    assert f"source {tmp_path}/env.sh || exit\nmodule load cuda/12 || exit\n" in script, (
+        "a file is looked for beside the one that names it"
+    )
     assert lines[:8] == [
         "nodes: 2 (--nodes)",
         "time: 5 (--time)",

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ddplaunch.dataclass import dataclass
+from ddplaunch.commands.manifest.pod_job import NODE, ManifestPatch
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_named
 from ddplaunch.words import named
@@ -43,78 +43,39 @@ _DIRECTIVE = "$patch"
 _TOP = ("apiVersion", "kind", "metadata", "spec")
 
 
-@dataclass(frozen=True)
-class ManifestPatch:
-    """One document of a file, for the object of its kind; a Job's may be inside a JobSet."""
-
-    file: str
-    content: Mapping[str, Any]
-
-    def __str__(self) -> str:
-        return self.file
-
-    @property
-    def kind(self) -> str:
-        return str(self.content.get("kind", "Job"))
-
-
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML as Kubernetes reads it: a date is a string; keys are strings, and none is there twice."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's
-        first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        found = set[str]()
-        for key, _ in node.value:
-            name = self.construct_object(key, deep=True)
-            odd = None if isinstance(name, str) else f"the key {key.value} is not a string; put it in quotes"
-            if odd or name in found:
-                raise yaml.constructor.ConstructorError(None, None, odd or f"{name} is there twice", key.start_mark)
-            found.add(name)
-        return dict(super().construct_mapping(node, deep))
-
-
-def read(path: str) -> tuple[ManifestPatch, ...]:
+def read(path: str) -> list[ManifestPatch]:
     """Read the patches of a file, one a document.
 
     Raises UsageError if it cannot be read, is not YAML (with the line), or is not a patch of a manifest.
     """
     try:
-        documents = list(yaml.load_all(read_named(path, MAX_BYTES).decode(), _Loader))
-        documents = json.loads(json.dumps(documents, allow_nan=False))  # which is what Kubernetes gets
+        documents = list(yaml.safe_load_all(read_named(path, MAX_BYTES).decode()))
+        # What Kubernetes gets: keys are strings, and so is a date.
+        documents = json.loads(json.dumps(documents, allow_nan=False, default=str))
     except OSError as error:
         raise UsageError(f"--patch {path}: cannot read it: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"--patch {path}: not YAML: it is not UTF-8") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        what = "" if isinstance(error, yaml.constructor.ConstructorError) else "not YAML: "
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UsageError(f"--patch {path}{where}: {what}{problem}") from None
-    except (RecursionError, TypeError, ValueError) as error:
-        raise UsageError(f"--patch {path}: JSON cannot hold it: {str(error).splitlines()[0]}") from None
-    found = tuple(ManifestPatch(path, each) for each in documents if each is not None)
-    for patch in found:
-        _check(patch)
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UsageError(f"--patch {path}{where}: not YAML: {what}") from None
+    found = [ManifestPatch(path, each) for each in documents if each is not None]
     if not found:
         raise UsageError(f"--patch {path}: there is nothing in it", "write the fields to change, from spec: on")
+    for patch in found:
+        _check(patch)
     return found
 
 
 def _check(patch: ManifestPatch) -> None:
     if not isinstance(patch.content, dict):
         raise UsageError(f"--patch {patch.file}: expected fields, like spec:", "leave out the - before them")
-    for name in patch.content:
-        if name not in _TOP:
-            what = f"--patch {patch.file}: {name}: a {patch.kind} has {named(_TOP)}"
-            raise UsageError(what, "a field of the pods stands below spec: template: spec:")
-    metadata = patch.content.get("metadata")
+    if unknown := patch.content.keys() - set(_TOP):
+        what = f"--patch {patch.file}: {min(unknown)}: a {patch.kind} has {named(_TOP)}"
+        raise UsageError(what, "a field of the pods stands below spec: template: spec:")
+    metadata = patch.content.get("metadata") or {}
     for name, option in (("name", "--job-name"), ("namespace", "--namespace")):
-        if isinstance(metadata, dict) and name in metadata:
+        if name in metadata:
             what = f"--patch {patch.file}: metadata.{name} cannot be changed: other objects have it too"
             raise UsageError(what, f"{option} {metadata[name]}")
 
@@ -124,74 +85,61 @@ def patched(objects: Sequence[Mapping[str, Any]], patches: Iterable[ManifestPatc
 
     Raises UsageError if no object has the kind, or what a patch has does not fit.
     """
-    found = list(objects)
+    found = {each["kind"]: each for each in objects}
     for patch in patches:
-        kinds = [each["kind"] for each in found]
-        where = "JobSet" if patch.kind == "Job" and "Job" not in kinds else patch.kind
-        if where not in kinds:
-            what = f"--patch {patch.file}: kind {patch.kind}: the manifest has {named(kinds)}"
+        kind, content = (
+            patch.kind,
+            {name: patch.content[name] for name in ("metadata", "spec") if name in patch.content},
+        )
+        if kind == "Job" and "JobSet" in found:
+            kind, content = "JobSet", {"spec": {"replicatedJobs": [{"name": NODE, "template": content}]}}
+        if kind not in found:
+            what = f"--patch {patch.file}: kind {kind}: the manifest has {named(found)}"
             raise UsageError(what, "leave kind out for a patch of the Job")
-        index = kinds.index(where)
-        content = {name: each for name, each in patch.content.items() if name in ("metadata", "spec")}
-        if where != patch.kind:
-            name = found[index]["spec"]["replicatedJobs"][0]["name"]
-            content = {"spec": {"replicatedJobs": [{"name": name, "template": content}]}}
-        try:
-            found[index] = _merged(found[index], content, ())
-        except _Misfit as error:
-            raise UsageError(f"--patch {patch.file}: {error}", error.hint) from None
-    return found
+        found[kind] = _merged(found[kind], content, f"--patch {patch.file}: ", "")
+    return list(found.values())
 
 
-class _Misfit(Exception):
-    """A value of a patch that does not fit; says at which field."""
-
-    def __init__(self, path: Sequence[str], what: str, hint: str | None = None) -> None:
-        super().__init__(f"{'.'.join(path)}{what}")
-        self.hint = hint
-
-
-def _merged(old: Any, new: Any, path: tuple[str, ...]) -> Any:
+def _merged(old: Any, new: Any, path: str, name: str) -> Any:
+    """What becomes of a field; ``path`` leads to it, and begins what errors say."""
     if isinstance(old, list) and isinstance(new, dict):
-        raise _Misfit(path, ": expected a list", "- before the first field makes one")
+        raise UsageError(f"{path}: expected a list", "- before the first field makes one")
     if isinstance(old, dict) and not isinstance(new, dict):
-        raise _Misfit(path, f": expected fields, like {next(iter(old), 'name')}:")
+        raise UsageError(f"{path}: expected fields, like {next(iter(old), 'name')}:")
     if isinstance(new, dict):
-        return _mapping(old if isinstance(old, dict) else {}, new, path)
+        return _mapping(old or {}, new, path)
     if isinstance(new, list):
-        return _list(old if isinstance(old, list) else [], new, path)
+        return _list(old or [], new, path, name)
     return new
 
 
-def _mapping(old: dict[str, Any], new: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+def _mapping(old: dict[str, Any], new: dict[str, Any], path: str) -> dict[str, Any]:
     """Merge two mappings. A comment goes with the value that it is about, but stays above a mapping or a list."""
     if new.get(_DIRECTIVE) == "replace":
         old, new = {}, {name: value for name, value in new.items() if name != _DIRECTIVE}
     kept = {name for name in old if isinstance(new.get(name, {}), (dict, list))}
     merged = {name if name in kept else str(name): value for name, value in old.items()}
     for name, value in new.items():
+        inner = f"{path}{name}" if path.endswith(" ") else f"{path}.{name}"
         if name.startswith("$"):
-            raise _Misfit((*path, name), f": {value}", "use $patch: replace, $patch: delete in a list, or null")
+            raise UsageError(f"{inner}: {value}", "use $patch: replace, $patch: delete in a list, or null")
         if value is None:
             merged.pop(name, None)
         else:
-            merged[name] = _merged(merged.get(name), value, (*path, name))
+            merged[name] = _merged(merged.get(name), value, inner, name)
     return merged
 
 
-def _list(old: list[Any], new: list[Any], path: tuple[str, ...]) -> list[Any]:
-    key = KEYS.get(path[-1])
+def _list(old: list[Any], new: list[Any], path: str, name: str) -> list[Any]:
+    key = KEYS.get(name)
     if key is None:
-        return [*(old if path[-1] in APPENDED else ()), *(_merged(None, each, path) for each in new)]
+        return [*(old if name in APPENDED else ()), *(_merged(None, each, path, "") for each in new)]
     merged = list(old)
     for number, each in enumerate(new):
-        place = (*path[:-1], f"{path[-1]}[{number}]")
         if not isinstance(each, dict) or key not in each:
-            raise _Misfit(place, f" has no {key}")
+            raise UsageError(f"{path}[{number}] has no {key}")
         index = next((i for i, at in enumerate(merged) if at.get(key) == each[key]), len(merged))
-        before = merged[index : index + 1]
-        if each.get(_DIRECTIVE) == "delete":
-            merged[index : index + 1] = []
-        else:
-            merged[index : index + 1] = [_merged(before[0] if before else None, each, place)]
+        before = next(iter(merged[index : index + 1]), None)
+        gone = each.get(_DIRECTIVE) == "delete"
+        merged[index : index + 1] = [] if gone else [_merged(before, each, f"{path}[{number}]", "")]
     return merged

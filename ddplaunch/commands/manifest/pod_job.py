@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ddplaunch.clusters.kubernetes import ADDRESS, INDEX, NNODES, PORT
-from ddplaunch.commands.manifest.patch import ManifestPatch
 from ddplaunch.dataclass import dataclass, field
 
 OWN_VARIABLES = (INDEX, NNODES, ADDRESS, PORT)
@@ -69,6 +69,21 @@ class SecretVariable:
     name: str
     secret: str
     key: str
+
+
+@dataclass(frozen=True)
+class ManifestPatch:
+    """One document of a file of ``--patch``, for the object of its kind; a Job's may be inside a JobSet."""
+
+    file: str
+    content: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return self.file
+
+    @property
+    def kind(self) -> str:
+        return str(self.content.get("kind", "Job"))
 
 
 @dataclass(frozen=True)

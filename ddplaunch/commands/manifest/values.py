@@ -12,9 +12,15 @@ from ddplaunch.cli import batch_command
 from ddplaunch.cli.batch_command import Reader, a_time, check_once, like, seconds, wrong
 from ddplaunch.cli.surroundings import TOKEN, check_token
 from ddplaunch.commands.manifest import patch
-from ddplaunch.commands.manifest.patch import ManifestPatch
 from ddplaunch.commands.manifest.pod import NVIDIA
-from ddplaunch.commands.manifest.pod_job import OWN_VARIABLES, Mount, NodeRule, SecretVariable, Toleration
+from ddplaunch.commands.manifest.pod_job import (
+    OWN_VARIABLES,
+    ManifestPatch,
+    Mount,
+    NodeRule,
+    SecretVariable,
+    Toleration,
+)
 
 _SHORT = r"[A-Za-z0-9](?:[\w.-]{0,61}[A-Za-z0-9])?"
 _KEY = rf"(?:[a-z0-9][a-z0-9.-]{{0,252}}/)?{_SHORT}"

@@ -229,21 +229,6 @@ def test_a_job_on_two_nodes_is_followed_to_its_end(launch, tmp_path, here, sched
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("scheduler", "code", "said"), [("pbs", 143, "failed"), ("lsf", 130, "was killed: LSF says TERM_OWNER")]
-)
-def test_a_deleted_job_stops_its_ranks_in_their_grace(start, tmp_path, here, scheduler, code, said):
-    job = start(*followed(scheduler, "wait"), env=here(scheduler))
-    job.wait_for("rank", times=4)
-    program = PROGRAMS_OF[scheduler][2]
-    number = job.stderr().partition("cancel: ddplaunch stop ")[2].split()[0]
-    subprocess.run([tmp_path / scheduler / "bin" / program, number], check=True)
-    assert job.wait() == code, job.stdout() + job.stderr()
-    assert f"job {number} {said} (exit code {code})" in job.stderr()
-    job.assert_nothing_left()
-
-
-@pytest.mark.slow
 def test_a_job_of_lsf_is_requeued(start, tmp_path, here):
     """LSF warns all processes of the script, and starts it again after exit code 99 (bsub(1), -wa and -Q)."""
     program = PROGRAM.replace(

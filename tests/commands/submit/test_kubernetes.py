@@ -406,21 +406,12 @@ def test_who_is_started_again(code, conditions, action):
 @pytest.mark.parametrize(
     ("target", "name"),
     [
-        ("train.py", "train"),
-        ("./deep/Train_Me.py", "train-me"),
-        ("train.py:main", "train-main"),
-        ("wine.train:main", "wine-train-main"),
-        ("wine.train", "wine-train"),
-        ("/usr/bin/echo", "echo"),
-        ("3d.py", "job-3d"),
-        ("a.pyx.python", "a-pyx-python"),
-        ("---", "job"),
-        ("été.py", "t"),
-        ("日本.py", "job"),
-        ("x" * 80, "x" * 61),
-        ("x" * 60 + "_y", "x" * 60),
+        ("train.py", "train"), ("./deep/Train_Me.py", "train-me"), ("train.py:main", "train-main"),
+        ("wine.train:main", "wine-train-main"), ("wine.train", "wine-train"), ("/usr/bin/echo", "echo"),
+        ("3d.py", "job-3d"), ("a.pyx.python", "a-pyx-python"), ("---", "job"), ("été.py", "t"), ("日本.py", "job"),
+        ("x" * 80, "x" * 61), ("x" * 60 + "_y", "x" * 60),
     ],
-)
+)  # fmt: skip
 def test_names_from_targets(target, name):
     assert name_from(target, longest_name(2)) == name
 

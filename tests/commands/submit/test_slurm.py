@@ -241,21 +241,12 @@ RECORD = (
 @pytest.mark.parametrize(
     ("state", "code", "ended"),
     [
-        ("PENDING", "0:0", None),
-        ("RUNNING", "0:0", None),
-        ("COMPLETING", "3:0", None),
-        ("REQUEUE_HOLD", "0:0", None),
-        ("COMPLETED", "0:0", 0),
-        ("FAILED", "3:0", 3),
-        ("FAILED", "0:9", 137),
-        ("FAILED", "0:0", 1),
-        ("CANCELLED", "0:15", 143),
-        ("TIMEOUT", "0:0", 143),
-        ("OUT_OF_MEMORY", "0:125", 137),
-        ("NODE_FAIL", "0:0", 69),
-        ("PREEMPTED", "0:15", 75),
+        ("PENDING", "0:0", None), ("RUNNING", "0:0", None), ("COMPLETING", "3:0", None),
+        ("REQUEUE_HOLD", "0:0", None), ("COMPLETED", "0:0", 0), ("FAILED", "3:0", 3), ("FAILED", "0:9", 137),
+        ("FAILED", "0:0", 1), ("CANCELLED", "0:15", 143), ("TIMEOUT", "0:0", 143), ("OUT_OF_MEMORY", "0:125", 137),
+        ("NODE_FAIL", "0:0", 69), ("PREEMPTED", "0:15", 75),
     ],
-)
+)  # fmt: skip
 def test_what_slurm_says_of_a_job(state, code, ended):
     job = parse(RECORD.format(state=state, reason="None", code=code, preempted="None"))
     assert job is not None
