@@ -18,7 +18,7 @@ import click
 
 from ddplaunch.cli.batch_command import given as typed_on
 from ddplaunch.cli.batch_command import report
-from ddplaunch.commands.submit.job import BatchJob
+from ddplaunch.commands.submit.job import BatchJob, read
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.queue import submitted
@@ -32,13 +32,27 @@ class BatchScheduler(Scheduler):
 
     submit_words: tuple[str, ...] = ()  # of the program that submits, beside its name
     lists: str  # what shows a user's jobs
+    passes: str | None = None  # click's name of the option that passes others on
     refused: Mapping[str, str] = {}  # options that its jobs cannot have, and what to type instead
     unreported = frozenset({"follow"})  # options whose values a dry run does not tell
     variables: Mapping[str, str] = {}  # what overrules a line of the script, by the option's name without dashes
 
     def job(self, ctx: click.Context, target: str) -> BatchJob:
         """Read the options into a job. Raises UsageError for what this scheduler cannot do."""
-        raise NotImplementedError
+        for name, hint in self.refused.items():
+            if ctx.params[name]:
+                option = next(param.opts[0] for param in ctx.command.params if param.name == name)
+                raise UsageError(f"{option} does not work with --scheduler {ctx.params['scheduler']}", hint)
+        self.check(ctx)
+        name = self.job_name(ctx.params["job_name"] or os.path.basename(target))
+        return read(ctx, name, ctx.params[self.passes] if self.passes else ())
+
+    def check(self, ctx: click.Context) -> None:
+        """Raises UsageError for values that this scheduler cannot take."""
+
+    def job_name(self, text: str) -> str:
+        """A name that it takes."""
+        return text
 
     def script(self, job: BatchJob) -> str:
         """Write the job as a script, short enough to read. Raises UsageError if a value fits in none of its lines."""

@@ -15,7 +15,7 @@ import click
 from ddplaunch.cli.surroundings import TOKEN
 from ddplaunch.clusters.submitted import HOSTS, NODE_RANK
 from ddplaunch.commands.submit.base import BatchScheduler
-from ddplaunch.commands.submit.job import BatchJob, read
+from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command
 
@@ -31,7 +31,6 @@ LEFT = 30
 class HostsScheduler(BatchScheduler):
     """A scheduler whose jobs are scripts that start a launcher on each host."""
 
-    passes: str  # click's name of the option that passes others on
     directive: str  # how the lines begin that the program reads
     name: str  # how its jobs and hosts are called in ``clusters``
     submits_again: str  # the words before a script's name, by hand
@@ -47,22 +46,6 @@ class HostsScheduler(BatchScheduler):
     as_input = True  # bash reads what it does there from its input, as quotation marks are not kept on the way
     hands_on = True  # the script must hand on job_id and index
     unfit, quoted = "\n\r\0\\", " \t'[]$<>&;|"  # letters that fit in no line, and those that need quotation marks
-
-    def job(self, ctx: click.Context, target: str) -> BatchJob:
-        for name, hint in self.refused.items():
-            if ctx.params[name]:
-                option = next(param.opts[0] for param in ctx.command.params if param.name == name)
-                raise UsageError(f"{option} does not work with --scheduler {ctx.params['scheduler']}", hint)
-        self.check(ctx)
-        return read(ctx, self.job_name(ctx.params["job_name"] or os.path.basename(target)), ctx.params[self.passes])
-
-    def check(self, ctx: click.Context) -> None:
-        """Raises UsageError for values that this scheduler cannot take."""
-        raise NotImplementedError
-
-    def job_name(self, text: str) -> str:
-        """A name that it takes."""
-        raise NotImplementedError
 
     def notes(self, job: BatchJob) -> Iterator[str]:
         yield from super().notes(job)

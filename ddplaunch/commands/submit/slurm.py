@@ -21,7 +21,7 @@ from ddplaunch.cli.parameters import source_of
 from ddplaunch.clusters.nodelist import expand_hosts
 from ddplaunch.commands.submit import slurm_says
 from ddplaunch.commands.submit.base import BatchScheduler
-from ddplaunch.commands.submit.job import BatchJob, Requeue, read
+from ddplaunch.commands.submit.job import BatchJob, Requeue
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, LaunchError, UsageError
 from ddplaunch.plan.command import python_command
@@ -89,7 +89,7 @@ class Slurm(BatchScheduler):
     kills = True
     speaks = ("srun: ", "slurmstepd")
     refuses = "the site or its Slurm (before 20.11) may not allow srun --overlap; on the node itself ddplaunch works"
-    submit_words, lists = ("--parsable",), "squeue --me"
+    submit_words, lists, passes = ("--parsable",), "squeue --me", "sbatch_args"
     unreported = frozenset({"follow", "scheduler"})
     variables = OVERRIDES
 
@@ -97,16 +97,16 @@ class Slurm(BatchScheduler):
         self._answers = False  # the last time
 
     def job(self, ctx: click.Context, target: str) -> BatchJob:
-        memory = _memory(ctx)
-        if ctx.params["requeue"]:
-            for words in ctx.params["sbatch_args"]:
-                if words.startswith(("--signal", "--no-requeue")):
-                    hint = "--preempt-grace says how long before the end the warning comes"
-                    raise UsageError(f"--sbatch-arg {words} does not work with --requeue {ctx.params['requeue']}", hint)
-        job = read(ctx, ctx.params["job_name"] or os.path.basename(target), ctx.params["sbatch_args"])
-        job = replace(job, mem=memory["mem"], mem_per_gpu=memory["mem-per-gpu"], mem_per_cpu=memory["mem-per-cpu"])
+        mem, per_gpu, per_cpu = _memory(ctx)
+        job = replace(super().job(ctx, target), mem=mem, mem_per_gpu=per_gpu, mem_per_cpu=per_cpu)
         _check(job)
         return job
+
+    def check(self, ctx: click.Context) -> None:
+        for words in ctx.params["sbatch_args"] if ctx.params["requeue"] else ():
+            if words.startswith(("--signal", "--no-requeue")):
+                hint = "--preempt-grace says how long before the end the warning comes"
+                raise UsageError(f"--sbatch-arg {words} does not work with --requeue {ctx.params['requeue']}", hint)
 
     def script(self, job: BatchJob) -> str:
         parts = (_head(job), [""], _traps(job), _teardown(job), _setup(job), _step(job), _tail(job))
@@ -258,8 +258,8 @@ def _environment(script: str, environ: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def _memory(ctx: click.Context) -> Mapping[str, str | None]:
-    """The value of each option of memory; one that is typed overrules the others of files.
+def _memory(ctx: click.Context) -> list[str | None]:
+    """The value of each option of ``MEMORY``; one that is typed overrules the others of files.
 
     Raises:
         UsageError: there are several.
@@ -270,7 +270,7 @@ def _memory(ctx: click.Context) -> Mapping[str, str | None]:
     if len(given) > 1:
         words = " and ".join(f"--{name} {values[name]}" for name in given)
         raise UsageError(f"{words} exclude each other", f"leave one out: --{given[0]} {values[given[0]]}")
-    return {name: value if name in given else None for name, value in values.items()}
+    return [value if name in given else None for name, value in values.items()]
 
 
 def _check(job: BatchJob) -> None:

@@ -19,7 +19,6 @@ TOY = '''
 """Toy: a scheduler with one queue and one host."""
 
 from ddplaunch.commands.submit.base import BatchScheduler
-from ddplaunch.commands.submit.job import read
 from ddplaunch.queue.scheduler import JobId, JobState, ended, sorted_by
 
 
@@ -28,9 +27,6 @@ class Toy(BatchScheduler):
 
     system, submits, asks, cancels, lists = "Toy", "toysub", "toyq", "toykill", "toyq"
     keeps = "nothing does"
-
-    def job(self, ctx, target):
-        return read(ctx, ctx.params["job_name"] or target, ())
 
     def script(self, job):
         return f"#!/bin/sh\\n#TOY nodes={job.nodes}\\nexec ddplaunch run {' '.join(job.command)}\\n"

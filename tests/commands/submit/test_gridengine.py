@@ -13,7 +13,7 @@ import pytest
 from ddplaunch.commands.submit.gridengine import GridEngine, ends_of, listed, words_of
 from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.queue.scheduler import JobId
-from tests.commands.submit.test_hosts_job import JOBS
+from tests.commands.submit.test_hosts import JOBS
 from tests.conftest import write
 
 script = GridEngine().script

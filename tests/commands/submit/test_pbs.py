@@ -8,7 +8,7 @@ import pytest
 
 from ddplaunch.commands.submit.pbs import Pbs, listed, parse
 from ddplaunch.queue.scheduler import JobId, JobState
-from tests.commands.submit.test_hosts_job import SMALLEST
+from tests.commands.submit.test_hosts import SMALLEST
 from tests.conftest import write
 
 

@@ -1,6 +1,6 @@
 """Jobs of Grid Engine, PBS and LSF, what is alike: their scripts, what is refused, and a job on two nodes.
 
-``python -m tests.commands.submit.test_hosts_job`` writes the golden files anew, to be read in the diff.
+``python -m tests.commands.submit.test_hosts`` writes the golden files anew, to be read in the diff.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.commands.submit.queue_programs import PROGRAMS_OF, Job, install
 from tests.conftest import write
 from tests.starts import LIGHT
 
-GOLDEN = Path(__file__).parent / "golden_hosts_job"
+GOLDEN = Path(__file__).parent / "golden_hosts"
 
 SMALLEST = BatchJob(command=["train.py"], interpreter="/opt/venv/bin/python", chdir="/data/wine", job_name="train.py")
 
