@@ -46,12 +46,7 @@ JOBS = {
     "pbs": SMALLEST,
     "lsf": SMALLEST,
     "sge_everything": replace(
-        EVERYTHING,
-        output="logs/$JOB_ID.out",
-        cpus_per_task=4,
-        time="4:00:00",
-        partition="gpu.q",
-        pe="mpi",
+        EVERYTHING, output="logs/$JOB_ID.out", cpus_per_task=4, time="4:00:00", partition="gpu.q", pe="mpi",
         more=["-l gpu=8", "-P 'my project'"],
     ),
     "pbs_everything": replace(
@@ -63,7 +58,7 @@ JOBS = {
     "sge_again": replace(SMALLEST, pe="mpi", nodes=3, spares=1, array="1-9:2%2", time="4:00:00", requeue=AGAIN),
     "pbs_again": replace(SMALLEST, nodes=3, spares=1, array="0-7%2"),
     "lsf_again": replace(SMALLEST, nodes=3, spares=1, array="1,5%2", time="4:00:00", requeue=AGAIN, more=["-app ours"]),
-}
+}  # fmt: skip
 
 
 def script(name: str) -> str:
