@@ -320,17 +320,13 @@ def test_a_name_of_its_own_each_time(spec):
         (f"{ASKED} --backoff-limit -1 train.py", ("--backoff-limit -1: expected a number, like 3",)),
         (f"{ASKED} --time 0 train.py", ("--time 0: expected a time above 0", "leave it out for a job without a limit")),
         (f"{ASKED} --runtime torch train.py", ("--runtime torch is for a TrainJob", "--kind trainjob")),
-        (
-            f"{ASKED} --runtime torch-distributed --kind job train.py",
-            ("--runtime torch-distributed is for a TrainJob",),
-        ),
+        (f"{ASKED} --runtime torch-distributed --kind job train.py",
+         ("--runtime torch-distributed is for a TrainJob",)),
         (f"{ASKED} --run-as me train.py", ("--run-as me: expected a number, or two", "id shows yours")),
         (f"{ASKED} --spread a=b train.py", ("--spread a=b: expected the key of a label",)),
         (f"{ASKED} --image-pull-policy no train.py", ("expected Always, IfNotPresent or Never",)),
-        (
-            f"{ASKED} --restricted --host-network train.py",
-            ("--restricted: that level does not allow", "--host-network"),
-        ),
+        (f"{ASKED} --restricted --host-network train.py",
+         ("--restricted: that level does not allow", "--host-network")),
         (f"{ASKED} --restricted --run-as 0 train.py", ("does not allow root (--run-as 0)",)),
         (f"{ASKED} --restricted --resource rdma/hca=8 train.py", ("does not allow locked memory",)),
         (f"{ASKED} --restricted --container-mounts /d:/d train.py", ("folders of the nodes (--container-mounts /d)",)),
@@ -345,7 +341,7 @@ def test_a_name_of_its_own_each_time(spec):
         (f"{ASKED} --container-mounts emptydir/x:/b train.py", ("emptydir/x is neither an absolute path",)),
         (f"{ASKED} train.py --lr 1 --namespace x", ("--namespace could be", "-- --lr 1 --namespace x")),
     ],
-)
+)  # fmt: skip
 def test_refused(manifest, line, said):
     done = manifest(line)
     assert done.returncode == 2, done

@@ -191,10 +191,8 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--mem-per-cpu 0.5G train.py", ("--mem-per-cpu 0.5G: expected a size like 50G",)),
         ("--mem 9G --mem-per-cpu 1G train.py", ("--mem 9G and --mem-per-cpu 1G exclude each other", "leave one out")),
         ("--mem-per-gpu 9G train.py", ("--mem-per-gpu 9G: the job asks for no GPU", "--gpus-per-node 8")),
-        (
-            "--gpus-per-node 8 --gpus-per-task 1 train.py",
-            ("--gpus-per-task 1 and --gpus-per-node 8 differ", "--gpus-per-node 8 alone"),
-        ),
+        ("--gpus-per-node 8 --gpus-per-task 1 train.py",
+         ("--gpus-per-task 1 and --gpus-per-node 8 differ", "--gpus-per-node 8 alone")),
         ("--gres nvme:1,gpu:a100:4 --gpus-per-task 1 train.py", ("and --gres nvme:1,gpu:a100:4 differ",)),
         ("--nodelist n[1-3] --exclude n2,n5 train.py", ("--exclude n2,n5 both have n2", "out of one of them")),
         ("--srun-arg cpu-bind=none train.py", ("expected an option of srun", "--srun-arg=--cpu-bind=none")),
@@ -202,20 +200,14 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--teardown bye.sh train.py", ("--teardown bye.sh: no such file in ",)),
         ("--error train.py/%j.err train.py", ("cannot write the log: ", "--error DIR/%j.err")),
         ("--requeue often train.py", ("--requeue often: expected a number of times, like 3",)),
-        (
-            "--requeue 2 --time 2:0 train.py",
-            ("--time 2:0 is 120 s", "the warning comes 120 s before its end", "more time"),
-        ),
-        (
-            "--requeue 2 --preempt-grace 60 --grace 5 --time 0:1:5 train.py",
-            ("65 s before its end (--preempt-grace 60 and",),
-        ),
+        ("--requeue 2 --time 2:0 train.py",
+         ("--time 2:0 is 120 s", "the warning comes 120 s before its end", "more time")),
+        ("--requeue 2 --preempt-grace 60 --grace 5 --time 0:1:5 train.py",
+         ("65 s before its end (--preempt-grace 60 and",)),
         ("--requeue 2 --preempt-signal none train.py", ("--requeue 2 does not work with --preempt-signal none",)),
         ("--requeue 2 --preempt-signal TERM train.py", ("--preempt-signal TERM", "a cancelled job must not come back")),
-        (
-            "--requeue 2 --sbatch-arg=--signal=USR1@9 train.py",
-            ("--signal=USR1@9 does not work with --requeue 2", "--preempt-grace"),
-        ),
+        ("--requeue 2 --sbatch-arg=--signal=USR1@9 train.py",
+         ("--signal=USR1@9 does not work with --requeue 2", "--preempt-grace")),
         ("--sbatch-arg='-p x' train.py", ("ddplaunch has --partition itself",)),
         ("--sbatch-arg=--ntasks-per-node=4 train.py", ("ddplaunch sets --ntasks-per-node itself", "--nproc")),
         ("--setup evn.sh train.py", ("--setup evn.sh: no such file in ",)),
@@ -224,7 +216,7 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--output /proc/%j.out train.py", ("cannot write the log: /proc", "another folder")),
         ("--output folder train.py", ("cannot write the log: ", "folder: Is a directory")),
     ],
-)
+)  # fmt: skip
 def test_refused(submit, cluster, line, said):
     done = submit(line)
     assert done.returncode == 2

@@ -127,26 +127,20 @@ def test_what_fits_in_no_line(scheduler):
         ("pbs", "--qsub-arg=-V", "--qsub-arg -V: ddplaunch sets -V itself"),
         ("pbs", "--qsub-arg=-lselect=2", "--qsub-arg -lselect=2: ddplaunch sets select itself"),
         ("pbs", "--qsub-arg=exclusive", "--qsub-arg exclusive: expected an option of qsub"),
-        (
-            "pbs",
-            "--output logs/%j.out",
-            "--output logs/%j.out: PBS has no patterns, and reads a colon as a host's name",
-        ),
+        ("pbs", "--output logs/%j.out",
+         "--output logs/%j.out: PBS has no patterns, and reads a colon as a host's name"),
         ("lsf", "--mem 200G", "--mem does not work with --scheduler lsf"),
         ("lsf", "--gpus-per-node a100:8", "--gpus-per-node a100:8: here it is a number"),
         ("lsf", "--array 0-3", "--array 0-3: indices begin with 1 here"),
-        (
-            "lsf",
-            "--spares 1",
-            "--spares needs an application profile of the site, with DJOB_COMMFAIL_ACTION=IGNORE_COMMFAIL",
-        ),
+        ("lsf", "--spares 1",
+         "--spares needs an application profile of the site, with DJOB_COMMFAIL_ACTION=IGNORE_COMMFAIL"),
         ("lsf", "--qsub-arg=-V", "--qsub-arg -V needs --scheduler sge or pbs"),
         ("lsf", "--bsub-arg=-q", "--bsub-arg -q: ddplaunch sets -q itself"),
         ("lsf", "--bsub-arg=-Rspan[hosts=1]", "--bsub-arg -Rspan[hosts=1]: ddplaunch sets span itself"),
         ("lsf", "--bsub-arg=exclusive", "--bsub-arg exclusive: expected an option of bsub"),
         ("lsf", "--output logs/%a.out", "--output logs/%a.out: % is not a pattern here"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(answer, tmp_path, scheduler, words, said):
     write(tmp_path, "train.py", "")
     done = answer("submit", "--scheduler", scheduler, "--dry-run", *words.split(), "train.py")
@@ -248,13 +242,10 @@ def test_a_job_of_lsf_is_requeued(start, tmp_path, here):
     ("scheduler", "theirs", "ours"),
     [
         ("pbs", "qsub: Unknown queue\n", "qsub refused the job (exit code 170)\n  qsub says why above; qstat -Q lists"),
-        (
-            "lsf",
-            "nowhere: No such queue. Job not submitted.\n",
-            "bsub refused the job (exit code 255)\n  bsub says why above; bqueues lists",
-        ),
+        ("lsf", "nowhere: No such queue. Job not submitted.\n",
+         "bsub refused the job (exit code 255)\n  bsub says why above; bqueues lists"),
     ],
-)
+)  # fmt: skip
 def test_a_job_that_its_scheduler_refuses(answer, here, scheduler, theirs, ours):
     done = answer("submit", "--scheduler", scheduler, "--partition", "nowhere", "train.py", env=here(scheduler))
     assert done.returncode == 2

@@ -140,14 +140,8 @@ def test_json_is_yaml(merged):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (
-            "spec:\n  template:\n   a: 1\n  b: [\n",
-            "FILE, line 5: not YAML: expected the node content, but found",
-        ),
-        (
-            "spec:\n\ta: 1\n",
-            "FILE, line 2: not YAML: found character '\\t' that cannot start any token",
-        ),
+        ("spec:\n  template:\n   a: 1\n  b: [\n", "FILE, line 5: not YAML: expected the node content, but found"),
+        ("spec:\n\ta: 1\n", "FILE, line 2: not YAML: found character '\\t' that cannot start any token"),
         ("---\nspec: {}\n---\n- a\n", "FILE: expected fields, like spec:"),
         ("spec: &a\n  b: *a\n", "FILE: not YAML: Circular reference detected"),
         ("a: \0\n", "FILE: not YAML: unacceptable character"),
@@ -163,7 +157,7 @@ def test_json_is_yaml(merged):
         ("spec: {template: x}\n", "FILE: spec.template: expected fields, like metadata:"),
         ("spec: {x: .inf}\n", "FILE: not YAML: Out of range float values"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_merged(answer, tmp_path, text, said):
     (tmp_path / "patch.yaml").write_text(text)
     done = answer("manifest", "--container-image", "img:1", "--patch", "patch.yaml", "train.py")

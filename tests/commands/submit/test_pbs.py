@@ -30,11 +30,8 @@ SHOWN = """Job Id: 4711.pbs01
     ("state", "more", "said"),
     [
         ("Q", "", "waits"),
-        (
-            "Q",
-            "    comment = Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T\n\t: 16)\n",
-            "waits: Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T: 16)",
-        ),
+        ("Q", "    comment = Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T\n\t: 16)\n",
+         "waits: Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T: 16)"),
         ("H", "", "waits, and is on hold"),
         ("R", "    comment = Job run at Mon Nov 23 at 10:00 on (n1:ncpus=8)\n", "is running"),
         ("S", "", "is suspended"),
@@ -47,7 +44,7 @@ SHOWN = """Job Id: 4711.pbs01
         ("F", "    Exit_status = -1\n", "was not run by PBS (Exit_status -1) (exit code 1)"),
         ("F", "", "was deleted before it began (exit code 143)"),
     ],
-)
+)  # fmt: skip
 def test_what_is_said_of_a_job(state, more, said):
     record = parse(SHOWN.format(state=state, more=more))
     assert record is not None
