@@ -54,7 +54,7 @@ def read(path: str) -> list[ManifestPatch]:
         documents = json.loads(json.dumps(documents, allow_nan=False, default=str))
     except OSError as error:
         raise UsageError(f"--patch {path}: cannot read it: {error.strerror}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, RecursionError, TypeError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -87,10 +87,8 @@ def patched(objects: Sequence[Mapping[str, Any]], patches: Iterable[ManifestPatc
     """
     found = {each["kind"]: each for each in objects}
     for patch in patches:
-        kind, content = (
-            patch.kind,
-            {name: patch.content[name] for name in ("metadata", "spec") if name in patch.content},
-        )
+        kind = patch.kind
+        content = {name: value for name, value in patch.content.items() if name in ("metadata", "spec")}
         if kind == "Job" and "JobSet" in found:
             kind, content = "JobSet", {"spec": {"replicatedJobs": [{"name": NODE, "template": content}]}}
         if kind not in found:
@@ -101,15 +99,15 @@ def patched(objects: Sequence[Mapping[str, Any]], patches: Iterable[ManifestPatc
 
 
 def _merged(old: Any, new: Any, path: str, name: str) -> Any:
-    """What becomes of a field; ``path`` leads to it, and begins what errors say."""
+    """A field after the patch; ``path`` leads to it, and begins what errors say."""
     if isinstance(old, list) and isinstance(new, dict):
         raise UsageError(f"{path}: expected a list", "- before the first field makes one")
     if isinstance(old, dict) and not isinstance(new, dict):
         raise UsageError(f"{path}: expected fields, like {next(iter(old), 'name')}:")
     if isinstance(new, dict):
-        return _mapping(old or {}, new, path)
+        return _mapping(old if isinstance(old, dict) else {}, new, path)
     if isinstance(new, list):
-        return _list(old or [], new, path, name)
+        return _list(old if isinstance(old, list) else [], new, path, name)
     return new
 
 

@@ -126,11 +126,14 @@ def test_comments_stay_where_values_stay(tmp_path):
 
 def test_values_are_what_kubernetes_reads(merged):
     """A date is a string, and a number without a dot no number: else a label would change on its way."""
-    text = 'metadata: {annotations: {a: 2026-11-21, d: "yes"}}\nspec: {x: 1.5, y: 1.0e+20, z: [[1]]}'
+    text = (
+        'metadata: {annotations: {a: 2026-11-21, d: "yes"}}\nspec: {x: 1.5, y: 1.0e+20, z: [[1]], completions: {a: 1}}'
+    )
     job = merged(text)["Job"]
     assert job["metadata"]["annotations"]["a"] == "2026-11-21"
     assert job["metadata"]["annotations"]["d"] == "yes"
     assert (job["spec"]["x"], job["spec"]["y"], job["spec"]["z"]) == (1.5, 1e20, [[1]])
+    assert job["spec"]["completions"] == {"a": 1}, "kubectl refuses it"
 
 
 def test_json_is_yaml(merged):
@@ -145,6 +148,7 @@ def test_json_is_yaml(merged):
         ("---\nspec: {}\n---\n- a\n", "FILE: expected fields, like spec:"),
         ("spec: &a\n  b: *a\n", "FILE: not YAML: Circular reference detected"),
         ("a: \0\n", "FILE: not YAML: unacceptable character"),
+        ("spec: {2026-11-21: x}\n", "FILE: not YAML: keys must be str, int, float, bool or None, not date"),
         ("# nothing\n", "FILE: there is nothing in it"),
         ("tolerations: []\n", "FILE: tolerations: a Job has apiVersion, kind, metadata, spec"),
         ("kind: Deployment\n", "FILE: kind Deployment: the manifest has Job"),
