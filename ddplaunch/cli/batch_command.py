@@ -63,14 +63,14 @@ OF_SBATCH = {
 """What sbatch and other programs call an option of ours."""
 
 
-class Given(NamedTuple):
+class BatchLine(NamedTuple):
     """What the command has read, and click's context keeps."""
 
     line: CommandLine
     defaults: Defaults  # for what the line does not say
 
 
-_GIVEN = "ddplaunch.given"
+_LINE = "ddplaunch.line"
 
 
 class BatchCommand(TargetCommand):
@@ -80,7 +80,7 @@ class BatchCommand(TargetCommand):
     """
 
     own: Mapping[str, Sequence[click.Option]]  # the options for the scheduler, under their headings in the help
-    elsewhere: Mapping[str, str] = {}  # options that this command has not, and what has them
+    elsewhere: Mapping[str, str] = {}  # options of other commands, and which have them
     starts_here = False
     refused = REFUSED
     skipped = OF_SBATCH.keys()
@@ -103,7 +103,7 @@ class BatchCommand(TargetCommand):
                 raise UsageError(f"{name} does not work with ddplaunch {self.name}", self.refused[name])
         named = values_of(line.ours, known).get("--config")
         defaults = read(self.name or "", options_of(self.own), current_directory(), os.environ, named)
-        ctx.meta[_GIVEN] = Given(line, defaults)
+        ctx.meta[_LINE] = BatchLine(line, defaults)
         ctx.default_map = {name: default.value for name, default in defaults.values.items()}
         return line
 
@@ -114,9 +114,9 @@ def renamed(command: click.Command, error: UsageError) -> UsageError:
     return UsageError(error.message, hint)
 
 
-def given(ctx: click.Context) -> Given:
-    found = ctx.meta[_GIVEN]
-    assert isinstance(found, Given)
+def given(ctx: click.Context) -> BatchLine:
+    found = ctx.meta[_LINE]
+    assert isinstance(found, BatchLine)
     return found
 
 
@@ -142,17 +142,32 @@ def headings(own: Mapping[str, Sequence[click.Option]], refused: Mapping[str, st
 Reader = Callable[[click.Context, click.Parameter, Any], Any]
 
 
-def like(pattern: str, expected: str, kind: Callable[[str], object] = str) -> Reader:
-    """Read a value of this pattern; ``expected`` says in an error what it should be."""
+def like(
+    pattern: str, expected: str, kind: Callable[[str], object] = str, hint: str | None = None, *, once: bool = False
+) -> Reader:
+    """Read a value of this pattern, or several; errors say what was ``expected``.
 
-    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> object:
-        if text is None:
-            return None
-        if not re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII):
-            raise wrong(ctx, param, text, f"expected {expected}")
-        return kind(text)
+    ``kind`` converts a single one. With ``once`` no two may have the same name before a "=".
+    """
+
+    def read(ctx: click.Context, param: click.Parameter, value: str | tuple[str, ...] | None) -> object:
+        texts = (value,) if isinstance(value, str) else value or ()
+        for text in texts:
+            if not re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII):
+                raise wrong(ctx, param, text, f"expected {expected}", hint)
+        if once:
+            check_once(ctx, param, texts)
+        return kind(value) if isinstance(value, str) else value
 
     return read
+
+
+def check_once(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> None:
+    """Refuse two values for one name."""
+    names = [text.partition("=")[0] for text in texts]
+    for name, text in zip(names, texts, strict=True):
+        if names.count(name) > 1:
+            raise wrong(ctx, param, text, f"{name} is there twice", "leave one out")
 
 
 def wrong(ctx: click.Context, param: click.Parameter, text: str, what: str, hint: str | None = None) -> UsageError:
@@ -178,6 +193,11 @@ TIMES = r"\d{1,9}(:\d\d?){0,2}|\d{1,9}-\d\d?(:\d\d?){0,2}|UNLIMITED|INFINITE"
 """The forms of sbatch's --time: 90, 90:00, 4:00:00, 1-12, 1-12:30, 1-12:30:00."""
 
 
+def a_time(example: str) -> Reader:
+    """Read a time in one of these forms."""
+    return like(TIMES, f"minutes, hours:minutes:seconds or days-hours, like {example}")
+
+
 def option(
     names: str, metavar: str, help: str, callback: Reader | None = None, *, multiple: bool = False, path: bool = False
 ) -> click.Option:
@@ -194,8 +214,8 @@ _NODES = like(r"[1-9]\d{0,5}", "a number of nodes, 1 or more", int)
 NODES = click.Option(["--nodes"], metavar="N", help="Number of nodes.", callback=_NODES, default="1", show_default=True)
 _CPUS = like(r"[1-9]\d{0,8}", "a number of CPUs for all ranks of a node, like 64", int)
 CPUS = option("--cpus-per-task", "N", "CPUs on each node, for all its ranks.", _CPUS)
-_TIME = like(TIMES, "minutes, hours:minutes:seconds or days-hours, like 4:00:00")
-TIME = option("--time", "TIME", "Time limit: minutes, 4:00:00, or 1-12 for a day and a half.", _TIME)
+TIME_HELP = "Time limit: minutes, 4:00:00, or 1-12 for a day and a half."
+TIME = option("--time", "TIME", TIME_HELP, a_time("4:00:00"))
 MEMORY = like(r"\d{1,15}[KMGT]?B?", "a size like 200G, or 0 for all memory of the node")
 JOB_NAME = option("--job-name", "NAME", "Name of the job.  [default: from the target]")
 
@@ -231,7 +251,7 @@ def report(
 
     Args:
         values: by click's names of the options.
-        otherwise: the source of a value that nobody gave, by the option's name without dashes.
+        otherwise: the source of a value that was not given, by the option's name without dashes.
         notes: those on the job; what people should know of the words typed and of files not read stands before them.
         overrides: the variables that sbatch reads, by the option's name.
         more: lines on other values.

@@ -98,12 +98,8 @@ _MEMORY_OF_ONE = like(r"\d{1,15}[KMGT]?B?", "a size like 50G")
 HEADINGS = {
     "Resources": (
         NODES,
-        option(
-            "--gpus-per-node",
-            "N",
-            "GPUs on each node, like 8 or a100:8. Each gets a rank, unless --nproc says otherwise.",
-            _GPUS,
-        ),
+        option("--gpus-per-node", "N",
+               "GPUs on each node, like 8 or a100:8. Each gets a rank, unless --nproc says otherwise.", _GPUS),
         option("--gpus-per-task", "N", "The same as --gpus-per-node: a node has one task, ddplaunch.", _GPUS),
         option("--gres", "LIST", "Generic resources on each node, like gpu:a100:8 or gpu:8,nvme:1."),
         CPUS,
@@ -121,93 +117,55 @@ HEADINGS = {
         option("--exclude", "LIST", "Nodes that the job must not use, like gpu[1-4]."),
         click.Option(["--exclusive"], is_flag=True, help="Take whole nodes: no other job runs there."),
         option("--reservation", "NAME", "Use nodes of this reservation."),
-        option(
-            "--dependency",
-            "LIST",
-            "Begin when other jobs allow it: afterok:4711, afterany:4711:4712, singleton.",
-            like(rf"({_WAITED})([,?]({_WAITED}))*", "conditions like afterok:4711, afterany:4711:4712 or singleton"),
-        ),
+        option("--dependency", "LIST", "Begin when other jobs allow it: afterok:4711, afterany:4711:4712, singleton.",
+               like(rf"({_WAITED})([,?]({_WAITED}))*",
+                    "conditions like afterok:4711, afterany:4711:4712 or singleton")),
         option("--mail-type", "LIST", "Send mail on these: BEGIN, END, FAIL, TIME_LIMIT_90, ALL, …", _mails),
         option("--mail-user", "ADDRESS", "Who gets that mail.  [default: you]"),
         option("--comment", "TEXT", "A comment, which squeue and sacct can show."),
-        option(
-            "--array",
-            "LIST",
-            "Submit a job for each index, like 0-3. The program reads SLURM_ARRAY_TASK_ID, or the like.",
-            like(r"[\d,-]+(:\d+)?(%\d+)?", "a list of indices like 0-3 or 1,5%2"),
-        ),
+        option("--array", "LIST",
+               "Submit a job for each index, like 0-3. The program reads SLURM_ARRAY_TASK_ID, or the like.",
+               like(r"[\d,-]+(:\d+)?(%\d+)?", "a list of indices like 0-3 or 1,5%2")),
         JOB_NAME,
-        option(
-            "--output",
-            "FILE",
-            "Log file, with sbatch's patterns.  [default: slurm-%j.out; with --array, slurm-%A_%a.out]",
-            path=True,
-        ),
+        option("--output", "FILE",
+               "Log file, with sbatch's patterns.  [default: slurm-%j.out; with --array, slurm-%A_%a.out]",
+               path=True),
         option("--error", "FILE", "File for stderr, with the same patterns.  [default: the log file]", path=True),
-        option(
-            "--sbatch-arg sbatch_args",
-            "OPTION",
-            "Any other option of sbatch, like --sbatch-arg=--hint=nomultithread",
-            _sbatch_args,
-            multiple=True,
-        ),
-        option(
-            "--srun-arg srun_args",
-            "OPTION",
-            "An option of srun, which starts ddplaunch on each node, like --srun-arg=--cpu-bind=none",
-            _srun_args,
-            multiple=True,
-        ),
+        option("--sbatch-arg sbatch_args", "OPTION",
+               "Any other option of sbatch, like --sbatch-arg=--hint=nomultithread", _sbatch_args, multiple=True),
+        option("--srun-arg srun_args", "OPTION",
+               "An option of srun, which starts ddplaunch on each node, like --srun-arg=--cpu-bind=none", _srun_args,
+               multiple=True),
         CONFIG,
     ),
     "For Grid Engine, PBS and LSF": (
-        click.Option(
-            ["--scheduler"],
-            metavar="NAME",
-            default="slurm",
-            show_default=True,
-            callback=_scheduler,
-            help="slurm; sge for Grid Engine, pbs or lsf, where --partition names a queue.",
-        ),
-        option(
-            "--pe", "NAME", "Parallel environment of Grid Engine, which must give each host the same number of slots."
-        ),
-        option(
-            "--qsub-arg qsub_args", "OPTION", "Any other option of qsub, like --qsub-arg='-l h_vmem=4G'", multiple=True
-        ),
+        click.Option(["--scheduler"], metavar="NAME", default="slurm", show_default=True, callback=_scheduler,
+                     help="slurm; sge for Grid Engine, pbs or lsf, where --partition names a queue."),
+        option("--pe", "NAME",
+               "Parallel environment of Grid Engine, which must give each host the same number of slots."),
+        option("--qsub-arg qsub_args", "OPTION", "Any other option of qsub, like --qsub-arg='-l h_vmem=4G'",
+               multiple=True),
         option("--bsub-arg bsub_args", "OPTION", "Any other option of bsub, like --bsub-arg='-M 200G'", multiple=True),
     ),
     "Environment of the job": (
         option("--setup", "FILE|CMD", "A file to source, or a command to run, before the job starts", multiple=True),
-        option(
-            "--teardown",
-            "FILE|CMD",
-            "The same at the end, whatever the exit code, which stays the job's",
-            multiple=True,
-        ),
+        option("--teardown", "FILE|CMD", "The same at the end, whatever the exit code, which stays the job's",
+               multiple=True),
         option("--container-image", "IMAGE", "Run in this container image; needs pyxis on the nodes."),
-        option(
-            "--container-mounts",
-            "LIST",
-            "Folders to mount in the container, SRC:DST,…, besides the current folder",
-            multiple=True,
-        ),
+        option("--container-mounts", "LIST",
+               "Folders to mount in the container, SRC:DST,…, besides the current folder", multiple=True),
     ),
     "After the start": (
-        option(
-            "--requeue",
-            "N",
-            "When the job is preempted or its time is up: warn it, and start it again, at most N times.",
-            like(r"\d{1,4}", "a number of times, like 3", int),
-        ),
-        click.Option(
-            ["--follow/--no-follow"], default=False, help="Show the log as it grows, and end with the job's exit code."
-        ),
+        option("--requeue", "N",
+               "When the job is preempted or its time is up: warn it, and start it again, at most N times.",
+               like(r"\d{1,4}", "a number of times, like 3", int)),
+        click.Option(["--follow/--no-follow"], default=False,
+                     help="Show the log as it grows, and end with the job's exit code."),
     ),
     "Dry run and help": (
         click.Option(["--dry-run"], is_flag=True, help="Print the script and the source of each value."),
     ),
-}
+}  # fmt: skip
 """The options under their headings in the help."""
 
 COMMON = (

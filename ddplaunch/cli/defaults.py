@@ -24,7 +24,7 @@ from importlib import import_module
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli.options import OPTIONS, Options, Source
 from ddplaunch.cli.values import as_typed
-from ddplaunch.dataclass import dataclass, field, replace
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_owned, users_config
 from ddplaunch.words import nearest, quoted
@@ -70,7 +70,6 @@ class Defaults:
 
     values: Mapping[str, Default]  # by click's names of the options
     notes: tuple[str, ...] = ()  # one for each file that was not read because of its owner
-    tables: Mapping[str, str] = field(default_factory=dict)  # all of ours that are there, and a file of each
 
 
 def read(
@@ -86,19 +85,16 @@ def read(
         return Defaults({})
     strangers: list[_Stranger] = []
     values: dict[str, Default] = {}
-    tables: dict[str, str] = {}
     files = [
         _project(cwd, environ, strangers) if named is None else _load(os.path.join(cwd, named)),
         _users(environ, strangers),
     ]
     known = {option.opts[-1].removeprefix("--"): option for option in options if option.opts[-1] not in ONLY_TYPED}
     for file in filter(None, files):
-        found = _tables(file)
-        tables = {**dict.fromkeys(found, file.path), **tables}
-        mine = found.get(command, {})
+        mine = _tables(file).get(command, {})
         values = {**dict(_values(file, command, mine, known, _belongs_elsewhere(command, file))), **values}
     notes = tuple(f"{each.note}; to read it: --config {quoted([each.path])}" for each in strangers)
-    return Defaults(values, notes, tables)
+    return Defaults(values, notes)
 
 
 def _read_run(

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
+
 import click
+
+from ddplaunch.errors import UsageError, shown
+from ddplaunch.queue import submitted
+from ddplaunch.queue.follower import LogFollower, follow, say
+from ddplaunch.queue.meant import found, one_of, standing
+from ddplaunch.queue.scheduler import Forgotten, JobId, SilentScheduler
+from ddplaunch.queue.table import scheduler, scheduler_of
 
 LAST = 64 << 10  # bytes of the log that are shown at first
 
@@ -16,54 +27,34 @@ def attach(job: str | None) -> int:
     Slurm of yours. The last 64 KiB of its log are shown, then what is added. Ctrl-C asks whether to cancel the job or
     detach; without a terminal it detaches.
     """
-    import sys
-
-    from ddplaunch.errors import UsageError
-    from ddplaunch.queue import submitted
-    from ddplaunch.queue.follower import Follower
-    from ddplaunch.queue.following import follow, say
-    from ddplaunch.queue.meant import one_of, standing
-    from ddplaunch.queue.table import scheduler_of
-
-    out, err = sys.stdout.buffer, sys.stderr.buffer
     known = submitted.find(job) if job is not None else next(iter(submitted.every()), None)
     if known is None:
         if job is None:
-            raise UsageError(
-                "there is no record of a job that you submitted", "ddplaunch attach NUMBER takes any job of Slurm"
-            )
+            what = "there is no record of a job that you submitted"
+            raise UsageError(what, "ddplaunch attach NUMBER takes any job of Slurm")
         return _any_of_slurm(job)
     which = one_of(known, job or known.number, "attach")
-    scheduler = scheduler_of(known)
-    seen = standing(known, which, scheduler)
-    follower = Follower(which, scheduler, out, err, say, files=(seen.log, seen.errors), last=LAST)
+    its = scheduler_of(known)
+    seen = standing(known, which, its)
+    files = (seen.log, seen.errors)
+    follower = LogFollower(which, its, sys.stdout.buffer, sys.stderr.buffer, say, files=files, last=LAST)
     return follower.over(seen) if seen.code is not None else follow(which, seen.log or known.log, follower, known)
 
 
 def _any_of_slurm(word: str) -> int:
     """Follow a job that was submitted by something else."""
-    import re
-    import shutil
-    import sys
-
-    from ddplaunch.commands.submit.queue import Slurm
-    from ddplaunch.errors import UsageError, shown
-    from ddplaunch.queue.follower import Follower
-    from ddplaunch.queue.following import follow, say
-    from ddplaunch.queue.meant import found
-    from ddplaunch.queue.scheduler import Forgotten, JobId, Unanswered
-
     if not re.fullmatch(r"\d+(_\d+)?", word):
         raise UsageError(f"no job called {shown(word, 60)} was submitted", "ddplaunch ps shows those that were")
-    if shutil.which(Slurm.asks) is None:
-        what = f"job {word} was not submitted here, and scontrol is not on PATH to ask Slurm about it"
-        raise Unanswered(what, "ddplaunch ps shows those that were; on a login node of Slurm any is followed")
+    slurm = scheduler("slurm")
+    if shutil.which(slurm.asks) is None:
+        what = f"job {word} was not submitted here, and {slurm.asks} is not on PATH to ask Slurm about it"
+        raise SilentScheduler(what, "ddplaunch ps shows those that were; on a login node of Slurm any is followed")
     number, _, index = word.partition("_")
-    job, slurm = JobId(number, index=index or None), Slurm()
+    job = JobId(number, index=index or None)
     try:
         found(job, slurm)  # one that does not answer at all is not waited for
     except Forgotten:
         hint = "squeue --me lists your jobs; of those that ended long ago only sacct may know"
         raise UsageError(f"Slurm knows no job {word}, and none was submitted from here", hint) from None
-    follower = Follower(job, slurm, sys.stdout.buffer, sys.stderr.buffer, say, last=LAST)
+    follower = LogFollower(job, slurm, sys.stdout.buffer, sys.stderr.buffer, say, last=LAST)
     return follow(job, f"scontrol show job {word} names it", follower)

@@ -1,4 +1,4 @@
-"""A submitted job followed to its end: its log as it grows, and its state.
+"""A submitted job followed to its end: its log as it grows, and its state; Ctrl-C asks what to do with the job.
 
 We open the log again for each look: over NFS only that is sure to show what another machine has written (close-to-open
 consistency, nfs(5)). Slurm's controller serves the whole cluster, so we ask it at most once a second, and less often
@@ -8,11 +8,17 @@ while nothing changes.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-from ddplaunch.queue.scheduler import JobId, Record, Scheduler
+import click
+
+from ddplaunch.errors import EXIT_SIGNAL
+from ddplaunch.queue.meant import keep_end
+from ddplaunch.queue.scheduler import JobId, JobState, Scheduler
+from ddplaunch.queue.submitted import Submitted
 from ddplaunch.words import size
 
 LOG_EVERY = 0.5
@@ -26,13 +32,13 @@ class _Log:
     """A file that grows on another machine, and where what is new in it goes."""
 
     def __init__(self, out: BinaryIO, path: str | None = None, last: int | None = None) -> None:
-        """``last``: begin with so many bytes of what is there, from the beginning of a line on."""
-        self.path = path  # None until it is known, and once it cannot be read
+        """``last``: begin with the last bytes of what is there, as many as this, at the beginning of a line."""
+        self.path = path  # None before it is known, and after it could not be read
         self.read = 0  # bytes
         self._out, self._last = out, last
 
     def learn(self, path: str | None) -> None:
-        """Take where its scheduler says that it is, if nothing was read yet; Slurm says it wrongly where it has a %."""
+        """Take its path from the scheduler, if nothing was read yet; Slurm names a wrong one where ours has a %."""
         if path and not self.read and "%" not in (self.path or ""):
             self.path = path
 
@@ -68,7 +74,7 @@ class _Log:
         say(f"the first {size(self.read)} of {self.path} are left out")
 
 
-class Follower:
+class LogFollower:
     """Follows one job: its log goes to ``out`` byte for byte, and ``say`` prints a line for each change.
 
     Where stderr has a file of its own, that goes to ``err``. ``run`` may be left by KeyboardInterrupt and called again.
@@ -85,10 +91,10 @@ class Follower:
         files: tuple[str | None, str | None] = (None, None),
         last: int | None = None,
     ) -> None:
-        """``files``: log and stderr, where they are known; ``last``: begin with so many bytes of what is there."""
+        """``files``: log and stderr, where they are known; ``last``: begin with as many bytes from their ends."""
         self.job, self.scheduler = job, scheduler
         self.say = say
-        self.last_seen: Record | None = None
+        self.last_seen: JobState | None = None
         self._log, self._errors = _Log(out, files[0], last), _Log(err, files[1], last)
         self._said: str | None = None
         self._said_at = 0.0
@@ -116,14 +122,14 @@ class Follower:
             self.show()
             time.sleep(LOG_EVERY)
 
-    def over(self, seen: Record) -> int:
+    def over(self, seen: JobState) -> int:
         """Show the log of a job that has ended, and how; return its exit code."""
         self._learn(seen)
         self.show()
         self._tell(seen)
         return seen.code or 0
 
-    def _learn(self, seen: Record) -> None:
+    def _learn(self, seen: JobState) -> None:
         self._log.learn(seen.log)
         self._errors.learn(seen.errors)
 
@@ -132,7 +138,7 @@ class Follower:
         self._log.copy(self.say)
         self._errors.copy(self.say)
 
-    def _tell(self, seen: Record | None) -> None:
+    def _tell(self, seen: JobState | None) -> None:
         now = time.monotonic()
         number = self.job.typed
         if seen is None:
@@ -146,3 +152,48 @@ class Follower:
             return
         self._said, self._said_at = seen.words, now
         self.say(f"job {number} {seen.words}")
+
+
+def follow(job: JobId, log: str, follower: LogFollower, kept: Submitted | None = None) -> int:
+    """Follow the job to its end and return its exit code; 130 where Ctrl-C leaves it running.
+
+    Its end goes into the record that is ``kept`` of it.
+    """
+    while True:
+        try:
+            code = follower.run()
+            if kept:
+                keep_end(kept, job, follower.last_seen)
+            return code
+        except KeyboardInterrupt:
+            answer = _ask(job)
+            code = EXIT_SIGNAL + 2
+        except BrokenPipeError:  # `| head` has read enough
+            answer = "d"
+            code = EXIT_SIGNAL + 13
+        if answer == "c":
+            follower.scheduler.cancel(job)
+        elif answer == "d":
+            say(f"job {job.typed} keeps running; its log: {log}")
+            return code
+
+
+def say(line: str) -> None:
+    """Print a line of ours on stderr."""
+    click.echo(f"ddplaunch: {line}", err=True)
+
+
+def _ask(job: JobId) -> str:
+    """Ask what to do with the job: "c" is to cancel it, "d" to detach, anything else to follow on."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return "d"
+    question = f"\nddplaunch: job {job.typed}: [c]ancel it, [d]etach and let it run, or [f]ollow on? "
+    click.echo(question, err=True, nl=False)
+    try:
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
+        answer = ""
+    if not answer:  # Ctrl-C again, or Ctrl-D
+        click.echo(err=True)
+        return "d"
+    return answer.strip().lower()[:1]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import shutil
 
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 from ddplaunch.job import past, runs
 from ddplaunch.queue import submitted
+from ddplaunch.queue.scheduler import SOON, Forgotten, JobId, JobState, Scheduler, SilentScheduler
 from ddplaunch.queue.submitted import Submitted
 from ddplaunch.queue.table import SCHEDULERS, scheduler_of
-
-if TYPE_CHECKING:
-    from ddplaunch.queue.scheduler import JobId, Record, Scheduler
 
 
 def job_meant(word: str | None) -> Submitted | None:
@@ -36,8 +34,6 @@ def index_of(job: Submitted, word: str) -> str | None:
 
 def one_of(job: Submitted, word: str, command: str) -> JobId:
     """The job as its scheduler names it. Raises UsageError for an array without an index."""
-    from ddplaunch.queue.scheduler import JobId
-
     index = index_of(job, word)
     if index == "":
         what = f"job {job.number} is an array of --array {job.array}"
@@ -46,49 +42,41 @@ def one_of(job: Submitted, word: str, command: str) -> JobId:
 
 
 def asked(scheduler: Scheduler, cluster: str | None) -> Scheduler:
-    """The scheduler, if it may answer. Raises Unanswered where it cannot, at once."""
-    import shutil
-
-    from ddplaunch.queue.scheduler import Unanswered
-
+    """The scheduler, if it may answer. Raises SilentScheduler where it cannot, at once."""
     if shutil.which(scheduler.asks) is None:
         what = f"{scheduler.asks} is not on PATH: this machine has no commands of {scheduler.system}"
-        raise Unanswered(what, "type it on a login node")
+        raise SilentScheduler(what, "type it on a login node")
     if why := scheduler.down(cluster):
-        raise Unanswered(why, "no job is affected; try again when it is back")
+        raise SilentScheduler(why, "no job is affected; try again when it is back")
     return scheduler
 
 
-def found(which: JobId, scheduler: Scheduler) -> Record:
+def found(which: JobId, scheduler: Scheduler) -> JobState:
     """How its scheduler says that a job stands.
 
     Raises:
-        Unanswered: it says nothing.
+        SilentScheduler: it says nothing.
         Forgotten: it does not know the job any more.
     """
-    from ddplaunch.queue.scheduler import SOON, Unanswered
-
     seen = asked(scheduler, which.cluster).look(which, SOON)
     if seen is None:
         what = f"{scheduler.asks} does not answer: the state of job {which.typed} is not known"
         slurm = scheduler.system == "Slurm"
         hint = f"{'scontrol ping' if slurm else scheduler.asks} says whether {scheduler.system} is there"
-        raise Unanswered(what, hint)
+        raise SilentScheduler(what, hint)
     return seen
 
 
-def standing(job: Submitted, which: JobId, scheduler: Scheduler | None = None) -> Record:
-    """How it stands; how it ended is kept. ``scheduler`` is whom to ask, where somebody asks more than once.
+def standing(job: Submitted, which: JobId, scheduler: Scheduler | None = None) -> JobState:
+    """How it stands; how it ended is kept. ``scheduler`` is the one to ask, for those who ask more than once.
 
     Raises:
         LaunchError: the scheduler does not answer, or neither it nor we know the job any more.
     """
-    from ddplaunch.queue.scheduler import Forgotten, Record
-
     scheduler = scheduler or scheduler_of(job)
     end = job.end_of(which.index)
     log, errors = job.files(which.index)
-    kept = Record(end.words, end.code, job=which, number=which.typed, log=log, errors=errors) if end else None
+    kept = JobState(end.words, end.code, job=which, number=which.typed, log=log, errors=errors) if end else None
     if kept and job.scheduler != "slurm":  # Slurm may start it again
         return kept
     try:
@@ -103,20 +91,20 @@ def standing(job: Submitted, which: JobId, scheduler: Scheduler | None = None) -
     return replace(seen, log=log, errors=errors)
 
 
-def keep_end(job: Submitted, which: JobId, seen: Record | None) -> None:
+def keep_end(job: Submitted, which: JobId, seen: JobState | None) -> None:
     """Keep how it ended, where it has."""
     if seen and seen.code is not None:
         submitted.over(job, which.index, seen.words, seen.code)
 
 
 def forgotten(job: Submitted, index: str | None = None) -> str:
-    """Keep that it has ended and nobody knows how; return what to say about it, after "job 7"."""
+    """Keep that it has ended, in a way that is not known; return what to say about it, after "job 7"."""
     words = f"ended; {SCHEDULERS[job.scheduler]} no longer knows how"
     submitted.over(job, index, words, 1)
     return words
 
 
-def running(job: Submitted, which: JobId) -> Record:
+def running(job: Submitted, which: JobId) -> JobState:
     """How it stands, where it runs. Raises UsageError if it waits or has ended."""
     seen = standing(job, which)
     if seen.code is not None:
@@ -126,16 +114,16 @@ def running(job: Submitted, which: JobId) -> Record:
     return seen
 
 
-def run_of(job: Submitted, seen: Record) -> str:
+def run_of(job: Submitted, seen: JobState) -> str:
     """The name of its latest run, or how that begins, where the nodes keep the history elsewhere."""
     return kept_run(job, seen) or job.run_id or f"{seen.number}."
 
 
-def kept_run(job: Submitted, seen: Record) -> str | None:
+def kept_run(job: Submitted, seen: JobState) -> str | None:
     """The name of its latest run in the history that this machine has, as where nodes share a home."""
     return next((name for name in past.names() if _is_of(job.run_id or f"{seen.number}.", name)), None)
 
 
 def _is_of(begins: str, run: str) -> bool:
-    """Whether a run is one of those whose names begin so: 77.0 and 77.1 of a job of Slurm, 77 and 77.2 of others."""
+    """Whether the name of a run begins so: 77.0 and 77.1 are runs of a job of Slurm, 77 and 77.2 of others."""
     return f"{run}.".startswith(begins)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
@@ -16,7 +14,13 @@ if TYPE_CHECKING:
     from ddplaunch.queue.submitted import Submitted
 
 SOON = 10.0  # seconds in which a command that asks once has an answer
-PATIENCE = 60.0  # seconds for one who follows a job, and for cancelling
+PATIENCE = 60.0  # seconds for an answer while a job is followed, and for cancelling
+
+ACCOUNTED_AFTER = 120.0
+"""Seconds after which a job that its scheduler no longer shows must be in the accounts.
+
+Grid Engine's default flush_time is 15 s (reporting_params in sge_conf(5)), and the file is often on NFS.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class JobId:
 
 
 @dataclass(frozen=True)
-class Record:
+class JobState:
     """What a scheduler says of a job."""
 
     words: str  # what to say about it, after "job 7"
@@ -52,39 +56,43 @@ class Record:
 
 
 class Forgotten(LaunchError):
-    """The scheduler knows the job no more, or never did."""
+    """The scheduler no longer knows the job, or never did."""
 
 
-class Unanswered(LaunchError):
+class SilentScheduler(LaunchError):
     """The scheduler does not answer."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
-Told = Mapping[JobId, Sequence[Record]]
+Told = Mapping[JobId, Sequence[JobState]]
 """What is known of each job that was asked about: one record, of an array one for each index."""
 
 
 class Scheduler:
-    """One of them: asked about jobs, which it cancels. An object may be asked again and again."""
+    """A scheduler: it is asked about jobs, and cancels them. An object may be asked again and again."""
 
-    system: str  # its name
-    submits: str  # the programs: that takes scripts
-    asks: str  # that is asked
-    cancels: str  # that cancels a job
-    keeps: str  # about jobs that it has forgotten
+    system: str  # its name, as people know it
+    submits: str  # the program that takes scripts
+    asks: str  # the program that is asked
+    cancels: str  # the program that cancels a job
+    keeps: str  # where more may be found about jobs that it has forgotten
+    kills = False  # whether it can kill a job's ranks at once
     speaks: tuple[str, ...] = ()  # how lines of its own begin, where ``enter`` starts something
     refuses: str = ""  # what may be the cause where that fails
 
-    def hand_in(self, script: str, environ: Mapping[str, str]) -> JobId:
-        """Submit a script. Raises UsageError if it is refused."""
-        raise NotImplementedError
-
     def ask(self, jobs: Sequence[JobId], seconds: float) -> Told | None:
         """Ask about all of these jobs at once; None if it does not answer in time. It has forgotten what is missing."""
+        try:
+            return self.records(jobs, Deadline(seconds))
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+
+    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> Told | None:
+        """The same; raises OSError where a program cannot be started, and TimeoutExpired."""
         raise NotImplementedError
 
-    def look(self, job: JobId, seconds: float = PATIENCE) -> Record | None:
+    def look(self, job: JobId, seconds: float = PATIENCE) -> JobState | None:
         """Ask about one job; None if it does not answer. Raises Forgotten."""
         told = self.ask([job], seconds)
         if told is None:
@@ -94,11 +102,11 @@ class Scheduler:
         return told[job][0]
 
     def forgotten(self, job: JobId) -> Forgotten:
-        """The error of a job that it does not know, or no more."""
+        """The error of a job that it does not know, or no longer."""
         return Forgotten(f"{self.system} has forgotten job {job.typed}: how it ended is not known", self.keeps)
 
     def down(self, cluster: str | None = None) -> str | None:
-        """Why asking is no use now; None where only asking tells."""
+        """Why a question would not be answered now; None where only a question tells."""
         return None
 
     def words(self, job: JobId) -> tuple[str, ...]:
@@ -111,39 +119,40 @@ class Scheduler:
             words = [self.cancels, *self.words(job)]
             code = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=2, timeout=PATIENCE, check=False).returncode
         except subprocess.TimeoutExpired:
-            raise Unanswered(f"{self.cancels} has not cancelled job {job.typed} in {PATIENCE:g} s") from None
+            raise SilentScheduler(f"{self.cancels} has not cancelled job {job.typed} in {PATIENCE:g} s") from None
         if code:
             raise LaunchError(f"{self.cancels} did not cancel job {job.typed} (exit code {code})")
 
+    def kill(self, job: JobId) -> None:
+        """Cancel a job without the time that its ranks have to stop, where ``kills`` says that it can."""
+        raise NotImplementedError
+
     def enter(
-        self, job: Submitted, seen: Record, words: Sequence[str], *, everywhere: bool
+        self, job: Submitted, seen: JobState, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], dict[str, str]]:
-        """The words and variables that run a command on node 0 of a job, or on all. Raises UsageError if none do."""
+        """The words and variables that run a command on node 0 of a job, or on all nodes.
+
+        Raises UsageError if the scheduler starts nothing in a running job.
+        """
         what = f"{words[0]} cannot ask the nodes of job {seen.number}: {self.system} starts nothing in it from outside"
         raise UsageError(what, f"log in to one of them by SSH and type it there: ddplaunch {words[0]}")
 
 
-def ended(code: int, how: str) -> Record:
+def ended(code: int, how: str) -> JobState:
     """A job that has ended: with our exit code for it, and in words, how."""
-    return Record(f"{how} (exit code {code})", code)
+    return JobState(f"{how} (exit code {code})", code)
 
 
-def check_on_path(program: str, system: str, environ: Mapping[str, str]) -> None:
-    """Check that this machine has a program. Raises UsageError if it is not on PATH."""
-    if shutil.which(program, path=environ.get("PATH")) is None:
-        what = f"{program} is not on PATH: this machine has no commands of {system}"
-        raise UsageError(what, "submit from a login node; --dry-run shows the script on any machine")
+def sorted_by(jobs: Sequence[JobId], found: Iterable[JobState]) -> dict[JobId, list[JobState]]:
+    """The records of each job; of an array those of each index, and not of itself."""
 
+    def is_of(one: JobId, job: JobId) -> bool:
+        same = one.number.partition(".")[0] == job.number.partition(".")[0] and one.cluster == job.cluster
+        return same and ((one.index or "").isdecimal() if job.index == "" else one.index == job.index)
 
-def submit(words: list[str], script: str, environ: Mapping[str, str], hint: str) -> str:
-    """Hand a script to a program, whose stderr goes to ours; return what it prints. Raises UsageError if it refuses."""
-    done = subprocess.run(words, input=os.fsencode(script), capture_output=True, env=dict(environ), check=False)
-    if done.stderr:
-        os.write(2, done.stderr)
-    if done.returncode:
-        what = f"{words[0]} refused the job (exit code {done.returncode})"
-        raise UsageError(what, f"{words[0]} says why above; {hint}")
-    return done.stdout.decode(errors="replace").strip()
+    listed = list(found)
+    told = {job: [each for each in listed if each.job and is_of(each.job, job)] for job in jobs}
+    return {job: records for job, records in told.items() if records}
 
 
 class Deadline:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError
-from ddplaunch.queue.scheduler import Record, Scheduler
+from ddplaunch.queue.scheduler import JobState, Scheduler
 from ddplaunch.queue.submitted import Submitted
 from ddplaunch.queue.table import scheduler_of
 
@@ -24,7 +24,7 @@ class NoStep(LaunchError):
     exit_code = EXIT_UNAVAILABLE
 
 
-def ask(job: Submitted, seen: Record, words: Sequence[str], seconds: float) -> str | None:
+def ask(job: Submitted, seen: JobState, words: Sequence[str], seconds: float) -> str | None:
     """Run ``ddplaunch WORDS`` on node 0 and return what it prints; None where it fails or takes too long."""
     typed, env = scheduler_of(job).enter(job, seen, words, everywhere=False)
     try:
@@ -44,7 +44,7 @@ def ask(job: Submitted, seen: Record, words: Sequence[str], seconds: float) -> s
     return None if done.returncode else done.stdout
 
 
-def relay(job: Submitted, seen: Record, words: Sequence[str], *, everywhere: bool = False) -> int:
+def relay(job: Submitted, seen: JobState, words: Sequence[str], *, everywhere: bool = False) -> int:
     """Run ``ddplaunch WORDS`` on node 0, or on all nodes; what it prints is ours. Return its exit code.
 
     Of all nodes, those that have nothing to show are silent where another has.

@@ -1,7 +1,7 @@
 """The jobs that this user has handed to a scheduler: a small file for each, beside the history of runs.
 
-What became of a job is the scheduler's to say; how it ended is added once somebody has asked, as that soon forgets it.
-Where there is no home, nothing is kept.
+The scheduler says how a job stands. How it ended is added here as soon as a command has asked, since the scheduler soon
+forgets it. Without a home, nothing is kept.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Literal
 
+import msgspec
+
+from ddplaunch.control.typed import decode
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.errors import shown
 from ddplaunch.files import read_owned
 from ddplaunch.job.history import MAX_TARGET, enter, place
+from ddplaunch.queue.table import SCHEDULERS
 
 MAX_JOBS = 100  # that are kept
 MAX_BYTES = 1 << 20  # of a file: an array has up to some thousand ends
 
 
 @dataclass(frozen=True)
-class End:
+class JobEnd:
     """How a job ended: in words, and its exit code."""
 
     words: str
@@ -48,9 +51,9 @@ class Submitted:
     moment: float  # of its submission, in seconds since the epoch
     ended: str | None = None  # how, in words
     code: int | None = None  # its exit code
-    scheduler: Literal["slurm", "sge", "pbs", "lsf"] = "slurm"
+    scheduler: str = "slurm"  # its name in ``queue/table.py``
     gone: float | None = None  # the moment since which it has ended, while its scheduler does not say how
-    ends: Mapping[str, End] = field(default_factory=dict)  # of an array, by index
+    ends: Mapping[str, JobEnd] = field(default_factory=dict)  # of an array, by index
     errors: str | None = None  # the file of its stderr, where that is another
 
     @property
@@ -59,11 +62,11 @@ class Submitted:
         array = self.array and self.scheduler != "slurm"
         return self.run_id or (f"{self.number.partition('.')[0]}_" if array else f"{self.number}.")
 
-    def end_of(self, index: str | None) -> End | None:
+    def end_of(self, index: str | None) -> JobEnd | None:
         """How it ended, or that of its array; None where that is not known."""
         if index:
             return self.ends.get(index)
-        return None if self.code is None else End(self.ended or "", self.code)
+        return None if self.code is None else JobEnd(self.ended or "", self.code)
 
     def files(self, index: str | None) -> tuple[str | None, str | None]:
         """Those of its output and stderr; None where only its scheduler knows them, or there is none."""
@@ -94,7 +97,7 @@ def keep(job: Submitted) -> None:
 def over(job: Submitted, index: str | None, words: str, code: int) -> None:
     """Keep how it ended, or that of an array."""
     job = _read(os.path.join(_place(), _name(job))) or job  # others of the array may have ended since
-    if job.end_of(index) == (end := End(words, code)):
+    if job.end_of(index) == (end := JobEnd(words, code)):
         return
     keep(replace(job, ends={**job.ends, index: end}) if index else replace(job, ended=words, code=code))
 
@@ -137,12 +140,9 @@ def _name(job: Submitted) -> str:
 
 
 def _read(path: str) -> Submitted | None:
-    import msgspec
-
-    from ddplaunch.control.typed import decode
-
     try:
         data, owner = read_owned(path, MAX_BYTES, links=False)
-        return decode(data, Submitted) if owner == os.geteuid() else None
+        job = decode(data, Submitted)
+        return job if owner == os.geteuid() and job.scheduler in SCHEDULERS else None
     except (OSError, msgspec.MsgspecError, ValueError):
         return None

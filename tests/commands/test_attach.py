@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ddplaunch.commands.submit.queue import Slurm
+from ddplaunch.commands.submit.slurm import Slurm
 from ddplaunch.queue.scheduler import JobId
 from tests.commands.test_submit import Cluster
 from tests.conftest import write
@@ -73,15 +73,6 @@ def test_a_job_that_was_submitted_elsewhere(answers, cluster):
     cluster.plays('echo one > "$STATE/log"; say COMPLETED None 0:0')
     done = answers("attach", "77")
     assert (done.returncode, done.stdout) == (0, "one\n")
-
-
-def test_a_job_that_was_kept_before_there_were_other_schedulers(answers, cluster, tmp_path):
-    answers("submit", "train.py")
-    old = {name: value for name, value in kept(tmp_path).items() if name not in ("scheduler", "gone")}
-    (tmp_path / "state/ddplaunch/submitted/77.json").write_text(json.dumps(old))
-    cluster.plays("say COMPLETED None 0:0")
-    assert answers("attach").returncode == 0
-    assert kept(tmp_path)["scheduler"] == "slurm"
 
 
 def test_what_the_accounts_say(answers, cluster, tmp_path):

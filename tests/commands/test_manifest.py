@@ -1,4 +1,4 @@
-"""``ddplaunch manifest``: what it prints, what it refuses, which defaults it reads; and its former name."""
+"""``ddplaunch manifest``: what it prints, what it refuses, which defaults it reads."""
 
 from __future__ import annotations
 
@@ -97,15 +97,11 @@ def test_times_are_seconds(spec, text, seconds):
 @pytest.mark.parametrize(
     ("options", "limits"),
     [
-        ("", None),
-        ("--gpus-per-node 8", {"nvidia.com/gpu": 8}),
-        ("--gpus-per-node 0 --mem 0", None),
-        ("--cpus-per-task 64 --mem 200G", {"cpu": 64, "memory": "200Gi"}),
-        ("--mem 500", {"memory": "500Mi"}),
-        ("--mem 500kb", {"memory": "500Ki"}),
-        ("--mem 2TB", {"memory": "2Ti"}),
+        ("", None), ("--gpus-per-node 8", {"nvidia.com/gpu": 8}), ("--gpus-per-node 0 --mem 0", None),
+        ("--cpus-per-task 64 --mem 200G", {"cpu": 64, "memory": "200Gi"}), ("--mem 500", {"memory": "500Mi"}),
+        ("--mem 500kb", {"memory": "500Ki"}), ("--mem 2TB", {"memory": "2Ti"}),
     ],
-)
+)  # fmt: skip
 def test_resources(spec, options, limits):
     _, _, container = spec(f"{options} train.py")
     assert container.get("resources") == (limits and {"limits": limits})
@@ -324,13 +320,13 @@ def test_a_name_of_its_own_each_time(spec):
         (f"{ASKED} --backoff-limit -1 train.py", ("--backoff-limit -1: expected a number, like 3",)),
         (f"{ASKED} --time 0 train.py", ("--time 0: expected a time above 0", "leave it out for a job without a limit")),
         (f"{ASKED} --runtime torch train.py", ("--runtime torch is for a TrainJob", "--kind trainjob")),
+        (f"{ASKED} --runtime torch-distributed --kind job train.py",
+         ("--runtime torch-distributed is for a TrainJob",)),
         (f"{ASKED} --run-as me train.py", ("--run-as me: expected a number, or two", "id shows yours")),
         (f"{ASKED} --spread a=b train.py", ("--spread a=b: expected the key of a label",)),
         (f"{ASKED} --image-pull-policy no train.py", ("expected Always, IfNotPresent or Never",)),
-        (
-            f"{ASKED} --restricted --host-network train.py",
-            ("--restricted: that level does not allow", "--host-network"),
-        ),
+        (f"{ASKED} --restricted --host-network train.py",
+         ("--restricted: that level does not allow", "--host-network")),
         (f"{ASKED} --restricted --run-as 0 train.py", ("does not allow root (--run-as 0)",)),
         (f"{ASKED} --restricted --resource rdma/hca=8 train.py", ("does not allow locked memory",)),
         (f"{ASKED} --restricted --container-mounts /d:/d train.py", ("folders of the nodes (--container-mounts /d)",)),
@@ -345,7 +341,7 @@ def test_a_name_of_its_own_each_time(spec):
         (f"{ASKED} --container-mounts emptydir/x:/b train.py", ("emptydir/x is neither an absolute path",)),
         (f"{ASKED} train.py --lr 1 --namespace x", ("--namespace could be", "-- --lr 1 --namespace x")),
     ],
-)
+)  # fmt: skip
 def test_refused(manifest, line, said):
     done = manifest(line)
     assert done.returncode == 2, done
@@ -442,43 +438,19 @@ def test_a_file_that_makes_no_sense(manifest, tmp_path, text, said):
     assert str(file) in done.stderr
 
 
-# ------------------------------------------------------------------------------------------------- the former name
+# -------------------------------------------------------------------------------------------------- beside submit
 
 
-@pytest.mark.parametrize("nodes", ["", "--nodes 2"])
-@pytest.mark.parametrize("former", ["--scheduler kubernetes", "--scheduler=kubernetes"])
-def test_the_former_name_says_the_new_one(call, manifest, former, nodes):
-    done = call(f"submit {nodes} {former} --namespace n {ASKED} train.py --lr 0.1")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "ddplaunch: --scheduler kubernetes is the former name of ddplaunch manifest\n"
-    assert done.stdout == manifest(f"{nodes} --namespace n {ASKED} train.py --lr 0.1").stdout
-
-
-def test_the_former_name_is_the_programs_behind_its_target(call, tmp_path):
-    write(tmp_path, "train.py", "")
-    done = call("submit --dry-run train.py -- --scheduler kubernetes")
-    assert "train.py -- --scheduler kubernetes\n" in done.stdout, done.stderr
+SUBMIT_IS_FOR = "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF (lsf)"
 
 
 @pytest.mark.parametrize(
     ("line", "file", "said"),
     [
-        (
-            "--scheduler kubernetes",
-            "[submit]\nnodes = 2\n",
-            "its table submit is not read for Kubernetes, and it has no table manifest\n  move the defaults",
-        ),
-        (
-            "",
-            "[submit]\nscheduler = 'kubernetes'\n",
-            "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF (lsf) (FILE)\n  ddplaunch manifest",
-        ),
+        ("--scheduler kubernetes", "", f"--scheduler kubernetes: {SUBMIT_IS_FOR}\n  ddplaunch manifest prints"),
+        ("", "[submit]\nscheduler = 'kubernetes'\n", f"{SUBMIT_IS_FOR} (FILE)\n  ddplaunch manifest prints"),
+        ("--scheduler k8s", "", f"--scheduler k8s: {SUBMIT_IS_FOR}\n"),
         ("", "[submit]\nnamespace = 'me'\n", "unknown key namespace in [submit]\n  it belongs in [manifest]"),
-        (
-            "--scheduler k8s",
-            "",
-            "--scheduler k8s: submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF (lsf)\n",
-        ),
         ("--namespace me", "", "--namespace works only with ddplaunch manifest\n  leave it out"),
     ],
 )
@@ -487,12 +459,6 @@ def test_what_submit_says_of_kubernetes(call, tmp_path, line, file, said):
     done = call(f"submit {line} train.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert said.replace("FILE", str(path)) in done.stderr
-
-
-def test_the_former_name_reads_the_new_table(call, tmp_path):
-    write(tmp_path, "pyproject.toml", PROJECT)
-    done = call("submit --scheduler kubernetes train.py")
-    assert list(yaml.safe_load_all(done.stdout))[-1]["spec"]["completions"] == 2
 
 
 def test_a_scheduler_of_slurm_may_still_be_typed(call, tmp_path):

@@ -191,10 +191,8 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--mem-per-cpu 0.5G train.py", ("--mem-per-cpu 0.5G: expected a size like 50G",)),
         ("--mem 9G --mem-per-cpu 1G train.py", ("--mem 9G and --mem-per-cpu 1G exclude each other", "leave one out")),
         ("--mem-per-gpu 9G train.py", ("--mem-per-gpu 9G: the job asks for no GPU", "--gpus-per-node 8")),
-        (
-            "--gpus-per-node 8 --gpus-per-task 1 train.py",
-            ("--gpus-per-task 1 and --gpus-per-node 8 differ", "--gpus-per-node 8 alone"),
-        ),
+        ("--gpus-per-node 8 --gpus-per-task 1 train.py",
+         ("--gpus-per-task 1 and --gpus-per-node 8 differ", "--gpus-per-node 8 alone")),
         ("--gres nvme:1,gpu:a100:4 --gpus-per-task 1 train.py", ("and --gres nvme:1,gpu:a100:4 differ",)),
         ("--nodelist n[1-3] --exclude n2,n5 train.py", ("--exclude n2,n5 both have n2", "out of one of them")),
         ("--srun-arg cpu-bind=none train.py", ("expected an option of srun", "--srun-arg=--cpu-bind=none")),
@@ -202,23 +200,14 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--teardown bye.sh train.py", ("--teardown bye.sh: no such file in ",)),
         ("--error train.py/%j.err train.py", ("cannot write the log: ", "--error DIR/%j.err")),
         ("--requeue often train.py", ("--requeue often: expected a number of times, like 3",)),
-        (
-            "--requeue 2 --time 2:0 train.py",
-            ("--time 2:0 is 120 s", "the warning comes 120 s before its end", "more time"),
-        ),
-        (
-            "--requeue 2 --preempt-grace 60 --grace 5 --time 0:1:5 train.py",
-            ("65 s before its end (--preempt-grace 60 and",),
-        ),
+        ("--requeue 2 --time 2:0 train.py",
+         ("--time 2:0 is 120 s", "the warning comes 120 s before its end", "more time")),
+        ("--requeue 2 --preempt-grace 60 --grace 5 --time 0:1:5 train.py",
+         ("65 s before its end (--preempt-grace 60 and",)),
         ("--requeue 2 --preempt-signal none train.py", ("--requeue 2 does not work with --preempt-signal none",)),
-        (
-            "--requeue 2 --preempt-signal TERM train.py",
-            ("--preempt-signal TERM", "a cancelled job must not come back"),
-        ),
-        (
-            "--requeue 2 --sbatch-arg=--signal=USR1@9 train.py",
-            ("--signal=USR1@9 does not work with --requeue 2", "--preempt-grace"),
-        ),
+        ("--requeue 2 --preempt-signal TERM train.py", ("--preempt-signal TERM", "a cancelled job must not come back")),
+        ("--requeue 2 --sbatch-arg=--signal=USR1@9 train.py",
+         ("--signal=USR1@9 does not work with --requeue 2", "--preempt-grace")),
         ("--sbatch-arg='-p x' train.py", ("ddplaunch has --partition itself",)),
         ("--sbatch-arg=--ntasks-per-node=4 train.py", ("ddplaunch sets --ntasks-per-node itself", "--nproc")),
         ("--setup evn.sh train.py", ("--setup evn.sh: no such file in ",)),
@@ -227,7 +216,7 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--output /proc/%j.out train.py", ("cannot write the log: /proc", "another folder")),
         ("--output folder train.py", ("cannot write the log: ", "folder: Is a directory")),
     ],
-)
+)  # fmt: skip
 def test_refused(submit, cluster, line, said):
     done = submit(line)
     assert done.returncode == 2
@@ -309,12 +298,6 @@ def test_a_folder_that_would_be_two_mounts(submit, tmp_path, name):
     assert submit("--dry-run train.py", cwd=tmp_path / name).returncode == 0, "without a container it may"
 
 
-def test_setup_files_and_commands(dry, tmp_path):
-    write(tmp_path, "env.sh", "")
-    script, _ = dry("--setup env.sh --setup 'module load cuda/12' train.py")
-    assert f"source {tmp_path}/env.sh || exit\nmodule load cuda/12 || exit\n" in script
-
-
 @pytest.mark.parametrize("line", ["submit train.py", "run train.py", "run --hosts n1,n2 train.py"])
 def test_a_secret_that_is_not_set_is_no_token(answer, cluster, line):
     done = answer(*line.split(), env={**cluster.environ, "DDPLAUNCH_TOKEN": ""})
@@ -352,7 +335,9 @@ def test_flags_over_project_over_user(dry, files, tmp_path):
     )
     for line in ("nodes=2", "partition=general", "account=me", "time=5", f"chdir={tmp_path}/deep", "job-name=train.py"):
         assert f"#SBATCH --{line}\n" in script
-    assert f"source {tmp_path}/env.sh || exit\n" in script, "a file is looked for beside the one that names it"
+    assert f"source {tmp_path}/env.sh || exit\nmodule load cuda/12 || exit\n" in script, (
+        "a file is looked for beside the one that names it"
+    )
     assert lines[:8] == [
         "nodes: 2 (--nodes)",
         "time: 5 (--time)",
@@ -569,19 +554,29 @@ def test_an_answer_that_is_no_job_id(submit):
 
 @pytest.mark.slow
 def test_followed_to_its_end(submit, cluster):
+    """Through a requeue, after which the log goes on in the same file, and a question that Slurm does not answer."""
     cluster.plays(
-        "say PENDING None 0:0",
         "say PENDING Resources 0:0",
         'printf "one\\ntw" >> "$STATE/log"; say RUNNING None 0:0',
         'printf "o\\n\\377" >> "$STATE/log"; echo "slurm_load_jobs error: Unable to contact" >&2; exit 1',
-        'echo three >> "$STATE/log"; say FAILED NonZeroExitCode 3:0',
+        "say COMPLETING None 0:0",
+        "say PENDING BeginTime 0:0 1",
+        'echo three >> "$STATE/log"; say RUNNING None 0:0 1',
+        "say FAILED NonZeroExitCode 3:0 1",
     )
     done = submit("--follow --cpus-per-task 2 train.py")
     assert done.returncode == 3
     assert done.stdout == "one\ntwo\n\udcffthree\n"
-    said = [line.removeprefix("ddplaunch: ") for line in done.stderr.splitlines()]
-    assert said[0] == "job 77: train.py on 1 node"
-    assert said[-4:] == ["job 77 waits", "job 77 waits: Resources", "job 77 is running", "job 77 failed (exit code 3)"]
+    said = [line.removeprefix("ddplaunch: job 77") for line in done.stderr.splitlines()]
+    assert said[0] == ": train.py on 1 node"
+    assert said[-6:] == [
+        " waits: Resources",
+        " is running",
+        " is completing",
+        " was requeued and waits: BeginTime",
+        " is running again (restart 1)",
+        " failed (exit code 3)",
+    ]
 
 
 def test_stderr_that_is_apart(submit, cluster, tmp_path):
@@ -613,27 +608,6 @@ def test_ends(submit, cluster, last, code, said):
     done = submit("--follow train.py")
     assert done.returncode == code
     assert said in done.stderr
-
-
-@pytest.mark.slow
-def test_followed_through_a_requeue(submit, cluster):
-    """The log goes on in the same file."""
-    cluster.plays(
-        'echo one >> "$STATE/log"; say RUNNING None 0:0',
-        "say COMPLETING None 0:0",
-        "say PENDING BeginTime 0:0 1",
-        'echo two >> "$STATE/log"; say RUNNING None 0:0 1',
-        "say COMPLETED None 0:0 1",
-    )
-    done = submit("--follow --cpus-per-task 2 train.py")
-    assert (done.returncode, done.stdout) == (0, "one\ntwo\n")
-    assert [line.removeprefix("ddplaunch: job 77 ") for line in done.stderr.splitlines()[-5:]] == [
-        "is running",
-        "is completing",
-        "was requeued and waits: BeginTime",
-        "is running again (restart 1)",
-        "completed (exit code 0)",
-    ]
 
 
 def test_a_site_without_pyxis(submit, cluster):

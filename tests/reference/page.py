@@ -16,7 +16,7 @@ from ddplaunch.cli.options import SECTIONS
 from ddplaunch.clusters import SYSTEMS
 from ddplaunch.clusters.systems.hosts import HOSTFILES
 from ddplaunch.clusters.systems.nodes import NUMBERED
-from ddplaunch.commands.submit.queue import OVERRIDES
+from ddplaunch.commands.submit.slurm import OVERRIDES
 from tests.reference import records, variables
 
 PACKAGE = Path(ddplaunch.__file__).parent

@@ -25,10 +25,7 @@ _VARYING = {
 }
 
 _SCRIPTS: dict[str, tuple[list[str], list[tuple[str, list[str]]]]] = {
-    "batch": (
-        ["-N2", "--ntasks-per-node=2", "--cpus-per-task=2", "--gpus-per-node=2"],
-        [("two-tasks-a-node", [])],
-    ),
+    "batch": (["-N2", "--ntasks-per-node=2", "--cpus-per-task=2", "--gpus-per-node=2"], [("two-tasks-a-node", [])]),
     "batch-one-task-a-node": (["-N2", "--ntasks-per-node=1", "--gpus-per-node=4"], [("one-task-a-node", [])]),
     "batch-of-three-nodes": (
         ["-N3", "--ntasks-per-node=1", "--gpus-per-node=4"],

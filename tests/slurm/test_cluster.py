@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import alive, wait_until
-from tests.hosts.namespaces import HostError
 from tests.slurm.capture import GPUS, NODES, SAMPLES, capture
 from tests.slurm.cluster import COMMANDS, Slurm, unsupported
 from tests.slurm.configuration import FOLDER
@@ -42,14 +41,6 @@ STEP_SIGNALS = """
 """The same by the tasks of a step."""
 
 
-def test_nodes_are_idle_and_run_tasks(standing_slurm: Slurm) -> None:
-    cluster = standing_slurm
-    assert cluster.run("sinfo", "-h", "-o", "%P %D %T").splitlines() == ["low* 2 idle", "high 2 idle"]
-    task = cluster.srun("-N2", "-l", "hostname")
-    out, err = task.communicate()
-    assert (task.returncode, sorted(out.splitlines())) == (0, ["0: n1", "1: n2"]), err
-
-
 def test_a_batch_job_and_its_exit_code(standing_slurm: Slurm, tmp_path: Path) -> None:
     cluster = standing_slurm
     script = tmp_path / "job.sh"
@@ -67,24 +58,6 @@ def test_what_is_missing_is_named(slurm: Make, monkeypatch: pytest.MonkeyPatch) 
     assert unsupported() == "not installed: no-such-daemon (packages its-package)"
     with pytest.raises(pytest.skip.Exception, match="NO SLURM HERE: not installed: no-such-daemon"):
         slurm(1)
-
-
-def test_slurm_refuses(standing_slurm: Slurm) -> None:
-    with pytest.raises(HostError, match="invalid partition"):
-        standing_slurm.sbatch("-p", "none", script="true")
-
-
-def test_cancel(standing_slurm: Slurm) -> None:
-    cluster = standing_slurm
-    job, waiting = (cluster.sbatch("-N2", "--exclusive", script=BATCH_SIGNALS) for _ in range(2))
-    cluster.wait_for(job, "started")
-    cluster.cancel(waiting)
-    cluster.cancel(job, "--batch", "--signal=USR2")
-    cluster.wait_for(job, "batch USR2")
-    assert cluster.state(job) == "RUNNING"
-    cluster.cancel(job)
-    assert (cluster.wait(job), cluster.wait(waiting)) == ("CANCELLED", "CANCELLED")
-    assert "batch TERM" in cluster.output(job)
 
 
 def test_what_left_its_session_and_parent_outlives_its_job(slurm: Make) -> None:

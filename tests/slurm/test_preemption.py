@@ -75,9 +75,7 @@ def test_jobs_that_make_room_go_on_where_they_were(submit, launch, tmp_path):  #
     # What these would have come to, found out while they wait.
     write(folders["undisturbed"], "passed", "")
     done = launch(
-        *("run", "--nproc", "2", *template),
-        cwd=folders["undisturbed"],
-        env={"PYTHONPATH": str(folders["undisturbed"])},
+        *("run", "--nproc", "2", *template), cwd=folders["undisturbed"], env={"PYTHONPATH": str(folders["undisturbed"])}
     )
     assert done.returncode == 0, done.stderr
     undisturbed = (folders["undisturbed"], done.stdout)

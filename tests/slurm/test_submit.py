@@ -73,31 +73,8 @@ def test_the_exit_code_of_a_rank_comes_back(submit):
     assert "ddplaunch: rank 1 exited with code 7" in out
 
 
-def test_a_cancelled_job_is_stopped_on_all_nodes(submit):
-    """SIGTERM reaches every launcher at once, and the ranks have their grace."""
-    cluster, start = submit()
-    following = start("--nodes", "2", "--follow", PROGRAMS / "sleeper.py")
-    job = number_of(following)
-    cluster.wait_for(job, "ready", 2)
-    cluster.cancel(job)
-    following.communicate(timeout=patience(60))
-    assert following.returncode == 143
-    assert cluster.wait(job) == "CANCELLED"
-    assert not [pid for host in cluster.network.hosts for pid in host.find("sleeper.py")]
-
-
-def test_what_slurm_refuses_is_said(submit, tmp_path):
-    _, start = submit()
-    write(tmp_path, "train.py", "")
-    refused = start("--partition", "nosuch", "train.py")
-    out, err = refused.communicate(timeout=patience(60))
-    assert (refused.returncode, out) == (2, "")
-    assert "invalid partition specified: nosuch" in err
-    assert "sbatch refused the job" in err
-
-
 def test_a_site_that_keeps_accounts(submit, tmp_path):
-    """What it refuses, with what to type instead; and a job on the right account."""
+    """What it refuses, with what to type instead; and a job on the right account, whose exit code comes back."""
     cluster, start = submit(accounting=True, settings={"AccountingStorageEnforce": "associations,qos"})
     write(tmp_path, "train.py", "raise SystemExit(3)")
     for words, refusal, hint in (
@@ -157,6 +134,8 @@ def test_a_cancelled_job_has_its_grace(submit, tmp_path):
     assert following.returncode == 143, err
     assert out.count("saved") == 4
     assert f"job {job} was cancelled (exit code 143)" in err
+    assert cluster.wait(job) == "CANCELLED"
+    assert not [pid for host in cluster.network.hosts for pid in host.find("saves.py")]
 
 
 def test_a_teardown_runs_after_the_ranks(submit, tmp_path):

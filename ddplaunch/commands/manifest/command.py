@@ -13,12 +13,10 @@ from ddplaunch.cli import batch_command
 from ddplaunch.cli.batch_command import JOB_NAME, BatchCommand, wrong
 from ddplaunch.cli.batch_options import HEADINGS as OF_SUBMIT
 from ddplaunch.cli.target_command import SETTINGS
-from ddplaunch.commands.manifest import kubernetes
-from ddplaunch.commands.manifest import values as values
+from ddplaunch.commands.manifest import kubernetes, values
 from ddplaunch.commands.manifest.options import HEADINGS, REFUSED
 from ddplaunch.commands.manifest.pod import pins
 from ddplaunch.commands.manifest.pod_job import JOB, NAME, TRAINJOB, NodeRule, PodJob, longest_name, name_from
-from ddplaunch.commands.manifest.train_job import RUNTIME
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 
@@ -102,7 +100,7 @@ def _pod_job(ctx: click.Context, target: str) -> PodJob:
         retries=given["backoff_limit"],
         kept=batch_command.seconds(given["ttl"]) if given["ttl"] else None,
         kind=given["kind"] or JOB,
-        runtime=given["runtime"] or RUNTIME,
+        runtime=given["runtime"],
         namespace=given["namespace"],
         labels=values.texts_of(given["labels"]),
         annotations=values.texts_of(given["annotations"]),
@@ -162,7 +160,7 @@ def _compare(job: PodJob) -> None:
         raise UsageError(
             f"--shm-size {job.shm} is more than --mem {job.memory}, and /dev/shm counts as memory", "raise --mem"
         )
-    if job.runtime != RUNTIME and job.kind != TRAINJOB:
+    if job.runtime and job.kind != TRAINJOB:
         raise UsageError(f"--runtime {job.runtime} is for a TrainJob", "--kind trainjob")
     if job.restricted and (broken := _beyond_restricted(job)):
         raise UsageError(f"--restricted: that level does not allow {broken}", "leave out one of the two")

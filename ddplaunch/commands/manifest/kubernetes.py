@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddplaunch.commands.manifest import yaml
+from ddplaunch.commands.manifest.document import commented, document
 from ddplaunch.commands.manifest.patch import patched
 from ddplaunch.commands.manifest.pod import CONTAINER, pod_spec
 from ddplaunch.commands.manifest.pod_job import COSCHEDULING, JOB, JOBSET, NODE, TRAINJOB, VOLCANO, PodJob
 from ddplaunch.commands.manifest.train_job import train_job
-from ddplaunch.commands.manifest.yaml import Noted
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE
 
 AGAIN = (EXIT_UNAVAILABLE, EXIT_PREEMPTED, EXIT_SIGNAL + 15)
@@ -37,7 +36,7 @@ _ENDS = {
     False: "All pods end together. Where one was taken away all are started again,",
     True: "Where a machine is lost its pod is started again, and joins; where a pod is taken away all are,",
 }
-"""What becomes of pods, by whether the job is elastic."""
+"""What a comment says about the ends of pods, by whether the job is elastic."""
 
 
 def manifest(job: PodJob) -> str:
@@ -50,14 +49,14 @@ def manifest(job: PodJob) -> str:
     head = f"# Written by ddplaunch manifest{newer}. To submit it: kubectl apply -f THIS_FILE\n"
     if needs := [_NEEDS[each] for each in (job.kind, job.gang) if each in _NEEDS]:
         head += f"# The cluster must have {' and '.join(needs)}.\n"
-    return head + "---\n".join(yaml.document(each) for each in patched(list(objects(job)), job.patches))
+    return head + "---\n".join(document(each) for each in patched(list(objects(job)), job.patches))
 
 
 def objects(job: PodJob) -> Iterator[dict[str, Any]]:
     """What the job is made of, the Job or JobSet last; with comments."""
     metadata = {"name": job.name, **({"namespace": job.namespace} if job.namespace else {}), "labels": _labels(job)}
     if job.gang == COSCHEDULING:
-        group = {"minMember": Noted(_together(job), job.together)}
+        group = {commented("minMember", _together(job)): job.together}
         yield {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": metadata, "spec": group}
     annotated = metadata | _annotated({**job.annotations, **(_of_gang(job) if job.kind == JOB else {})})
     if job.kind == TRAINJOB:
@@ -69,12 +68,7 @@ def objects(job: PodJob) -> Iterator[dict[str, Any]]:
         }
         return
     if job.kind == JOBSET:
-        yield {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
-            "metadata": annotated,
-            "spec": _jobset(job),
-        }
+        yield {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": annotated, "spec": _jobset(job)}
         return
     if job.nodes > 1:
         yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": _service(job)}
@@ -90,8 +84,8 @@ def _annotated(annotations: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_gang(job: PodJob) -> dict[str, Any]:
-    """The Job's annotation of which Volcano makes the PodGroup; that belongs to the Job, and goes with it."""
-    return {_MIN_MEMBER: Noted(_together(job), str(job.together))} if job.gang == VOLCANO else {}
+    """The annotation from which Volcano makes the PodGroup; that belongs to the Job, and is deleted with it."""
+    return {commented(_MIN_MEMBER, _together(job)): str(job.together)} if job.gang == VOLCANO else {}
 
 
 def _together(job: PodJob) -> str:
@@ -101,8 +95,8 @@ def _together(job: PodJob) -> str:
 def _service(job: PodJob) -> dict[str, Any]:
     stays = f"\nIt stays when the Job is deleted: kubectl delete service {job.name}" if job.kept is not None else ""
     return {
-        "clusterIP": Noted(f"Headless: it only gives the pods names. Node 0 is {job.node_zero}.{stays}", "None"),
-        "publishNotReadyAddresses": Noted("The nodes look for node 0 before it is ready.", True),
+        commented("clusterIP", f"Headless: it only gives the pods names. Node 0 is {job.node_zero}.{stays}"): "None",
+        commented("publishNotReadyAddresses", "The nodes look for node 0 before it is ready."): True,
         "selector": job.own_pods,
     }
 
@@ -111,10 +105,9 @@ def _jobset(job: PodJob) -> dict[str, Any]:
     metadata = _annotated(_of_gang(job))
     return {
         **_ttl(job),
-        "network": Noted(
-            f"The JobSet makes a Service, which gives the pods names. Node 0 is {job.node_zero}.",
-            {"enableDNSHostnames": True},
-        ),
+        commented("network", f"The JobSet makes a Service, which gives the pods names. Node 0 is {job.node_zero}."): {
+            "enableDNSHostnames": True
+        },
         "replicatedJobs": [
             {
                 "name": NODE,
@@ -128,34 +121,31 @@ def _jobset(job: PodJob) -> dict[str, Any]:
 def _ttl(job: PodJob) -> dict[str, Any]:
     if job.kept is None:
         return {}
-    return {"ttlSecondsAfterFinished": Noted("Then it is deleted, with its pods and their logs.", job.kept)}
+    return {commented("ttlSecondsAfterFinished", "Then it is deleted, with its pods and their logs."): job.kept}
 
 
 def _job(job: PodJob) -> dict[str, Any]:
     spec: dict[str, Any] = {
-        "completionMode": Noted("A pod is a node: one ddplaunch, which starts the ranks there.", "Indexed"),
+        commented("completionMode", "A pod is a node: one ddplaunch, which starts the ranks there."): "Indexed",
         "completions": job.nodes,
         "parallelism": job.nodes,
     }
     if job.seconds is not None:
-        spec["activeDeadlineSeconds"] = Noted("From now on: time in which pods wait counts too.", job.seconds)
+        spec[commented("activeDeadlineSeconds", "From now on: time in which pods wait counts too.")] = job.seconds
     if job.min_nodes:
-        spec["successPolicy"] = Noted(
-            "Node 0 is done when all are; a pod that never came is not waited for.",
-            {"rules": [{"succeededIndexes": "0"}]},
-        )
+        done = "Node 0 is done when all are; a pod that never came is not waited for."
+        spec[commented("successPolicy", done)] = {"rules": [{"succeededIndexes": "0"}]}
     labels = {**_labels(job), **({_POD_GROUP: job.name} if job.gang == COSCHEDULING else {})}
+    ends = f"{_ENDS[bool(job.min_nodes)]} after 10 s, then 20 s, …;\nwhere the program failed the job has failed."
+    retries = "How often a pod is started again, whatever the cause."
+    if job.retries is None:
+        retries = "A pod that could not even begin is tried again, three times."
     return {
         **spec,
-        "podFailurePolicy": Noted(
-            f"{_ENDS[bool(job.min_nodes)]} after 10 s, then 20 s, …;\nwhere the program failed the job has failed.",
-            {"rules": _rules("Ignore" if job.retries is None else "Count")},
-        ),
+        commented("podFailurePolicy", ends): {"rules": _rules("Ignore" if job.retries is None else "Count")},
         # By index, since retries of the whole are delayed for 10 s times 2 to the number of failed pods. The counts are
         # for pods without an exit code, say those that a machine refused: one that is given up has to end the others.
-        "backoffLimitPerIndex": Noted("A pod that could not even begin is tried again, three times.", 3)
-        if job.retries is None
-        else Noted("How often a pod is started again, whatever the cause.", job.retries),
+        commented("backoffLimitPerIndex", retries): 3 if job.retries is None else job.retries,
         "maxFailedIndexes": job.nodes - job.together,
         "template": {"metadata": {"labels": labels, **_annotated(job.annotations)}, "spec": pod_spec(job)},
     }
@@ -169,12 +159,11 @@ def _rules(action: str) -> list[Any]:
     evicted, that one alone has the condition.
     """
     codes = {"containerName": CONTAINER, "values": list(AGAIN)}
+    lost = (
+        f"{EXIT_UNAVAILABLE}: a node was lost or never came. {EXIT_PREEMPTED}: preempted. {EXIT_SIGNAL + 15}: SIGTERM."
+    )
     return [
         {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        Noted(
-            f"{EXIT_UNAVAILABLE}: a node was lost or never came. {EXIT_PREEMPTED}: preempted. "
-            f"{EXIT_SIGNAL + 15}: SIGTERM.",
-            {"action": action, "onExitCodes": {"operator": "In", **codes}},
-        ),
+        {commented("action", lost): action, "onExitCodes": {"operator": "In", **codes}},
         {"action": "FailJob", "onExitCodes": {"operator": "NotIn", **codes}},
     ]

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddplaunch.clusters.systems.indexed import ADDRESS, INDEX, NNODES, PORT
+from ddplaunch.commands.manifest.document import commented
 from ddplaunch.commands.manifest.pod_job import JOB, TRAINJOB, Mount, PodJob, Toleration
-from ddplaunch.commands.manifest.yaml import Noted
 from ddplaunch.plan.command import python_command
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 
 CONTAINER = "ddplaunch"
 AFTERWARDS = 10  # seconds after the grace in which a launcher ends what is left and prints its report
 NVIDIA = "nvidia.com/gpu"
+REQUESTED = "As much is requested, where nothing else is."
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 _PINS = re.compile(r"(^|[/._-])(rdma|hca|infiniband|roce|efa|mlnx)", re.IGNORECASE)
@@ -31,15 +32,14 @@ def pod_spec(job: PodJob) -> dict[str, Any]:
     if job.nodes > 1 and job.kind == JOB:  # a JobSet sets it itself
         spec["subdomain"] = job.name
     checkpoint = f"Ranks have {job.preempt_grace:g} s for a checkpoint. " if job.preempt_grace else ""
-    spec["terminationGracePeriodSeconds"] = Noted(
-        f"{checkpoint}The grace of ranks is {job.grace:g} s; the rest is for ending what they leave.",
-        math.ceil(job.preempt_grace + job.grace) + AFTERWARDS,
-    )
+    grace = f"{checkpoint}The grace of ranks is {job.grace:g} s; the rest is for ending what they leave."
+    seconds = math.ceil(job.preempt_grace + job.grace) + AFTERWARDS
+    spec[commented("terminationGracePeriodSeconds", grace)] = seconds
     spec |= _place(job)
     if job.service_account:
         spec["serviceAccountName"] = job.service_account
     else:
-        spec["automountServiceAccountToken"] = Noted("Nothing in the pods speaks to Kubernetes.", False)
+        spec[commented("automountServiceAccountToken", "Nothing in the pods speaks to Kubernetes.")] = False
     spec |= _identity(job)
     if job.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in job.pull_secrets]
@@ -71,7 +71,9 @@ def _place(job: PodJob) -> dict[str, Any]:
         spec["tolerations"] = [_toleration(each) for each in job.tolerations]
     if job.host_network:
         spec["hostNetwork"] = True
-        spec["dnsPolicy"] = Noted("Otherwise the name of node 0 would not be known there.", "ClusterFirstWithHostNet")
+        spec[commented("dnsPolicy", "Otherwise the name of node 0 would not be known there.")] = (
+            "ClusterFirstWithHostNet"
+        )
     return spec
 
 
@@ -92,29 +94,27 @@ def _toleration(each: Toleration) -> dict[str, str]:
 
 
 def _container(job: PodJob) -> dict[str, Any]:
-    cluster = "kubeflow" if job.kind == TRAINJOB else "kubernetes"
+    env, cluster = commented("env", f"Kubernetes adds {INDEX}, the node rank."), "kubernetes"
+    if job.kind == TRAINJOB:
+        env, cluster = "env", "kubeflow"
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": job.image,
         **({"imagePullPolicy": job.pull} if job.pull else {}),
         "command": [*python_command("python"), "run", "--cluster", cluster],
         "args": [_unexpanded(word) for word in job.command],
-        "env": _variables(job)
-        if job.kind == TRAINJOB
-        else Noted(f"Kubernetes adds {INDEX}, the node rank.", _variables(job)),
+        env: _variables(job),
     }
     if job.secrets:
         container["envFrom"] = [{"secretRef": {"name": name}} for name in job.secrets]
     if job.host_ports:
-        container["ports"] = Noted(
-            "Node 0 listens there, so no machine gets two pods with these ports.",
-            [{"containerPort": port, "hostPort": port} for port in job.host_ports],
-        )
+        ports = commented("ports", "Node 0 listens there, so no machine gets two pods with these ports.")
+        container[ports] = [{"containerPort": port, "hostPort": port} for port in job.host_ports]
     container |= _resources(job)
     return {
         **container,
-        "terminationMessagePolicy": Noted(
-            "kubectl describe pod shows the report of a failure.", "FallbackToLogsOnError"
+        commented("terminationMessagePolicy", "kubectl describe pod shows the report of a failure."): (
+            "FallbackToLogsOnError"
         ),
         "volumeMounts": [
             {"name": "shm", "mountPath": "/dev/shm"},
@@ -140,12 +140,12 @@ def _resources(job: PodJob) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if both or job.requests:
         both |= {"requests": dict(job.requests)} if job.requests else {}
-        fields["resources"] = Noted("As much is requested, where nothing else is.", both) if limits else both
+        fields[commented("resources", REQUESTED) if limits else "resources"] = both
     if job.restricted:
         fields["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     elif pins(job):
-        capability = {"capabilities": {"add": ["IPC_LOCK"]}}
-        fields["securityContext"] = Noted("RDMA needs memory that is never swapped: locked memory.", capability)
+        context = commented("securityContext", "RDMA needs memory that is never swapped: locked memory.")
+        fields[context] = {"capabilities": {"add": ["IPC_LOCK"]}}
     return fields
 
 
@@ -159,11 +159,11 @@ def _has_tmp(job: PodJob) -> bool:
 
 
 def _variables(job: PodJob) -> list[dict[str, Any]]:
-    place = {NNODES: f"{job.min_nodes}:{job.nodes}" if job.min_nodes else str(job.nodes)}
-    if job.nodes > 1:
-        place |= {ADDRESS: job.node_zero, PORT: str(DEFAULT_PORT)}
-    if job.kind == TRAINJOB:  # its runtime tells all of it
-        place = {}
+    place: dict[str, str] = {}
+    if job.kind != TRAINJOB:  # its runtime tells all of it
+        place[NNODES] = f"{job.min_nodes}:{job.nodes}" if job.min_nodes else str(job.nodes)
+        if job.nodes > 1:
+            place |= {ADDRESS: job.node_zero, PORT: str(DEFAULT_PORT)}
     secret = [
         {"name": each.name, "valueFrom": {"secretKeyRef": {"name": each.secret, "key": each.key}}}
         for each in job.secret_variables
@@ -180,10 +180,8 @@ def _unexpanded(text: str) -> str:
 
 def _volumes(job: PodJob) -> Iterator[Any]:
     size = {"sizeLimit": job.shm} if job.shm else {}
-    yield Noted(
-        "DataLoader workers hand their batches over there, and a container has 64 MB. It counts as memory.",
-        {"name": "shm", "emptyDir": {"medium": "Memory", **size}},
-    )
+    why = "DataLoader workers hand their batches over there, and a container has 64 MB. It counts as memory."
+    yield {commented("name", why): "shm", "emptyDir": {"medium": "Memory", **size}}
     if _has_tmp(job):
         yield {"name": "tmp", "emptyDir": {}}
     for name, mount in _named(job):

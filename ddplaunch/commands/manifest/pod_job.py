@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ddplaunch.clusters.systems.indexed import ADDRESS, INDEX, NNODES, PORT
-from ddplaunch.commands.manifest.patch import Patch
 from ddplaunch.dataclass import dataclass, field
 
 OWN_VARIABLES = (INDEX, NNODES, ADDRESS, PORT)
@@ -72,6 +72,21 @@ class SecretVariable:
 
 
 @dataclass(frozen=True)
+class ManifestPatch:
+    """One document of a file of ``--patch``, for the object of its kind; a Job's may be inside a JobSet."""
+
+    file: str
+    content: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return self.file
+
+    @property
+    def kind(self) -> str:
+        return str(self.content.get("kind", "Job"))
+
+
+@dataclass(frozen=True)
 class PodJob:
     """What a job asks Kubernetes for, and what it runs; None asks for nothing."""
 
@@ -92,7 +107,7 @@ class PodJob:
     retries: int | None = None  # how often all pods may be started again; None is as often as needed
     kept: int | None = None  # seconds that the job stays after its end
     kind: str = JOB  # or JOBSET, or TRAINJOB
-    runtime: str = ""  # of a TrainJob: the name of its ClusterTrainingRuntime
+    runtime: str | None = None  # of a TrainJob: the name of its ClusterTrainingRuntime; None is Kubeflow's own
     namespace: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -100,7 +115,7 @@ class PodJob:
     node_rules: Sequence[NodeRule] = ()
     tolerations: Sequence[Toleration] = ()
     spread: Sequence[str] = ()  # labels of nodes over whose values the pods are spread
-    apart: Sequence[str] = ()  # labels of nodes of which no two pods have the same value
+    apart: Sequence[str] = ()  # labels of nodes; no two pods have the same value of one
     priority_class: str | None = None
     gang: str | None = None  # VOLCANO or COSCHEDULING
     scheduler: str | None = None  # the name of another scheduler than Kubernetes' or the gang's own
@@ -113,9 +128,9 @@ class PodJob:
     pull_secrets: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)  # of the container, beside `OWN_VARIABLES`
     secret_variables: Sequence[SecretVariable] = ()
-    secrets: Sequence[str] = ()  # all of whose keys are variables
+    secrets: Sequence[str] = ()  # each key of these is a variable
     mounts: Sequence[Mount] = ()
-    patches: Sequence[Patch] = ()
+    patches: Sequence[ManifestPatch] = ()
 
     @property
     def pod_prefix(self) -> str:

@@ -1,20 +1,21 @@
 """The job as a TrainJob of Kubeflow Trainer v2: its runtime makes the JobSet, and we say what differs from that.
 
 The fields are those of trainer.kubeflow.org/v1alpha1, whose runtimes number the nodes by PET_* (``clusters/kubeflow``).
-What a TrainJob cannot change is the runtime's, and whoever asks for it is told so.
+The runtime decides what a TrainJob cannot change; options that ask for it are refused.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ddplaunch.commands.manifest.pod import pod_spec
+from ddplaunch.commands.manifest.document import commented
+from ddplaunch.commands.manifest.pod import REQUESTED, pod_spec
 from ddplaunch.commands.manifest.pod_job import NODE, PodJob
 from ddplaunch.errors import UsageError
 
 RUNTIME = "torch-distributed"  # the ClusterTrainingRuntime that comes with Kubeflow Trainer
 
-_MANAGER = "ddplaunch"  # whose part of the runtime's patches it is
+_MANAGER = "ddplaunch"  # who wrote our part of the runtime's patches
 _PATCHED = (
     *("terminationGracePeriodSeconds", "nodeSelector", "affinity", "tolerations", "serviceAccountName"),
     *("imagePullSecrets", "securityContext", "volumes"),
@@ -33,7 +34,7 @@ _OF_RUNTIME = {
     "secrets": "--env-secret without a NAME",
     "pull": "--image-pull-policy",
 }
-"""What a TrainJob leaves to its runtime, and the options that ask for it."""
+"""What only the runtime decides, and the options that ask for it."""
 
 
 def train_job(job: PodJob) -> dict[str, Any]:
@@ -50,17 +51,19 @@ def train_job(job: PodJob) -> dict[str, Any]:
         "args": container["args"],
         "numNodes": job.nodes,
         **({"env": container["env"]} if container["env"] else {}),
-        **({"resourcesPerNode": container["resources"]} if "resources" in container else {}),
     }
-    own = {"name": NODE, **{name: container[name] for name in ("securityContext", "volumeMounts") if name in container}}
-    patch = {name: pod[name] for name in _PATCHED if name in pod} | {"containers": [own]}
+    if "resources" in container:
+        limits = "limits" in container["resources"]
+        trainer[commented("resourcesPerNode", REQUESTED) if limits else "resourcesPerNode"] = container["resources"]
+    own = {name: each for name, each in container.items() if name in ("securityContext", "volumeMounts")}
+    patch = {name: each for name, each in pod.items() if name in _PATCHED} | {"containers": [{"name": NODE, **own}]}
     metadata = {"labels": dict(job.labels), "annotations": dict(job.annotations)}
     template = {"metadata": {name: each for name, each in metadata.items() if each}, "spec": patch}
     if not template["metadata"]:
         del template["metadata"]
     nodes = {"name": NODE, "template": {"spec": {"template": template}}}
     return {
-        "runtimeRef": {"name": job.runtime},
+        "runtimeRef": {"name": job.runtime or RUNTIME},
         **({"activeDeadlineSeconds": job.seconds} if job.seconds is not None else {}),
         "trainer": trainer,
         "runtimePatches": [

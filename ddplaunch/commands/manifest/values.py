@@ -9,19 +9,23 @@ from collections.abc import Sequence
 import click
 
 from ddplaunch.cli import batch_command
-from ddplaunch.cli.batch_command import TIMES, Reader, like, seconds, wrong
+from ddplaunch.cli.batch_command import Reader, a_time, check_once, like, seconds, wrong
 from ddplaunch.cli.surroundings import TOKEN, check_token
 from ddplaunch.commands.manifest import patch
-from ddplaunch.commands.manifest.patch import Patch
 from ddplaunch.commands.manifest.pod import NVIDIA
-from ddplaunch.commands.manifest.pod_job import OWN_VARIABLES, Mount, NodeRule, SecretVariable, Toleration
+from ddplaunch.commands.manifest.pod_job import (
+    OWN_VARIABLES,
+    ManifestPatch,
+    Mount,
+    NodeRule,
+    SecretVariable,
+    Toleration,
+)
 
 _SHORT = r"[A-Za-z0-9](?:[\w.-]{0,61}[A-Za-z0-9])?"
 _KEY = rf"(?:[a-z0-9][a-z0-9.-]{{0,252}}/)?{_SHORT}"
-_LABEL = re.compile(rf"{_KEY}=(?:{_SHORT})?", re.ASCII)
-"""A label, as in "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3" (Labels and Selectors in Kubernetes' manual)."""
+"""The key of a label, as in "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3" (Labels and Selectors in its manual)."""
 
-_ANNOTATION = re.compile(rf"{_KEY}=.*", re.ASCII | re.DOTALL)
 _VALUE = rf"(?:{_SHORT})?"
 _RULE = re.compile(rf"({_KEY})(!?=)({_VALUE}(?:\|{_VALUE})*)", re.ASCII)
 _TOLERATION = re.compile(rf"({_KEY})(?:=({_SHORT}))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII)
@@ -67,7 +71,7 @@ def toleration(text: str) -> Toleration | None:
 
 
 def secret(text: str) -> SecretVariable | str | None:
-    """Read SECRET, all of whose keys are variables, or NAME=SECRET:KEY; None if it is neither."""
+    """Read SECRET, where each key is a variable, or NAME=SECRET:KEY; None if it is neither."""
     found = _SECRET.fullmatch(text)
     if not found or (found["variable"] is None) != (found["key"] is None):
         return None
@@ -80,7 +84,7 @@ def nodes(text: str) -> tuple[int, int]:
     return int(lowest), int(highest or lowest)
 
 
-def read_nodes(ctx: click.Context, param: click.Parameter, text: str) -> str:
+def node_range(ctx: click.Context, param: click.Parameter, text: str) -> str:
     if not re.fullmatch(r"[1-9]\d{0,5}(:[1-9]\d{0,5})?", text, re.ASCII):
         raise wrong(ctx, param, text, "expected a number of nodes, 1 or more, or a range like 2:4")
     lowest, highest = nodes(text)
@@ -89,7 +93,7 @@ def read_nodes(ctx: click.Context, param: click.Parameter, text: str) -> str:
     return text
 
 
-def read_gpus(ctx: click.Context, param: click.Parameter, text: str | None) -> int:
+def gpus(ctx: click.Context, param: click.Parameter, text: str | None) -> int:
     kind, _, number = (text or "0").rpartition(":")
     if not re.fullmatch(r"[0-9]{1,9}", number):
         raise wrong(ctx, param, text or "", "expected a number of GPUs, like 8")
@@ -99,17 +103,10 @@ def read_gpus(ctx: click.Context, param: click.Parameter, text: str | None) -> i
     return int(number)
 
 
-def read_size(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
-    if text is None:
-        return None
-    if not _SIZE.fullmatch(text):
-        raise wrong(ctx, param, text, "expected a size like 200G, or 0 for no limit")
-    return size(text)
-
-
-def read_resources(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+def resources(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Check NAME=N, or NAME=SIZE for what is memory or a disk."""
-    for text in _once(ctx, param, texts):
+    check_once(ctx, param, texts)
+    for text in texts:
         name, _, value = text.partition("=")
         if name in OWN_OPTIONS:
             raise wrong(ctx, param, text, f"{name} has its own option", f"{OWN_OPTIONS[name]} {value or 'N'}")
@@ -122,8 +119,9 @@ def read_resources(ctx: click.Context, param: click.Parameter, texts: tuple[str,
     return texts
 
 
-def read_requests(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    for text in _once(ctx, param, texts):
+def requests(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    check_once(ctx, param, texts)
+    for text in texts:
         name, _, value = text.partition("=")
         if name not in ("cpu", "memory", "ephemeral-storage"):
             what = "expected cpu=N, memory=SIZE or ephemeral-storage=SIZE"
@@ -134,26 +132,8 @@ def read_requests(ctx: click.Context, param: click.Parameter, texts: tuple[str, 
     return texts
 
 
-def _once(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse two values for one name."""
-    names = [text.partition("=")[0] for text in texts]
-    for name, text in zip(names, texts, strict=True):
-        if names.count(name) > 1:
-            raise wrong(ctx, param, text, f"{name} is there twice", "leave one out")
-    return texts
-
-
-def read_key(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Check the key of a label of the nodes."""
-    for text in _once(ctx, param, texts):
-        if not re.fullmatch(_KEY, text, re.ASCII):
-            what = "expected the key of a label, like kubernetes.io/hostname"
-            raise wrong(ctx, param, text, what, "kubectl get nodes --show-labels")
-    return texts
-
-
-def read_user(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
-    """Read UID, whose group has the same number, or UID:GID."""
+def user(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    """Read UID, where the group has the same number, or UID:GID."""
     if text is None:
         return None
     user, _, group = text.partition(":")
@@ -162,21 +142,28 @@ def read_user(ctx: click.Context, param: click.Parameter, text: str | None) -> t
     return int(user), int(group or user)
 
 
-def read_labels(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    for text in texts:
-        if not _LABEL.fullmatch(text):
-            raise wrong(ctx, param, text, "expected KEY=VALUE, like team=vision")
-    return texts
+def names(expected: str) -> Reader:
+    """Read the name of an object, or of several; ``expected`` says in an error of what."""
+    return like(f"(?-i:{_OBJECT})", f"the name of {expected}: small letters, digits, dashes and dots")
 
 
-def read_annotations(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    for text in texts:
-        if not _ANNOTATION.fullmatch(text):
-            raise wrong(ctx, param, text, "expected KEY=VALUE, like k8s.v1.cni.cncf.io/networks=ib0,ib1")
-    return texts
+a_size = like(_SIZE.pattern, "a size like 200G, or 0 for no limit", size)
+labels = like(f"(?-i:{_KEY}=(?:{_SHORT})?)", "KEY=VALUE, like team=vision")
+object_annotations = like(f"(?-i:{_KEY}=(?s:.*))", "KEY=VALUE, like k8s.v1.cni.cncf.io/networks=ib0,ib1")
+keys = like(
+    f"(?-i:{_KEY})",
+    "the key of a label, like kubernetes.io/hostname",
+    hint="kubectl get nodes --show-labels",
+    once=True,
+)
+tolerations = like(
+    f"(?-i:{_TOLERATION.pattern})",
+    "KEY[=VALUE][:EFFECT], like nvidia.com/gpu or team=vision:NoSchedule",
+    hint="kubectl describe node shows the Taints; an effect is NoSchedule, …",
+)
 
 
-def read_constraints(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...]:
+def constraints(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...]:
     found = tuple(text.split(",")) if text else ()
     for each in found:
         if constraint(each) is None:
@@ -185,30 +172,7 @@ def read_constraints(ctx: click.Context, param: click.Parameter, text: str | Non
     return found
 
 
-def read_tolerations(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    for text in texts:
-        if toleration(text) is None:
-            what = "expected KEY[=VALUE][:EFFECT], like nvidia.com/gpu or team=vision:NoSchedule"
-            raise wrong(ctx, param, text, what, "kubectl describe node shows the Taints; an effect is NoSchedule, …")
-    return texts
-
-
-def read_name(expected: str) -> Reader:
-    """Read the name of an object, or of several; ``expected`` says in an error of what."""
-
-    def read(
-        ctx: click.Context, param: click.Parameter, value: str | tuple[str, ...] | None
-    ) -> str | tuple[str, ...] | None:
-        for text in (value,) if isinstance(value, str) else value or ():
-            if not re.fullmatch(_OBJECT, text, re.ASCII):
-                what = f"expected the name of {expected}: small letters, digits, dashes and dots"
-                raise wrong(ctx, param, text, what)
-        return value
-
-    return read
-
-
-def read_variables(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+def variables(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Check NAME=VALUE, or NAME for this shell's value."""
     for text in texts:
         name, equals, value = text.partition("=")
@@ -223,7 +187,7 @@ def read_variables(ctx: click.Context, param: click.Parameter, texts: tuple[str,
     return texts
 
 
-def read_secrets(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+def secrets(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     for text in texts:
         found = secret(text)
         if found is None:
@@ -231,10 +195,11 @@ def read_secrets(ctx: click.Context, param: click.Parameter, texts: tuple[str, .
             raise wrong(ctx, param, text, what, "--env-secret HF_TOKEN=hugging-face:token, for example")
         if isinstance(found, SecretVariable) and found.name in OWN_VARIABLES:
             raise wrong(ctx, param, text, f"ddplaunch sets {found.name} in each pod", "leave it out")
-    return _once(ctx, param, texts)
+    check_once(ctx, param, texts)
+    return texts
 
 
-def read_mounts(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[Mount, ...]:
+def mounts(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[Mount, ...]:
     used = {"/dev/shm": "ddplaunch mounts memory"}
     mounts = []
     for text in (each for value in texts for each in value.split(",") if each):
@@ -255,21 +220,24 @@ def read_mounts(ctx: click.Context, param: click.Parameter, texts: tuple[str, ..
     return tuple(mounts)
 
 
-def read_time(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
-    like(TIMES, "minutes, hours:minutes:seconds or days-hours, like 4:00:00")(ctx, param, text)
-    if text and text[0].isdigit() and seconds(text) is None:
-        raise wrong(ctx, param, text, "expected a time above 0", "leave it out for a job without a limit")
-    return text
+def above_0(example: str, hint: str, *, unlimited: bool) -> Reader:
+    """Read a time above 0; ``hint`` says how to have no limit, which "unlimited" may say too."""
+    form = a_time(example)
+
+    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+        form(ctx, param, text)
+        if text and seconds(text) is None and (text[0].isdigit() or not unlimited):
+            raise wrong(ctx, param, text, f"expected a time above 0, like {example}", hint)
+        return text
+
+    return read
 
 
-def read_time_kept(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
-    like(TIMES, "minutes, hours:minutes:seconds or days-hours, like 1-0 for a day")(ctx, param, text)
-    if text and seconds(text) is None:
-        raise wrong(ctx, param, text, "expected a time above 0, like 1-0 for a day", "leave it out to keep the job")
-    return text
+time_limit = above_0("4:00:00", "leave it out for a job without a limit", unlimited=True)
+time_kept = above_0("1-0 for a day", "leave it out to keep the job", unlimited=False)
 
 
-def read_patches(ctx: click.Context, param: click.Parameter, paths: tuple[str, ...]) -> tuple[Patch, ...]:
+def patches(ctx: click.Context, param: click.Parameter, paths: tuple[str, ...]) -> tuple[ManifestPatch, ...]:
     """Read the files; a path in a file of defaults is relative to that file."""
     folder = os.path.dirname(batch_command.file_of(ctx, param) or "")
     return tuple(each for path in paths for each in patch.read(os.path.join(folder, path)))

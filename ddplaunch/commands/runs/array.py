@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from ddplaunch.commands.submit.gridengine import ACCOUNTED_AFTER
 from ddplaunch.console.table import table
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 from ddplaunch.queue import submitted
 from ddplaunch.queue.meant import asked, kept_run
-from ddplaunch.queue.scheduler import SOON, JobId, Record, Unanswered
-from ddplaunch.queue.submitted import End, Submitted
+from ddplaunch.queue.scheduler import ACCOUNTED_AFTER, SOON, JobId, JobState, SilentScheduler
+from ddplaunch.queue.submitted import JobEnd, Submitted
 from ddplaunch.queue.table import scheduler_of
 
 
@@ -30,25 +29,25 @@ def indices(array: str) -> Iterator[str]:
             yield part
 
 
-def told_of_all(job: Submitted, records: Sequence[Record]) -> tuple[str, int | None, dict[str, Record]]:
+def told_of_all(job: Submitted, records: Sequence[JobState]) -> tuple[str, int | None, dict[str, JobState]]:
     """All in words, our exit code once all have ended (the highest), and each index. What has ended is kept.
 
     ``records`` is what the scheduler says: of some that have ended it may say nothing more.
     """
     told = {each.job.index: each for each in records if each.job and each.job.index}
-    found = dict[str, Record]()
-    missing = Record("has ended; nobody says how yet", gone=True, state="ended")
+    found = dict[str, JobState]()
+    missing = JobState("has ended; nobody says how yet", gone=True, state="ended")
     if job.gone is not None and time.time() - job.gone > ACCOUNTED_AFTER:
-        missing = Record("ended; nobody knows how", 1)
+        missing = JobState("ended; nobody knows how", 1)
     for index in indices(job.array or ""):
         end = job.ends.get(index)
-        kept = Record(end.words, end.code) if end else None
+        kept = JobState(end.words, end.code) if end else None
         found[index] = told.get(index) or kept or missing
     counts = Counter(
         each.state if each.code is None else "failed" if each.code else "completed" for each in found.values()
     )
     words = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-    ends = {index: End(each.words, each.code) for index, each in found.items() if each.code is not None}
+    ends = {index: JobEnd(each.words, each.code) for index, each in found.items() if each.code is not None}
     code = max(end.code for end in ends.values()) if len(ends) == len(found) else None
     gone = job.gone or time.time() if missing in found.values() else None
     if (ends, gone) != (job.ends, job.gone):
@@ -57,13 +56,13 @@ def told_of_all(job: Submitted, records: Sequence[Record]) -> tuple[str, int | N
 
 
 def report(job: Submitted, *, as_json: bool) -> None:
-    """Print how all stand, and each. Raises Unanswered if the scheduler does not say it."""
-    records: Sequence[Record] = ()
+    """Print how all stand, and each. Raises SilentScheduler if the scheduler does not say it."""
+    records: Sequence[JobState] = ()
     if job.code is None:
         which, scheduler = JobId(job.number, job.cluster, ""), asked(scheduler_of(job), job.cluster)
         told = scheduler.ask([which], SOON)
         if told is None:
-            raise Unanswered(f"{scheduler.asks} does not answer: the state of job {job.number} is not known")
+            raise SilentScheduler(f"{scheduler.asks} does not answer: the state of job {job.number} is not known")
         records = told.get(which, ())
         if not (records or job.ends):
             raise scheduler.forgotten(which)

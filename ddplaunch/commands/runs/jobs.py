@@ -10,11 +10,10 @@ from contextlib import suppress
 
 from ddplaunch.clusters.systems.slurm import JOB_ID
 from ddplaunch.commands.runs.array import told_of_all
-from ddplaunch.commands.submit.gridengine import ACCOUNTED_AFTER
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.queue import submitted
 from ddplaunch.queue.meant import forgotten
-from ddplaunch.queue.scheduler import Deadline, JobId, Record
+from ddplaunch.queue.scheduler import ACCOUNTED_AFTER, Deadline, JobId, JobState
 from ddplaunch.queue.step import ask
 from ddplaunch.queue.submitted import Submitted
 from ddplaunch.queue.table import scheduler
@@ -32,7 +31,7 @@ class QueuedJob:
     job: Submitted
     words: str  # what to say about it, after "job 7"
     code: int | None  # its exit code; None while it runs or waits
-    seen: Record | None  # what its scheduler says of it; None where that is not known
+    seen: JobState | None  # what its scheduler says of it; None where that is not known
     world_size: int | None = None  # both None where its node 0 was not asked, or does not answer
     rate: float | None = None  # collectives a second
 
@@ -77,7 +76,7 @@ def _asked(
     return {(name, _id(job)): _standing(job, told.get(_id(job), ()), now) for job in jobs}
 
 
-def _standing(job: Submitted, records: Sequence[Record], now: float) -> QueuedJob:
+def _standing(job: Submitted, records: Sequence[JobState], now: float) -> QueuedJob:
     if job.array:
         return QueuedJob(job, *told_of_all(job, records)[:2], None)
     if not records:
@@ -96,7 +95,7 @@ def _with_ranks(found: Sequence[QueuedJob], deadline: Deadline) -> list[QueuedJo
     """Ask those of Slurm that run, all at once, for their ranks and how fast they are."""
     told: dict[str, tuple[int | None, float | None]] = {}
 
-    def look_inside(job: Submitted, seen: Record) -> None:
+    def look_inside(job: Submitted, seen: JobState) -> None:
         with suppress(ValueError):  # the site has printed something else
             for run in json.loads(ask(job, seen, ["ps", "--json"], deadline.left) or "[]"):
                 if str(run["run"]).startswith(job.run) and run["ended"] is None:

@@ -16,8 +16,7 @@ from ddplaunch.job import runs
 from ddplaunch.job.record import Fate
 from ddplaunch.job.runs import Found
 from ddplaunch.plan.numbers import whole
-from ddplaunch.queue.follower import Follower
-from ddplaunch.queue.following import say
+from ddplaunch.queue.follower import LogFollower, say
 from ddplaunch.queue.meant import job_meant, keep_end, kept_run, one_of, run_of, running, standing
 from ddplaunch.queue.step import relay
 from ddplaunch.queue.submitted import Submitted
@@ -78,7 +77,7 @@ def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> 
         files = seen.log, seen.errors
         if seen.waits and not follow:
             say(f"job {which.typed} {seen.words}")
-    follower = Follower(which, scheduler_of(job), sys.stdout.buffer, sys.stderr.buffer, say, files=files)
+    follower = LogFollower(which, scheduler_of(job), sys.stdout.buffer, sys.stderr.buffer, say, files=files)
     ended = job.end_of(which.index) is not None
     if follow and ended and job.scheduler == "slurm":  # which may have started it again
         ended = standing(job, which).code is not None

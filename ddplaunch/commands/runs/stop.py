@@ -17,7 +17,7 @@ from ddplaunch.job.requests.status import AskStatus
 from ddplaunch.job.runs import RunningJob
 from ddplaunch.job.status import RankState
 from ddplaunch.queue.meant import asked, forgotten, index_of, job_meant, standing
-from ddplaunch.queue.scheduler import JobId, Unanswered
+from ddplaunch.queue.scheduler import JobId, SilentScheduler
 from ddplaunch.queue.submitted import Submitted
 from ddplaunch.queue.table import scheduler_of
 from ddplaunch.words import counted
@@ -48,18 +48,16 @@ def stop(run: str | None, now: bool) -> None:
 
 def _cancel(job: Submitted, word: str, now: bool) -> None:
     """Cancel a submitted job, or all of an array, and wait until it has ended."""
-    from ddplaunch.commands.submit.queue import Slurm
-
     which = JobId(job.number, job.cluster, index_of(job, word))
     scheduler = scheduler_of(job)
-    if now and not isinstance(scheduler, Slurm):
+    if now and not scheduler.kills:
         what = f"--now does not work on job {which.typed}: {scheduler.system} decides when to kill the ranks"
         raise UsageError(what, f"ddplaunch stop {which.typed}")
     if which.index == "":
         asked(scheduler, which.cluster)
     elif (seen := standing(job, which, scheduler)).code is not None:
         raise UsageError(f"job {which.typed} {seen.words}", f"ddplaunch report {which.typed}")
-    if now and isinstance(scheduler, Slurm):
+    if now:
         scheduler.kill(which)
     else:
         scheduler.cancel(which)
@@ -71,7 +69,7 @@ def _cancel(job: Submitted, word: str, now: bool) -> None:
             time.sleep(LOOK_EVERY)
         words = seen.words
     except LaunchError as error:
-        if isinstance(error, Unanswered):
+        if isinstance(error, SilentScheduler):
             raise
         words = forgotten(job, which.index)  # as PBS does at once, by default
     click.echo(f"job {which.typed} {words}", err=True)

@@ -1,4 +1,4 @@
-"""PBS: the script of a job, short enough to read before it is submitted, and the programs for submitted jobs.
+"""PBS: which options a job may have, its script, and the programs that submit, show and delete it.
 
 For PBS Professional and OpenPBS: Torque has other words for resources. qsub(1B) says what each ``#PBS`` line means,
 pbs_resources(7B) what a chunk of ``select`` may have, pbsdsh(1B) how a task starts on another host: by the words of a
@@ -9,25 +9,24 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from ddplaunch.commands.submit.hosts_job import HostsJob, finish, hosts, launch, options, start, word
+import click
+
+from ddplaunch.commands.submit.hosts import HostsScheduler, check_array, check_passed_on, only_slurm
+from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.dataclass import replace
-from ddplaunch.errors import EXIT_SIGNAL, LaunchError
-from ddplaunch.queue import scheduler as programs
-from ddplaunch.queue.scheduler import Deadline, JobId, Record, Told
+from ddplaunch.errors import EXIT_SIGNAL, UsageError
+from ddplaunch.queue.scheduler import Deadline, JobId, JobState, Told, ended, sorted_by
 
-JOB_ID = "PBS_JOBID"
-INDEX = "PBS_ARRAY_INDEX"
-NODEFILE = "PBS_NODEFILE"
 EACH = "^array_index^"  # what qsub calls the index in the name of a file
 
-_HINT = "qstat -f $PBS_JOBID shows what the job was given (exec_host)"
-_PER_NODE = '/bin/bash -c "$launch" node'
+_BY_HAND = "type it as for qsub: --qsub-arg="
+_OURS_ALONE = {"-S", "-j", "-k", "-o", "-e", "-V", "-N", "-q", "-J", "-A", "-I", "-X", "-z"}
+_OF_THE_LIST = re.compile(r"-l(?:.*[\s,])?(select|place|walltime|nodes|ncpus|ngpus)=")
 
 _SIGNALS = 256
-"""Exit_status of a job whose script a signal ended is 256 and the signal."""
+"""Where a signal ended the script, Exit_status is 256 and the signal's number."""
 
 _KILLED = {
     -24: ("used more CPUs than it had", EXIT_SIGNAL + 15),
@@ -53,45 +52,129 @@ _STATES = {
 }
 
 
-def script(job: HostsJob) -> str:
-    """Write the job as a script for qsub. Raises UsageError if a value cannot stand in a ``#PBS`` line."""
-    return "\n".join([*_head(job), "", *hosts(job, NODEFILE, _HINT), "", *_launchers(job)]) + "\n"
+_REFUSED = {
+    "gpus_per_task": "--gpus-per-node 8 says how many",
+    "gres": "--gpus-per-node 8 says how many GPUs",
+    **dict.fromkeys(("mem_per_gpu", "mem_per_cpu"), "--mem 200G is that of a node"),
+    "qos": f"{_BY_HAND}'-p -100', a priority",
+    **dict.fromkeys(
+        ("constraint", "nodelist", "exclude"), "PBS has no such option; a queue may have the nodes: --partition NAME"
+    ),
+    "reservation": "a reservation of PBS is a queue: --partition R123",
+    "dependency": f"{_BY_HAND}'-W depend=afterok:4711'",
+    "mail_type": f"{_BY_HAND}'-m ae'",
+    "mail_user": f"{_BY_HAND}'-M ADDRESS'",
+    "comment": "--job-name NAME is shown",
+    "requeue": "PBS itself starts a preempted job again; at a time limit only its operators may (qrerun)",
+    **only_slurm("qsub"),
+}
+"""Options that a job of PBS does not have, by click's names, and what to type instead."""
 
 
-def log_path(job: HostsJob, number: str) -> str:
-    """Where the log of job ``number`` will be; 1234.pbs01 has the sequence number 1234, %a stands for its index."""
-    name = job.output or f"{job.job_name}.o{number.partition('.')[0]}{f'.{EACH}' if job.array else ''}"
-    return os.path.join(job.chdir, name.replace(EACH, "%a"))
+class Pbs(HostsScheduler):
+    """PBS, by qstat, which has jobs that have ended too where the site keeps them."""
+
+    system, name, submits, asks, cancels = "PBS", "pbs", "qsub", "qstat", "qdel"
+    keeps = "PBS keeps jobs that have ended if the site sets job_history_enable"
+    lists, passes, directive, submits_again = "qstat", "qsub_args", "#PBS", "qsub"
+    shows = "qstat -f shows the variables of a job to you, and at some sites to everyone"
+    refused = _REFUSED
+    job_id, index, hosts_file = "PBS_JOBID", "PBS_ARRAY_INDEX", "PBS_NODEFILE"
+    hosts_hint = "qstat -f $PBS_JOBID shows what the job was given (exec_host)"
+    starts_here = '/bin/bash -c "$launch" node'
+    starts_by = f'pbsdsh -n "$rank" -- {starts_here}'
+    starts_note = "pbsdsh starts it in the home folder, with the variables of qsub alone."
+    as_input = False
+
+    def check(self, ctx: click.Context) -> None:
+        values = ctx.params
+        hint = "options of ddplaunch submit: --partition, --account, --job-name, --output"
+        check_passed_on("--qsub-arg", values["qsub_args"], "-P PROJECT", _OURS_ALONE, hint)
+        for text in values["qsub_args"]:
+            if found := _OF_THE_LIST.match(text):
+                hint = "options of ddplaunch submit: --nodes, --cpus-per-task, --gpus-per-node, --exclusive, --time"
+                raise UsageError(f"--qsub-arg {text}: ddplaunch sets {found[1]} itself", hint)
+        if values["gpus_per_node"] and not values["gpus_per_node"].isdecimal():
+            what = f"--gpus-per-node {values['gpus_per_node']}: PBS does not distinguish types of GPUs"
+            raise UsageError(what, "--gpus-per-node 8, and --partition NAME if a queue has that type")
+        if values["mem"] and not re.search("[1-9]", values["mem"]):
+            raise UsageError("--mem 0 does not work with --scheduler pbs", "--mem 200G, or --exclusive for whole nodes")
+        check_array(ctx, first=0, alone=False)
+        output = values["output"]
+        if output and (odd := re.search("[:$%]", output)):
+            what = f"--output {output}: PBS has no patterns, and reads a colon as a host's name"
+            raise UsageError(what, f"leave {odd[0]} out; without --output the log is NAME.oNUMBER")
+        if output and values["array"] and EACH not in output:
+            what = f"--output {output}: each job of an array needs a log of its own"
+            raise UsageError(what, f"--output DIR/{EACH}.out")
+
+    def job_name(self, text: str) -> str:
+        """Letters, digits and +-_. of at most 230, with a letter or digit first."""
+        name = re.sub(r"[^A-Za-z0-9+_.-]", "_", text)[:230]
+        return name if name[:1].isalnum() else f"j{name}"
+
+    def log(self, job: BatchJob, number: str) -> str:
+        """1234.pbs01 has the sequence number 1234."""
+        name = job.output or f"{job.job_name}.o{number.partition('.')[0]}{f'.{EACH}' if job.array else ''}"
+        return os.path.join(job.chdir, name.replace(EACH, "%a"))
+
+    def head(self, job: BatchJob) -> Iterator[str]:
+        yield "#PBS -S /bin/bash"
+        yield f"#PBS -N {self.word(job.job_name)}"
+        yield f"#PBS -l select={_select(job)}"
+        yield f"#PBS -l place=scatter{':exclhost' if job.exclusive else ''}"
+        if job.array:
+            yield f"#PBS -J {job.array}"
+        if job.spares:
+            yield "# When a node is lost, a spare takes its place: PBS is not to end the job."
+            yield "#PBS -W tolerate_node_failures=all"
+        if job.seconds is not None:
+            yield f"#PBS -l walltime={job.seconds // 3600}:{job.seconds // 60 % 60:02}:{job.seconds % 60:02}"
+        if job.partition is not None:
+            yield f"#PBS -q {self.word(job.partition)}"
+        if job.account is not None:
+            yield f"#PBS -A {self.word(job.account)}"
+        yield from self.passed_on(job)
+        yield "# Both streams go into one log as they come; the job has the variables of the shell that submits it."
+        yield "#PBS -j oe"
+        yield "#PBS -k doe"
+        if job.output:
+            yield f"#PBS -o {self.word(os.path.join(job.chdir, job.output))}"
+        yield "#PBS -V"
+
+    def node_lines(self, job: BatchJob) -> Iterator[str]:
+        yield "unset OMP_NUM_THREADS  # PBS has set it to the CPUs of the whole node"
+        yield from super().node_lines(job)
+
+    def traps(self, job: BatchJob) -> Iterator[str]:
+        yield "# At the time limit and for qdel PBS sends SIGTERM. It is for the launchers: this script waits for them."
+        yield "trap : TERM"
+
+    def advice(self, said: str) -> str:
+        return "qstat -Q lists the queues, pbsnodes -a the hosts with what they have"
+
+    def given(self, job: BatchJob, answer: str) -> JobId | None:
+        found = re.fullmatch(r"(\d+)(\[\])?(\.\S+)?", answer)
+        return JobId(found[1] + (found[3] or ""), index="" if found[2] else None) if found else None
+
+    def words(self, job: JobId) -> tuple[str, ...]:
+        """4711.pbs01, 4711[2].pbs01, or 4711[].pbs01 for all of an array."""
+        number, dot, server = job.number.partition(".")
+        return (job.number if job.index is None else f"{number}[{job.index}]{dot}{server}",)
+
+    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> Told | None:
+        each = ["-t"] if any(job.index == "" for job in jobs) else []  # the jobs of an array, not it alone
+        words = ["-f", *each, *(word for job in jobs for word in self.words(job))]
+        shown = deadline.call("qstat", "-x", *words)
+        if shown.returncode and "job_history_enable" in shown.stderr:
+            shown = deadline.call("qstat", *words)
+        found = list(listed(shown.stdout))
+        if shown.returncode and not found and "Unknown Job Id" not in shown.stderr:
+            return None
+        return sorted_by(jobs, found)
 
 
-def _head(job: HostsJob) -> Iterator[str]:
-    yield "#!/bin/bash"
-    yield "# Written by ddplaunch submit. To submit it again: qsub THIS_FILE"
-    yield "#PBS -S /bin/bash"
-    yield f"#PBS -N {word(job.job_name)}"
-    yield f"#PBS -l select={_select(job)}"
-    yield f"#PBS -l place=scatter{':exclhost' if job.exclusive else ''}"
-    if job.array:
-        yield f"#PBS -J {job.array}"
-    if job.spares:
-        yield "# When a node is lost, a spare takes its place: PBS is not to end the job."
-        yield "#PBS -W tolerate_node_failures=all"
-    if job.seconds is not None:
-        yield f"#PBS -l walltime={job.seconds // 3600}:{job.seconds // 60 % 60:02}:{job.seconds % 60:02}"
-    if job.partition is not None:
-        yield f"#PBS -q {word(job.partition)}"
-    if job.account is not None:
-        yield f"#PBS -A {word(job.account)}"
-    yield from options(job, "#PBS")
-    yield "# Both streams go into one log as they come; the job has the variables of the shell that submits it."
-    yield "#PBS -j oe"
-    yield "#PBS -k doe"
-    if job.output:
-        yield f"#PBS -o {word(os.path.join(job.chdir, job.output))}"
-    yield "#PBS -V"
-
-
-def _select(job: HostsJob) -> str:
+def _select(job: BatchJob) -> str:
     """The chunks, each a node; mpiprocs is how many lines each has in the file of hosts, and how many tasks."""
     chunk = [f"ncpus={job.cpus_per_task or 1}", "mpiprocs=1"]
     if job.gpus_per_node is not None:
@@ -107,60 +190,7 @@ def _size(text: str) -> str:
     return f"{number}{(unit or 'M').lower()}b"
 
 
-def _launchers(job: HostsJob) -> Iterator[str]:
-    yield "# One launcher on each host. pbsdsh starts it in the home folder, with the variables of qsub alone."
-    variables = (JOB_ID, INDEX) if job.array else (JOB_ID,)
-    unset = "unset OMP_NUM_THREADS  # PBS has set it to the CPUs of the whole node"
-    yield from launch(job, "pbs", variables, (unset,))
-    yield "# At the time limit and for qdel PBS sends SIGTERM. It is for the launchers: this script waits for them."
-    yield "trap : TERM"
-    yield from start(job, f'pbsdsh -n "$rank" -- {_PER_NODE}', _PER_NODE, variables)
-    yield from finish(job)
-
-
-class Pbs(programs.Scheduler):
-    """PBS, by qstat, which has jobs that have ended too where the site keeps them."""
-
-    system, submits, asks, cancels = "PBS", "qsub", "qstat", "qdel"
-    keeps = "PBS keeps jobs that have ended if the site sets job_history_enable"
-
-    def hand_in(self, script: str, environ: Mapping[str, str]) -> JobId:
-        hint = "qstat -Q lists the queues, pbsnodes -a the hosts with what they have"
-        answer = programs.submit(["qsub"], script, environ, hint).rpartition("\n")[2]
-        found = re.fullmatch(r"(\d+)(\[\])?(\.\S+)?", answer)
-        if found is None:
-            raise LaunchError(f"qsub took the job, but its answer is not a job id: {answer!r}", "qstat lists your jobs")
-        return JobId(found[1] + (found[3] or ""), index="" if found[2] else None)
-
-    def words(self, job: JobId) -> tuple[str, ...]:
-        """4711.pbs01, 4711[2].pbs01, or 4711[].pbs01 for all of an array."""
-        number, dot, server = job.number.partition(".")
-        return (job.number if job.index is None else f"{number}[{job.index}]{dot}{server}",)
-
-    def ask(self, jobs: Sequence[JobId], seconds: float) -> Told | None:
-        deadline = Deadline(seconds)
-        each = ["-t"] if any(job.index == "" for job in jobs) else []  # the jobs of an array, not it alone
-        words = ["-f", *each, *(word for job in jobs for word in self.words(job))]
-        try:
-            shown = deadline.call("qstat", "-x", *words)
-            if shown.returncode and "job_history_enable" in shown.stderr:
-                shown = deadline.call("qstat", *words)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        found = list(listed(shown.stdout))
-        if shown.returncode and not found and "Unknown Job Id" not in shown.stderr:
-            return None
-        told = {job: [each for each in found if each.job and _is_of(each.job, job)] for job in jobs}
-        return {job: records for job, records in told.items() if records}
-
-
-def _is_of(one: JobId, job: JobId) -> bool:
-    """Whether it is this job, or one of this array, which is not one itself."""
-    same = one.number.partition(".")[0] == job.number.partition(".")[0]
-    return same and (bool(one.index) if job.index == "" else one.index == job.index)
-
-
-def listed(shown: str) -> Iterator[Record]:
+def listed(shown: str) -> Iterator[JobState]:
     """What ``qstat -f`` prints of jobs, each below its id."""
     for text in re.split(r"(?m)^(?=Job Id: )", shown):
         found = re.match(r"Job Id: (\d+)(?:\[(\d*)\])?(\.\S+)?", text)
@@ -170,7 +200,7 @@ def listed(shown: str) -> Iterator[Record]:
             yield replace(record, job=job, number=job.typed)
 
 
-def parse(shown: str) -> Record | None:
+def parse(shown: str) -> JobState | None:
     """Read what ``qstat -f`` prints of one job; None if it is something else.
 
     Lines are ``    name = value``; a long value goes on in the next lines, behind a tab.
@@ -180,11 +210,11 @@ def parse(shown: str) -> Record | None:
     if state is None:
         return None
     if state in "FX":
-        return programs.ended(*_end(fields.get("Exit_status")))
+        return ended(*_end(fields.get("Exit_status")))
     words, waits = _STATES.get(state, f"is in state {state}"), state in "QWHT"
     why = fields.get("comment") if waits else None
     count = "pending" if waits else "running"
-    return Record(f"{words}: {why}" if why else words, None, waits, state == "R", state=count)
+    return JobState(f"{words}: {why}" if why else words, None, waits, state == "R", state=count)
 
 
 def _end(status: str | None) -> tuple[int, str]:

@@ -1,150 +1,319 @@
-"""The batch script of a Slurm job: a pure function, short enough to read before it is submitted.
+"""Slurm: which options a job may have, its script, and the programs that submit, show and cancel it.
 
-It asks for one task a node. That task is ``ddplaunch run``, which learns its node rank from the variables of its step.
-sbatch(1) says what each ``#SBATCH`` line means. ``queue`` calls the programs of Slurm.
+The script asks for one task a node. That task is ``ddplaunch run``, which learns its node rank from the variables of
+its step. sbatch(1) says what each ``#SBATCH`` line means. ``slurm_says`` reads what the programs print.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
-from ddplaunch.dataclass import dataclass
-from ddplaunch.errors import EXIT_PREEMPTED, UsageError
+import click
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.cli.options import Source
+from ddplaunch.cli.run_command import source_of
+from ddplaunch.clusters.nodelist import expand_hosts
+from ddplaunch.commands.submit import slurm_says
+from ddplaunch.commands.submit.base import BatchScheduler
+from ddplaunch.commands.submit.job import BatchJob, Requeue
+from ddplaunch.dataclass import replace
+from ddplaunch.errors import EXIT_PREEMPTED, LaunchError, UsageError
 from ddplaunch.plan.command import python_command
+from ddplaunch.queue.follower import say
+from ddplaunch.queue.scheduler import PATIENCE, SOON, Deadline, JobId, JobState, Told, call, sorted_by
+from ddplaunch.words import named
 
+if TYPE_CHECKING:
+    from ddplaunch.queue.submitted import Submitted
 
-@dataclass(frozen=True)
-class Setup:
-    """One ``--setup`` or ``--teardown``: a file that the job's shell sources, or a command that it runs."""
+OVERRIDES = {
+    "account": "SBATCH_ACCOUNT",
+    "array": "SBATCH_ARRAY_INX",
+    "constraint": "SBATCH_CONSTRAINT",
+    "error": "SBATCH_ERROR",
+    "exclusive": "SBATCH_EXCLUSIVE",
+    "gpus-per-node": "SBATCH_GPUS_PER_NODE",
+    "gpus-per-task": "SBATCH_GPUS_PER_TASK",
+    "gres": "SBATCH_GRES",
+    "job-name": "SBATCH_JOB_NAME",
+    "mem": "SBATCH_MEM_PER_NODE",
+    "mem-per-cpu": "SBATCH_MEM_PER_CPU",
+    "mem-per-gpu": "SBATCH_MEM_PER_GPU",
+    "open-mode": "SBATCH_OPEN_MODE",
+    "output": "SBATCH_OUTPUT",
+    "partition": "SBATCH_PARTITION",
+    "qos": "SBATCH_QOS",
+    "reservation": "SBATCH_RESERVATION",
+    "time": "SBATCH_TIMELIMIT",
+}
+"""The variables that overrule the lines of a script (sbatch(1), INPUT ENVIRONMENT VARIABLES)."""
 
-    text: str
-    is_file: bool = False
+MEMORY = ("mem", "mem-per-gpu", "mem-per-cpu")
+"""The options of memory; sbatch takes only one of them."""
 
-    @property
-    def line(self) -> str:
-        """What the shell runs for it."""
-        return f"source {shlex.quote(self.text)}" if self.is_file else self.text.rstrip("; ")
+_KEPT_OF_AN_OUTER_JOB = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
 
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True)
-class Requeue:
-    """``--requeue``: how often, and a warning early enough for a checkpoint."""
-
-    max_times: int
-    warning: str  # the signal's name, without SIG
-    grace: float  # seconds for a checkpoint
-    stopping: float  # seconds to stop the ranks
-
-    @property
-    def before_the_end(self) -> int:
-        """Seconds between the warning and the end."""
-        return math.ceil(self.grace + self.stopping)
-
-    @property
-    def times(self) -> str:
-        """What there is time for after the warning."""
-        return f"{self.grace:g} s for a checkpoint, then {self.stopping:g} s for ranks to stop"
-
-    def __str__(self) -> str:
-        return f"{self.max_times}, warned by {self.warning} {self.before_the_end} s before the end"
-
-
-@dataclass(frozen=True)
-class BatchJob:
-    """What a job asks Slurm for, and what it runs; None leaves it to Slurm's default."""
-
-    command: Sequence[str]  # the words after `ddplaunch run`: its options, the target and the target's arguments
-    interpreter: str  # the Python that runs ddplaunch on the nodes
-    chdir: str  # the absolute folder that the job runs in, on the nodes too
-    job_name: str
-    output: str  # the log, with sbatch's patterns (%j), relative to `chdir`
-    error: str | None = None  # the file of stderr, likewise; None is the log
-    nodes: int = 1
-    gpus_per_node: str | None = None  # a number, or a type and a number ("a100:8")
-    gpus_per_task: str | None = None  # the same, as a node has one task
-    gres: str | None = None  # like gpu:a100:8,nvme:1
-    cpus_per_task: int | None = None
-    mem: str | None = None  # of a node; the three of memory exclude each other
-    mem_per_gpu: str | None = None
-    mem_per_cpu: str | None = None
-    time: str | None = None  # the limit, in one of sbatch's forms
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    nodelist: str | None = None
-    exclude: str | None = None
-    exclusive: bool = False  # whole nodes
-    reservation: str | None = None
-    dependency: str | None = None  # like afterok:4711 or singleton
-    mail_type: str | None = None
-    mail_user: str | None = None
-    comment: str | None = None
-    array: str | None = None  # indices like 0-3 or 1,5%2; every one is a job of `nodes` nodes
-    sbatch_args: Sequence[str] = ()  # further options of sbatch, as typed there
-    srun_args: Sequence[str] = ()  # further options of srun, as typed there
-    setup: Sequence[Setup] = ()
-    teardown: Sequence[Setup] = ()  # runs at the end, whatever the exit code
-    container_image: str | None = None  # srun's option of the pyxis plugin (github.com/NVIDIA/pyxis)
-    container_mounts: Sequence[str] = ()  # SRC:DST pairs beside `chdir`, which is always mounted
-    spares: int = 0  # of the nodes; the job goes on without one that is lost
-    requeue: Requeue | None = None  # None leaves preempted jobs to Slurm's own rules
-
+_ADVICE = (  # the first that fits; for a wrong account Slurm names the partition too
+    ("account", "sacctmgr show associations user=$USER lists the accounts"),
+    ("qos", "sacctmgr show qos format=name lists them"),
+    ("partition", "sinfo -s lists the partitions"),
+    ("time limit", 'sinfo -o "%P %l" lists the partitions with their limits'),
+    ("node configuration", 'sinfo -o "%P %D %c %m %G %f" lists nodes with CPUs, memory (MB), GPUs and features'),
+    ("feature", 'sinfo -o "%P %D %f" lists nodes with their features'),
+    ("dependency", "squeue --me lists your jobs; --dependency afterok:JOB waits for one"),
+    ("reservation", "scontrol show reservation lists them"),
+    ("node name", 'sinfo -N -o "%N" lists the nodes'),
+    ("gres", 'sinfo -o "%P %D %G" lists nodes with their GPUs'),
+    ("", "--dry-run shows the script"),
+)
 
 LINES = (
-    "job-name",
-    "nodes",
-    "gpus-per-node",
-    "gpus-per-task",
-    "gres",
-    "cpus-per-task",
-    "mem",
-    "mem-per-gpu",
-    "mem-per-cpu",
-    "time",
-    "partition",
-    "account",
-    "qos",
-    "constraint",
-    "nodelist",
-    "exclude",
-    "exclusive",
-    "reservation",
-    "dependency",
-    "mail-type",
-    "mail-user",
-    "comment",
-    "array",
-    "output",
-    "error",
-    "chdir",
-)
+    "job-name", "nodes", "gpus-per-node", "gpus-per-task", "gres", "cpus-per-task", "mem", "mem-per-gpu", "mem-per-cpu",
+    "time", "partition", "account", "qos", "constraint", "nodelist", "exclude", "exclusive", "reservation",
+    "dependency", "mail-type", "mail-user", "comment", "array", "output", "error", "chdir",
+)  # fmt: skip
 """The options of sbatch that have a field of their own, in the order of their lines."""
 
 
-def script(job: BatchJob) -> str:
-    """Write the job as a script for sbatch. Raises UsageError if a value cannot stand in an ``#SBATCH`` line."""
-    return "\n".join([*_head(job), "", *_traps(job), *_teardown(job), *_setup(job), *_step(job), *_tail(job)]) + "\n"
+class Slurm(BatchScheduler):
+    """Slurm, by squeue for many jobs at once, and by scontrol, which knows more, for one."""
+
+    system, submits, asks, cancels = "Slurm", "sbatch", "scontrol", "scancel"
+    keeps = "sacct shows it, if the site keeps accounts"
+    kills = True
+    speaks = ("srun: ", "slurmstepd")
+    refuses = "the site or its Slurm (before 20.11) may not allow srun --overlap; on the node itself ddplaunch works"
+    submit_words, lists, passes = ("--parsable",), "squeue --me", "sbatch_args"
+    unreported = frozenset({"follow", "scheduler"})
+    variables = OVERRIDES
+
+    def __init__(self) -> None:
+        self._answers = False  # the last time
+
+    def job(self, ctx: click.Context, target: str) -> BatchJob:
+        mem, per_gpu, per_cpu = _memory(ctx)
+        job = replace(super().job(ctx, target), mem=mem, mem_per_gpu=per_gpu, mem_per_cpu=per_cpu)
+        _check(job)
+        return job
+
+    def check(self, ctx: click.Context) -> None:
+        for words in ctx.params["sbatch_args"] if ctx.params["requeue"] else ():
+            if words.startswith(("--signal", "--no-requeue")):
+                hint = "--preempt-grace says how long before the end the warning comes"
+                raise UsageError(f"--sbatch-arg {words} does not work with --requeue {ctx.params['requeue']}", hint)
+
+    def script(self, job: BatchJob) -> str:
+        parts = (_head(job), [""], _traps(job), _teardown(job), _setup(job), _step(job), _tail(job))
+        return "\n".join(line for part in parts for line in part) + "\n"
+
+    def output(self, job: BatchJob) -> str:
+        return _output(job)
+
+    def log(self, job: BatchJob, number: str) -> str:
+        return _filled(job, number, _output(job))
+
+    def errors(self, job: BatchJob, number: str) -> str | None:
+        return _filled(job, number, job.error) if job.error else None
+
+    def notes(self, job: BatchJob) -> Iterator[str]:
+        yield from super().notes(job)
+        passed = any("cpus-per" in arg or "exclusive" in arg for arg in job.more)
+        if job.cpus_per_task is None and not job.exclusive and not passed:
+            yield "without --cpus-per-task all ranks of a node share one CPU, unless the site's Slurm gives more"
+        if job.container_image:
+            yield "the target was not checked: it is in the image"
+
+    def warn(self, job: BatchJob) -> None:
+        if job.container_image and not _has_containers():
+            say("srun has no --container-image here: the job fails, unless the nodes have pyxis")
+
+    def environment(self, script: str, environ: Mapping[str, str]) -> Mapping[str, str]:
+        return _environment(script, environ)
+
+    def advice(self, said: str) -> str:
+        return next(advice for words, advice in _ADVICE if words in said.lower())
+
+    def given(self, job: BatchJob, answer: str) -> JobId | None:
+        number, _, cluster = answer.partition(";")  # sbatch(1): "job id;cluster name"
+        return JobId(number, cluster or None) if number.isdecimal() else None
+
+    def words(self, job: JobId) -> tuple[str, ...]:
+        """Its number, behind the option for its cluster."""
+        return ("-M", job.cluster, job.typed) if job.cluster else (job.typed,)
+
+    def records(self, jobs: Sequence[JobId], deadline: Deadline) -> Told | None:
+        told = dict[JobId, list[JobState]]()
+        for cluster in dict.fromkeys(job.cluster for job in jobs):
+            of = [job for job in jobs if job.cluster == cluster]
+            where = ["-M", cluster] if cluster else []
+            numbers = ",".join(job.typed for job in of)
+            words = ("--noheader", "--array", "--states=all", f"--Format={slurm_says.FIELDS}", f"--jobs={numbers}")
+            done = deadline.call("squeue", *where, *words)
+            if done.returncode and "Invalid job id" not in done.stderr:
+                return None
+            told |= sorted_by(of, slurm_says.listed(done.stdout, cluster))
+            if lost := [job for job in of if job not in told]:
+                told |= sorted_by(lost, _accounted(lost, deadline))
+        return told
+
+    def look(self, job: JobId, seconds: float = PATIENCE) -> JobState | None:
+        """Ask scontrol, and sacct about a job that it has forgotten, after MinJobAge of slurm.conf (300 s)."""
+        deadline, words = Deadline(seconds), self.words(job)
+        if self.down(job.cluster):  # the question would take long
+            return None
+        self._answers = False
+        try:
+            done = deadline.call("scontrol", "--oneliner", *words[:-1], "show", "job", job.typed)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        self._answers = not done.returncode or "Invalid job id" in done.stderr
+        if "Invalid job id" not in done.stderr:
+            return None if done.returncode else slurm_says.parse(done.stdout)
+        kept = sorted_by([job], _accounted([job], deadline)).get(job)
+        if kept is None:
+            raise self.forgotten(job)
+        return kept[0]
+
+    def down(self, cluster: str | None = None) -> str | None:
+        """What scontrol says at once of a controller that is down; other questions would take long."""
+        if self._answers:
+            return None
+        try:
+            said = call("scontrol", *(["-M", cluster] if cluster else []), "ping", seconds=SOON / 2).stdout
+        except subprocess.TimeoutExpired:
+            return "Slurm's controller does not answer"
+        except OSError:
+            return None
+        if "is DOWN" in said and "is UP" not in said:
+            return f"Slurm's controller is down: {said.splitlines()[0]}"
+        return None
+
+    def kill(self, job: JobId) -> None:
+        """Cancel a job without SIGTERM and the time after it: scancel sends SIGKILL only after the site's KillWait."""
+        words = self.words(job)
+        shown = call("squeue", "--steps", "--noheader", "--format=%i", *words[:-1], f"--jobs={job.typed}").stdout
+        steps = re.findall(r"^\S+\.\d+$", shown, re.MULTILINE)
+        for step in steps:
+            subprocess.run(["scancel", "--signal=KILL", *words[:-1], step], stdin=subprocess.DEVNULL, check=False)
+        try:
+            self.cancel(job)
+        except LaunchError:
+            if not steps:  # else it may have ended already
+                raise
+
+    def enter(
+        self, job: Submitted, seen: JobState, words: Sequence[str], *, everywhere: bool
+    ) -> tuple[list[str], dict[str, str]]:
+        """As a step: with ``--overlap`` (srun(1), since Slurm 20.11) it shares the job's CPUs, and waits for none."""
+        if job.image:
+            what = f"job {seen.number} runs in a container, which srun --overlap does not enter"
+            raise UsageError(what, f"ddplaunch attach {seen.number} shows its log")
+        count = job.nodes if everywhere else 1
+        where = [] if everywhere or not seen.host else [f"--nodelist={seen.host}"]
+        cluster = ["-M", job.cluster] if job.cluster else []
+        counts = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
+        options = ["--overlap", f"--jobid={seen.number}", *counts, *where, f"--chdir={job.cwd}", "--input=none"]
+        return ["srun", *cluster, *options, *python_command(job.python), *words], _environment("", os.environ)
 
 
-def log_path(job: BatchJob, number: str, pattern: str | None = None) -> str:
-    """Where the log of job ``number`` will be, or another file that ``pattern`` names.
+def _accounted(jobs: Sequence[JobId], deadline: Deadline) -> Iterator[JobState]:
+    """How jobs of one cluster ended, from the site's accounts; nothing where it keeps none."""
+    where = ["-M", jobs[0].cluster] if jobs[0].cluster else []
+    numbers = ",".join(job.typed for job in jobs)
+    try:
+        text = deadline.call("sacct", *where, "-X", "-n", "-P", "-o", "JobID,State,ExitCode", "-j", numbers).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return iter(())
+    return slurm_says.accounted(text, jobs[0].cluster)
 
-    What is not known yet stays as it is: %N, and %a of an array.
+
+def _has_containers() -> bool:
+    """Whether srun here has the options of pyxis; its help lists them. True if it does not answer."""
+    try:
+        done = call("srun", "--help")
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    return bool(done.returncode) or "--container-image" in done.stdout
+
+
+def _environment(script: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Leave out variables that overrule lines of the script, and those of a job that this shell is part of."""
+    kept = dict(environ)
+    for option, variable in OVERRIDES.items():
+        if re.search(rf"^#SBATCH --{option}(=|$)", script, re.MULTILINE):
+            kept.pop(variable, None)
+    if re.search(r"^#SBATCH --mem(-per-[cg]pu)?=", script, re.MULTILINE):  # they exclude each other
+        for option in MEMORY:
+            kept.pop(OVERRIDES[option], None)
+    if "SLURM_JOB_ID" in kept:
+        for name in list(kept):
+            if name.startswith(("SLURM_", "SRUN_")) and name not in _KEPT_OF_AN_OUTER_JOB:
+                del kept[name]
+    return kept
+
+
+def _memory(ctx: click.Context) -> list[str | None]:
+    """The value of each option of ``MEMORY``; one that is typed overrules the others of files.
+
+    Raises:
+        UsageError: there are several.
     """
+    values = {name: ctx.params[name.replace("-", "_")] for name in MEMORY}
+    typed = [name for name in MEMORY if source_of(ctx, name.replace("-", "_")) is Source.TYPED]
+    given = typed or [name for name, value in values.items() if value is not None]
+    if len(given) > 1:
+        words = " and ".join(f"--{name} {values[name]}" for name in given)
+        raise UsageError(f"{words} exclude each other", f"leave one out: --{given[0]} {values[given[0]]}")
+    return [value if name in given else None for name, value in values.items()]
+
+
+def _check(job: BatchJob) -> None:
+    """Check GPUs, memory and nodes. Raises UsageError if they contradict each other."""
+    counts = {
+        name: found[1]
+        for name, text in (("gpus-per-task", job.gpus_per_task), ("gpus-per-node", job.gpus_per_node))
+        if text and (found := re.search(r"(\d+)$", text))
+    }
+    if job.gres and (found := re.search(r"(?:^|,)(?:gres[:/])?gpu(?::[^,:]+)*?(?::(\d+))?(?:\(|,|$)", job.gres)):
+        counts["gres"] = found[1] or "1"
+    if "gpus-per-task" in counts and len(set(counts.values())) > 1:
+        other = next(name for name in ("gpus-per-node", "gres") if name in counts)
+        value = job.gpus_per_node if other == "gpus-per-node" else job.gres
+        what = (
+            f"--gpus-per-task {job.gpus_per_task} and --{other} {value} differ, but each node has one task, ddplaunch"
+        )
+        raise UsageError(what, f"--{other} {value} alone; ddplaunch starts a rank for each GPU")
+    asked = counts or any("gpu" in words for words in job.more)
+    of_gpus = ("gpus-per-node", "gpus-per-task", "gres")
+    if job.mem_per_gpu and not asked and not any(os.environ.get(OVERRIDES[each]) for each in of_gpus):
+        raise UsageError(f"--mem-per-gpu {job.mem_per_gpu}: the job asks for no GPU", "add --gpus-per-node 8")
+    if job.nodelist and job.exclude:
+        both = set[str]()
+        with suppress(UsageError):  # a form that we do not know is sbatch's to read
+            both = set(expand_hosts(job.nodelist, "--nodelist")) & set(expand_hosts(job.exclude, "--exclude"))
+        if both:
+            what = f"--nodelist {job.nodelist} and --exclude {job.exclude} both have {named(sorted(both))}"
+            raise UsageError(what, "leave these nodes out of one of them")
+
+
+def _output(job: BatchJob) -> str:
+    return job.output or ("slurm-%A_%a.out" if job.array else "slurm-%j.out")
+
+
+def _filled(job: BatchJob, number: str, pattern: str) -> str:
+    """The file that a pattern names for job ``number``. What is not known yet stays: %N, and %a of an array."""
     known = {"A": number, "x": job.job_name, "%": "%"} | ({} if job.array else {"j": number})
 
     def fill(found: re.Match[str]) -> str:
         return known[found[2]].rjust(int(found[1] or 0), "0") if found[2] in known else found[0]
 
-    return os.path.join(job.chdir, re.sub(r"%(\d?)([Ajx%])", fill, pattern or job.output))
+    return os.path.join(job.chdir, re.sub(r"%(\d?)([Ajx%])", fill, pattern))
 
 
 def _head(job: BatchJob) -> Iterator[str]:
@@ -152,14 +321,14 @@ def _head(job: BatchJob) -> Iterator[str]:
     yield "# Written by ddplaunch submit. To submit it again: sbatch THIS_FILE"
     folder = job.chdir.replace("%", "%%") + "/" if "%" in job.chdir else ""  # else a pattern of sbatch's begins there
     for name in LINES:
-        value = getattr(job, name.replace("-", "_"))
+        value = _output(job) if name == "output" else getattr(job, name.replace("-", "_"))
         if value and name in ("output", "error"):
             value = os.path.join(folder, value)
         if value is True:
             yield f"#SBATCH --{name}"
         elif value not in (None, False):
             yield f"#SBATCH --{name}={_word(str(value))}"
-    for words in job.sbatch_args:
+    for words in job.more:
         yield f"#SBATCH {' '.join(map(_word, shlex.split(words)))}"
     yield "# One task a node: ddplaunch, which starts the ranks of its node."
     yield "#SBATCH --ntasks-per-node=1"

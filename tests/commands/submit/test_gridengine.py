@@ -10,11 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.commands.submit.gridengine import GridEngine, ends_of, listed, script, words_of
-from ddplaunch.commands.submit.hosts_job import HostsJob
+from ddplaunch.commands.submit.gridengine import GridEngine, ends_of, listed, words_of
+from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.queue.scheduler import JobId
-from tests.commands.submit.test_hosts_job import JOBS
+from tests.commands.submit.test_hosts import JOBS
 from tests.conftest import write
+
+script = GridEngine().script
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def run(tmp_path):
     write(tmp_path, "bin/python", python).chmod(0o755)
     write(tmp_path, "bin/qrsh", qrsh).chmod(0o755)
 
-    def begin(job: HostsJob, hosts: str) -> tuple[subprocess.CompletedProcess[str], list[list[object]]]:
+    def begin(job: BatchJob, hosts: str) -> tuple[subprocess.CompletedProcess[str], list[list[object]]]:
         write(tmp_path, "hostfile", hosts)
         told = {"PE_HOSTFILE": f"{tmp_path}/hostfile", "PE": "mpi", "NSLOTS": "2"}
         done = subprocess.run(
@@ -118,16 +120,11 @@ def test_how_jobs_stand():
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("qw", "waits"),
-        ("hqw", "waits, and is on hold"),
-        ("r", "is running"),
-        ("dr", "is being deleted"),
-        ("Rq", "was requeued and waits"),
-        ("Rr", "is running again"),
-        ("S", "is suspended"),
+        ("qw", "waits"), ("hqw", "waits, and is on hold"), ("r", "is running"), ("dr", "is being deleted"),
+        ("Rq", "was requeued and waits"), ("Rr", "is running again"), ("S", "is suspended"),
         ("Eqw", "is in an error state, Eqw, and will not start: qstat -explain E says why"),
     ],
-)
+)  # fmt: skip
 def test_what_is_said_of_a_state(state, said):
     assert words_of(state) == said
 
@@ -179,12 +176,6 @@ def test_a_job_that_qacct_does_not_show(tmp_path, monkeypatch):
     seen = GridEngine().look(JobId("7"))
     assert seen is not None
     assert (seen.words, seen.gone, seen.code) == ("has ended; qacct does not show it yet", True, None)
-
-
-def test_what_is_for_grid_engine_alone(answer, tmp_path):
-    write(tmp_path, "train.py", "")
-    done = answer("submit", "--dry-run", "--pe", "mpi", "train.py")
-    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "Error: --pe mpi needs --scheduler sge")
 
 
 def test_a_token_that_everyone_can_read(answer, tmp_path):

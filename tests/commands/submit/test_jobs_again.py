@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.commands.submit.gridengine import ACCOUNTED_AFTER
+from ddplaunch.queue.scheduler import ACCOUNTED_AFTER
 from ddplaunch.queue.table import SCHEDULERS
 from tests.commands.submit.queue_programs import PROGRAMS_OF, Job, install
 from tests.conftest import clean_environment, command, wait_until, write

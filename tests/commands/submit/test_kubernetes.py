@@ -33,74 +33,42 @@ from ddplaunch.commands.manifest.pod_job import (
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command
 from tests.commands.submit.pods import expanded, pods
-from tests.commands.submit.test_yaml import NASTY, plain
+from tests.commands.submit.test_yaml import NASTY
 
 GOLDEN = Path(__file__).parent / "manifests"
 
 SMALLEST = PodJob(command=["train.py"], name="train", image="registry.example/wine:1")
+
+MANY = [f"--option-{number}" for number in range(9)]
 
 JOBS = {
     "smallest": SMALLEST,
     "two_nodes": replace(
         SMALLEST,
         command=["--max-restarts", "2", "train.py", "--", "--lr", "0.1", "--name", "it's: a #test", "$HOME", "$(HOME)"],
-        nodes=2,
-        gpus=8,
-        cpus=64,
-        memory="200Gi",
-        seconds=4 * 3600,
+        nodes=2, gpus=8, cpus=64, memory="200Gi", seconds=4 * 3600,
     ),
     "everything": replace(
-        SMALLEST,
-        command=[
-            "--nproc",
-            "4",
-            "--grace",
-            "90.5",
-            "-m",
-            "wine.train",
-            "--",
-            *(f"--option-{i}" for i in range(9)),
-            "a\nb",
-        ],
-        name="wine-16",
-        image="nvcr.io/nvidia/pytorch:25.01-py3",
-        nodes=16,
-        gpus=4,
-        grace=90.5,
-        namespace="vision",
+        SMALLEST, command=["--nproc", "4", "--grace", "90.5", "-m", "wine.train", "--", *MANY, "a\nb"],
+        name="wine-16", image="nvcr.io/nvidia/pytorch:25.01-py3", nodes=16, gpus=4, grace=90.5, namespace="vision",
         labels={"team": "vision", "kueue.x-k8s.io/queue-name": "1e3"},
         node_labels={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "on": "yes"},
         variables={"NCCL_DEBUG": "INFO", "PRICE": "$(cat x) is 5$", "EMPTY": ""},
         mounts=[Mount("sets", "/sets", read_only=True), Mount("/scratch", "/scratch dir")],
     ),
     "rdma": replace(
-        SMALLEST,
-        nodes=4,
-        gpus=8,
-        cpus=180,
-        memory="1800Gi",
+        SMALLEST, nodes=4, gpus=8, cpus=180, memory="1800Gi",
         resources={"rdma/hca_shared_devices_a": 8, "hugepages-2Mi": "5Gi"},
-        requests={"cpu": 96, "memory": "1500Gi"},
-        shm="256Gi",
-        retries=5,
-        kept=86400,
-        annotations={"k8s.v1.cni.cncf.io/networks": "ib0,ib1"},
-        node_labels={"pool": "h100"},
+        requests={"cpu": 96, "memory": "1500Gi"}, shm="256Gi", retries=5, kept=86400,
+        annotations={"k8s.v1.cni.cncf.io/networks": "ib0,ib1"}, node_labels={"pool": "h100"},
         node_rules=[
             NodeRule("nvidia.com/gpu.product", "In", ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")),
             NodeRule("kubernetes.io/hostname", "NotIn", ("n07",)),
         ],
         tolerations=[Toleration("nvidia.com/gpu"), Toleration("team", "vision", "NoSchedule")],
-        priority_class="training",
-        gang="coscheduling",
-        host_network=True,
-        host_ports=(29500, 29501),
-        service_account="trainer",
-        pull_secrets=["registry"],
-        variables={"NCCL_DEBUG": "INFO"},
-        secret_variables=[SecretVariable("HF_TOKEN", "hugging-face", "token")],
-        secrets=["wandb"],
+        priority_class="training", gang="coscheduling", host_network=True, host_ports=(29500, 29501),
+        service_account="trainer", pull_secrets=["registry"], variables={"NCCL_DEBUG": "INFO"},
+        secret_variables=[SecretVariable("HF_TOKEN", "hugging-face", "token")], secrets=["wandb"],
         mounts=[
             Mount("wine-data", "/data"),
             Mount("configmap/nccl", "/etc/nccl"),
@@ -111,36 +79,19 @@ JOBS = {
     ),
     "jobset": replace(SMALLEST, nodes=2, gpus=8, kind="jobset", gang="volcano", kept=3600, annotations={"a/b": "c"}),
     "restricted": replace(
-        SMALLEST,
-        nodes=2,
-        gpus=8,
-        restricted=True,
-        user=(1000, 3000),
-        pull="IfNotPresent",
-        spread=["topology.kubernetes.io/zone"],
-        apart=["kubernetes.io/hostname"],
+        SMALLEST, nodes=2, gpus=8, restricted=True, user=(1000, 3000), pull="IfNotPresent",
+        spread=["topology.kubernetes.io/zone"], apart=["kubernetes.io/hostname"],
         node_rules=[NodeRule("pool", "In", ("a", "b"))],
     ),
     "trainjob": replace(
-        SMALLEST,
-        kind="trainjob",
-        runtime="torch-distributed",
-        nodes=4,
-        gpus=8,
-        memory="200Gi",
-        seconds=3600,
-        restricted=True,
-        labels={"team": "vision"},
-        variables={"NCCL_DEBUG": "INFO"},
+        SMALLEST, kind="trainjob", runtime="torch-distributed", nodes=4, gpus=8, memory="200Gi", seconds=3600,
+        restricted=True, labels={"team": "vision"}, variables={"NCCL_DEBUG": "INFO"},
         secret_variables=[SecretVariable("HF_TOKEN", "hugging-face", "token")],
-        tolerations=[Toleration("nvidia.com/gpu")],
-        node_labels={"pool": "h100"},
-        pull_secrets=["registry"],
-        service_account="trainer",
-        mounts=[Mount("wine-data", "/data")],
+        tolerations=[Toleration("nvidia.com/gpu")], node_labels={"pool": "h100"}, pull_secrets=["registry"],
+        service_account="trainer", mounts=[Mount("wine-data", "/data")],
     ),
     "elastic": replace(SMALLEST, command=["--grow", "train.py"], nodes=4, min_nodes=2, gang="volcano"),
-}
+}  # fmt: skip
 
 NEWEST = int(kubernetes_validate.latest_version().split(".")[1])
 
@@ -192,7 +143,7 @@ def test_no_golden_file_is_left_over():
 @EACH
 def test_it_is_read_as_it_is_meant(name):
     job = JOBS[name]
-    assert read(manifest(job)) == [plain(each) for each in objects(job)]
+    assert read(manifest(job)) == list(objects(job))
     assert max(len(line) for line in manifest(job).splitlines()) <= 144
 
 
@@ -210,47 +161,38 @@ def test_the_first_of_them_is_named():
     assert f"Kubernetes {VERSIONS[0]} or newer" in manifest(SMALLEST)
 
 
+_CONTAINER = ("spec", "template", "spec", "containers", 0)
+_REPLICATED = ("spec", "replicatedJobs", 0)
+_PATCH = ("spec", "runtimePatches", 0)
+
+
 @pytest.mark.parametrize(
-    ("path", "value"),
+    ("name", "path", "value"),
     [
-        (("spec", "backofLimitPerIndex"), 3),
-        (("spec", "template", "spec", "containers", 0, "resources", "limit"), {}),
-        (("spec", "template", "spec", "containers", 0, "env", 0, "value"), 2),
-        (("spec", "template", "spec", "containers", 0, "args"), "train.py"),
-        (("spec", "podFailurePolicy", "rules", 0, "onPodConditions", 0, "status"), True),
-        (("spec", "completions"), "2"),
+        ("two_nodes", ("spec", "backofLimitPerIndex"), 3),
+        ("two_nodes", (*_CONTAINER, "resources", "limit"), {}),
+        ("two_nodes", (*_CONTAINER, "env", 0, "value"), 2),
+        ("two_nodes", (*_CONTAINER, "args"), "train.py"),
+        ("two_nodes", ("spec", "podFailurePolicy", "rules", 0, "onPodConditions", 0, "status"), True),
+        ("two_nodes", ("spec", "completions"), "2"),
+        ("jobset", ("spec", "ttlSecondsAfterFinish"), 3),
+        ("jobset", ("spec", "ttlSecondsAfterFinished"), "3"),
+        ("jobset", (*_REPLICATED, "replica"), 1),
+        ("jobset", (*_REPLICATED, "template", "spec", "completions"), "2"),
+        ("trainjob", ("spec", "trainer", "numNode"), {}),
+        ("trainjob", (*_PATCH, "managr"), {}),
+        ("trainjob", (*_PATCH, "trainingRuntimeSpec", "spec"), {}),
     ],
 )
-def test_the_schemas_would_tell(path, value):
-    (_, job) = read(manifest(JOBS["two_nodes"]))
+def test_the_schemas_would_tell(name, path, value):
+    *_, job = read(manifest(JOBS[name]))
     check(job)
-    broken = copy.deepcopy(job)
-    place = broken
+    place = job
     for step in path[:-1]:
         place = place[step]
     place[path[-1]] = value
-    with pytest.raises(kubernetes_validate.ValidationError):
-        check(broken)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("ttlSecondsAfterFinish",), 3),
-        (("ttlSecondsAfterFinished",), "3"),
-        (("replicatedJobs", 0, "replica"), 1),
-        (("replicatedJobs", 0, "template", "spec", "completions"), "2"),
-    ],
-)
-def test_the_model_of_a_jobset_would_tell(path, value):
-    (jobset,) = read(manifest(JOBS["jobset"]))
-    check(jobset)
-    place = jobset["spec"]
-    for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
-    with pytest.raises((AssertionError, pydantic.ValidationError)):
-        check_model(JobsetV1alpha2JobSet, jobset)
+    with pytest.raises((AssertionError, kubernetes_validate.ValidationError, pydantic.ValidationError)):
+        check(job)
 
 
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
@@ -300,21 +242,6 @@ def test_pods_are_told_from_those_of_other_jobs(kind):
     assert spread["labelSelector"] == apart["labelSelector"] == {"matchLabels": {label: "train"}}
 
 
-@pytest.mark.parametrize(
-    "path",
-    [("trainer", "numNode"), ("runtimePatches", 0, "managr"), ("runtimePatches", 0, "trainingRuntimeSpec", "spec")],
-)
-def test_the_model_of_a_trainjob_would_tell(path):
-    (job,) = read(manifest(JOBS["trainjob"]))
-    check(job)
-    place = job["spec"]
-    for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = {}
-    with pytest.raises((AssertionError, pydantic.ValidationError)):
-        check(job)
-
-
 def test_a_trainjob_changes_in_its_runtime_what_was_asked_for():
     (job,) = read(manifest(JOBS["trainjob"]))
     (patch,) = job["spec"]["runtimePatches"]
@@ -342,24 +269,12 @@ def test_what_the_runtime_decides_is_refused(fields, option):
 # ------------------------------------------------------------------------------------------------------------- pods
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 11])
-def test_the_pods_of_a_jobset_are_the_nodes(nodes):
-    job = pods(manifest(replace(SMALLEST, nodes=nodes, kind="jobset")))
-    assert [pod.hostname for pod in job] == [f"train-node-0-{index}" for index in range(nodes)]
-    if nodes > 1:
-        assert {pod.environ["MASTER_ADDR"] for pod in job} == {job[0].domain_name} == {"train-node-0-0.train"}
-    assert [pod.environ["JOB_COMPLETION_INDEX"] for pod in job] == [str(index) for index in range(nodes)]
-
-
-def test_a_jobset_needs_no_service_of_ours():
-    assert [each["kind"] for each in read(manifest(JOBS["jobset"]))] == ["JobSet"]
-
-
-@pytest.mark.parametrize("nodes", [2, 3, 16])
-def test_the_pods_are_the_nodes(nodes):
-    job = pods(manifest(replace(SMALLEST, nodes=nodes)))
-    assert [pod.hostname for pod in job] == [f"train-{index}" for index in range(nodes)]
-    assert {pod.environ["MASTER_ADDR"] for pod in job} == {job[0].domain_name} == {"train-0.train"}
+@pytest.mark.parametrize(("kind", "prefix"), [("job", "train-"), ("jobset", "train-node-0-")])
+@pytest.mark.parametrize("nodes", [2, 11])
+def test_the_pods_are_the_nodes(kind, prefix, nodes):
+    job = pods(manifest(replace(SMALLEST, nodes=nodes, kind=kind)))
+    assert [pod.hostname for pod in job] == [f"{prefix}{index}" for index in range(nodes)]
+    assert {pod.environ["MASTER_ADDR"] for pod in job} == {job[0].domain_name} == {f"{prefix}0.train"}
     assert [pod.environ["JOB_COMPLETION_INDEX"] for pod in job] == [str(index) for index in range(nodes)]
     assert {pod.environ["DDPLAUNCH_NNODES"] for pod in job} == {str(nodes)}
 
@@ -368,6 +283,7 @@ def test_one_node_needs_no_name():
     (pod,) = pods(manifest(SMALLEST))
     assert (pod.domain_name, "MASTER_ADDR" in pod.environ) == (None, False)
     assert [each["kind"] for each in read(manifest(SMALLEST))] == ["Job"]
+    assert [each["kind"] for each in read(manifest(JOBS["jobset"]))] == ["JobSet"], "which makes its Service itself"
 
 
 def test_what_the_container_gets():
@@ -398,14 +314,11 @@ def test_the_expansion_of_kubernetes():
         assert expanded(text, variables) == meant
 
 
-def test_a_checkpoint_takes_its_time_too():
-    (job,) = read(manifest(replace(SMALLEST, grace=5.5, preempt_grace=60.0)))
-    assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 76
-
-
-@pytest.mark.parametrize(("grace", "seconds"), [(30.0, 40), (0.0, 10), (2.5, 13), (600.0, 610)])
-def test_the_kubelet_waits_longer_than_the_ranks_may(grace, seconds):
-    (job,) = read(manifest(replace(SMALLEST, grace=grace)))
+@pytest.mark.parametrize(
+    ("grace", "checkpoint", "seconds"), [(30.0, 0.0, 40), (0.0, 0.0, 10), (2.5, 0.0, 13), (5.5, 60.0, 76)]
+)
+def test_the_kubelet_waits_longer_than_the_ranks_may(grace, checkpoint, seconds):
+    (job,) = read(manifest(replace(SMALLEST, grace=grace, preempt_grace=checkpoint)))
     assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == seconds
 
 
@@ -452,21 +365,12 @@ def test_who_is_started_again(code, conditions, action):
 @pytest.mark.parametrize(
     ("target", "name"),
     [
-        ("train.py", "train"),
-        ("./deep/Train_Me.py", "train-me"),
-        ("train.py:main", "train-main"),
-        ("wine.train:main", "wine-train-main"),
-        ("wine.train", "wine-train"),
-        ("/usr/bin/echo", "echo"),
-        ("3d.py", "job-3d"),
-        ("a.pyx.python", "a-pyx-python"),
-        ("---", "job"),
-        ("été.py", "t"),
-        ("日本.py", "job"),
-        ("x" * 80, "x" * 61),
-        ("x" * 60 + "_y", "x" * 60),
+        ("train.py", "train"), ("./deep/Train_Me.py", "train-me"), ("train.py:main", "train-main"),
+        ("wine.train:main", "wine-train-main"), ("wine.train", "wine-train"), ("/usr/bin/echo", "echo"),
+        ("3d.py", "job-3d"), ("a.pyx.python", "a-pyx-python"), ("---", "job"), ("été.py", "t"), ("日本.py", "job"),
+        ("x" * 80, "x" * 61), ("x" * 60 + "_y", "x" * 60),
     ],
-)
+)  # fmt: skip
 def test_names_from_targets(target, name):
     assert name_from(target, longest_name(2)) == name
 
@@ -480,11 +384,6 @@ def test_the_last_pod_has_a_name_too(nodes, kind):
     last = pods(manifest(replace(SMALLEST, name=name, nodes=nodes, kind=kind)))[-1].hostname
     assert len(last) == 63
     assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", last)
-
-
-def test_bytes_that_are_no_text():
-    with pytest.raises(UsageError, match="a manifest cannot hold"):
-        manifest(replace(SMALLEST, command=["train.py", "\udcff"]))
 
 
 if __name__ == "__main__":

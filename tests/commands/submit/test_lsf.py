@@ -18,18 +18,14 @@ from ddplaunch.queue.scheduler import JobId
         ("NEW|-|-", "is in state NEW"),
         ("DONE|-|-", "completed (exit code 0)"),
         ("EXIT|7|-", "failed (exit code 7)"),
-        (
-            "EXIT|140|TERM_RUNLIMIT: job killed after reaching LSF run time limit",
-            "reached its time limit (exit code 143)",
-        ),
-        (
-            "EXIT|137|TERM_MEMLIMIT: job killed after reaching LSF memory usage limit",
-            "used more memory than it had (exit code 137)",
-        ),
+        ("EXIT|140|TERM_RUNLIMIT: job killed after reaching LSF run time limit",
+         "reached its time limit (exit code 143)"),
+        ("EXIT|137|TERM_MEMLIMIT: job killed after reaching LSF memory usage limit",
+         "used more memory than it had (exit code 137)"),
         ("EXIT|130|TERM_OWNER: job killed by owner", "was killed: LSF says TERM_OWNER (exit code 130)"),
         ("EXIT|-|TERM_OWNER: job killed by owner", "was killed before it began (exit code 143)"),
     ],
-)
+)  # fmt: skip
 def test_what_is_said_of_a_job(shown, said):
     record = parse(f"{shown}\n")
     assert record is not None
@@ -64,10 +60,8 @@ Mon Nov 23 10:00:00: Submitted from host <login1>, to Queue <normal>, CWD </data
     [
         ("Mon Nov 23 10:05:00: Starting (Pid 31390);", None),
         ("Mon Nov 23 10:05:00: Done successfully. The CPU time used is 1.2 seconds;", (0, "completed")),
-        (
-            "Mon Nov 23 10:05:00: Exited with exit code 7. The CPU time used is 1.2 s\n                     econds;",
-            (7, "failed"),
-        ),
+        ("Mon Nov 23 10:05:00: Exited with exit code 7. The CPU time used is 1.2 s\n                     econds;",
+         (7, "failed")),
         (
             "Mon Nov 23 10:05:00: Exited with exit cod\n                     e 140. The CPU time used is 1.2 seconds;\n"
             "Mon Nov 23 10:05:00: Completed <exit>; TERM_RUNLIMIT: job killed after reaching\n"
@@ -75,7 +69,7 @@ Mon Nov 23 10:00:00: Submitted from host <login1>, to Queue <normal>, CWD </data
             (143, "reached its time limit"),
         ),
     ],
-)
+)  # fmt: skip
 def test_what_bhist_knows_of_a_job(end, found):
     assert end_of(HISTORY.format(end=end)) == found
 

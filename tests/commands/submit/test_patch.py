@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -13,9 +11,8 @@ import yaml as pyyaml
 
 from ddplaunch.commands.manifest.kubernetes import manifest
 from ddplaunch.commands.manifest.patch import KEYS, read
-from ddplaunch.errors import UsageError
 from tests.commands.submit.test_kubernetes import JOBS, SMALLEST, check
-from tests.conftest import clean_environment, write
+from tests.conftest import write
 
 
 @pytest.fixture
@@ -119,12 +116,7 @@ def test_a_patch_of_the_job_is_for_the_job_in_a_jobset(merged):
 
 
 def test_comments_stay_where_values_stay(tmp_path):
-    file = write(
-        tmp_path, "patch.yaml", "spec: {backoffLimitPerIndex: 9}\n" + pod("volumes: [{name: x, emptyDir: {}}]")
-    )
-    with pytest.raises(UsageError, match="spec is there twice"):
-        read(str(file))
-    write(tmp_path, "patch.yaml", "spec:\n  backoffLimitPerIndex: 9\n  podFailurePolicy: {rules: []}\n")
+    file = write(tmp_path, "patch.yaml", "spec:\n  backoffLimitPerIndex: 9\n  podFailurePolicy: {rules: []}\n")
     before, after = (manifest(replace(SMALLEST, patches=each)).splitlines() for each in ((), read(str(file))))
     assert "  # A pod that could not even begin is tried again, three times." in set(before) - set(after)
     assert "  # A pod is a node: one ddplaunch, which starts the ranks there." in after
@@ -134,11 +126,14 @@ def test_comments_stay_where_values_stay(tmp_path):
 
 def test_values_are_what_kubernetes_reads(merged):
     """A date is a string, and a number without a dot no number: else a label would change on its way."""
-    text = 'metadata: {annotations: {a: 2026-11-21, d: "yes"}}\nspec: {x: 1.5, y: 1.0e+20, z: [[1]]}'
+    text = (
+        'metadata: {annotations: {a: 2026-11-21, d: "yes"}}\nspec: {x: 1.5, y: 1.0e+20, z: [[1]], completions: {a: 1}}'
+    )
     job = merged(text)["Job"]
     assert job["metadata"]["annotations"]["a"] == "2026-11-21"
     assert job["metadata"]["annotations"]["d"] == "yes"
     assert (job["spec"]["x"], job["spec"]["y"], job["spec"]["z"]) == (1.5, 1e20, [[1]])
+    assert job["spec"]["completions"] == {"a": 1}, "kubectl refuses it"
 
 
 def test_json_is_yaml(merged):
@@ -150,12 +145,10 @@ def test_json_is_yaml(merged):
     [
         ("spec:\n  template:\n   a: 1\n  b: [\n", "FILE, line 5: not YAML: expected the node content, but found"),
         ("spec:\n\ta: 1\n", "FILE, line 2: not YAML: found character '\\t' that cannot start any token"),
-        ("spec:\n  a: 1\n  a: 2\n", "FILE, line 3: a is there twice"),
-        ("spec:\n  on: 1\n", "FILE, line 2: the key on is not a string; put it in quotes"),
-        ("spec: !!binary aa\n", "FILE, line 1: could not determine a constructor for the tag"),
-        ("---\nspec: {}\n---\n- a\n", "FILE, line 4: expected fields, like spec:"),
-        ("spec: &a\n  b: *a\n", "FILE: a value contains itself, or is nested too deeply"),
+        ("---\nspec: {}\n---\n- a\n", "FILE: expected fields, like spec:"),
+        ("spec: &a\n  b: *a\n", "FILE: not YAML: Circular reference detected"),
         ("a: \0\n", "FILE: not YAML: unacceptable character"),
+        ("spec: {2026-11-21: x}\n", "FILE: not YAML: keys must be str, int, float, bool or None, not date"),
         ("# nothing\n", "FILE: there is nothing in it"),
         ("tolerations: []\n", "FILE: tolerations: a Job has apiVersion, kind, metadata, spec"),
         ("kind: Deployment\n", "FILE: kind Deployment: the manifest has Job"),
@@ -166,9 +159,9 @@ def test_json_is_yaml(merged):
         (pod("containers: [{image: x}]"), "FILE: spec.template.spec.containers[0] has no name"),
         (pod("containers: [{name: ddplaunch, env: [x]}]"), "FILE: spec.template.spec.containers[0].env[0] has no name"),
         ("spec: {template: x}\n", "FILE: spec.template: expected fields, like metadata:"),
-        ("spec: {x: .inf}\n", "a manifest cannot hold inf"),
+        ("spec: {x: .inf}\n", "FILE: not YAML: Out of range float values"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_merged(answer, tmp_path, text, said):
     (tmp_path / "patch.yaml").write_text(text)
     done = answer("manifest", "--container-image", "img:1", "--patch", "patch.yaml", "train.py")
@@ -182,14 +175,3 @@ def test_a_file_that_is_not_there(answer):
     done = answer("manifest", "--container-image", "img:1", "--patch", "patch.yaml", "train.py")
     assert done.returncode == 2
     assert "--patch patch.yaml: cannot read it: No such file or directory" in done.stderr
-
-
-def test_where_pyyaml_is_missing(tmp_path):
-    write(tmp_path, "patch.yaml", "spec: {}")
-    code = "import sys; sys.modules['yaml'] = None; from ddplaunch.cli import main; main()"
-    words = ("manifest", "--container-image", "img:1", "--patch", "patch.yaml", "train.py")
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "Error: --patch patch.yaml needs PyYAML, to read it\n  pip install pyyaml\n"

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.commands.submit.pbs import listed, parse, script
-from ddplaunch.queue.scheduler import JobId, Record
-from tests.commands.submit.test_hosts_job import SMALLEST
+from ddplaunch.commands.submit.pbs import Pbs, listed, parse
+from ddplaunch.queue.scheduler import JobId, JobState
+from tests.commands.submit.test_hosts import SMALLEST
 from tests.conftest import write
 
 
 @pytest.mark.parametrize(("typed", "written"), [("200G", "200gb"), ("200GB", "200gb"), ("64000", "64000mb")])
 def test_memory_in_the_units_of_pbs(typed, written):
-    assert f":mem={written}\n" in script(replace(SMALLEST, mem=typed))
+    assert f":mem={written}\n" in Pbs().script(replace(SMALLEST, mem=typed))
 
 
 SHOWN = """Job Id: 4711.pbs01
@@ -30,11 +30,8 @@ SHOWN = """Job Id: 4711.pbs01
     ("state", "more", "said"),
     [
         ("Q", "", "waits"),
-        (
-            "Q",
-            "    comment = Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T\n\t: 16)\n",
-            "waits: Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T: 16)",
-        ),
+        ("Q", "    comment = Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T\n\t: 16)\n",
+         "waits: Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T: 16)"),
         ("H", "", "waits, and is on hold"),
         ("R", "    comment = Job run at Mon Nov 23 at 10:00 on (n1:ncpus=8)\n", "is running"),
         ("S", "", "is suspended"),
@@ -47,7 +44,7 @@ SHOWN = """Job Id: 4711.pbs01
         ("F", "    Exit_status = -1\n", "was not run by PBS (Exit_status -1) (exit code 1)"),
         ("F", "", "was deleted before it began (exit code 143)"),
     ],
-)
+)  # fmt: skip
 def test_what_is_said_of_a_job(state, more, said):
     record = parse(SHOWN.format(state=state, more=more))
     assert record is not None
@@ -77,7 +74,7 @@ def test_how_jobs_stand():
 
 def test_an_answer_of_something_else():
     assert parse("Hello\n") is None
-    assert parse("    job_state = Z\n") == Record("is in state Z", state="running")
+    assert parse("    job_state = Z\n") == JobState("is in state Z", state="running")
 
 
 def test_a_name_that_pbs_takes(answer, tmp_path):

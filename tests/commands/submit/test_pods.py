@@ -62,22 +62,15 @@ def dry_run(pod: Pod, folder: Path) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("nodes", [2, 3])
-def test_each_pod_finds_its_place(job, tmp_path, nodes):
-    for index, pod in enumerate(job("--nodes", str(nodes), "--nproc", "2")):
+@pytest.mark.parametrize(("options", "zero"), [((), "train-0.train"), (("--kind", "jobset"), "train-node-0-0.train")])
+def test_each_pod_finds_its_place(job, tmp_path, options, zero):
+    for index, pod in enumerate(job("--nodes", "3", "--nproc", "2", *options)):
         plan = dry_run(pod, tmp_path)
-        assert (plan["nnodes"], plan["node_rank"], plan["world_size"]) == (nodes, index, 2 * nodes)
-        assert (plan["master_addr"], plan["master_port"]) == ("train-0.train", 29500)
+        assert (plan["nnodes"], plan["node_rank"], plan["world_size"]) == (3, index, 6)
+        assert (plan["master_addr"], plan["master_port"]) == (zero, 29500)
         here = [rank["rank"] for rank in plan["ranks"] if rank["node_rank"] == index]
         assert here == [2 * index, 2 * index + 1]
-        assert any(note.startswith(f"kubernetes: this is node 0 of {nodes}") for note in plan["notes"]) == (index == 0)
-
-
-def test_a_pod_of_a_jobset_finds_its_place(job, tmp_path):
-    pod = job("--nodes", "2", "--nproc", "2", "--kind", "jobset")[1]
-    plan = dry_run(pod, tmp_path)
-    assert (plan["nnodes"], plan["node_rank"], plan["world_size"]) == (2, 1, 4)
-    assert (plan["master_addr"], plan["master_port"]) == ("train-node-0-0.train", 29500)
+        assert any(note.startswith("kubernetes: this is node 0 of 3") for note in plan["notes"]) == (index == 0)
 
 
 def test_a_pod_of_an_elastic_job_finds_its_place(job, tmp_path):

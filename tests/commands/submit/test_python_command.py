@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.commands.submit.slurm import script
+from ddplaunch.commands.submit.slurm import Slurm
 from ddplaunch.plan.command import python_command
 from tests.commands.submit.test_kubernetes import SMALLEST as IN_KUBERNETES
 from tests.commands.submit.test_kubernetes import manifest, pods
@@ -65,7 +65,7 @@ def test_a_job_of_slurm_runs_ours(folder: Path) -> None:
         '#!/bin/sh\nwhile [ "$1" != "$PYTHON" ]; do shift; done; exec "$@" --cluster none train.py\n',
     )
     (folder / "bin/srun").chmod(0o755)
-    batch = script(replace(IN_SLURM, interpreter=sys.executable, chdir=str(folder), command=[]))
+    batch = Slurm().script(replace(IN_SLURM, interpreter=sys.executable, chdir=str(folder), command=[]))
     path = f"{folder}/bin:{os.environ['PATH']}"
     assert run(folder, ["bash", "-c", batch], PATH=path, PYTHON=sys.executable) == "trained 0 None\n"
 

@@ -15,79 +15,47 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.commands.submit.queue import listed, parse
-from ddplaunch.commands.submit.slurm import BatchJob, Requeue, Setup, log_path, script
+from ddplaunch.commands.submit.job import BatchJob, Requeue, Setup
+from ddplaunch.commands.submit.slurm import Slurm
+from ddplaunch.commands.submit.slurm_says import listed, parse
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command
 from tests.conftest import write
 
+script = Slurm().script
+
 GOLDEN = Path(__file__).parent / "golden"
 
-SMALLEST = BatchJob(
-    command=["train.py"],
-    interpreter="/opt/venv/bin/python",
-    chdir="/data/wine",
-    job_name="train.py",
-    output="slurm-%j.out",
-)
+SMALLEST = BatchJob(command=["train.py"], interpreter="/opt/venv/bin/python", chdir="/data/wine", job_name="train.py")
 
 JOBS = {
     "smallest": SMALLEST,
     "two_nodes": replace(
         SMALLEST,
-        command=["--max-restarts", "2", "train.py", "--", "--lr", "0.1", "--name", "it's a test", "$HOME"],
-        nodes=2,
-        gpus_per_node="8",
-        cpus_per_task=64,
-        time="4:00:00",
-        partition="general",
+        command=["--max-restarts", "2", "train.py", "--", "--lr", "0.1", "--name", "it's a test", "$HOME"], nodes=2,
+        gpus_per_node="8", cpus_per_task=64, time="4:00:00", partition="general",
     ),
     "everything": replace(
-        SMALLEST,
-        command=["--nproc", "4", "-m", "wine.train"],
-        chdir="/data/my wine",
-        job_name='a "job"',
-        output="logs/%A_%a.out",
-        nodes=16,
-        gpus_per_node="a100:8",
-        cpus_per_task=64,
-        mem="200G",
-        time="1-12",
-        partition="big,small",
-        account="vision",
-        qos="high",
-        constraint="[rack1|rack2]",
-        nodelist="gpu[01-16]",
-        array="0-7%2",
-        sbatch_args=["--hint=nomultithread", "--prefer='back \\ slash # 2'"],
+        SMALLEST, command=["--nproc", "4", "-m", "wine.train"], chdir="/data/my wine", job_name='a "job"',
+        output="logs/%A_%a.out", nodes=16, gpus_per_node="a100:8", cpus_per_task=64, mem="200G", time="1-12",
+        partition="big,small", account="vision", qos="high", constraint="[rack1|rack2]", nodelist="gpu[01-16]",
+        array="0-7%2", more=["--hint=nomultithread", "--prefer='back \\ slash # 2'"],
         setup=[Setup("/data/my wine/env.sh", is_file=True), Setup("export A=1; module load cuda/12")],
     ),
     "as_sbatch": replace(
-        SMALLEST,
-        nodes=2,
-        error="logs/%j.err",
-        gpus_per_task="h100:8",
-        gres="gpu:h100:8,nvme:1",
-        mem_per_gpu="50G",
-        exclude="gpu[07-08]",
-        exclusive=True,
-        reservation="week 3",
-        dependency="afterok:4711?afterany:4712_3",
-        mail_type="END,FAIL",
-        mail_user="me@example.org",
-        comment="wine # 2",
+        SMALLEST, nodes=2, error="logs/%j.err", gpus_per_task="h100:8", gres="gpu:h100:8,nvme:1", mem_per_gpu="50G",
+        exclude="gpu[07-08]", exclusive=True, reservation="week 3", dependency="afterok:4711?afterany:4712_3",
+        mail_type="END,FAIL", mail_user="me@example.org", comment="wine # 2",
         srun_args=["--cpu-bind=none", "--export 'A=1 2'"],
         setup=[Setup("export SCRATCH=/scratch/$SLURM_JOB_ID; mkdir $SCRATCH")],
         teardown=[Setup('rm -rf "$SCRATCH"; '), Setup("/data/my wine/done.sh", is_file=True)],
     ),
     "requeue": replace(SMALLEST, nodes=2, requeue=Requeue(3, "USR2", 90, 30)),
     "container": replace(
-        SMALLEST,
-        interpreter="python",
-        container_image="nvcr.io#nvidia/pytorch:25.01-py3",
+        SMALLEST, interpreter="python", container_image="nvcr.io#nvidia/pytorch:25.01-py3",
         container_mounts=["/data/sets:/sets:ro", "/scratch:/scratch"],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -194,8 +162,7 @@ TORN = Setup("echo torn $FROM_SETUP; exit 4")
 
 
 @pytest.mark.parametrize(
-    ("setup", "code", "said"),
-    [("FROM_SETUP=x", 7, "torn x\n"), ("false", 1, "torn\n"), ("exit 3", 3, "torn\n")],
+    ("setup", "code", "said"), [("FROM_SETUP=x", 7, "torn x\n"), ("false", 1, "torn\n"), ("exit 3", 3, "torn\n")]
 )
 def test_a_teardown_keeps_the_exit_code(run, setup, code, said):
     """Also where the set-up ends the job, and where it leaves by ``exit`` itself."""
@@ -230,7 +197,7 @@ def test_quoting_is_what_sbatch_reads():
     ],
 )
 def test_log_path(output, array, path):
-    assert log_path(replace(SMALLEST, output=output, array=array), "12") == path
+    assert Slurm().log(replace(SMALLEST, output=output, array=array), "12") == path
 
 
 RECORD = (
@@ -245,21 +212,12 @@ RECORD = (
 @pytest.mark.parametrize(
     ("state", "code", "ended"),
     [
-        ("PENDING", "0:0", None),
-        ("RUNNING", "0:0", None),
-        ("COMPLETING", "3:0", None),
-        ("REQUEUE_HOLD", "0:0", None),
-        ("COMPLETED", "0:0", 0),
-        ("FAILED", "3:0", 3),
-        ("FAILED", "0:9", 137),
-        ("FAILED", "0:0", 1),
-        ("CANCELLED", "0:15", 143),
-        ("TIMEOUT", "0:0", 143),
-        ("OUT_OF_MEMORY", "0:125", 137),
-        ("NODE_FAIL", "0:0", 69),
-        ("PREEMPTED", "0:15", 75),
+        ("PENDING", "0:0", None), ("RUNNING", "0:0", None), ("COMPLETING", "3:0", None),
+        ("REQUEUE_HOLD", "0:0", None), ("COMPLETED", "0:0", 0), ("FAILED", "3:0", 3), ("FAILED", "0:9", 137),
+        ("FAILED", "0:0", 1), ("CANCELLED", "0:15", 143), ("TIMEOUT", "0:0", 143), ("OUT_OF_MEMORY", "0:125", 137),
+        ("NODE_FAIL", "0:0", 69), ("PREEMPTED", "0:15", 75),
     ],
-)
+)  # fmt: skip
 def test_what_slurm_says_of_a_job(state, code, ended):
     job = parse(RECORD.format(state=state, reason="None", code=code, preempted="None"))
     assert job is not None
@@ -316,10 +274,10 @@ def test_what_squeue_says_of_several():
         ("8_2", "11", "FAILED", "NonZeroExitCode", "36608", "0", "n1", "2026-01-31T12:00:00"),
     )
     found = list(listed("".join("".join(map(str.ljust, row, WIDTHS)) + "\n" for row in rows)))
-    assert [typed for typed, _ in found] == ["7", "8_0", "8_1", "8_2"]
-    assert [each.code for _, each in found] == [None, None, 2, 75]
-    assert found[0][1].words == "was requeued and waits: ReqNodeNotAvail, UnavailableNodes:n[1-2]"
-    assert (found[1][1].runs, found[1][1].number, found[1][1].host) == (True, "9", "n1")
+    assert [each.job.typed for each in found] == ["7", "8_0", "8_1", "8_2"]
+    assert [each.code for each in found] == [None, None, 2, 75]
+    assert found[0].words == "was requeued and waits: ReqNodeNotAvail, UnavailableNodes:n[1-2]"
+    assert (found[1].runs, found[1].number, found[1].host) == (True, "9", "n1")
 
 
 WIDTHS = (64, 16, 32, 96, 16, 12, 256, 24)
@@ -333,7 +291,7 @@ def test_a_folder_with_a_percent_sign(output):
     assert "#SBATCH --chdir=/data/50%j\n" in text
     assert f"#SBATCH --output={'/data/50%%j/' if output[0] != '/' else ''}{output}\n" in text
     assert "#SBATCH --error=/data/50%%j/%x.err\n" in text
-    assert log_path(replace(job, output="/data/50%%j/%j.out"), "12") == "/data/50%j/12.out"
+    assert Slurm().log(replace(job, output="/data/50%%j/%j.out"), "12") == "/data/50%j/12.out"
 
 
 def test_no_record():

@@ -9,7 +9,7 @@ import pytest
 import yaml as pyyaml
 from ruamel.yaml import YAML
 
-from ddplaunch.commands.manifest.yaml import Noted, document
+from ddplaunch.commands.manifest.document import commented, document
 from ddplaunch.errors import UsageError
 
 WORDS = """
@@ -20,54 +20,13 @@ WORDS = """
     nvcr.io/nvidia/pytorch:25.01-py3 /dev/shm ./a ../a a/b. a@b a=b =a a+b <a> a|b a&b a;b ü 日本 🚀 é́ _a __init__
 """
 
-NASTY = [
-    *WORDS.split(),
-    *(
-        "",
-        " ",
-        "  ",
-        " a",
-        "a ",
-        "a b",
-        "a: b",
-        "a #b",
-        "- a",
-        "? a",
-        "a\tb",
-        "\t",
-        "\ta",
-        "a\n",
-        "\n",
-        "\na",
-        "a\nb\n\nc",
-    ),
-    *(
-        "\r",
-        "a\r\nb",
-        "\x01",
-        "\x07",
-        "\x1b[31m",
-        "\x7f",
-        "\x85",
-        "\xa0",
-        "\u2028",
-        "\u2029",
-        "\ufeff",
-        "\ufeffa",
-        "\uffff",
-    ),
-    *("\\n", "\\", "\\\\", '\\"', "\\x41", '"', '""', "'", "''", "a\\", "%TAG ! x", "x" * 300, "a " * 100, "🚀" * 3),
-    *('{"a": [1, "b"]}', "key: [a, b]", "--- a", "... a", "a --- b", "- - a", "!!python/object:os.system x"),
-]
+SPACES = ["", " ", "  ", " a", "a ", "a b", "a: b", "a #b", "- a", "? a", "a\tb", "\t", "\ta"]
+BREAKS = ["a\n", "\n", "\na", "a\nb\n\nc", "\r", "a\r\nb", "\x85", "\u2028", "\u2029", "a\n b", " a\nb", "a \nb"]
+CONTROLS = ["\x01", "\x07", "\x1b[31m", "\x7f", "\xa0", "\ufeff", "\ufeffa", "\uffff"]
+QUOTES = ["\\n", "\\", "\\\\", '\\"', "\\x41", '"', '""', "'", "''", "a\\", "%TAG ! x", "x" * 300, "a " * 100, "🚀" * 3]
+LINES = ['{"a": [1, "b"]}', "key: [a, b]", "--- a", "... a", "a --- b", "- - a", "!!python/object:os.system x"]
 
-
-def plain(value):
-    """The same without comments."""
-    if isinstance(value, Noted):
-        return plain(value.value)
-    if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+NASTY = [*WORDS.split(), *SPACES, *BREAKS, *CONTROLS, *QUOTES, *LINES]
 
 
 def old(text: str) -> object:
@@ -103,12 +62,12 @@ def test_numbers_and_truth(read):
 
 
 def test_comments_are_only_comments():
-    noted = {
-        "a": Noted("of a: 1\nsecond line", {"b": Noted("of b", [1, 2])}),
-        "c": [Noted("of the first", {"d": 1}), {"e": 2}, Noted("of a word", "f")],
+    meant = {
+        commented("a", "of a: 1\nsecond line"): {commented("b", "of b"): [1, 2]},
+        "c": [{commented("d", "of the first"): 1, commented("x", "inside"): "z"}, {"e": 2}, "f"],
     }
-    text = document(noted)
-    assert old(text) == new(text) == plain(noted) == {"a": {"b": [1, 2]}, "c": [{"d": 1}, {"e": 2}, "f"]}
+    text = document(meant)
+    assert old(text) == new(text) == meant
     assert text.splitlines() == [
         "# of a: 1",
         "# second line",
@@ -118,8 +77,9 @@ def test_comments_are_only_comments():
         "c:",
         "  # of the first",
         "  - d: 1",
+        "    # inside",
+        "    x: z",
         "  - e: 2",
-        "  # of a word",
         "  - f",
     ]
 

@@ -1,6 +1,6 @@
 """Jobs of Grid Engine, PBS and LSF, what is alike: their scripts, what is refused, and a job on two nodes.
 
-``python -m tests.commands.submit.test_hosts_job`` writes the golden files anew, to be read in the diff.
+``python -m tests.commands.submit.test_hosts`` writes the golden files anew, to be read in the diff.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.commands.submit import gridengine, lsf, pbs
-from ddplaunch.commands.submit.hosts_job import HostsJob
-from ddplaunch.commands.submit.slurm import Requeue, Setup
+from ddplaunch.commands.submit.job import BatchJob, Requeue, Setup
 from ddplaunch.errors import UsageError
+from ddplaunch.queue.table import scheduler
 from tests.commands.submit.queue_programs import PROGRAMS_OF, Job, install
 from tests.conftest import write
 from tests.starts import LIGHT
 
-GOLDEN = Path(__file__).parent / "golden_hosts_job"
+GOLDEN = Path(__file__).parent / "golden_hosts"
 
-SMALLEST = HostsJob(command=["train.py"], interpreter="/opt/venv/bin/python", chdir="/data/wine", job_name="train.py")
+SMALLEST = BatchJob(command=["train.py"], interpreter="/opt/venv/bin/python", chdir="/data/wine", job_name="train.py")
 
 EVERYTHING = replace(
     SMALLEST,
@@ -32,7 +31,7 @@ EVERYTHING = replace(
     job_name="wine",
     nodes=2,
     cpus_per_task=64,
-    seconds=93784,
+    time="1-02:03:04",
     partition="gpu",
     setup=[Setup("/data/my wine/env.sh", is_file=True), Setup("module load cuda/12")],
 )
@@ -40,19 +39,14 @@ NODES = replace(EVERYTHING, gpus_per_node="8", account="wine-2026", exclusive=Tr
 
 AGAIN = Requeue(3, "USR1", 90, 30)
 
-WRITERS = {"sge": gridengine, "pbs": pbs, "lsf": lsf}
+WRITERS = {name: scheduler(name) for name in ("sge", "pbs", "lsf")}
 
 JOBS = {
     "sge": replace(SMALLEST, pe="mpi"),
     "pbs": SMALLEST,
     "lsf": SMALLEST,
     "sge_everything": replace(
-        EVERYTHING,
-        output="logs/$JOB_ID.out",
-        cpus_per_task=4,
-        seconds=14400,
-        partition="gpu.q",
-        pe="mpi",
+        EVERYTHING, output="logs/$JOB_ID.out", cpus_per_task=4, time="4:00:00", partition="gpu.q", pe="mpi",
         more=["-l gpu=8", "-P 'my project'"],
     ),
     "pbs_everything": replace(
@@ -61,10 +55,10 @@ JOBS = {
     "lsf_everything": replace(
         NODES, output="logs/%J.out", more=["-R 'rusage[mem=200G]'", "-w 'done(4711) && done(4712)'"]
     ),
-    "sge_again": replace(SMALLEST, pe="mpi", nodes=3, spares=1, array="1-9:2%2", seconds=14400, requeue=AGAIN),
+    "sge_again": replace(SMALLEST, pe="mpi", nodes=3, spares=1, array="1-9:2%2", time="4:00:00", requeue=AGAIN),
     "pbs_again": replace(SMALLEST, nodes=3, spares=1, array="0-7%2"),
-    "lsf_again": replace(SMALLEST, nodes=3, spares=1, array="1,5%2", seconds=14400, requeue=AGAIN, more=["-app ours"]),
-}
+    "lsf_again": replace(SMALLEST, nodes=3, spares=1, array="1,5%2", time="4:00:00", requeue=AGAIN, more=["-app ours"]),
+}  # fmt: skip
 
 
 def script(name: str) -> str:
@@ -96,7 +90,7 @@ def test_no_golden_file_is_left_over():
     ],
 )
 def test_where_the_log_is(name, number, log):
-    assert WRITERS[name[:3]].log_path(JOBS[name], number) == log
+    assert WRITERS[name[:3]].log(JOBS[name], number) == log
 
 
 @pytest.mark.parametrize("scheduler", WRITERS)
@@ -133,26 +127,20 @@ def test_what_fits_in_no_line(scheduler):
         ("pbs", "--qsub-arg=-V", "--qsub-arg -V: ddplaunch sets -V itself"),
         ("pbs", "--qsub-arg=-lselect=2", "--qsub-arg -lselect=2: ddplaunch sets select itself"),
         ("pbs", "--qsub-arg=exclusive", "--qsub-arg exclusive: expected an option of qsub"),
-        (
-            "pbs",
-            "--output logs/%j.out",
-            "--output logs/%j.out: PBS has no patterns, and reads a colon as a host's name",
-        ),
+        ("pbs", "--output logs/%j.out",
+         "--output logs/%j.out: PBS has no patterns, and reads a colon as a host's name"),
         ("lsf", "--mem 200G", "--mem does not work with --scheduler lsf"),
         ("lsf", "--gpus-per-node a100:8", "--gpus-per-node a100:8: here it is a number"),
         ("lsf", "--array 0-3", "--array 0-3: indices begin with 1 here"),
-        (
-            "lsf",
-            "--spares 1",
-            "--spares needs an application profile of the site, with DJOB_COMMFAIL_ACTION=IGNORE_COMMFAIL",
-        ),
+        ("lsf", "--spares 1",
+         "--spares needs an application profile of the site, with DJOB_COMMFAIL_ACTION=IGNORE_COMMFAIL"),
         ("lsf", "--qsub-arg=-V", "--qsub-arg -V needs --scheduler sge or pbs"),
         ("lsf", "--bsub-arg=-q", "--bsub-arg -q: ddplaunch sets -q itself"),
         ("lsf", "--bsub-arg=-Rspan[hosts=1]", "--bsub-arg -Rspan[hosts=1]: ddplaunch sets span itself"),
         ("lsf", "--bsub-arg=exclusive", "--bsub-arg exclusive: expected an option of bsub"),
         ("lsf", "--output logs/%a.out", "--output logs/%a.out: % is not a pattern here"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(answer, tmp_path, scheduler, words, said):
     write(tmp_path, "train.py", "")
     done = answer("submit", "--scheduler", scheduler, "--dry-run", *words.split(), "train.py")
@@ -230,21 +218,6 @@ def test_a_job_on_two_nodes_is_followed_to_its_end(launch, tmp_path, here, sched
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("scheduler", "code", "said"), [("pbs", 143, "failed"), ("lsf", 130, "was killed: LSF says TERM_OWNER")]
-)
-def test_a_deleted_job_stops_its_ranks_in_their_grace(start, tmp_path, here, scheduler, code, said):
-    job = start(*followed(scheduler, "wait"), env=here(scheduler))
-    job.wait_for("rank", times=4)
-    program = PROGRAMS_OF[scheduler][2]
-    number = job.stderr().partition("cancel: ddplaunch stop ")[2].split()[0]
-    subprocess.run([tmp_path / scheduler / "bin" / program, number], check=True)
-    assert job.wait() == code, job.stdout() + job.stderr()
-    assert f"job {number} {said} (exit code {code})" in job.stderr()
-    job.assert_nothing_left()
-
-
-@pytest.mark.slow
 def test_a_job_of_lsf_is_requeued(start, tmp_path, here):
     """LSF warns all processes of the script, and starts it again after exit code 99 (bsub(1), -wa and -Q)."""
     program = PROGRAM.replace(
@@ -269,13 +242,10 @@ def test_a_job_of_lsf_is_requeued(start, tmp_path, here):
     ("scheduler", "theirs", "ours"),
     [
         ("pbs", "qsub: Unknown queue\n", "qsub refused the job (exit code 170)\n  qsub says why above; qstat -Q lists"),
-        (
-            "lsf",
-            "nowhere: No such queue. Job not submitted.\n",
-            "bsub refused the job (exit code 255)\n  bsub says why above; bqueues lists",
-        ),
+        ("lsf", "nowhere: No such queue. Job not submitted.\n",
+         "bsub refused the job (exit code 255)\n  bsub says why above; bqueues lists"),
     ],
-)
+)  # fmt: skip
 def test_a_job_that_its_scheduler_refuses(answer, here, scheduler, theirs, ours):
     done = answer("submit", "--scheduler", scheduler, "--partition", "nowhere", "train.py", env=here(scheduler))
     assert done.returncode == 2

@@ -1,0 +1,91 @@
+"""A document of YAML that people read, by PyYAML: keys in our order, comments above them.
+
+Programs that read YAML 1.1 or 1.2 get the same: a string that either takes for a number, a truth value, a date or null
+is quoted, which PyYAML alone leaves to the rules of 1.1.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from ddplaunch.errors import UsageError
+
+WIDTH = 110  # columns for a list of scalars in one line
+_PLAIN = re.compile(r"-{0,2}[A-Za-z/][\w./+=@-]*(:[\w./+=@-]+)*", re.ASCII)
+"""Strings that get no quotes. All others do, though some would not need them."""
+
+_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+"""Words that YAML 1.1 reads as something else, in any case (yaml.org/type/bool.html)."""
+
+
+class _Key(str):
+    comment: str
+
+
+def commented(key: str, comment: str) -> str:
+    """A key of a mapping with the comment that stands above it, or above the list's entry where it is its first."""
+    made = _Key(key)
+    made.comment = comment
+    return made
+
+
+def document(mapping: Mapping[str, Any]) -> str:
+    """Write mappings, sequences, strings, numbers and truth values.
+
+    Raises UsageError if a string has a character that YAML cannot hold.
+    """
+    style: dict[str, Any] = {"sort_keys": False, "default_flow_style": False, "allow_unicode": True, "width": math.inf}
+    return str(yaml.dump(mapping, Dumper=_Dumper, **style))
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """What we change in how PyYAML writes: the states of its emitter (yaml/emitter.py) write comments too."""
+
+    above: object = None  # the key whose comment was written last
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+    def expect_block_mapping_key(self, first: bool = False) -> None:
+        self._comment(self.event)
+        super().expect_block_mapping_key(first)
+
+    def expect_block_sequence_item(self, first: bool = False) -> None:
+        if isinstance(self.event, yaml.MappingStartEvent):
+            self._comment(self.events[0])
+        super().expect_block_sequence_item(first)
+
+    def _comment(self, event: Any) -> None:
+        key = getattr(event, "value", None)
+        if isinstance(key, _Key) and key is not self.above:
+            self.above = key
+            for line in key.comment.splitlines():
+                self.write_indent()
+                self.write_indicator(f"# {line}", need_whitespace=False)
+
+
+def _string(dumper: _Dumper, text: str) -> Any:
+    if odd := re.search("[\0\ud800-\udfff]", text):  # surrogates: bytes of a command line that are not UTF-8
+        raise UsageError(f"a manifest cannot hold {odd[0]!r}", "use text in UTF-8")
+    style = None if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else '"'
+    if "\n" in text and all(line.isprintable() for line in text.split("\n")):
+        style = "|"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+def _list(dumper: _Dumper, values: Sequence[Any]) -> Any:
+    """In one line where it is short and all of it are scalars."""
+    scalars = not any(isinstance(each, (Mapping, list, tuple)) for each in values)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, scalars and len(repr(values)) < WIDTH)
+
+
+for _kind, _represent in {str: _string, _Key: _string, list: _list, tuple: _list}.items():
+    _Dumper.add_representer(_kind, _represent)

@@ -1,0 +1,232 @@
+"""Schedulers that start one process a job, the script, on the first of its hosts: Grid Engine, PBS and LSF.
+
+The script starts one launcher on each host and says to it by words which node it is: PBS and LSF do not hand the
+script's variables on.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import click
+
+from ddplaunch.cli.surroundings import TOKEN
+from ddplaunch.clusters.systems.hosts import HOSTS, NODE_RANK
+from ddplaunch.commands.submit.base import BatchScheduler
+from ddplaunch.commands.submit.job import BatchJob
+from ddplaunch.errors import UsageError
+from ddplaunch.plan.command import python_command
+
+_END = "END-OF-LAUNCH"
+
+AGAIN = 99
+"""The exit code by which a script is requeued: Grid Engine's own, and what ``bsub -Q`` has of us."""
+
+LEFT = 30
+"""Seconds after the end of node 0 in which those on hosts that were not lost have ended."""
+
+
+class HostsScheduler(BatchScheduler):
+    """A scheduler whose jobs are scripts that start a launcher on each host."""
+
+    directive: str  # how the lines begin that the program reads
+    name: str  # how its jobs and hosts are called in ``clusters``
+    submits_again: str  # the words before a script's name, by hand
+    shows: str  # who sees the variables of a job, and how
+    hosts_file: str  # the variable that names the file of hosts
+    hosts_hint: str  # what shows the hosts that a job was given
+    hosts_given = "the job has"
+    job_id: str  # the variables that have a job's number, and its index in an array
+    index: str
+    starts_by: str  # how the script starts a launcher on another host, of ``$rank``
+    starts_here: str  # and on this one
+    starts_note: str  # what a reader of the script should know of that
+    as_input = True  # bash reads what it does there from its input, as quotation marks are not kept on the way
+    hands_on = True  # the script must hand on job_id and index
+    unfit, quoted = "\n\r\0\\", " \t'[]$<>&;|"  # letters that fit in no line, and those that need quotation marks
+
+    def notes(self, job: BatchJob) -> Iterator[str]:
+        yield from super().notes(job)
+        if TOKEN in os.environ:
+            yield f"{TOKEN} is not secret in this job: {self.shows}"
+
+    def output(self, job: BatchJob) -> str:
+        return job.output or os.path.basename(self.log(job, "NUMBER")).replace("%a", "INDEX")
+
+    def script(self, job: BatchJob) -> str:
+        head = ("#!/bin/bash", f"# Written by ddplaunch submit. To submit it again: {self.submits_again} THIS_FILE")
+        parts = (head, self.head(job), [""], self.before(job), self._hosts(job), [""], self._mark(job))
+        return "\n".join(line for part in (*parts, self._launchers(job), _finish(job)) for line in part) + "\n"
+
+    def head(self, job: BatchJob) -> Iterator[str]:
+        """The lines that the scheduler reads."""
+        raise NotImplementedError
+
+    def before(self, job: BatchJob) -> Iterator[str]:
+        """What the script does first."""
+        yield from ()
+
+    def node_lines(self, job: BatchJob) -> Iterator[str]:
+        """What bash does on each node before the launcher."""
+        for each in job.setup:
+            yield f"{each.line} || exit"
+
+    def traps(self, job: BatchJob) -> Iterator[str]:
+        """What keeps signals of the scheduler from the script, which waits for its launchers."""
+        yield from ()
+
+    def here(self, job: BatchJob) -> str:
+        """How the script starts the launcher of node 0."""
+        return self.starts_here
+
+    def after(self, job: BatchJob) -> Iterator[str]:
+        """What makes another exit code of ``$code``."""
+        yield from ()
+
+    def passed_on(self, job: BatchJob) -> Iterator[str]:
+        """The lines of the options that were passed on."""
+        for text in job.more:
+            yield f"{self.directive} {' '.join(map(self.word, shlex.split(text)))}"
+
+    def word(self, text: str) -> str:
+        """Quote a word of a directive: the programs split it as a shell would, without its variables.
+
+        Raises UsageError if it fits in no line.
+        """
+        if any(each in text for each in self.unfit) or {'"', "'"} <= set(text):
+            backslashes = ", backslashes" * ("\\" in self.unfit)
+            what = f"{text!r} does not fit in one line of a batch script"
+            raise UsageError(what, f"leave line breaks{backslashes} and quotes out")
+        if '"' in text:
+            return f"'{text}'"
+        return f'"{text}"' if not text or set(text) & set(self.quoted) else text
+
+    def _hosts(self, job: BatchJob) -> Iterator[str]:
+        """Read the file of hosts, each once; end the job if they are not as many as nodes."""
+        asked = f"--nodes {job.nodes - job.spares}" + (f" --spares {job.spares}" if job.spares else "")
+        yield "# Its hosts, in the scheduler's order; this script runs on the first."
+        yield f"hosts=($(awk '!seen[$1]++ {{ print $1 }}' \"${self.hosts_file}\"))"
+        yield f"if [ ${{#hosts[@]}} -ne {job.nodes} ]; then"
+        yield f'  echo "ddplaunch: {asked} needs {job.nodes} hosts, but {self.hosts_given}: ${{hosts[*]}}" >&2'
+        yield f'  echo "  {self.hosts_hint}" >&2'
+        yield "  exit 2"
+        yield "fi"
+
+    def _mark(self, job: BatchJob) -> Iterator[str]:
+        """Where ddplaunch leaves word that the job made room."""
+        if job.requeue:
+            name = f"${self.job_id}.${self.index}" if job.array else f"${self.job_id}"
+            yield "# ddplaunch leaves this file where the job made room; the other counts how often it was requeued."
+            yield f'export DDPLAUNCH_REQUEUE_FILE="$PWD/.ddplaunch-requeue-{name}"'
+            yield f'requeued="$PWD/.ddplaunch-requeued-{name}"'
+            yield 'rm -f "$DDPLAUNCH_REQUEUE_FILE"'
+
+    def _launchers(self, job: BatchJob) -> Iterator[str]:
+        variables = [] if not self.hands_on else [self.job_id, self.index] if job.array else [self.job_id]
+        yield f"# One launcher on each host. {self.starts_note}"
+        yield from self._launch(job, variables)
+        yield from self.traps(job)
+        yield from self._start(job, variables)
+        yield from self.after(job)
+
+    def _launch(self, job: BatchJob, variables: Sequence[str]) -> Iterator[str]:
+        """Put into a variable what bash does on each node: its words are node rank, hosts, and values of ``variables``.
+
+        Where bash gets it as input, it must have read all of it before a set-up can.
+        """
+        names = [NODE_RANK, HOSTS, *variables]
+        yield f"read -r -d '' launch <<'{_END}'"
+        if self.as_input:
+            yield "{"
+        yield f"export {' '.join(f'{name}=${number}' for number, name in enumerate(names, 1))}"
+        yield f"cd {shlex.quote(job.chdir)} || exit"
+        yield from self.node_lines(job)
+        yield f"exec {shlex.join(python_command(job.interpreter))} \\"
+        yield f"  {shlex.join(['run', '--cluster', self.name, *job.command])} </dev/null"
+        if self.as_input:
+            yield "}"
+        yield _END
+
+    def _start(self, job: BatchJob, variables: Sequence[str]) -> Iterator[str]:
+        """Start a launcher on each host, and wait for them."""
+        words = " ".join(['"$all"', *(f'"${name}"' for name in variables)]) + ' <<<"$launch"' * self.as_input
+        yield 'all=$(IFS=,; echo "${hosts[*]}")'
+        yield "# A scheduler that warns may signal each process here: these two are for the launchers."
+        yield "trap : USR1 USR2"
+        if job.spares:
+            yield "others=()"
+        yield "for ((rank = 1; rank < ${#hosts[@]}; rank++)); do"
+        yield f'  (trap "" USR1 USR2; exec {self.starts_by} "$rank" {words}) &'
+        if job.spares:
+            yield "  others+=($!)"
+        yield "done"
+        yield f"{self.here(job)} 0 {words}"
+        yield "# They end together with one exit code, which becomes the job's."
+        yield "code=$?"
+        if job.spares:
+            yield "# What waits for a host that was lost would never end."
+            yield f"for ((left = {LEFT}; left > 0; left--)); do"
+            yield '  kill -0 "${others[@]}" 2>/dev/null || break'
+            yield "  sleep 1"
+            yield "done"
+            yield 'kill "${others[@]}" 2>/dev/null'
+        else:
+            yield "until wait; do :; done"
+
+
+def _finish(job: BatchJob) -> Iterator[str]:
+    """JobEnd with the launchers' exit code, or so that the job is requeued."""
+    if job.requeue:
+        limit = job.requeue.max_times
+        yield 'if [ -e "$DDPLAUNCH_REQUEUE_FILE" ]; then'
+        yield '  rm -f "$DDPLAUNCH_REQUEUE_FILE"'
+        yield '  times=$(cat "$requeued" 2>/dev/null || echo 0)'
+        yield f'  if [ "$times" -lt {limit} ]; then'
+        yield '    echo $((times + 1)) >"$requeued"'
+        yield f'    echo "ddplaunch: requeueing, $((times + 1)) of {limit}"'
+        yield f"    exit {AGAIN}"
+        yield "  fi"
+        yield f'  echo "ddplaunch: not requeued again: --requeue {limit}"'
+        yield "fi"
+        yield 'rm -f "$requeued"'
+    yield "exit $code"
+
+
+def only_slurm(program: str) -> dict[str, str]:
+    """What no scheduler but Slurm has, where ``program`` submits: click's names, and what to type instead."""
+    return {
+        "error": "stderr is in the log",
+        **dict.fromkeys(("sbatch_args", "srun_args"), f"--{program}-arg is for options of {program}"),
+        "teardown": "it needs Slurm",
+        **dict.fromkeys(("container_image", "container_mounts"), "it needs Slurm's srun"),
+    }
+
+
+def check_passed_on(option: str, texts: Iterable[str], example: str, ours_alone: Collection[str], hint: str) -> None:
+    """Check what --qsub-arg or --bsub-arg passes on. Raises UsageError for what is not an option, or set by us."""
+    for text in texts:
+        try:
+            words = shlex.split(text)
+        except ValueError:
+            raise UsageError(f"{option} {text}: a quotation mark is missing") from None
+        if not words or not words[0].startswith("-"):
+            program = option.removeprefix("--").removesuffix("-arg")
+            raise UsageError(f"{option} {text}: expected an option of {program}", f"{option}='{example}'")
+        if words[0] in ours_alone:
+            raise UsageError(f"{option} {text}: ddplaunch sets {words[0]} itself", hint)
+
+
+def check_array(ctx: click.Context, *, first: int = 1, lists: bool = False, alone: bool = True) -> None:
+    """Check --array: from which index on, whether it may be a list, or one index alone."""
+    array, scheduler = ctx.params["array"], ctx.params["scheduler"]
+    if array is None:
+        return
+    indices = array.partition("%")[0]
+    if "," in indices and not lists:
+        raise UsageError(f"--array {array}: --scheduler {scheduler} takes one range", "--array 1-4, or --array 1-9:2")
+    if min(int(part.partition("-")[0] or 0) for part in indices.split(",")) < first:
+        raise UsageError(f"--array {array}: indices begin with {first} here", "--array 1-4")
+    if not alone and "-" not in indices:
+        raise UsageError(f"--array {array}: expected a range of two or more", "--array 1-4, or leave it out")

@@ -1,0 +1,148 @@
+"""What Slurm's programs print of jobs, and what it means: words, and our exit codes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddplaunch.dataclass import replace
+from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
+from ddplaunch.queue.scheduler import JobId, JobState
+
+_FINAL: dict[str, tuple[str, int | None]] = {
+    "COMPLETED": ("completed", None),
+    "FAILED": ("failed", None),
+    "CANCELLED": ("was cancelled", EXIT_SIGNAL + 15),
+    "DEADLINE": ("passed its deadline", EXIT_SIGNAL + 15),
+    "TIMEOUT": ("reached its time limit", EXIT_SIGNAL + 15),
+    "OUT_OF_MEMORY": ("used more memory than it had", EXIT_SIGNAL + 9),
+    "BOOT_FAIL": ("got a node that did not boot", EXIT_UNAVAILABLE),
+    "NODE_FAIL": ("lost a node", EXIT_UNAVAILABLE),
+    "PREEMPTED": ("was preempted", EXIT_PREEMPTED),
+}
+"""The final states of a job (squeue(1), JOB STATE CODES): words for each, and our exit code.
+
+None is the batch script's own exit code. Where Slurm ended the job that says nothing, and SIGTERM is what it got.
+"""
+
+
+_NO_LOG = "NO_LOG"  # our state of a job whose log slurmd could not open
+_LOG_SIGNAL = 53  # the signal that scontrol shows for it
+_NEVER = {
+    "PartitionNodeLimit": "the job asks for more nodes than the partition allows or has up",
+    "PartitionTimeLimit": "the job asks for more time than the partition allows",
+    "BadConstraints": "no node has what the job asks for",
+    "DependencyNeverSatisfied": "the job that it waits for did not end as required",
+    "InvalidAccount": "the account is not valid",
+    "InvalidQOS": "the QOS is not valid",
+    "AccountNotAllowed": "the account may not use the partition",
+    "QOSNotAllowed": "the partition does not allow the QOS",
+    "JobHeldUser": "you hold it: scontrol release JOB",
+    "JobHeldAdmin": "an administrator holds it",
+}
+"""Reasons that waiting does not change, in words (Slurm's page "Job Reason Codes"), beside ``_PER_JOB``."""
+
+_PER_JOB = re.compile(r"(Assoc|QOS)Max\w+PerJob(Limit)?|QOSMin\w+")
+"""Limits of an account or a QOS that this job alone exceeds, like QOSMaxNodePerJobLimit."""
+
+
+def _words(state: str, reason: str, code: int | None, restarts: int, log: str | None) -> str:
+    """What to say about a job, after "job 7"."""
+    if state == "PENDING":
+        waits = "was requeued and waits" if restarts else "waits"
+        never = _NEVER.get(reason) or ("more than one job may have" if _PER_JOB.fullmatch(reason) else "")
+        if never:
+            return f"{waits}, and will never start: {reason} ({never})"
+        return waits if reason == "None" else f"{waits}: {reason}"
+    if state == _NO_LOG:
+        return f"failed: Slurm could not open its log {log or ''} on the node (exit code {code})"
+    if state in _FINAL:
+        return f"{_FINAL[state][0]} (exit code {code})"
+    again = f" again (restart {restarts})" if restarts and state == "RUNNING" else ""
+    return f"is {state.lower().replace('_', ' ')}{again}"
+
+
+def parse(text: str) -> JobState | None:
+    """Read what ``scontrol --oneliner show job`` prints; None if it is something else.
+
+    ``JobId=7 JobName=x UserId=… JobState=FAILED Reason=None … Restarts=0 … ExitCode=3:0 … PreemptTime=None …
+    StdOut=/a/slurm-7.out Power=`` where ExitCode is the batch script's own, and the signal that ended it. PreemptTime
+    is None again after a requeue.
+    """
+
+    def found(pattern: str) -> str | None:
+        match = re.search(pattern, text, re.MULTILINE)
+        return match[1] if match else None
+
+    state = found(r" JobState=(\S+) Reason=\S+")
+    if state is None:
+        return None
+    own, _, signal = (found(r" ExitCode=(\d+:\d+)") or "0:0").partition(":")
+    log, errors = (found(rf" {name}=(.*?)(?: \w+=|$)") for name in ("StdOut", "StdErr"))
+    restarts = int(found(r" Requeue=\d Restarts=(\d+)") or 0)
+    preempted = found(r" PreemptTime=(\d)") is not None
+    record = _record(state, found(r" Reason=(\S+)") or "", (int(own), int(signal)), restarts, preempted, log)
+    return replace(
+        record,
+        number=found(r"^JobId=(\d+)") or "",
+        host=found(r" BatchHost=(\S+)"),
+        log=log,
+        errors=errors if log and errors != log else None,
+    )
+
+
+_FIELDS = {
+    "JobArrayID": 64, "JobID": 16, "State": 32, "Reason": 96, "exit_code": 16, "RestartCnt": 12, "BatchHost": 256,
+    "PreemptTime": 24,
+}  # fmt: skip
+"""What squeue is asked for, and how wide each is: it puts nothing between them (squeue(1))."""
+
+FIELDS = ",".join(f"{name}:{width}" for name, width in _FIELDS.items())
+
+
+def listed(text: str, cluster: str | None = None) -> Iterator[JobState]:
+    """Read what squeue prints when it is asked for ``FIELDS`` of jobs of a cluster."""
+    for line in text.splitlines():
+        row, begin = [], 0
+        for width in _FIELDS.values():
+            row.append(line[begin : begin + width].strip())
+            begin += width
+        typed, number, state, reason, code, restarts, host, preempted = row
+        if not (number.isdecimal() and code.isdecimal()):
+            continue
+        signal = int(code) & 0x7F  # it is the status of wait(2)
+        how = (0, signal) if signal else (int(code) >> 8, 0)
+        again = int(restarts) if restarts.isdecimal() else 0
+        record = _record(state, reason, how, again, preempted[:1].isdecimal())
+        yield replace(record, job=_id(typed, cluster), number=number, host=host)
+
+
+def accounted(text: str, cluster: str | None = None) -> Iterator[JobState]:
+    """Read what sacct prints of JobID, State and ExitCode with ``-P``, of jobs of a cluster that have ended."""
+    for typed, state, own, signal in re.findall(r"(?m)^(\w+)\|(\w+)[^|]*\|(\d+):(\d+)", text):
+        if state in _FINAL:
+            yield replace(_record(state, "None", (int(own), int(signal))), job=_id(typed, cluster), number=typed)
+
+
+def _id(typed: str, cluster: str | None) -> JobId:
+    number, _, index = typed.partition("_")
+    return JobId(number, cluster, index or None)
+
+
+def _record(
+    name: str, reason: str, code: tuple[int, int], restarts: int = 0, preempted: bool = False, log: str | None = None
+) -> JobState:
+    """What Slurm says of a job, by its state and its batch script's own exit code and signal."""
+    state, ours = _ended(name, *code, preempted) if name in _FINAL else (name, None)
+    words = _words(state, reason, ours, restarts, log)
+    return JobState(words, ours, state == "PENDING", state == "RUNNING", state=name.lower().replace("_", " "))
+
+
+def _ended(name: str, own: int, signal: int, preempted: bool) -> tuple[str, int]:
+    """The state of a job that has ended, and our exit code, by its script's ``own`` and the signal that ended that."""
+    if name == "FAILED" and own == EXIT_SIGNAL + 15 and preempted:
+        name = "PREEMPTED"  # it ended within its grace, so Slurm sees only a script that failed
+    code = _FINAL[name][1]
+    if name == "FAILED" and (own, signal) == (0, _LOG_SIGNAL):
+        return _NO_LOG, EXIT_USAGE
+    return name, own or (EXIT_SIGNAL + signal if signal else int(name == "FAILED")) if code is None else code

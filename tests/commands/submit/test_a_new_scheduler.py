@@ -1,0 +1,99 @@
+"""A new scheduler is added by a file of its own and a line of ``queue/table.py``, as here in a copy of the package."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddplaunch
+from tests.conftest import clean_environment, write
+from tests.patience import patience
+
+TOY = '''
+"""Toy: a scheduler with one queue and one host."""
+
+from ddplaunch.commands.submit.base import BatchScheduler
+from ddplaunch.queue.scheduler import JobId, JobState, ended, sorted_by
+
+
+class Toy(BatchScheduler):
+    """Toy, by toyq, which prints a job and its state in each line."""
+
+    system, submits, asks, cancels, lists = "Toy", "toysub", "toyq", "toykill", "toyq"
+    keeps = "nothing does"
+
+    def script(self, job):
+        return f"#!/bin/sh\\n#TOY nodes={job.nodes}\\nexec ddplaunch run {' '.join(job.command)}\\n"
+
+    def output(self, job):
+        return "toy.out"
+
+    def log(self, job, number):
+        return f"{job.chdir}/toy.out"
+
+    def advice(self, said):
+        return "toyq lists the jobs"
+
+    def given(self, job, answer):
+        return JobId(answer)
+
+    def records(self, jobs, deadline):
+        found = []
+        for line in deadline.call("toyq").stdout.splitlines():
+            number, state = line.split()
+            record = JobState("is running", runs=True) if state == "running" else ended(143, "was killed")
+            found.append(JobState(**{**vars(record), "job": JobId(number), "number": number}))
+        return sorted_by(jobs, found)
+'''
+
+LINE = '    "toy": ("Toy", "commands.submit.toy", "Toy"),\n'
+
+PROGRAMS = {
+    "toysub": "cat >script; echo 7 running >jobs; echo 7",
+    "toyq": "cat jobs",
+    "toykill": 'echo "$1 killed" >jobs',
+}
+
+
+@pytest.fixture
+def toy(tmp_path: Path):
+    """Type a command of a ddplaunch that has the scheduler, where the scheduler's programs are."""
+    package = tmp_path / "with_toy" / "ddplaunch"
+    shutil.copytree(Path(ddplaunch.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "commands" / "submit" / "toy.py").write_text(TOY)
+    table = package / "queue" / "table.py"
+    table.write_text(table.read_text().replace('    "lsf":', f'{LINE}    "lsf":'))
+    write(tmp_path, "train.py", "")
+    for name, line in PROGRAMS.items():
+        write(tmp_path, f"bin/{name}", f"#!/bin/sh\n{line}\n").chmod(0o755)
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    env = clean_environment({"PYTHONPATH": str(package.parent), "PATH": path, "XDG_STATE_HOME": f"{tmp_path}/state"})
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        code = "import sys; sys.argv[0] = 'ddplaunch'; from ddplaunch.__main__ import main; sys.exit(main())"
+        typed = [sys.executable, "-c", code, *words]
+        return subprocess.run(typed, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=patience(60))
+
+    return run
+
+
+@pytest.mark.slow
+def test_its_jobs_are_submitted_shown_and_stopped(toy, tmp_path):
+    words = ("submit", "--scheduler", "toy", "--nodes", "2", "--grace", "5", "train.py")
+    dry = toy("submit", "--dry-run", *words[1:])
+    assert dry.stdout == "#!/bin/sh\n#TOY nodes=2\nexec ddplaunch run --grace 5 train.py\n", dry.stderr
+    assert "nodes: 2 (--nodes)" in dry.stderr
+    assert toy(*words).stdout.splitlines()[0] == "job 7: train.py on 2 nodes"
+    assert (tmp_path / "script").read_text() == dry.stdout
+    assert re.search(r"(?m)^7 .* train.py +running$", toy("ps").stdout)
+    refused = toy("stacks", "7")
+    assert "stacks cannot ask the nodes of job 7: Toy starts nothing in it from outside" in refused.stderr
+    assert "--now does not work on job 7: Toy decides when to kill the ranks" in toy("stop", "7", "--now").stderr
+    assert toy("stop", "7").stderr == "stopping job 7\njob 7 was killed (exit code 143)\n"
+    assert toy("attach", "7").returncode == 143
