@@ -42,12 +42,7 @@ def take_away(package: Path, gone: str) -> None:
     table.write_text(kept)
 
 
-def rooms() -> "list[object]":
-    needed = pytest.mark.xfail(strict=True, reason="ps reads from Grid Engine's file how late its accounts come")
-    return [pytest.param(gone, marks=needed) if gone == "commands.submit" else gone for gone in ROOMS]
-
-
-@pytest.mark.parametrize("gone", rooms())
+@pytest.mark.parametrize("gone", ROOMS)
 def test_without_it_the_others_work(tmp_path, gone):
     take_away(shutil.copytree(PACKAGE, tmp_path / "ddplaunch"), gone)
     write(tmp_path, "train.py", 'import os\nprint("rank", os.environ["RANK"])\n')
