@@ -15,8 +15,9 @@ from xml.etree import ElementTree
 import pytest
 
 from ddplaunch.control.messages import Note, Start
-from ddplaunch.control.wire import Connection, encode
 from ddplaunch.loop import Loop
+from ddplaunch.wire.connection import Connection
+from ddplaunch.wire.typed import encode
 from tests.benchmarks import loglog
 from tests.conftest import clean_environment
 from tests.control.test_coordinator import Job

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch.control.messages import Garbled, Inspect, Inspected, Message
+from ddplaunch.control.messages import Inspect, Inspected, Message
 from ddplaunch.control.seat import Seats
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.diagnosis.inspection import Detail, Inspection
 from ddplaunch.loop import Timer
+from ddplaunch.wire.frames import Garbled
 
 PATIENCE = 3.0  # seconds for an answer to a person
 MANY = 128  # ranks: with more, another node than node 0 is sent the main threads alone

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
-from ddplaunch.control import messages, proof
+from ddplaunch.control import messages
 from ddplaunch.control.messages import PROTOCOL, Declined, Hello, Message
 from ddplaunch.control.rules import Rules
-from ddplaunch.control.wire import MAX_BEFORE_JOINING, Connection
 from ddplaunch.dataclass import replace
 from ddplaunch.loop import Loop, Timer
+from ddplaunch.wire import proof
+from ddplaunch.wire.connection import MAX_BEFORE_JOINING, Connection
 
 PATIENCE = 10.0  # seconds in which a new connection must say hello
 MAX_UNKNOWN = 512  # connections besides the nodes that have joined; the oldest is closed when one more comes

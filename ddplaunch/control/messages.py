@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 PROTOCOL = 10  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
-class Garbled(Exception):
-    """A message that makes no sense, or must not come now."""
-
-
 @dataclass(frozen=True)
 class Versions:
     """What must be the same for ranks to work together; None if it is unknown or not installed."""

@@ -9,17 +9,18 @@ from functools import partial
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.control import messages
 from ddplaunch.control.coordinator import Coordinator
-from ddplaunch.control.messages import Declined, End, ForRanks, FromNode, Garbled, Hello, Message, Refused, Start
+from ddplaunch.control.messages import Declined, End, ForRanks, FromNode, Hello, Message, Refused, Start
 from ddplaunch.control.relay import Relay
 from ddplaunch.control.rules import Rules
 from ddplaunch.dataclass import replace
 from ddplaunch.loop import Loop
+from ddplaunch.wire.frames import Garbled
 from ddplaunch.words import named
 
 if TYPE_CHECKING:
     from ddplaunch.control.clock_offset import ClockOffset, PeerClock
     from ddplaunch.control.pacing import Pacing
-    from ddplaunch.control.wire import Connection
+    from ddplaunch.wire.connection import Connection
 
 PARTING = 1.0  # seconds in which the others must have read that the job is over
 
@@ -189,7 +190,7 @@ class NodeZero:
 
     def _encoded(self, message: Message) -> bytes:
         if self._frame[0] is not message:  # one that goes to many is encoded once
-            from ddplaunch.control.wire import encode
+            from ddplaunch.wire.typed import encode
 
             self._frame = message, encode(message)
         return self._frame[1]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddplaunch.control.clock_offset import ClockOffset
-from ddplaunch.control.messages import Arrived, Garbled, Start
+from ddplaunch.control.messages import Arrived, Start
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.inspection import Arrivals, Inspection
 from ddplaunch.diagnosis.pace import RankClock, compare, sentences
+from ddplaunch.wire.frames import Garbled
 
 MOST = 1_000_000  # arrivals that are kept of all nodes together: several times what they send
 

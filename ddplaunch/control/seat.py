@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from enum import Enum
 
-from ddplaunch.control.messages import Drained, Failed, Finished, Garbled, Hello, Refused
+from ddplaunch.control.messages import Drained, Failed, Finished, Hello, Refused
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.plan.share import Share
+from ddplaunch.wire.frames import Garbled
 
 
 class Part(Enum):

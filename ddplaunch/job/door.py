@@ -14,17 +14,17 @@ from functools import partial
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.job.folder import listen, remove
 from ddplaunch.loop import Loop, Timer
-from ddplaunch.sockets import peer_uid
+from ddplaunch.wire.sockets import peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
-    from ddplaunch.control.wire import Connection
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.follower import Follower
     from ddplaunch.job.requests import Answer, Request, Tail, Wait
     from ddplaunch.job.status import Status
+    from ddplaunch.wire.connection import Connection
 else:
     Protocol = object
 
@@ -111,8 +111,8 @@ class Door:
             return
         from typing import get_args
 
-        from ddplaunch.control.wire import Connection
         from ddplaunch.job.requests import Request
+        from ddplaunch.wire.connection import Connection
 
         client: Connection[Request] = Connection(
             self._loop,

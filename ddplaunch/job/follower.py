@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from ddplaunch.job.requests import Printed, Tail
 
 if TYPE_CHECKING:
-    from ddplaunch.control.wire import Connection
     from ddplaunch.job.door import Job
     from ddplaunch.job.requests import Request
+    from ddplaunch.wire.connection import Connection
 
 MAX_WAITING = 1 << 20  # bytes that it has not read yet, over which it misses what comes
 MAX_BEFORE = 32 << 20  # bytes of what all ranks had printed before

@@ -208,7 +208,7 @@ def parse(data: bytes, run: str) -> Record | None:
     import msgspec
 
     from ddplaunch.control.bounds import bounded
-    from ddplaunch.control.typed import convert
+    from ddplaunch.wire.typed import convert
 
     wrong = (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError)
     first, *lines = data.split(b"\n")
@@ -243,7 +243,7 @@ def _decode(line: bytes) -> Any:
 
 def _event(line: dict[str, Any]) -> Any:
     """The event of a line, its fields checked by their types."""
-    from ddplaunch.control.typed import convert
+    from ddplaunch.wire.typed import convert
 
     kind = _KINDS[line["event"]]
     if kind is events.Inspected:

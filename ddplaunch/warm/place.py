@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from ddplaunch.sockets import MAX_PATH, folders, is_private, listening, peer_uid
+from ddplaunch.wire.sockets import MAX_PATH, folders, is_private, listening, peer_uid
 
 
 def folder() -> str:

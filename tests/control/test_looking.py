@@ -9,8 +9,9 @@ import pytest
 
 from ddplaunch.control import messages
 from ddplaunch.control.looking import LOOK
-from ddplaunch.control.messages import Garbled, Inspect, Inspected
+from ddplaunch.control.messages import Inspect, Inspected
 from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection, RankInspection
+from ddplaunch.wire.frames import Garbled
 from tests.control.test_coordinator import Job
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.control.wire import encode
 from ddplaunch.job import client, folder
 from ddplaunch.job.client import Unanswered
 from ddplaunch.job.door import DEADLINE, MAX_CLIENTS, MAX_REQUEST
 from ddplaunch.job.requests import Show, Stop
 from ddplaunch.job.status import RankState, State
+from ddplaunch.wire.typed import encode
 from tests.conftest import alive, clean_environment, wait_until
 from tests.patience import patience
 

@@ -17,7 +17,6 @@ import click
 
 from ddplaunch.cli.live import LiveView, failures_text, last_lines, sentences
 from ddplaunch.console.view import Glance, all_doing, frame, rate, work
-from ddplaunch.control.wire import Connection
 from ddplaunch.dataclass import replace
 from ddplaunch.devices.usage import Used, used_by
 from ddplaunch.diagnosis.inspection import Detail
@@ -31,7 +30,8 @@ from ddplaunch.output.live import Live
 from ddplaunch.output.rows import plain
 from ddplaunch.output.sink import PATIENCE
 from ddplaunch.output.terminal import restored
-from ddplaunch.sockets import peer_uid
+from ddplaunch.wire.connection import Connection
+from ddplaunch.wire.sockets import peer_uid
 
 BETWEEN = 0.5  # seconds between two looks
 COLUMNS, ROWS = 80, 24  # of a frame that is printed elsewhere than in a terminal

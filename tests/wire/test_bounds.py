@@ -19,11 +19,11 @@ from ddplaunch.control import messages
 from ddplaunch.control.bounds import BOUNDS, MANY, check_of
 from ddplaunch.control.failure import MAX_TEXT, Verdict, readable
 from ddplaunch.control.joining import describe
-from ddplaunch.control.messages import Garbled
-from ddplaunch.control.wire import decode, encode
 from ddplaunch.errors import harmless, shown
 from ddplaunch.job.record import Record
 from ddplaunch.job.requests import Answer, Request
+from ddplaunch.wire.frames import Garbled
+from ddplaunch.wire.typed import decode, encode
 from tests.control.test_coordinator import Job
 
 KINDS = [kind for kind in typing.get_args(messages.Message) if kind is not messages.Seeking]

@@ -15,10 +15,12 @@ import pytest
 from ddplaunch.control import messages
 from ddplaunch.control.failure import Failure, Outcome, judge
 from ddplaunch.control.messages import Beat, Drained, End, Failed, Interrupted, Start, Versions
-from ddplaunch.control.wire import Connection, Garbled, decode, encode, literal
 from ddplaunch.loop import Loop
 from ddplaunch.plan.layout import Place
 from ddplaunch.plan.share import Share
+from ddplaunch.wire.connection import Connection, literal
+from ddplaunch.wire.frames import Garbled
+from ddplaunch.wire.typed import decode, encode
 
 FAILURE = Failure(3, 1, "n1", 77, 0, None, 9, None, "Traceback\n  é", 1.5, None, ("no", None), ("a", "b"))
 SHARE = Share(1, "n1", ("cuda:0", "cuda:1"), "4")
@@ -166,16 +168,16 @@ def test_literals(name, shown):
 
 AT_ONCE = """
 import sys, threading, time
-from ddplaunch.control import messages, wire
 from ddplaunch.control.messages import Inspected
 from ddplaunch.diagnosis.inspection import Inspection
+from ddplaunch.wire import frames, typed
 
-frame = wire.encode(Inspected(1, Inspection(time.time(), (), 2, ())))[wire.LENGTH.size :]
+frame = typed.encode(Inspected(1, Inspection(time.time(), (), 2, ())))[frames.LENGTH.size :]
 together = threading.Barrier(8)
 
 def decode():
     together.wait()
-    assert wire.decode(frame, [Inspected]).serial == 1
+    assert typed.decode(frame, [Inspected]).serial == 1
 
 sys.setswitchinterval(1e-6)
 threads = [threading.Thread(target=decode) for _ in range(8)]
