@@ -154,16 +154,11 @@ def test_every_module_has_its_layer():
     assert {layer(name) for name in MODULES} - {"", "__main__", "runtime", "submitit"} <= set(HEIGHT)
 
 
-UNTIL_TYPES_CARRY_THEIR_BOUNDS = {
-    "wire.typed": {"control", "control.bounds", "control.messages", "diagnosis.inspection", "plan", "plan.share"}
-}
-
-
 def test_imports_run_downward():
     wrong = []
     for name in MODULES:
         if layer(name) in HEIGHT:
-            for imported in own(name) - {""} - UNTIL_TYPES_CARRY_THEIR_BOUNDS.get(name, set()):
+            for imported in own(name) - {""}:
                 above = HEIGHT[layer(imported)] - HEIGHT[layer(name)]
                 if above > 0 or (above == 0 and layer(imported) != layer(name)):
                     wrong.append(f"{name} imports {imported} from {'above' if above else 'beside'} it")

@@ -8,10 +8,9 @@ import signal
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits
-from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, readable
 from ddplaunch.control.relay import FOR_RANKS
 from ddplaunch.dataclass import dataclass
-from ddplaunch.errors import shown
+from ddplaunch.errors import MAX_LINE, MAX_TAIL, readable, shown
 from ddplaunch.files import read_regular
 
 if TYPE_CHECKING:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
 from ddplaunch.diagnosis.inspection import Inspection
 from ddplaunch.job.status import Status
+
+if TYPE_CHECKING:
+    from ddplaunch.wire.bounds import Count, ExitCode, Size
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Tail:
     None are all ranks. There is no answer where too many follow the job already.
     """
 
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[Count, ...] = ()
     follow: bool = False
 
 
@@ -58,9 +62,9 @@ class Tail:
 class Printed:
     """A piece of what a rank prints: there are any number, until the connection ends."""
 
-    rank: int
+    rank: Count
     data: bytes
-    missed: int = 0  # bytes before it that were left out, as the client did not keep up
+    missed: Size = 0  # bytes before it that were left out, as the client did not keep up
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Wait:
 class Over:
     """The job has ended with this exit code: the last answer to ``Wait``."""
 
-    code: int
+    code: ExitCode
 
 
 Request = Show | Look | Stop | Tail | Wait
