@@ -314,7 +314,7 @@ def test_a_job_imports_little_until_it_asks_for_its_first_rank(tmp_path, words):
         "ddplaunch.control.checks",
         "ddplaunch.ssh",
         "ddplaunch.commands",
-        "ddplaunch.diagnosis",
+        "ddplaunch.diagnosis.",
         "ddplaunch.cli.run_command",
     )
     assert not [name for name in modules if name.startswith(later)]

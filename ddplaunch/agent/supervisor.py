@@ -26,14 +26,13 @@ from ddplaunch.agent.stragglers import Stragglers
 from ddplaunch.agent.teardown import Teardown
 from ddplaunch.agent.tree import Tree
 from ddplaunch.control import messages
-from ddplaunch.control.attempt_plan import attempt_plan
 from ddplaunch.control.failure import Failure, Outcome
-from ddplaunch.control.joining import describe
-from ddplaunch.control.link import make_link
+from ddplaunch.control.link import attempt_plan, make_link
 from ddplaunch.control.messages import Message
 from ddplaunch.control.relay import FOR_RANKS, TOGETHER
 from ddplaunch.control.route import NameServer
 from ddplaunch.control.rules import Rules
+from ddplaunch.control.waiting import describe
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.loop import Callback, Loop

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddplaunch.control.attempt import Stage
 from ddplaunch.control.messages import Hello, Refused
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Seats
-from ddplaunch.control.stage import Stage
 
 
 def refusal(ours: Hello, theirs: Hello, rules: Rules, seats: Seats, stage: Stage) -> Refused | None:

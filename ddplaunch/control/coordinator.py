@@ -11,18 +11,16 @@ from collections.abc import Callable
 from functools import partial
 
 from ddplaunch.control import agreement, messages
-from ddplaunch.control.attempt import SETTLE, JobAttempt, Loss
-from ddplaunch.control.failure import Failure, Outcome, Verdict, signal_name
-from ddplaunch.control.joining import Joining
-from ddplaunch.control.late_nodes import LateNodes
-from ddplaunch.control.looking import Looking
+from ddplaunch.control.attempt import BEFORE_RANKS, NEXT_STAGE, SETTLE, JobAttempt, Loss, Stage
+from ddplaunch.control.failure import Failure, Outcome, Verdict, early_report, signal_name
+from ddplaunch.control.inspections import JobInspections
 from ddplaunch.control.membership import Membership
 from ddplaunch.control.messages import Arrived, Beat, ForRanks, Hello, Message
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seat, Seats
-from ddplaunch.control.stage import BEFORE_RANKS, NEXT, Stage
 from ddplaunch.control.time_limits import Cut, TimeLimits
+from ddplaunch.control.waiting import Joining, LateNodes
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Timer
 from ddplaunch.plan import share
@@ -51,11 +49,11 @@ class Coordinator:
         self._rules, self._run_id, self._own = rules, run_id, hello
         self._tell, self._drop, self._later, self._clock = tell, drop, after, clock
         self._seats = Seats(rules.max_nodes)
-        self._looking = Looking(rules, self._seats, tell, after)
+        self._inspections = JobInspections(rules, self._seats, tell, after)
         self._stage, self._attempt = Stage.JOINING, JobAttempt()
         self._membership = Membership(rules, self._seats, self._note)
         self._restarts = Restarts(rules)
-        self._limits = TimeLimits(rules, run_id, self._seats, self._looking, after, self._note, self._cut)
+        self._limits = TimeLimits(rules, run_id, self._seats, self._inspections, after, self._note, self._cut)
         self._interrupted: int | None = None
         self._hurried = self._preemption_seen = False  # whether it was again; whether a rank asked for a preemption
         self._preempted: str | None = None  # by what: "SIGUSR2 on node 1"
@@ -165,7 +163,7 @@ class Coordinator:
         if isinstance(message, messages.Checked):
             return self._checked(seat, message.attempt)
         if isinstance(message, messages.Inspect | messages.Inspected):
-            return self._looking.hear(number, message)
+            return self._inspections.hear(number, message)
         if isinstance(message, Beat | Arrived | ForRanks) or message.attempt != self._attempt.number:
             return
         if number and isinstance(message, messages.Failed | messages.Finished | messages.Drained):  # our own we know
@@ -202,17 +200,16 @@ class Coordinator:
             self._after(EARLY_REPORT, self._tell_failure)
             self._stop(signal.SIGTERM)
         elif len(self._attempt.failures) == 1:
-            self._looking.first(self._attempt, self._check_drained)
+            self._inspections.before_stop(self._attempt, self._check_drained)
             self._after(SETTLE, lambda: self._stop(signal.SIGTERM))
 
     def _tell_failure(self) -> None:
         """Ranks take their time to stop: say by now why they must."""
         verdict = self._attempt.verdict
         if self._stage in (Stage.RUNNING, Stage.STOPPING) and self._interrupted is None and verdict:
-            from ddplaunch.control.early_report import early_report
-
-            seats = self._seats.values() if self._rules.several else ()
-            self._note(early_report(self._headline(verdict), verdict, self._rules.grace, seats))
+            busy = [seat.name for seat in self._seats.values() if seat.part is not Part.DRAINED]
+            nodes = busy if self._rules.several else ()
+            self._note(early_report(self._headline(verdict), verdict, self._rules.grace, nodes))
 
     def _finished(self, seat: Seat) -> None:
         if seat.part is Part.RUNNING:
@@ -239,7 +236,7 @@ class Coordinator:
             return
         seat = self._seats.pop(number)
         self._attempt.gone(number)
-        self._looking.gone(number)
+        self._inspections.gone(number)
         if self._stage is Stage.JOINING:
             self._note(f"{seat.name} has left: {why}")
             return self._joining.check()
@@ -296,7 +293,7 @@ class Coordinator:
     def _stop(self, number: int, grace: float | None = None) -> None:
         later = partial(self._stop_later, self._attempt, number, grace)
         in_time = self._stage is Stage.RUNNING and grace != 0 and not self._preempted
-        if in_time and self._looking.first(self._attempt, later):
+        if in_time and self._inspections.before_stop(self._attempt, later):
             return
         if self._stage is Stage.RUNNING:
             self._enter(Stage.STOPPING)
@@ -309,7 +306,7 @@ class Coordinator:
         self._await_drained(order.grace)
 
     def _stop_later(self, attempt: JobAttempt, number: int, grace: float | None) -> None:
-        """The ranks have been looked at."""
+        """The ranks have been inspected."""
         if attempt is self._attempt:
             self._stop(number, grace)
             self._check_drained()
@@ -327,10 +324,10 @@ class Coordinator:
         """A time limit is over."""
         if self._stage in BEFORE_RANKS:
             self._end(Outcome(EXIT_TIMEOUT, remark=cut.text))
-        elif self._stage is Stage.RUNNING and not (self._preempted or self._attempt.looking):
+        elif self._stage is Stage.RUNNING and not (self._preempted or self._attempt.inspecting):
             self._attempt.cut = cut
             if cut.inspection is not None:
-                self._looking.keep(self._attempt, cut.inspection)
+                self._inspections.keep(self._attempt, cut.inspection)
             if cut.failure is None:
                 self._note(f"{cut.text}: stopping the ranks")
             self._after(EARLY_REPORT, self._tell_failure)
@@ -339,7 +336,7 @@ class Coordinator:
     # -------------------------------------------------------------------------------------------------- what follows
 
     def _check_drained(self) -> None:
-        if self._attempt.looking:
+        if self._attempt.inspecting:
             return
         if self._stage in (Stage.RUNNING, Stage.STOPPING) and not self._attempt.undrained:
             self._cancel()
@@ -424,7 +421,7 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------------------ helpers
 
     def _enter(self, stage: Stage) -> None:
-        assert stage in NEXT[self._stage], f"{self._stage} to {stage}"
+        assert stage in NEXT_STAGE[self._stage], f"{self._stage} to {stage}"
         self._stage = stage
 
     def _headline(self, verdict: Verdict) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import EXIT_SIGNAL, shown
+from ddplaunch.words import named
 
 if TYPE_CHECKING:
     from typing import Any
@@ -203,3 +204,12 @@ def judge(failures: Sequence[Failure], stopped: int, world_size: int) -> Verdict
     alike = tuple(sorted(each.rank for each in ordered if each is not first and each.likeness == first.likeness))
     others = tuple(within((each for each in ordered if each.likeness != first.likeness), MAX_REPORT))
     return Verdict(first, alike, others, stopped, world_size)
+
+
+def early_report(headline: str, verdict: Verdict, grace: float, nodes: Sequence[str]) -> str:
+    """What people read of a failure while ranks take their time to stop: what failed, and which ``nodes``, none where
+    there is one, have up to ``grace`` seconds for it.
+    """
+    wait = f"waiting up to {grace:g} s (--grace) for the other ranks" + (f" on {named(nodes)}" if nodes else "")
+    traceback = (f"  {line}" for line in (verdict.first.traceback or "").splitlines())
+    return "\n".join([headline, *traceback, wait])

@@ -5,7 +5,7 @@ Each field's type says what it may hold when it comes from another process (``wi
 
 from __future__ import annotations
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control import MIN_HEARTBEAT
 from ddplaunch.control.failure import Failure, Outcome, Verdict
 from ddplaunch.control.relay import FOR_RANKS
@@ -16,7 +16,6 @@ from ddplaunch.plan.share import Share
 if TYPE_CHECKING:
     from typing import Literal
 
-    from ddplaunch.diagnosis.inspection import Arrivals, Detail, Inspection
     from ddplaunch.wire.bounds import (
         Count,
         Hint,
@@ -31,16 +30,6 @@ if TYPE_CHECKING:
         Text,
         Typed,
     )
-
-
-def __getattr__(name: str) -> object:
-    """Find a type of those fields that only matter where nodes speak to each other: a start does without them."""
-    if name in ("Arrivals", "Detail", "Inspection"):
-        from ddplaunch.diagnosis import inspection
-
-        return getattr(inspection, name)
-    raise AttributeError(name)
-
 
 PROTOCOL = 10  # raised whenever a message changes, so that launchers of different versions tell each other so
 
@@ -141,7 +130,7 @@ class Arrived:
     """When ranks of this node that have done their work had arrived at their last collectives; before ``Drained``."""
 
     attempt: Count
-    arrivals: tuple[Arrivals, ...]
+    arrivals: tuple[diagnosis.inspection.Arrivals, ...]
 
 
 @dataclass(frozen=True)
@@ -328,7 +317,7 @@ class Inspect:
     """From node 0: what are your ranks doing? To node 0: what are all ranks doing? ``serial`` comes back with it."""
 
     serial: Count
-    detail: Detail
+    detail: diagnosis.inspection.Detail
     within: Seconds  # seconds until the answer is too late
 
 
@@ -337,7 +326,7 @@ class Inspected:
     """What ranks were found doing: the answer, or with serial 0 what is to be kept of an attempt that is stopped."""
 
     serial: Count
-    inspection: Inspection
+    inspection: diagnosis.inspection.Inspection
 
 
 @dataclass(frozen=True)
@@ -382,3 +371,6 @@ FromNodeZero = (
     JoinStatus | Check | Start | Stop | Preempt | Release | Again | Note | End | Inspect | Inspected | ForRanks | Beat
 )
 Message = Hello | Declined | Welcome | Refused | Joined | Seeking | Alone | FromNode | FromNodeZero
+
+FROM_NODE: tuple[type[FromNode], ...] = FromNode.__args__
+FROM_NODE_ZERO: tuple[type[FromNodeZero], ...] = FromNodeZero.__args__

@@ -1,15 +1,18 @@
-"""Who is slow, or was in the attempt that ended: what all nodes tell of their ranks' last collectives, on node 0."""
+"""Who is slow, or was in the attempt that ended, by the last collectives of all nodes' ranks; on node 0."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.clock_offset import ClockOffset
 from ddplaunch.control.messages import Arrived, Start
 from ddplaunch.dataclass import replace
-from ddplaunch.diagnosis.inspection import Arrivals, Inspection
-from ddplaunch.diagnosis.pace import RankClock, compare, sentences
 from ddplaunch.wire.frames import Garbled
+
+if TYPE_CHECKING:
+    from ddplaunch.diagnosis.inspection import Arrivals, Inspection
+    from ddplaunch.diagnosis.pace import RankClock
 
 MOST = 1_000_000  # arrivals that are kept of all nodes together: several times what they send
 
@@ -37,15 +40,22 @@ class Pacing:
         self._room -= sum(len(each.gaps) + 1 for each in message.arrivals)
         if self._room >= 0:
             self._arrivals += message.arrivals
-            self._clocks |= dict.fromkeys(ranks, RankClock(node, *offset))
+            self._clocks |= dict.fromkeys(ranks, diagnosis.pace.RankClock(node, offset.ahead, offset.error))
 
     def judge(self, inspection: Inspection, offset: Callable[[int], ClockOffset]) -> Inspection:
         """Say who is slow in place of the times at which the ranks of an inspection arrived; ``offset`` of a node."""
-        clocks = {rank: RankClock(node, *offset(node)) for node, ranks in self._ranks.items() for rank in ranks}
+        clocks: dict[int, RankClock] = {}
+        for node, ranks in self._ranks.items():
+            found = offset(node)
+            clocks |= dict.fromkeys(ranks, diagnosis.pace.RankClock(node, found.ahead, found.error))
         arrivals = [each for rank in inspection.ranks for each in rank.arrivals]
-        ranks = tuple(replace(rank, arrivals=()) for rank in inspection.ranks)
-        return replace(inspection, ranks=ranks, pace=sentences(compare(arrivals, clocks)))
+        others = tuple(replace(rank, arrivals=()) for rank in inspection.ranks)
+        return replace(inspection, ranks=others, pace=_sentences(arrivals, clocks))
 
     def sentences(self) -> tuple[str, ...]:
         """Who was slow; nothing where the ranks were alike, or the run was short."""
-        return sentences(compare(self._arrivals, self._clocks)) if self._arrivals else ()
+        return _sentences(self._arrivals, self._clocks) if self._arrivals else ()
+
+
+def _sentences(arrivals: Sequence[Arrivals], clocks: Mapping[int, RankClock]) -> tuple[str, ...]:
+    return diagnosis.pace.sentences(diagnosis.pace.compare(arrivals, clocks))

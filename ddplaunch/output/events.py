@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.failure import Verdict
 from ddplaunch.dataclass import dataclass
 from ddplaunch.plan.plan import Plan
@@ -15,19 +15,9 @@ from ddplaunch.plan.plan import Plan
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
-    from ddplaunch.diagnosis.inspection import Inspection
     from ddplaunch.wire.bounds import Amount, Count, EndCode, ExitCode, Line, Pid, Seconds, Signal, Size, Text
 else:
     Protocol = object
-
-
-def __getattr__(name: str) -> object:
-    """Find the type of a field that only matters where a history is read: a start does without it."""
-    if name == "Inspection":
-        from ddplaunch.diagnosis.inspection import Inspection
-
-        return Inspection
-    raise AttributeError(name)
 
 
 @dataclass(frozen=True)
@@ -115,7 +105,7 @@ class Restarting:
 class Inspected:
     """What all ranks of the job were doing when the attempt was to be stopped; node 0 alone hears it."""
 
-    inspection: Inspection
+    inspection: diagnosis.inspection.Inspection
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ddplaunch.wire.frames import Garbled, frame
 T = TypeVar("T")
 
 _LOCK = allocate_lock()
-"""msgspec builds what it has to know of a class when it first meets it, and crashes if two threads do so at once (0.22)."""
+"""msgspec builds what it has to know of a class at its first use, and crashes if two threads do so at once (0.22)."""
 
 _WRONG = (msgspec.MsgspecError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
 

@@ -13,9 +13,9 @@ from ddplaunch.control.attempt import SETTLE
 from ddplaunch.control.checks import LATE
 from ddplaunch.control.coordinator import EARLY_REPORT, OVERDUE, Coordinator
 from ddplaunch.control.failure import Failure
-from ddplaunch.control.late_nodes import EARLY
 from ddplaunch.control.messages import Hello, Message, Versions
 from ddplaunch.control.rules import Rules
+from ddplaunch.control.waiting import EARLY
 from ddplaunch.plan.share import Share
 
 

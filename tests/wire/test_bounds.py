@@ -17,7 +17,7 @@ import pytest
 from ddplaunch.console.failure import render_verdict
 from ddplaunch.control import messages
 from ddplaunch.control.failure import Verdict
-from ddplaunch.control.joining import describe
+from ddplaunch.control.waiting import describe
 from ddplaunch.errors import MAX_TEXT, harmless, readable, shown
 from ddplaunch.job.record import Begun, LeftOut, Record
 from ddplaunch.job.requests import Answer, Request

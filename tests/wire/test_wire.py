@@ -125,9 +125,9 @@ def test_who_speaks_otherwise_is_dropped(sent, why):
 
 def test_a_peer_that_reads_nothing_is_lost_in_the_end():
     pair = Pair()
-    frame = encode(messages.Note("x" * (1 << 20)))
+    message = messages.Note("x" * (1 << 20))
     for _ in range(200):
-        pair.connection.send_frame(frame)
+        pair.connection.send(message)
     assert not pair.lost, "not from within our own call"
     pair.step_until(lambda: pair.lost)
     assert pair.lost == ["it reads nothing"]
@@ -135,8 +135,8 @@ def test_a_peer_that_reads_nothing_is_lost_in_the_end():
 
 def test_last_words_arrive_before_the_end():
     pair = Pair()
-    frame = encode(messages.Note("x" * (8 << 20)))
-    pair.connection.send_frame(frame)
+    message = messages.Note("x" * (8 << 20))
+    pair.connection.send(message)
     pair.connection.finish()
     received = bytearray()
     pair.other.setblocking(False)
@@ -150,7 +150,7 @@ def test_last_words_arrive_before_the_end():
         if not data:
             break
         received += data
-    assert bytes(received) == frame
+    assert bytes(received) == encode(message)
 
 
 @pytest.mark.parametrize(
