@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from ddplaunch.agent import loader_workers
-from ddplaunch.agent.awaited import awaited
+from ddplaunch.agent.connections import awaited
 from ddplaunch.agent.loader_workers import LoaderWorkers
 from ddplaunch.agent.rank_line import RankLine, Said
 from ddplaunch.agent.ranks import Ranks

@@ -6,9 +6,9 @@ import signal
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.policy import Policy
-from ddplaunch.agent.preemption_file import PreemptionFile
 from ddplaunch.agent.ranks import Ranks
 from ddplaunch.agent.store import Store
+from ddplaunch.agent.temporary import PreemptionFile
 from ddplaunch.dataclass import dataclass
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Screen

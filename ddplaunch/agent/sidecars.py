@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.agent import job, limits, post_mortem
+from ddplaunch.agent import job, limits, remains
 from ddplaunch.agent.job import Outfit
-from ddplaunch.agent.sidecar import Sidecar, way_in
+from ddplaunch.agent.policy import Sidecar
 from ddplaunch.agent.temporary import Temporary
 from ddplaunch.agent.tree import Tree
 from ddplaunch.agent.zygote_client import ZygoteClient
@@ -126,7 +126,7 @@ class Sidecars:
         self._emit(SidecarExited(sidecar.name, code))
         self._streams.catch_up(sidecar.name)
         if not (self._stopping or self.expected):
-            last = post_mortem.last_lines(self._streams.tail(sidecar.name), 1) if code else ()
+            last = remains.last_lines(self._streams.tail(sidecar.name), 1) if code else ()
             words = "".join(f": {line.strip()}" for line in last)
             self._say(f"{sidecar.name} {describe_end(code)}, the job goes on{words}")
         elif self._stopping and code == -signal.SIGKILL and not self._hurried:
@@ -166,3 +166,11 @@ class Sidecars:
             self._streams.catch_up(sidecar.name)
             self._streams.forget(sidecar.name)
         self._temporary.remove()
+
+
+def way_in(url: str, environ: Mapping[str, str], host: str) -> str | None:
+    """How to reach an address of this machine's own from where the user sits, if that seems to be elsewhere."""
+    if not ("SSH_CONNECTION" in environ or "SLURM_JOB_ID" in environ):
+        return None
+    port = url.rstrip("/").rpartition(":")[2]
+    return f"from your own machine: ssh -N -L {port}:127.0.0.1:{port} {host}"

@@ -35,16 +35,20 @@ class _Stream:
 class Streams:
     """The pipes of all ranks of an attempt, and those of the sidecars, which outlive it."""
 
-    def __init__(self, loop: Loop, screen: Screen, drained: Callback, *, whole: bool = True) -> None:
-        """``drained`` is called when no rank can print any more; ``whole``: all tracebacks are shown."""
-        self._loop, self._screen, self._drained, self._whole = loop, screen, drained, whole
+    def __init__(
+        self, loop: Loop, screen: Screen, printed: Callable[[int], None], drained: Callback, *, whole: bool = True
+    ) -> None:
+        """``printed`` is called with each rank whenever it prints, ``drained`` when no rank can print any more;
+        ``whole``: all tracebacks are shown.
+        """
+        self._loop, self._screen, self._whole = loop, screen, whole
+        self._printed, self._drained = printed, drained
         self._streams: dict[int, _Stream] = {}
         self._files: dict[Source, int] = {}
         self._tails: dict[Source, Tail] = {}
         self._marks: dict[Source, int] = {}  # how much each rank had printed before this attempt
         self._listeners: tuple[Callable[[int, bytes], None], ...] = ()
         self._paused = False
-        self.printed: Callable[[int], None] = lambda rank: None  # called with each rank whenever it prints
         screen.when_relieved(self._resume)
 
     @property
@@ -65,8 +69,8 @@ class Streams:
         if not reads:
             fds["stdin"] = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         if not (reads and len(show) == 2 and log is None):
-            fds["stdout"] = self._pipe(rank, 1, show=1 in show, heard=lambda: self.printed(rank))
-            fds["stderr"] = self._pipe(rank, 2, show=2 in show, heard=lambda: self.printed(rank))
+            fds["stdout"] = self._pipe(rank, 1, show=1 in show, heard=partial(self._printed, rank))
+            fds["stderr"] = self._pipe(rank, 2, show=2 in show, heard=partial(self._printed, rank))
 
     def sidecar(self, fds: dict[str, int], name: str, *, show: bool, log: str | None, heard: Callback) -> None:
         """Put into ``fds`` what a sidecar has, shown on stderr; ``heard`` is called whenever ``tail`` has more."""

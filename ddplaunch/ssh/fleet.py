@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 
-from ddplaunch.agent.signals import Question
+from ddplaunch.agent.signals import InspectKey
 from ddplaunch.control.relay import FOR_RANKS
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, shown
@@ -87,7 +87,7 @@ class Fleet:
         self._stage = FleetState.CHECKING
         self._first: int | None = None
         self._asked: int | None = None
-        self._question = Question()
+        self._question = InspectKey()
         self._sinks = {1: Sink(self.loop, 1), 2: Sink(self.loop, 2)}
         for sink in self._sinks.values():
             sink.relieved = self._read_on

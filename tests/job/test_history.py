@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.post_mortem import last_lines
+from ddplaunch.agent.remains import last_lines
 from ddplaunch.job import history, past, record
 from ddplaunch.job.history import MAX_RUNS, History, without_token
 from ddplaunch.job.record import Fate
