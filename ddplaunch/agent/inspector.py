@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ddplaunch.agent import loader_workers
 from ddplaunch.agent.connections import awaited
 from ddplaunch.agent.loader_workers import LoaderWorkers
-from ddplaunch.agent.rank_line import RankLine, Said
+from ddplaunch.agent.rank_line import RankAnswer, RankLine
 from ddplaunch.agent.ranks import Ranks
 from ddplaunch.agent.stack_dump import ENDING, REPLACED, TAKEN, StackDump
 from ddplaunch.dataclass import replace
@@ -150,7 +150,7 @@ class Inspector:
         self._asked.clear()
         then()
 
-    def _heard(self, number: int, said: Said) -> None:
+    def _heard(self, number: int, said: RankAnswer) -> None:
         if self._asked.pop(number, None) is None:
             return
         self._ranks.lines[number].rest()
@@ -237,7 +237,7 @@ class Inspector:
         return Inspection(time.time(), found, plan.world_size)
 
 
-def first_reading(found: RankInspection, said: Said) -> RankInspection:
+def first_reading(found: RankInspection, said: RankAnswer) -> RankInspection:
     """Return what is known of a rank with what it says of its groups; ValueError or TypeError where that is none."""
     known = parse_known(said.groups)
     found = replace(found, inside=parse_call(said.call))
@@ -247,7 +247,7 @@ def first_reading(found: RankInspection, said: Said) -> RankInspection:
     return replace(found, answers=True if said.initialised and said.traces else None, groups=groups)
 
 
-def detailed_reading(found: RankInspection, said: Said) -> RankInspection:
+def detailed_reading(found: RankInspection, said: RankAnswer) -> RankInspection:
     """Return what is known of a rank with its last collectives; ValueError or TypeError where it does not tell them."""
     groups = first_reading(found, said).groups
     last = tuple(each for trace in said.traces for each in parse_last(trace))

@@ -24,7 +24,7 @@ from ddplaunch.output.events import Event, SidecarAnswers, SidecarExited, Sideca
 from ddplaunch.rank import processes
 
 if TYPE_CHECKING:
-    from ddplaunch.rank.messages import Program, Usage
+    from ddplaunch.rank.messages import ProgramJob, Usage
 
 GRACE = 5.0  # seconds at most that they have between SIGTERM and SIGKILL
 
@@ -58,7 +58,7 @@ class Sidecars:
         self._tree.guard = self._zygote.pid
         self._zygote.spawn((number, partial(self._prepare, number, each)) for number, each in enumerate(self._all))
 
-    def _prepare(self, number: int, sidecar: Sidecar, fds: dict[str, int]) -> Program:
+    def _prepare(self, number: int, sidecar: Sidecar, fds: dict[str, int]) -> ProgramJob:
         name, log = sidecar.name, self._log.file(f"sidecar-{sidecar.name}.log")
         show = sidecar.announces is None
         self._streams.sidecar(fds, name, show=show, log=log, heard=partial(self._heard, sidecar))

@@ -183,7 +183,7 @@ class Supervisor:
             case messages.Inspect():
                 self._inspections.answer(self._ranks, message)
             case messages.Inspected(serial=0, inspection=inspection):
-                self._emit(events.Inspected(inspection))
+                self._emit(events.RanksInspected(inspection))
             case messages.Inspected():
                 self._inspections.answered(message)
             case messages.Note(text=text):
@@ -315,7 +315,7 @@ class Supervisor:
         self._tree.lead(pid)
         self._emit(events.Started(rank, pid, self._ranks.number))
         if self._ranks.started == 1:
-            self._link.tell(messages.Running(self._ranks.number))
+            self._link.tell(messages.RanksStarted(self._ranks.number))
         if self._outfit.preemption_file.given:
             self._outfit.preemption_file.give()  # before the first rank there was no folder yet
         if self._ranks.phase in (Phase.STOPPING, Phase.SWEEPING):
@@ -349,7 +349,7 @@ class Supervisor:
     def _first_rank_finished(self) -> None:
         if 0 in self._ranks.processes:
             self._ranks.processes[0].finished = True
-            self._emit(events.Finished(0))
+            self._emit(events.RankFinished(0))
             self._teardown.go_on()
 
     def swept(self, found: list[str], stuck: list[str]) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits
-from ddplaunch.agent.zygote_process import PROGRAM, Starting, WarmZygote, start
+from ddplaunch.agent.zygote_process import PROGRAM, WarmStart, WarmZygote, start
 from ddplaunch.rank import channel, processes
 from ddplaunch.warm import asking, place
 from ddplaunch.warm.fingerprint import fingerprint, short
@@ -100,7 +100,7 @@ class WarmRuns:
         environment: Mapping[str, str],
         theirs: socket.socket,
         its: socket.socket,
-    ) -> Starting:
+    ) -> WarmStart:
         """Start a warm zygote, with our order waiting for it; it is nobody's child whom we know.
 
         Raises:
@@ -134,7 +134,7 @@ class WarmRuns:
                 _hand_on(kept, end, environment, (nothing, printed, complaints))
             os.waitpid(middle, 0)
             pid, pidfds, _, _ = socket.recv_fds(ours, 16, 1)
-            return Starting(int(pid), pidfds[0], ours, path)
+            return WarmStart(int(pid), pidfds[0], ours, path)
         except OSError:
             ours.close()
             with suppress(OSError):

@@ -13,7 +13,7 @@ from ddplaunch.devices.gpu_usage import GpuUsage, GpuWatch
 from ddplaunch.devices.usage import Used, used_by
 from ddplaunch.diagnosis.inspection import Detail, Inspection
 from ddplaunch.errors import harmless
-from ddplaunch.job.requests import Looked
+from ddplaunch.job.requests import JobInspected
 from ddplaunch.job.status import State, Status
 from ddplaunch.loop import Loop, Timer
 from ddplaunch.output.keyboard import BACKSPACE, ENTER, ESCAPE
@@ -32,7 +32,7 @@ _DIGITS = frozenset("0123456789")
 class Job(Protocol):
     """What is looked at. Each answer comes later, or never where the job has ended."""
 
-    def look(self, detail: Detail, answer: Callable[[Looked], None]) -> None: ...
+    def look(self, detail: Detail, answer: Callable[[JobInspected], None]) -> None: ...
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         """The last lines of a rank."""
@@ -48,7 +48,7 @@ class LiveView:
         """``chosen`` is the filter; ``left`` is called when somebody wants to see the view no more."""
         self._loop, self._screen, self._job, self._left = loop, screen, job, left
         self._gpus = GpuWatch(loop, screen.refresh)
-        self._looked: Looked | None = None
+        self._looked: JobInspected | None = None
         self._before: Inspection | None = None
         self._used: Mapping[int, Used] = {}
         self._used_before: Mapping[int, Used] = {}
@@ -81,10 +81,10 @@ class LiveView:
     def update(self, status: Status) -> None:
         """The job has ended so."""
         if self._looked is not None:
-            self._looked = Looked(status, self._looked.inspection)
+            self._looked = JobInspected(status, self._looked.inspection)
             self._screen.refresh()
 
-    def hear(self, looked: Looked) -> None:
+    def hear(self, looked: JobInspected) -> None:
         """The answer to a look."""
         self._asked, self.note = 0.0, ""
         if self._over:
@@ -98,7 +98,7 @@ class LiveView:
         self._used = {rank: used for rank, pid in pids.items() if (used := used_by(pid))}
         self._screen.refresh()
 
-    def _hear_pace(self, looked: Looked) -> None:
+    def _hear_pace(self, looked: JobInspected) -> None:
         self._pace = looked.inspection.pace
 
     def _judge(self, inspection: Inspection) -> None:
@@ -143,7 +143,7 @@ class LiveView:
         draw = view.screenful if full else view.frame
         return [*draw(self._glance(self._looked), columns, max(1, rows - len(prompt))), *prompt]
 
-    def _glance(self, looked: Looked) -> Glance:
+    def _glance(self, looked: JobInspected) -> Glance:
         if looked.status.state is State.ENDED:
             return Glance(looked.status, looked.inspection, chosen=self._chosen)
         return Glance(
@@ -190,7 +190,7 @@ class LiveView:
                 self._screen.full_screen(False)
         self._screen.refresh()
 
-    def _show_stacks(self, looked: Looked) -> None:
+    def _show_stacks(self, looked: JobInspected) -> None:
         from ddplaunch.console.stacks import render_stacks
 
         self._screen.page(render_stacks(looked.inspection))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from ddplaunch.cli.live import LiveView, failures_text, last_lines
 from ddplaunch.control.failure import Verdict
 from ddplaunch.diagnosis.inspection import Detail, Inspection
-from ddplaunch.job.door import Job
-from ddplaunch.job.requests import Looked
+from ddplaunch.job.door import ServedJob
+from ddplaunch.job.requests import JobInspected
 from ddplaunch.loop import Loop
 from ddplaunch.output.events import Ended, Event, Planned, Restarting, Signalled
 from ddplaunch.output.live import Live
@@ -17,7 +17,7 @@ from ddplaunch.output.live import Live
 class OwnView:
     """An observer behind the job's ``Watch``; it shows the view until the job ends, or somebody types ``q``."""
 
-    def __init__(self, loop: Loop, screen: Live, job: Job) -> None:
+    def __init__(self, loop: Loop, screen: Live, job: ServedJob) -> None:
         self._screen, self._job = screen, job
         self._view = LiveView(loop, screen, self, left=self._leave)
         self._verdicts: list[Verdict] = []  # of the attempts that have failed
@@ -40,9 +40,9 @@ class OwnView:
         self._view.close()
         self._screen.close()
 
-    def look(self, detail: Detail, answer: Callable[[Looked], None]) -> None:
+    def look(self, detail: Detail, answer: Callable[[JobInspected], None]) -> None:
         def inspected(inspection: Inspection) -> None:
-            answer(Looked(self._job.status(), inspection))
+            answer(JobInspected(self._job.status(), inspection))
 
         self._job.inspect(detail, inspected)
 

@@ -10,7 +10,7 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.errors import LaunchError
 
 if TYPE_CHECKING:
-    from ddplaunch.rank.messages import Looked
+    from ddplaunch.rank.messages import WarmShown
 
 _END_PATIENCE = 10.0  # seconds
 _MAX_MODULES = 3  # that are named
@@ -37,7 +37,7 @@ def warm(stop: bool) -> None:
             click.echo(f"{path} does not answer: it is still importing, or busy", err=True)
 
 
-def _show(kept: list[Looked]) -> None:
+def _show(kept: list[WarmShown]) -> None:
     from ddplaunch.commands.runs.table import table
     from ddplaunch.words import size, span
 

@@ -175,7 +175,7 @@ class Coordinator:
                 self._finished(seat)
             case messages.Drained():
                 self._drained(seat, message)
-            case messages.Running():
+            case messages.RanksStarted():
                 self._limits.started()
             case messages.Suspicion():
                 self._limits.suspect()

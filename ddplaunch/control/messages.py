@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         Typed,
     )
 
-PROTOCOL = 10  # raised whenever a message changes, so that launchers of different versions tell each other so
+PROTOCOL = 11  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Suspicion:
 
 
 @dataclass(frozen=True)
-class Running:
+class RanksStarted:
     """The first rank here has its process."""
 
     attempt: Count
@@ -359,7 +359,7 @@ FromNode = (
     | Checked
     | Interrupted
     | Warned
-    | Running
+    | RanksStarted
     | Suspicion
     | Straggling
     | Inspect

@@ -12,7 +12,19 @@ from typing import TypeVar
 
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError
 from ddplaunch.job.door import MAX_ANSWER, MAX_FOLLOWERS
-from ddplaunch.job.requests import Answer, Look, Looked, Over, Printed, Request, Show, Stop, Stopping, Tail, Wait
+from ddplaunch.job.requests import (
+    Answer,
+    InspectJob,
+    JobInspected,
+    Over,
+    Printed,
+    Request,
+    Show,
+    StopJob,
+    Stopping,
+    TailRanks,
+    WaitForEnd,
+)
 from ddplaunch.job.status import Status
 from ddplaunch.wire.frames import Garbled, read_frame
 from ddplaunch.wire.sockets import peer_uid
@@ -36,7 +48,7 @@ def show(path: str, timeout: float = TIMEOUT) -> Status:
     return _ask(path, Show(), Status, timeout)
 
 
-def look(path: str, *, stacks: bool = False, pace: bool = False, timeout: float = TIMEOUT) -> Looked:
+def look(path: str, *, stacks: bool = False, pace: bool = False, timeout: float = TIMEOUT) -> JobInspected:
     """Return the status of that job and what its ranks are doing; ``stacks``: and where in their code they are.
 
     ``pace`` instead: who is slow, which takes some time of each rank, so every 10 s is often enough.
@@ -44,7 +56,7 @@ def look(path: str, *, stacks: bool = False, pace: bool = False, timeout: float 
     Raises:
         Unanswered: it gives none in ``timeout`` seconds.
     """
-    return _ask(path, Look(stacks, pace), Looked, timeout)
+    return _ask(path, InspectJob(stacks, pace), JobInspected, timeout)
 
 
 def stop(path: str, *, now: bool = False, timeout: float = TIMEOUT) -> None:
@@ -53,7 +65,7 @@ def stop(path: str, *, now: bool = False, timeout: float = TIMEOUT) -> None:
     Raises:
         Unanswered: it does not confirm that in ``timeout`` seconds.
     """
-    _ask(path, Stop(now), Stopping, timeout)
+    _ask(path, StopJob(now), Stopping, timeout)
 
 
 def tail(path: str, ranks: Sequence[int] = (), *, follow: bool = False, timeout: float = TIMEOUT) -> Iterator[Printed]:
@@ -62,7 +74,7 @@ def tail(path: str, ranks: Sequence[int] = (), *, follow: bool = False, timeout:
     Raises:
         Unanswered: it does not begin in ``timeout`` seconds, or too many follow it already.
     """
-    with _asked(path, Tail(tuple(ranks), follow), timeout) as sock:
+    with _asked(path, TailRanks(tuple(ranks), follow), timeout) as sock:
         _admitted(sock, timeout)
         while True:
             try:
@@ -77,7 +89,7 @@ def wait(path: str, *, timeout: float = TIMEOUT) -> int | None:
     Raises:
         Unanswered: it does not begin to answer in ``timeout`` seconds, or too many wait for it already.
     """
-    with _asked(path, Wait(), timeout) as sock:
+    with _asked(path, WaitForEnd(), timeout) as sock:
         _admitted(sock, timeout)
         try:
             return _answer(sock, Over, math.inf).code

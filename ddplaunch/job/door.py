@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.follower import Follower
-    from ddplaunch.job.requests import Answer, Request, Tail, Wait
+    from ddplaunch.job.requests import Answer, Request, TailRanks, WaitForEnd
     from ddplaunch.job.status import Status
     from ddplaunch.wire.connection import Connection
 else:
@@ -37,7 +37,7 @@ LAST_WORDS = 0.5  # seconds in which followers may read the end of what the rank
 FULL_PAUSE = 0.5  # seconds without accepting where the system has no descriptor left
 
 
-class Job(Protocol):
+class ServedJob(Protocol):
     """What a door serves."""
 
     def status(self) -> Status:
@@ -65,7 +65,7 @@ class Job(Protocol):
 class Door:
     """Serves one job until it is closed."""
 
-    def __init__(self, loop: Loop, run_id: str, job: Job) -> None:
+    def __init__(self, loop: Loop, run_id: str, job: ServedJob) -> None:
         """``run_id`` is a part of the socket's name, for people."""
         self._loop = loop
         self._job = job
@@ -133,30 +133,30 @@ class Door:
 
     def _answer(self, client: Connection[Request], request: Request) -> None:
         from ddplaunch.diagnosis.inspection import Detail
-        from ddplaunch.job.requests import Look, Show, Stop, Stopping, Tail, Wait
+        from ddplaunch.job.requests import InspectJob, Show, StopJob, Stopping, TailRanks, WaitForEnd
 
         client.expect(())
         match request:
             case Show():
                 self._send(client, self._job.status())
-            case Look(stacks=stacks, pace=pace):
+            case InspectJob(stacks=stacks, pace=pace):
                 detail = Detail.WAITS if stacks else Detail.PACE if pace else Detail.STATE
                 self._job.inspect(detail, partial(self._looked, client))
-            case Stop(now=now):
+            case StopJob(now=now):
                 self._send(client, Stopping())
                 self._loop.soon(partial(self._stop, now))
-            case Tail() | Wait():
+            case TailRanks() | WaitForEnd():
                 self._follow(client, request)
 
-    def _follow(self, client: Connection[Request], request: Tail | Wait) -> None:
+    def _follow(self, client: Connection[Request], request: TailRanks | WaitForEnd) -> None:
         from ddplaunch.job.follower import Follower
-        from ddplaunch.job.requests import Tail
+        from ddplaunch.job.requests import TailRanks
 
-        lasts = not isinstance(request, Tail) or request.follow
+        lasts = not isinstance(request, TailRanks) or request.follow
         if lasts and len(self._followers) == MAX_FOLLOWERS:
             return client.finish()
         client.send(self._job.status())
-        follower = Follower(client, self._job, request) if isinstance(request, Tail) else None
+        follower = Follower(client, self._job, request) if isinstance(request, TailRanks) else None
         if lasts:
             self._followers[client] = follower
             self._clients[client].cancel()
@@ -173,9 +173,9 @@ class Door:
         client.finish()
 
     def _looked(self, client: Connection[Request], inspection: Inspection) -> None:
-        from ddplaunch.job.requests import Looked
+        from ddplaunch.job.requests import JobInspected
 
-        self._send(client, Looked(self._job.status(), inspection))
+        self._send(client, JobInspected(self._job.status(), inspection))
 
     def _send(self, client: Connection[Request], answer: Answer) -> None:
         client.send(answer)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddplaunch.job.requests import Printed, Tail
+from ddplaunch.job.requests import Printed, TailRanks
 
 if TYPE_CHECKING:
-    from ddplaunch.job.door import Job
+    from ddplaunch.job.door import ServedJob
     from ddplaunch.job.requests import Request
     from ddplaunch.wire.connection import Connection
 
@@ -18,7 +18,7 @@ MAX_BEFORE = 32 << 20  # bytes of what all ranks had printed before
 class Follower:
     """Sends to one client."""
 
-    def __init__(self, client: Connection[Request], job: Job, request: Tail) -> None:
+    def __init__(self, client: Connection[Request], job: ServedJob, request: TailRanks) -> None:
         self._client, self._job = client, job
         self._wanted = frozenset(request.ranks)
         self._missed: dict[int, int] = {}  # bytes, by rank

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ddplaunch.job import client
 from ddplaunch.job.client import Unanswered
-from ddplaunch.job.requests import Looked
+from ddplaunch.job.requests import JobInspected
 from ddplaunch.job.runs import Running
 from ddplaunch.job.status import Status
 
@@ -34,7 +34,7 @@ def begin(jobs: Mapping[str, Running]) -> Callable[[], list[Glance]]:
 
     The caller has something else to do meanwhile.
     """
-    looks: dict[str, dict[int, Looked]] = {run: {} for run in jobs}
+    looks: dict[str, dict[int, JobInspected]] = {run: {} for run in jobs}
 
     def look(run: str, job: Running, number: int) -> None:
         with suppress(Unanswered):
@@ -57,12 +57,12 @@ def begin(jobs: Mapping[str, Running]) -> Callable[[], list[Glance]]:
     return seen
 
 
-def _glance(run: str, job: Running, first: Looked | None, second: Looked | None) -> Glance:
+def _glance(run: str, job: Running, first: JobInspected | None, second: JobInspected | None) -> Glance:
     last = second or first
     return Glance(run, job, last.status if last else None, rate(first, second) if first and second else None)
 
 
-def rate(first: Looked, second: Looked) -> float | None:
+def rate(first: JobInspected, second: JobInspected) -> float | None:
     """Collectives a second in the default process group, of the lowest rank that both know."""
     seconds = second.inspection.moment - first.inspection.moment
     before, after = _entered(first), _entered(second)
@@ -72,7 +72,7 @@ def rate(first: Looked, second: Looked) -> float | None:
     return max(0.0, (after[both[0]] - before[both[0]]) / seconds)
 
 
-def _entered(looked: Looked) -> dict[int, int]:
+def _entered(looked: JobInspected) -> dict[int, int]:
     return {
         rank.rank: group.enqueued  # what gloo counts as completed comes late and out of order
         for rank in looked.inspection.ranks

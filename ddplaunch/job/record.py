@@ -136,7 +136,7 @@ class Record:
                 return self._last(why=why, verdict=verdict)
             case events.Noted(text=text):
                 return replace(self, notes=(*self.notes, text))
-            case events.Inspected(inspection=inspection):
+            case events.RanksInspected(inspection=inspection):
                 return replace(self, inspections=(*self.inspections, inspection))
             case events.Ended(code=code, verdict=verdict):
                 over = self._last(why=verdict.first.headline, verdict=verdict) if verdict else self
@@ -199,7 +199,7 @@ class LeftOut:
 _KINDS: Mapping[str, type[Any]] = {
     "begun": Begun,
     "left_out": LeftOut,
-    "inspected": events.Inspected,
+    "inspected": events.RanksInspected,
     **{name: kind for kind, (name, _) in events.RECORDS.items()},
 }
 """What the lines are, by their ``event``."""

@@ -17,7 +17,7 @@ class Show:
 
 
 @dataclass(frozen=True)
-class Look:
+class InspectJob:
     """Answer with what all ranks are doing now; ``stacks``: and where in their code each of their threads is.
 
     ``pace``, without ``stacks``: who is slow; that takes some time of each rank, so ask it every 10 s at most.
@@ -28,15 +28,15 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Looked:
-    """The status and what the ranks were doing: the answer to ``Look``."""
+class JobInspected:
+    """The status and what the ranks were doing: the answer to ``InspectJob``."""
 
     status: Status
     inspection: Inspection
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopJob:
     """End the job; ``now``: without the grace, and what has not ended then is killed."""
 
     now: bool = False
@@ -44,11 +44,11 @@ class Stop:
 
 @dataclass(frozen=True)
 class Stopping:
-    """The job is being stopped: the answer to ``Stop``."""
+    """The job is being stopped: the answer to ``StopJob``."""
 
 
 @dataclass(frozen=True)
-class Tail:
+class TailRanks:
     """Answer with the status, then what these ranks of this node printed last; ``follow``: and what they then print.
 
     None are all ranks. There is no answer where too many follow the job already.
@@ -68,16 +68,16 @@ class Printed:
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitForEnd:
     """Answer with the status, then when the job has ended."""
 
 
 @dataclass(frozen=True)
 class Over:
-    """The job has ended with this exit code: the last answer to ``Wait``."""
+    """The job has ended with this exit code: the last answer to ``WaitForEnd``."""
 
     code: ExitCode
 
 
-Request = Show | Look | Stop | Tail | Wait
-Answer = Status | Looked | Stopping | Printed | Over
+Request = Show | InspectJob | StopJob | TailRanks | WaitForEnd
+Answer = Status | JobInspected | Stopping | Printed | Over

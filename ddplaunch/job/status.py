@@ -121,7 +121,7 @@ class Status:
                 return started._to(State.RUNNING, now) if all_have and self.state is State.STARTING else started
             case events.FailedToStart(rank=rank):
                 return self._rank(rank, RankState.UNABLE)._stopping(now)
-            case events.Finished(rank=rank):
+            case events.RankFinished(rank=rank):
                 return self._rank(rank, RankState.FINISHED)
             case events.Exited(rank=rank, code=code) if event.attempt == self.attempt:
                 ended = self._rank(rank, RankState.EXITED, code=code)

@@ -56,7 +56,7 @@ class FailedToStart:
 
 
 @dataclass(frozen=True)
-class Finished:
+class RankFinished:
     """Rank 0's program has ended well; its process keeps the store for the others."""
 
     rank: Count
@@ -102,7 +102,7 @@ class Restarting:
 
 
 @dataclass(frozen=True)
-class Inspected:
+class RanksInspected:
     """What all ranks of the job were doing when the attempt was to be stopped; node 0 alone hears it."""
 
     inspection: diagnosis.inspection.Inspection
@@ -147,13 +147,13 @@ Event = (
     | Ready
     | Started
     | FailedToStart
-    | Finished
+    | RankFinished
     | Exited
     | Signalled
     | Preempted
     | Swept
     | Restarting
-    | Inspected
+    | RanksInspected
     | Noted
     | Ended
     | SidecarStarted
@@ -165,7 +165,7 @@ RECORDS: Mapping[type, tuple[str, str]] = {
     Ready: ("ready", "forks unsafe seconds modules because excluded cold"),
     Started: ("started", "rank pid attempt"),
     FailedToStart: ("failed_to_start", "rank errno attempt"),
-    Finished: ("finished", "rank"),
+    RankFinished: ("finished", "rank"),
     Exited: ("exited", "rank pid code attempt peak_memory user_cpu system_cpu"),
     Signalled: ("signal", "number"),
     Preempted: ("preempt", ""),

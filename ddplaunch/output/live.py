@@ -18,7 +18,7 @@ from ddplaunch.output.keyboard import Keyboard, in_foreground
 from ddplaunch.output.rows import Row, columns, painted, width
 from ddplaunch.output.screen import Terminal
 from ddplaunch.output.sink import HIGH_WATER, Sink
-from ddplaunch.output.voice import Kind, Said
+from ddplaunch.output.voice import Said, Topic
 
 EVERY = 1 / 30  # seconds from one drawing to the next, at least
 KEPT = 4 << 20  # bytes of lines that wait while the full screen is shown
@@ -81,7 +81,7 @@ class Live(Terminal):
         self._show(self._home, (text if self._colour else _STYLE.sub("", text)).encode(errors="replace"))
 
     def say(self, said: Said, *, of_job: bool = False) -> None:
-        if said.kind is Kind.STACKS:  # somebody has typed Ctrl-\ to see them
+        if said.kind is Topic.STACKS:  # somebody has typed Ctrl-\ to see them
             self.full_screen(False)
         super().say(said, of_job=of_job)
 

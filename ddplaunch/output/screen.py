@@ -15,7 +15,7 @@ from ddplaunch.output.events import Ended, Event, Noted, Observer, Planned, Rest
 from ddplaunch.output.prefix import prefixes
 from ddplaunch.output.sink import Sink
 from ddplaunch.output.terminal import watched
-from ddplaunch.output.voice import VOICE, Kind, Said
+from ddplaunch.output.voice import VOICE, Said, Topic
 from ddplaunch.words import clock
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Plain:
         return lines.removeprefix(theirs).replace(b"\n" + theirs, b"\n")
 
     def note(self, text: str, *, of_job: bool = False) -> None:
-        self.say(Said(Kind.NOTE, text), of_job=of_job)
+        self.say(Said(Topic.NOTE, text), of_job=of_job)
 
     def say(self, said: Said, *, of_job: bool = False) -> None:
         if self.speaks or not of_job:
@@ -147,7 +147,7 @@ class Plain:
                 self.note(text, of_job=True)
             case Restarting(attempt, wait, text, verdict):
                 fields = {"attempt": attempt, "wait": wait, "verdict": verdict}
-                self.say(Said(Kind.RESTART, text, fields), of_job=True)
+                self.say(Said(Topic.RESTART, text, fields), of_job=True)
             case Planned(plan=plan):
                 VOICE.of(plan)
                 self._prefixes, self._width = prefixes(self._template, plan)
@@ -159,7 +159,7 @@ class Plain:
         return self._stdout if number == 1 else self._stderr
 
     def _show_footer(self, text: str) -> None:
-        self.say(Said(Kind.WAITING, text))
+        self.say(Said(Topic.WAITING, text))
 
     def _show(self, sink: Sink, lines: bytes) -> None:
         sink.write(lines)

@@ -18,7 +18,7 @@ from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, shown
 from ddplaunch.loop import Loop
 from ddplaunch.output.sink import Sink
-from ddplaunch.output.voice import BEGINNING, VOICE, Kind, Said, same_words
+from ddplaunch.output.voice import BEGINNING, VOICE, Said, Topic, same_words
 from ddplaunch.ssh.client import LONGEST_COMPLAINT, Session
 from ddplaunch.ssh.remote import ASK, BEAT, GO, KILL_AFTER, SIGNALS
 from ddplaunch.ssh.turns import PAUSE, Turns
@@ -235,7 +235,7 @@ class Fleet:
                 host.read_on()
 
     def _say(self, text: str) -> None:
-        self._sinks[2].write(VOICE.form(Said(Kind.NOTE, text)).encode())
+        self._sinks[2].write(VOICE.form(Said(Topic.NOTE, text)).encode())
 
     def _signalled(self, number: int) -> None:
         if number == signal.SIGCHLD:

@@ -18,7 +18,7 @@ import pytest
 from ddplaunch.job import client, folder
 from ddplaunch.job.client import Unanswered
 from ddplaunch.job.door import DEADLINE, MAX_CLIENTS, MAX_REQUEST
-from ddplaunch.job.requests import Show, Stop
+from ddplaunch.job.requests import Show, StopJob
 from ddplaunch.job.status import RankState, State
 from ddplaunch.wire.typed import encode
 from tests.conftest import alive, clean_environment, wait_until
@@ -156,8 +156,10 @@ def test_another_user_is_refused(run, runtime, opened):
         struct.pack("!I", MAX_REQUEST + 1),
         struct.pack("!I", 0xFFFFFFFF) + b"x" * 1000,
         struct.pack("!I", 100) + b"[" * 100,
-        encode(Stop())[:-1] + b"\xff",
-        encode(Stop()).replace(b"false", b'"yes"').replace(struct.pack("!I", len(encode(Stop())) - 4), b"\0\0\0\x21"),
+        encode(StopJob())[:-1] + b"\xff",
+        encode(StopJob())
+        .replace(b"false", b'"yes"')
+        .replace(struct.pack("!I", len(encode(StopJob())) - 4), b"\0\0\0\x21"),
         struct.pack("!I", 40) + b'{"op": "Started", "body": {"rank": 1}}  ',
     ],
 )
@@ -177,7 +179,7 @@ def test_a_connection_is_for_one_request(run):
     job = run()
     job.show()
     with call(job.path) as sock:
-        sock.sendall(encode(Show()) + encode(Stop()))
+        sock.sendall(encode(Show()) + encode(StopJob()))
         try:
             while sock.recv(1 << 16):
                 pass

@@ -13,7 +13,7 @@ from ddplaunch.job import client
 from ddplaunch.job.client import Unanswered
 from ddplaunch.job.door import MAX_FOLLOWERS
 from ddplaunch.job.follower import MAX_WAITING, Follower
-from ddplaunch.job.requests import Printed, Tail
+from ddplaunch.job.requests import Printed, TailRanks
 from tests.conftest import wait_until, write
 from tests.job.test_live import door
 from tests.patience import patience
@@ -139,7 +139,7 @@ class Slow:
 
 def test_who_reads_slowly_misses_some_and_is_told():
     slow = Slow(0)
-    follower = Follower(slow, slow, Tail((1,), follow=True))  # type: ignore[arg-type]
+    follower = Follower(slow, slow, TailRanks((1,), follow=True))  # type: ignore[arg-type]
     follower.hear(0, b"another rank")
     follower.hear(1, b"one")
     slow.waiting = MAX_WAITING + 1

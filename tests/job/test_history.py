@@ -360,7 +360,7 @@ def test_an_inspection_is_kept(state):
     ranks = (RankInspection(1, "here", 7, Condition.STOPPED, threads=(Thread((frame,)),)),)
     found = Inspection(5.0, ranks, 2)
     kept = History(plan(), lambda rank: b"", lambda: None, pytest.fail)
-    for event in (events.Planned(plan(), 0), events.Inspected(found), events.Ended(1, None)):
+    for event in (events.Planned(plan(), 0), events.RanksInspected(found), events.Ended(1, None)):
         kept.observe(event)
     assert only().inspections == (found,)
 

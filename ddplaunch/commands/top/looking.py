@@ -23,7 +23,7 @@ from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.errors import EXIT_SIGNAL
 from ddplaunch.job import client, runs
 from ddplaunch.job.door import MAX_ANSWER
-from ddplaunch.job.requests import Look, Looked, Printed, Tail
+from ddplaunch.job.requests import InspectJob, JobInspected, Printed, TailRanks
 from ddplaunch.job.status import Status
 from ddplaunch.loop import Loop
 from ddplaunch.output.live import Live
@@ -37,7 +37,7 @@ BETWEEN = 0.5  # seconds between two looks
 COLUMNS, ROWS = 80, 24  # of a frame that is printed elsewhere than in a terminal
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-A = TypeVar("A", Looked, Status | Printed)
+A = TypeVar("A", JobInspected, Status | Printed)
 
 
 def print_json(path: str) -> int:
@@ -75,7 +75,7 @@ def _glance(path: str, chosen: str) -> Glance:
     return Glance(last.status, found, same, _used(last), before, sentences=sentences(found), chosen=chosen)
 
 
-def _used(looked: Looked) -> dict[int, Used]:
+def _used(looked: JobInspected) -> dict[int, Used]:
     return {rank.rank: used for rank in looked.status.ranks if rank.pid and (used := used_by(rank.pid))}
 
 
@@ -87,12 +87,14 @@ class AtDoor:
         self._loop, self._path, self._lost = loop, path, lost
         self._status: Status | None = None
 
-    def look(self, detail: Detail, answer: Callable[[Looked], None]) -> None:
-        def hear(looked: Looked) -> None:
+    def look(self, detail: Detail, answer: Callable[[JobInspected], None]) -> None:
+        def hear(looked: JobInspected) -> None:
             self._status = looked.status
             answer(looked)
 
-        self._connect(Look(stacks=detail is Detail.WAITS, pace=detail is Detail.PACE), [Looked], hear, lambda: None)
+        self._connect(
+            InspectJob(stacks=detail is Detail.WAITS, pace=detail is Detail.PACE), [JobInspected], hear, lambda: None
+        )
 
     def log(self, rank: int, answer: Callable[[str], None]) -> None:
         said = bytearray()
@@ -101,13 +103,17 @@ class AtDoor:
             if isinstance(piece, Printed):
                 said.extend(piece.data)
 
-        self._connect(Tail((rank,)), [Status, Printed], hear, lambda: answer(last_lines(rank, bytes(said))))
+        self._connect(TailRanks((rank,)), [Status, Printed], hear, lambda: answer(last_lines(rank, bytes(said))))
 
     def failures(self, answer: Callable[[str], None]) -> None:
         answer(failures_text(self._status) if self._status else "")
 
     def _connect(
-        self, request: Look | Tail, kinds: Sequence[type[A]], hear: Callable[[A], None], done: Callable[[], None]
+        self,
+        request: InspectJob | TailRanks,
+        kinds: Sequence[type[A]],
+        hear: Callable[[A], None],
+        done: Callable[[], None],
     ) -> None:
         """Ask; ``done`` is called after the last answer. The job has ended where there is none."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
