@@ -21,9 +21,9 @@ from ddplaunch.loop import Loop
 from ddplaunch.output.events import Observer
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import choose
-from ddplaunch.output.starting import Starting
 from ddplaunch.output.streams import KEPT
 from ddplaunch.output.voice import VOICE, Said, Topic
+from ddplaunch.output.waiting import Starting
 from ddplaunch.plan.plan import Plan
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from ddplaunch.errors import harmless
 from ddplaunch.job.requests import JobInspected
 from ddplaunch.job.status import State, Status
 from ddplaunch.loop import Loop, Timer
-from ddplaunch.output.keyboard import BACKSPACE, ENTER, ESCAPE
 from ddplaunch.output.live import Live
 from ddplaunch.output.rows import Row, Span, cut
+from ddplaunch.output.terminal import BACKSPACE, ENTER, ESCAPE
 
 EVERY = 1.0  # seconds between two looks
 PACE = 30.0  # seconds between two looks at who is slow, which take up to 0.4 s of each rank

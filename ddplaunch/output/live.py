@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 
 from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.events import Ended, Event
-from ddplaunch.output.keyboard import Keyboard, in_foreground
 from ddplaunch.output.rows import Row, columns, painted, width
 from ddplaunch.output.screen import Terminal
 from ddplaunch.output.sink import HIGH_WATER, Sink
+from ddplaunch.output.terminal import Keyboard, in_foreground
 from ddplaunch.output.voice import Said, Topic
 
 EVERY = 1 / 30  # seconds from one drawing to the next, at least

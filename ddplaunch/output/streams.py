@@ -13,12 +13,40 @@ from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.last_words import PATIENCE, LastWords
 from ddplaunch.output.lines import Lines
 from ddplaunch.output.screen import Screen, Source
-from ddplaunch.output.tail import Tail
 
 PIPE_SIZE = 1 << 18  # bytes a rank may be ahead of us before it waits (F_SETPIPE_SZ; the kernel's default is 64 KiB)
 TAIL = 8192  # bytes of each rank's last output that are kept for the failure report
 KEPT = 1 << 18  # bytes of it that are kept where it has no log file
 DRAIN_PATIENCE = 1.0  # seconds to wait for output after all are dead: a process that cannot die may hold a pipe
+
+
+class Tail:
+    """Keeps the last ``limit`` bytes of a stream in a ring, and counts all of them: one copy of what comes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.total = 0  # bytes that ever came
+        self._ring = bytearray()  # grows to the limit
+        self._next = 0  # where the next byte goes: the oldest is there, once the ring is full
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        view = memoryview(data)[-self.limit :]
+        if room := self.limit - len(self._ring):
+            self._ring += view[:room]
+            view = view[room:]
+        while view:
+            count = min(len(view), self.limit - self._next)
+            self._ring[self._next : self._next + count] = view[:count]
+            self._next = (self._next + count) % self.limit
+            view = view[count:]
+
+    def last(self, count: int) -> bytes:
+        """The last ``count`` bytes, or as many as there are."""
+        count = min(count, len(self._ring))
+        if count <= self._next:
+            return bytes(self._ring[self._next - count : self._next])
+        return bytes(self._ring[len(self._ring) - (count - self._next) :] + self._ring[: self._next])
 
 
 @dataclass

@@ -17,7 +17,7 @@ from ddplaunch.job import history, past, record
 from ddplaunch.job.history import MAX_RUNS, History, without_token
 from ddplaunch.job.record import Fate
 from ddplaunch.output import events
-from ddplaunch.output.tail import Tail
+from ddplaunch.output.streams import Tail
 from tests.conftest import clean_environment, write
 from tests.job.host import plan
 from tests.starts import FORKED, LIGHT
