@@ -10,8 +10,8 @@ import pytest
 from ddplaunch.agent import job
 from ddplaunch.job.client import look
 from tests.conftest import wait_until, write
-from tests.control.test_joining import free_port
 from tests.impatient import impatient
+from tests.ports import free_port
 from tests.skewed_clock import skewed
 
 pytestmark = pytest.mark.slow

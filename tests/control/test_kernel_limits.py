@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.control.limits import too_low
 from tests.conftest import wait_until, write
-from tests.control.test_joining import free_port
+from tests.ports import free_port
 from tests.starts import LIGHT
 
 ENOUGH = {

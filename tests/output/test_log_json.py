@@ -11,8 +11,8 @@ import pytest
 
 from ddplaunch.output.voice import Topic
 from tests.conftest import clean_environment, command, wait_until, write
-from tests.control.test_joining import free_port
 from tests.output.test_output import Terminal
+from tests.ports import free_port
 from tests.reference.records import SAID, SAID_KINDS
 from tests.starts import LIGHT
 
