@@ -1,4 +1,4 @@
-"""Asks the ranks of this node what they are doing: the kernel, and each of them, all at once, in a bounded time."""
+"""Asks the kernel and the ranks of this node what they are doing, all at once and in a bounded time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Inspector:
-    """One inspection of a node's ranks, from ``begin`` until its answer."""
+    """One inspection of a node's ranks, from ``begin`` to its answer."""
 
     def __init__(
         self, loop: Loop, ranks: Ranks, detail: Detail, answer: Callable[[Inspection], None], *, within: float
@@ -196,7 +196,7 @@ class Inspector:
         self._loop.after(pause, lambda: self._read(self._read_twice))
 
     def _read_twice(self) -> None:
-        """Have the last collectives told by those by whom it is clear who waits for whom, and by more if it is not."""
+        """Ask the ranks that settle who waits for whom for their last collectives, and more ranks where they do not."""
         wanted = needs(self._inspection())
         if wanted and self._round < _MAX_ROUNDS:
             self._read(self._read_twice, only=wanted)

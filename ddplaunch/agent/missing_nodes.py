@@ -1,4 +1,4 @@
-"""Nodes of a Slurm step that do not join: whether they run at all, which srun knows and tells nobody but the log.
+"""Nodes of a Slurm step that do not join: whether they run at all, which srun knows and only writes to the log.
 
 A node without the interpreter, say, ends at once, and the others would wait for it until the join timeout. So node 0
 has ``scontrol listpids`` run there: it names the tasks of our step that live, and it does so on a node without any.
@@ -30,7 +30,7 @@ _OURS = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
 
 
 class MissingNodes:
-    """Looks for missing nodes until ``close``; ``tell`` is called with those that two looks have not found."""
+    """Looks for missing nodes until ``close``; ``tell`` is called with those that were not found twice."""
 
     def __init__(self, loop: Loop, environ: Mapping[str, str], plan: Plan, tell: Callable[[Unable], None]) -> None:
         self._loop, self._environ, self._tell = loop, environ, tell

@@ -32,7 +32,7 @@ class RankAnswer:
 
 
 class RankLine:
-    """One rank's."""
+    """The line of one rank."""
 
     def __init__(self, loop: Loop) -> None:
         """Raises OSError: too many files are open."""
@@ -62,7 +62,7 @@ class RankLine:
         self._serial += 1
         try:
             self._socket.send(b"%s%d\n" % (b"e" if details else b"s", self._serial))
-        except OSError:  # it has gone, or heeds nothing
+        except OSError:  # it has exited, or its buffer is full
             self.answers = False
 
     def listen(self, heard: Callable[[RankAnswer], None]) -> None:

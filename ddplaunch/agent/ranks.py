@@ -1,4 +1,4 @@
-"""The ranks that this node has in one attempt: their processes, what ties them together, and what becomes of them."""
+"""The ranks that this node has in one attempt: their processes, what ties them together, and their results."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class RankProcess:
 
 
 class Ranks:
-    """All of them, from the order to start to the account of how they ended."""
+    """All ranks, from the order to start to the account of how they ended."""
 
     def __init__(self, number: int, plan: Plan, loop: Loop, folder: Temporary, finished: Callback) -> None:
         """``folder`` is for error files; ``finished`` is called when rank 0's program is done."""
@@ -148,7 +148,7 @@ class Ranks:
         return process
 
     def finish(self, rank: int) -> None:
-        """A rank has done its work: keep what it told of its last collectives."""
+        """A rank has done its work: keep what it wrote of its last collectives."""
         path = self.trace_file(rank)
         if path and os.path.exists(path):
             self.arrivals += remains.read_trace_file(path, rank, self.plan.world_size)

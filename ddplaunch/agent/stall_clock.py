@@ -37,7 +37,7 @@ class _Used:
 
 
 class StallClock:
-    """That of one node, from attempt to attempt."""
+    """The stall clock of one node, from attempt to attempt."""
 
     def __init__(self, loop: Loop, rules: Rules, inspect: Inspect, tell: Callable[[FromNode], None]) -> None:
         """``inspect`` finds the state of ranks of this node; ``tell`` tells the job."""

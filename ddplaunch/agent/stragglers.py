@@ -19,7 +19,7 @@ Inspect = Callable[[Ranks, Callable[["Inspection"], None]], None]
 
 
 class Stragglers:
-    """Those of one attempt."""
+    """The stragglers of one attempt."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Stragglers:
         self._timers: list[Timer] = []
 
     def await_them(self) -> None:
-        """A rank may have ended; those that still run have their time from now on."""
+        """A rank may have ended: the time of those that still run begins now."""
         for timer in self._timers:
             timer.cancel()
         self._timers = [self._loop.after(STRAGGLING, self._name)] if self._left() else []

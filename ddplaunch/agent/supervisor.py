@@ -96,7 +96,7 @@ class Supervisor:
         self._check_of_node: CheckOfNode | None = None
         self._missing_nodes: MissingNodes | None = None
         self._outcome: Outcome | None = None
-        self.sidecars: Sidecars | None = None  # to be ended when people have been told of the job's end
+        self.sidecars: Sidecars | None = None  # to be ended when people have read how the job ended
         self._begin(-1, self._plan)
 
     def _begin(self, attempt: int, plan: Plan) -> None:
@@ -126,7 +126,7 @@ class Supervisor:
         self._loop.catch(STOPPING, self._signalled, anyway=() if warning is None else (warning,))
         self._loop.catch(FOR_RANKS - {warning}, self._for_ranks)
         self._tree.plant(self._plan, self._outfit.store.path, self)
-        processes.adopt_orphans()  # not before: a warm zygote is nobody's child
+        processes.adopt_orphans()  # not before: a warm zygote is a detached process
         try:
             with terminal.restored():
                 self._link.begin()

@@ -21,7 +21,7 @@ INSPECTION_PATIENCE = 1.5  # seconds for node 0 to have inspected all ranks, and
 
 
 class Teardown:
-    """That of one attempt, whatever ends it."""
+    """The end of one attempt, for any reason."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Teardown:
         self._drain([], [])
 
     def swept(self, found: list[str], stuck: list[str]) -> None:
-        """The zygote has nothing left below it; impatience asks twice, and is answered twice."""
+        """The zygote has nothing left below it; a second request to hurry is answered a second time."""
         if self._ranks.phase is Phase.SWEEPING:
             self._drain(found, stuck)
 

@@ -10,8 +10,7 @@ from functools import partial
 
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.attempt import JobAttempt
-from ddplaunch.control.messages import Inspect, Inspected, Message
-from ddplaunch.control.rules import Rules
+from ddplaunch.control.messages import Inspect, Inspected
 from ddplaunch.control.seat import Seats
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.loop import Timer
@@ -37,15 +36,9 @@ class _Open:
 class JobInspections:
     """All inspections of a job."""
 
-    def __init__(
-        self,
-        rules: Rules,
-        seats: Seats,
-        tell: Callable[[int, Message], None],
-        after: Callable[[float, Callable[[], None]], Timer],
-    ) -> None:
-        """``tell`` sends to a node; ``after`` is the loop's."""
-        self._rules, self._seats, self._tell, self._after = rules, seats, tell, after
+    def __init__(self, seats: Seats, after: Callable[[float, Callable[[], None]], Timer]) -> None:
+        """``after`` is the loop's."""
+        self._rules, self._seats, self._after = seats.rules, seats, after
         self._open: dict[int, _Open] = {}
         self._serial = 0
 
@@ -57,7 +50,7 @@ class JobInspections:
         timer = self._after(within, lambda: self._close(serial))
         self._open[serial] = _Open(done, timer, awaited)
         for number in sorted(awaited):
-            self._tell(number, Inspect(serial, detail, within))
+            self._seats.tell(number, Inspect(serial, detail, within))
         self._close_if_answered(serial)
 
     def before_stop(self, attempt: JobAttempt, then: Callable[[], None]) -> bool:
@@ -75,7 +68,7 @@ class JobInspections:
     def keep(self, attempt: JobAttempt, inspection: Inspection) -> None:
         """Keep what was found as what the ranks of an attempt were doing before they were stopped."""
         attempt.inspecting, attempt.inspection = False, inspection
-        self._tell(0, Inspected(0, inspection))
+        self._seats.tell(0, Inspected(0, inspection))
 
     def _inspected(self, attempt: JobAttempt, inspection: Inspection) -> None:
         self.keep(attempt, inspection)
@@ -87,7 +80,10 @@ class JobInspections:
         if isinstance(message, Inspected):
             self._answered(number, message)
         elif len(self._open) < _MAX_OPEN:
-            self.begin(message.detail, lambda found: self._tell(number, Inspected(message.serial, _fit(number, found))))
+            self.begin(message.detail, partial(self._answer, number, message.serial))
+
+    def _answer(self, number: int, serial: int, found: Inspection) -> None:
+        self._seats.tell(number, Inspected(serial, _fit(number, found)))
 
     def _answered(self, number: int, message: Inspected) -> None:
         ranks = self._seats[number].ranks

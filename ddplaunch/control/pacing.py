@@ -18,7 +18,7 @@ MOST = 1_000_000  # arrivals that are kept of all nodes together: several times 
 
 
 class Pacing:
-    """That of the latest attempt."""
+    """Who is slow in the latest attempt."""
 
     def __init__(self, start: Start) -> None:
         self._attempt = start.attempt
@@ -31,7 +31,7 @@ class Pacing:
         self._room = MOST
 
     def hear(self, node: int, message: Arrived, offset: ClockOffset) -> None:
-        """Take in what a node tells, whose clock is off by ``offset``; Garbled where its ranks are not its own."""
+        """Take in what a node says, whose clock is off by ``offset``; Garbled where it speaks of ranks of another node."""
         if message.attempt != self._attempt:
             return
         ranks = {each.rank for each in message.arrivals}

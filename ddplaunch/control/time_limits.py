@@ -1,5 +1,5 @@
-"""The time limits of a job: how long it may take, stand still, and wait for its last ranks. Decisions are its
-coordinator's to carry out.
+"""The time limits of a job: how long it may take, stand still, and wait for its last ranks. The coordinator carries
+out what is decided here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.failure import Failure
 from ddplaunch.control.inspections import JobInspections
-from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seats
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_TIMEOUT
@@ -36,21 +35,19 @@ class Cut:
 
 
 class TimeLimits:
-    """Those of one job."""
+    """The time limits of one job."""
 
     def __init__(
         self,
-        rules: Rules,
         run_id: str,
         seats: Seats,
         inspections: JobInspections,
         after: Callable[[float, Callable[[], None]], Timer],
-        note: Callable[[str], None],
         cut: Callable[[Cut], None],
     ) -> None:
         """``after`` is the loop's; ``cut`` stops the attempt, if ranks run."""
-        self._rules, self._run_id, self._seats = rules, run_id, seats
-        self._inspections, self._after, self._note, self._cut = inspections, after, note, cut
+        self._rules, self._run_id, self._seats = seats.rules, run_id, seats
+        self._inspections, self._after, self._cut = inspections, after, cut
         self.over = False  # whether the time of the job is
         self._attempt = -1
         self._ran = False  # whether a rank has
@@ -136,7 +133,7 @@ class TimeLimits:
         elif stall.mark != self._reported:
             self._reported = stall.mark
             closer = f"look closer with `ddplaunch stacks {self._run_id}`"
-            self._note(f"no progress for {span(stall.seconds)}: {stall.text}; {closer}")
+            self._seats.note(f"no progress for {span(stall.seconds)}: {stall.text}; {closer}")
 
     def _rested(self) -> None:
         self._asking = False
@@ -181,7 +178,7 @@ class TimeLimits:
     def _failure(
         self, inspection: Inspection, number: int, message: str, trace: str, hint: str | None = None
     ) -> Failure:
-        """What is held against a rank that the others waited for."""
+        """The failure of a rank that the others waited for."""
         rank = next(rank for rank in inspection.ranks if rank.rank == number)
         first = next((seat.ranks.start for seat in self._seats.values() if number in seat.ranks), number)
         return Failure(

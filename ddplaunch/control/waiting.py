@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.control.messages import JoinStatus, Message, Note
-from ddplaunch.control.rules import Rules
+from ddplaunch.control.messages import JoinStatus, Note
 from ddplaunch.control.seat import Part, Seats
 from ddplaunch.words import MAX_NAMED, named
 
@@ -25,19 +24,17 @@ class Joining:
 
     def __init__(
         self,
-        rules: Rules,
         seats: Seats,
         kind: Literal["node", "task"],
         after: Callable[[float, Callable[[], None]], None],
         clock: Callable[[], float],
-        tell: Callable[[JoinStatus], None],
         start: Callable[[], None],
         give_up: Callable[[str], None],
     ) -> None:
         """What is called ``after`` a time is cancelled at the end of the wait; ``give_up`` gets the reason."""
-        self._rules, self._seats, self._kind = rules, seats, kind
+        self._rules, self._seats, self._kind = seats.rules, seats, kind
         self._after, self._clock = after, clock
-        self._tell, self._start, self._give_up = tell, start, give_up
+        self._start, self._give_up = start, give_up
         self._window: float | None = None
         self._status_due = False
 
@@ -65,7 +62,7 @@ class Joining:
 
     def _tell_status(self) -> None:
         self._status_due = False
-        self._tell(self._status(None if self._window is None else max(0.0, self._window - self._clock())))
+        self._seats.tell_all(self._status(None if self._window is None else max(0.0, self._window - self._clock())))
 
     def _window_over(self) -> None:
         if self._window is not None and self._clock() >= self._window:
@@ -103,22 +100,21 @@ def describe(status: JoinStatus) -> str:
 
 
 class LateNodes:
-    """Those of one attempt after the other."""
+    """Those of one attempt after the other, which the nodes that have finished hear of."""
 
     def __init__(
         self,
         seats: Seats,
         kind: str,
-        tell: Callable[[int, Message], None],
         after: Callable[[float, Callable[[], None]], None],
         running: Callable[[], bool],
     ) -> None:
         """``kind``: what people call a node; ``after`` forgets what an attempt leaves; ``running``: whether one is."""
-        self._seats, self._kind, self._tell, self._after, self._running = seats, kind, tell, after, running
+        self._seats, self._kind, self._after, self._running = seats, kind, after, running
         self._attempt = -1
 
     def finished(self, attempt: int) -> None:
-        """A node has."""
+        """A node has finished."""
         if attempt != self._attempt:
             self._attempt = attempt
             self._after(EARLY, self._tell_early)
@@ -132,5 +128,5 @@ class LateNodes:
         for number, seat in list(self._seats.items()):
             if seat.part in (Part.FINISHED, Part.DRAINED) and seat.awaited != text:
                 seat.awaited = text
-                self._tell(number, Note(text))
+                self._seats.tell(number, Note(text))
         self._after(STILL_WAITING, self._tell_early)

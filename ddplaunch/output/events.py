@@ -1,6 +1,6 @@
 """What happens to one node's share of a job: each thing is frozen, and emitted once.
 
-Whoever wants to know is given to the supervisor from outside, as an ``Observer``; observers know nothing of each other.
+An ``Observer``, which the supervisor is given, hears of each; observers know nothing of each other.
 """
 
 from __future__ import annotations

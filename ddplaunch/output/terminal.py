@@ -36,7 +36,7 @@ def watched(fd: int) -> bool:
         return False
     try:
         os.tcgetpgrp(fd)
-    except OSError:  # ENOTTY: another session's, or nobody's
+    except OSError:  # ENOTTY: another session has it, or none
         here = os.fstat(fd).st_rdev
         return any(os.isatty(other) and os.fstat(other).st_rdev == here for other in {0, 1, 2} - {fd})
     return True

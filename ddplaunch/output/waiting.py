@@ -18,7 +18,7 @@ PATIENCE = 5.0  # seconds of a start without a word
 
 
 class Waiting:
-    """One wait after the other, each from the first thing told of it until there is nothing to wait for."""
+    """One wait after the other, each from its first line until there is nothing to wait for."""
 
     def __init__(self, loop: Loop, show: Callable[[str], None], quiet: float, *, counts: bool) -> None:
         """``show`` gets each line, "" where there is none any more; ``quiet``: seconds of a wait without a line."""
