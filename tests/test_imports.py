@@ -21,7 +21,7 @@ PACKAGE = Path(ddplaunch.__file__).parent
 
 LAYERS = [
     {"dataclass", "errors", "files", "loop", "words"},
-    {"asked", "wire"},
+    {"wire"},
     {"target"},
     {"plan"},
     {"devices", "clusters", "diagnosis"},

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.limits import memory
-from ddplaunch.asked import AskedChild
 from ddplaunch.control.messages import Check, Checked, Unable
 from ddplaunch.devices import read_hardware
 from ddplaunch.devices.cpu import read_cpu
@@ -26,6 +25,7 @@ from ddplaunch.plan.command import START_DEADLINE, python_command
 from ddplaunch.plan.hardware import Gpu
 from ddplaunch.plan.plan import Plan
 from ddplaunch.rank.processes import die_with_parent
+from ddplaunch.wire.child import AskedChild
 from ddplaunch.words import named, size
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ddplaunch.asked import AskedChild
 from ddplaunch.clusters.nodelist import expand_hosts
 from ddplaunch.clusters.slurm import DISTRIBUTION, JOB_ID, STEP_ID, STEP_NODELIST
 from ddplaunch.control.messages import Unable
 from ddplaunch.loop import Loop
 from ddplaunch.plan.plan import Plan
 from ddplaunch.rank.processes import die_with_parent
+from ddplaunch.wire.child import AskedChild
 from ddplaunch.words import named
 
 LATE = 5.0  # seconds after which those that have not joined are looked for, and between two looks

@@ -31,7 +31,7 @@ class Pacing:
         self._room = MOST
 
     def hear(self, node: int, message: Arrived, offset: ClockOffset) -> None:
-        """Take in what a node says, whose clock is off by ``offset``; Garbled where it speaks of ranks of another node."""
+        """Take in what a node says, whose clock is off by ``offset``; Garbled if it speaks of another node's ranks."""
         if message.attempt != self._attempt:
             return
         ranks = {each.rank for each in message.arrivals}

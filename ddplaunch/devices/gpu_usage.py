@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ddplaunch.asked import AskedChild
 from ddplaunch.loop import Loop
+from ddplaunch.wire.child import AskedChild
 
 DEADLINE = 2.0  # seconds in which the driver must answer; the first time it may have to be woken
 _FIRST_DEADLINE = 10.0
