@@ -36,6 +36,7 @@ SHARE = Share(1, "n1", ("cuda:0", "cuda:1"), "4")
         End(Outcome(69, judge([FAILURE], 2, 4), ("no", "yes"), "remark")),
         Start(0, "id", Place(1, 2, 2, 4)),
         messages.Hello(SHARE, "2:4", None, "train.py", "abc", 0, Versions("3.11", "2.13", None, "2.29"), ("H100",)),
+        messages.Hello(SHARE, "2", None, "train.py", "abc", 999_999_999_999, Versions("3.11"), ()),
         messages.Joined("id", 15.0, None),
         messages.Joined("id", 15.0, None, 3),
     ],
