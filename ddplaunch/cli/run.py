@@ -67,10 +67,10 @@ def run(options: Options, said: Remarks) -> int:
             return 0
         need_processes()
         rules = read_rules(completed, plan.master_addr, plan.master_port, finding)
-        rules.check(plan)
-        if plan.nnodes > 1:
-            from ddplaunch.control.link import listen_on_node_zero
+        from ddplaunch.control.link import check, listen_on_node_zero
 
+        check(plan, rules)
+        if plan.nnodes > 1:
             listening = listen_on_node_zero(plan, rules)
         if listening is None and not plan.numbered:
             plan = planning.plan_as(1)  # any other node, until node 0 gives it a rank
