@@ -66,12 +66,12 @@ def complain(message: str, hint: str | None, code: int = EXIT_USAGE) -> None:
     ``code`` is the exit code that follows.
     """
     from ddplaunch.cli.say import fitted, say
-    from ddplaunch.output.voice import Kind, Said
+    from ddplaunch.output.voice import Said, Topic
 
     said = shown(re.sub(_LONG_WORD, r"\1…\2", message), MAX_IN_MESSAGE)
     hints = [shown(line, MAX_IN_HINT) for line in (hint or "").splitlines()[:2]]
     lines = f"\x1b[31m\x1b[1mError:\x1b[0m {fitted(said, len('Error: '))}\n" + "".join(f"  {line}\n" for line in hints)
-    say(Said(Kind.ERROR, said, {"hint": "\n".join(hints) or None, "code": code}, lines))
+    say(Said(Topic.ERROR, said, {"hint": "\n".join(hints) or None, "code": code}, lines))
 
 
 def _more_memory() -> str:

@@ -21,9 +21,9 @@ from ddplaunch.loop import Loop
 from ddplaunch.output.events import Observer
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Screen, choose
-from ddplaunch.output.starting import Starting
 from ddplaunch.output.streams import KEPT
-from ddplaunch.output.voice import VOICE, Kind, Said
+from ddplaunch.output.voice import VOICE, Said, Topic
+from ddplaunch.output.waiting import Starting
 from ddplaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Job:
             where = f" on {host}" if self._plan.nnodes > 1 else ""
             say_note(f"kept in {self._log.path}{where}", path=self._log.path, host=host)
         if self._screen.speaks:
-            say(Said(Kind.END, f"ended with exit code {outcome.code}", {"code": outcome.code}, lines=""))
+            say(Said(Topic.END, f"ended with exit code {outcome.code}", {"code": outcome.code}, lines=""))
         return outcome.code
 
     def status(self) -> Status:
@@ -127,7 +127,7 @@ class Job:
 
         page = render_stacks(inspection)
         lines = page if self._policy.colour else click.unstyle(page)
-        self._screen.say(Said(Kind.STACKS, "\n".join(sentences(inspection)), {"stacks": to_json(inspection)}, lines))
+        self._screen.say(Said(Topic.STACKS, "\n".join(sentences(inspection)), {"stacks": to_json(inspection)}, lines))
 
     def stop(self, now: bool) -> None:
         self._supervisor.stop(now)
@@ -156,7 +156,7 @@ class Job:
 
             report = render_verdict(outcome.verdict, self._plan.nnodes)
             text = outcome.verdict.blame or outcome.verdict.first.headline
-            say(Said(Kind.FAILURE, text, {"verdict": outcome.verdict}, lines=report))
+            say(Said(Topic.FAILURE, text, {"verdict": outcome.verdict}, lines=report))
         if outcome.remark:
             say_note(outcome.remark)
 

@@ -10,6 +10,7 @@ from ddplaunch.cli import values
 from ddplaunch.cli.option import Option
 from ddplaunch.cli.values import INFINITE, WEEK, as_typed, number
 from ddplaunch.control import MIN_HEARTBEAT
+from ddplaunch.control.rules import Rules
 from ddplaunch.dataclass import dataclass, field, replace
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ def _argument(name: str, *, rest: bool = False) -> Any:
     return Option([name], rest=rest, completes="any")
 
 
-def _seconds(name: str, default: str | None, help: str, read: Any = values.seconds) -> Any:
-    return _option(f"{name} TIME", help, read, **({"default": default} if default else {}))
+def _seconds(name: str, default: float | None, help: str, read: Any = values.seconds) -> Any:
+    return _option(f"{name} TIME", help, read, **({} if default is None else {"default": f"{default:g}"}))
 
 
 _port = number(int, 1, 65535, "a port from 1 to 65535")
@@ -177,10 +178,10 @@ class Options:
     control_port: int | None = _option(
         "--control-port PORT", "Port where node 0 listens for the other nodes.  [default: master port + 1]", _port
     )
-    join_timeout: float = _seconds("--join-timeout", "600", "Wait this long for all nodes.")
+    join_timeout: float = _seconds("--join-timeout", Rules.join_timeout, "Wait this long for all nodes.")
     heartbeat_timeout: float = _seconds(
         "--heartbeat-timeout",
-        "15",
+        Rules.heartbeat_timeout,
         "A node that is silent for this long is lost. The value of node 0 counts.",
         _silence,
     )
@@ -191,9 +192,14 @@ class Options:
         _count,
         default="0",
     )
-    join_window: float = _seconds("--join-window", "30", "Once enough nodes have joined, wait this long for more.")
+    join_window: float = _seconds(
+        "--join-window", Rules.join_window, "Once enough nodes have joined, wait this long for more."
+    )
     max_membership_changes: int = _option(
-        "--max-membership-changes N", "Continue at most N times with nodes lost or added.", _count, default="100"
+        "--max-membership-changes N",
+        "Continue at most N times with nodes lost or added.",
+        _count,
+        default=str(Rules.max_membership_changes),
     )
     grow: bool = _flag("--grow", "Restart at once when another node joins.")
     backend: str | None = _option(
@@ -228,7 +234,7 @@ class Options:
         "With --check: wait this long for GPU memory that is still in use.  [default: 30]",
     )
     role: str = _option("--role NAME", "ROLE_NAME of the ranks.", default="default")
-    grace: float = _seconds("--grace", "30", "Time for ranks to stop, between SIGTERM and SIGKILL.")
+    grace: float = _seconds("--grace", Rules.grace, "Time for ranks to stop, between SIGTERM and SIGKILL.")
     max_restarts: int = _option(
         "--max-restarts N", "Restart all ranks after a failure, at most N times.", _count, default="0"
     )
@@ -239,10 +245,12 @@ class Options:
         default="any",
     )
     restart_backoff: float = _seconds(
-        "--restart-backoff", "0", "Wait this long before a restart; twice as long after each early failure."
+        "--restart-backoff",
+        Rules.restart_backoff,
+        "Wait this long before a restart; twice as long after each early failure.",
     )
     min_uptime: float = _seconds(
-        "--min-uptime", "5", "Give up after three attempts in a row that lasted less than this."
+        "--min-uptime", Rules.min_uptime, "Give up after three attempts in a row that lasted less than this."
     )
     timeout: float | None = _seconds(
         "--timeout", None, "Stop the job after this time, like 90 (seconds), 10m or 2h.", values.limit
@@ -272,7 +280,7 @@ class Options:
         default="USR2",
     )
     preempt_grace: float = _seconds(
-        "--preempt-grace", "90", "Time for ranks to save their work, between the warning and SIGTERM."
+        "--preempt-grace", Rules.preempt_grace, "Time for ranks to save their work, between the warning and SIGTERM."
     )
     preempt_forward: int | None = _option(
         "--preempt-forward SIGNAL", "Send each rank this signal when the warning comes.", values.signal_number

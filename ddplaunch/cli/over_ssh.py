@@ -121,14 +121,14 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
 
 def _say_problems(problems: list[Problem], hosts: int, code: int) -> None:
     from ddplaunch.cli.say import say
-    from ddplaunch.output.voice import Kind, Said
+    from ddplaunch.output.voice import Said, Topic
 
     bad = len({problem.host for problem in problems})
     width = max(len(problem.host) for problem in problems)
     text = f"{bad} of {hosts} hosts cannot take part, and nothing was started"
     lines = [f"ddplaunch: {text}", *(f"  {problem.host.ljust(width)}  {problem.text}" for problem in problems)]
     found = [{"host": problem.host, "text": problem.text} for problem in problems]
-    say(Said(Kind.ERROR, text, {"problems": found, "code": code}, "".join(f"{line}\n" for line in lines)))
+    say(Said(Topic.ERROR, text, {"problems": found, "code": code}, "".join(f"{line}\n" for line in lines)))
 
 
 def planned(hosts: tuple[Host, ...], options: Options) -> tuple[Options, str]:

@@ -6,7 +6,7 @@ import os
 import sys
 
 from ddplaunch.console import colour_wanted
-from ddplaunch.output.voice import VOICE, Kind, Said
+from ddplaunch.output.voice import VOICE, Said, Topic
 
 
 def say(said: Said) -> None:
@@ -16,7 +16,7 @@ def say(said: Said) -> None:
 
 def say_note(text: str, **fields: object) -> None:
     """Say something that people should know."""
-    say(Said(Kind.NOTE, text, fields))
+    say(Said(Topic.NOTE, text, fields))
 
 
 def fitted(line: str, taken: int) -> str:

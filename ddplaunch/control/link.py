@@ -1,21 +1,22 @@
-"""This node's way to the other nodes of its job, whichever node it is."""
+"""This node's way to the other nodes of its job, whichever node it is, and its plan once it is one of them."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.control.messages import Hello, Message, Versions
+from ddplaunch.control.hello import own_hello
+from ddplaunch.control.messages import Hello, Message, Start, Versions
 from ddplaunch.control.node_zero import NodeZero
 from ddplaunch.control.port import Port, claim
 from ddplaunch.control.route import is_ours
 from ddplaunch.control.rules import Rules
 from ddplaunch.loop import Loop
 from ddplaunch.plan.plan import Plan
-from ddplaunch.plan.share import own_share
+from ddplaunch.plan.share import own_share, with_others, with_place
 
 if TYPE_CHECKING:
     from ddplaunch.control.member import Member
@@ -39,8 +40,6 @@ def make_link(
     if rules.port is None:
         alone = Hello(own_share(plan), rules.nnodes, None, "", None, rules.max_restarts, Versions(""), ())
         return NodeZero(loop, rules, alone, plan.run_id, post)
-    from ddplaunch.control.hello import own_hello
-
     hello = own_hello(plan, rules)
     if plan.node_rank:
         from ddplaunch.control.member import Member
@@ -73,3 +72,22 @@ def listen_on_node_zero(plan: Plan, rules: Rules) -> socket.socket | None:
     if plan.hosts_store:  # where both are taken, the master port is the one to name
         Port(plan.master_addr, plan.master_port, nnodes=plan.nnodes).close()
     return _listen(rules)
+
+
+def attempt_plan(plan: Plan, order: Start, rules: Rules, environ: Mapping[str, str], extra: Mapping[str, str]) -> Plan:
+    """Return ``plan``, made when this node knew only itself, as the ordered attempt has it; node 0's has all nodes.
+
+    GLOO_SOCKET_IFNAME is set, unless it is in ``environ``, to the interface that leads to node 0: gloo else takes the
+    address of the host's own name, which Debian's installer puts at 127.0.1.1. NCCL chooses well by itself.
+    ``extra`` are further variables that give way to ``environ``.
+    """
+    if order.place is None:
+        return plan
+    variables = dict(extra)
+    if order.interface:
+        variables["GLOO_SOCKET_IFNAME"] = order.interface
+    if rules.interface:
+        variables["NCCL_SOCKET_IFNAME"] = rules.interface
+    unset = {name: value for name, value in variables.items() if not environ.get(name)}
+    placed = with_place(plan, order.place, order.run_id, order.address or plan.master_addr, unset)
+    return with_others(placed, order.shares) if order.shares else placed

@@ -41,7 +41,7 @@ class Rules:
     max_membership_changes: int = 100
     grow: bool = False  # whether a node that comes later interrupts the attempt
     allow_mismatch: bool = False  # whether differing versions only give a warning
-    inspect: bool = True  # whether ranks are looked at before they are stopped
+    inspect: bool = True  # whether ranks are inspected before they are stopped
     timeout: float | None = None  # of the whole job, from its first start on
     stall_timeout: float = STALLED  # how long nothing may happen until people hear of it, or what ``on_stall`` says
     stall_strict: bool = False  # whether a job counts as stalled, too, whose ranks are idle and wait for nobody
@@ -59,13 +59,13 @@ class Rules:
         return self.max_nodes > 1
 
     @property
-    def looks(self) -> bool:
-        """Whether ranks are looked at before they are stopped: with a short grace they have no time for it."""
+    def inspects(self) -> bool:
+        """Whether ranks are inspected before they are stopped: with a short grace they have no time for it."""
         return self.inspect and self.grace >= MIN_GRACE
 
     @property
     def stall_pause(self) -> float:
-        """Seconds between two looks at ranks that may have stalled."""
+        """Seconds between two inspections of ranks that may have stalled."""
         return max(self.stall_timeout / 5, min(1.0, self.stall_timeout / 2))
 
     @property

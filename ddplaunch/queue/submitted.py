@@ -139,10 +139,10 @@ def _name(job: Submitted) -> str:
 def _read(path: str) -> Submitted | None:
     import msgspec
 
-    from ddplaunch.control.typed import decode
+    from ddplaunch.wire.typed import parse
 
     try:
         data, owner = read_owned(path, MAX_BYTES, links=False)
-        return decode(data, Submitted) if owner == os.geteuid() else None
+        return parse(data, Submitted) if owner == os.geteuid() else None
     except (OSError, msgspec.MsgspecError, ValueError):
         return None

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import alive, wait_until, write
-from tests.control.test_joining import free_port
 from tests.impatient import impatient
 from tests.patience import patience
+from tests.ports import free_port
 from tests.starts import EXEC, FORKED, LIGHT
 
 HANG = """

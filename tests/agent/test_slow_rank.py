@@ -12,8 +12,8 @@ from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.job.client import ask
 from ddplaunch.job.requests.inspection import InspectJob
 from tests.conftest import wait_until, write
-from tests.control.test_joining import free_port
 from tests.impatient import impatient
+from tests.ports import free_port
 from tests.skewed_clock import skewed
 
 pytestmark = pytest.mark.slow

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS, alive, wait_until, write
-from tests.control.test_joining import free_port
 from tests.patience import patience
+from tests.ports import free_port
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow

@@ -9,9 +9,9 @@ import pytest
 
 from ddplaunch.agent import stragglers
 from tests.conftest import wait_until, write
-from tests.control.test_joining import free_port
 from tests.impatient import impatient
 from tests.patience import patience
+from tests.ports import free_port
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow

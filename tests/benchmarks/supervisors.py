@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.benchmarks import contenders, kernel
 from tests.benchmarks.measure import Failed
+from tests.ports import free_port
 
 DEADLINE = 180.0
 """Seconds after which a job counts as hung."""
@@ -143,11 +144,3 @@ class Supervisors:
 
     def kill_rank(self, rank: int) -> None:
         os.kill(self.ranks[rank][0], signal.SIGKILL)
-
-
-def free_port() -> int:
-    """A port whose successor is free too, below those from which the kernel gives ports by itself."""
-    for port in range(20000 + os.getpid() * 8 % 10000, 32000, 2):
-        if not (kernel.listens(port) or kernel.listens(port + 1)):
-            return port
-    raise Failed("no port is free")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ import pytest
 
 from tests.conftest import clean_environment, write
 from tests.patience import patience
+from tests.ports import free_port
 
 SCRIPT = """
 import torch
@@ -22,11 +22,6 @@ dist.all_reduce(total)
 print("rank", dist.get_rank(), "of", dist.get_world_size(), "sum", total.item())
 dist.destroy_process_group()
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.mark.slow

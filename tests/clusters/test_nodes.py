@@ -12,7 +12,7 @@ from ddplaunch.clusters.finding import Finding
 from ddplaunch.errors import UsageError
 from tests.clusters.samples import NNODES, PAI, PYTORCHJOB, SLURM_BATCH, TORCH_NODE, VERTEX_AI
 from tests.conftest import write
-from tests.control.test_joining import free_port
+from tests.ports import free_port
 
 WITHOUT_A_WORD = {"torchrun --standalone": {**TORCH_NODE, "WORLD_SIZE": "1", "RANK": "0"}, "nobody": {"RANK": "1"}}
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from tests.conftest import wait_until, write
-from tests.control.test_joining import free_port
+from tests.ports import free_port
 
 HOST = os.uname().nodename
 

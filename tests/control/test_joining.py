@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import pty
@@ -22,6 +21,7 @@ from ddplaunch.control.messages import PROTOCOL
 from tests.conftest import Job, clean_environment, command, wait_until, write
 from tests.impatient import impatient
 from tests.patience import patience
+from tests.ports import free_port
 
 HELLO = """
 import os
@@ -29,20 +29,6 @@ print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "at", os.envir
       "token", os.environ.get("DDPLAUNCH_TOKEN"), "through", os.environ.get("GLOO_SOCKET_IFNAME"),
       "run", os.environ["TORCHELASTIC_RUN_ID"])
 """
-
-_ports = itertools.count(20000 + os.getpid() * 8 % 10000, 2)
-
-
-def free_port() -> int:
-    """A port whose successor is free too, outside the range from which the kernel gives ports by itself."""
-    for port in _ports:
-        try:
-            for number in (port, port + 1):
-                socket.create_server(("", number)).close()
-        except OSError:
-            continue
-        return port
-    raise AssertionError
 
 
 class Nodes:

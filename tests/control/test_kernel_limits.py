@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.control.kernel_limits import too_low
+from ddplaunch.control.limits import too_low
 from tests.conftest import wait_until, write
-from tests.control.test_joining import free_port
+from tests.ports import free_port
 from tests.starts import LIGHT
 
 ENOUGH = {

@@ -11,9 +11,9 @@ import pytest
 
 from ddplaunch.control.port import claim
 from tests.conftest import clean_environment, command, wait_until, write
-from tests.control.test_joining import free_port
 from tests.hosts.fixture import network as network
 from tests.patience import patience
+from tests.ports import free_port
 
 REDUCES = """
 import os

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from tests.conftest import Launch, clean_environment, write
 from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_us
 from tests.patience import patience
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -56,12 +56,6 @@ TORCHVISION = """
             self.targets = torch.tensor(digits.target[part])
 """
 """What the example takes from torchvision, in the form in which MNIST has it, with 28 by 28 pixels."""
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def figures(output: str) -> list[str]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS, Job, Launch, write
-from tests.control.test_joining import free_port
 from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python_in_turn, by_torchrun
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

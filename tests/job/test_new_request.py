@@ -10,6 +10,8 @@ import ddplaunch
 from tests.conftest import clean_environment
 
 REQUEST = """
+from __future__ import annotations
+
 from ddplaunch.dataclass import dataclass
 from ddplaunch.job.door import Asker
 from ddplaunch.job.requests import Request
@@ -63,7 +65,9 @@ def test_a_request_is_a_file_a_command_and_a_line(tmp_path: Path):
     with start("run", "--run-id", "toy", "--nproc", "3", "--no-python", "sh", "-c", "echo up; exec sleep 600") as job:
         assert job.stdout
         assert [job.stdout.readline()[-3:] for _ in range(3)] == ["up\n"] * 3
-        with start("count") as asking:
-            assert asking.stdout
-            assert asking.stdout.read() == "3\n"
-        job.send_signal(signal.SIGTERM)
+        try:
+            with start("count") as asking:
+                assert asking.stdout
+                assert asking.stdout.read() == "3\n"
+        finally:
+            job.send_signal(signal.SIGTERM)

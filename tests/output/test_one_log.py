@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from tests.conftest import wait_until, write
-from tests.control.test_joining import free_port
+from tests.ports import free_port
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow
