@@ -31,17 +31,22 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60:02}:{int(seconds) % 60:02}"
 
 
+def runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Numbers that follow one another, together: 0, 1, 2 and 8."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return found
+
+
 def ranks(numbers: Iterable[int]) -> str:
     """Name ranks: "rank 3", "ranks 0, 1, 3", "ranks 0 to 6 and 8"; the first of many."""
     listed = sorted(set(numbers))
-    runs: list[list[int]] = []
-    for number in listed:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
     parts: list[str] = []
-    for run in runs:
+    for run in runs(listed):
         parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
         if len(parts) > MAX_NAMED:
             left = sum(number >= int(parts[MAX_NAMED].partition(" ")[0]) for number in listed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -18,6 +19,9 @@ import pytest
 
 from tests.conftest import clean_environment
 from tests.patience import patience
+
+FRAME = re.compile(r"(running|stopping) \d\d:\d\d")
+"""The first row of a live view."""
 
 
 class Emulator:
@@ -76,6 +80,17 @@ class Emulator:
     def settings(self) -> list[Any]:
         """Those of the terminal: ``before`` is what they were."""
         return termios.tcgetattr(self._slave)
+
+    @property
+    def given_back(self) -> bool:
+        """Whether its settings are as before, and each full screen was left."""
+        pairs = ((b"\x1b[?1049h", b"\x1b[?1049l"), (b"\x1b[?25l", b"\x1b[?25h"))
+        return self.settings == self.before and all(self.raw.count(on) == self.raw.count(off) for on, off in pairs)
+
+    @property
+    def framed(self) -> bool:
+        """Whether the last row is one of a live view's cells, below its others."""
+        return len(self.rows) >= 3 and bool(FRAME.match(self.rows[-3]))
 
     def until(self, seen: str | Callable[[Emulator], object], timeout: float = 30) -> list[str]:
         """Read until a text is on the screen, or a condition holds; return the screen."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 MODULES = (
     "cli.quick", "cli.run", "cli.run_command", "cli.planning", "console.layout", "plan.plan",
-    "commands.devices.command", "commands.manifest.command", "commands.submit.command", "commands.submit.slurm",
+    "commands.devices", "commands.manifest.command", "commands.submit.command", "commands.submit.slurm",
 )  # fmt: skip
 """Imported before the first request; the others when a command asks for them, as ever."""
 

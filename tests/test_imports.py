@@ -33,6 +33,7 @@ LAYERS = [
     {"job"},
     {"ssh", "queue"},
     {"console"},
+    {"live"},
     {"cli"},
     {"commands"},
 ]
@@ -171,7 +172,7 @@ def command_of(name: str) -> str:
 
 
 FOR_NOW = {("commands.attach", "commands.submit"), ("commands.runs", "commands.submit"),
-           ("commands.submit", "commands.manifest"), ("commands.warm", "commands.runs")}  # fmt: skip
+           ("commands.submit", "commands.manifest")}  # fmt: skip
 
 
 def test_no_command_imports_another():

@@ -19,15 +19,15 @@ COMMANDS = {
     "attach": ("commands.attach", "Follow a job that was submitted, to its end."),
     "ps": ("commands.runs.ps", "Show your jobs: on this machine, submitted, and ended."),
     "stacks": ("commands.stacks", "Show who waits for whom in a running job, and where each rank is."),
-    "top": ("commands.top.command", "Show what a running job does, and where each rank stands."),
+    "top": ("commands.top", "Show what a running job does, and where each rank stands."),
     "logs": ("commands.runs.logs", "Print what the ranks of a run print, or printed last."),
     "stop": ("commands.runs.stop", "Stop a running job."),
-    "wait": ("commands.runs.wait", "Wait for the end of a job, and return its exit code."),
+    "wait": ("commands.runs.stop", "Wait for the end of a job, and return its exit code."),
     "report": ("commands.runs.report", "Tell how a run ended, and what each rank used."),
     "warm": ("commands.warm", "Show, or end, what is kept to start the next runs sooner."),
     "clean": ("commands.runs.clean", "Remove what is kept of runs that have ended."),
     "doctor": ("commands.doctor.command", "Look for what would break or slow a job, on this machine or many."),
-    "devices": ("commands.devices.command", "Show the GPUs, processors and NUMA nodes of this machine."),
+    "devices": ("commands.devices", "Show the GPUs, processors and NUMA nodes of this machine."),
 }
 """The module of each, imported only when it is needed, and what it is for. Its function has the command's name."""
 

@@ -20,7 +20,7 @@ from ddplaunch.job.watch import Watch
 from ddplaunch.loop import Loop
 from ddplaunch.output.events import Observer
 from ddplaunch.output.run_log import RunLog
-from ddplaunch.output.screen import choose
+from ddplaunch.output.screen import Screen, choose
 from ddplaunch.output.streams import KEPT
 from ddplaunch.output.voice import VOICE, Said, Topic
 from ddplaunch.output.waiting import Starting
@@ -29,9 +29,9 @@ from ddplaunch.plan.plan import Plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddplaunch.cli.own_view import OwnView
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.status import Status
+    from ddplaunch.live.view import OwnView
 
 BEHIND = 0.5  # seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails
 
@@ -50,28 +50,23 @@ class Job:
         alone = rules.port is None
         speaks = alone or not (rules.one_log and plan.node_rank)
         VOICE.of(plan, numbered=plan.numbered)
-        self._screen = choose(
-            loop,
-            colour=policy.colour,
-            patience=policy.patience,
-            quiet=policy.quiet,
-            speaks=speaks,
-            prefix=policy.prefix,
-            live=policy.live,
-        )
+        self._view: OwnView | None = None
+        where = (loop, policy.patience, policy.quiet, policy.prefix)
+        if policy.live:
+            from ddplaunch.live.screen import LiveScreen
+            from ddplaunch.live.view import OwnView
+
+            self._screen: Screen = (live := LiveScreen(*where, speaks=speaks, colour=policy.colour))
+            self._view = OwnView(loop, live, self)
+        else:
+            self._screen = choose(*where, speaks=speaks, colour=policy.colour)
         self._log = RunLog(policy.log_dir, self._screen.note, alone=alone)
         self._watch = Watch(plan)
         starting = Starting(loop, self._screen, policy.preload.modules)
         observers: list[Observer] = [self._screen, self._log, self._watch, starting]
         if policy.history:
             observers.append(History(plan, self.printed, lambda: self._log.path, self._screen.note))
-        self._view: OwnView | None = None
-        if policy.live:
-            from ddplaunch.cli.own_view import OwnView
-            from ddplaunch.output.live import Live
-
-            assert isinstance(self._screen, Live)
-            self._view = OwnView(loop, self._screen, self)
+        if self._view is not None:
             observers.append(self._view)
         self._supervisor = Supervisor(
             plan,

@@ -11,7 +11,7 @@ from ddplaunch.cli.options import Source
 from ddplaunch.cli.warmth import read_warmth
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
-from ddplaunch.output.terminal import watched
+from ddplaunch.output.terminal import can_draw, watched
 
 if TYPE_CHECKING:
     from ddplaunch.agent.policy import Policy, Shown
@@ -72,11 +72,9 @@ def why_no_view(options: Options) -> str | None:
     """Why ``--ui`` shows nothing here, where it does not."""
     if not options.ui:
         return None
-    from ddplaunch.output.live import can_draw
-
     if not (watched(1) or watched(2)):
         return "--ui shows nothing here: this is not a terminal"
-    if not can_draw(os.environ):
+    if not can_draw():
         return f"--ui shows nothing here: TERM={os.environ.get('TERM', '')} cannot move the cursor"
     return None
 

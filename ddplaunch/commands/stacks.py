@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import click
 
+from ddplaunch.console import colour_wanted
+from ddplaunch.console.stacks import render_stacks, to_json
+from ddplaunch.diagnosis.grouping import grouped
+from ddplaunch.diagnosis.inspection import Detail, Inspection, RankInspection
 from ddplaunch.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ddplaunch.diagnosis.inspection import Inspection, RankInspection
+from ddplaunch.job import client
+from ddplaunch.job.requests.inspection import InspectJob
+from ddplaunch.job.runs import running
+from ddplaunch.queue.meant import job_meant, one_of, run_of
+from ddplaunch.queue.meant import running as runs_there
+from ddplaunch.queue.step import relay
 
 
 @click.command()
@@ -26,16 +36,7 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
     The job goes on undisturbed. Ranks with equal stacks are shown as one. Of a submitted job, its number; node 0 is
     asked through Slurm (`srun --overlap`) or Grid Engine.
     """
-    from ddplaunch.console import colour_wanted
-    from ddplaunch.console.stacks import render_stacks, to_json
-    from ddplaunch.job import client
-    from ddplaunch.job.runs import running
-    from ddplaunch.queue.meant import job_meant, one_of, run_of
-    from ddplaunch.queue.meant import running as runs_there
-
     if queued := job_meant(run):
-        from ddplaunch.queue.step import relay
-
         seen = runs_there(queued, one_of(queued, run or "", "stacks"))
         flags = {"--native": native, "--locals": with_locals, "--json": as_json}
         return relay(
@@ -43,11 +44,9 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
         )
     more = [word for word, wanted in (("--native", native), ("--locals", with_locals)) if wanted]
     tool = _py_spy(more[0]) if more else ""
-    inspection = client.look(running(run).path, stacks=True).inspection
+    inspection = client.ask(running(run).path, InspectJob(Detail.WAITS)).inspection
     told = {rank.rank: _dump(tool, rank.pid, more) for rank in _examples(inspection)} if more else {}
     if as_json:
-        import json
-
         found = to_json(inspection)
         click.echo(json.dumps({**found, "py_spy": {str(rank): text for rank, text in told.items()}} if more else found))
         return 0
@@ -60,11 +59,7 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
 
 def _examples(inspection: Inspection) -> Iterator[RankInspection]:
     """A rank of each group with equal stacks that runs on this machine."""
-    import os
-
-    from ddplaunch.diagnosis.grouping import grouped
-
-    by_number = {rank.rank: rank for rank in inspection.ranks}
+    by_number = inspection.by_number
     for alike in grouped(inspection):
         here = (by_number[number] for number in alike.ranks if by_number[number].host in ("", os.uname().nodename))
         yield from [rank for rank in here if rank.pid][:1]
@@ -72,10 +67,6 @@ def _examples(inspection: Inspection) -> Iterator[RankInspection]:
 
 def _py_spy(option: str) -> str:
     """Where py-spy is; a UsageError where it is not installed."""
-    import os
-    import shutil
-    import sys
-
     found = shutil.which("py-spy", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
     if found is None:
         raise UsageError(f"{option} needs py-spy, which is not installed", "pip install py-spy")
@@ -83,8 +74,6 @@ def _py_spy(option: str) -> str:
 
 
 def _dump(tool: str, pid: int, more: list[str]) -> str:
-    import subprocess
-
     try:
         done = subprocess.run(
             [tool, "dump", "--pid", str(pid), *more], capture_output=True, text=True, errors="replace", timeout=30

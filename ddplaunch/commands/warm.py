@@ -7,7 +7,11 @@ import time
 import click
 
 from ddplaunch import TYPE_CHECKING
+from ddplaunch.console.table import table
 from ddplaunch.errors import LaunchError
+from ddplaunch.job.process import ended
+from ddplaunch.warm.asking import look
+from ddplaunch.words import size, span
 
 if TYPE_CHECKING:
     from ddplaunch.rank.messages import WarmShown
@@ -20,8 +24,6 @@ _MAX_MODULES = 3  # that are named
 @click.option("--stop", is_flag=True, help="End them; one that a run still needs ends after that run.")
 def warm(stop: bool) -> None:
     """Show what `ddplaunch run --warm` keeps for the next runs: processes that have imported torch."""
-    from ddplaunch.warm.asking import look
-
     found = look(stop=stop)
     kept = [each for each in found if not isinstance(each, str)]
     if not found:
@@ -38,9 +40,6 @@ def warm(stop: bool) -> None:
 
 
 def _show(kept: list[WarmShown]) -> None:
-    from ddplaunch.commands.runs.table import table
-    from ddplaunch.words import size, span
-
     rows = []
     for each in kept:
         pss = _memory(each["pid"])
@@ -67,8 +66,6 @@ def _memory(pid: int) -> int | None:
 
 
 def _await(pids: list[int]) -> None:
-    from ddplaunch.job.process import ended
-
     for pid in pids:
         if not ended(pid, _END_PATIENCE):
             raise LaunchError(f"{pid} has not ended after {_END_PATIENCE:.0f} s", f"kill -9 {pid}")

@@ -1,4 +1,4 @@
-"""What people see: the layout, the devices, the live view, the failure report. Facts come in as data, text goes out."""
+"""What people see: the layout, stacks, the failure report, tables of text. Facts come in as data, text goes out."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from ddplaunch import TYPE_CHECKING
+from ddplaunch.console import colour_wanted
 from ddplaunch.plan.command import command_for
 from ddplaunch.plan.cpulist import format_cpulist
 from ddplaunch.plan.plan import Fact, Plan
@@ -28,8 +29,6 @@ def print_layout(plan: Plan, options: Sequence[str]) -> None:
     """Print the plan; another node's command must repeat these options."""
     if sys.stdout.isatty():
         from rich.console import Console
-
-        from ddplaunch.console import colour_wanted
 
         _print_table(Console(highlight=False, no_color=not colour_wanted()), plan, options)
     else:

@@ -81,7 +81,7 @@ def to_json(inspection: Inspection) -> dict[str, object]:
 
 def _group(alike: Alike, inspection: Inspection, several: bool, apart: Frame | None) -> Iterator[str]:
     """The lines of one group: its ranks and their state, the user's line, the stack."""
-    by_number = {rank.rank: rank for rank in inspection.ranks}
+    by_number = inspection.by_number
     hosts = {by_number[number].host for number in alike.ranks}
     where = f" (on {', '.join(sorted(map(shown, hosts)))})" if several and len(hosts) <= 2 else ""
     rank = alike.example

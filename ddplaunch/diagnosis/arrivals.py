@@ -22,7 +22,7 @@ _MOST = 1 << 62  # of the number of a collective
 
 
 def kept(world_size: int) -> int:
-    """Return how many of its last operations a rank tells of, so that those of all can be compared in one place."""
+    """Return how many of its last operations a rank reports, so that those of all can be compared in one place."""
     return max(_LEAST, min(KEPT, _ALL // world_size))
 
 

@@ -1,4 +1,4 @@
-"""Chains of ranks, of which each waits for the next: where they end, and in which cycles."""
+"""Chains of ranks that each wait for the next: where they end, and in which cycles."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import NamedTuple
 _MAX_ARROWS = 10
 
 
-class End(NamedTuple):
-    """Where a chain of ranks ends that are in one function, and of which each sends to the next or receives from it."""
+class ChainEnd(NamedTuple):
+    """Where a chain ends, of ranks in one function that each send to the next or receive from it."""
 
     rank: int | None = None  # the first that is not in that function; None where it is not known
     cycle: tuple[int, ...] = ()  # where it comes back to one of its own
     met: bool = False  # whether the partner is there, in the call that goes with theirs
 
 
-def ends(partners: Mapping[int, int | None], met: Collection[int]) -> dict[End, list[int]]:
-    """Put those ranks of one function together that wait for the same one in the end.
+def ends(partners: Mapping[int, int | None], met: Collection[int]) -> dict[ChainEnd, list[int]]:
+    """Group the ranks of one function that wait for the same one in the end.
 
     ``partners`` says of each whom it sends to or receives from, ``met`` which of them have their partner.
     """
-    found: dict[int, End] = dict.fromkeys(met, End(met=True))
+    found: dict[int, ChainEnd] = dict.fromkeys(met, ChainEnd(met=True))
     for first in sorted(partners):
         chain: list[int] = []
         passed: set[int] = set()
@@ -31,13 +31,13 @@ def ends(partners: Mapping[int, int | None], met: Collection[int]) -> dict[End, 
             passed.add(rank)
             rank = partners[rank]
         if rank in passed:
-            end = End(cycle=_from_its_lowest(chain[chain.index(rank) :]))
+            end = ChainEnd(cycle=_from_its_lowest(chain[chain.index(rank) :]))
         elif rank in found and rank not in met:
             end = found[rank]
         else:
-            end = End(rank)
+            end = ChainEnd(rank)
         found.update(dict.fromkeys(chain, end))
-    together: dict[End, list[int]] = {}
+    together: dict[ChainEnd, list[int]] = {}
     for rank in sorted(partners):
         together.setdefault(found[rank], []).append(rank)
     return together

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.inspection import Collective, Group, GroupState, Inside
@@ -33,6 +33,8 @@ _DTYPES = {
 }
 """torch's inner names of types, where they are more than the usual ones in another spelling ("BFloat16")."""
 
+T = TypeVar("T")
+
 
 def parse_states(dump: bytes) -> tuple[GroupState, ...]:
     """Read how far a rank is in each process group that it has used; ValueError for anything else than such a dump."""
@@ -42,7 +44,7 @@ def parse_states(dump: bytes) -> tuple[GroupState, ...]:
             max(_number(_field(state, "last_enqueued_collective", "-1")), 0),
             max(_number(_field(state, "last_completed_collective", "-1")), 0),
         )
-        for name, state in islice(_mapping(_load(dump).get("pg_status", {})).items(), MAX_GROUPS)
+        for name, state in islice(_as(dict, _load(dump).get("pg_status", {})).items(), MAX_GROUPS)
     )
 
 
@@ -71,8 +73,8 @@ def parse_call(said: bytes) -> Inside | None:
 def named(states: Sequence[GroupState], known: Mapping[Group, int]) -> tuple[GroupState, ...]:
     """Give states the names of their groups, which torch numbers in each process as it makes them.
 
-    Once groups were destroyed the numbers no longer fit, and what is ``known`` says so. Then nobody knows what has
-    completed: all but the last operation is taken for it, so that whoever seems to wait is asked for more.
+    Once groups were destroyed the numbers no longer fit, and what is ``known`` says so. Then it is not known what
+    has completed: all but the last operation counts as completed, so that a rank that seems to wait is asked for more.
     """
     groups = list(known)
     if all(
@@ -135,8 +137,8 @@ def _entry(entry: Mapping[str, object]) -> _Entry:
     number = _number(_field(entry, "collective_seq_id"))
     return _Entry(
         number,
-        shown(_text(_field(entry, "profiling_name")).rpartition(":")[2]),
-        _tensors(_list(entry.get("input_dtypes", [])), _list(entry.get("input_sizes", []))),
+        shown(_as(str, _field(entry, "profiling_name")).rpartition(":")[2]),
+        _tensors(_as(list, entry.get("input_dtypes", [])), _as(list, entry.get("input_sizes", []))),
         _seconds(entry.get("timeout_ms", 0), 1e3),
         _seconds(entry.get("time_created_ns", 0), 1e9),
         entry.get("retired") is True or entry.get("state") == "completed",
@@ -154,51 +156,39 @@ def _tensors(types: Sequence[object], sizes: Sequence[object]) -> str:
 
 
 def _tensor(kind: object, sizes: object) -> str:
-    name = shown(_text(kind).rpartition("::")[2], 40)
-    numbers = [str(_number(each)) for each in _list(sizes)]
+    name = shown(_as(str, kind).rpartition("::")[2], 40)
+    numbers = [str(_number(each)) for each in _as(list, sizes)]
     shape = ", ".join([*numbers[:_MAX_DIMENSIONS], *["…"] * (len(numbers) > _MAX_DIMENSIONS)])
     return f"{_DTYPES.get(name, name.lower())}[{shape}]"
 
 
 def _names(entry: Mapping[str, object]) -> tuple[str, str]:
     """A group's name and what the program called it."""
-    names = [shown(_text(each)) for each in _list(_field(entry, "process_group"))]
+    names = [shown(_as(str, each)) for each in _as(list, _field(entry, "process_group"))]
     if not names:
         raise ValueError("a collective of no process group")
     return names[0], names[1] if len(names) > 1 else ""
 
 
 def _entries(dump: Mapping[str, object]) -> list[Mapping[str, object]]:
-    return [_mapping(each) for each in _list(dump.get("entries", []))[-_MAX_ENTRIES:]]
+    return [_as(dict, each) for each in _as(list, dump.get("entries", []))[-_MAX_ENTRIES:]]
 
 
 def _load(dump: bytes) -> Mapping[str, object]:
     try:
-        return _mapping(json.loads(dump))
+        return _as(dict, json.loads(dump))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def _mapping(value: object) -> Mapping[str, object]:
-    if not isinstance(value, dict):
-        raise ValueError("expected an object")
-    return value
-
-
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise ValueError("expected an array")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError("expected a text")
+def _as(kind: type[T], value: object) -> T:
+    if not isinstance(value, kind):
+        raise ValueError(f"expected a {kind.__name__}")
     return value
 
 
 def _field(value: object, name: str, default: object = None) -> object:
-    found = _mapping(value).get(name, default)
+    found = _as(dict, value).get(name, default)
     if found is None:
         raise ValueError(f"no {name}")
     return found

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ddplaunch.dataclass import dataclass
 from ddplaunch.diagnosis.chains import arrows
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
-from ddplaunch.diagnosis.sentences import end_of, mismatch, still
+from ddplaunch.diagnosis.sentences import halt, mismatch
 from ddplaunch.diagnosis.stack_dump import parse_traceback
 from ddplaunch.diagnosis.standing import (
     INIT,
@@ -98,14 +98,15 @@ def _of_wait(wait: Wait, inspection: Inspection, failed: Sequence[_Failed], unti
         odd = wait.different[-1][1]
         others = len(wait.waiting) - len(odd)
         said = f"ranks entered different collectives: {mismatch(wait, inspection)}"
-        return Culprit(odd, title(wait), others, entered_at(_rank(inspection, odd[0])), said)
+        return Culprit(odd, title(wait), others, entered_at(inspection.by_number[odd[0]]), said)
     lost = {each.rank for each in failed}
-    missing = [_rank(inspection, rank) for rank in wait.roots if rank not in lost]
+    roots = {*wait.roots} - lost
+    missing = [rank for rank in inspection.ranks if rank.rank in roots]
     waiters = len({*wait.waiting, *dict(wait.ahead), *(lost & set(wait.members) if wait.members else lost)})
     if not missing or (wait.operation in (*POINT_TO_POINT, STORE) and len(missing) > 1):
         return None  # it is one that they wait for, and nothing tells which
     if waiters < len(missing) and all(map(_ended_well, missing)):
-        alone = _rank(inspection, wait.waiting[0])
+        alone = inspection.by_number[wait.waiting[0]]
         return _longer(short_title(wait), wait.waiting, entered_at(alone), missing)
     return _blamed(short_title(wait), missing, inspection, waiters, until, counted=bool(wait.number))
 
@@ -172,7 +173,7 @@ def _blamed(
 ) -> Culprit | None:
     """Say that ranks have not come to where others waited for them."""
     numbers = tuple(rank.rank for rank in missing)
-    states = {_state(rank) for rank in missing}
+    states = {halt(rank).before for rank in missing}
     state = states.pop() if len(states) == 1 else None
     waited = f"{waiters} rank{'s' * (waiters != 1)} waited"
     said = f"{ranks(numbers)} " + (f"{state} and " if state else "")
@@ -187,7 +188,7 @@ def _blamed(
     apart = library_calls(inspection.ranks, missing)
     reasons: dict[str, list[int]] = {}
     for rank in missing:
-        reason = (_state(rank) if state is None else "") or _doing(rank, apart.get(rank.rank))
+        reason = (halt(rank).before if state is None else "") or _doing(rank, apart.get(rank.rank))
         reasons.setdefault(reason, []).append(rank.rank)
     if len(reasons) == 1:
         said += "".join(f": {what}" for what in reasons if what)
@@ -198,7 +199,7 @@ def _blamed(
 
 
 def _doing(rank: RankInspection, apart: Frame | None) -> str:
-    native = "in native code that holds the GIL" if rank.answers is False and not _state(rank) else ""
+    native = "in native code that holds the GIL" if rank.answers is False and not halt(rank).before else ""
     return ", ".join(filter(None, [doing(rank, apart), native]))
 
 
@@ -218,7 +219,7 @@ def _is_elsewhere(rank: RankInspection) -> bool:
 def _longer(name: str, alone: Sequence[int], line: Frame | None, ended: Sequence[RankInspection]) -> Culprit:
     """Say that a rank went on after all others had run to their ends."""
     said = f"{ranks(alone)} entered {name or 'a collective'}, which no other rank entered: "
-    said += f"{ranks(rank.rank for rank in ended)} had {still('ended', end_of(ended[0]))}"
+    said += f"{ranks(rank.rank for rank in ended)} had {halt(ended[0]).state}"
     said += f"; {text(line)}" if line else ""
     return Culprit(tuple(alone), name, len(alone), line, said)
 
@@ -232,22 +233,6 @@ def _circle(wait: Wait, waits: Sequence[Wait], inspection: Inspection) -> Culpri
         told.setdefault((what, inside.waiting), []).append(rank)
     said = f"{ranks(wait.cycle)} waited for each other, {arrows(wait.cycle)}: "
     said += ", ".join(f"{ranks(each)} in {what}" for (what, _), each in told.items())
-    first = _rank(inspection, wait.cycle[0])
+    first = inspection.by_number[wait.cycle[0]]
     waiters = len({rank for each in waits for rank in each.waiting})
     return Culprit(tuple(sorted(wait.cycle)), title(wait), waiters, entered_at(first), said)
-
-
-def _state(rank: RankInspection) -> str:
-    if rank.condition is Condition.STOPPED:
-        return "was stopped (SIGSTOP)"
-    if rank.condition is Condition.PENDING:
-        return "had not started"
-    if rank.condition is Condition.REPLACED:
-        return "had become another program"
-    if rank.condition is Condition.ENDING:
-        return "was ending"
-    return still("ended", end_of(rank)) if is_gone(rank) else ""
-
-
-def _rank(inspection: Inspection, number: int) -> RankInspection:
-    return next(rank for rank in inspection.ranks if rank.rank == number)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.diagnosis.inspection import Condition, Inspection, RankInspection
-from ddplaunch.diagnosis.sentences import end_of, still
-from ddplaunch.diagnosis.standing import call_of, is_gone, waiting_for, workers_of
+from ddplaunch.diagnosis.sentences import BLOCKED, SILENT, halt
+from ddplaunch.diagnosis.standing import call_of, waiting_for, workers_of
 from ddplaunch.diagnosis.waits import Wait, short_title, stack_of, waits
 
 RUNNING = "running"
@@ -63,18 +63,8 @@ def _waited(ranks: Iterable[RankInspection], moment: float) -> float | None:
 
 
 def _state(rank: RankInspection) -> str:
-    if rank.condition is Condition.STOPPED:
-        return "stopped (SIGSTOP)"
-    if rank.condition is Condition.PENDING:
-        return "not started"
-    if rank.condition is Condition.REPLACED:
-        return "another program"
-    if rank.condition is Condition.ENDING:
-        return "ending"
-    if is_gone(rank):
-        return still("ended", end_of(rank))
+    if state := halt(rank).state:
+        return state
     if rank.condition is Condition.BLOCKED:
-        return "blocked in the kernel, by a disk or a driver"
-    if rank.answers is False:
-        return "does not answer, as native code holds the GIL"
-    return waiting_for(rank) or RUNNING
+        return BLOCKED
+    return SILENT if rank.answers is False else waiting_for(rank) or RUNNING

@@ -135,7 +135,7 @@ class RankInspection:
     pid: Pid
     condition: Condition
     code: EndCode | None = None  # how it ended: -N for signal N
-    threads: tuple[Thread, ...] = ()  # the main one first; none where ``no_stack`` says why, or nobody asked
+    threads: tuple[Thread, ...] = ()  # the main one first; none where ``no_stack`` says why, or not asked for
     no_stack: Line = ""  # "it is not a Python program"
     workers: tuple[Worker, ...] = ()  # where it waits for its DataLoader
     answers: bool | None = None  # whether it said how far it is, None where it has no process group or was not asked
@@ -164,6 +164,10 @@ class Inspection:
     silent: tuple[Line, ...] = ()  # the nodes that did not answer: "node 2 (n2)"
     node_only: bool = False  # whether other nodes were not asked (--control none)
     pace: tuple[Line, ...] = ()  # who is slow, in sentences, where that was asked; none where no rank is
+
+    @property
+    def by_number(self) -> dict[int, RankInspection]:
+        return {rank.rank: rank for rank in self.ranks}
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that stacks.json holds."""

@@ -16,10 +16,7 @@ from typing import NamedTuple
 
 from ddplaunch import words
 from ddplaunch.dataclass import dataclass
-from ddplaunch.diagnosis.arrivals import read_trace
 from ddplaunch.diagnosis.inspection import Arrivals
-
-BALANCED = "no rank is slower than the others"
 
 FEW = 10  # collectives that say nothing yet
 RESOLUTION = 1e-4  # seconds by which ranks of one host differ without any reason
@@ -80,17 +77,6 @@ class GroupPace:
                 found = count
         slow = tuple(order[:found])
         return slow if sum(each.cost for each in slow) >= COSTLY else ()
-
-
-def pace_of(traces: Mapping[int, bytes], clocks: Mapping[int, RankClock] | None = None) -> tuple[GroupPace, ...]:
-    """Compare the ranks whose traces these are; one that cannot be read counts as none."""
-    found: list[Arrivals] = []
-    for rank, trace in traces.items():
-        try:
-            found += read_trace(rank, trace)
-        except ValueError:
-            continue
-    return compare(found, clocks)
 
 
 def compare(arrivals: Iterable[Arrivals], clocks: Mapping[int, RankClock] | None = None) -> tuple[GroupPace, ...]:
@@ -172,7 +158,7 @@ def _pace(name: str, group: _Group, clocks: _Clocks, excuses: _Excuses) -> Group
         excuse = min(seconds - middle, excuses.of(name, number, rank, other))
         lateness, error = seconds - middle - excuse, clocks.error(rank, other)
         excused[rank] += excuse
-        # Who is last has the result later by the way to the others, half a round trip, and so is last once more.
+        # The last rank has the result later, by the way to the others (half a round trip), and so is last once more.
         if lateness > noise + 2 * error:
             late[rank].append(lateness)
         elif lateness > noise or error == math.inf:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ddplaunch.diagnosis.chains import arrows
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
@@ -27,9 +28,26 @@ from ddplaunch.words import named, ranks
 _PLURAL = {"has": "have", "is": "are", "does": "do", "holds": "hold"}
 _MAX_PAIRS = 4
 
+SILENT = "does not answer, as native code holds the GIL"
+BLOCKED = "blocked in the kernel, by a disk or a driver"
+_HALTS = {
+    Condition.STOPPED: ("is", "was", "stopped (SIGSTOP)"),
+    Condition.PENDING: ("has", "had", "not started"),
+    Condition.REPLACED: ("has become", "had become", "another program"),
+    Condition.ENDING: ("is", "was", "ending"),
+}
+
+
+class Halt(NamedTuple):
+    """Why a rank does not run, in words."""
+
+    state: str  # "stopped (SIGSTOP)"
+    now: str  # "is stopped (SIGSTOP)"
+    before: str  # "was stopped (SIGSTOP)"
+
 
 def sentences(inspection: Inspection) -> tuple[str, ...]:
-    """Say who waits for whom, the wait first that the others wait for; where nobody waits, that."""
+    """Say who waits for whom, first the wait that the others wait for; or that no rank waits."""
     found = waits(inspection)
     if found:
         return tuple(sentence(wait, inspection) for wait in found)
@@ -60,7 +78,7 @@ def _titled(wait: Wait) -> str:
 
 
 def _partners(wait: Wait) -> str:
-    """Whom ranks send to or receive from: " from rank 2", " (1 from 2, 2 from 3)"; some of many."""
+    """The partners that ranks send to or receive from: " from rank 2", " (1 from 2, 2 from 3)"; some of many."""
     if len(wait.waiting) == 1:
         return partner(wait, wait.waiting[0])
     way = "to" if wait.operation in SENDS else "from"
@@ -70,8 +88,8 @@ def _partners(wait: Wait) -> str:
 
 def _missing(wait: Wait, inspection: Inspection) -> list[str]:
     if not wait.missing:
-        return [f"they wait for each other: {arrows(wait.cycle)}" if wait.cycle else _nobody_missing(wait, inspection)]
-    by_number = {rank.rank: rank for rank in inspection.ranks}
+        return [f"they wait for each other: {arrows(wait.cycle)}" if wait.cycle else _none_missing(wait, inspection)]
+    by_number = inspection.by_number
     apart = library_calls(inspection.ranks, [by_number[each.rank] for each in wait.missing if not each.waits])
     words: dict[str, list[int]] = {}
     for each in wait.missing:
@@ -82,7 +100,7 @@ def _missing(wait: Wait, inspection: Inspection) -> list[str]:
     return [*told, f"they wait for each other: {arrows(wait.cycle)}"] if wait.cycle else told
 
 
-def _nobody_missing(wait: Wait, inspection: Inspection) -> str:
+def _none_missing(wait: Wait, inspection: Inspection) -> str:
     if wait.unseen:
         return "not all of its ranks could be asked" if wait.number else "not all ranks could be asked"
     if wait.number:
@@ -101,16 +119,16 @@ def _nobody_missing(wait: Wait, inspection: Inspection) -> str:
 
 def _why(wait: Wait, missing: Missing, rank: RankInspection, apart: Frame | None) -> str:
     """Why a rank is missing, beginning with a verb; ``apart`` as for ``doing``."""
-    if state := _state(rank):
+    if state := halt(rank).now:
         return state
     if missing.waits:
         line = entered_at(rank)
         return f"{_absence(wait)}: it waits in {missing.calls}" + (f", {text(line)}" if line else "")
     what = doing(rank, apart)
     if rank.condition is Condition.BLOCKED:
-        what = "it is blocked in the kernel, by a disk or a driver" + (f", {what}" if what else "")
+        what = f"it is {BLOCKED}" + (f", {what}" if what else "")
     if rank.answers is False:
-        return "does not answer, as native code holds the GIL" + (f": {what}" if what else "")
+        return SILENT + (f": {what}" if what else "")
     return _absence(wait) + (f": {what}" if what else "")
 
 
@@ -126,36 +144,22 @@ def _absence(wait: Wait) -> str:
     return "has not called it"
 
 
-def _state(rank: RankInspection) -> str:
-    """What has become of a rank that runs no longer: "has ended (exit code 0)"; "" where it runs."""
-    if rank.condition is Condition.STOPPED:
-        return "is stopped (SIGSTOP)"
-    if rank.condition is Condition.PENDING:
-        return "has not started"
-    if rank.condition is Condition.REPLACED:
-        return "has become another program"
-    if rank.condition is Condition.ENDING:
-        return "is ending"
-    if is_gone(rank):
-        return f"has {still('ended', end_of(rank))}"
-    return ""
-
-
-def still(word: str, end: str) -> str:
-    """Say how something ended where that is known: "ended (exit code 0)"."""
-    return f"{word} ({end})" if end else word
-
-
-def end_of(rank: RankInspection) -> str:
-    """How a rank's program has ended: "exit code 0", "SIGKILL"; "" where nobody knows."""
-    if rank.condition is not Condition.EXITED:
-        return "exit code 0"  # its process would be gone otherwise
-    return "" if rank.code is None else end(rank.code)
+def halt(rank: RankInspection) -> Halt:
+    """Say why a rank does not run; empty words where it runs."""
+    if words := _HALTS.get(rank.condition):
+        is_, was, state = words
+        return Halt(state, f"{is_} {state}", f"{was} {state}")
+    if not is_gone(rank):
+        return Halt("", "", "")
+    # The process of one that is not EXITED would be gone if its program had failed.
+    code = rank.code if rank.condition is Condition.EXITED else 0
+    state = "ended" if code is None else f"ended ({end(code)})"
+    return Halt(state, f"has {state}", state)
 
 
 def mismatch(wait: Wait, inspection: Inspection) -> str:
     """Say which ranks have entered what at one number of a group."""
-    by_number = {rank.rank: rank for rank in inspection.ranks}
+    by_number = inspection.by_number
     roots = [root_of(by_number[numbers[0]], each) for each, numbers in wait.different]
     rooted = None not in roots and len(set(roots)) > 1
     kinds = {(each.operation, root if rooted else None) for (each, _), root in zip(wait.different, roots, strict=True)}
@@ -178,9 +182,10 @@ def _no_wait(inspection: Inspection) -> str:
     moved = sum(rank.moved for rank in alive)
     if moved:
         return f"no rank waits for another rank: {moved} of {len(alive)} have completed collectives in the last 0.1 s"
+    if few := begun(alive):
+        return f"no rank is seen to wait, but {few}"
     if any(rank.groups for rank in alive) and not any(rank.answers for rank in alive):
-        few = begun(alive)
-        return f"no rank is seen to wait{f', but {few}' if few else ': this torch does not record collectives'}"
+        return "no rank is seen to wait: this torch does not record collectives"
     return "no rank waits for another rank"
 
 
@@ -189,9 +194,8 @@ def begun(found: Sequence[RankInspection]) -> str:
 
     Sends count too, so that it proves nothing; but it is all that is known where no recorder tells more.
     """
-    behind = uneven(found)
     said = []
-    for count, some in behind.items():
+    for count, some in uneven(found).items():
         verb = "has" if len(some) == 1 else "have"
         said.append(f"{ranks(each.rank for each in some)} {verb} begun {count}")
         if len(said) == 1:
@@ -201,10 +205,15 @@ def begun(found: Sequence[RankInspection]) -> str:
 
 
 def uneven(found: Sequence[RankInspection]) -> dict[int, list[RankInspection]]:
-    """The ranks of the first group of which they have not begun equally many operations, by how many, fewest first."""
+    """The ranks by how many operations of a group they have begun, fewest first, of the first group where that differs.
+
+    Ranks that have ended are left out. None where a recorder has answered: that tells who waits, and numbers do not.
+    """
+    if any(rank.answers for rank in found):
+        return {}
     groups: dict[str, dict[int, list[RankInspection]]] = {}
     for rank in found:
-        for each in rank.groups:
+        for each in () if is_gone(rank) else rank.groups:
             groups.setdefault(each.group, {}).setdefault(each.enqueued, []).append(rank)
     first = next((by_count for _, by_count in sorted(groups.items()) if len(by_count) > 1), {})
     return dict(sorted(first.items()))

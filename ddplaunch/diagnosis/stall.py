@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
-from ddplaunch.diagnosis.sentences import begun, sentence, uneven
+from ddplaunch.diagnosis.sentences import begun, halt, sentence, uneven
 from ddplaunch.diagnosis.standing import STORE, call_of, doing, is_gone, library_calls, wait_of
 from ddplaunch.diagnosis.waits import waits
 from ddplaunch.words import ranks
@@ -27,7 +27,7 @@ _MAX_NAMED = 3
 class Stall(NamedTuple):
     """A job that does not get on."""
 
-    rank: int  # the one that the others wait for; the first of several, or of those that wait where nobody is missing
+    rank: int  # the one that the others wait for; the first of several, or of those that wait where none is missing
     text: str  # who waits for whom
     trace: str  # the stack of that rank, as Python prints one; "" where it is not known
     seconds: float  # how long the first of them have waited
@@ -49,12 +49,12 @@ def judge(inspection: Inspection, timeout: float, *, strict: bool) -> Judgement:
 
     It has if no rank has printed anything for so long, ranks have waited for others for so long, and each rank that is
     waited for is idle, or has ended. A busy one may be at a long validation. ``strict``: so has a job that uses
-    collectives and whose ranks are all idle with nobody in one.
+    collectives and whose ranks are all idle and in none.
     """
     found = inspection.ranks
     if inspection.silent or len(found) < inspection.world_size or any(rank.moved for rank in found):
         return Judgement()
-    by_number = {rank.rank: rank for rank in found}
+    by_number = inspection.by_number
     waiting = waits(inspection)
     inside = {rank for wait in waiting for rank in (*wait.waiting, *dict(wait.ahead))}
     if waiting:
@@ -65,13 +65,13 @@ def judge(inspection: Inspection, timeout: float, *, strict: bool) -> Judgement:
         awaited = {rank.rank for rank in found if not is_gone(rank)}
     else:
         awaited = set()
-    # Who may set a key of the store; and who may be in another collective each time, where an old torch does not tell.
+    # Ranks that may set a key of the store; and, with an old torch, ranks that may be in another collective each time.
     others = {each for wait in waiting if wait.operation == STORE for each in by_number.keys() - {*wait.waiting}}
     others |= {rank for rank in inside if by_number[rank].answers is None and not by_number[rank].groups}
     if not (inside or awaited) or any(works(by_number[rank]) for rank in awaited | others):
         return Judgement()
     standing = [seconds for rank in inside or awaited if (seconds := by_number[rank].standstill) is not None]
-    # Where nobody is missing the last to come counts, else the first who waits.
+    # Where no rank is missing the last to come counts, else the first that waits.
     lasted = (max if inside and awaited else min)(standing, default=0.0)
     silence = min((rank.quiet for rank in found if rank.quiet is not None), default=timeout)
     if silence < timeout * (1 - _SOON):
@@ -93,7 +93,7 @@ def judge(inspection: Inspection, timeout: float, *, strict: bool) -> Judgement:
 
 
 def works(rank: RankInspection) -> bool:
-    """Whether a rank gets on by itself, or may: nothing is held against one of which too little is known."""
+    """Whether a rank gets on by itself, or may: one that too little is known about counts as working."""
     if rank.condition is Condition.STOPPED or is_gone(rank):
         return False
     if rank.condition is Condition.PENDING or rank.busy is None:
@@ -108,7 +108,7 @@ def trace(rank: RankInspection) -> str:
 
 
 def at_work(inspection: Inspection) -> str:
-    """Say what ranks do that have not ended: who waits for whom, or else at which lines they are."""
+    """Say what the ranks that have not ended do: who waits for whom, or else at which lines they are."""
     if waiting := waits(inspection):
         return sentence(waiting[0], inspection)
     left = [rank for rank in inspection.ranks if not is_gone(rank)]
@@ -122,7 +122,7 @@ def stragglers(inspection: Inspection, among: Collection[int]) -> list[RankInspe
 
 
 def where(found: Sequence[RankInspection]) -> str:
-    """Say where ranks are: "save at train.py:31", for several "rank 0: …; ranks 1 and 2: …"; "" where nobody knows."""
+    """Say where ranks are: "save at train.py:31", for several "rank 0: …; ranks 1 and 2: …"; "" if unknown."""
     places = _places(found)
     if len(places) < 2:
         return next(iter(places), "")
@@ -141,8 +141,8 @@ def _places(found: Sequence[RankInspection]) -> dict[str, list[int]]:
 
 
 def _place(rank: RankInspection, apart: Frame | None) -> str:
-    """Where a rank is that waits for nobody, or alone: "destroy_process_group at train.py:90"."""
+    """Where a rank is that waits for no other, or alone: "destroy_process_group at train.py:90"."""
     call = call_of(rank)
     if call and call.place:
         return f"{call.function} at {call.place.file}:{call.place.line}"
-    return "stopped (SIGSTOP)" if rank.condition is Condition.STOPPED else doing(rank, apart)
+    return halt(rank).state if rank.condition is Condition.STOPPED else doing(rank, apart)

@@ -94,8 +94,8 @@ def line_of(rank: RankInspection) -> Frame | None:
 def library_calls(ranks: Iterable[RankInspection], of: Iterable[RankInspection]) -> dict[int, Frame]:
     """The calls of libraries by which ranks differ from others at the same line of the user's: for some of ``ranks``.
 
-    It is the first that is not the same in all of them, seen from that line. A rank whose line nobody shares, or which
-    does the same there as all others, has none.
+    It is the first that is not the same in all of them, seen from that line. A rank whose line no other shares, or
+    which does the same there as all others, has none.
     """
     wanted = {each.rank: inner for each in of if (inner := _inner(each)) and inner[1:]}
     lines = {inner[0] for inner in wanted.values()}
@@ -139,14 +139,14 @@ def call_of(rank: RankInspection) -> Call | None:
 
 
 def partner_of(rank: RankInspection) -> int | None:
-    """The rank to which a rank sends, or from which it receives; None where it does neither, or nobody knows."""
+    """The rank to which a rank sends, or from which it receives; None where it does neither, or that is not known."""
     call, inside = call_of(rank), rank.inside
     known = call and inside and inside.function == call.function and call.function in SENDS | RECEIVES
     return inside.names if known and inside else None
 
 
 def root_of(rank: RankInspection, collective: Collective) -> int | None:
-    """The root of a collective that a rank waits in; None where it has none, or nobody knows."""
+    """The root of a collective that a rank waits in; None where it has none, or that is not known."""
     known = rank.inside and rank.inside.operation == collective.operation in ROOTED and not collective.completed
     return rank.inside.names if known and rank.inside else None
 
@@ -176,7 +176,7 @@ def waiting_for(rank: RankInspection) -> str:
 
 
 def doing(rank: RankInspection, apart: Frame | None = None) -> str:
-    """What a rank that does not wait for others does: "load_batch at data.py:31"; "" where nobody knows.
+    """What a rank that does not wait for others does: "load_batch at data.py:31"; "" if unknown.
 
     ``apart`` is the library's call by which it differs from others at that line: "…, in download at hub/files.py:90".
     """

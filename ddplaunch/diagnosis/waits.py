@@ -63,7 +63,7 @@ class Wait:
 
     @property
     def roots(self) -> tuple[int, ...]:
-        """The ranks that are missing and wait for nobody."""
+        """The ranks that are missing and wait for no other."""
         return tuple(each.rank for each in self.missing if not each.waits)
 
 
@@ -79,7 +79,7 @@ def waits(inspection: Inspection) -> tuple[Wait, ...]:
 def needs(inspection: Inspection) -> tuple[int, ...]:
     """The ranks whose last collectives must be fetched for a verdict: at first one for each stack of those that wait.
 
-    Ask again once they are there: all ranks of a group are needed where nobody is missing though some wait, or where
+    Ask again once they are there: all ranks of a group are needed where none is missing though some wait, or where
     sends are in the numbers, which do not compare then. No rank is named twice.
     """
     view = _View(inspection)
@@ -107,7 +107,7 @@ class _View:
 
     def __init__(self, inspection: Inspection) -> None:
         self.inspection = inspection
-        self.ranks = {rank.rank: rank for rank in inspection.ranks}
+        self.ranks = inspection.by_number
         self.each = {number: standings(rank) for number, rank in self.ranks.items()}  # a job may have many groups
         self.mixed = {each.group for rank in inspection.ranks for each in rank.last if not each.alone}
         names = {each.group for rank in inspection.ranks for each in rank.groups}
@@ -164,7 +164,7 @@ class _View:
         return {number: each for number, each in found.items() if waits(number, each)}
 
     def wait_in(self, group: str) -> Wait | None:
-        """The wait of a group at the first number at which somebody is missing."""
+        """The wait of a group, at the first number that a rank is missing from."""
         stuck = self.stuck(group)
         if not stuck:
             return None
@@ -175,7 +175,7 @@ class _View:
         unseen = vague or any(rank not in told for rank in members)
         certain = {rank: each for rank, each in stuck.items() if each.certain}
         if not (missing or unseen or certain):
-            return None  # all have entered it, and nobody was asked whether it has completed
+            return None  # all have entered it, and no rank was asked whether it has completed
         here = {r: e for r, e in stuck.items() if (e.stuck == number if e.certain else e.entered >= number)}
         exact = [each.collective for each in here.values() if each.collective and each.collective.number == number]
         calls = {call.function for rank in here if (call := call_of(self.ranks[rank]))}
@@ -249,7 +249,7 @@ class _View:
             stacks.setdefault(stack_of(self.ranks[rank]), kind)
         if len(kinds) < 2:
             return ()
-        for rank, each in here.items():  # who was not asked is where those with an equal stack are
+        for rank, each in here.items():  # a rank that was not asked is where those with an equal stack are
             if not each.certain and (known := stacks.get(stack_of(self.ranks[rank]))):
                 kinds[known].append(rank)
         ordered = sorted(kinds, key=lambda kind: (-len(kinds[kind]), kinds[kind]))
@@ -288,7 +288,7 @@ class _View:
                 )
 
     def _lacking_in(self, function: str, partner: int | None, inside: set[int]) -> list[int]:
-        """Who has not called a function that others are in: their partner, where it is known."""
+        """The ranks that have not called a function that others are in: their partner, where it is known."""
         others = [partner] if partner is not None else [rank for rank in self.ranks if rank not in inside]
         found = [rank for rank in others if rank in self.ranks and not self.ranks[rank].moved]
         return [rank for rank in found if self._lacks(function, self.ranks[rank])]
@@ -344,7 +344,7 @@ def partner(wait: Wait, rank: int) -> str:
 
 
 def _ordered(waits: Sequence[Wait]) -> Iterator[Wait]:
-    """Put those first that wait for a rank which waits for nobody, then those that wait for them."""
+    """Put first the waits for a rank that waits for no other, then those that wait for these."""
     left = sorted(waits, key=lambda wait: (any(each.waits for each in wait.missing), -len(wait.waiting)))
     reached: set[int] = set()
     while left:
@@ -362,7 +362,7 @@ def _ordered(waits: Sequence[Wait]) -> Iterator[Wait]:
 
 
 def _cycle(waits: Sequence[Wait]) -> tuple[int, ...]:
-    """Ranks of which each waits for the next, and the last for the first, where nobody waits for another."""
+    """Ranks that each wait for the next, and the last for the first, where every wait waits for another."""
     nexts: dict[int, int] = {}
     for wait in waits:
         partners = dict(wait.partners)

@@ -1,7 +1,8 @@
 """The door of a running job: a Unix socket on which a client of the same user asks it something.
 
-It waits in the launcher's own loop, so that nobody asking costs nothing. A connection is for one request and its
-answer; how many there are, how long each lasts and what it may hold are bounded, so that no client disturbs the job.
+It waits in the launcher's own loop, and costs nothing until a client asks. A connection is for one request and its
+answers; how many there are, how long each lasts and what it may hold are bounded, so that no client disturbs the job.
+What may be asked is in ``requests``.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from ddplaunch.diagnosis.inspection import Detail, Inspection
-    from ddplaunch.job.follower import Follower
-    from ddplaunch.job.requests import Answer, Request, TailRanks, WaitForEnd
+    from ddplaunch.job.requests import Request
     from ddplaunch.job.status import Status
     from ddplaunch.wire.connection import Connection
 else:
@@ -62,6 +62,24 @@ class ServedJob(Protocol):
         """No longer."""
 
 
+class Asker:
+    """A client that has asked something."""
+
+    def __init__(self, door: Door, connection: Connection[Request[object]], job: ServedJob) -> None:
+        self._door, self._connection, self.job = door, connection, job
+        self.send, self.finish = connection.send, connection.finish
+
+    @property
+    def waiting(self) -> int:
+        return self._connection.waiting
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        self._door.soon(callback)
+
+    def at_end(self, leave: Callable[[int | None], None]) -> None:
+        self._door.stay(self._connection, leave)
+
+
 class Door:
     """Serves one job until it is closed."""
 
@@ -69,15 +87,15 @@ class Door:
         """``run_id`` is a part of the socket's name, for people."""
         self._loop = loop
         self._job = job
-        self._clients: dict[Connection[Request], Timer] = {}
-        self._followers: dict[Connection[Request], Follower | None] = {}  # None waits for the end alone
+        self._clients: dict[Connection[Request[object]], Timer] = {}
+        self._leaving: dict[Connection[Request[object]], Callable[[int | None], None]] = {}  # of those who stay
         self._socket: socket.socket | None
         self.path: str | None  # both None where there is no folder for it: the job runs without a door
         self._socket, self.path = listen(run_id)
         self._accept_again()
 
     def close(self, code: int | None = None) -> None:
-        """Remove it; who is being answered has what the kernel took of the answer, who follows has a moment more.
+        """Remove it; a client that is being answered has what the kernel took of that, one that stays a moment more.
 
         ``code`` is the job's exit code, None where it has none.
         """
@@ -87,14 +105,24 @@ class Door:
         self._loop.forget(self._socket.fileno())
         self._socket.close()
         self._socket = None
-        for client, follower in self._followers.items():
-            self._say_end(client, follower, code)
+        for client, leave in self._leaving.items():
+            leave(code)
+            client.finish()
         over = time.monotonic() + LAST_WORDS
         self._loop.after(LAST_WORDS, lambda: None)
-        while any(client.waiting for client in self._followers) and time.monotonic() < over:
+        while any(client.waiting for client in self._leaving) and time.monotonic() < over:
             self._loop.step()
         for client in list(self._clients):
             self._part(client)
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call it in the next step of the loop, if the door is still open then."""
+        self._loop.soon(lambda: callback() if self._socket is not None else None)
+
+    def stay(self, client: Connection[Request[object]], leave: Callable[[int | None], None]) -> None:
+        """Keep a client until the job has ended, or it goes; then call ``leave``."""
+        self._leaving[client] = leave
+        self._clients[client].cancel()
 
     def _accept(self) -> None:
         assert self._socket is not None
@@ -109,15 +137,13 @@ class Door:
         if peer_uid(sock) != os.geteuid():
             sock.close()
             return
-        from typing import get_args
-
-        from ddplaunch.job.requests import Request
+        from ddplaunch.job.requests import all_requests
         from ddplaunch.wire.connection import Connection
 
-        client: Connection[Request] = Connection(
+        client: Connection[Request[object]] = Connection(
             self._loop,
             sock,
-            get_args(Request),
+            all_requests(),
             hear=lambda request: self._answer(client, request),
             lost=lambda why: self._part(client),
             max_bytes=MAX_REQUEST,
@@ -131,63 +157,15 @@ class Door:
         if self._socket is not None and len(self._clients) < MAX_CLIENTS:
             self._loop.watch(self._socket.fileno(), self._accept)
 
-    def _answer(self, client: Connection[Request], request: Request) -> None:
-        from ddplaunch.diagnosis.inspection import Detail
-        from ddplaunch.job.requests import InspectJob, Show, StopJob, Stopping, TailRanks, WaitForEnd
-
+    def _answer(self, client: Connection[Request[object]], request: Request[object]) -> None:
         client.expect(())
-        match request:
-            case Show():
-                self._send(client, self._job.status())
-            case InspectJob(stacks=stacks, pace=pace):
-                detail = Detail.WAITS if stacks else Detail.PACE if pace else Detail.STATE
-                self._job.inspect(detail, partial(self._looked, client))
-            case StopJob(now=now):
-                self._send(client, Stopping())
-                self._loop.soon(partial(self._stop, now))
-            case TailRanks() | WaitForEnd():
-                self._follow(client, request)
-
-    def _follow(self, client: Connection[Request], request: TailRanks | WaitForEnd) -> None:
-        from ddplaunch.job.follower import Follower
-        from ddplaunch.job.requests import TailRanks
-
-        lasts = not isinstance(request, TailRanks) or request.follow
-        if lasts and len(self._followers) == MAX_FOLLOWERS:
+        if request.lasts and len(self._leaving) == MAX_FOLLOWERS:
             return client.finish()
-        client.send(self._job.status())
-        follower = Follower(client, self._job, request) if isinstance(request, TailRanks) else None
-        if lasts:
-            self._followers[client] = follower
-            self._clients[client].cancel()
-        else:
-            client.finish()
+        request.serve(Asker(self, client, self._job))
 
-    def _say_end(self, client: Connection[Request], follower: Follower | None, code: int | None) -> None:
-        from ddplaunch.job.requests import Over
-
-        if follower:
-            follower.leave()
-        elif code is not None:
-            client.send(Over(code))
-        client.finish()
-
-    def _looked(self, client: Connection[Request], inspection: Inspection) -> None:
-        from ddplaunch.job.requests import JobInspected
-
-        self._send(client, JobInspected(self._job.status(), inspection))
-
-    def _send(self, client: Connection[Request], answer: Answer) -> None:
-        client.send(answer)
-        client.finish()
-
-    def _stop(self, now: bool) -> None:
-        if self._socket is not None:
-            self._job.stop(now)
-
-    def _part(self, client: Connection[Request]) -> None:
+    def _part(self, client: Connection[Request[object]]) -> None:
         self._clients.pop(client).cancel()
-        if follower := self._followers.pop(client, None):
-            follower.leave()
+        if leave := self._leaving.pop(client, None):
+            leave(None)
         client.close()
         self._accept_again()

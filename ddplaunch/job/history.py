@@ -23,7 +23,7 @@ from ddplaunch.errors import shown
 from ddplaunch.job.process import born
 from ddplaunch.output import events
 from ddplaunch.output.events import Event
-from ddplaunch.output.run_log import rank_file
+from ddplaunch.output.run_log import numbered, rank_file
 from ddplaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _private(path: str, *, make: bool) -> int:
 
 
 class History:
-    """Keeps one node's share of a run; where there is no place for it, nothing."""
+    """Keeps one node's share of a run, where the user has a home for it."""
 
     def __init__(
         self,
@@ -147,9 +147,8 @@ class History:
             raise OSError(errno.ENOENT, "no home")
         above = enter(path, make=True)
         try:
-            names = itertools.chain([self._plan.run_id], (f"{self._plan.run_id}.{n}" for n in range(2, 10_000)))
             self._file = f"node-{self._plan.node_rank}.jsonl"
-            for name in names:
+            for name in numbered(self._plan.run_id):
                 try:
                     os.mkdir(name, 0o700, dir_fd=above)
                 except FileExistsError:

@@ -9,7 +9,8 @@ from contextlib import ExitStack, closing, suppress
 from typing import BinaryIO
 
 from ddplaunch.job import client, past
-from ddplaunch.job.record import Record
+from ddplaunch.job.record import RunRecord
+from ddplaunch.job.requests.output import TailRanks
 
 CHUNK = 1 << 16
 
@@ -35,7 +36,7 @@ def _files(folders: Sequence[str]) -> dict[int, list[str]]:
     return {rank: [path for _, path in sorted(paths)] for rank, paths in sorted(found.items())}
 
 
-def failed(record: Record) -> list[int]:
+def failed(record: RunRecord) -> list[int]:
     """The ranks that failed in the last attempt that did, the first cause first."""
     verdicts = [each.verdict for each in record.attempts if each.verdict] + [record.verdict]
     verdict = next(filter(None, reversed(verdicts)), None)
@@ -54,7 +55,7 @@ def stored(paths: Mapping[int, Sequence[str]], ranks: Sequence[int]) -> Iterator
 
 def live(path: str, ranks: Sequence[int], *, follow: bool) -> Iterator[tuple[int, bytes]]:
     """Give out what a launcher has in memory of these ranks' output; ``follow``: and what they print, to the end."""
-    for piece in client.tail(path, ranks, follow=follow):
+    for piece in client.stream(path, TailRanks(tuple(ranks), follow)):
         if piece.missed:
             yield piece.rank, f"\n… {piece.missed} bytes left out: they came faster than they were read …\n".encode()
         yield piece.rank, piece.data
@@ -63,7 +64,7 @@ def live(path: str, ranks: Sequence[int], *, follow: bool) -> Iterator[tuple[int
 def followed(run: str, path: str, ranks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
     """Give out the log files of these ranks, and what comes into them until the job ends.
 
-    The launcher says when there is more, so nobody has to look again and again.
+    The launcher says when there is more, so the files are not polled.
     """
     folders = _folders(run)
     known = _files(folders)
@@ -71,7 +72,7 @@ def followed(run: str, path: str, ranks: Sequence[int]) -> Iterator[tuple[int, b
         reading = {rank: stack.enter_context(closing(_Growing())) for rank in ranks or known}
         for rank, growing in reading.items():
             yield from ((rank, data) for data in growing.read(known.get(rank, [])[-1:]))
-        for piece in client.tail(path, ranks, follow=True):
+        for piece in client.stream(path, TailRanks(tuple(ranks), follow=True)):
             if piece.rank not in reading:
                 reading[piece.rank] = stack.enter_context(closing(_Growing()))
             now = _files(folders).get(piece.rank, [])

@@ -1,20 +1,15 @@
-"""The runs that the history keeps: which there are, their files, and how they are removed, the oldest by themselves.
-
-A launcher looks for room at the end of a run, so what reads records is loaded where one is read.
-"""
+"""The runs that the history keeps: which there are, their files, and how they are removed, the oldest by themselves."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ddplaunch.job.history import MAX_RUNS, enter, place
-
-if TYPE_CHECKING:
-    from ddplaunch.job.record import Record
+from ddplaunch.job.record import Fate, RunRecord, read
 
 MAX_BYTES = 256 << 20  # of all that is kept
 ELSEWHERE = 30 * 86400.0  # seconds after which a run on another machine, of which nothing more came, has ended
@@ -67,10 +62,8 @@ def folder(name: str) -> str:
     return path if os.path.isdir(path) else path.removesuffix(FIRST)
 
 
-def shares(name: str) -> list[Record]:
+def shares(name: str) -> list[RunRecord]:
     """The records of a run, one for each node that kept its own here, node 0 first."""
-    from ddplaunch.job.record import read
-
     with suppress(OSError):
         files = [each for each in os.listdir(folder(name)) if each.startswith("node-") and each.endswith(".jsonl")]
         found = [read(os.path.join(folder(name), file), name) for file in files]
@@ -78,12 +71,12 @@ def shares(name: str) -> list[Record]:
     return []
 
 
-def record(name: str) -> Record | None:
+def record(name: str) -> RunRecord | None:
     """The record of a run: of node 0 where that is here."""
     return next(iter(shares(name)), None)
 
 
-def records() -> Iterator[Record]:
+def records() -> Iterator[RunRecord]:
     """All runs that are kept, the latest first."""
     yield from filter(None, map(record, names()))
 
@@ -92,15 +85,11 @@ def remove(name: str) -> bool:
     """Remove a run that has ended; return whether nothing of it is left."""
     if any(map(_may_run, shares(name))):
         return False
-    import shutil
-
     shutil.rmtree(folder(name), ignore_errors=True)
     return not os.path.lexists(folder(name))
 
 
-def _may_run(share: Record) -> bool:
-    from ddplaunch.job.record import Fate
-
+def _may_run(share: RunRecord) -> bool:
     here = share.host == os.uname().nodename
     return share.fate is Fate.RUNNING and (here or time.time() - share.began < ELSEWHERE)
 

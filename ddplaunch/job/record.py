@@ -45,7 +45,7 @@ _WRONG = (Garbled, KeyError, TypeError, ValueError, RecursionError)  # what a to
 
 
 class Fate(Enum):
-    """What has become of a run."""
+    """How a run stands, or how it ended."""
 
     RUNNING = "running"
     DONE = "done"  # with exit code 0
@@ -82,7 +82,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """This node's share of a run; times in seconds since the epoch."""
 
     run: Line  # its name in the history: the run id, or RUN_ID.2 where an earlier run had that one
@@ -103,13 +103,13 @@ class Record:
     fate: Fate = Fate.RUNNING
     signal: Signal | None = None  # the first that came to the launcher
     attempts: tuple[Attempt, ...] = ()
-    left_out: Count = 0  # attempts of which nothing was kept, as there were too many
+    left_out: Count = 0  # attempts that were not kept, as there were too many
     verdict: Verdict | None = None  # the failure that decided it
     remark: Line | None = None  # the last word on its end: "when it was stopped: …"
     inspections: tuple[Inspection, ...] = ()  # what the ranks were doing when they were about to be stopped
     notes: tuple[Line, ...] = ()
 
-    def after(self, event: Event | Begun | LeftOut, moment: float) -> Record:
+    def after(self, event: Event | Begun | LeftOut, moment: float) -> RunRecord:
         """The record once ``event`` has happened at ``moment``."""
         match event:
             case Begun():
@@ -151,10 +151,10 @@ class Record:
             return Fate.PREEMPTED
         return Fate.STOPPED if self.signal is not None and code == 128 + self.signal else Fate.FAILED
 
-    def _because(self, why: str) -> Record:
+    def _because(self, why: str) -> RunRecord:
         return self if self.attempts and self.attempts[-1].why else self._last(why=why)
 
-    def _swept(self, moment: float) -> Record:
+    def _swept(self, moment: float) -> RunRecord:
         if not self.attempts:
             return self
         ranks = (
@@ -163,12 +163,12 @@ class Record:
         )
         return self._last(ended=moment, ranks=tuple(ranks))
 
-    def _last(self, **changes: Any) -> Record:
+    def _last(self, **changes: Any) -> RunRecord:
         if not self.attempts:
             return self
         return replace(self, attempts=(*self.attempts[:-1], replace(self.attempts[-1], **changes)))
 
-    def _rank(self, number: int, **changes: Any) -> Record:
+    def _rank(self, number: int, **changes: Any) -> RunRecord:
         if not self.attempts:
             return self
         ranks = self.attempts[-1].ranks
@@ -205,7 +205,7 @@ _KINDS: Mapping[str, type[Any]] = {
 """What the lines are, by their ``event``."""
 
 
-def read(path: str, run: str) -> Record | None:
+def read(path: str, run: str) -> RunRecord | None:
     """Return the record in a file of the history, of the run named ``run``; None where there is none of this user.
 
     A run whose launcher is gone without a word is LOST.
@@ -222,11 +222,11 @@ def read(path: str, run: str) -> Record | None:
     return record
 
 
-def parse(data: bytes, run: str) -> Record | None:
+def parse(data: bytes, run: str) -> RunRecord | None:
     """Return the record that the lines ``data`` make; None where not even the first is whole."""
     first, *lines = data.split(b"\n")
     try:
-        record: Record = convert({**_decode(first), "run": run}, Record)
+        record: RunRecord = convert({**_decode(first), "run": run}, RunRecord)
     except _WRONG:
         return None
     record = replace(record, attempts=(), inspections=(), fate=Fate.RUNNING)
@@ -248,12 +248,12 @@ def _decode(line: bytes) -> Any:
         return json.loads(line)
 
 
-def lives(record: Record) -> bool:
+def lives(record: RunRecord) -> bool:
     """Whether the launcher of a run that has not ended is still there; True where it is on another machine."""
     return record.host != os.uname().nodename or max(0, born(record.pid)) == record.born
 
 
-def to_json(record: Record) -> str:
+def to_json(record: RunRecord) -> str:
     """A record as ``ddplaunch report --json`` prints it."""
     printable = replace(record, log_dir=shown(record.log_dir, MAX_PATH) if record.log_dir else None)
     return msgspec.json.format(msgspec.json.encode(printable), indent=2).decode()

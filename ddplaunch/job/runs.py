@@ -9,11 +9,11 @@ from typing import NamedTuple
 from ddplaunch.errors import UsageError, shown
 from ddplaunch.job import past
 from ddplaunch.job.folder import doors
-from ddplaunch.job.record import Fate, Record
+from ddplaunch.job.record import Fate, RunRecord
 from ddplaunch.words import named, nearest
 
 
-class Running(NamedTuple):
+class RunningJob(NamedTuple):
     """A job of this user that runs on this machine."""
 
     path: str  # of its door
@@ -25,22 +25,22 @@ class Found(NamedTuple):
     """A run: its door while it runs, what the history has of it; at least one of them."""
 
     run: str
-    running: Running | None
-    record: Record | None
+    running: RunningJob | None
+    record: RunRecord | None
 
 
-def all_running() -> list[Running]:
+def all_running() -> list[RunningJob]:
     """The jobs of this user that run on this machine; their launchers may have been suspended."""
     return [at(path) for path in doors()]
 
 
-def at(path: str) -> Running:
+def at(path: str) -> RunningJob:
     """The job whose door is, or was, at ``path``."""
     run_id, _, pid = os.path.basename(path).rpartition(".")
-    return Running(path, run_id, int(pid))
+    return RunningJob(path, run_id, int(pid))
 
 
-def running(word: str | None) -> Running:
+def running(word: str | None) -> RunningJob:
     """The running job that ``word`` means, as in ``find``; None is the only one.
 
     Raises:
@@ -79,16 +79,16 @@ def find(word: str) -> Found:
     return found
 
 
-def record_of(job: Running) -> Record | None:
+def record_of(job: RunningJob) -> RunRecord | None:
     """What the history has of a job, which may have ended since."""
     name = next((name for name in past.names() if name.startswith(job.run_id) and _is(job, name)), None)
     return past.record(name) if name else None
 
 
-def known() -> dict[str, Running | None]:
+def known() -> dict[str, RunningJob | None]:
     """All runs of this user by their names, the latest first; those that run with their doors."""
-    runs: dict[str, Running | None] = dict.fromkeys(past.names())
-    unkept: dict[str, Running | None] = {}
+    runs: dict[str, RunningJob | None] = dict.fromkeys(past.names())
+    unkept: dict[str, RunningJob | None] = {}
     for job in sorted(all_running(), key=_opened, reverse=True):
         name = next((name for name in runs if name.startswith(job.run_id) and _is(job, name)), None)
         if name:
@@ -104,14 +104,14 @@ def known() -> dict[str, Running | None]:
     return {**unkept, **runs}
 
 
-def _is(job: Running, name: str) -> bool:
+def _is(job: RunningJob, name: str) -> bool:
     """Whether this is the record of a job that runs, or did until a moment ago."""
     host = os.uname().nodename
     shares = (each for each in past.shares(name) if (each.pid, each.host) == (job.pid, host))
     return any(each.fate is Fate.RUNNING or (each.ended or 0) > _opened(job) for each in shares)
 
 
-def _opened(job: Running) -> float:
+def _opened(job: RunningJob) -> float:
     """When its launcher opened its door, in seconds since the epoch; 0 where that is gone."""
     try:
         return os.stat(job.path).st_mtime
@@ -119,7 +119,7 @@ def _opened(job: Running) -> float:
         return 0.0
 
 
-def _same(word: str, runs: Mapping[str, Running | None]) -> list[str]:
+def _same(word: str, runs: Mapping[str, RunningJob | None]) -> list[str]:
     """The runs with this run id, the newest first."""
     named_so = [
         name for name in runs if name == word or (name.startswith(f"{word}.") and name[len(word) + 1 :].isdecimal())
@@ -144,7 +144,7 @@ def _only(jobs: Mapping[str, object]) -> str:
     return next(iter(jobs))
 
 
-def _meant(word: str, runs: Mapping[str, Running | None]) -> str | None:
+def _meant(word: str, runs: Mapping[str, RunningJob | None]) -> str | None:
     """The run with this name or pid, else the only one whose name begins with it, else that has it in its name.
 
     Runs with the same run id are one: the newest.
@@ -165,7 +165,7 @@ def _meant(word: str, runs: Mapping[str, Running | None]) -> str | None:
     return None
 
 
-def _id(name: str, runs: Mapping[str, Running | None]) -> str:
+def _id(name: str, runs: Mapping[str, RunningJob | None]) -> str:
     job, record = runs[name], past.record(name)
     return record.run_id if record else job.run_id if job else name
 

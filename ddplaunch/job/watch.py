@@ -1,4 +1,4 @@
-"""The observer that keeps the status: it only notes the events, and folds them when somebody asks."""
+"""The observer that keeps the status: it only notes the events, and folds them when it is asked."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from ddplaunch.errors import UsageError
 from ddplaunch.files import create
@@ -93,12 +93,17 @@ def _suffix(attempt: int) -> str:
 
 
 def _made(parent: str, run_id: str, node: list[str]) -> str:
-    names = itertools.chain([run_id], (f"{run_id}.{count}" for count in itertools.count(2)))
-    while True:
-        path = os.path.join(parent, next(names), *node)
+    for name in numbered(run_id):
+        path = os.path.join(parent, name, *node)
         try:
             os.makedirs(path)
-            return path
+            break
         except FileExistsError:
             if not os.path.isdir(path):
                 raise
+    return path
+
+
+def numbered(run_id: str) -> Iterator[str]:
+    """The names that a run may have: its id, or ID.2 and so on where earlier runs had that."""
+    return itertools.chain([run_id], (f"{run_id}.{count}" for count in itertools.count(2)))

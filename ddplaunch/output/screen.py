@@ -60,25 +60,9 @@ class Screen(Observer, Protocol):
         """Call ``stop``, which returns when we may go on (Ctrl-Z); meanwhile the terminal is another program's."""
 
 
-def choose(
-    loop: Loop,
-    *,
-    colour: bool,
-    patience: float,
-    quiet: float,
-    speaks: bool,
-    prefix: str,
-    live: bool = False,
-) -> Screen:
-    """Make the screen for where our stdout and stderr lead; ``patience``, ``quiet`` and ``prefix`` as in the policy.
-
-    ``live``: with a live view below, in a terminal that can draw one.
-    """
+def choose(loop: Loop, patience: float, quiet: float, prefix: str, *, speaks: bool, colour: bool) -> Screen:
+    """Make the screen for where our stdout and stderr lead; ``patience``, ``quiet`` and ``prefix`` as in the policy."""
     if watched(1) or watched(2):
-        if live:
-            from ddplaunch.output.live import Live
-
-            return Live(loop, patience, quiet, prefix, speaks=speaks, colour=colour)
         return Terminal(loop, patience, quiet, prefix, speaks=speaks, colour=colour)
     return Plain(loop, patience, quiet, prefix, speaks=speaks)
 

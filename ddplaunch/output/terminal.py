@@ -42,6 +42,11 @@ def watched(fd: int) -> bool:
     return True
 
 
+def can_draw() -> bool:
+    """Whether the terminal moves its cursor on demand."""
+    return os.environ.get("TERM", "dumb") not in ("dumb", "")
+
+
 @contextmanager
 def restored() -> Iterator[None]:
     """Give the terminal on standard input back as it was; does nothing where there is none."""

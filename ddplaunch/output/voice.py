@@ -5,6 +5,7 @@ Here it is only put into a form. The screen writes it while a job runs, ``cli/sa
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from enum import Enum
@@ -22,7 +23,7 @@ class Topic(Enum):
     NOTE = "note", "info"
     WAITING = "waiting", "info"  # for other nodes
     RESTART = "restart", "warning"
-    STACKS = "stacks", "info"  # what the ranks do, as somebody has asked
+    STACKS = "stacks", "info"  # what the ranks do, as the user has asked
     FAILURE = "failure", "error"  # the report
     ERROR = "error", "error"  # what keeps the job from starting
     END = "end", "info"
@@ -68,8 +69,6 @@ class Voice:
         return "".join(f"ddplaunch: {line}\n" for line in said.text.splitlines())
 
     def _object(self, said: Said) -> str:
-        import json
-
         name, level = said.kind.value
         head = {"source": "ddplaunch", "kind": name, "level": level, "time": time.time()}
         place = {"run_id": self.run_id, "node_rank": self.node_rank, "text": said.text}
@@ -85,8 +84,6 @@ def _plain(value: object) -> object:
 
 def same_words(line: bytes) -> bytes:
     """An object of ours without what differs between nodes that say the same."""
-    import json
-
     try:
         said = json.loads(line)
     except ValueError:  # cut, or not ours

@@ -8,7 +8,9 @@ import signal
 import pytest
 
 from ddplaunch.agent import job
-from ddplaunch.job.client import look
+from ddplaunch.diagnosis.inspection import Detail
+from ddplaunch.job.client import ask
+from ddplaunch.job.requests.inspection import InspectJob
 from tests.conftest import wait_until, write
 from tests.impatient import impatient
 from tests.ports import free_port
@@ -38,6 +40,8 @@ SENTENCE = re.compile(
     r"ddplaunch: rank (\d+) arrived last in (\d+) % of the last (\d+) collectives, "
     r"(\d+) ms late in the median: (\d+) % of that time waited for it\n"
 )
+
+PACE = InspectJob(Detail.PACE)
 
 
 @pytest.fixture
@@ -167,8 +171,8 @@ def test_a_running_job_says_who_is_slow(start, tmp_path, short):
         folder = short / number / "ddplaunch"
         wait_until(lambda folder=folder: [*folder.glob("*")], "a door")
         (door,) = map(str, folder.iterdir())
-        wait_until(lambda door=door: "rank 1 arrived last in" in "".join(look(door, pace=True).inspection.pace), "it")
-        found = look(door).inspection
+        wait_until(lambda door=door: "rank 1 arrived last in" in "".join(ask(door, PACE).inspection.pace), "it")
+        found = ask(door, InspectJob()).inspection
         assert found.pace == ()
         assert len(found.ranks) == 2
     jobs[0].signal(signal.SIGINT)

@@ -441,8 +441,10 @@ def _inspection(size: Size) -> Experiment:
 
 def _stacks(size: Size) -> Experiment:
     """How long a job takes to answer who waits for whom: all ranks but one wait in a collective."""
+    from ddplaunch.diagnosis.inspection import Detail
     from ddplaunch.job import client
     from ddplaunch.job.folder import doors
+    from ddplaunch.job.requests.inspection import InspectJob
 
     def asked(ranks: int) -> Values:
         waiting = {"BENCH_ABSENT": "1"}
@@ -450,7 +452,7 @@ def _stacks(size: Size) -> Experiment:
             job.until("held", ranks)
             (door,) = [path for path in doors() if path.endswith(f".{job.pid}")]
             began = time.monotonic()
-            found = client.look(door, stacks=True).inspection
+            found = client.ask(door, InspectJob(Detail.WAITS)).inspection
             seconds = time.monotonic() - began
             if not all(rank.threads for rank in found.ranks):
                 raise Failed("a rank without a stack")

@@ -1,7 +1,5 @@
 """The page of a run: complete, harmless whatever a user has named, and good to read in a real browser."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
@@ -12,7 +10,7 @@ import pytest
 
 from ddplaunch.commands.runs.page import page
 from ddplaunch.diagnosis.inspection import Condition
-from ddplaunch.job.record import Fate, Record
+from ddplaunch.job.record import Fate, RunRecord
 from tests.browser import layout, needs_browser, visit
 from tests.console.samples import BEGAN, inspection, record
 
@@ -40,7 +38,7 @@ class Elements(HTMLParser):
         return sum(name == tag and class_ in (None, attributes.get("class")) for name, attributes in self.found)
 
 
-def evil(ranks: int = 4) -> Record:
+def evil(ranks: int = 4) -> RunRecord:
     """A run in which everything that can be named has a bad name."""
     base = record(ranks, target=EVIL, message=EVIL)
     (only,) = base.attempts
@@ -191,7 +189,7 @@ def test_odd_times_are_no_trouble():
 
 @pytest.fixture
 def written(tmp_path):
-    def write(*shares: Record) -> Path:
+    def write(*shares: RunRecord) -> Path:
         path = tmp_path / "a page.html"
         path.write_text(page(shares), encoding="utf-8")
         return path

@@ -1,15 +1,17 @@
 """``ddplaunch report --html FILE``, typed."""
 
-from __future__ import annotations
+import os
 
 import pytest
 
-from tests.browser import layout, needs_browser, visit
 from tests.conftest import write
 from tests.job.test_history import state  # noqa: F401
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.usefixtures("state")
+
+RUN = f"bad-{os.getpid()}"
+"""Other tests of this user may have runs of their own."""
 
 FAILS = """
     import os
@@ -24,30 +26,30 @@ FAILS = """
 @pytest.fixture
 def failed(launch, tmp_path):
     write(tmp_path, "<script>.py", FAILS)
-    done = launch("run", "--nproc", "2", "--max-restarts", "1", "--run-id", "bad", *LIGHT, "<script>.py")
+    done = launch("run", "--nproc", "2", "--max-restarts", "1", "--run-id", RUN, *LIGHT, "<script>.py")
     assert done.returncode == 1, done.stderr
 
 
 def test_it_replaces_a_file(failed, answer, tmp_path):
     (tmp_path / "a page.html").write_text("before")
-    done = answer("report", "bad", "--html", "a page.html")
+    done = answer("report", RUN, "--html", "a page.html")
     assert (done.returncode, done.stdout, done.stderr) == (0, "written: a page.html\n", "")
     text = (tmp_path / "a page.html").read_text()
     assert text.startswith("<!DOCTYPE html>\n")
     assert text.endswith("</html>\n")
     assert "rank 1 failed with ValueError: &lt;b&gt;no labels&lt;/b&gt; (exit code 1)" in text
     assert "<script>" not in text
-    assert answer("report", "bad", "--html", "-").stdout.startswith("<!DOCTYPE html>\n")
+    assert answer("report", RUN, "--html", "-").stdout.startswith("<!DOCTYPE html>\n")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("bad", "--html", "missing/page.html"), "--html missing/page.html: No such file or directory"),
-        (("bad", "--html", "."), "--html .: Is a directory"),
-        (("bad", "--html", "/dev/full"), "--html /dev/full: No space left on device"),
-        (("bad", "--html", ""), "--html : No such file or directory"),
-        (("bad", "--json", "--html", "page.html"), "--json and --html contradict each other"),
+        ((RUN, "--html", "missing/page.html"), "--html missing/page.html: No such file or directory"),
+        ((RUN, "--html", "."), "--html .: Is a directory"),
+        ((RUN, "--html", "/dev/full"), "--html /dev/full: No space left on device"),
+        ((RUN, "--html", ""), "--html : No such file or directory"),
+        ((RUN, "--json", "--html", "page.html"), "--json and --html contradict each other"),
         (("nothing", "--html", "page.html"), "no run is called nothing"),
     ],
 )
@@ -57,13 +59,3 @@ def test_what_is_refused(words, message, failed, answer, tmp_path):
     assert done.stderr.startswith(f"Error: {message}\n")
     assert len(done.stderr.splitlines()) <= 3
     assert not (tmp_path / "page.html").exists()
-
-
-@needs_browser
-@pytest.mark.slow
-def test_a_browser_opens_it(failed, answer, tmp_path):
-    assert answer("report", "bad", "--html", "page.html").returncode == 0
-    seen = visit(tmp_path / "page.html", tmp_path)
-    assert (seen.console, seen.requests) == ([], [])
-    assert "attempt 1: exited with code 1" in seen.dom
-    assert layout(tmp_path / "page.html", tmp_path, width=400).wide == []

@@ -1,7 +1,5 @@
 """The commands for runs, typed: ps, logs, stop, wait, report, clean."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.commands.runs.wait import wait
+from ddplaunch.commands.runs.stop import wait
 from ddplaunch.job import client, past
-from ddplaunch.job.client import Unanswered
+from ddplaunch.job.client import NoAnswer
 from tests.conftest import clean_environment, command, wait_until, write
 from tests.job.test_history import FAILS, keep, state  # noqa: F401
 from tests.ports import free_port
@@ -228,12 +226,12 @@ def test_wait_for_a_run_that_has_just_closed_its_door(running, monkeypatch):
     """It has an exit code, though its launcher lives on for a moment."""
     job = running()
 
-    def too_late(path: str) -> None:
+    def too_late(path: str, question: object) -> None:
         os.unlink(path)
         job.signal(signal.SIGTERM)
-        raise Unanswered(path)
+        raise NoAnswer(path)
 
-    monkeypatch.setattr(client, "wait", too_late)
+    monkeypatch.setattr(client, "stream", too_late)
     assert wait.callback(NAME) == job.wait() == 143
 
 
@@ -324,8 +322,8 @@ def test_another_user_sees_and_reaches_nothing(running, words):
     job = running()
     text = (
         "import os, sys, json, difflib, msgspec, tempfile, ddplaunch.cli\n"
-        "from ddplaunch.commands.runs import account, logs, ps, report, stop, streamed, table\n"
-        "from ddplaunch.job import client, glance, logs, past, process, runs\n"
+        "from ddplaunch.commands.runs import account, logs, ps, report, stop\n"
+        "from ddplaunch.job import client, logs, past, process, runs\n"
         "os.chdir('/'); os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         f"sys.argv = ['ddplaunch', *{words!r}]; ddplaunch.cli.main()"
     )

@@ -1,7 +1,5 @@
 """``ddplaunch top``: looking at a running job from another terminal, which it must not notice."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -71,19 +69,15 @@ def name(job) -> str:
     return str(job.process.pid)
 
 
-def framed(each: Emulator) -> bool:
-    return len(each.rows) >= 3 and each.rows[-3].startswith("running")
-
-
 def test_a_look_and_away(job, top):
     mine = job("mine")
     each = top(name(mine))
-    each.until(lambda each: framed(each) and "CPU" in each.rows[-3])
+    each.until(lambda each: each.framed and "CPU" in each.rows[-3])
     assert re.fullmatch(r"running \d\d:\d\d \| CPU \d+ % \| \d+ MiB", each.rows[-3])
     assert each.rows[-2:] == [". running: 2 ranks   ? help", "0 .."]
     each.type("q")
     assert each.end() == 0
-    assert each.settings == each.before
+    assert each.given_back
     assert each.rows[-1] == "0 .."
     assert each.raw.endswith(b"\n")
     assert mine.process.poll() is None
@@ -93,7 +87,7 @@ def test_a_look_and_away(job, top):
 def test_keys(job, top):
     mine = job("keys")
     each = top("keys")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     each.type("l1\r")
     each.until("[1] up")
     each.type("l7\r")
@@ -103,25 +97,8 @@ def test_keys(job, top):
     each.type("s")
     each.until("no rank waits for another rank")
     each.until("train.py:3")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     assert mine.process.poll() is None
-
-
-def test_the_full_screen(job, top):
-    mine = job("full-screen")
-    each = top("full-screen")
-    each.until(framed)
-    each.type("z")
-    each.until("s stacks  l log  f failures")
-    assert each.rows[0].startswith("full-screen: python ")
-    each.until(
-        lambda each: any(re.fullmatch(rf"1 +{mine.ranks()[1]} +running +\d+ +\d+ MiB", row) for row in each.rows)
-    )
-    each.resize(40, 10)
-    each.until(lambda each: len(each.rows) == 10 and each.rows[-1].startswith("s stacks"))
-    each.type("q")
-    assert each.end() == 0
-    assert each.raw.count(b"\x1b[?1049h") == each.raw.count(b"\x1b[?1049l") == 1
 
 
 def test_who_is_stopped(job, top):
@@ -139,17 +116,17 @@ def test_who_is_stopped(job, top):
 def test_the_job_ends(job, top):
     mine = job("ends")
     each = top("ends")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     mine.signal(signal.SIGINT)
     assert each.end() == 0
     assert each.rows[-1] == "ddplaunch: ends has ended, exit code 130"
-    assert each.settings == each.before
+    assert each.given_back
 
 
 def test_a_launcher_that_is_suspended(job, top):
     mine = job("suspended")
     each = top("suspended")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     os.kill(mine.process.pid, signal.SIGSTOP)
     try:
         each.until("no answer for 3 s")
@@ -157,7 +134,7 @@ def test_a_launcher_that_is_suspended(job, top):
         each.until("leave the view")
     finally:
         os.kill(mine.process.pid, signal.SIGCONT)
-    each.until(framed)
+    each.until(lambda each: each.framed)
     each.type("q")
     assert each.end() == 0
 
@@ -167,7 +144,7 @@ def test_a_launcher_that_is_suspended(job, top):
 def test_signals_give_the_terminal_back(job, top, number, full):
     mine = job("signals")
     each = top("signals")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     if full:
         each.type("z")
         each.until("s stacks")
@@ -176,27 +153,27 @@ def test_signals_give_the_terminal_back(job, top, number, full):
     else:
         each.process.send_signal(number)
     assert each.end() == 128 + number
-    assert each.settings == each.before
-    assert each.raw.count(b"\x1b[?1049h") == each.raw.count(b"\x1b[?1049l") == full
+    assert each.given_back
+    assert each.raw.count(b"\x1b[?1049h") == full
     assert mine.process.poll() is None
 
 
 def test_the_viewer_is_killed(job, top):
     mine = job("killed")
     each = top("killed")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     each.process.kill()
     each.process.wait()
     assert mine.process.poll() is None
     assert all(map(alive, mine.ranks()))
     again = top("killed")
-    again.until(framed)
+    again.until(lambda each: each.framed)
 
 
 def test_the_terminal_goes_away(job, top):
     job("gone")
     each = top("gone")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     os.close(each.master)
     os.close(each._slave)
     wait_until(lambda: each.process.poll() is not None, "its end")
@@ -256,7 +233,7 @@ def test_nobody_looking_costs_nothing(job, top):
         return sum(int(count) for count in re.findall(r"ctxt_switches:\t(\d+)", text))
 
     each = top("idle")
-    each.until(lambda each: framed(each) and "CPU" in each.rows[-3])
+    each.until(lambda each: each.framed and "CPU" in each.rows[-3])
     each.type("q")
     each.end()
     time.sleep(0.5)  # not as synchronisation: in this time nothing may happen

@@ -1,7 +1,5 @@
 """Records of runs that never were, for the page: as ``job/record.py`` has them."""
 
-from __future__ import annotations
-
 from ddplaunch.control.failure import Failure, Verdict
 from ddplaunch.diagnosis.inspection import (
     Collective,
@@ -13,7 +11,7 @@ from ddplaunch.diagnosis.inspection import (
     RankInspection,
     Thread,
 )
-from ddplaunch.job.record import Attempt, Fate, RankRecord, Record
+from ddplaunch.job.record import Attempt, Fate, RankRecord, RunRecord
 
 BEGAN = 1_795_362_600.0
 GIB = 1 << 30
@@ -55,7 +53,9 @@ def inspection(ranks: int, absent: int, moment: float, where: str = "data.py") -
     return Inspection(moment, tuple(map(one, range(ranks))), ranks)
 
 
-def record(ranks: int, attempts: int = 1, *, target: str = "train.py --lr 0.1", message: str = "no labels") -> Record:
+def record(
+    ranks: int, attempts: int = 1, *, target: str = "train.py --lr 0.1", message: str = "no labels"
+) -> RunRecord:
     """A run whose attempts last a minute each, with 2 s between them; rank 2 fails in all of them."""
     tries = []
     for number in range(attempts):
@@ -76,7 +76,7 @@ def record(ranks: int, attempts: int = 1, *, target: str = "train.py --lr 0.1", 
         found = verdict(2, ranks, message, number)
         tries.append(Attempt(number, began, began + 60, rows, found.first.headline, found))
     ended = BEGAN + 62 * attempts - 2
-    return Record(
+    return RunRecord(
         run="20261122-155025-f409",
         run_id="20261122-155025-f409",
         target=target,

@@ -6,7 +6,7 @@ from ddplaunch.control import messages
 from ddplaunch.control.link import make_link
 from ddplaunch.control.rules import Rules
 from ddplaunch.loop import Loop
-from tests.job.host import plan
+from tests.job.samples import plan
 
 
 def test_an_answer_never_comes_within_the_question():

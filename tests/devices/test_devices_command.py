@@ -16,7 +16,7 @@ import pytest
 
 from tests.fake_nvml import DRIVER_NOT_LOADED, H100, ROOT, FakeNvml, clean_environ
 
-COMMAND = [sys.executable, "-c", "from ddplaunch.commands.devices.command import devices; devices()"]
+COMMAND = [sys.executable, "-c", "from ddplaunch.commands.devices import devices; devices()"]
 GIB = 1 << 30
 NO_PROCESS = 2**22 + 1  # PID_MAX_LIMIT of Linux and one
 
@@ -217,7 +217,7 @@ def test_help_says_what_it_shows() -> None:
 def test_a_pipe_never_imports_rich_nor_torch(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     code = (
         "import sys, click\n"
-        "from ddplaunch.commands.devices.command import devices\n"
+        "from ddplaunch.commands.devices import devices\n"
         "devices(standalone_mode=False)\n"
         "print(sorted({'rich', 'torch'} & set(sys.modules)), file=sys.stderr)\n"
     )

@@ -4,8 +4,6 @@ Type ``python -m tests.diagnosis.capture [HANG …]``, on a quiet machine, after
 Paths of this machine do not stay in the samples.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

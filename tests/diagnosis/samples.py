@@ -1,7 +1,5 @@
 """Inspections of real hangs, from what ``capture.py`` has kept of them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

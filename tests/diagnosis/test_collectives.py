@@ -1,7 +1,5 @@
 """What torch's flight recorder writes, whole, of other backends, and broken."""
 
-from __future__ import annotations
-
 import json
 import random
 

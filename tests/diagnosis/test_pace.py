@@ -1,7 +1,5 @@
 """Who is slow: found where a rank is, said of nobody where none is, as exact as the clocks are."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -12,7 +10,7 @@ import pytest
 
 from ddplaunch.diagnosis.arrivals import kept, read_trace
 from ddplaunch.diagnosis.inspection import Arrivals
-from ddplaunch.diagnosis.pace import RankClock, compare, pace_of, sentences
+from ddplaunch.diagnosis.pace import RankClock, compare, sentences
 from tests.conftest import write
 
 EPOCH = 1.79e9
@@ -242,7 +240,6 @@ def test_the_last_ones_of_many():
 def test_a_hostile_trace_is_none(hostile):
     with pytest.raises(ValueError, match=r"."):
         read_trace(0, hostile)
-    assert pace_of({0: hostile, 1: hostile}) == ()
 
 
 def test_names_of_groups_are_harmless():
@@ -293,7 +290,6 @@ def test_real_ranks(launch, tmp_path):
     write(tmp_path, "program.py", PROGRAM)
     done = launch("run", "--nproc", "3", "program.py", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    groups = pace_of({rank: (tmp_path / f"{rank}.json").read_bytes() for rank in range(3)})
-    (sentence,) = sentences(groups)
+    (sentence,) = said(each for rank in range(3) for each in read_trace(rank, (tmp_path / f"{rank}.json").read_bytes()))
     assert sentence.startswith("rank 1 arrived last in "), sentence
     assert "of the last 60 collectives, 5" in sentence

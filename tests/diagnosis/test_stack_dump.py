@@ -1,7 +1,5 @@
 """Stacks as faulthandler writes them, by the Python that runs the tests and by others."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

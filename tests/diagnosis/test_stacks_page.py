@@ -1,7 +1,5 @@
 """The page that ``ddplaunch stacks`` prints, and its JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

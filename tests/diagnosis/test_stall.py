@@ -1,7 +1,5 @@
 """What counts as a stall, and what only looks like one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -67,6 +65,21 @@ def test_without_a_recorder_the_rank_that_has_begun_less():
         "no rank does anything, and rank 2 has begun 11 operations of one group (load_batch at data.py:31), "
         "ranks 0, 1 have begun 12"
     )
+
+
+@pytest.mark.parametrize(
+    "third",
+    [
+        rank(2, 11, 11),  # its recorder answers, and tells that it waits for nobody
+        rank(2, 11, 11, answers=None, condition=Condition.EXITED, code=0),
+        rank(2, 11, 11, answers=None, threads=(Thread(()),)),  # its program is over
+    ],
+)
+def test_how_much_ranks_have_begun_blames_none_that_answers_or_has_ended(third):
+    answers = third.answers
+    stall = judge(found(*(rank(n, 12, 12, answers=answers) for n in (0, 1)), third), TIMEOUT, strict=True).stall
+    assert stall
+    assert (stall.rank, stall.text.partition(":")[0]) == (0, "no rank does anything")
 
 
 @pytest.mark.parametrize(

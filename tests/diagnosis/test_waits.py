@@ -1,7 +1,5 @@
 """The sentences that a user reads, for real hangs and for what could not be captured."""
 
-from __future__ import annotations
-
 import random
 import time
 from dataclasses import replace
@@ -29,14 +27,21 @@ from tests.patience import patience
 
 STEP = "all_reduce #5 of default_pg (float32[6]), entered at train.py:16"
 LOADING = "load_batch at data.py:9"
-ALONE = "ranks 0, 1 wait in all_reduce, called at train.py:16; rank 2 has not called it"
+
+
+def entered(what, line, why=LOADING):
+    """What is said where rank 2 alone is missing in a collective."""
+    return [f"ranks 0, 1 wait in {what}, entered at train.py:{line}; rank 2 has not entered it: {why}"]
+
+
+def called(what, line, why=LOADING):
+    """The same of a function, where no recorder tells more."""
+    return [f"ranks 0, 1 wait in {what}, called at train.py:{line}; rank 2 has not called it: {why}"]
+
 
 TOLD = {
-    "absent": [f"ranks 0, 1 wait in {STEP}; rank 2 has not entered it: {LOADING}"],
-    "asynchronous": [
-        "ranks 0, 1 wait in all_reduce #6 of default_pg (float32[5]), entered at train.py:97; "
-        f"rank 2 has not entered it: {LOADING}"
-    ],
+    "absent": entered("all_reduce #5 of default_pg (float32[6])", 16),
+    "asynchronous": entered("all_reduce #6 of default_pg (float32[5])", 97),
     "broadcast": [
         "rank 0 waits in broadcast #5 of default_pg (float32[5]), entered at train.py:103, rank 1 in #6; "
         f"rank 2 has not entered it: {LOADING}"
@@ -53,35 +58,21 @@ TOLD = {
         "rank 0 waits in all_reduce #1 of pair (ranks 0, 1; float32[2, 3]), entered at train.py:87; "
         "rank 1 has not entered it: it waits in all_reduce #5 of default_pg, step at train.py:16",
     ],
-    "coalesced": [
-        "ranks 0, 1 wait in all_reduce #5 of default_pg (float32[2, 0], float32[2, 1] and 4 more), "
-        f"entered at train.py:135; rank 2 has not entered it: {LOADING}"
-    ],
-    "ddp": [
-        "ranks 0, 1 wait in all_reduce #12 of default_pg (float32[20]), entered at train.py:112; "
-        f"rank 2 has not entered it: {LOADING}"
-    ],
-    "fsdp": [
-        "ranks 0, 1 wait in all_gather #9 of default_pg (float32[20]), entered at train.py:123; "
-        f"rank 2 has not entered it: {LOADING}"
-    ],
+    "coalesced": entered("all_reduce #5 of default_pg (float32[2, 0], float32[2, 1] and 4 more)", 135),
+    "ddp": entered("all_reduce #12 of default_pg (float32[20])", 112),
+    "fsdp": entered("all_gather #9 of default_pg (float32[20])", 123),
     "gil": [f"ranks 0, 1 wait in {STEP}; rank 2 does not answer, as native code holds the GIL: hold at data.py:13"],
-    "loader": [
-        f"ranks 0, 1 wait in {STEP}; rank 2 has not entered it: it waits for its DataLoader, loader at data.py:37"
-    ],
-    "lock": [f"ranks 0, 1 wait in {STEP}; rank 2 has not entered it: again at data.py:22"],
+    "loader": entered(
+        "all_reduce #5 of default_pg (float32[6])", 16, "it waits for its DataLoader, loader at data.py:37"
+    ),
+    "lock": entered("all_reduce #5 of default_pg (float32[6])", 16, "again at data.py:22"),
     "mismatch": [
         "#5 of default_pg is all_reduce on ranks 0, 1 (train.py:16) and all_gather on rank 2 (train.py:45): "
         "they wait for each other"
     ],
-    "monitored_barrier": [
-        f"ranks 0, 1 wait in monitored_barrier, called at train.py:141; rank 2 has not called it: {LOADING}"
-    ],
-    "no_init": [f"ranks 0, 1 wait in init_process_group, called at train.py:152; rank 2 has not called it: {LOADING}"],
-    "objects": [
-        "ranks 0, 1 wait in all_gather #5 of default_pg (int64[1]), entered at train.py:129; "
-        f"rank 2 has not entered it: {LOADING}"
-    ],
+    "monitored_barrier": called("monitored_barrier", 141),
+    "no_init": called("init_process_group", 152),
+    "objects": entered("all_gather #5 of default_pg (int64[1])", 129),
     "point_to_point": [
         f"rank 1 waits in recv from rank 2, called at train.py:63; rank 2 does not send: {LOADING}",
         "rank 0 waits in all_reduce #6 of default_pg (float32[6]), entered at train.py:16; "
@@ -100,37 +91,33 @@ TOLD = {
 
 BEGUN = "no rank is seen to wait, but rank 2 has begun {} operations of one group ({}), ranks 0, 1 have begun {}"
 WITHOUT_RECORDER = {
-    "absent": [f"{ALONE}: {LOADING}"],
+    "absent": called("all_reduce", 16),
     "asynchronous": [BEGUN.format(5, LOADING, 7)],
     "broadcast": [
         f"rank 0 waits in broadcast, called at train.py:103; rank 2 has not called it: {LOADING}",
         f"rank 1 waits in all_reduce, called at train.py:16; rank 2 has not called it: {LOADING}",
     ],
-    "chain": [
-        f"ranks 0, 1 wait in all_reduce, called at train.py:79, train.py:81; rank 2 has not called it: {LOADING}"
-    ],
+    "chain": called("all_reduce", "79, train.py:81"),
     "circle": [
         "ranks 0 to 2 wait in all_reduce, called at train.py:87, train.py:16; "
         "all ranks are in it: the data is on its way, or their groups differ"
     ],
-    "coalesced": [
-        f"ranks 0, 1 wait in all_reduce_coalesced, called at train.py:135; rank 2 has not called it: {LOADING}"
-    ],
+    "coalesced": called("all_reduce_coalesced", 135),
     "ddp": [BEGUN.format(11, LOADING, 12)],
-    "fsdp": [f"ranks 0, 1 wait in all_gather_into_tensor, called at train.py:123; rank 2 has not called it: {LOADING}"],
+    "fsdp": called("all_gather_into_tensor", 123),
     "gil": [
         "ranks 0, 1 wait in all_reduce, called at train.py:16; "
         "rank 2 does not answer, as native code holds the GIL: hold at data.py:13"
     ],
-    "loader": [f"{ALONE}: it waits for its DataLoader, loader at data.py:37"],
-    "lock": [f"{ALONE}: again at data.py:22"],
+    "loader": called("all_reduce", 16, "it waits for its DataLoader, loader at data.py:37"),
+    "lock": called("all_reduce", 16, "again at data.py:22"),
     "mismatch": [
         "ranks 0, 1 wait in all_reduce, called at train.py:16; all other ranks wait too",
         "rank 2 waits in all_gather, called at train.py:45; all other ranks wait too",
     ],
     "monitored_barrier": TOLD["monitored_barrier"],
     "no_init": TOLD["no_init"],
-    "objects": [f"ranks 0, 1 wait in all_gather_object, called at train.py:129; rank 2 has not called it: {LOADING}"],
+    "objects": called("all_gather_object", 129),
     "point_to_point": [
         f"rank 0 waits in all_reduce, called at train.py:16; rank 2 has not called it: {LOADING}",
         f"rank 1 waits in recv from rank 2, called at train.py:63; rank 2 does not send: {LOADING}",

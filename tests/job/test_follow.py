@@ -1,22 +1,14 @@
 """Following what ranks print, and waiting for a job's end, at the door of a real run and of one that plays tricks."""
 
-from __future__ import annotations
-
-import os
-import signal
-import socket
-import threading
-
 import pytest
 
 from ddplaunch.job import client
-from ddplaunch.job.client import Unanswered
+from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.door import MAX_FOLLOWERS
-from ddplaunch.job.follower import MAX_WAITING, Follower
-from ddplaunch.job.requests import Printed, TailRanks
+from ddplaunch.job.requests.output import MAX_WAITING, Printed, TailRanks
+from ddplaunch.job.requests.status import AskStatus
 from tests.conftest import wait_until, write
-from tests.job.test_live import door
-from tests.patience import patience
+from tests.job.test_door import door
 from tests.starts import LIGHT
 
 SPEAKS = """
@@ -47,13 +39,13 @@ def printed(pieces) -> dict[int, str]:
 
 
 def test_what_is_in_memory(job):
-    assert printed(client.tail(door(job))) == {0: "begun 0\n", 1: "begun 1\n"}
-    assert printed(client.tail(door(job), [1])) == {1: "begun 1\n"}
-    assert printed(client.tail(door(job), [7])) == {}
+    assert printed(client.stream(door(job), TailRanks())) == {0: "begun 0\n", 1: "begun 1\n"}
+    assert printed(client.stream(door(job), TailRanks((1,)))) == {1: "begun 1\n"}
+    assert printed(client.stream(door(job), TailRanks((7,)))) == {}
 
 
 def test_what_follows_to_the_last_byte(job, tmp_path):
-    pieces = client.tail(door(job), follow=True)
+    pieces = client.stream(door(job), TailRanks(follow=True))
     first = [next(pieces), next(pieces)]
     assert printed(first) == {0: "begun 0\n", 1: "begun 1\n"}
     (tmp_path / "go").touch()
@@ -62,50 +54,21 @@ def test_what_follows_to_the_last_byte(job, tmp_path):
     assert job.wait() == 0
 
 
-def test_the_exit_code(job, tmp_path):
-    codes: list[int | None] = []
-    waiting = threading.Thread(target=lambda: codes.append(client.wait(door(job))))
-    waiting.start()
-    os.kill(job.ranks()[0], signal.SIGKILL)
-    waiting.join()
-    assert codes == [job.wait()] == [137]
-
-
-def test_a_launcher_that_is_killed_has_none(job, monkeypatch):
-    codes: list[int | None] = []
-    path, seen, admitted = door(job), threading.Event(), client._admitted
-
-    def noted(sock: socket.socket, timeout: float) -> None:
-        admitted(sock, timeout)
-        seen.set()
-
-    monkeypatch.setattr(client, "_admitted", noted)
-    waiting = threading.Thread(target=lambda: codes.append(client.wait(path)))
-    waiting.start()
-    assert seen.wait(patience(20))
-    pieces = client.tail(path, follow=True)
-    next(pieces)
-    job.signal(signal.SIGKILL)
-    waiting.join()
-    assert codes == [None]
-    assert printed(pieces).keys() <= {0, 1}
-
-
 def test_only_so_many_may_follow(job, tmp_path):
     path = door(job)
-    followers = [client.tail(path, follow=True) for _ in range(MAX_FOLLOWERS)]
+    followers = [client.stream(path, TailRanks(follow=True)) for _ in range(MAX_FOLLOWERS)]
     for each in followers:
         next(each)
-    with pytest.raises(Unanswered, match="others follow this job already"):
-        next(client.tail(path, follow=True))
-    assert client.show(path).world_size == 2, "others are still answered"
+    with pytest.raises(NoAnswer, match="others follow this job already"):
+        next(client.stream(path, TailRanks(follow=True)))
+    assert client.ask(path, AskStatus()).world_size == 2, "others are still answered"
     followers.pop().close()
 
     def admitted() -> bool:
         try:
-            followers.append(client.tail(path, follow=True))
+            followers.append(client.stream(path, TailRanks(follow=True)))
             next(followers[-1])
-        except Unanswered:
+        except NoAnswer:
             return False
         return True
 
@@ -118,8 +81,13 @@ class Slow:
     """A client that reads nothing, and the job that it follows."""
 
     def __init__(self, unread: int) -> None:
+        self.job = self
         self.waiting = unread
         self.sent: list[object] = []
+
+    def status(self) -> None: ...
+
+    def at_end(self, leave) -> None: ...
 
     def send(self, message: object) -> None:
         self.sent.append(message)
@@ -139,15 +107,15 @@ class Slow:
 
 def test_who_reads_slowly_misses_some_and_is_told():
     slow = Slow(0)
-    follower = Follower(slow, slow, TailRanks((1,), follow=True))  # type: ignore[arg-type]
-    follower.hear(0, b"another rank")
-    follower.hear(1, b"one")
+    TailRanks((1,), follow=True).serve(slow)  # type: ignore[arg-type]
+    slow.hear(0, b"another rank")
+    slow.hear(1, b"one")
     slow.waiting = MAX_WAITING + 1
-    follower.hear(1, b"two")
-    follower.hear(1, b"three")
+    slow.hear(1, b"two")
+    slow.hear(1, b"three")
     slow.waiting = 0
-    follower.hear(1, b"four")
-    assert slow.sent == [Printed(1, b"before"), Printed(1, b"one"), Printed(1, b"four", missed=8)]
+    slow.hear(1, b"four")
+    assert slow.sent[1:] == [Printed(1, b"before"), Printed(1, b"one"), Printed(1, b"four", missed=8)]
 
 
 def test_one_who_stops_reading_does_not_hold_the_job_up(start, tmp_path):
@@ -165,8 +133,8 @@ def test_one_who_stops_reading_does_not_hold_the_job_up(start, tmp_path):
         """,
     )
     job = start("run", "--nproc", "2", "--show", "none", *LIGHT, "loud.py")
-    wait_until(lambda: len(list(client.tail(door(job)))) == 2, "both ranks to speak")
-    pieces = client.tail(door(job), follow=True)
+    wait_until(lambda: len(list(client.stream(door(job), TailRanks()))) == 2, "both ranks to speak")
+    pieces = client.stream(door(job), TailRanks(follow=True))
     next(pieces)
     go.touch()
     assert job.wait() == 0

@@ -1,7 +1,5 @@
 """What is kept of a run: by a real one, in the user's folder, whatever is in its way."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -19,7 +17,7 @@ from ddplaunch.job.record import Fate
 from ddplaunch.output import events
 from ddplaunch.output.streams import Tail
 from tests.conftest import clean_environment, write
-from tests.job.host import plan
+from tests.job.samples import plan
 from tests.starts import FORKED, LIGHT
 
 FAILS = """

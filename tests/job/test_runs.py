@@ -1,7 +1,5 @@
 """Which run a word means."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 
 from ddplaunch.errors import UsageError
 from ddplaunch.job import folder, past, runs
-from tests.job.test_door import Running, run, runtime  # noqa: F401
+from tests.job.test_door import run, runtime  # noqa: F401
 from tests.job.test_history import keep, state  # noqa: F401
 
 

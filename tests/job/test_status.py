@@ -1,7 +1,5 @@
 """The status of a job, folded from its events."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time
@@ -11,7 +9,7 @@ import pytest
 from ddplaunch.job.status import RankState, State, Status
 from ddplaunch.job.watch import MAX_NEWS, Watch
 from ddplaunch.output import events
-from tests.job.host import plan
+from tests.job.samples import plan
 from tests.patience import patience
 
 PLAN = plan(ranks=3)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import ddplaunch
-from ddplaunch.commands.devices.table import devices_json
-from ddplaunch.commands.runs.table import ended_json, running_json
+from ddplaunch.commands.devices import devices_json
+from ddplaunch.commands.runs.ps import SeenJob, ended_json, running_json
 from ddplaunch.console.stacks import to_json as stacks_json
 from ddplaunch.control.failure import Failure, Verdict
 from ddplaunch.devices.visible import Visible, VisibleGpu
@@ -27,9 +27,8 @@ from ddplaunch.diagnosis.inspection import (
     Thread,
     Worker,
 )
-from ddplaunch.job.glance import Glance
-from ddplaunch.job.record import Attempt, RankRecord, Record, to_json
-from ddplaunch.job.runs import Running
+from ddplaunch.job.record import Attempt, RankRecord, RunRecord, to_json
+from ddplaunch.job.runs import RunningJob
 from ddplaunch.output.events import RECORDS
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
 from ddplaunch.plan.layout import Slot
@@ -349,7 +348,7 @@ def devices_fields() -> list[str]:
 
 def runs_fields() -> list[str]:
     """Those of ``ddplaunch ps --json``, alike for jobs that run and that have ended."""
-    running = running_json(Glance("", Running("", "", 1), None, None))
+    running = running_json(SeenJob("", RunningJob("", "", 1), None, None))
     assert running.keys() == ended_json(_record()).keys()
     return list(running)
 
@@ -382,9 +381,9 @@ def _inspection() -> Inspection:
     return Inspection(1.0, (waiting, RankInspection(1, "", 2, Condition.ALIVE, answers=True)), 2)
 
 
-def _record() -> Record:
+def _record() -> RunRecord:
     attempt = Attempt(0, 0.0, ranks=(RankRecord(0, ""),))
-    return Record("", "", "", (), "", "", 1, 0.0, attempts=(attempt,))
+    return RunRecord("", "", "", (), "", "", 1, 0.0, attempts=(attempt,))
 
 
 def plan_environment() -> dict[str, str]:

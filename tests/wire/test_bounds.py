@@ -19,8 +19,8 @@ from ddplaunch.control import messages
 from ddplaunch.control.failure import Verdict
 from ddplaunch.control.waiting import describe
 from ddplaunch.errors import MAX_TEXT, harmless, readable, shown
-from ddplaunch.job.record import Begun, LeftOut, Record
-from ddplaunch.job.requests import Answer, Request
+from ddplaunch.job.record import Begun, LeftOut, RunRecord
+from ddplaunch.job.requests import all_requests
 from ddplaunch.output.events import RECORDS
 from ddplaunch.wire.bounds import MANY
 from ddplaunch.wire.frames import Garbled
@@ -30,10 +30,10 @@ from tests.control.test_coordinator import Job
 KINDS = [kind for kind in typing.get_args(messages.Message) if kind is not messages.Seeking]
 """All that nodes ever send."""
 
-AT_THE_DOOR = typing.get_args(Request | Answer)
+AT_THE_DOOR = list(dict.fromkeys(each for kind in all_requests() for each in (kind, *kind.answers)))
 """All that a running job is asked, and answers."""
 
-IN_THE_HISTORY = [Record, Begun, LeftOut, *RECORDS]
+IN_THE_HISTORY = [RunRecord, Begun, LeftOut, *RECORDS]
 """All that is read of a run that is over."""
 
 

@@ -8,24 +8,24 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from ddplaunch.commands.runs.table import table
 from ddplaunch.console.failure import render_verdict
+from ddplaunch.console.table import table
 from ddplaunch.control.failure import signal_name
 from ddplaunch.errors import shown
-from ddplaunch.job.record import Attempt, Fate, RankRecord, Record
-from ddplaunch.words import size, span
+from ddplaunch.job.record import Attempt, Fate, RankRecord, RunRecord
+from ddplaunch.words import counted, size, span
 
 MAX_ATTEMPTS = 10  # the last ones, that are shown
 MAX_RANKS = 32  # that are shown; --json has all
 MAX_COMMAND = 400  # characters
 
 
-def render(shares: Sequence[Record], output: str | None) -> Iterator[str]:
+def render(shares: Sequence[RunRecord], output: str | None) -> Iterator[str]:
     """The lines of the report, with ANSI styles; ``shares`` has node 0's first, ``output`` says where output is."""
     record = shares[0]
     yield click.style(f"{record.run}: {_fate(record)}", bold=True)
     yield f"  {shown(shlex.join(record.argv), MAX_COMMAND)}"
-    yield f"  in {record.cwd} on {record.host}, {_many(record.world_size, 'rank')}{_nodes(record)}"
+    yield f"  in {record.cwd} on {record.host}, {counted(record.world_size, 'rank')}{_nodes(record)}"
     yield f"  began {_day(record.began)}{_lasted(record)}"
     for share in shares[1:]:
         yield f"  node {share.node_rank} ({share.host}): {_fate(share)}"
@@ -42,7 +42,7 @@ def render(shares: Sequence[Record], output: str | None) -> Iterator[str]:
         yield from ("", output)
 
 
-def _fate(record: Record) -> str:
+def _fate(record: RunRecord) -> str:
     match record.fate:
         case Fate.RUNNING:
             return "running"
@@ -57,7 +57,7 @@ def _fate(record: Record) -> str:
     return f"failed with exit code {record.code}"
 
 
-def _attempts(record: Record) -> Iterator[str]:
+def _attempts(record: RunRecord) -> Iterator[str]:
     if len(record.attempts) < 2:
         return
     yield ""
@@ -73,7 +73,7 @@ def _attempt_row(attempt: Attempt) -> tuple[str, ...]:
     return str(attempt.number), _day(attempt.began), lasted, attempt.why or "-"
 
 
-def _last(record: Record) -> Sequence[RankRecord]:
+def _last(record: RunRecord) -> Sequence[RankRecord]:
     return record.attempts[-1].ranks if record.attempts else ()
 
 
@@ -100,16 +100,12 @@ def _code(code: int | None) -> str:
     return "-" if code is None else f"exit code {code}" if code >= 0 else signal_name(-code)
 
 
-def _lasted(record: Record) -> str:
+def _lasted(record: RunRecord) -> str:
     return "" if record.ended is None else f", lasted {span(record.ended - record.began)}"
 
 
-def _nodes(record: Record) -> str:
+def _nodes(record: RunRecord) -> str:
     return f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _day(moment: float) -> str:

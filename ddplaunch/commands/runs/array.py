@@ -11,11 +11,14 @@ from collections.abc import Iterator, Sequence
 import click
 
 from ddplaunch.commands.submit.gridengine import ACCOUNTED_AFTER
+from ddplaunch.console.table import table
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 from ddplaunch.queue import submitted
-from ddplaunch.queue.scheduler import JobId, Record
+from ddplaunch.queue.meant import asked, kept_run
+from ddplaunch.queue.scheduler import SOON, JobId, Record, Unanswered
 from ddplaunch.queue.submitted import End, Submitted
+from ddplaunch.queue.table import scheduler_of
 
 
 def indices(array: str) -> Iterator[str]:
@@ -55,11 +58,6 @@ def told_of_all(job: Submitted, records: Sequence[Record]) -> tuple[str, int | N
 
 def report(job: Submitted, *, as_json: bool) -> None:
     """Print how all stand, and each. Raises Unanswered if the scheduler does not say it."""
-    from ddplaunch.commands.runs.table import table
-    from ddplaunch.queue.meant import asked, kept_run
-    from ddplaunch.queue.scheduler import SOON, Unanswered
-    from ddplaunch.queue.table import scheduler_of
-
     records: Sequence[Record] = ()
     if job.code is None:
         which, scheduler = JobId(job.number, job.cluster, ""), asked(scheduler_of(job), job.cluster)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import click
 
+from ddplaunch.errors import LaunchError, UsageError
+from ddplaunch.job import past, runs
+from ddplaunch.words import counted, size
+
 
 @click.command()
 @click.argument("run", required=False, metavar="[RUN]")
@@ -12,10 +16,6 @@ def clean(run: str | None) -> None:
 
     Log folders of --log-dir stay.
     """
-    from ddplaunch.errors import LaunchError, UsageError
-    from ddplaunch.job import past, runs
-    from ddplaunch.words import size
-
     names = past.names()
     if run is not None:
         if run not in names or past.record(run):  # else it cannot be read
@@ -33,4 +33,4 @@ def clean(run: str | None) -> None:
     if run is not None and left:
         raise LaunchError(f"{run} cannot be removed: {past.folder(run)}")
     still = f"; {len(left)} still running" if left else ""
-    click.echo(f"removed {removed} run{'s' * (removed != 1)}, {size(freed)}{still}", err=True)
+    click.echo(f"removed {counted(removed, 'run')}, {size(freed)}{still}", err=True)

@@ -10,9 +10,8 @@ from contextlib import suppress
 
 from ddplaunch.clusters.slurm import JOB_ID
 from ddplaunch.commands.runs.array import told_of_all
-from ddplaunch.commands.runs.table import Standing
 from ddplaunch.commands.submit.gridengine import ACCOUNTED_AFTER
-from ddplaunch.dataclass import replace
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.queue import submitted
 from ddplaunch.queue.meant import forgotten
 from ddplaunch.queue.scheduler import Deadline, JobId, Record
@@ -26,7 +25,19 @@ PATIENCE = 10.0  # seconds for all that is asked
 AT_ONCE = 8  # jobs whose nodes are asked: each is a step of Slurm's
 
 
-def standings(now: float, *, everything: bool) -> list[Standing]:
+@dataclass(frozen=True)
+class QueuedJob:
+    """How a submitted job stands."""
+
+    job: Submitted
+    words: str  # what to say about it, after "job 7"
+    code: int | None  # its exit code; None while it runs or waits
+    seen: Record | None  # what its scheduler says of it; None where that is not known
+    world_size: int | None = None  # both None where its node 0 was not asked, or does not answer
+    rate: float | None = None  # collectives a second
+
+
+def standings(now: float, *, everything: bool) -> list[QueuedJob]:
     """The jobs that wait or run, and those that have ended lately; ``everything``: all that are kept.
 
     None within a job, which is where we ask for what runs there.
@@ -35,7 +46,7 @@ def standings(now: float, *, everything: bool) -> list[Standing]:
         return []
     deadline = Deadline(PATIENCE)
     jobs = submitted.every()
-    told = dict[tuple[str, JobId], Standing]()
+    told = dict[tuple[str, JobId], QueuedJob]()
     for name in dict.fromkeys(job.scheduler for job in jobs if job.code is None):
         told |= _asked(name, [job for job in jobs if job.code is None and job.scheduler == name], deadline, now)
     found = []
@@ -45,7 +56,7 @@ def standings(now: float, *, everything: bool) -> list[Standing]:
             found.append(told[job.scheduler, _id(job)])
         elif everything or (now - job.moment < LATELY and over < RECENT):
             over += 1
-            found.append(Standing(job, job.ended or "", job.code, None))
+            found.append(QueuedJob(job, job.ended or "", job.code, None))
     return _with_ranks(found, deadline)
 
 
@@ -55,33 +66,33 @@ def _id(job: Submitted) -> JobId:
 
 def _asked(
     name: str, jobs: Sequence[Submitted], deadline: Deadline, now: float
-) -> Mapping[tuple[str, JobId], Standing]:
+) -> Mapping[tuple[str, JobId], QueuedJob]:
     """Ask one scheduler about all of its jobs at once."""
     asked = scheduler(name)
     why = asked.down(jobs[0].cluster)
     told = None if why else asked.ask(list(map(_id, jobs)), deadline.left)
     if told is None:
         silent = why or f"{asked.asks} does not answer"
-        return {(name, _id(job)): Standing(job, silent, None, None) for job in jobs}
+        return {(name, _id(job)): QueuedJob(job, silent, None, None) for job in jobs}
     return {(name, _id(job)): _standing(job, told.get(_id(job), ()), now) for job in jobs}
 
 
-def _standing(job: Submitted, records: Sequence[Record], now: float) -> Standing:
+def _standing(job: Submitted, records: Sequence[Record], now: float) -> QueuedJob:
     if job.array:
-        return Standing(job, *told_of_all(job, records)[:2], None)
+        return QueuedJob(job, *told_of_all(job, records)[:2], None)
     if not records:
-        return Standing(job, forgotten(job), 1, None)
+        return QueuedJob(job, forgotten(job), 1, None)
     seen = records[0]
     if seen.code is not None:
         submitted.over(job, None, seen.words, seen.code)
     elif seen.gone and job.gone is None:
         submitted.keep(replace(job, gone=now))
     elif seen.gone and job.gone and now - job.gone > ACCOUNTED_AFTER:
-        return Standing(job, forgotten(job), 1, None)
-    return Standing(job, seen.words, seen.code, seen)
+        return QueuedJob(job, forgotten(job), 1, None)
+    return QueuedJob(job, seen.words, seen.code, seen)
 
 
-def _with_ranks(found: Sequence[Standing], deadline: Deadline) -> list[Standing]:
+def _with_ranks(found: Sequence[QueuedJob], deadline: Deadline) -> list[QueuedJob]:
     """Ask those of Slurm that run, all at once, for their ranks and how fast they are."""
     told: dict[str, tuple[int | None, float | None]] = {}
 

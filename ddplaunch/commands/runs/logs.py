@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from ddplaunch.commands.runs.newest import newest_here
+from ddplaunch.errors import LaunchError, UsageError, shown
+from ddplaunch.job import logs as kept
+from ddplaunch.job import runs
+from ddplaunch.job.record import Fate
+from ddplaunch.job.runs import Found
+from ddplaunch.plan.numbers import whole
+from ddplaunch.queue.follower import Follower
+from ddplaunch.queue.following import say
+from ddplaunch.queue.meant import job_meant, keep_end, kept_run, one_of, run_of, running, standing
+from ddplaunch.queue.step import relay
+from ddplaunch.queue.submitted import Submitted
+from ddplaunch.queue.table import scheduler_of
 
-    from ddplaunch.job.runs import Found
-    from ddplaunch.queue.submitted import Submitted
+MAX_LINE = 1 << 20  # bytes; a longer line is cut into two
 
 
 @click.command()
@@ -30,13 +43,6 @@ def logs(run: str | None, typed: str | None, failed: bool, follow: bool, as_json
     Of a submitted job, meant by its number, it is the log; of some ranks, its nodes are asked through Slurm
     (`srun --overlap`) or Grid Engine.
     """
-    import sys
-
-    from ddplaunch.commands.runs.newest import newest_here
-    from ddplaunch.commands.runs.streamed import streamed
-    from ddplaunch.job import runs
-    from ddplaunch.queue.meant import job_meant
-
     if (queued := job_meant(run)) and run:
         options = [*(["--rank", typed] if typed is not None else []), *(["--failed"] if failed else [])]
         options += ["--json"] if as_json else []
@@ -55,16 +61,6 @@ def logs(run: str | None, typed: str | None, failed: bool, follow: bool, as_json
 
 def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> str | int:
     """Print what a submitted job prints, and return an exit code; or the name of its run, where that is kept here."""
-    import os
-    import sys
-
-    from ddplaunch.errors import LaunchError
-    from ddplaunch.queue.follower import Follower
-    from ddplaunch.queue.following import say
-    from ddplaunch.queue.meant import keep_end, kept_run, one_of, run_of, running, standing
-    from ddplaunch.queue.step import relay
-    from ddplaunch.queue.table import scheduler_of
-
     which = one_of(job, word, "logs")
     if options:
         seen = standing(job, which)
@@ -77,7 +73,7 @@ def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> 
         what = f"job {which.typed} has ended, and what each of its ranks printed is not kept on this machine"
         raise LaunchError(what, f"ddplaunch logs {which.typed} prints its log")
     files = job.files(which.index)
-    if not (files[0] and os.path.exists(files[0])):  # else nobody needs to be asked
+    if not (files[0] and os.path.exists(files[0])):  # else the scheduler need not be asked
         seen = standing(job, which)
         files = seen.log, seen.errors
         if seen.waits and not follow:
@@ -96,14 +92,10 @@ def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> 
 
 def _chosen(found: Found, typed: str | None, failed: bool) -> list[int]:
     """The ranks that are meant, none for all."""
-    from ddplaunch.errors import UsageError, shown
-    from ddplaunch.job import logs
-    from ddplaunch.plan.numbers import whole
-
     if failed and typed is not None:
         raise UsageError("--rank and --failed contradict each other", "leave one of them out")
     if failed:
-        ranks = logs.failed(found.record) if found.record else []
+        ranks = kept.failed(found.record) if found.record else []
         if not ranks:
             raise UsageError(f"no rank of {found.run} has failed", f"ddplaunch logs {found.run}")
         return ranks
@@ -121,20 +113,17 @@ def _chosen(found: Found, typed: str | None, failed: bool) -> list[int]:
 
 
 def _pieces(found: Found, ranks: Sequence[int], follow: bool) -> Iterator[tuple[int, bytes]]:
-    from ddplaunch.errors import LaunchError
-    from ddplaunch.job import logs
-
-    running, record = found.running, found.record
+    job, record = found.running, found.record
     in_files = bool(record and record.log_dir)
-    if running and not in_files:
-        return _or_nothing(found, logs.live(running.path, ranks, follow=follow))
-    if running and follow:
-        return logs.followed(found.run, running.path, ranks)
-    files = logs.files(found.run)
+    if job and not in_files:
+        return _or_nothing(found, kept.live(job.path, ranks, follow=follow))
+    if job and follow:
+        return kept.followed(found.run, job.path, ranks)
+    files = kept.files(found.run)
     here = [rank for rank in ranks or files if rank in files]
     if not here:
         raise LaunchError(*_nothing(found))
-    return logs.stored(files, here)
+    return kept.stored(files, here)
 
 
 def _or_nothing(found: Found, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -152,16 +141,37 @@ def _or_nothing(found: Found, pieces: Iterator[tuple[int, bytes]]) -> Iterator[t
 
 def _nothing(found: Found) -> tuple[str, str]:
     """Why there is nothing to be shown, and what to do."""
-    from ddplaunch.errors import shown
-    from ddplaunch.job.record import Fate
-
-    record, keep = found.record, "ddplaunch run --log-dir DIR keeps all that ranks print"
+    record, hint = found.record, "ddplaunch run --log-dir DIR keeps all that ranks print"
     if record and record.log_dir:
         return f"{shown(record.log_dir)} has no output of such a rank", "the folder may have been removed"
     if record and record.fate is Fate.DONE:
-        return f"{found.run} succeeded, and output is kept only after a failure", keep
+        return f"{found.run} succeeded, and output is kept only after a failure", hint
     if record and record.world_size == 1:
-        return f"the only rank of {found.run} printed straight to its terminal", keep
+        return f"the only rank of {found.run} printed straight to its terminal", hint
     if record and record.fate is Fate.LOST:
-        return f"the launcher of {found.run} was killed, and the output in its memory is lost", keep
-    return f"no output of {found.run} is kept here", keep
+        return f"the launcher of {found.run} was killed, and the output in its memory is lost", hint
+    return f"no output of {found.run} is kept here", hint
+
+
+def streamed(pieces: Iterable[tuple[int, bytes]], *, prefix: bool, as_json: bool) -> Iterator[bytes]:
+    """Make output of pieces of ranks' output, whole lines at a time where there is a ``prefix`` or JSON."""
+    begun: dict[int, bytes] = {}  # lines that have no end yet
+    for rank, data in pieces:
+        if not prefix and not as_json:
+            yield data
+            continue
+        *lines, rest = (begun.pop(rank, b"") + data).split(b"\n")
+        if len(rest) > MAX_LINE:
+            lines, rest = [*lines, rest], b""
+        if rest:
+            begun[rank] = rest
+        if lines:
+            yield b"".join(_line(rank, line, as_json=as_json) for line in lines)
+    for rank, rest in begun.items():
+        yield _line(rank, rest, as_json=as_json)
+
+
+def _line(rank: int, line: bytes, *, as_json: bool) -> bytes:
+    if as_json:
+        return json.dumps({"rank": rank, "line": line.decode(errors="replace")}).encode() + b"\n"
+    return b"[%d] %s\n" % (rank, line)

@@ -1,8 +1,34 @@
-"""``ddplaunch ps``: this user's jobs on this machine, and those that have ended lately."""
+"""``ddplaunch ps``: this user's jobs on this machine, those that were submitted, and those that have ended lately."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
 import click
+
+from ddplaunch.commands.runs.jobs import LATELY, RECENT, QueuedJob, standings
+from ddplaunch.console import colour_wanted
+from ddplaunch.console.table import table
+from ddplaunch.job import client, past
+from ddplaunch.job.client import NoAnswer
+from ddplaunch.job.record import Fate, RunRecord
+from ddplaunch.job.requests.inspection import InspectJob, JobInspected
+from ddplaunch.job.runs import RunningJob, known
+from ddplaunch.job.status import Status
+from ddplaunch.words import span
+
+BETWEEN = 0.1  # seconds between the two inspections that tell how fast a job is
+PATIENCE = 2.0  # seconds in which a launcher must answer: it may be suspended
+DEFAULT_GROUP = "0"
+MAX_TARGET = 60  # characters
+
+_COLOURS = {Fate.DONE: "green", Fate.FAILED: "red", Fate.LOST: "red"}
 
 
 @click.command()
@@ -14,28 +40,15 @@ def ps(show_all: bool, as_json: bool) -> None:
     COLLECTIVES/S is how fast a job moves: what its lowest rank here completed in its default process group within a
     tenth of a second. Runs that have ended are kept in your home; `run --no-history` keeps none.
     """
-    import itertools
-    import json
-    import time
-
-    from ddplaunch.job.glance import begin
-    from ddplaunch.job.runs import known
-
     runs = known()
-    looked = begin({run: job for run, job in runs.items() if job})
-    from ddplaunch.commands.runs.jobs import LATELY, RECENT, standings
-    from ddplaunch.commands.runs.table import ended_json, render, running_json, submitted_json
-    from ddplaunch.console import colour_wanted
-    from ddplaunch.job import past
-    from ddplaunch.job.record import Fate
-
+    seen = inspect_all({run: job for run, job in runs.items() if job})
     now = time.time()
     kept = filter(None, (past.record(run) for run, job in runs.items() if not job))
     over = (each for each in kept if each.fate is not Fate.RUNNING)
     lately = (each for each in over if show_all or now - (each.ended or each.began) < LATELY)
     ended = list(itertools.islice(lately, None if show_all else RECENT))
     jobs = standings(now, everything=show_all)
-    running = looked()
+    running = seen()
     if as_json:
         found = [*map(running_json, running), *map(submitted_json, jobs), *map(ended_json, ended)]
         click.echo(json.dumps(found, indent=2))
@@ -45,3 +58,152 @@ def ps(show_all: bool, as_json: bool) -> None:
         click.echo(f"no job of yours is running here{hint}", err=True)
     for line in render(running, jobs, ended, now):
         click.echo(line, color=None if colour_wanted() else False)
+
+
+class SeenJob(NamedTuple):
+    """A running job, as it stands."""
+
+    run: str
+    job: RunningJob
+    status: Status | None  # None where its launcher does not answer
+    rate: float | None  # collectives a second; None where it is not known
+
+
+def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[SeenJob]]:
+    """Inspect all of these jobs at once, twice each; return what waits for the answers.
+
+    The caller has something else to do meanwhile.
+    """
+    found: dict[str, dict[int, JobInspected]] = {run: {} for run in jobs}
+
+    def inspect(run: str, job: RunningJob, number: int) -> None:
+        with suppress(NoAnswer):
+            time.sleep(BETWEEN * number)
+            found[run][number] = client.ask(job.path, InspectJob(), PATIENCE)
+
+    threads = [
+        threading.Thread(target=inspect, args=(run, job, number), daemon=True)
+        for run, job in jobs.items()
+        for number in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+
+    def answers() -> list[SeenJob]:
+        for thread in threads:
+            thread.join()
+        return [_seen(run, job, found[run].get(0), found[run].get(1)) for run, job in jobs.items()]
+
+    return answers
+
+
+def _seen(run: str, job: RunningJob, first: JobInspected | None, second: JobInspected | None) -> SeenJob:
+    last = second or first
+    return SeenJob(run, job, last.status if last else None, rate(first, second) if first and second else None)
+
+
+def rate(first: JobInspected, second: JobInspected) -> float | None:
+    """Collectives a second in the default process group, of the lowest rank that both know."""
+    seconds = second.inspection.moment - first.inspection.moment
+    before, after = _entered(first), _entered(second)
+    both = sorted(before.keys() & after.keys())
+    if first.status.attempt != second.status.attempt or not both or seconds <= 0:
+        return None
+    return max(0.0, (after[both[0]] - before[both[0]]) / seconds)
+
+
+def _entered(looked: JobInspected) -> dict[int, int]:
+    return {
+        rank.rank: group.enqueued  # what gloo counts as completed comes late and out of order
+        for rank in looked.inspection.ranks
+        for group in rank.groups
+        if group.group == DEFAULT_GROUP
+    }
+
+
+def render(
+    running: Sequence[SeenJob], jobs: Sequence[QueuedJob], ended: Sequence[RunRecord], now: float
+) -> Iterator[str]:
+    """The lines of ``ddplaunch ps``, with ANSI styles; ``now`` in seconds since the epoch."""
+    if running:
+        heads = ("RUN", "STATE", "AGE", "RANKS", "COLLECTIVES/S", "PID", "TARGET")
+        yield from table(heads, [_running_row(each, now) for each in running])
+    if running and (jobs or ended):
+        yield ""
+    if jobs:
+        heads = ("JOB", "SUBMITTED", "NODES", "RANKS", "COLLECTIVES/S", "TARGET", "STATE")
+        yield from table(heads, [_job_row(each, now) for each in jobs])
+    if jobs and ended:
+        yield ""
+    if ended:
+        rows = [_ended_row(each, now) for each in ended]
+        colours = [_COLOURS.get(each.fate) for each in ended]
+        yield from table(("RUN", "STATE", "ENDED", "LASTED", "RANKS", "TARGET"), rows, colours)
+
+
+def _running_row(seen: SeenJob, now: float) -> tuple[str, ...]:
+    status = seen.status
+    if status is None:
+        return seen.run, "silent", "-", "-", "-", str(seen.job.pid), "its launcher does not answer"
+    age, ranks = span(now - status.began), str(status.world_size)
+    return seen.run, status.state.value, age, ranks, _rate(seen.rate), str(status.pid), _short(status.target)
+
+
+def _rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
+
+
+def _job_row(each: QueuedJob, now: float) -> tuple[str, ...]:
+    job = each.job
+    ranks = "-" if each.world_size is None else str(each.world_size)
+    since, words = f"{span(now - job.moment)} ago", each.words.removeprefix("is ")
+    return job.number, since, str(job.nodes), ranks, _rate(each.rate), _short(job.target), words
+
+
+def _ended_row(record: RunRecord, now: float) -> tuple[str, ...]:
+    lasted = "-" if record.ended is None else span(record.ended - record.began)
+    since = "-" if record.ended is None else f"{span(now - record.ended)} ago"
+    return record.run, state(record), since, lasted, str(record.world_size), _short(record.target)
+
+
+def state(record: RunRecord) -> str:
+    """What has become of a run, in a word or two: "done", "failed (1)"."""
+    return f"{record.fate.value} ({record.code})" if record.fate is Fate.FAILED else record.fate.value
+
+
+def _short(target: str) -> str:
+    return target if len(target) <= MAX_TARGET else target[: MAX_TARGET - 1] + "…"
+
+
+_FIELDS: dict[str, object] = dict.fromkeys([
+    *("run", "state", "pid", "node_rank", "world_size", "ranks", "attempt", "restarts"),
+    *("began", "ended", "code", "collectives_per_second", "target"),
+])  # fmt: skip
+"""What ``ps --json`` says of each, null where it is not known."""
+
+
+def running_json(seen: SeenJob) -> dict[str, object]:
+    """A running job as ``ps --json`` has it."""
+    told = {**_FIELDS, "run": seen.run, "pid": seen.job.pid, "ranks": [], "collectives_per_second": seen.rate}
+    if status := seen.status:
+        told |= {"state": status.state.value, "node_rank": status.node_rank, "world_size": status.world_size}
+        told |= {"ranks": [each.rank for each in status.ranks], "attempt": status.attempt}
+        told |= {"restarts": status.restarts, "began": status.began, "target": status.target}
+    return told
+
+
+def submitted_json(each: QueuedJob) -> dict[str, object]:
+    """A submitted job as ``ps --json`` has it."""
+    told = {**_FIELDS, "run": each.job.number, "state": each.words, "world_size": each.world_size, "ranks": []}
+    told |= {"began": each.job.moment, "code": each.code, "collectives_per_second": each.rate}
+    return {**told, "target": each.job.target}
+
+
+def ended_json(record: RunRecord) -> dict[str, object]:
+    """A run that has ended as ``ps --json`` has it."""
+    last = record.attempts[-1] if record.attempts else None
+    told = {**_FIELDS, "run": record.run, "state": record.fate.value, "pid": record.pid}
+    told |= {"node_rank": record.node_rank, "world_size": record.world_size}
+    told |= {"ranks": [each.rank for each in last.ranks] if last else [], "attempt": last.number if last else -1}
+    told |= {"restarts": last.number if last else 0, "began": record.began, "ended": record.ended}
+    return {**told, "code": record.code, "target": record.target}

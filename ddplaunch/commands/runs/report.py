@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from ddplaunch.cli.parameters import Paths
-
-if TYPE_CHECKING:
-    from ddplaunch.job.record import Record
-    from ddplaunch.queue.submitted import Submitted
+from ddplaunch.commands.runs.account import render
+from ddplaunch.commands.runs.array import refuse_page
+from ddplaunch.commands.runs.array import report as report_all
+from ddplaunch.commands.runs.newest import newest_here
+from ddplaunch.commands.runs.page import write_page
+from ddplaunch.console import colour_wanted
+from ddplaunch.errors import LaunchError, UsageError, shown
+from ddplaunch.job import logs, past, runs
+from ddplaunch.job.record import RunRecord, to_json
+from ddplaunch.queue.meant import index_of, job_meant, kept_run, one_of, run_of, running, standing
+from ddplaunch.queue.step import relay
+from ddplaunch.queue.submitted import Submitted
 
 
 @click.command()
@@ -25,14 +31,6 @@ def report(run: str | None, as_json: bool, html: str | None) -> int | None:
     RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder. Of a
     submitted job, its number; of an array, all in short.
     """
-    from ddplaunch.commands.runs.account import render
-    from ddplaunch.commands.runs.newest import newest_here
-    from ddplaunch.console import colour_wanted
-    from ddplaunch.errors import UsageError
-    from ddplaunch.job import past, runs
-    from ddplaunch.job.record import to_json
-    from ddplaunch.queue.meant import job_meant
-
     if as_json and html is not None:
         raise UsageError("--json and --html contradict each other", "leave one of them out")
     if (queued := job_meant(run)) and run:
@@ -46,8 +44,6 @@ def report(run: str | None, as_json: bool, html: str | None) -> int | None:
         what = f"{found.run} has no record: it is starting, or runs with --no-history"
         raise UsageError(what, "ddplaunch ps shows its state")
     if html is not None:
-        from ddplaunch.commands.runs.html_page import write_page
-
         write_page(shares, html)
         return None
     if as_json:
@@ -60,12 +56,6 @@ def report(run: str | None, as_json: bool, html: str | None) -> int | None:
 
 def _of_job(job: Submitted, word: str, as_json: bool, html: str | None) -> str | int:
     """The name of the run of a submitted job, where that is kept here; else ask node 0, and return its exit code."""
-    from ddplaunch.commands.runs.array import refuse_page
-    from ddplaunch.commands.runs.array import report as report_all
-    from ddplaunch.errors import LaunchError
-    from ddplaunch.queue.meant import index_of, kept_run, one_of, run_of, running, standing
-    from ddplaunch.queue.step import relay
-
     if index_of(job, word) == "":
         if html is not None:
             raise refuse_page(job)
@@ -85,11 +75,8 @@ def _of_job(job: Submitted, word: str, as_json: bool, html: str | None) -> str |
     return relay(job, there, ["report", run_of(job, there), *(["--json"] if as_json else [])])
 
 
-def _output(run: str, record: Record) -> str | None:
+def _output(run: str, record: RunRecord) -> str | None:
     """Where what the ranks printed is."""
-    from ddplaunch.errors import shown
-    from ddplaunch.job import logs
-
     if record.log_dir:
         return f"output: ddplaunch logs {run}, or {shown(record.log_dir)}"
     return f"output: ddplaunch logs {run}" if logs.files(run) else None

@@ -1,16 +1,26 @@
-"""``ddplaunch stop``: end a running job from another terminal."""
+"""``ddplaunch stop`` and ``wait``: end a running job from another terminal, or wait for its end."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import time
 
 import click
 
-from ddplaunch.errors import LaunchError, UsageError
-
-if TYPE_CHECKING:
-    from ddplaunch.job.runs import Running
-    from ddplaunch.queue.submitted import Submitted
+from ddplaunch.commands.runs.newest import newest_here
+from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
+from ddplaunch.job import client, past, runs
+from ddplaunch.job.client import NoAnswer
+from ddplaunch.job.process import born, ended
+from ddplaunch.job.requests.end import StopJob, WaitForEnd
+from ddplaunch.job.requests.status import AskStatus
+from ddplaunch.job.runs import RunningJob
+from ddplaunch.job.status import RankState
+from ddplaunch.queue.meant import asked, forgotten, index_of, job_meant, standing
+from ddplaunch.queue.scheduler import JobId, Unanswered
+from ddplaunch.queue.submitted import Submitted
+from ddplaunch.queue.table import scheduler_of
+from ddplaunch.words import counted
 
 LOOK_EVERY = 1.0  # seconds
 
@@ -26,28 +36,19 @@ def stop(run: str | None, now: bool) -> None:
 
     A submitted job is meant by its number, and cancelled: its ranks have the time that the site gives.
     """
-    from ddplaunch.job import client, runs
-    from ddplaunch.queue.meant import job_meant
-
     if queued := job_meant(run):
         return _cancel(queued, run or "", now)
     job = runs.running(run)
-    status = client.show(job.path)
-    ranks = len(status.ranks)
-    client.stop(job.path, now=now)
-    click.echo(f"stopping {status.run_id}: {ranks} rank{'s' * (ranks != 1)}", err=True)
+    status = client.ask(job.path, AskStatus())
+    client.ask(job.path, StopJob(now))
+    click.echo(f"stopping {status.run_id}: {counted(len(status.ranks), 'rank')}", err=True)
     _await(job)
     click.echo(f"{status.run_id} has ended", err=True)
 
 
 def _cancel(job: Submitted, word: str, now: bool) -> None:
     """Cancel a submitted job, or all of an array, and wait until it has ended."""
-    import time
-
     from ddplaunch.commands.submit.queue import Slurm
-    from ddplaunch.queue.meant import asked, forgotten, index_of, standing
-    from ddplaunch.queue.scheduler import JobId, Unanswered
-    from ddplaunch.queue.table import scheduler_of
 
     which = JobId(job.number, job.cluster, index_of(job, word))
     scheduler = scheduler_of(job)
@@ -76,19 +77,46 @@ def _cancel(job: Submitted, word: str, now: bool) -> None:
     click.echo(f"job {which.typed} {words}", err=True)
 
 
-def _await(job: Running) -> None:
+def _await(job: RunningJob) -> None:
     """Wait for the end of its launcher, and say how many ranks are left as that changes."""
-    from ddplaunch.job import client
-    from ddplaunch.job.client import Unanswered
-    from ddplaunch.job.process import ended
-    from ddplaunch.job.status import RankState
-
     said = -1
     while not ended(job.pid, LOOK_EVERY):
         try:
-            left = sum(each.state is RankState.RUNNING for each in client.show(job.path, LOOK_EVERY).ranks)
-        except Unanswered:
+            left = sum(each.state is RankState.RUNNING for each in client.ask(job.path, AskStatus(), LOOK_EVERY).ranks)
+        except NoAnswer:
             continue
         if left and left != said:
-            click.echo(f"waiting for {left} rank{'s' * (left != 1)}; --now kills what is left", err=True)
+            click.echo(f"waiting for {counted(left, 'rank')}; --now kills what is left", err=True)
             said = left
+
+
+@click.command()
+@click.argument("run", required=False, metavar="[RUN]")
+def wait(run: str | None) -> int:
+    """Wait for the end of a job, and return its exit code.
+
+    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the newest run of this folder. For
+    a run that has ended, its exit code is returned at once.
+    """
+    name, job, record = runs.find(run or newest_here(follow=True))
+    code = record.code if record else None
+    if job:
+        try:
+            over = next(client.stream(job.path, WaitForEnd()), None)
+            code = over.code if over else None
+        except NoAnswer:
+            if os.path.exists(job.path):  # else it is about to end, and has closed its door
+                raise
+        ended(job.pid)
+        record = runs.record_of(job)
+    elif record and code is None:
+        if record.host == os.uname().nodename and born(record.pid) == record.born:
+            ended(record.pid)
+        record = past.record(name)
+    if code is None and record:  # by now it has said how it ended
+        code = record.code
+    if code is None:
+        error = LaunchError(f"{name} has no exit code: its launcher was killed")
+        error.exit_code = EXIT_UNAVAILABLE
+        raise error
+    return code

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from ddplaunch.commands.runs.page.markup import Markup, tag
-from ddplaunch.commands.runs.page.style import STYLE
+import click
 
-if TYPE_CHECKING:
-    from ddplaunch.job.record import Record
+from ddplaunch.commands.runs.page import sections, timeline
+from ddplaunch.commands.runs.page.markup import STYLE, Markup, tag
+from ddplaunch.commands.runs.page.run import PageRun
+from ddplaunch.errors import UsageError, shown
+from ddplaunch.job.record import RunRecord
+
+STDOUT = "-"
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """What a browser may load: nothing. So no text of a rank can become a program, whatever it holds."""
 
 
-def page(shares: Sequence[Record]) -> str:
+def page(shares: Sequence[RunRecord]) -> str:
     """Return the page of a run, from the records of its nodes as far as they are here, node 0's first."""
-    from ddplaunch.commands.runs.page import facts, failure, resources, timeline
-    from ddplaunch.commands.runs.page.run import Run
-
-    run = Run.of(shares)
-    well = run.first.code == 0  # what ranks were doing in the midst of it is not what people look for
-    sections = (
-        failure.section(run),
+    run = PageRun.of(shares)
+    well = run.first.code == 0  # what ranks were doing meanwhile is then of less interest
+    parts = (
+        sections.failure(run),
         *([timeline.section(run)] if well else []),
-        *failure.inspections(run),
+        *sections.inspections(run),
         *([] if well else [timeline.section(run)]),
-        resources.section(run),
-        facts.notes(run),
-        facts.section(run),
+        sections.resources(run),
+        sections.notes(run),
+        sections.facts(run),
     )
     head = tag(
         "head",
@@ -40,5 +40,23 @@ def page(shares: Sequence[Record]) -> str:
         tag("title", f"{run.name}: ddplaunch"),
         tag("style", Markup(STYLE)),
     )
-    body = tag("body", facts.header(run), tag("main", *filter(None, sections)), facts.footer())
+    body = tag("body", sections.header(run), tag("main", *filter(None, parts)), sections.footer())
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def write_page(shares: Sequence[RunRecord], file: str) -> None:
+    """Write the page of a run from the records of its nodes; a file that is there already is replaced.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    text = page(shares)
+    if file == STDOUT:
+        return click.echo(text, nl=False)
+    try:
+        with open(file, "w", encoding="utf-8") as opened:
+            opened.write(text)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not the name of a file"
+        raise UsageError(f"--html {shown(file)}: {why}", "name a file that you may write to, or - for stdout") from None
+    click.echo(f"written: {file}")

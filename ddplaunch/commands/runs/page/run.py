@@ -6,72 +6,68 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from ddplaunch.control.failure import describe_end, signal_name
+from ddplaunch.control.failure import Verdict, describe_end, signal_name
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_TIMEOUT
-
-if TYPE_CHECKING:
-    from ddplaunch.control.failure import Verdict
-    from ddplaunch.job.record import RankRecord, Record
+from ddplaunch.job.record import RankRecord, RunRecord
 
 
-class End(Enum):
+class RankEnd(Enum):
     """How a rank has ended, as people ask for it; the value is its class in the style sheet."""
 
     WELL = "well"
     FAILED = "failed"  # first, or in the same way
     FELL = "fell"  # after that, or because it had waited for another
-    STOPPED = "stopped"  # by us, or by somebody else
+    STOPPED = "stopped"  # by us, or from outside
     RUNNING = "running"
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
-class Row:
+class RankRow:
     """One rank in one attempt."""
 
     attempt: int
     rank: RankRecord
-    end: End
+    end: RankEnd
     told: bool = False  # whether we have ended it by a signal, though it counts as one that failed
 
     @property
     def words(self) -> str:
         """How it ended: "exited with code 1"."""
-        if self.end is End.RUNNING:
+        if self.end is RankEnd.RUNNING:
             return "was running"
-        if (self.told or self.end is End.STOPPED) and (self.rank.code or 0) < 0:
+        if (self.told or self.end is RankEnd.STOPPED) and (self.rank.code or 0) < 0:
             return f"was stopped ({signal_name(-(self.rank.code or 0))})"
         return "ended" if self.rank.code is None else describe_end(self.rank.code)
 
 
 @dataclass(frozen=True)
-class Try:
+class PageAttempt:
     """One attempt, with the ranks of all nodes that are known; ``ended`` is at least a guess."""
 
     number: int
     began: float
     ended: float
-    rows: tuple[Row, ...]  # by rank
+    rows: tuple[RankRow, ...]  # by rank
     why: str
     verdict: Verdict | None
 
 
 @dataclass(frozen=True)
-class Run:
+class PageRun:
     """All that is known of a run; times in seconds since the epoch."""
 
-    first: Record  # node 0's, or that of the lowest node whose record is here
-    shares: tuple[Record, ...]
-    tries: tuple[Try, ...]
+    first: RunRecord  # node 0's, or that of the lowest node whose record is here
+    shares: tuple[RunRecord, ...]
+    tries: tuple[PageAttempt, ...]
     began: float
     ended: float  # the last moment that is known, where it has not ended
     verdict: Verdict | None
 
     @classmethod
-    def of(cls, shares: Sequence[Record]) -> Run:
+    def of(cls, shares: Sequence[RunRecord]) -> PageRun:
         """Put the records of a run's nodes together; there is at least one."""
         began = min(each.began for each in shares)
         ended = max((each.ended for each in shares if each.ended), default=0.0) or max(map(_last_moment, shares))
@@ -85,17 +81,17 @@ class Run:
         return self.first.run
 
 
-def _try(shares: Sequence[Record], number: int, ended: float) -> Try:
+def _try(shares: Sequence[RunRecord], number: int, ended: float) -> PageAttempt:
     parts = [each for share in shares for each in share.attempts if each.number == number]
     verdict = next((each.verdict for each in parts if each.verdict), None)
     failures = {each.rank: each for each in (verdict.first, *verdict.others)} if verdict else {}
     rows = [
-        Row(number, rank, _end(rank, verdict), told=rank.rank in failures and failures[rank.rank].signal is None)
+        RankRow(number, rank, _end(rank, verdict), told=rank.rank in failures and failures[rank.rank].signal is None)
         for part in parts
         for rank in part.ranks
     ]
     known = [each.ended for each in parts if each.ended]
-    return Try(
+    return PageAttempt(
         number,
         min(each.began for each in parts),
         max(known) if len(known) == len(parts) else ended,
@@ -105,20 +101,20 @@ def _try(shares: Sequence[Record], number: int, ended: float) -> Try:
     )
 
 
-def _end(rank: RankRecord, verdict: Verdict | None) -> End:
+def _end(rank: RankRecord, verdict: Verdict | None) -> RankEnd:
     if rank.ended is None:
-        return End.RUNNING if rank.started else End.UNKNOWN
+        return RankEnd.RUNNING if rank.started else RankEnd.UNKNOWN
     if verdict and rank.rank in (verdict.first.rank, *verdict.alike):
         by_a_limit = verdict.first.exit_code == EXIT_TIMEOUT != rank.code  # the others had waited for this one
-        return End.FELL if verdict.blame and not by_a_limit else End.FAILED
+        return RankEnd.FELL if verdict.blame and not by_a_limit else RankEnd.FAILED
     if verdict and any(rank.rank == other.rank for other in verdict.others):
-        return End.FELL
+        return RankEnd.FELL
     if rank.code is None:
-        return End.UNKNOWN
-    return End.WELL if rank.code == 0 else End.STOPPED
+        return RankEnd.UNKNOWN
+    return RankEnd.WELL if rank.code == 0 else RankEnd.STOPPED
 
 
-def _last_moment(record: Record) -> float:
+def _last_moment(record: RunRecord) -> float:
     """The last that is known of a run whose end is not: now, if it runs here."""
     if record.fate.value == "running":
         return time.time()
@@ -128,7 +124,7 @@ def _last_moment(record: Record) -> float:
     return max([record.began, *(each.began for each in record.attempts), *moments, *seen])
 
 
-def moment(seconds: float) -> str:
+def time_of_day(seconds: float) -> str:
     """A time of day, with its offset from UTC: "2026-11-22 15:50:25 +01:00"."""
     try:
         return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds").replace("+", " +")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ddplaunch.commands.runs.page.markup import Markup, table, tag
-from ddplaunch.commands.runs.page.run import End, Row, Run, Try
+from ddplaunch.commands.runs.page.run import PageAttempt, PageRun, RankEnd, RankRow
 from ddplaunch.dataclass import dataclass
 from ddplaunch.words import ranks, span
 
@@ -21,19 +21,19 @@ _NARROWEST = 0.15  # per cent of the width: a bar that can be seen
 _ALIKE = 0.01  # of the whole time: by so much ranks may differ that share a row
 
 _LEGEND = {
-    End.WELL: "ended with 0",
-    End.FAILED: "failed first",
-    End.FELL: "failed because of another",
-    End.STOPPED: "was stopped",
-    End.RUNNING: "was running",
-    End.UNKNOWN: "unknown end",
+    RankEnd.WELL: "ended with 0",
+    RankEnd.FAILED: "failed first",
+    RankEnd.FELL: "failed because of another",
+    RankEnd.STOPPED: "was stopped",
+    RankEnd.RUNNING: "was running",
+    RankEnd.UNKNOWN: "unknown end",
 }
 
 
 class Bar(NamedTuple):
     """One attempt of a rank, or of several that fared alike; times in seconds since the epoch."""
 
-    row: Row  # the first one's
+    row: RankRow  # the first one's
     began: float
     ended: float
 
@@ -62,7 +62,7 @@ class Lane:
         return Lane((*self.numbers, *other.numbers), self.bars)
 
 
-def section(run: Run) -> Markup | None:
+def section(run: PageRun) -> Markup | None:
     """The timeline and the attempts; None where no rank was planned."""
     rows = [row for each in run.tries for row in each.rows]
     if not rows:
@@ -70,13 +70,13 @@ def section(run: Run) -> Markup | None:
     return tag("section", tag("h2", "Timeline"), _legend(rows), _chart(run, rows), *_attempts(run), id="timeline")
 
 
-def _legend(rows: list[Row]) -> Markup:
+def _legend(rows: list[RankRow]) -> Markup:
     seen = {row.end for row in rows if row.rank.started}
     items = (tag("li", tag("i", class_=end.value), text) for end, text in _LEGEND.items() if end in seen)
     return tag("ul", *items, class_="legend")
 
 
-def _chart(run: Run, rows: list[Row]) -> Markup:
+def _chart(run: PageRun, rows: list[RankRow]) -> Markup:
     lanes = _lanes(run, rows)
     lane_height = next((height for most, height in _HEIGHTS if len(lanes) <= most), _LEAST)
     height = lane_height * len(lanes)
@@ -100,9 +100,9 @@ def _chart(run: Run, rows: list[Row]) -> Markup:
     return tag("div", _labels(lanes, lane_height, height), chart, class_="chart")
 
 
-def _lanes(run: Run, rows: list[Row]) -> list[Lane]:
+def _lanes(run: PageRun, rows: list[RankRow]) -> list[Lane]:
     """The rows of the drawing; in a large job, ranks that follow one another and fared alike share one."""
-    known: dict[int, list[Row]] = {}
+    known: dict[int, list[RankRow]] = {}
     for row in rows:
         known.setdefault(row.rank.rank, []).append(row)
     lanes = [Lane((number,), tuple(_bars(known[number], run))) for number in sorted(known)]
@@ -118,7 +118,7 @@ def _lanes(run: Run, rows: list[Row]) -> list[Lane]:
     return together
 
 
-def _bars(rows: list[Row], run: Run) -> Iterator[Bar]:
+def _bars(rows: list[RankRow], run: PageRun) -> Iterator[Bar]:
     for row in rows:
         if row.rank.started:
             yield Bar(row, row.rank.started, row.rank.ended or run.ended)
@@ -137,7 +137,7 @@ def _labels(lanes: list[Lane], lane_height: int, height: int) -> Markup:
     return tag("svg", *texts, width=width, height=height + _AXIS, class_="labels", aria_hidden="true")
 
 
-def _band(each: Try, at: Callable[[float], float], height: int) -> Markup:
+def _band(each: PageAttempt, at: Callable[[float], float], height: int) -> Markup:
     left, right = at(each.began), at(each.ended)
     title = tag("title", f"attempt {each.number}")
     width = f"{max(right - left, _NARROWEST):.3f}%"
@@ -149,7 +149,7 @@ def _mark(x: float, text: str, height: int) -> Markup:
     return tag("g", line, tag("title", text), class_="mark")
 
 
-def _moments(run: Run) -> Iterator[tuple[float, str]]:
+def _moments(run: PageRun) -> Iterator[tuple[float, str]]:
     for share in run.shares:
         for each in share.inspections:
             yield each.moment, f"{span(each.moment - run.began)}: stacks of the ranks were taken"
@@ -174,14 +174,14 @@ def _tick(seconds: float) -> str:
     return f"{seconds:g} s" if seconds < 60 else span(seconds)
 
 
-def _title(lane: Lane, bar: Bar, run: Run) -> str:
+def _title(lane: Lane, bar: Bar, run: PageRun) -> str:
     where = f" on {bar.row.rank.host}" if bar.row.rank.host and len(lane.numbers) == 1 else ""
     attempt = f", attempt {bar.row.attempt}" if len(run.tries) > 1 else ""
     times = f"started at {span(bar.began - run.began)}, lasted {span(bar.ended - bar.began)}"
     return f"{ranks(lane.numbers)}{where}{attempt}: {bar.row.words}; {times}"
 
 
-def _attempts(run: Run) -> Iterator[Markup]:
+def _attempts(run: PageRun) -> Iterator[Markup]:
     """What each attempt was, where there are several or one says why it ended."""
     if len(run.tries) < 2 and not any(each.why for each in run.tries):
         return

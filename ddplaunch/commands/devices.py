@@ -1,23 +1,27 @@
-"""The devices of a machine for people and for programs: a table in a terminal, plain lines in a pipe, one JSON object.
+"""``ddplaunch devices``: what this machine has, who uses it, and what a job would see of it.
 
-All three say the same.
+A table in a terminal, plain lines in a pipe and one JSON object say the same.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import Any, Literal, TextIO
+
+import click
 
 from ddplaunch.dataclass import dataclass, replace
-from ddplaunch.devices.visible import Visible
+from ddplaunch.devices import read_hardware
+from ddplaunch.devices.given import claim
+from ddplaunch.devices.visible import Visible, visible_gpus
 from ddplaunch.plan.cpulist import format_cpulist
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from ddplaunch.words import counted, size
 
 GIB = 1 << 30
-MIB = 1 << 20
 
 HIDDEN = "hidden"
 
@@ -26,7 +30,7 @@ UNIQUE_ENOUGH = 12
 
 
 @dataclass(frozen=True)
-class Row:
+class DeviceRow:
     """One GPU, or one MIG instance below it, in words; "" where there is nothing to say."""
 
     gpu: str  # "0"; "0:1" for the second MIG instance of GPU 0
@@ -42,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the table; ``field`` is the Row's."""
+    """One column of the table; ``field`` is the DeviceRow's."""
 
     field: str
     title: str
@@ -67,6 +71,24 @@ GAP = 2  # characters between two columns
 
 DISPENSABLE = ("pci", "cpus", "uuid")
 """Columns that a narrow terminal does without, the first to go first."""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
+def devices(as_json: bool) -> None:
+    """Show the GPUs and CPUs of this machine.
+
+    Lists every GPU with its torch name, memory, NUMA node and users, and says which of them a job would see
+    (CUDA_VISIBLE_DEVICES and the like are respected). The index, the UUID or the beginning of a UUID is what
+    `run --gpus` takes.
+    """
+    hardware = read_hardware(processes=True)
+    visible = visible_gpus(hardware, None, os.environ)
+    if as_json:
+        click.echo(json.dumps(devices_json(hardware, visible), indent=2))
+    else:
+        hardware = replace(hardware, failed=claim(hardware, visible, os.environ))
+        render_devices(hardware, visible, sys.stdout)
 
 
 def render_devices(hardware: Hardware, visible: Visible, out: TextIO) -> None:
@@ -132,12 +154,12 @@ def _torch_names(visible: Visible) -> dict[tuple[Gpu, MigInstance | None], str]:
     return {(device.gpu, device.mig): name for device, name in zip(visible.gpus, visible.devices, strict=True)}
 
 
-def _rows(hardware: Hardware, visible: Visible) -> list[Row]:
+def _rows(hardware: Hardware, visible: Visible) -> list[DeviceRow]:
     names = _torch_names(visible)
     rows = []
     for gpu in hardware.gpus:
         rows.append(
-            Row(
+            DeviceRow(
                 gpu=str(gpu.index),
                 torch="MIG" if gpu.mig else names.get((gpu, None), HIDDEN),
                 name=gpu.name,
@@ -151,7 +173,7 @@ def _rows(hardware: Hardware, visible: Visible) -> list[Row]:
         )
         for index, mig in enumerate(gpu.mig):
             device, memory = names.get((gpu, mig), HIDDEN), _memory(None, mig.memory_total)
-            rows.append(Row(f"{gpu.index}:{index}", device, mig.name, memory, uuid=mig.uuid))
+            rows.append(DeviceRow(f"{gpu.index}:{index}", device, mig.name, memory, uuid=mig.uuid))
     return rows
 
 
@@ -163,9 +185,7 @@ def _memory(used: int | None, total: int | None) -> str:
 
 def _process(process: GpuProcess) -> str:
     """Name a process: "python 4242 (alice, 12.3 GiB)"."""
-    memory = process.memory
-    size = "" if memory is None else f"{memory / GIB:.1f} GiB" if memory >= GIB else f"{memory / MIB:.0f} MiB"
-    about = ", ".join(filter(None, (process.user, size)))
+    about = ", ".join(filter(None, (process.user, "" if process.memory is None else size(process.memory))))
     return f"{process.name or 'process'} {process.pid}" + (f" ({about})" if about else "")
 
 
@@ -174,8 +194,8 @@ def _cpu_line(cpu: Cpu) -> str:
     quota = "" if cpu.quota is None else f", the time of {cpu.quota:g} (the container's quota)"
     parts = [
         cpu.name or "CPU",
-        f"{_count(cpu.logical, 'CPU')}{allowed}{quota}, {_count(cpu.physical, 'core')}",
-        _count(len(cpu.numa), "NUMA node"),
+        f"{counted(cpu.logical, 'CPU')}{allowed}{quota}, {counted(cpu.physical, 'core')}",
+        counted(len(cpu.numa), "NUMA node"),
     ]
     if cpu.memory_total is not None:
         available = "" if cpu.memory_available is None else f", {cpu.memory_available / GIB:.1f} available"
@@ -185,15 +205,11 @@ def _cpu_line(cpu: Cpu) -> str:
 
 def _gpu_line(hardware: Hardware, visible: Visible) -> str:
     if hardware.gpus:
-        count = _count(len(visible.gpus), "GPU") if visible.gpus else "no GPU"
+        count = counted(len(visible.gpus), "GPU") if visible.gpus else "no GPU"
         return f"A job sees {count} (source: {visible.source})."
     if hardware.failed:
         return f"{hardware.failed}, but no GPU works: a job runs on the CPUs only with --gpus none."
     return "No GPU found: a job runs on the CPUs."
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _plain_text(hardware: Hardware, visible: Visible) -> str:
@@ -220,6 +236,7 @@ def _plain_text(hardware: Hardware, visible: Visible) -> str:
 
 
 def _write_table(hardware: Hardware, visible: Visible, out: TextIO) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -227,8 +244,16 @@ def _write_table(hardware: Hardware, visible: Visible, out: TextIO) -> None:
     console = Console(file=out, highlight=False)
     console.print(Text(_cpu_line(hardware.cpu)))
     if hardware.gpus:
+        columns, rows = _fitting(_rows(hardware, visible), console.width)
+        tight = not _fits(columns, rows, console.width)
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True, pad_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(column.title, justify=column.justify, no_wrap=not (column.wraps or tight), overflow="fold")
+        for row in rows:
+            dimmed = "dim" if row.torch == HIDDEN else None
+            table.add_row(*(Text(getattr(row, column.field), style=dimmed or column.style) for column in columns))
         console.print()
-        console.print(_table(_rows(hardware, visible), console.width))
+        console.print(table)
         console.print()
     console.print(Text(_gpu_line(hardware, visible)))
     notes = Table.grid(padding=(0, 1))
@@ -238,12 +263,8 @@ def _write_table(hardware: Hardware, visible: Visible, out: TextIO) -> None:
         console.print(notes)
 
 
-def _table(rows: list[Row], width: int) -> Table:
-    """Lay the rows out with all columns that have something to say and fit into this many characters."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
+def _fitting(rows: list[DeviceRow], width: int) -> tuple[list[Column], list[DeviceRow]]:
+    """The rows with all columns that have something to say, less those dispensable that do not fit into the width."""
     columns = [column for column in COLUMNS if any(getattr(row, column.field) for row in rows)]
     for dispensable in DISPENSABLE:
         if _fits(columns, rows, width):
@@ -251,17 +272,10 @@ def _table(rows: list[Row], width: int) -> Table:
         columns = [column for column in columns if column.field != dispensable]
         if dispensable == "uuid":
             rows = [replace(row, name=_short_mig_name(row)) for row in rows]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True, pad_edge=False, header_style="bold")
-    tight = not _fits(columns, rows, width)
-    for column in columns:
-        table.add_column(column.title, justify=column.justify, no_wrap=not (column.wraps or tight), overflow="fold")
-    for row in rows:
-        dimmed = "dim" if row.torch == HIDDEN else None
-        table.add_row(*(Text(getattr(row, column.field), style=dimmed or column.style) for column in columns))
-    return table
+    return columns, rows
 
 
-def _fits(columns: list[Column], rows: list[Row], width: int) -> bool:
+def _fits(columns: list[Column], rows: list[DeviceRow], width: int) -> bool:
     def least_width(column: Column) -> int:
         widest = max(len(line) for row in rows for line in (column.title, *getattr(row, column.field).split("\n")))
         return min(widest, column.wraps or widest)
@@ -269,6 +283,6 @@ def _fits(columns: list[Column], rows: list[Row], width: int) -> bool:
     return sum(map(least_width, columns)) + GAP * (len(columns) - 1) <= width
 
 
-def _short_mig_name(row: Row) -> str:
+def _short_mig_name(row: DeviceRow) -> str:
     """Name a MIG instance if its UUID has no column; to choose it, one needs at least the beginning."""
     return f"{row.name.removeprefix('MIG ')}  {row.uuid[:UNIQUE_ENOUGH]}" if ":" in row.gpu else row.name

@@ -1,20 +1,18 @@
 """The live view's frames, drawn from made-up looks."""
 
-from __future__ import annotations
-
 import signal
 import time
 from dataclasses import replace
 
 import pytest
 
-from ddplaunch.console import view
-from ddplaunch.console.view import Doing, Glance, doing, frame, named_ranks, screenful
 from ddplaunch.devices.gpu_usage import GpuUsage
 from ddplaunch.devices.usage import Used
 from ddplaunch.diagnosis.inspection import Collective, Condition, GroupState, Inside, Inspection, RankInspection
 from ddplaunch.job.status import RankState, RankStatus, State, Status
-from ddplaunch.output.rows import Span, columns, cut, flow, painted, plain, width, wrap
+from ddplaunch.live.frame import FOOTER, frame, named_ranks, screenful
+from ddplaunch.live.rows import Span, columns, cut, flow, painted, plain, width, wrap
+from ddplaunch.live.state import Doing, Moment, Snapshot, all_doing, doing, rate, steady, waiting, work
 from tests.patience import patience
 
 GIB = 1 << 30
@@ -26,19 +24,24 @@ def rank(number: int, enqueued: int = 10, completed: int = 10, **what) -> RankIn
     return replace(RankInspection(number, "n0", 100 + number, Condition.ALIVE, answers=True, groups=groups), **what)
 
 
-def glance(*ranks: RankInspection, state: State = State.RUNNING, **what) -> Glance:
+def snapshot(*ranks: RankInspection, state: State = State.RUNNING, **what) -> Snapshot:
     known = tuple(RankStatus(each.rank, each.pid, RankState.RUNNING) for each in ranks)
     status = Status("mine", "train.py", 1, 0, len(ranks), began=0.0, since=1.0, attempt=0, state=state, ranks=known)
-    return Glance(status, Inspection(3751.0, ranks, len(ranks)), **what)
+    return Snapshot(Moment(status, Inspection(3751.0, ranks, len(ranks))), **what)
 
 
-def hanging(count: int, absent: int = 2, **what) -> Glance:
+def later(one: Snapshot, **what) -> Snapshot:
+    """The same with other facts of now."""
+    return replace(one, now=replace(one.now, **what))
+
+
+def hanging(count: int, absent: int = 2, **what) -> Snapshot:
     """All wait in number 11 but one."""
     ranks = [rank(number, 11 - (number == absent), 10) for number in range(count)]
-    return glance(*ranks, **what)
+    return snapshot(*ranks, **what)
 
 
-def shown(one: Glance, across: int = 80, down: int = 24) -> list[str]:
+def shown(one: Snapshot, across: int = 80, down: int = 24) -> list[str]:
     return plain(frame(one, across, down)).splitlines()
 
 
@@ -80,7 +83,7 @@ def test_what_a_rank_does(found, status, state, expected):
 def test_a_hang():
     said = "ranks 0, 1, 3 wait in all_reduce #11 of default_pg (float32[6]), entered at train.py:88; rank 2 has not"
     one = hanging(4, sentences=(said,), gpus=(GpuUsage(0, 80, 40 * GIB, 80 * GIB), GpuUsage(1, 98, 71 * GIB, 80 * GIB)))
-    one = replace(one, before=replace(one.inspection, moment=3750.0))
+    one = replace(one, before=Moment(one.now.status, replace(one.now.inspection, moment=3750.0)))
     assert shown(one) == [
         "running 1:02:31 | 0 collectives/s | 3 of 4 ranks wait | CPU 0 %",
         "2 GPUs 80-98 % 40-71 of 80 GiB",
@@ -94,19 +97,17 @@ def test_a_hang():
 def test_where_ranks_wait_without_a_sentence():
     last = (Collective("0", 11, "all_gather", "float32[6]", 600.0, 0.0, False, True),)
     one = hanging(4)
-    ranks = (replace(one.inspection.ranks[0], last=last), *one.inspection.ranks[1:])
+    ranks = (replace(one.now.inspection.ranks[0], last=last), *one.now.inspection.ranks[1:])
     assert "3 of 4 ranks wait in #11 of default_pg" in shown(one)[0]
-    assert (
-        "wait in all_gather #11 of default_pg"
-        in shown(replace(one, inspection=replace(one.inspection, ranks=ranks)))[0]
-    )
+    told = shown(later(one, inspection=replace(one.now.inspection, ranks=ranks)))
+    assert "wait in all_gather #11 of default_pg" in told[0]
 
 
 def test_where_ranks_wait_that_no_collective_counts():
     one = hanging(3)
-    ranks = (*one.inspection.ranks[:2], rank(2, 10, 10, inside=Inside("recv", "recv", 0)))
-    one = replace(one, inspection=replace(one.inspection, ranks=ranks))
-    assert view.waiting(one.inspection) == {(0, ("0", 11, "")), (1, ("0", 11, "")), (2, ("", 0, "recv"))}
+    ranks = (*one.now.inspection.ranks[:2], rank(2, 10, 10, inside=Inside("recv", "recv", 0)))
+    one = later(one, inspection=replace(one.now.inspection, ranks=ranks))
+    assert waiting(one.now.inspection) == {(0, ("0", 11, "")), (1, ("0", 11, "")), (2, ("", 0, "recv"))}
     assert shown(one)[-1] == "0 www"
     assert any(row.rstrip().endswith(" recv") for row in plain(screenful(one, 80, 24)).splitlines())
 
@@ -116,14 +117,14 @@ def test_the_odd_ones_come_first():
     ranks[7] = replace(ranks[7], condition=Condition.STOPPED)
     ranks[9] = replace(ranks[9], condition=Condition.EXITED, code=3)
     ranks[11] = rank(11, 11, 10)
-    _, *legend, cells = shown(glance(*ranks))
+    _, *legend, cells = shown(snapshot(*ranks))
     assert legend == ["X failed: rank 9   T stopped: rank 7   w waiting: rank 11   . running: 61 ranks"]
     assert cells == " 0 .......T .X.w.... ........ ........ ........ ........ ........ ........"
 
 
 def test_512_ranks_in_a_few_rows():
     rows = shown(hanging(512))
-    assert len(rows) == view.FOOTER
+    assert len(rows) == FOOTER
     assert rows[1].endswith("w waiting: 511 ranks   (a cell is 2 ranks)")
     assert rows[2] == "  0 w.wwwwww" + " wwwwwwww" * 7
     assert rows[-1].startswith("384 ")
@@ -135,7 +136,7 @@ def test_512_ranks_in_a_few_rows():
 def test_any_size(count, across, down):
     one = hanging(count, sentences=("日本 " * 50,), hint="x" * 100)
     rows = frame(one, across, down)
-    assert 1 <= len(rows) <= min(view.FOOTER, max(1, down - 1))
+    assert 1 <= len(rows) <= min(FOOTER, max(1, down - 1))
     assert all(width(row) <= max(1, across - 1) for row in rows)
     rows = screenful(one, across, down)
     assert len(rows) == down
@@ -144,7 +145,7 @@ def test_any_size(count, across, down):
 
 def test_a_thousand_ranks_cost_little():
     one = hanging(1000)
-    one = replace(one, before=one.inspection)
+    one = replace(one, before=one.now)
     began = time.process_time()
     frame(one, 80, 24)
     screenful(one, 80, 24)
@@ -154,24 +155,25 @@ def test_a_thousand_ranks_cost_little():
 def test_rates():
     before = Inspection(10.0, (rank(0, 5, 5, cpu=1.0), rank(1, 5, 5, cpu=1.0)), 2)
     now = Inspection(12.0, (rank(0, 25, 25, cpu=2.0), rank(1, 24, 24, cpu=4.0)), 2)
-    assert view.rate(now, before) == 10.0
-    assert view.rate(now, None) is None
-    assert view.rate(now, now) is None
-    one = replace(glance(*now.ranks), inspection=now, before=before)
-    assert view.work(one) == {0: 0.5, 1: 1.5}
+    one = later(snapshot(*now.ranks), inspection=now)
+    earlier = replace(one.now, inspection=before)
+    assert rate(one) is rate(replace(one, before=one.now)) is None
+    one = replace(one, before=earlier)
+    assert rate(one) == 10.0
+    assert work(one) == {0: 0.5, 1: 1.5}
     # What this machine says of whole trees counts more; a rank that was started again begins anew.
-    used = replace(one, used={0: Used(9.0, GIB)}, used_before={0: Used(1.0, GIB)})
-    assert view.work(used) == {0: 4.0, 1: 1.5}
+    used = replace(later(one, used={0: Used(9.0, GIB)}), before=replace(earlier, used={0: Used(1.0, GIB)}))
+    assert work(used) == {0: 4.0, 1: 1.5}
     again = replace(now, ranks=(replace(now.ranks[0], pid=7, groups=()), replace(now.ranks[1], pid=8)))
-    assert view.rate(again, before) is None
-    assert view.work(replace(one, inspection=again)) == {}
+    assert rate(later(one, inspection=again)) is None
+    assert work(later(one, inspection=again)) == {}
     assert "1.0 GiB here" in shown(used)[0]
 
 
-def test_who_has_not_moved_since_the_look_before():
+def test_who_has_not_moved_since_the_inspection_before():
     looks = [Inspection(float(moment), (rank(0, 11, 10), rank(1, 10 + moment, 9 + moment)), 2) for moment in range(2)]
-    assert view.waiting(view.steady(looks[0], None)) == set()
-    assert [number for number, _ in view.waiting(view.steady(looks[1], looks[0]))] == [0]
+    assert waiting(steady(looks[0], None)) == set()
+    assert [number for number, _ in waiting(steady(looks[1], looks[0]))] == [0]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ def test_who_has_not_moved_since_the_look_before():
 )
 def test_filters(chosen, left):
     one = hanging(4, chosen=chosen)
-    assert set(view.all_doing(one)) == left
+    assert set(all_doing(one)) == left
     assert frame(one, 80, 24)
     assert screenful(one, 80, 24)
 
@@ -204,21 +206,21 @@ def test_filters(chosen, left):
     ],
 )
 def test_gpus(gpus, text):
-    found = [row for row in shown(glance(rank(0), rank(1), gpus=gpus)) if "GPU" in row]
+    found = [row for row in shown(snapshot(rank(0), rank(1), gpus=gpus)) if "GPU" in row]
     assert found[0].endswith(f"| {text}") if text else not found
 
 
 def test_how_it_has_ended():
-    one = glance(rank(0), rank(1), state=State.ENDED)
-    one = replace(one, status=replace(one.status, code=3, since=3800.0, attempt=1))
+    one = snapshot(rank(0), rank(1), state=State.ENDED)
+    one = later(one, status=replace(one.now.status, code=3, since=3800.0, attempt=1))
     assert shown(one)[0] == "ended, exit code 3 1:03:20 | attempt 2"
 
 
 def test_what_others_named_is_harmless():
     bad = "\x1b]0;evil\x07"
     last = (Collective("0", 11, bad, bad, 600.0, 0.0, False, True),)
-    one = glance(rank(0, 11, 10, host=bad, last=last), rank(1, host="x"), sentences=(bad,), chosen="")
-    one = replace(one, status=replace(one.status, run_id=bad, target=bad))
+    one = snapshot(rank(0, 11, 10, host=bad, last=last), rank(1, host="x"), sentences=(bad,), chosen="")
+    one = later(one, status=replace(one.now.status, run_id=bad, target=bad))
     for rows in (frame(one, 80, 24), screenful(one, 80, 24)):
         assert "\x1b" not in plain(rows)
 

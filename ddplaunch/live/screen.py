@@ -1,7 +1,7 @@
 """A terminal with a live view: rows below the scrolling log that are drawn again and again, or a full screen.
 
-It knows nothing of what the rows say: a picture is asked for them whenever they may have changed. All that comes within
-a thirtieth of a second is one write, so that nothing flickers.
+What the rows say is a picture's business, which is called whenever they may have changed. All that comes within a
+thirtieth of a second is one write, so that nothing flickers.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
+from ddplaunch.live.rows import Row, columns, painted, width
 from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.events import Ended, Event
-from ddplaunch.output.rows import Row, columns, painted, width
 from ddplaunch.output.screen import Terminal
 from ddplaunch.output.sink import HIGH_WATER, Sink
 from ddplaunch.output.terminal import Keyboard, in_foreground
@@ -31,12 +31,7 @@ _LEAVE_FULL = b"\x1b[?25h\x1b[?1049l"
 _STYLE = re.compile(r"\x1b\[[0-9;:]*m")
 
 
-def can_draw(environ: dict[str, str] | os._Environ[str]) -> bool:
-    """Whether the terminal moves its cursor on demand."""
-    return environ.get("TERM", "dumb") not in ("dumb", "")
-
-
-class Live(Terminal):
+class LiveScreen(Terminal):
     """As ``Terminal``, with the rows of a picture below all lines."""
 
     def __init__(self, loop: Loop, patience: float, quiet: float, prefix: str, *, speaks: bool, colour: bool) -> None:
@@ -76,12 +71,12 @@ class Live(Terminal):
             self._draw_soon()
 
     def page(self, text: str) -> None:
-        """Print a text that somebody asked for, where it can be scrolled back to."""
+        """Print a text that the user asked for, where it can be scrolled back to."""
         self.full_screen(False)
         self._show(self._home, (text if self._colour else _STYLE.sub("", text)).encode(errors="replace"))
 
     def say(self, said: Said, *, of_job: bool = False) -> None:
-        if said.kind is Topic.STACKS:  # somebody has typed Ctrl-\ to see them
+        if said.kind is Topic.STACKS:  # the user has typed Ctrl-\ to see them
             self.full_screen(False)
         super().say(said, of_job=of_job)
 

@@ -1,7 +1,5 @@
 """The live view below a run's own output (``run --ui``), as a person at a terminal sees it."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import command, wait_until, write
-from tests.emulator import Emulator
+from tests.emulator import FRAME, Emulator
 from tests.starts import LIGHT
 
 CHATS = """
@@ -23,7 +21,6 @@ for number in range(count):
 print(f"rank {rank} has said all", flush=True)
 time.sleep(0 if len(sys.argv) > 2 else 600)
 """
-FRAME = re.compile(r"(running|stopping) \d\d:\d\d")
 
 Start = Callable[..., Emulator]
 
@@ -50,17 +47,12 @@ def frames(each: Emulator) -> list[str]:
     return [row for row in each.history if FRAME.match(row)]
 
 
-def framed(each: Emulator) -> bool:
-    """Whether the last row is one of cells, below the frame's others."""
-    return len(each.rows) > 3 and bool(FRAME.match(each.rows[-3]))
-
-
 def test_the_footer_stays_below_the_log(person):
     each = person("--nproc", "3", "chats.py", "400")
     each.until("line 100 of rank 0")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     assert each.rows[-2:] == [". running: 3 ranks   ? help", "0 ..."]
-    each.until(lambda each: sum("has said all" in row for row in each.history) == 3 and framed(each))
+    each.until(lambda each: sum("has said all" in row for row in each.history) == 3 and each.framed)
     assert len(frames(each)) == 1, "a frame was left among the lines"
     log = [row for row in each.history if row.startswith("[")]
     for rank in range(3):
@@ -70,10 +62,10 @@ def test_the_footer_stays_below_the_log(person):
 
 def test_the_last_frame_stays_and_the_terminal_is_as_before(person):
     each = person("--nproc", "2", "chats.py", "150", "ends")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     assert each.settings != each.before
     assert each.end() == 0
-    assert each.settings == each.before
+    assert each.given_back
     assert re.match(r"ended, exit code 0 \d\d:\d\d", each.rows[-3])
     assert each.rows[-2:] == ["e ended: 2 ranks", "0 ee"]
     assert each.raw.endswith(b"\r\n")
@@ -102,22 +94,22 @@ def test_many_lines_are_few_writes(person, tmp_path):
 def test_ctrl_c_stops_the_job(person):
     each = person("--nproc", "2", "chats.py", "10")
     each.until("has said all")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     each.type("\x03")
     each.until("ddplaunch: stopping 2 ranks; Ctrl-C again ends them at once")
     assert each.end() == 130
-    assert each.settings == each.before
+    assert each.given_back
     assert "0 ee" in each.rows
 
 
 def test_ctrl_backslash_shows_stacks_below_which_the_view_goes_on(person):
     each = person("--nproc", "2", "chats.py", "1")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     each.type("z")
     each.until("s stacks  l log")
     each.type("\x1c")
     each.until("looking at the ranks")
-    each.until(lambda each: any("chats.py:7 (" in row for row in each.history) and framed(each))
+    each.until(lambda each: any("chats.py:7 (" in row for row in each.history) and each.framed)
     assert each.process.poll() is None
 
 
@@ -125,34 +117,33 @@ def test_ctrl_backslash_shows_stacks_below_which_the_view_goes_on(person):
 def test_ctrl_c_at_the_worst_moment(person, moment):
     each = person("--nproc", "2", "chats.py", "10")
     if moment != "at once":
-        each.until(framed)
+        each.until(lambda each: each.framed)
         each.type("z" if moment == "full screen" else "/12")
         each.until("s stacks  l log" if moment == "full screen" else "waiting: 12_")
     else:
         wait_until(lambda: each.settings != each.before or each.process.poll() is not None, "the keyboard")
     each.type("\x03")
     assert each.end() == 130
-    assert each.settings == each.before
-    assert each.raw.count(b"\x1b[?1049h") == each.raw.count(b"\x1b[?1049l") == (moment == "full screen")
-    assert each.raw.count(b"\x1b[?25l") == each.raw.count(b"\x1b[?25h")
+    assert each.given_back
+    assert each.raw.count(b"\x1b[?1049h") == (moment == "full screen")
 
 
 def test_the_full_screen_and_back(person):
     each = person("--nproc", "2", "chats.py", "250")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     each.type("z")
     each.until("s stacks  l log")
     assert "chats.py 250" in each.rows[0]
     assert not [row for row in each.rows if row.startswith("[")]
     each.until(lambda each: any(re.match(r"1 +\d+ +running", row) for row in each.rows))
     each.type("\x1b")
-    each.until(lambda each: sum("has said all" in row for row in each.history) == 2 and framed(each))
+    each.until(lambda each: sum("has said all" in row for row in each.history) == 2 and each.framed)
     assert b"\x1b[?1049l" in each.raw
 
 
 def test_keys(person):
     each = person("--nproc", "2", "chats.py", "1")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     each.type("?")
     each.until("q  leave the view; the job runs on")
     each.type("f")
@@ -194,43 +185,31 @@ def test_earlier_failures(person, tmp_path):
 
 def test_typed_ahead_is_not_shown(person):
     each = person("--nproc", "2", "chats.py", "1")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     each.type("xxyyf")
     each.until("no rank has failed")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     assert not [row for row in each.rows if "xxyy" in row]
 
 
 def test_resizing(person):
     each = person("--nproc", "3", "chats.py", "2000")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     for columns, rows in ((100, 30), (40, 10), (80, 3), (200, 50), (80, 24)):
         each.resize(columns, rows)
         before = len(each.raw)
         each.until(lambda each, before=before: b"running" in each.raw[before:])
         assert all(len(row) < columns for row in each.rows if "running" in row)
-    each.until(framed)
+    each.until(lambda each: each.framed)
     assert len([row for row in each.rows if FRAME.match(row)]) == 1
 
 
-def test_narrow(person):
-    each = person("--nproc", "3", "chats.py", "1", columns=40, rows=12)
-    each.until(lambda each: "0 ..." in each.rows)
-    assert all(len(row) < 40 for row in each.rows if not row.startswith("["))
-
-
-def test_no_colour(person):
-    each = person("--nproc", "2", "chats.py", "1", env={"NO_COLOR": "1"})
-    each.until(framed)
-    assert b"\x1b[3" not in each.raw
-    assert b"\x1b[1;" not in each.raw
-    assert each.colours == {"default"}
-
-
-def test_colours(person):
-    each = person("--nproc", "2", "chats.py", "1")
-    each.until(framed)
-    assert "green" in each.colours
+@pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}])
+def test_colours(person, env):
+    each = person("--nproc", "2", "chats.py", "1", env=env)
+    each.until(lambda each: each.framed)
+    assert ("green" in each.colours) is (b"\x1b[3" in each.raw) is (not env)
+    assert not env or (b"\x1b[1;" not in each.raw and each.colours == {"default"})
 
 
 @pytest.mark.parametrize("term", ["dumb", ""])
@@ -255,14 +234,14 @@ def test_suspended_and_continued(person, tmp_path):
         write(tmp_path, "chats.py", CHATS)
         shell.until("$")
         shell.type(" ".join(command("run", "--ui", *LIGHT, "--nproc", "2", "chats.py", "1")) + "\n")
-        shell.until(framed)
+        shell.until(lambda each: each.framed)
         shell.type("\x1a")
         shell.until("Stopped")
         shell.type("stty -a | grep -o ' icanon'; echo $((41 + 1))\n")
         shell.until("42")
         assert " icanon" in shell.rows
         shell.type("fg\n")
-        shell.until(framed)
+        shell.until(lambda each: each.framed)
         shell.type("?")
         shell.until("leave the view")
         shell.type("\x03")
@@ -276,7 +255,7 @@ def test_suspended_and_continued(person, tmp_path):
 
 def test_killed_it_takes_the_job_along(person):
     each = person("--nproc", "2", "chats.py", "1")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     each.process.kill()
     each.process.wait()
 
@@ -284,13 +263,13 @@ def test_killed_it_takes_the_job_along(person):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signals_give_the_terminal_back(person, number):
     each = person("--nproc", "2", "chats.py", "1")
-    each.until(framed)
+    each.until(lambda each: each.framed)
     each.type("z")
     each.until("s stacks  l log")
     each.process.send_signal(number)
     assert each.end() == 128 + number
-    assert each.settings == each.before
-    assert each.raw.count(b"\x1b[?1049h") == each.raw.count(b"\x1b[?1049l") == 1
+    assert each.given_back
+    assert each.raw.count(b"\x1b[?1049h") == 1
 
 
 @pytest.mark.parametrize(

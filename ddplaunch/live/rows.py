@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+from unicodedata import combining, east_asian_width
 
 GAP = " | "
 
@@ -24,8 +26,6 @@ def columns(text: str) -> int:
 
 
 def _columns(character: str) -> int:
-    from unicodedata import combining, east_asian_width
-
     return 0 if combining(character) else 2 if east_asian_width(character) in "WF" else 1
 
 
@@ -66,8 +66,6 @@ def flow(parts: Iterable[Row], limit: int, gap: str = GAP) -> list[Row]:
 
 def wrap(text: str, limit: int, most: int) -> list[Row]:
     """Break a text between words into at most this many rows; the last one is cut where there is more."""
-    import textwrap
-
     lines = textwrap.wrap(text, max(1, limit), subsequent_indent="  " if limit > 20 else "")
     if len(lines) > most:
         lines[most - 1 :] = [lines[most - 1] + " …"]

@@ -1,1 +1,0 @@
-"""``ddplaunch devices``: the GPUs, processors and NUMA nodes of this machine."""

@@ -1,0 +1,205 @@
+"""The sections of the page: what the run was, why it failed, what its ranks were doing, what each of them used."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from statistics import median
+
+from ddplaunch import __version__
+from ddplaunch.commands.runs.page.markup import Markup, joined, table, tag
+from ddplaunch.commands.runs.page.run import PageRun, RankRow, time_of_day
+from ddplaunch.console.failure import render_verdict
+from ddplaunch.console.stacks import notes as notes_on
+from ddplaunch.control.failure import signal_name
+from ddplaunch.dataclass import dataclass
+from ddplaunch.diagnosis.grouping import Alike, grouped
+from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection
+from ddplaunch.diagnosis.sentences import sentences
+from ddplaunch.diagnosis.standing import at_work
+from ddplaunch.diagnosis.waits import waits
+from ddplaunch.errors import shown
+from ddplaunch.words import counted, named, ranks, size, span
+
+_FATES = {"done": "well", "running": "running", "failed": "failed"}
+_MAX_NOTES = 200
+_OPEN = 3  # groups of ranks whose stacks are unfolded from the start
+_FOLDED = 32  # ranks from which on the table of resources is folded
+_STYLES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def header(run: PageRun) -> Markup:
+    """The run's name, what became of it, and what it ran."""
+    record = run.first
+    fate = tag("span", record.fate.value, class_=f"fate {_FATES.get(record.fate.value, 'stopped')}")
+    code = f"exit code {record.code}, " if record.code is not None else ""
+    nodes = f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
+    line = f"{code}{span(run.ended - run.began)}, {counted(record.world_size, 'rank')}{nodes}, {time_of_day(run.began)}"
+    return tag("header", tag("h1", run.name, " ", fate), tag("p", tag("code", record.target)), tag("p", line))
+
+
+def notes(run: PageRun) -> Markup | None:
+    """What was said while the job ran, and who was slow."""
+    found = list(dict.fromkeys(note for share in run.shares for note in share.notes))
+    if not found:
+        return None
+    more = [tag("li", f"and {len(found) - _MAX_NOTES} more")] if len(found) > _MAX_NOTES else []
+    return tag(
+        "section", tag("h2", "Notes"), tag("ul", *(tag("li", note) for note in found[:_MAX_NOTES]), *more), id="notes"
+    )
+
+
+def facts(run: PageRun) -> Markup:
+    """The facts."""
+    rows = (part for name, value in _facts(run) for part in (tag("dt", name), tag("dd", value)))
+    return tag("section", tag("h2", "Run"), tag("dl", *rows), id="run")
+
+
+def _facts(run: PageRun) -> Iterator[tuple[str, str]]:
+    record = run.first
+    yield "run id", record.run_id
+    yield "command", tag("code", shlex.join(record.argv))
+    yield "folder", record.cwd
+    hosts = dict.fromkeys(rank.rank.host for each in run.tries for rank in each.rows if rank.rank.host)
+    yield "hosts", named(hosts) or record.host
+    yield "launcher", f"process {record.pid} on {record.host}, node {record.node_rank} of {record.nnodes}"
+    yield "began", time_of_day(run.began)
+    if record.ended is not None:
+        yield "ended", time_of_day(record.ended)
+    if record.signal is not None:
+        yield "signal", signal_name(record.signal)
+    if record.log_dir:
+        yield "log folder", shown(record.log_dir)
+    if len(run.shares) < record.nnodes:
+        yield "records", f"of {len(run.shares)} of {record.nnodes} nodes: the others keep their own"
+
+
+def footer() -> Markup:
+    """When and by what the page was written."""
+    return tag("footer", f"Written by ddplaunch {__version__}, {time_of_day(time.time())}")
+
+
+def failure(run: PageRun) -> Markup | None:
+    """The failure report; None for a run without a failure."""
+    if run.verdict is None:
+        return None
+    headline, *lines = _STYLES.sub("", render_verdict(run.verdict, run.first.nnodes)).splitlines()
+    report = "\n".join(line.removeprefix("  ") for line in lines)
+    told = tag("p", headline.removeprefix("ddplaunch: "), class_="headline")
+    return tag("section", tag("h2", "Failure"), told, *([tag("pre", report)] if report else []), id="failure")
+
+
+def inspections(run: PageRun) -> Iterator[Markup]:
+    """What the ranks were doing, each time that they were asked."""
+    found = sorted((each for share in run.shares for each in share.inspections), key=lambda each: each.moment)
+    for number, each in enumerate(found):
+        when = f"after {span(each.moment - run.began)}"
+        waited = waits(each) or run.verdict is None  # else the ranks that waited may have ended: the headline tells why
+        said = [tag("ul", *(tag("li", text) for text in sentences(each)), class_="waits")] if waited else []
+        title = tag("h2", "What the ranks were doing, ", tag("span", when, class_="dim"))
+        told = (tag("p", note, class_="dim") for note in notes_on(each))
+        groups = (_group(alike, each, place < _OPEN) for place, alike in enumerate(grouped(each)))
+        yield tag("section", title, *said, *told, *groups, id=f"stacks-{number}")
+
+
+def _group(alike: Alike, inspection: Inspection, unfolded: bool) -> Markup:
+    """The ranks that did the same, and the stacks of the first of them."""
+    members = set(alike.ranks)
+    hosts = dict.fromkeys(each.host for each in inspection.ranks if each.rank in members and each.host)
+    where = tag("span", f" on {named(hosts)}", class_="dim") if hosts else ""
+    state = alike.state if len(members) == 1 else re.sub("^waits", "wait", alike.state)
+    waited = f" for {span(alike.waited)}" if alike.waited is not None else ""
+    head = joined(tag("b", ranks(alike.ranks)), where, f": {state}{waited}")
+    if threads := [*_threads(alike.example)]:
+        return tag("details", tag("summary", head), *threads, open="" if unfolded else None)
+    ended = alike.example.condition is Condition.EXITED
+    why = f"; no stack: {alike.example.no_stack}" if alike.example.no_stack and not ended else ""
+    return tag("p", joined(head, why), class_="stackless")
+
+
+def _threads(rank: RankInspection) -> Iterator[Markup]:
+    threads = [each for each in rank.threads if each.frames]
+    for number, thread in enumerate(threads):
+        if len(threads) > 1:
+            title = thread.title if thread.name else f"thread {number}"
+            name = "main thread" if thread is rank.threads[0] else title
+            yield tag("p", name, class_="dim")
+        yield tag("ol", *map(_frame, thread.frames), class_="stack")
+    for worker in at_work(rank):
+        yield tag("p", f"worker of its DataLoader (pid {worker.pid})", class_="dim")
+        yield tag("ol", *map(_frame, worker.frames), class_="stack")
+
+
+def _frame(frame: Frame) -> Markup:
+    place = tag("span", f"{frame.file}:{frame.line}", class_="place")
+    return tag("li", tag("code", frame.function), " ", place, class_="own" if frame.own else None)
+
+
+@dataclass(frozen=True)
+class RankUsage:
+    """One rank over all of its attempts."""
+
+    last: RankRow
+    peak: int  # bytes; 0 where it is not known
+    cpu: float  # seconds
+    lived: float  # seconds
+
+
+def resources(run: PageRun) -> Markup | None:
+    """The resources; None where nothing is known of them."""
+    used = [each for each in _usages(run) if each.peak or each.cpu]
+    if not used:
+        return None
+    rows = table(["rank", "host", "peak memory", "CPU time", "CPUs", "end"], _used_rows(used))
+    folded = tag("details", tag("summary", f"All {len(used)} ranks"), rows) if len(used) > _FOLDED else rows
+    return tag("section", tag("h2", "Resources"), tag("ul", *_summary(used)), folded, id="resources")
+
+
+def _usages(run: PageRun) -> list[RankUsage]:
+    rows: dict[int, list[RankRow]] = {}
+    for each in run.tries:
+        for row in each.rows:
+            rows.setdefault(row.rank.rank, []).append(row)
+    return [_usage(rows[number], run) for number in sorted(rows)]
+
+
+def _usage(rows: list[RankRow], run: PageRun) -> RankUsage:
+    known = [row.rank for row in rows]
+    lived = sum((rank.ended or run.ended) - rank.started for rank in known if rank.started)
+    return RankUsage(rows[-1], max(rank.peak_memory for rank in known), sum(rank.cpu for rank in known), lived)
+
+
+def _summary(used: list[RankUsage]) -> list[Markup]:
+    most = max(used, key=lambda each: each.peak)
+    busiest = max(used, key=lambda each: each.cpu)
+    cpu = sum(each.cpu for each in used)
+    lines = []
+    if most.peak:
+        middle = int(median(each.peak for each in used))
+        lines.append(f"Peak memory: {size(most.peak)} (rank {most.last.rank.rank}), {size(middle)} in the median")
+    if busiest.cpu:
+        lines.append(f"CPU time: {span(cpu)} in all, {span(busiest.cpu)} at most (rank {busiest.last.rank.rank})")
+    return [tag("li", line) for line in lines]
+
+
+def _used_rows(used: list[RankUsage]) -> list[list[str]]:
+    memory, cpu = max(each.peak for each in used), max(each.cpu for each in used)
+    return [
+        [
+            str(each.last.rank.rank),
+            each.last.rank.host or "–",
+            _bar(size(each.peak) if each.peak else "–", each.peak / memory if memory else 0),
+            _bar(span(each.cpu), each.cpu / cpu if cpu else 0),
+            f"{each.cpu / each.lived:.1f}" if each.lived else "–",
+            each.last.words,
+        ]
+        for each in used
+    ]
+
+
+def _bar(text: str, share: float) -> Markup:
+    """A number with a bar that compares it to the largest."""
+    bar = tag("span", tag("i", style=f"width:{100 * min(1.0, max(0.0, share)):.1f}%"), class_="meter")
+    return joined(bar, text)

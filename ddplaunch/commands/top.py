@@ -1,0 +1,194 @@
+"""``ddplaunch top``: what a running job does, drawn once a second; it asks the job's door and disturbs nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+
+import click
+
+from ddplaunch.console import colour_wanted
+from ddplaunch.dataclass import replace
+from ddplaunch.diagnosis.inspection import Detail
+from ddplaunch.errors import EXIT_SIGNAL
+from ddplaunch.job import client, runs
+from ddplaunch.job.door import MAX_ANSWER
+from ddplaunch.job.requests import Request
+from ddplaunch.job.requests.inspection import InspectJob, JobInspected
+from ddplaunch.job.requests.output import Printed, TailRanks
+from ddplaunch.job.status import Status
+from ddplaunch.live.frame import frame
+from ddplaunch.live.rows import plain
+from ddplaunch.live.screen import LiveScreen
+from ddplaunch.live.state import Snapshot, all_doing, rate, work
+from ddplaunch.live.view import LiveView, failures_text, last_lines, moment, sentences
+from ddplaunch.loop import Loop
+from ddplaunch.output.sink import PATIENCE
+from ddplaunch.output.terminal import can_draw, restored, watched
+from ddplaunch.wire.connection import Connection
+from ddplaunch.wire.sockets import peer_uid
+
+BETWEEN = 0.5  # seconds between two inspections
+COLUMNS, ROWS = 80, 24  # of a frame that is printed elsewhere than in a terminal
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+@click.command()
+@click.argument("run", metavar="[RUN]", required=False)
+@click.option("--ranks", metavar="LIST", help="Show only these ranks: 0,3-5, or a word like waiting.")
+@click.option("--json", "as_json", is_flag=True, help="Print one look as a JSON object.")
+def top(run: str | None, ranks: str | None, as_json: bool) -> int:
+    """Show what a running job does, and where each rank stands.
+
+    RUN is its name in `ddplaunch ps`, a part of that name, or its PID; without it, the only job that runs. In a
+    terminal the view is drawn again once a second, until q; elsewhere it is printed once.
+    """
+    path = runs.running(run).path
+    if as_json:
+        click.echo(json.dumps(_as_json(_snapshot(path, "")), indent=2))
+        return 0
+    if watched(1) and can_draw():
+        return Viewer(path, ranks or "", colour=colour_wanted()).run()
+    sys.stdout.write(plain(frame(_snapshot(path, ranks or ""), COLUMNS, ROWS)))
+    return 0
+
+
+def _as_json(seen: Snapshot) -> dict[str, object]:
+    inspection = seen.now.inspection
+    ranks = (replace(rank, threads=()) for rank in inspection.ranks)
+    return {
+        "status": asdict(seen.now.status, dict_factory=lambda fields: {k: getattr(v, "value", v) for k, v in fields}),
+        "inspection": replace(inspection, ranks=tuple(ranks)).to_json(),
+        "doing": {rank: what.value for rank, what in all_doing(seen).items()},
+        "waits": seen.sentences,
+        "collectives_per_second": rate(seen),
+        "cpus": work(seen),
+        "memory": {rank: used.memory for rank, used in seen.now.used.items()},
+    }
+
+
+def _snapshot(path: str, chosen: str) -> Snapshot:
+    """Inspect it twice, for what happens in a second; the second time closely."""
+    before = moment(client.ask(path, InspectJob()))
+    time.sleep(BETWEEN)
+    now = moment(client.ask(path, InspectJob(Detail.WAITS)))
+    same = before.status.attempt == now.status.attempt
+    return Snapshot(now, before if same else None, sentences=sentences(now.inspection), chosen=chosen)
+
+
+class JobAtDoor:
+    """A job as its door shows it."""
+
+    def __init__(self, loop: Loop, path: str, lost: Callable[[], None]) -> None:
+        """``lost`` is called when the job no longer answers."""
+        self._loop, self._path, self._lost = loop, path, lost
+        self._status: Status | None = None
+
+    def inspect(self, detail: Detail, answer: Callable[[JobInspected], None]) -> None:
+        def hear(found: object) -> None:
+            if isinstance(found, JobInspected):
+                self._status = found.status
+                answer(found)
+
+        self._ask(InspectJob(detail), hear, lambda: None)
+
+    def log(self, rank: int, answer: Callable[[str], None]) -> None:
+        said = bytearray()
+
+        def hear(piece: object) -> None:
+            if isinstance(piece, Printed):
+                said.extend(piece.data)
+
+        self._ask(TailRanks((rank,)), hear, lambda: answer(last_lines(rank, bytes(said))))
+
+    def failures(self, answer: Callable[[str], None]) -> None:
+        answer(failures_text(self._status) if self._status else "")
+
+    def _ask(self, request: Request[object], hear: Callable[[object], None], done: Callable[[], None]) -> None:
+        """Ask; ``done`` is called after the last answer. The job has ended where there is none."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.connect(self._path)
+            if peer_uid(sock) != os.geteuid():
+                raise PermissionError
+        except BlockingIOError:  # many ask
+            sock.close()
+            self._loop.after(0.1, partial(self._ask, request, hear, done))
+            return
+        except OSError:
+            sock.close()
+            self._loop.soon(self._lost)
+            return
+        answered = False
+
+        def first_or_next(answer: object) -> None:
+            nonlocal answered
+            answered = True
+            hear(answer)
+
+        def lost(why: str) -> None:
+            done() if answered else self._lost()
+
+        connection = Connection[object](self._loop, sock, request.answers, first_or_next, lost, max_bytes=MAX_ANSWER)
+        connection.send(request)
+
+
+class Viewer:
+    """The live view in a terminal of its own."""
+
+    def __init__(self, path: str, chosen: str, *, colour: bool) -> None:
+        self._loop, self._path = Loop(), path
+        self._screen = LiveScreen(self._loop, PATIENCE, 0.0, "", speaks=True, colour=colour)
+        self._door = JobAtDoor(self._loop, path, self._gone)
+        self._view = LiveView(self._loop, self._screen, self._door, chosen=chosen, left=self._leave)
+        self._code: int | None = None
+        self._said = ""
+
+    def run(self) -> int:
+        """Show it until the user leaves, or the job ends; return the exit code."""
+        try:
+            with restored():
+                self._loop.catch(ENDING, self._ended)
+                self._loop.catch([signal.SIGTSTP], lambda number: self._screen.suspend(_stop))
+                self._view.begin(keys=True)
+                while self._code is None or not (self._loop.settled and self._screen.written):
+                    self._loop.step()
+        finally:
+            self._view.close()
+            self._screen.close()
+        if self._said:
+            click.echo(self._said, err=True)
+        return self._code
+
+    def _leave(self, code: int = 0) -> None:
+        if self._code is None:
+            self._code = code
+            self._view.close()
+            self._screen.end()
+
+    def _ended(self, number: int) -> None:
+        self._leave(EXIT_SIGNAL + number)
+
+    def _gone(self) -> None:
+        """The job no longer answers: it has ended."""
+        self._said = f"ddplaunch: {_end_of(self._path)}"
+        self._leave()
+
+
+def _end_of(path: str) -> str:
+    """How the job has ended, where the history knows."""
+    record = runs.record_of(runs.at(path))
+    if record is None or record.code is None:
+        return "the job has ended"
+    return f"{record.run_id} has ended, exit code {record.code}"
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)

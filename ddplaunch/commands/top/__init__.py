@@ -1,1 +1,0 @@
-"""``ddplaunch top``: what a running job does, as it runs."""

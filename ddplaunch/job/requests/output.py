@@ -1,0 +1,75 @@
+"""What ranks print: what is in memory, then what follows; a slow client misses some of it."""
+
+from __future__ import annotations
+
+from ddplaunch.dataclass import dataclass
+from ddplaunch.job.door import Asker
+from ddplaunch.job.requests import Request
+from ddplaunch.job.status import Status
+from ddplaunch.wire.bounds import Count, Size
+
+MAX_WAITING = 1 << 20  # bytes that a client has not read yet, over which it misses what comes
+MAX_BEFORE = 32 << 20  # bytes of what all ranks had printed before
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A piece of what a rank prints: there are any number, until the connection ends."""
+
+    rank: Count
+    data: bytes
+    missed: Size = 0  # bytes before it that were left out, as the client did not keep up
+
+
+@dataclass(frozen=True)
+class TailRanks(Request[Printed]):
+    """Answer with the status, then what these ranks of this node printed last; ``follow``: and what they then print.
+
+    None are all ranks.
+    """
+
+    ranks: tuple[Count, ...] = ()
+    follow: bool = False
+
+    answers = (Status, Printed)
+
+    @property
+    def lasts(self) -> bool:
+        return self.follow
+
+    def serve(self, asker: Asker) -> None:
+        asker.send(asker.job.status())
+        here = [rank for rank in asker.job.ranks() if rank in self.ranks or not self.ranks]
+        for rank in here:
+            if data := asker.job.printed(rank)[-(MAX_BEFORE // len(here)) :]:
+                asker.send(Printed(rank, data))
+        if not self.follow:
+            return asker.finish()
+        follower = OutputFollower(asker, self.ranks)
+        asker.job.listen(follower.hear)
+        asker.at_end(follower.leave)
+
+
+class OutputFollower:
+    """Sends to one client what ranks print."""
+
+    def __init__(self, asker: Asker, ranks: tuple[int, ...]) -> None:
+        self._asker = asker
+        self._wanted = frozenset(ranks)
+        self._missed: dict[int, int] = {}  # bytes, by rank
+
+    def hear(self, rank: int, data: bytes) -> None:
+        """Send what a rank has printed, if the client wants it and keeps up."""
+        if self._wanted and rank not in self._wanted:
+            return
+        if self._asker.waiting > MAX_WAITING:
+            self._missed[rank] = self._missed.get(rank, 0) + len(data)
+        else:
+            self._asker.send(Printed(rank, data, self._missed.pop(rank, 0)))
+
+    def leave(self, code: int | None = None) -> None:
+        """Send no more, but how much the client has missed since."""
+        self._asker.job.forget(self.hear)
+        for rank, missed in self._missed.items():
+            self._asker.send(Printed(rank, b"", missed))
+        self._missed.clear()

@@ -1,0 +1,277 @@
+"""The live view as rows: a line on the job, the ranks that stand out by name, a cell for each rank. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from ddplaunch.devices.gpu_usage import GpuUsage
+from ddplaunch.devices.usage import Used
+from ddplaunch.diagnosis.inspection import Inspection, RankInspection
+from ddplaunch.errors import shown
+from ddplaunch.job.status import State
+from ddplaunch.live.rows import Row, Span, cut, flow, wrap
+from ddplaunch.live.state import Doing, Snapshot, WaitPoint, all_doing, rate, wait_point, work
+from ddplaunch.words import runs
+
+FOOTER = 6  # rows at most below the log
+_BLOCK = 8  # cells between two gaps
+_NAMED = 8  # runs of ranks that are named, of those that do the same
+_GIB = 1 << 30
+
+
+class Mark(NamedTuple):
+    """How a rank is drawn."""
+
+    text: str
+    style: str
+    meaning: str
+
+
+MARKS = {
+    Doing.FAILED: Mark("X", "1;31", "it has failed"),
+    Doing.STOPPED: Mark("T", "1;35", "stopped by SIGSTOP, Ctrl-Z or a debugger"),
+    Doing.SILENT: Mark("?", "1;33", "it does not answer: it holds Python's lock (GIL)"),
+    Doing.BLOCKED: Mark("D", "1;33", "it waits for a disk or a driver, in the kernel"),
+    Doing.PENDING: Mark("-", "2", "it has no process yet"),
+    Doing.RUNNING: Mark(".", "32", "it runs, and waits for no other rank"),
+    Doing.WAITING: Mark("w", "33", "it waits for other ranks, in a collective, a send or the like"),
+    Doing.ENDED: Mark("e", "2", "it has ended"),
+}
+_ODD = frozenset({Doing.FAILED, Doing.STOPPED, Doing.SILENT, Doing.BLOCKED})  # however many they are
+
+
+class TableRow(NamedTuple):
+    """What the table says of a rank."""
+
+    rank: RankInspection
+    what: Doing
+    where: str  # it waits; "" where it does not
+    busy: float | None  # CPUs
+    used: Used | None
+
+
+COLUMNS: Mapping[str, Callable[[TableRow], str]] = {
+    "rank": lambda line: str(line.rank.rank),
+    "host": lambda line: shown(line.rank.host, 40),
+    "pid": lambda line: str(line.rank.pid or ""),
+    "is": lambda line: line.what.value,
+    "in": lambda line: line.where,
+    "CPU %": lambda line: "" if line.busy is None else f"{line.busy * 100:.0f}",
+    "memory": lambda line: size(line.used.memory) if line.used else "",
+}
+"""The columns of the table; that of hosts is left out where all ranks have the same."""
+
+
+def frame(seen: Snapshot, columns: int, rows: int) -> list[Row]:
+    """The footer: at most ``FOOTER`` rows, and fewer than ``rows``; each shorter than ``columns``."""
+    limit, most = max(1, columns - 1), max(1, min(FOOTER, rows - 1))
+    ranks = all_doing(seen)
+    head = flow(summary(seen, ranks), limit)[: 2 if most > 3 else 1]
+    legend = flow(_legend(ranks), limit, "   ")[: 2 if most > 3 else 1]
+    said = _said(seen, limit, 1 if most < 5 else 2)[: max(0, most - len(head) - len(legend) - 1)]
+    left = max(0, most - len(head) - len(said) - len(legend))
+    hint: list[Row] = [(Span("? help", "2"),)] if seen.hint else []
+    legend = flow([*legend, *_scale(ranks, limit, left), *hint], limit, "   ")[: len(legend)]
+    return [*head, *said, *legend, *cells(ranks, limit, left)][:most]
+
+
+def screenful(seen: Snapshot, columns: int, rows: int) -> list[Row]:
+    """The whole screen: all of it, and a line for each rank, those that stand out first."""
+    limit = max(1, columns - 1)
+    ranks = all_doing(seen)
+    title = f"{shown(seen.now.status.run_id, 60)}: {shown(seen.now.status.target)}"
+    top = [cut((Span(title, "1"),), limit), *flow(summary(seen, ranks), limit), *_said(seen, limit, 4)]
+    third = max(1, rows // 3)
+    legend = [*_legend(ranks), *_scale(ranks, limit, third)]
+    top += [(), *flow(legend, limit, "   "), *cells(ranks, limit, third), ()]
+    hint = [cut((Span(seen.hint, "2"),), limit)] if seen.hint and rows > 2 else []
+    table = _table(seen, ranks, limit)
+    body = [*top, *table][: rows - len(hint)]
+    return [*body, *[()] * (rows - len(body) - len(hint)), *hint]
+
+
+def summary(seen: Snapshot, ranks: Mapping[int, Doing]) -> list[Row]:
+    """The parts of the line that says how the job stands."""
+    status, inspection = seen.now.status, seen.now.inspection
+    age = _age(max(inspection.moment, status.since) - status.began)
+    ended = f", exit code {status.code}" if status.code is not None else ""
+    style = {State.RUNNING: "1;32", State.ENDED: "1;31" if status.code else "1"}.get(status.state, "1;33")
+    parts: list[Row] = [(Span(f"{status.state.value}{ended}", style), Span(f" {age}"))]
+    if status.attempt > 0:
+        parts.append((Span(f"attempt {status.attempt + 1}"),))
+    if (speed := rate(seen)) is not None:
+        parts.append(
+            (Span(f"{speed:,.0f} collectives/s" if speed >= 10 or not speed else f"{speed:.1f} collectives/s"),)
+        )
+    if where := _where(inspection, ranks, briefly=bool(seen.sentences)):
+        parts.append((Span(where, "33"),))
+    if inspection.silent:
+        parts.append((Span(f"no answer from {', '.join(inspection.silent[:3])}", "1;31"),))
+    if inspection.node_only:
+        parts.append((Span("this node only"),))
+    if busy := work(seen):
+        parts.append((Span(f"CPU {sum(busy.values()) * 100:.0f} %"),))
+    if seen.now.used:
+        here = " here" if len(seen.now.used) < len(inspection.ranks) else ""
+        parts.append((Span(size(sum(used.memory for used in seen.now.used.values())) + here),))
+    if gpu := _gpu(seen.gpus):
+        parts.append((Span(gpu),))
+    if seen.chosen:
+        parts.append((Span(f"filter: {shown(seen.chosen, 30)}", "1;36"),))
+    return parts
+
+
+def _where(inspection: Inspection, ranks: Mapping[int, Doing], *, briefly: bool) -> str:
+    """How many ranks wait, and where most of them do."""
+    waiting = {each.rank: wait_point(each) for each in inspection.ranks if ranks.get(each.rank) is Doing.WAITING}
+    found = Counter(where for where in waiting.values() if where)
+    if not found:
+        return ""
+    if briefly:
+        return f"{found.total()} of {inspection.world_size} ranks wait"
+    (where, count), *others = found.most_common()
+    named = _named(inspection, where)
+    more = f", {sum(count for _, count in others)} elsewhere" if others else ""
+    return f"{count} of {inspection.world_size} ranks wait in {named}{more}"
+
+
+def _named(inspection: Inspection, where: WaitPoint) -> str:
+    if where.function:
+        return shown(where.function, 40)
+    return f"{_operation(inspection, where)} of {_group(inspection, where.group)}"
+
+
+def _operation(inspection: Inspection, where: WaitPoint) -> str:
+    for rank in inspection.ranks:
+        for each in rank.last:
+            if WaitPoint(each.group, each.number) == where and not each.completed:
+                return f"{shown(each.operation, 40)} #{where.number}"
+    return f"#{where.number}"
+
+
+def _group(inspection: Inspection, name: str) -> str:
+    known = (each for rank in inspection.ranks for each in rank.known if each.group == name)
+    found = next(known, None)
+    if found and found.description:
+        return shown(found.description, 40)
+    return "default_pg" if name == "0" else f"group {shown(name, 40)}"
+
+
+def _said(seen: Snapshot, limit: int, most: int) -> list[Row]:
+    rows = [row for sentence in seen.sentences for row in wrap(shown(sentence, 1000), limit, most)]
+    return rows[:most]
+
+
+def _legend(ranks: Mapping[int, Doing]) -> list[Row]:
+    """What ranks do, the odd ones first and by name; of the many only how many they are."""
+    found: dict[Doing, list[int]] = {}
+    for rank, what in ranks.items():
+        found.setdefault(what, []).append(rank)
+    parts: list[Row] = []
+    for what in sorted(found, key=lambda what: _order(what, len(found[what]))):
+        members = found[what]
+        most = what not in _ODD and len(members) == max(map(len, found.values())) and len(members) > 1
+        named = f"{len(members)} ranks" if most else named_ranks(members)
+        parts.append((Span(MARKS[what].text, MARKS[what].style), Span(f" {what.value}: {named}")))
+    return parts or [(Span("no rank of this kind"),)]
+
+
+def _order(what: Doing, count: int) -> tuple[bool, int, int]:
+    return what not in _ODD, 0 if what in _ODD else count, list(Doing).index(what)
+
+
+def cells(ranks: Mapping[int, Doing], limit: int, most: int) -> list[Row]:
+    """A character for each rank, in at most this many rows; for several where there are too many ranks."""
+    numbers = sorted(ranks)
+    if len(numbers) < 2 or most < 1:
+        return []
+    label, each_row, together = _grid(numbers, limit, most)
+    counts = Counter(ranks.values())
+    parts = [numbers[at : at + together] for at in range(0, len(numbers), together)]
+    marks = [min((ranks[rank] for rank in part), key=lambda what: _order(what, counts[what])) for part in parts]
+    rows = []
+    for at in range(0, len(marks), each_row):
+        row = [Span(f"{parts[at][0]:>{label}} ", "2")]
+        for block in range(at, min(at + each_row, len(marks)), _BLOCK):
+            row += [Span(" ")] * (block > at)
+            alike = ((MARKS[what], len(list(run))) for what, run in groupby(marks[block : block + _BLOCK]))
+            row += [Span(mark.text * count, mark.style) for mark, count in alike]
+        rows.append(cut(tuple(row), limit))
+    return rows
+
+
+def _grid(numbers: Sequence[int], limit: int, most: int) -> tuple[int, int, int]:
+    """The width of the numbers on the left, the cells in a row, and the ranks in a cell."""
+    label = len(str(numbers[-1]))
+    each_row = max(1, (limit - label) // (_BLOCK + 1)) * _BLOCK
+    return label, each_row, -(-len(numbers) // (each_row * most))
+
+
+def _scale(ranks: Mapping[int, Doing], limit: int, most: int) -> list[Row]:
+    if len(ranks) < 2 or most < 1 or (together := _grid(sorted(ranks), limit, most)[2]) == 1:
+        return []
+    return [(Span(f"(a cell is {together} ranks)", "2"),)]
+
+
+def _table(seen: Snapshot, ranks: Mapping[int, Doing], limit: int) -> list[Row]:
+    """A line for each rank, those that stand out first."""
+    counts, busy = Counter(ranks.values()), work(seen)
+    chosen = [each for each in seen.now.inspection.ranks if each.rank in ranks]
+    chosen.sort(key=lambda each: (_order(ranks[each.rank], counts[ranks[each.rank]]), each.rank))
+    heads = [head for head in COLUMNS if head != "host" or len({each.host for each in chosen}) > 1]
+    lines = [tuple(heads)]
+    for each in chosen:
+        point = wait_point(each) if ranks[each.rank] is Doing.WAITING else None
+        where = _named(seen.now.inspection, point) if point else ""
+        line = TableRow(each, ranks[each.rank], where, busy.get(each.rank), seen.now.used.get(each.rank))
+        lines.append(tuple(COLUMNS[head](line) for head in heads))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    styles = ["2", *(MARKS[ranks[each.rank]].style for each in chosen)]
+    texts = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return [cut((Span(text, style),), limit) for text, style in zip(texts, styles, strict=True)]
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Ranks as runs: "rank 3", "ranks 0-6, 8"."""
+    found = runs(ranks)
+    named = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found[:_NAMED]]
+    more = f" and {sum(map(len, found[_NAMED:]))} more" if len(found) > _NAMED else ""
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(named)}{more}"
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / (1 << 20):.0f} MiB"
+
+
+def _age(seconds: float) -> str:
+    whole = max(0, int(seconds))
+    days, hours = divmod(whole // 3600, 24)
+    text = f"{whole // 60 % 60:02}:{whole % 60:02}"
+    if days:
+        return f"{days}d {hours:02}:{text}"
+    return f"{hours}:{text}" if hours else text
+
+
+def _gpu(gpus: tuple[GpuUsage, ...] | None) -> str:
+    """All GPUs of the job in a few words: how busy the least and the most of them are, and their memory."""
+    if gpus is None:
+        return "GPU ?"
+    if not gpus:
+        return ""
+    busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
+    memory = [gpu.memory_used / _GIB for gpu in gpus if gpu.memory_used is not None]
+    total = max((gpu.memory_total or 0 for gpu in gpus), default=0)
+    words = [f"{len(gpus)} GPUs" if len(gpus) > 1 else "GPU"]
+    words.append(f"{_span(busy)} %" if busy else "? %")
+    if memory:
+        words.append(f"{_span(memory)} of {total / _GIB:.0f} GiB" if total else f"{_span(memory)} GiB")
+    return " ".join(words)
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return low if low == high else f"{low}-{high}"

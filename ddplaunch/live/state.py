@@ -1,0 +1,171 @@
+"""What the live view shows, as data: the job at one moment, what each rank does, how fast the job moves. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from ddplaunch.dataclass import dataclass, field, replace
+from ddplaunch.devices.gpu_usage import GpuUsage
+from ddplaunch.devices.usage import Used
+from ddplaunch.diagnosis.inspection import Condition, Inspection, RankInspection
+from ddplaunch.diagnosis.standing import UNRECORDED
+from ddplaunch.job.status import RankState, RankStatus, State, Status
+
+_STOPPED_BY_US = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL}
+
+
+class Doing(Enum):
+    """What a rank does; the first ones matter most."""
+
+    FAILED = "failed"
+    STOPPED = "stopped"
+    SILENT = "silent"
+    BLOCKED = "blocked"
+    PENDING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"
+    ENDED = "ended"
+
+
+class WaitPoint(NamedTuple):
+    """Where a rank waits."""
+
+    group: str
+    number: int
+    function: str = ""  # of torch.distributed, where it is one that has neither
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A job at one moment."""
+
+    status: Status
+    inspection: Inspection
+    used: Mapping[int, Used] = field(default_factory=dict)  # by rank: those on this machine
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a frame is drawn from."""
+
+    now: Moment
+    before: Moment | None = None  # for what happens in a second
+    gpus: tuple[GpuUsage, ...] | None = ()  # those that the job uses; None where the driver does not answer
+    sentences: tuple[str, ...] = ()  # who waits for whom, or who is slow
+    chosen: str = ""  # the filter: "0,3-5", or a word of a rank's line
+    hint: str = ""  # what to type
+
+
+def doing(rank: RankInspection, status: RankStatus | None = None, state: State = State.RUNNING) -> Doing:
+    """What a rank does, by all that is known of it."""
+    code = status.code if rank.code is None and status else rank.code
+    if state is State.JOINING or (status and status.state is RankState.PENDING):
+        return Doing.PENDING
+    if status and status.state is RankState.UNABLE:
+        return Doing.FAILED
+    if state is State.ENDED or rank.condition is Condition.EXITED or (status and status.state is RankState.EXITED):
+        ours = state not in (State.STARTING, State.RUNNING) and code in _STOPPED_BY_US
+        return Doing.FAILED if code and not ours else Doing.ENDED
+    if status and status.state is RankState.FINISHED:
+        return Doing.ENDED
+    match rank.condition:
+        case Condition.PENDING:
+            return Doing.PENDING
+        case Condition.STOPPED:
+            return Doing.STOPPED
+        case Condition.BLOCKED:
+            return Doing.BLOCKED
+    if rank.answers is False:
+        return Doing.SILENT
+    return Doing.WAITING if wait_point(rank) else Doing.RUNNING
+
+
+def wait_point(rank: RankInspection) -> WaitPoint | None:
+    """The oldest collective that a rank has entered and not left, or its send or the like, where it has not moved."""
+    if rank.moved or rank.condition is not Condition.ALIVE:
+        return None
+    if rank.inside and (rank.inside.function in UNRECORDED or not rank.groups):
+        return WaitPoint("", 0, rank.inside.function)
+    open_ones = [each for each in rank.groups if each.enqueued > each.completed]
+    if not open_ones:
+        return None
+    found = max(open_ones, key=lambda each: each.completed)
+    return WaitPoint(found.group, found.completed + 1)
+
+
+def steady(now: Inspection, before: Inspection | None) -> Inspection:
+    """Say which ranks have moved since the inspection before, where they were asked only once."""
+    if any(rank.moved or rank.threads for rank in now.ranks):
+        return now
+    earlier = {(rank.rank, rank.pid): rank.groups for rank in before.ranks} if before else {}
+    ranks = (replace(rank, moved=rank.groups != earlier.get((rank.rank, rank.pid))) for rank in now.ranks)
+    return replace(now, ranks=tuple(ranks))
+
+
+def waiting(inspection: Inspection) -> frozenset[tuple[int, WaitPoint]]:
+    """Each rank that waits for others, and where."""
+    return frozenset((rank.rank, where) for rank in inspection.ranks if (where := wait_point(rank)))
+
+
+def all_doing(seen: Snapshot) -> dict[int, Doing]:
+    """What each rank does, by its number; of the ranks that the filter has chosen."""
+    status, ranks = seen.now.status, seen.now.inspection.ranks
+    known = {rank.rank: rank for rank in status.ranks}
+    found = {each.rank: doing(each, known.get(each.rank), status.state) for each in ranks}
+    if not seen.chosen:
+        return found
+    about = {rank.rank: f"{found[rank.rank].value} {rank.host}" for rank in ranks}
+    return {rank: what for rank, what in found.items() if _chosen(seen.chosen, rank, about[rank])}
+
+
+def _chosen(filter: str, rank: int, about: str) -> bool:
+    for part in filter.replace(" ", "").split(","):
+        first, dash, last = part.partition("-")
+        if first.isdecimal() and (last.isdecimal() if dash else True):
+            if int(first) <= rank <= int(last if dash else first):
+                return True
+        elif part and part.lower() in about.lower():
+            return True
+    return False
+
+
+def _seconds(seen: Snapshot) -> float:
+    """The time between the two moments; 0 where there is one only."""
+    return max(0.0, seen.now.inspection.moment - seen.before.inspection.moment) if seen.before else 0.0
+
+
+def rate(seen: Snapshot) -> float | None:
+    """Collectives a second, of the rank that completed most; None where none is known."""
+    seconds = _seconds(seen)
+    if seen.before is None or not seconds:
+        return None
+    earlier = {
+        (rank.rank, rank.pid, each.group): each.completed
+        for rank in seen.before.inspection.ranks
+        for each in rank.groups
+    }
+    most: int | None = None
+    for rank in seen.now.inspection.ranks:
+        keys = [(each.completed, earlier.get((rank.rank, rank.pid, each.group))) for each in rank.groups]
+        if known := [completed - was for completed, was in keys if was is not None]:
+            most = max(sum(known), most or 0)
+    return None if most is None else most / seconds
+
+
+def work(seen: Snapshot) -> dict[int, float]:
+    """How many CPUs each rank kept busy between the two moments; of none where that is not known."""
+    seconds = _seconds(seen)
+    if seen.before is None or not seconds:
+        return {}
+    earlier = {(rank.rank, rank.pid): rank.cpu for rank in seen.before.inspection.ranks}
+    found: dict[int, float] = {}
+    for rank in seen.now.inspection.ranks:
+        used, was = seen.now.used.get(rank.rank), seen.before.used.get(rank.rank)
+        if used and was:
+            found[rank.rank] = max(0.0, used.cpu - was.cpu) / seconds
+        elif (rank.rank, rank.pid) in earlier:
+            found[rank.rank] = max(0.0, rank.cpu - earlier[rank.rank, rank.pid]) / seconds
+    return found

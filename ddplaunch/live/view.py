@@ -1,0 +1,284 @@
+"""The live view of a job, its own launcher's or another's: inspects it once a second, draws it, acts on keys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from ddplaunch.console.failure import render_verdict
+from ddplaunch.console.stacks import render_stacks
+from ddplaunch.control.failure import Verdict
+from ddplaunch.dataclass import replace
+from ddplaunch.devices.gpu_usage import GpuUsage, GpuWatch
+from ddplaunch.devices.usage import used_by
+from ddplaunch.diagnosis.inspection import Detail, Inspection
+from ddplaunch.diagnosis.sentences import sentence
+from ddplaunch.diagnosis.waits import waits
+from ddplaunch.errors import harmless
+from ddplaunch.job.door import ServedJob
+from ddplaunch.job.requests.inspection import JobInspected
+from ddplaunch.job.status import State, Status
+from ddplaunch.live.frame import MARKS, frame, screenful
+from ddplaunch.live.rows import Row, Span, cut
+from ddplaunch.live.screen import LiveScreen
+from ddplaunch.live.state import Moment, Snapshot, WaitPoint, steady, waiting
+from ddplaunch.loop import Loop, Timer
+from ddplaunch.output.events import Ended, Event, Planned, Restarting, Signalled
+from ddplaunch.output.terminal import BACKSPACE, ENTER, ESCAPE
+
+EVERY = 1.0  # seconds between two inspections
+PACE = 30.0  # seconds between two questions who is slow, which take up to 0.4 s of each rank
+PACE_FIRST = 10.0  # seconds until the first of them
+LINES = 20  # of a rank's log
+CLOSELY = 5.0  # seconds between two close inspections
+HINT = "s stacks  l log  f failures  / filter  z full screen  q leave  ? help"
+_DIGITS = frozenset("0123456789")
+
+
+class ViewedJob(Protocol):
+    """What is shown. Each answer comes later, or never where the job has ended."""
+
+    def inspect(self, detail: Detail, answer: Callable[[JobInspected], None]) -> None: ...
+
+    def log(self, rank: int, answer: Callable[[str], None]) -> None:
+        """The last lines of a rank."""
+
+    def failures(self, answer: Callable[[str], None]) -> None:
+        """What has failed so far."""
+
+
+class LiveView:
+    """Draws a job on a screen until ``close``, or the key ``q``."""
+
+    def __init__(
+        self, loop: Loop, screen: LiveScreen, job: ViewedJob, *, chosen: str = "", left: Callable[[], None]
+    ) -> None:
+        """``chosen`` is the filter; ``left`` is called when the user leaves the view."""
+        self._loop, self._screen, self._job, self._left = loop, screen, job, left
+        self._gpus = GpuWatch(loop, screen.refresh)
+        self._now: Moment | None = None
+        self._before: Moment | None = None  # in the same attempt
+        self._asked = 0.0  # when the open question was put; 0 without one
+        self._waits: frozenset[tuple[int, WaitPoint]] = frozenset()  # those that the sentences are about
+        self._sentences: tuple[str, ...] = ()
+        self._closely = 0.0  # when the next close inspection is due
+        self._pace: tuple[str, ...] = ()
+        self._pace_due = time.monotonic() + PACE_FIRST
+        self._timer: Timer | None = None
+        self._chosen = chosen
+        self._prompt: tuple[str, str] | None = None  # what is asked for, and what has been typed
+        self._keys = False
+        self._over = False
+        self._note = ""  # what is wrong with the job's answers
+
+    def begin(self, *, keys: bool) -> None:
+        """Show it; ``keys``: standard input is ours."""
+        self._keys = keys
+        self._screen.begin(self._picture, self._typed if keys else None)
+        self._tick()
+
+    def close(self) -> None:
+        """Ask no more; what is drawn stays."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._gpus.close()
+
+    def update(self, status: Status) -> None:
+        """Show how the job has ended."""
+        if self._now is not None:
+            self._now = replace(self._now, status=status)
+            self._screen.refresh()
+
+    def hear(self, found: JobInspected) -> None:
+        """Show the answer to an inspection."""
+        self._asked, self._note = 0.0, ""
+        if self._over:
+            return
+        if self._now is not None:
+            self._before = self._now if self._now.status.attempt == found.status.attempt else None
+        inspection = steady(found.inspection, self._before.inspection if self._before else None)
+        self._now = moment(JobInspected(found.status, inspection))
+        self._judge(inspection)
+        self._screen.refresh()
+
+    def _hear_pace(self, found: JobInspected) -> None:
+        self._pace = found.inspection.pace
+
+    def _judge(self, inspection: Inspection) -> None:
+        """Say who waits for whom as long as they do."""
+        found = waiting(inspection)
+        if any(rank.threads for rank in inspection.ranks):
+            self._waits, self._sentences = found, sentences(inspection)
+        elif found != self._waits:
+            self._waits, self._sentences, self._closely = frozenset(), (), 0.0
+
+    def _detail(self, now: float) -> Detail:
+        """Inspect closely only where ranks wait: it interrupts them."""
+        if self._now is None or now < self._closely or not waiting(self._now.inspection):
+            return Detail.STATE
+        self._closely = now + CLOSELY
+        return Detail.WAITS
+
+    def _tick(self) -> None:
+        if self._over:
+            return
+        self._timer = self._loop.after(EVERY, self._tick)
+        self._gpus.ask()
+        now = time.monotonic()
+        if now > self._pace_due and not self._waits:
+            self._pace_due = now + PACE
+            self._job.inspect(Detail.PACE, self._hear_pace)
+        if not self._asked:
+            self._asked = now
+            self._job.inspect(self._detail(now), self.hear)
+        elif now - self._asked > 2 * EVERY:
+            self._note = f"no answer for {now - self._asked:.0f} s"
+            self._screen.refresh()
+
+    # --------------------------------------------------------------------------------------------------- the picture
+
+    def _picture(self, columns: int, rows: int, full: bool) -> list[Row]:
+        prompt = [cut((Span(f"{self._prompt[0]}: {self._prompt[1]}_", "1"),), columns - 1)] if self._prompt else []
+        if self._note:
+            prompt.insert(0, cut((Span(self._note, "1;33"),), columns - 1))
+        if self._now is None:
+            return prompt
+        draw = screenful if full else frame
+        return [*draw(self._snapshot(self._now), columns, max(1, rows - len(prompt))), *prompt]
+
+    def _snapshot(self, now: Moment) -> Snapshot:
+        if now.status.state is State.ENDED:
+            return Snapshot(replace(now, used={}), chosen=self._chosen)
+        said, hint = self._sentences or self._pace, HINT if self._keys else ""
+        return Snapshot(now, self._before, self._gpus_of(now), said, self._chosen, hint)
+
+    def _gpus_of(self, now: Moment) -> tuple[GpuUsage, ...] | None:
+        """The GPUs that ranks use; all where the driver numbers processes otherwise, as in a container."""
+        pids = {rank.pid for rank in now.status.ranks}
+        return tuple(gpu for gpu in self._gpus.usage or () if pids & {*gpu.pids}) or self._gpus.usage
+
+    # ------------------------------------------------------------------------------------------------------- the keys
+
+    def _typed(self, key: str) -> None:
+        if self._prompt is not None:
+            return self._answered(*self._prompt, key)
+        match key:
+            case "q":
+                self._left()
+            case "s":
+                self._job.inspect(Detail.WAITS, lambda found: self._screen.page(render_stacks(found.inspection)))
+            case "l":
+                self._prompt = ("rank", "")
+            case "f":
+                self._job.failures(self._screen.page)
+            case "/":
+                self._prompt = ("filter: 0,3-5, or a word like waiting", "")
+            case "z":
+                self._screen.full_screen(not self._screen.is_full)
+            case "?":
+                self._screen.page(help_text())
+            case _ if key == ESCAPE:
+                self._screen.full_screen(False)
+        self._screen.refresh()
+
+    def _answered(self, question: str, typed: str, key: str) -> None:
+        """Act on a key while something is asked for."""
+        self._prompt = None
+        if key == ENTER:
+            if question != "rank":
+                self._chosen = typed.strip()
+            elif typed and {*typed} <= _DIGITS:
+                self._job.log(int(typed), self._screen.page)
+        elif key != ESCAPE:
+            longer = typed + key * (key.isprintable() and len(key) == 1)
+            self._prompt = (question, typed[:-1] if key == BACKSPACE else longer)
+        self._screen.refresh()
+
+
+class OwnView:
+    """The view of ``run --ui``, below the job's own log: an observer, which shows it until the job ends, or ``q``."""
+
+    def __init__(self, loop: Loop, screen: LiveScreen, job: ServedJob) -> None:
+        self._screen, self._job = screen, job
+        self._view = LiveView(loop, screen, self, left=self._leave)
+        self._verdicts: list[Verdict] = []  # of the attempts that have failed
+        self._nnodes = 1
+        loop.soon(lambda: self._view.begin(keys=True))  # when the settings are noted that the terminal gets back
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, Planned):
+            self._nnodes = event.plan.nnodes
+        if isinstance(event, Signalled):
+            self._screen.full_screen(False)  # what is said of the end stands in the log
+        if isinstance(event, Restarting) and event.verdict:
+            self._verdicts.append(event.verdict)
+        if isinstance(event, Ended):
+            self._view.close()
+            self._view.update(self._job.status())
+
+    def close(self) -> None:
+        """Give the terminal back, whatever happened."""
+        self._view.close()
+        self._screen.close()
+
+    def inspect(self, detail: Detail, answer: Callable[[JobInspected], None]) -> None:
+        self._job.inspect(detail, lambda inspection: answer(JobInspected(self._job.status(), inspection)))
+
+    def log(self, rank: int, answer: Callable[[str], None]) -> None:
+        answer(last_lines(rank, self._job.printed(rank)))
+
+    def failures(self, answer: Callable[[str], None]) -> None:
+        earlier = "".join(render_verdict(each, self._nnodes) for each in self._verdicts)
+        answer(earlier + failures_text(self._job.status()))
+
+    def _leave(self) -> None:
+        self._view.close()
+        self._screen.end()
+
+
+def moment(found: JobInspected) -> Moment:
+    """Add to an answer what the ranks of this machine use."""
+    pids = {rank.rank: rank.pid for rank in found.status.ranks if rank.pid and rank.code is None}
+    used = {rank: used for rank, pid in pids.items() if (used := used_by(pid))}
+    return Moment(found.status, found.inspection, used)
+
+
+def sentences(inspection: Inspection) -> tuple[str, ...]:
+    """Who waits for whom, if any rank does."""
+    return tuple(sentence(wait, inspection) for wait in waits(inspection))
+
+
+def help_text() -> str:
+    """What the keys do, and what the marks mean."""
+    keys = (
+        ("s", "stacks: where each rank is (ddplaunch stacks)"),
+        ("l", "log: the last lines of a rank (ddplaunch logs)"),
+        ("f", "failures so far (ddplaunch report)"),
+        ("/", "filter: 0,3-5, or a word like waiting (ddplaunch top --ranks)"),
+        ("z", "full screen and back; Esc goes back too"),
+        ("q", "leave the view; the job runs on"),
+    )
+    marks = ((mark.text, f"{what.value}: {mark.meaning}") for what, mark in MARKS.items())
+    return "".join(f"  {mark}  {text}\n" for mark, text in (*keys, *marks))
+
+
+def failures_text(status: Status) -> str:
+    """The ranks of this node that have failed."""
+    failed = [(rank, rank.code) for rank in status.ranks if rank.code]
+    if not failed:
+        return "ddplaunch: no rank has failed\n"
+    return "".join(
+        f"ddplaunch: rank {rank.rank} (pid {rank.pid}): {f'signal {-code}' if code < 0 else f'exit code {code}'}\n"
+        for rank, code in failed
+    )
+
+
+def last_lines(rank: int, data: bytes) -> str:
+    """The last lines that a rank has printed, as ``ddplaunch logs`` shows them."""
+    lines = data.decode(errors="replace").rstrip("\n").split("\n")[-LINES:]
+    if not data:
+        return f"ddplaunch: rank {rank} has printed nothing that is in memory here\n"
+    seen = (harmless(line.rstrip("\r").rpartition("\r")[2]) for line in lines)  # of a progress bar its last state
+    return "".join(f"[{rank}] {line}\n" for line in seen)

@@ -1,0 +1,23 @@
+"""A plan of ranks that sleep, for what is folded from its events."""
+
+from ddplaunch.plan.layout import Node, Rank
+from ddplaunch.plan.plan import Plan
+from ddplaunch.target.target import Kind, Target
+
+
+def plan(run_id: str = "r", ranks: int = 2) -> Plan:
+    return Plan(
+        run_id=run_id,
+        target=Target(Kind.PROGRAM, "sleep", ("600",)),
+        node_rank=0,
+        master_addr="127.0.0.1",
+        master_port=0,
+        nodes=(Node(0, "here", ranks, "typed"),),
+        ranks=tuple(Rank(number, number, 0, "here", "cpu", None) for number in range(ranks)),
+        variables={},
+        max_restarts=9,
+        backend=None,
+        init_method=None,
+        facts=(),
+        notes=(),
+    )

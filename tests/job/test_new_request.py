@@ -1,0 +1,73 @@
+"""A new request to a running job is its file, a command and its line: a toy one, added to a copy of the package."""
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import ddplaunch
+from tests.conftest import clean_environment
+
+REQUEST = """
+from __future__ import annotations
+
+from ddplaunch.dataclass import dataclass
+from ddplaunch.job.door import Asker
+from ddplaunch.job.requests import Request
+
+
+@dataclass(frozen=True)
+class Counted:
+    rank: int
+
+
+@dataclass(frozen=True)
+class CountRanks(Request[Counted]):
+    answers = (Counted,)
+
+    def serve(self, asker: Asker) -> None:
+        asker.send(Counted(len(asker.job.status().ranks)))
+        asker.finish()
+"""
+COMMAND = """
+import click
+
+from ddplaunch.job import client, runs
+from ddplaunch.job.requests.count import CountRanks
+
+
+@click.command()
+def count():
+    click.echo(client.ask(runs.running("toy").path, CountRanks()).rank)
+"""
+
+
+def test_a_request_is_a_file_a_command_and_a_line(tmp_path: Path):
+    package = shutil.copytree(
+        Path(ddplaunch.__file__).parent, tmp_path / "ddplaunch", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (package / "job" / "requests" / "count.py").write_text(REQUEST)
+    (package / "commands" / "count.py").write_text(COMMAND)
+    table = package / "cli" / "commands.py"
+    line = 'COMMANDS = {\n    "count": ("commands.count", "Count."),\n'
+    table.write_text(table.read_text().replace("COMMANDS = {\n", line))
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ddplaunch", *words],
+            env={**clean_environment(), "PYTHONPATH": str(tmp_path)},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    with start("run", "--run-id", "toy", "--nproc", "3", "--no-python", "sh", "-c", "echo up; exec sleep 600") as job:
+        assert job.stdout
+        assert [job.stdout.readline()[-3:] for _ in range(3)] == ["up\n"] * 3
+        try:
+            with start("count") as asking:
+                assert asking.stdout
+                assert asking.stdout.read() == "3\n"
+        finally:
+            job.send_signal(signal.SIGTERM)
