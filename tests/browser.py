@@ -1,7 +1,5 @@
 """A real browser without a window, Debian's chromium: what it shows of a page, says of it, and asks the network for."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

@@ -1,14 +1,17 @@
 """What all tests share: running the real command, and making sure that nothing of it is left."""
 
-from __future__ import annotations
-
+import itertools
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import textwrap
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -113,8 +116,6 @@ def answer(_commands: Commands, tmp_path: Path) -> Launch:
 
 def write(folder: Path, name: str, text: str) -> Path:
     """Write a small program, dedented, and return its path."""
-    import textwrap
-
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(textwrap.dedent(text).lstrip("\n"))
@@ -154,8 +155,68 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 60) 
         time.sleep(0.01)
 
 
-class Job:
-    """A launcher that runs in the background, its output in files, everything of it found again by a mark."""
+_ports = itertools.count(20000 + os.getpid() * 8 % 10000, 2)
+_marks: deque[socket.socket] = deque(maxlen=32)  # of the ports given last: tests run in several processes at a time
+
+
+def free_port() -> int:
+    """A port whose successor is free too, outside the range from which the kernel gives ports by itself."""
+    for port in _ports:
+        mark = socket.socket(socket.AF_UNIX)
+        try:
+            mark.bind(f"\0a port of ddplaunch's tests: {port}")  # for as long as this process has it open
+            for number in (port, port + 1):
+                socket.create_server(("", number)).close()
+        except OSError:
+            mark.close()
+            continue
+        _marks.append(mark)
+        return port
+    raise AssertionError
+
+
+def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The events of the only run that has its log somewhere in a folder, or those of these kinds."""
+    (log,) = folder.rglob("events*.jsonl")
+    found = [json.loads(line) for line in log.read_text().splitlines()]
+    return [event for event in found if not kinds or event["event"] in kinds]
+
+
+class Watched:
+    """A command that runs in the background, whose output goes into files."""
+
+    out: Path
+    err: Path
+    process: subprocess.Popen[Any]
+
+    def stdout(self) -> str:
+        return self.out.read_text(errors="surrogateescape")
+
+    def stderr(self) -> str:
+        """What it has said, as ``launch`` has it."""
+        return SLOW_START.sub("", self.err.read_text(errors="surrogateescape"))
+
+    def wait_for(self, text: str, times: int = 1, timeout: float = 60) -> None:
+        """Wait until stdout holds ``text`` ``times`` times."""
+
+        def seen() -> bool:
+            if self.stdout().count(text) >= times:
+                return True
+            if self.process.poll() is not None and self.stdout().count(text) < times:
+                pytest.fail(f"it ended ({self.process.returncode}) before {text!r} x {times}: {self.stderr()}")
+            return False
+
+        wait_until(seen, f"{text!r} x {times} in {self.out}", timeout)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = 60) -> int:
+        return self.process.wait(patience(timeout))
+
+
+class Job(Watched):
+    """A launcher that runs in the background; everything of it is found again by a mark."""
 
     def __init__(
         self, folder: Path, words: Sequence[str | Path], env: Mapping[str, str] | None, **options: Any
@@ -166,44 +227,8 @@ class Job:
         self.tmp.mkdir()
         environment = clean_environment({"DDPLAUNCH_TEST_MARK": self.mark, "TMPDIR": str(self.tmp), **(env or {})})
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process = subprocess.Popen(
-                command(*words),
-                **{
-                    "cwd": folder,
-                    "env": environment,
-                    "stdin": subprocess.DEVNULL,
-                    "stdout": out,
-                    "stderr": err,
-                    **options,
-                },
-            )
-
-    def stdout(self) -> str:
-        return self.out.read_text(errors="surrogateescape")
-
-    def stderr(self) -> str:
-        """What it has said, as ``launch`` has it."""
-        return SLOW_START.sub("", self.err.read_text(errors="surrogateescape"))
-
-    def wait_for(self, text: str, times: int = 1, timeout: float = 60) -> None:
-        """Wait until stdout holds ``text`` so many times."""
-
-        def seen() -> bool:
-            if self.stdout().count(text) >= times:
-                return True
-            if self.process.poll() is not None and self.stdout().count(text) < times:
-                pytest.fail(
-                    f"the launcher ended ({self.process.returncode}) before {text!r} x {times}: {self.stderr()}"
-                )
-            return False
-
-        wait_until(seen, f"{text!r} x {times} in {self.out}", timeout)
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def wait(self, timeout: float = 60) -> int:
-        return self.process.wait(patience(timeout))
+            given = {"cwd": folder, "env": environment, "stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+            self.process = subprocess.Popen(command(*words), **{**given, **options})
 
     def zygote(self) -> int:
         """The pid of its zygote, once it is one: between fork and exec it looks like the launcher."""

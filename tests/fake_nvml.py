@@ -4,8 +4,6 @@ A test takes the fixture ``fake_nvml`` (a conftest imports it from here) and sta
 ``fake_nvml.environ(...)`` returns.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import pickle

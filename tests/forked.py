@@ -4,8 +4,6 @@ That takes some 15 ms instead of 150. The command reads its own words, variables
 ends by its own exit. ``python forked.py FD`` is that interpreter: it forks for each request on the socket FD.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 Not part of the test suite, whose machines have no GPU. Prints one line a check and exits with the number of failures.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -16,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.conftest import command, events
 
 RANK = """
 import os, torch, torch.distributed as dist
@@ -40,16 +40,12 @@ time.sleep(1000)
 """
 
 
-def ddplaunch(*words: str) -> list[str]:
-    return [sys.executable, "-m", "ddplaunch", *words]
-
-
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(ddplaunch(*words), cwd=cwd, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command(*words), cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
 def devices() -> dict[str, Any]:
-    done = subprocess.run(ddplaunch("devices", "--json"), capture_output=True, text=True, check=True)
+    done = subprocess.run(command("devices", "--json"), capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -86,8 +82,7 @@ def forked_ranks_run_nccl(folder: Path) -> None:
     done = run("run", "--start", "zygote", "--log-dir", "logs", "rank.py", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "reduced on cuda:0" in done.stdout, done.stdout
-    (log,) = folder.glob("logs/*/events.jsonl")
-    ready = json.loads(log.read_text().splitlines()[0])
+    (ready,) = events(folder / "logs", "ready")
     assert ready["forks"], ready
 
 
@@ -116,7 +111,7 @@ def memory_is_free_after_kill(folder: Path) -> None:
     log = folder / "hold.out"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            ddplaunch("run", "--start", "zygote", "--nproc", "1", "hold.py"), cwd=folder, stdout=out
+            command("run", "--start", "zygote", "--nproc", "1", "hold.py"), cwd=folder, stdout=out
         )
     _until(lambda: "holding" in log.read_text(), 120)
     held = memory_used()[0] - before[0]
@@ -129,7 +124,7 @@ def memory_is_free_after_kill(folder: Path) -> None:
 def users_of_a_gpu_are_shown(folder: Path) -> None:
     log = folder / "users.out"
     with log.open("wb") as out:
-        process = subprocess.Popen(ddplaunch("run", "--nproc", "1", "hold.py"), cwd=folder, stdout=out)
+        process = subprocess.Popen(command("run", "--nproc", "1", "hold.py"), cwd=folder, stdout=out)
     try:
         _until(lambda: "holding" in log.read_text(), 120)
         assert devices()["gpus"][0]["processes"], "NVML names no process; in a container it may not"

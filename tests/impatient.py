@@ -1,7 +1,5 @@
 """A launcher that waits less long than ours, for tests of what it does when it has waited long enough."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How long to wait on this machine, at this minute: deadlines of tests are those of a quiet one, times its slowness."""
 
-from __future__ import annotations
-
 import time
 
 _WORK = 2_000_000

@@ -5,8 +5,6 @@ it is installed in a new environment that has these distributions alone, linked 
 needed, and there, without the checkout, the first command of the README prints what is shown there.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

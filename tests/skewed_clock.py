@@ -1,7 +1,5 @@
 """A machine whose clock is off, for tests: a library that ``LD_PRELOAD`` puts between programs and the system's."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -4,8 +4,6 @@ Torch takes the zygote over a second. Where neither torch nor the import is what
 forks all the same.
 """
 
-from __future__ import annotations
-
 import os
 
 WARM = bool(os.environ.get("DDPLAUNCH_WARM"))

@@ -1,7 +1,5 @@
 """Our dataclasses beside those of the standard library: whatever is done with one must come out the same."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import pickle

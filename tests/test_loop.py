@@ -1,14 +1,12 @@
 """The event loop: what comes first."""
 
-from __future__ import annotations
-
 import os
 import signal
 
 from ddplaunch.loop import Loop
 
 
-def test_a_signal_is_heeded_before_the_other_descriptors():
+def test_a_signal_comes_before_the_other_descriptors():
     """A thousand ranks may have something to say when Ctrl-C comes."""
     loop, heard = Loop(), []
     previous = signal.getsignal(signal.SIGUSR1)

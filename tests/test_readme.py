@@ -45,13 +45,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 
 import pytest
 
-from tests.conftest import Launch, clean_environment
+from tests.conftest import clean_environment
 from tests.fake_nvml import FakeNvml, fake_nvml  # noqa: F401, a fixture
-from tests.hosts.network import Network, unsupported
+from tests.hosts.network import unsupported
 from tests.patience import patience
 
 ROOT = Path(__file__).parent.parent
@@ -117,7 +116,7 @@ class Block:
 
     @property
     def does(self) -> object:
-        """What is alike in blocks of which one run will do."""
+        """What is the same in blocks that need only one run."""
         typed = [(command.host, command.typed) for command in self.commands]
         named = {name: text for name, text in programs(self.page).items() if Path(name).stem in str(typed)}
         return self.language, self.info, str(typed), str(named)
@@ -219,7 +218,7 @@ class Shell:
         self._keyboard = self._end.enter_context(os.fdopen(typing, "w", encoding="utf-8"))
         try:
             self._bash = start(
-                ["bash", f"/dev/fd/{lines}"],  # not -c: what is typed is in nobody's command line, where pgrep looks
+                ["bash", f"/dev/fd/{lines}"],  # not -c: what is typed is in no command line, where pgrep looks
                 cwd=folder,
                 env={**variables, "TMPDIR": temporary},
                 pass_fds=[lines],
@@ -235,9 +234,7 @@ class Shell:
     def __enter__(self) -> Shell:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._end, self._bash:
             try:
                 os.killpg(self._bash.pid, signal.SIGKILL)
@@ -287,7 +284,7 @@ class Shell:
 @pytest.mark.slow
 @waits_by_itself
 @pytest.mark.parametrize("alike", of_language("console"))
-def test_commands_print_what_the_page_shows(alike: list[Block], folder: Path, request: pytest.FixtureRequest) -> None:
+def test_commands_print_what_the_page_shows(alike, folder, request):
     settings = alike[0].settings
     if (needed := settings.get("needs")) and find_spec(needed) is None and shutil.which(needed) is None:
         pytest.skip(f"no {needed} here: .ci/run installs it")
@@ -315,9 +312,7 @@ def test_commands_print_what_the_page_shows(alike: list[Block], folder: Path, re
 @pytest.mark.slow
 @waits_by_itself
 @pytest.mark.parametrize("alike", of_language("hosts"))
-def test_commands_on_several_hosts(
-    alike: list[Block], folder: Path, network: Callable[[int], Network], request: pytest.FixtureRequest
-) -> None:
+def test_commands_on_several_hosts(alike, folder, network, request):
     for block in alike:
         write_programs(block.page, folder)
         hosts = network(1 + max(command.host for command in block.commands)).hosts
@@ -341,9 +336,7 @@ def test_commands_on_several_hosts(
 
 
 @pytest.mark.parametrize("alike", of_language("sh"))
-def test_commands_for_other_machines_can_be_planned(
-    alike: list[Block], folder: Path, answer: Launch, request: pytest.FixtureRequest
-) -> None:
+def test_commands_for_other_machines_can_be_planned(alike, folder, answer, request):
     write_programs(alike[0].page, folder)
     variables = environment(8, request)
     for command in alike[0].commands:
@@ -365,6 +358,6 @@ def test_commands_for_other_machines_can_be_planned(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     paths = [link["path"] for link in LINK.finditer(page.read_text(encoding="utf-8"))]
     assert [path for path in paths if not (page.parent / path).exists()] == []

@@ -1,7 +1,5 @@
 """``ddplaunch.runtime`` as a program sees it: under ddplaunch, under torchrun, and alone."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re
@@ -84,7 +82,7 @@ def test_progress_in_a_terminal(tmp_path):
 def _read(fd: int) -> bytes:
     try:
         return os.read(fd, 4096)
-    except OSError:  # EIO: nobody has the other end open
+    except OSError:  # EIO: the other end is closed
         return b""
 
 

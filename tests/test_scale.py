@@ -1,7 +1,5 @@
 """The scale benchmark itself: it runs, finds nothing wrong, and draws; nothing is asserted about seconds."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Small words."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddplaunch.words import ranks

@@ -9,9 +9,8 @@ import subprocess
 
 import pytest
 
-from tests.conftest import wait_until, write
+from tests.conftest import free_port, wait_until, write
 from tests.fake_nvml import fake_nvml as fake_nvml
-from tests.ports import free_port
 from tests.starts import FORKED, LIGHT
 
 HOST = os.uname().nodename

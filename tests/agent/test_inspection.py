@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import alive, wait_until, write
+from tests.conftest import alive, free_port, wait_until, write
 from tests.impatient import impatient
 from tests.patience import patience
-from tests.ports import free_port
 from tests.starts import EXEC, FORKED, LIGHT
 
 HANG = """

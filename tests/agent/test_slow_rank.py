@@ -11,9 +11,8 @@ from ddplaunch.agent import job
 from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.job.client import ask
 from ddplaunch.job.requests.inspection import InspectJob
-from tests.conftest import wait_until, write
+from tests.conftest import free_port, wait_until, write
 from tests.impatient import impatient
-from tests.ports import free_port
 from tests.skewed_clock import skewed
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, alive, wait_until, write
+from tests.conftest import PROGRAMS, alive, free_port, wait_until, write
 from tests.patience import patience
-from tests.ports import free_port
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,9 @@ import socket
 import pytest
 
 from ddplaunch.agent import stragglers
-from tests.conftest import wait_until, write
+from tests.conftest import free_port, wait_until, write
 from tests.impatient import impatient
 from tests.patience import patience
-from tests.ports import free_port
 from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow

@@ -4,16 +4,12 @@ Contenders take turns within each round (A B C, A B C, …) after one round that
 It measures; it asserts nothing about seconds. The exit code is 1 where ddplaunch itself failed to do its part.
 """
 
-from __future__ import annotations
-
 import argparse
-import json
 import os
 import platform
 import signal
 import sys
 import time
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -27,17 +23,9 @@ from tests.benchmarks.starts import picture, start_experiments
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, metavar="N", help="turns of each contender [default: 5; with --quick 1]")
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="NAME", help="only experiments whose names begin so; see --list"
-    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="what names begin with; see --list")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller: does it all work?")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single number there")
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="with start-trainer and warm-trainer: draw them there, as docs/start.svg",
-    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw start-trainer and warm-trainer: docs/start.svg")
     parser.add_argument("--list", action="store_true", help="print the names of the experiments and stop")
     options = parser.parse_args()
     size = QUICK if options.quick else Size()
@@ -56,9 +44,6 @@ def main() -> int:
     all_results = [_measure(experiment, min(rounds, experiment.rounds), not options.quick) for experiment in chosen]
     print(f"{machine}; {rounds} round{'s' * (rounds != 1)}, medians.\n")
     print(table(all_results, judged=not options.quick))  # the targets are about the full sizes
-    if options.json:
-        measured = {results.experiment.name: results.turns for results in all_results}
-        options.json.write_text(json.dumps({"machine": machine, "size": asdict(size), "turns": measured}, indent=1))
     if options.plot:
         options.plot.write_text(picture(all_results))
     return int(any(results.failures(OURS) for results in all_results))

@@ -1,7 +1,5 @@
 """Horizontal bars as plain SVG, the longest first."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from html import escape
 

@@ -1,11 +1,9 @@
 """Who competes: how each launcher is told to start N ranks of a program."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -62,8 +60,3 @@ _NAMES |= {"PYTHONDONTWRITEBYTECODE"}  # what pip installs is compiled; a source
 def environment() -> dict[str, str]:
     """Our own variables without those that would change what any contender does."""
     return {name: value for name, value in os.environ.items() if name not in _NAMES and not name.startswith(_OTHERS)}
-
-
-def shown(words: Sequence[str]) -> str:
-    """A command line as a person would type it."""
-    return " ".join(os.path.basename(word) if os.path.isabs(word) else word for word in words)

@@ -4,8 +4,6 @@ A contender's turn is a function that runs one job and returns numbers by name; 
 other within a round, so that a ratio compares neighbours in time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -71,12 +69,11 @@ class Size:
     few: int = 4
     idle: float = 20.0
     lines: int = 200_000
-    preload_ranks: tuple[int, ...] = (2, 4, 8)
     nodes: int = 1000
     sequence: int = 10
 
 
-QUICK = Size(all_contenders=False, many=2, few=2, idle=1.0, lines=20_000, preload_ranks=(2,), sequence=3)
+QUICK = Size(all_contenders=False, many=2, few=2, idle=1.0, lines=20_000, sequence=3)
 
 
 def all_experiments(size: Size) -> list[Experiment]:
@@ -93,7 +90,8 @@ def all_experiments(size: Size) -> list[Experiment]:
         _bare(size),
         _inspection(size),
         _stacks(size),
-        *_preload(size),
+        _preload(size, "DDP and one AdamW step", "ddp_step.py", "step"),
+        _preload(size, "one all_reduce", "collective.py", "collective"),
     ]
 
 
@@ -112,7 +110,7 @@ def _startup(size: Size) -> Experiment:
             TORCHRUN: started(contenders.torchrun()),
             SPAWN: started(contenders.spawn),
             LOOP: started(contenders.loop),
-            IMPORT: lambda: _run(contenders.python("import torch")),
+            IMPORT: lambda: run(contenders.python("import torch")),
         },
         (
             Row(f"{ranks}: command to last rank past its first all_reduce", "reached", "s", IMPORT, 1.3, "wall"),
@@ -138,51 +136,44 @@ def _training(size: Size) -> Experiment:
     )
 
 
-def _run(command: list[str]) -> Values:
-    with Job(command) as job:
+def run(command: list[str], variables: dict[str, str] | None = None, output: Path | None = None) -> Values:
+    """The whole command."""
+    with Job(command, variables, output=output) as job:
         job.succeed()
-        assert job.ended is not None
-        return {"wall": job.ended - job.began, "cpu": job.cpu}
+        return {"wall": job.lasted, "cpu": job.cpu}
 
 
 def _run_to(command: list[str], what: str, ranks: int) -> Values:
     with Job(command) as job:
         reached = job.until(what, ranks)
         job.succeed()
-        assert job.ended is not None
-        left = job.until("left", ranks)
-        return {
-            "user": max(job.times("user")) - job.began,
-            "torch": max(job.times("torch")) - job.began,
-            "reached": reached - job.began,
-            "wall": job.ended - job.began,
-            "leaving": job.ended - left,
-            "cpu": job.cpu,
-        }
+        return {"reached": reached - job.began, "wall": job.lasted, "cpu": job.cpu}
 
 
 # ---------------------------------------------------------------------------------------------------------- memory
 
 
-def _memory(size: Size) -> Experiment:
-    def held(launcher: Launcher) -> Turn:
-        def turn() -> Values:
-            with Job(launcher(size.many, "collective.py"), hold=True, sample_memory=True) as job:
-                job.until("held", size.many)
-                idle = job.memory()
-                job.release()
-                job.succeed()
-                return {"idle": idle, "peak": job.peak}
+def held(command: list[str], ranks: int) -> Values:
+    """What all ranks take while they hold, and at most before."""
+    with Job(command, hold=True, sample_memory=True) as job:
+        job.until("held", ranks)
+        idle = job.memory()
+        job.release()
+        job.succeed()
+        return {"idle": idle, "peak": job.peak}
 
-        return turn
+
+def _memory(size: Size) -> Experiment:
+    def turn(launcher: Launcher) -> Turn:
+        return lambda: held(launcher(size.many, "collective.py"), size.many)
 
     ranks = f"{size.many} ranks"
     return Experiment(
         "memory",
         {
-            OURS: held(contenders.ddplaunch()),
-            TORCHRUN: held(contenders.torchrun()),
-            **({SPAWN: held(contenders.spawn), LOOP: held(contenders.loop)} if size.all_contenders else {}),
+            OURS: turn(contenders.ddplaunch()),
+            TORCHRUN: turn(contenders.torchrun()),
+            **({SPAWN: turn(contenders.spawn), LOOP: turn(contenders.loop)} if size.all_contenders else {}),
         },
         (
             Row(f"{ranks}, idle after a collective: PSS of the whole job", "idle", "MB", TORCHRUN, 0.35),
@@ -380,11 +371,10 @@ def _dry_run(size: Size) -> Experiment:
                 path = Path(folder) / "plan.json"
                 with Job(contenders.ddplaunch(*options)(8, "collective.py"), output=path) as job:
                     job.succeed()
-                    assert job.ended is not None
                     plan = json.loads(path.read_text())
                     if len(plan["ranks"]) != plan["world_size"] or plan["world_size"] != 8 * nodes:
                         raise Failed(f"the plan has {len(plan['ranks'])} ranks")
-                    return {f"wall_{nodes}": job.ended - job.began}
+                    return {f"wall_{nodes}": job.lasted}
 
         return turn
 
@@ -393,7 +383,7 @@ def _dry_run(size: Size) -> Experiment:
 
     return Experiment(
         "dry-run",
-        {OURS: both, PASS: lambda: _run(contenders.python("pass"))},
+        {OURS: both, PASS: lambda: run(contenders.python("pass"))},
         (
             Row("--dry-run --json, 2 nodes × 8", "wall_2", "s", PASS, 4.5, "wall"),
             Row(f"--dry-run --json, {size.nodes:,} nodes × 8", f"wall_{size.nodes}", "s", None, 1.0),
@@ -406,7 +396,7 @@ def _bare(size: Size) -> Experiment:
     command = contenders.ddplaunch("--no-python")(size.few, "/bin/true")
     return Experiment(
         "bare",
-        {OURS: lambda: _run(command), PASS: lambda: _run(contenders.python("pass"))},
+        {OURS: lambda: run(command), PASS: lambda: run(contenders.python("pass"))},
         (Row(f"{size.few} × /bin/true: the whole command", "wall", "s", PASS),),
     )
 
@@ -415,17 +405,10 @@ def _bare(size: Size) -> Experiment:
 
 
 def _inspection(size: Size) -> Experiment:
-    """What it costs that ranks can be asked, and that runs have a past, while nobody asks."""
+    """What inspection and history cost a run that is not asked."""
 
     def whole(*options: str) -> Turn:
-        def turn() -> Values:
-            found = _run_to(contenders.ddplaunch(*options)(size.many, "collective.py"), "collective", size.many)
-            with Job(contenders.ddplaunch(*options)(2, "reduces.py")) as job:
-                reached = job.until("collective", 2)
-                job.succeed()
-                return {**found, "reduces": reached - min(job.times("begun"))}
-
-        return turn
+        return lambda: _run_to(contenders.ddplaunch(*options)(size.many, "collective.py"), "collective", size.many)
 
     ranks = f"{size.many} ranks, with inspection and history"
     return Experiment(
@@ -434,7 +417,6 @@ def _inspection(size: Size) -> Experiment:
         (
             Row(f"{ranks}: the whole command", "wall", "s", WITHOUT, 1.02),
             Row(f"{ranks}: CPU of the whole job", "cpu", "CPU-s", WITHOUT, 1.02),
-            Row("2 ranks: 3,000 all_reduces of 6 numbers", "reduces", "s", WITHOUT),
         ),
     )
 
@@ -477,24 +459,16 @@ def _stacks(size: Size) -> Experiment:
 # ------------------------------------------------------------------------------------------------------------ preload
 
 
-def _preload(size: Size) -> list[Experiment]:
-    """For choosing a default: what preloading torch._dynamo saves a job that needs it and costs one that does not."""
-    programs = [("DDP and one AdamW step", "ddp_step.py", "step"), ("one all_reduce", "collective.py", "collective")]
-    found = []
-    for ranks in size.preload_ranks:
-        for label, program, last in programs:
+def _preload(size: Size, label: str, program: str, last: str) -> Experiment:
+    """What preloading torch._dynamo saves a job that needs it, and costs one that does not."""
+    plain = "--preload torch,torch.distributed"  # which torch imports anyway
 
-            def preloaded(modules: str, ranks: int = ranks, program: str = program, last: str = last) -> Turn:
-                launcher = contenders.ddplaunch("--preload", modules)
-                return lambda: _run_to(launcher(ranks, program), last, ranks)
+    def preloaded(modules: str) -> Turn:
+        return lambda: _run_to(contenders.ddplaunch("--preload", modules)(size.few, program), last, size.few)
 
-            what = f"{ranks} ranks, {label}, `--preload torch,torch._dynamo`"
-            plain = "--preload torch,torch.distributed"  # which torch imports anyway
-            found.append(
-                Experiment(
-                    f"preload-{ranks}-{last}",
-                    {OURS: preloaded("torch,torch._dynamo"), plain: preloaded("torch,torch.distributed")},
-                    (Row(f"{what}: command to exit", "wall", "s", plain), Row(f"{what}: CPU", "cpu", "CPU-s", plain)),
-                )
-            )
-    return found
+    what = f"{size.few} ranks, {label}, `--preload torch,torch._dynamo`"
+    return Experiment(
+        f"preload-{last}",
+        {OURS: preloaded("torch,torch._dynamo"), plain: preloaded("torch,torch.distributed")},
+        (Row(f"{what}: command to exit", "wall", "s", plain), Row(f"{what}: CPU", "cpu", "CPU-s", plain)),
+    )

@@ -1,7 +1,5 @@
 """What Linux tells about processes that are not ours to instrument: descendants, memory, switches, processor time."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re
@@ -20,7 +18,7 @@ def adopt_orphans(wanted: bool = True) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Every process below ``root`` that is no zombie, parents first."""
+    """Every process below ``root``, parents first, without zombies."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

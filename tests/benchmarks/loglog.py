@@ -1,7 +1,5 @@
 """A plot with two logarithmic axes as plain SVG, and the straight line through points on it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

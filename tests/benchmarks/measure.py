@@ -141,6 +141,12 @@ class Job:
             raise Failed(f"{came} when the launcher ended: {self.said()}")
         return max(self.times(what, attempt))
 
+    @property
+    def lasted(self) -> float:
+        """Seconds from its start to the end of the launcher's own process."""
+        assert self.ended is not None
+        return self.ended - self.began
+
     def times(self, what: str, attempt: int = 0) -> list[float]:
         return [mark.time for mark in self.marks if mark.what == what and mark.attempt == attempt]
 

@@ -3,8 +3,6 @@
 They read no more of a message than its name, so that the time goes into node 0, which is real.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import struct
@@ -22,7 +20,7 @@ from ddplaunch.plan.share import Share
 from ddplaunch.wire.typed import encode
 
 AGAIN = 0.5
-"""Seconds after which a player whom node 0 has dropped calls again."""
+"""Seconds after which a player that node 0 has dropped calls again."""
 
 DEVICES = ("cpu",)
 
@@ -148,7 +146,7 @@ class Players:
             player.close()
 
     def until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Play until something is done; return whether it was within so many seconds."""
+        """Play until ``done``, at most ``seconds``; return whether it was."""
         over = time.monotonic() + seconds
         while not (there := done()) and time.monotonic() < over:
             self._loop.step()

@@ -1,7 +1,5 @@
 """What was measured, as a Markdown table: medians, the median of each round's ratio, and the target."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import dataclass, field
 
@@ -67,13 +65,13 @@ def _line(results: Results, row: Row, judged: bool) -> str:
 def _cell(results: Results, contender: str, value: str, unit: str) -> str:
     numbers = _known(results.numbers(contender, value))
     if numbers:
-        return f"{_number(statistics.median(numbers))} {unit}".rstrip()
+        return f"{number(statistics.median(numbers))} {unit}".rstrip()
     return "failed" if results.failures(contender) else "–"
 
 
 def _spread(ratios: list[float]) -> str:
-    middle = f"{_number(statistics.median(ratios))}"
-    return middle if len(ratios) == 1 else f"{middle} ({_number(min(ratios))} to {_number(max(ratios))})"
+    middle = f"{number(statistics.median(ratios))}"
+    return middle if len(ratios) == 1 else f"{middle} ({number(min(ratios))} to {number(max(ratios))})"
 
 
 def _target(row: Row) -> str:
@@ -98,7 +96,7 @@ def _known(numbers: list[float | None]) -> list[float]:
     return [number for number in numbers if number is not None]
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three digits that matter; whole numbers as they are."""
     if value == int(value) or abs(value) >= 100:
         return f"{value:,.0f}"

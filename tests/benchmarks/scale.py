@@ -6,8 +6,6 @@ plays the others; this goes further, and leaves node 0 a processor of its own. I
 exit code is 1 where something did not end as it should.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -23,6 +21,7 @@ from pathlib import Path
 from tests.benchmarks import kernel, loglog
 from tests.benchmarks.measure import Failed
 from tests.benchmarks.players import Players
+from tests.benchmarks.report import number
 from tests.benchmarks.supervisors import DEADLINE, Supervisors
 
 Values = dict[str, float]
@@ -207,7 +206,7 @@ def _gather(job: Supervisors, players: Players) -> Values:
 
 
 def _told(job: Supervisors, players: Players, expected: int) -> float:
-    """Play to the end of the job; return when all had been told of it."""
+    """Play to the end of the job; return when all had been told."""
     _play_until(players, lambda: players.heard["End"] >= job.nodes - 1, "all were told the end")
     told = time.monotonic()
     players.close()
@@ -234,12 +233,8 @@ def table(measured: dict[int, Values]) -> str:
         points = [(nodes, measured[nodes][name]) for nodes in sizes]
         power = loglog.exponent(points)
         grows = "–" if power is None or name == "load before" else f"N^{power:.1f}"
-        lines.append(f"| {name} | {' | '.join(_number(value) for _, value in points)} | {grows} |")
+        lines.append(f"| {name} | {' | '.join(number(value) for _, value in points)} | {grows} |")
     return "\n".join(lines)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def _curves(real: dict[int, Values], played: dict[int, Values]) -> dict[str, list[tuple[float, float]]]:

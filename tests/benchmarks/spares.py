@@ -6,8 +6,6 @@ to the first sum of the next attempt. torchrun gets what it has for this: ``--nn
 did not go on.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import statistics
@@ -104,7 +102,7 @@ def _words(launcher: str, node: int, address: str) -> list[str]:
 
 
 def _trains(out: Path, attempts: int) -> float | None:
-    """When the latest of so many attempts began to train; None if that does not come."""
+    """When attempt number ``attempts`` began to train; None if it does not."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         found = re.findall(r"attempt \d+ trains ([\d.]+)", out.read_text(errors="replace"))

@@ -3,8 +3,6 @@
 Each job begins with an empty home, so that no figure is owed to what another run has left.
 """
 
-from __future__ import annotations
-
 import atexit
 import re
 import shutil
@@ -17,7 +15,7 @@ from statistics import median
 from tests.benchmarks import contenders
 from tests.benchmarks.bars import draw
 from tests.benchmarks.contenders import OURS, Launcher
-from tests.benchmarks.experiments import IMPORT, PASS, TORCHRUN, Experiment, Row, Size, Turn, Values
+from tests.benchmarks.experiments import IMPORT, PASS, TORCHRUN, Experiment, Row, Size, Turn, Values, held, run
 from tests.benchmarks.measure import Failed, Job
 from tests.benchmarks.report import Results
 
@@ -72,8 +70,8 @@ def _lightning(size: Size) -> Experiment:
     return Experiment(
         "start-lightning",
         {
-            OURS: lambda: _run(contenders.ddplaunch()(size.few, LIGHTNING)),
-            TORCHRUN: lambda: _run(contenders.torchrun()(size.few, LIGHTNING)),
+            OURS: lambda: run(contenders.ddplaunch()(size.few, LIGHTNING)),
+            TORCHRUN: lambda: run(contenders.torchrun()(size.few, LIGHTNING)),
         },
         (
             Row(f"{what}: CPU", "cpu", "CPU-s", TORCHRUN, 0.25),
@@ -88,10 +86,10 @@ def _trainer(size: Size) -> Experiment:
     return Experiment(
         "start-trainer",
         {
-            OURS: lambda: _run(contenders.ddplaunch()(size.many, TRAINER)),
-            TORCHRUN: lambda: _run(contenders.torchrun()(size.many, TRAINER)),
-            TORCH_ALONE: lambda: _run(contenders.ddplaunch("--preload", "torch")(size.many, TRAINER)),
-            PLAIN: lambda: _run(_plain(TRAINER)),
+            OURS: lambda: run(contenders.ddplaunch()(size.many, TRAINER)),
+            TORCHRUN: lambda: run(contenders.torchrun()(size.many, TRAINER)),
+            TORCH_ALONE: lambda: run(contenders.ddplaunch("--preload", "torch")(size.many, TRAINER)),
+            PLAIN: lambda: run(_plain(TRAINER)),
         },
         (
             Row(f"{what}: CPU", "cpu", "CPU-s", TORCHRUN, 0.13),
@@ -107,12 +105,11 @@ def _sequence(size: Size) -> Experiment:
     def turn() -> Values:
         command = contenders.ddplaunch()(size.few, LIGHTNING)
         with tempfile.TemporaryDirectory(prefix="benchmark-sequence-") as home:
-            runs = [_run(command, {"HOME": home}) for _ in range(size.sequence)]
+            runs = [run(command, {"HOME": home}) for _ in range(size.sequence)]
         found: Values = {}
         for what in ("cpu", "wall"):
             numbers = [run[what] for run in runs]
             found[f"{what}_first"] = numbers[0] / median(numbers[1:])
-            found[f"{what}_spread"] = max(numbers) / min(numbers)
         return found
 
     what = f"{size.few} ranks, Lightning's Trainer, {size.sequence} runs from an empty home on"
@@ -121,9 +118,7 @@ def _sequence(size: Size) -> Experiment:
         {OURS: turn},
         (
             Row(f"{what}: CPU of the first over the others' median", "cpu_first", ""),
-            Row("the same: CPU, the highest over the lowest", "cpu_spread", ""),
             Row(f"{what}: command to exit of the first over the others' median", "wall_first", ""),
-            Row("the same: command to exit, the slowest over the quickest", "wall_spread", ""),
         ),
         rounds=1,
     )
@@ -135,7 +130,7 @@ def _compared(name: str, packages: str, program: str) -> Experiment:
     def reported(command: list[str]) -> tuple[Values, list[bytes]]:
         with tempfile.TemporaryDirectory(prefix="benchmark-reports-") as folder:
             path = Path(folder) / "stdout"
-            values = _run(command, {"OMP_NUM_THREADS": "1"}, path)  # sums depend on the number of threads
+            values = run(command, {"OMP_NUM_THREADS": "1"}, path)  # sums depend on the number of threads
             reports = sorted(re.findall(rb'\{"rank".*?\}', path.read_bytes()))
         if len(reports) != PAIR:
             raise Failed(f"{len(reports)} of {PAIR} ranks reported")
@@ -168,19 +163,11 @@ def _compared(name: str, packages: str, program: str) -> Experiment:
 
 
 def _trainer_memory(size: Size) -> Experiment:
-    def held(command: list[str]) -> Values:
-        with Job(command, hold=True) as job:
-            job.until("held", size.many)
-            idle = job.memory()
-            job.release()
-            job.succeed()
-            return {"idle": idle}
-
     return Experiment(
         "start-trainer-memory",
         {
-            OURS: lambda: held(contenders.ddplaunch()(size.many, TRAINER)),
-            TORCHRUN: lambda: held(contenders.torchrun()(size.many, TRAINER)),
+            OURS: lambda: held(contenders.ddplaunch()(size.many, TRAINER), size.many),
+            TORCHRUN: lambda: held(contenders.torchrun()(size.many, TRAINER), size.many),
         },
         (Row(f"{size.many} idle ranks of the same: PSS of the whole job", "idle", "MB", TORCHRUN, 0.35),),
         rounds=2,
@@ -188,7 +175,7 @@ def _trainer_memory(size: Size) -> Experiment:
 
 
 def _opened(size: Size) -> Experiment:
-    """Files opened, as strace counts them; what is not there is not counted."""
+    """Files opened, as strace counts them, without those that do not exist."""
 
     def counted(command: list[str]) -> Values:
         log = _folder("strace") / "opens"
@@ -213,8 +200,8 @@ def _one_rank() -> Experiment:
     return Experiment(
         "start-one",
         {
-            OURS: lambda: _run(contenders.ddplaunch()(1, "collective.py")),
-            PLAIN: lambda: _run(_plain("collective.py"), alone),
+            OURS: lambda: run(contenders.ddplaunch()(1, "collective.py")),
+            PLAIN: lambda: run(_plain("collective.py"), alone),
         },
         (Row("one rank, one all_reduce: the whole command", "wall", "s", PLAIN, 0.75),),
     )
@@ -228,16 +215,15 @@ def _warm(size: Size) -> Experiment:
         command = contenders.ddplaunch("--warm")(size.many, "collective.py")
         with Job(command, folder=_folder("warm")) as job:
             job.succeed()
-            assert job.ended is not None
-            return {"first": min(job.times("user")) - job.began, "wall": job.ended - job.began}
+            return {"first": min(job.times("user")) - job.began, "wall": job.lasted}
 
     what = f"{size.many} ranks and one all_reduce, from a zygote kept warm"
     return Experiment(
         "warm",
         {
             OURS: turn,
-            IMPORT: lambda: _run(contenders.python("import torch")),
-            PASS: lambda: _run(contenders.python("pass")),
+            IMPORT: lambda: run(contenders.python("import torch")),
+            PASS: lambda: run(contenders.python("pass")),
         },
         (
             Row(f"{what}: the whole command", "wall", "s", IMPORT, 0.2),
@@ -251,8 +237,7 @@ def _trainer_warm(size: Size) -> Experiment:
         with Job(command, folder=folder) as job:
             job.until("step", size.many)
             job.succeed()
-            assert job.ended is not None
-            return {"step": min(job.times("step")) - job.began, "wall": job.ended - job.began}
+            return {"step": min(job.times("step")) - job.began, "wall": job.lasted}
 
     return Experiment(
         "warm-trainer",
@@ -268,10 +253,3 @@ def _trainer_warm(size: Size) -> Experiment:
         ),
         rounds=3,
     )  # fmt: skip
-
-
-def _run(command: list[str], variables: dict[str, str] | None = None, output: Path | None = None) -> Values:
-    with Job(command, variables, output=output) as job:
-        job.succeed()
-        assert job.ended is not None
-        return {"wall": job.ended - job.began, "cpu": job.cpu}

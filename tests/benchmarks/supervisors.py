@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.benchmarks import contenders, kernel
 from tests.benchmarks.measure import Failed
-from tests.ports import free_port
+from tests.conftest import free_port
 
 DEADLINE = 180.0
 """Seconds after which a job counts as hung."""
@@ -96,7 +96,7 @@ class Supervisors:
         return all((self._folder / f"{each}.stderr").stat().st_size for each in self._processes if each)
 
     def all_run(self, expected: int) -> bool:
-        """Whether so many ranks run; takes in what they have reported."""
+        """Whether ``expected`` ranks run; reads what they have reported."""
         poll = select.poll()
         poll.register(self._report, select.POLLIN)
         if poll.poll(20):

@@ -7,9 +7,8 @@ import subprocess
 
 import pytest
 
-from tests.conftest import clean_environment, command, write
+from tests.conftest import clean_environment, command, free_port, write
 from tests.patience import patience
-from tests.ports import free_port
 from tests.starts import EXEC
 
 NODE = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "29500"}

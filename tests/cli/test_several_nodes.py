@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from tests.conftest import clean_environment, write
+from tests.conftest import clean_environment, free_port, write
 from tests.patience import patience
-from tests.ports import free_port
 
 SCRIPT = """
 import torch

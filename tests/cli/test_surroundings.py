@@ -11,10 +11,9 @@ import sys
 import pytest
 
 from tests.cli.test_several_nodes import SCRIPT
-from tests.conftest import clean_environment, command, write
+from tests.conftest import clean_environment, command, free_port, write
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.patience import patience
-from tests.ports import free_port
 from tests.starts import EXEC
 
 SLURM_STEP = {  # one task a node on the last two nodes of three

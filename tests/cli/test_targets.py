@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from tests.conftest import write
-from tests.ports import free_port
+from tests.conftest import free_port, write
 from tests.starts import EXEC, FORKED, LIGHT
 
 MODES = pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])

@@ -7,8 +7,7 @@ import pytest
 from ddplaunch.clusters.awsbatch import find
 from ddplaunch.control.route import own_addresses
 from ddplaunch.errors import UsageError
-from tests.conftest import write
-from tests.ports import free_port
+from tests.conftest import free_port, write
 
 NODE = {
     "AWS_BATCH_JOB_ID": "1c2f5a5e-6f0a-4f0e-a3f2-5b0d6b6b1f0e#1",

@@ -11,8 +11,7 @@ from ddplaunch.clusters import find
 from ddplaunch.clusters.finding import Finding
 from ddplaunch.errors import UsageError
 from tests.clusters.samples import NNODES, PAI, PYTORCHJOB, SLURM_BATCH, TORCH_NODE, VERTEX_AI
-from tests.conftest import write
-from tests.ports import free_port
+from tests.conftest import free_port, write
 
 WITHOUT_A_WORD = {"torchrun --standalone": {**TORCH_NODE, "WORLD_SIZE": "1", "RANK": "0"}, "nobody": {"RANK": "1"}}
 

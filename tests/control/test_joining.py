@@ -18,10 +18,9 @@ import pytest
 
 from ddplaunch.cli.policy import QUIET
 from ddplaunch.control.messages import PROTOCOL
-from tests.conftest import Job, clean_environment, command, wait_until, write
+from tests.conftest import Job, clean_environment, command, free_port, wait_until, write
 from tests.impatient import impatient
 from tests.patience import patience
-from tests.ports import free_port
 
 HELLO = """
 import os

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.control.limits import too_low
-from tests.conftest import wait_until, write
-from tests.ports import free_port
+from tests.conftest import free_port, wait_until, write
 from tests.starts import LIGHT
 
 ENOUGH = {

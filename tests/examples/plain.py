@@ -1,20 +1,15 @@
 """Running an example by us, by plain python or torchrun; and what helps where several run at once."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.conftest import clean_environment, command, torchrun
-from tests.patience import patience
+from tests.conftest import command
+from tests.frameworks.launchers import Done, Launchers
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
-CALM = {"OMP_NUM_THREADS": "1"}
-"""Threads that spin while they wait for each other slow each other down tenfold where tests run side by side."""
+CALM = {"OMP_NUM_THREADS": Launchers.calm["OMP_NUM_THREADS"]}
 
 PRELOAD = ("--preload", "torch,torch._dynamo,sklearn.datasets")
 """Options that import once for all ranks what most examples need."""
@@ -35,12 +30,12 @@ for words in json.loads(sys.argv[2]):
 
 def by_us(folder: Path, *words: str | Path) -> str:
     """What ``ddplaunch run WORDS`` prints."""
-    return _run(command("run", *words), folder)
+    return _printed(Launchers(folder).run(command("run", *words)))
 
 
-def by_python(folder: Path, script: Path, *words: str | Path) -> str:
-    """What ``python SCRIPT WORDS`` prints, in ``folder``, which it may import from too."""
-    return _run([sys.executable, str(script), *map(str, words)], folder)
+def by_python(folder: Path, *words: str | Path) -> str:
+    """What ``python WORDS`` prints, in ``folder``, which it may import from too."""
+    return _printed(Launchers(folder).python(*words, env={"PYTHONPATH": str(folder)}))
 
 
 def by_python_in_turn(folder: Path, script: Path, *runs: Sequence[str | Path]) -> list[str]:
@@ -49,23 +44,14 @@ def by_python_in_turn(folder: Path, script: Path, *runs: Sequence[str | Path]) -
     That imports torch once, which takes longer than these trainings.
     """
     words = json.dumps([[*map(str, run)] for run in runs])
-    return _run([sys.executable, "-c", _IN_TURN, str(script), words], folder).split(f"{_END}\n")[:-1]
+    return by_python(folder, "-c", _IN_TURN, script, words).split(f"{_END}\n")[:-1]
 
 
 def by_torchrun(folder: Path, script: Path, *words: str | Path) -> str:
     """What two ranks of torchrun print."""
-    return _run(torchrun(folder, script, *words), folder)
+    return _printed(Launchers(folder).torchrun(script, *words, env={"PYTHONPATH": str(folder)}))
 
 
-def _run(words: Sequence[str], folder: Path) -> str:
-    done = subprocess.run(
-        words,
-        cwd=folder,
-        env=clean_environment({**CALM, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(folder)}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=patience(150),
-    )
+def _printed(done: Done) -> str:
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,13 +1,10 @@
 """docs/examples/bert_mlm.py: four ranks learn to fill in words, stop, go on, and start from weights in a folder."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import Launch, write
+from tests.conftest import write
 from tests.examples.plain import CALM, EXAMPLES, by_python, by_torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(400)]
@@ -58,7 +55,7 @@ PARTS = f"""
 """Tries parts of the example, and makes a folder in the form of the model hub, for a text of one's own."""
 
 
-def test_parts_and_pretrained_weights_under_torchrun(tmp_path: Path) -> None:
+def test_parts_and_pretrained_weights_under_torchrun(tmp_path):
     """Sentences are cleaned and words are hidden; a folder in the hub's form stands for the hub."""
     (tmp_path / "mine.txt").write_text("".join(f"Number {i} is the one after {i - 1}. " for i in range(200)))
     sentences, shares = by_python(tmp_path, write(tmp_path, "parts.py", PARTS)).splitlines()
@@ -73,7 +70,7 @@ def test_parts_and_pretrained_weights_under_torchrun(tmp_path: Path) -> None:
     assert len(EPOCH.findall(said)) == 2
 
 
-def test_four_ranks_learn_and_go_on_after_a_stop(launch: Launch, tmp_path: Path) -> None:
+def test_four_ranks_learn_and_go_on_after_a_stop(launch, tmp_path):
     words = ("run", "--nproc", 4, *PRELOAD, BERT, "--", "--checkpoint", tmp_path / "bert.pt")
     first = launch(*words, "--epochs", 3, env=CALM, timeout=200)
     assert first.returncode == 0, first.stderr

@@ -1,19 +1,15 @@
 """docs/examples/digits.py: the same figures by whichever way the ranks find each other, also without a launcher."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import Launch, clean_environment, write
+from tests.conftest import clean_environment, free_port, write
 from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_us
 from tests.patience import patience
-from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -77,7 +73,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-def test_learns_to_read_however_the_script_joins(trained: dict[str, list[str]]) -> None:
+def test_learns_to_read_however_the_script_joins(trained):
     first, second, right = trained["env"]
     assert float(second.split()[1]) < float(first.split()[1]) / 2
     assert float(right.split()[-1]) > 0.9
@@ -87,9 +83,7 @@ def test_learns_to_read_however_the_script_joins(trained: dict[str, list[str]]) 
 @pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("method", ["tcp://127.0.0.1:{port}", "file://{folder}/store"], ids=["tcp", "file"])
-def test_the_launcher_joins_by_every_init_method(
-    launch: Launch, tmp_path: Path, trained: dict[str, list[str]], method: str
-) -> None:
+def test_the_launcher_joins_by_every_init_method(launch, tmp_path, trained, method):
     method = method.format(port=free_port(), folder=tmp_path)
     done = launch("run", *PRELOAD, "--nproc", 2, "--init-method", method, DIGITS, "--", "--epochs", 2, env=CALM)
     assert done.returncode == 0, done.stderr
@@ -100,7 +94,7 @@ def test_the_launcher_joins_by_every_init_method(
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_ranks_started_by_hand(tmp_path: Path, trained: dict[str, list[str]]) -> None:
+def test_ranks_started_by_hand(tmp_path, trained):
     words = [sys.executable, str(DIGITS), "--epochs", "2", "--init-method", f"tcp://127.0.0.1:{free_port()}"]
     ranks = [
         subprocess.Popen(
@@ -118,7 +112,7 @@ def test_ranks_started_by_hand(tmp_path: Path, trained: dict[str, list[str]]) ->
     assert figures(said[0]) == trained["env"]
 
 
-def test_whose_init_method_it_is(answer: Launch) -> None:
+def test_whose_init_method_it_is(answer):
     """As the docs show: before the target it is ours, behind it the script's."""
     for words, method in (
         (("--init-method", "file:///tmp/digits", DIGITS), True),
@@ -130,7 +124,7 @@ def test_whose_init_method_it_is(answer: Launch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_mnist_is_downloaded_by_one_rank_while_the_others_wait(launch: Launch, tmp_path: Path) -> None:
+def test_mnist_is_downloaded_by_one_rank_while_the_others_wait(launch, tmp_path):
     """torchvision is played: it belongs to its own torch, which is not the one tested here."""
     write(tmp_path, "torchvision/__init__.py", "")
     write(tmp_path, "torchvision/datasets.py", TORCHVISION)

@@ -1,14 +1,11 @@
 """docs/examples/dp_to_ddp.py: one model under one card, DataParallel and DDP, saved by each and loaded by each."""
 
-from __future__ import annotations
-
 import re
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Launch
 from tests.examples.plain import CALM, EXAMPLES, by_python_in_turn, by_torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(400)]
@@ -28,7 +25,7 @@ def first_name(path: Path) -> str:
     return str(name, "ascii")
 
 
-def test_one_card_to_data_parallel_to_ddp(launch: Launch, tmp_path: Path) -> None:
+def test_one_card_to_data_parallel_to_ddp(launch, tmp_path):
     """Each goes on where the one before ended, and takes the steps that one card would take there."""
     short = ("--epochs", "2")
     first, second, instead, whole, in_parallel = by_python_in_turn(

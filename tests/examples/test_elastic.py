@@ -1,7 +1,5 @@
 """docs/examples/elastic.py: whatever happens, every sample is seen once an epoch and the loss comes out the same."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Job, clean_environment, command, wait_until, write
+from tests.conftest import Watched, clean_environment, command, write
 from tests.examples.plain import CALM, EXAMPLES, by_python
 from tests.hosts.host import Host
-from tests.hosts.network import Network
 from tests.patience import patience
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(300)]
@@ -90,16 +87,16 @@ def check_trained(output: str, folder: Path, undisturbed: float) -> list[tuple[i
     return [(ranks, epoch, start) for epoch, start, ranks in began]
 
 
-class Node:
-    """A launcher on a virtual host, what it says in a file."""
+class Node(Watched):
+    """A launcher on a virtual host, all that it says in one file."""
 
     def __init__(self, host: Host, folder: Path, program: Path, options: tuple[str, ...], hold: object) -> None:
         self.host = host
-        self._said = folder / f"{host.name}.{len(list(folder.glob(f'{host.name}.*')))}"
+        self.out = self.err = folder / f"{host.name}.{len(list(folder.glob(f'{host.name}.*')))}"
         words = (program, "--node-rank", str(host.number), "--nproc", "1")
         address = ("--master-addr", "n0", "--master-port", "29500")
         limits = ("--heartbeat-timeout", "2", "--grace", "2", "--join-window", "100")
-        with self._said.open("wb") as file:
+        with self.out.open("wb") as file:
             self.process = host.start(
                 command("run", *limits, *options, *words, *address),
                 cwd=folder,
@@ -108,15 +105,6 @@ class Node:
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
-
-    def said(self) -> str:
-        return self._said.read_text()
-
-    def wait_for(self, text: str) -> None:
-        wait_until(
-            lambda: text in self.said() or self.process.poll() is not None, f"{text!r} in {self.said()}", timeout=45
-        )
-        assert text in self.said()
 
     def ranks(self) -> list[int]:
         """The pids of its ranks."""
@@ -134,23 +122,13 @@ def start_on(tmp_path: Path, program: Path) -> Iterator[Start]:
 
         def begin(host: Host, *options: str, hold: object = None) -> Node:
             node = Node(host, tmp_path, program, options, hold or {})
-            stack.callback(lambda: print(f"--- {host.name}", node.said(), sep="\n"))
+            stack.callback(lambda: print(f"--- {host.name}", node.stdout(), sep="\n"))
             return node
 
         yield begin
 
 
-def test_three_nodes_undisturbed(
-    network: Callable[[int], Network], start_on: Start, tmp_path: Path, undisturbed: float
-) -> None:
-    nodes = [start_on(host, "--nnodes", "2:3") for host in network(3).hosts]
-    assert [node.process.wait(patience(60)) for node in nodes] == [0, 0, 0]
-    assert check_trained(nodes[0].said(), tmp_path, undisturbed) == [(3, 1, 0)]
-
-
-def test_a_node_is_lost_and_taken_in_again_at_once(
-    network: Callable[[int], Network], start_on: Start, tmp_path: Path, undisturbed: float
-) -> None:
+def test_a_node_is_lost_and_taken_in_again_at_once(network, start_on, tmp_path, undisturbed):
     hosts, hold = network(3).hosts, {"0": [2, 360], "1": [3, 120]}
     options = ("--nnodes", "2:3", "--grow")
     nodes = [start_on(host, *options, hold=hold) for host in hosts]
@@ -159,17 +137,15 @@ def test_a_node_is_lost_and_taken_in_again_at_once(
     nodes[0].wait_for("attempt 1 is held")
     hosts[2].boot()
     nodes[2] = start_on(hosts[2], *options, hold=hold)
-    assert [node.process.wait(patience(60)) for node in nodes] == [0, 0, 0]
-    attempts = check_trained(nodes[0].said(), tmp_path, undisturbed)
+    assert [node.wait() for node in nodes] == [0, 0, 0]
+    attempts = check_trained(nodes[0].stdout(), tmp_path, undisturbed)
     # The checkpoint is that of 10 steps before or less; before growing, all write one.
     assert attempts[:2] == [(3, 1, 0), (2, 2, 240)]
     assert [ranks for ranks, _, _ in attempts] == [3, 2, 3]
     assert attempts[2][1:] >= (3, 144)
 
 
-def test_without_grow_a_node_waits_for_the_next_restart(
-    network: Callable[[int], Network], start_on: Start, tmp_path: Path, undisturbed: float
-) -> None:
+def test_without_grow_a_node_waits_for_the_next_restart(network, start_on, tmp_path, undisturbed):
     hosts, hold = network(2).hosts, {"0": [2, 360], "1": [3, 120]}
     options = ("--nnodes", "1:2", "--max-restarts", "1")
     nodes = [start_on(host, *options, hold=hold) for host in hosts]
@@ -180,14 +156,12 @@ def test_without_grow_a_node_waits_for_the_next_restart(
     nodes[1] = start_on(hosts[1], *options, hold=hold)
     nodes[0].wait_for("has joined; it takes part when the ranks start next")
     os.kill(nodes[0].ranks()[0], signal.SIGKILL)
-    assert [node.process.wait(patience(60)) for node in nodes] == [0, 0]
-    attempts = check_trained(nodes[0].said(), tmp_path, undisturbed)
+    assert [node.wait() for node in nodes] == [0, 0]
+    attempts = check_trained(nodes[0].stdout(), tmp_path, undisturbed)
     assert attempts == [(2, 1, 0), (1, 2, 240), (2, 2, 960)]
 
 
-def test_a_killed_rank_on_one_node(
-    start: Callable[..., Job], program: Path, tmp_path: Path, undisturbed: float
-) -> None:
+def test_a_killed_rank_on_one_node(start, program, tmp_path, undisturbed):
     hold = json.dumps({"0": [2, 360]})
     job = start("run", "--max-restarts", "1", program, "--nproc", "2", env={**CALM, "HOLD": hold})
     job.wait_for("attempt 0 is held")
@@ -196,9 +170,7 @@ def test_a_killed_rank_on_one_node(
     assert check_trained(job.stdout(), tmp_path, undisturbed) == [(2, 1, 0), (2, 2, 240)]
 
 
-def test_plain_python_stops_when_told_and_goes_on_with_the_next_step(
-    program: Path, tmp_path: Path, undisturbed: float
-) -> None:
+def test_plain_python_stops_when_told_and_goes_on_with_the_next_step(program, tmp_path, undisturbed):
     words, environment = [sys.executable, str(program)], clean_environment({**CALM, "PYTHONUNBUFFERED": "1"})
     hold = {"HOLD": json.dumps({"0": [2, 360]})}
     with subprocess.Popen(
@@ -220,14 +192,12 @@ def test_plain_python_stops_when_told_and_goes_on_with_the_next_step(
     assert attempts == [(1, 1, 0), (1, 2, 384)]
 
 
-def test_a_spare_takes_the_place_of_a_node_that_lost_power(
-    network: Callable[[int], Network], start_on: Start, tmp_path: Path, undisturbed: float
-) -> None:
+def test_a_spare_takes_the_place_of_a_node_that_lost_power(network, start_on, tmp_path, undisturbed):
     hosts, hold = network(3).hosts, {"0": [2, 360]}
     nodes = [start_on(host, "--nnodes", "2", "--spares", "1", hold=hold) for host in hosts]
     nodes[0].wait_for("attempt 0 is held")
     assert [len(node.ranks()) for node in nodes] == [1, 1, 0], "a spare waits without ranks"
     hosts[1].power_off()
-    assert [nodes[number].process.wait(patience(60)) for number in (0, 2)] == [0, 0]
-    assert "node 2 (n2) takes the place of node 1 (n1)" in nodes[0].said()
-    assert check_trained(nodes[0].said(), tmp_path, undisturbed) == [(2, 1, 0), (2, 2, 240)]
+    assert [nodes[number].wait() for number in (0, 2)] == [0, 0]
+    assert "node 2 (n2) takes the place of node 1 (n1)" in nodes[0].stdout()
+    assert check_trained(nodes[0].stdout(), tmp_path, undisturbed) == [(2, 1, 0), (2, 2, 240)]

@@ -1,13 +1,9 @@
 """docs/examples/fsdp.py: ranks that each hold a part, take the same steps as one that holds all, and need less."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import Launch
 from tests.examples.plain import CALM, EXAMPLES
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(400)]
@@ -27,7 +23,7 @@ def held(output: str) -> tuple[float, float]:
     return float(parameters[1]), float(everything[1])
 
 
-def test_more_ranks_hold_less_and_take_the_same_steps(launch: Launch, tmp_path: Path) -> None:
+def test_more_ranks_hold_less_and_take_the_same_steps(launch, tmp_path):
     """Also from a checkpoint of DDP on, as if it had never been interrupted, and had had one rank all the time."""
 
     def run(ranks: int, steps: int, *words: str) -> str:
@@ -52,7 +48,7 @@ def test_more_ranks_hold_less_and_take_the_same_steps(launch: Launch, tmp_path: 
     check(run(4, 6, *kept), 4, 5, 6)
 
 
-def test_a_model_too_large_for_ddp_fits_where_it_is_divided(launch: Launch) -> None:
+def test_a_model_too_large_for_ddp_fits_where_it_is_divided(launch):
     large = ("--memory", 150, "--steps", 2)
     whole = launch("run", FSDP, "--nproc", 2, "--", "--parallel", "ddp", *large, env=CALM)
     assert whole.returncode == 1

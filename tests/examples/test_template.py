@@ -1,19 +1,15 @@
 """docs/examples/template.py: what it promises to those who copy it."""
 
-from __future__ import annotations
-
 import re
 import signal
 import zipfile
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, Job, Launch, write
+from tests.conftest import PROGRAMS, free_port, write
 from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python_in_turn, by_torchrun
-from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -34,7 +30,7 @@ def tensors(path: Path) -> list[bytes]:
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
-def test_it_learns_on_two_ranks_with_curves(launch: Launch, tmp_path: Path) -> None:
+def test_it_learns_on_two_ranks_with_curves(launch, tmp_path):
     words = ("--epochs", "4", "--accumulate", "2", "--workers", "1", "--tensorboard", "curves")
     done = launch("run", "--nproc", "2", TEMPLATE, "--", *words, env=CALM)
     assert done.returncode == 0, done.stderr
@@ -45,7 +41,7 @@ def test_it_learns_on_two_ranks_with_curves(launch: Launch, tmp_path: Path) -> N
 
 
 @pytest.mark.ci
-def test_plain_python_goes_on_or_begins_anew_accumulates_and_takes_a_model_of_ones_own(tmp_path: Path) -> None:
+def test_plain_python_goes_on_or_begins_anew_accumulates_and_takes_a_model_of_ones_own(tmp_path):
     """Two runs of one epoch each are not one of two: the learning rate falls along a curve over all epochs.
 
     Batches that are accumulated make one step: twice 8 is 16, but for rounding; without dropout, which is another for
@@ -76,9 +72,7 @@ def test_plain_python_goes_on_or_begins_anew_accumulates_and_takes_a_model_of_on
 
 
 @pytest.mark.ci
-def test_a_run_that_made_room_in_the_middle_of_an_epoch_ends_as_an_undisturbed_one(
-    start: Callable[..., Job], tmp_path: Path
-) -> None:
+def test_a_run_that_made_room_in_the_middle_of_an_epoch_ends_as_an_undisturbed_one(start, tmp_path):
     write(tmp_path, "gated.py", (PROGRAMS / "gated.py").read_text())
     words = ("--model", "mlp", "--data", "gated:data", "--epochs", "3", "--batch-size", "4", "--accumulate", "2")
     environment = {**CALM, "PYTHONPATH": str(tmp_path)}
@@ -99,7 +93,7 @@ def test_a_run_that_made_room_in_the_middle_of_an_epoch_ends_as_an_undisturbed_o
 
 
 @pytest.mark.ci
-def test_a_spare_goes_on_from_the_checkpoint(start: Callable[..., Job], tmp_path: Path) -> None:
+def test_a_spare_goes_on_from_the_checkpoint(start, tmp_path):
     write(tmp_path, "gated.py", (PROGRAMS / "gated.py").read_text())
     words = ("--model", "mlp", "--data", "gated:data", "--epochs", "3", "--batch-size", "4", "--accumulate", "2")
     environment = {**CALM, "PYTHONPATH": str(tmp_path)}
@@ -123,7 +117,7 @@ def test_a_spare_goes_on_from_the_checkpoint(start: Callable[..., Job], tmp_path
 
 
 @pytest.mark.ci
-def test_all_ranks_end_early_together(launch: Launch) -> None:
+def test_all_ranks_end_early_together(launch):
     """Nothing is learned at a learning rate of 0, so no epoch is better than the first."""
     words = ("--lr", "0", "--patience", "2", "--epochs", "50", "--model", "mlp")
     done = launch("run", *PRELOAD, "--nproc", "2", TEMPLATE, "--", *words, env=CALM)
@@ -132,5 +126,5 @@ def test_all_ranks_end_early_together(launch: Launch) -> None:
 
 
 @pytest.mark.ci
-def test_under_torchrun(tmp_path: Path) -> None:
+def test_under_torchrun(tmp_path):
     assert "2 ranks, rank 0 on cpu" in by_torchrun(tmp_path, TEMPLATE, "--epochs", "1", "--model", "mlp")

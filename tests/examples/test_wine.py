@@ -1,18 +1,11 @@
 """docs/examples/wine.py: trained by any number of ranks, started in any way, interrupted and resumed."""
 
-from __future__ import annotations
-
 import re
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.conftest import Launch, clean_environment, command, write
+from tests.conftest import clean_environment, command, write
 from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python, by_torchrun, by_us
-from tests.hosts.network import Network
 from tests.patience import patience
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -43,35 +36,33 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     return by_us(tmp_path_factory.mktemp("trained"), WINE, "--nproc", "2", "--", *SETTINGS)
 
 
-def test_trains_as_a_script(trained: str) -> None:
+def test_trains_as_a_script(trained):
     check_trained(trained, 2)
     assert re.search(r"epoch 8: loss 0\.0[1-9]", trained)
 
 
-def test_trains_as_a_function_with_arguments(launch: Launch, trained: str) -> None:
+def test_trains_as_a_function_with_arguments(launch, trained):
     done = launch("run", f"{WINE}:main", "--nproc", 2, "--", *SETTINGS, env=CALM)
     assert done.returncode == 0, done.stderr
     assert done.stdout == trained
 
 
 @pytest.mark.ci
-def test_one_rank_trains_as_plain_python_does(launch: Launch, tmp_path: Path) -> None:
-    done = launch("run", WINE, "--nproc", 1, env=CALM)
+def test_one_rank_trains_as_plain_python_does(launch, tmp_path):
+    done = launch("run", WINE, "--nproc", 1, "--", *SETTINGS, env=CALM)
     assert done.returncode == 0, done.stderr
     check_trained(done.stdout, 1)
-    assert figures(by_python(tmp_path, WINE)) == figures(done.stdout)
+    assert figures(by_python(tmp_path, WINE, *SETTINGS)) == figures(done.stdout)
 
 
 @pytest.mark.ci
-def test_trains_under_torchrun_as_under_us(trained: str, tmp_path: Path) -> None:
+def test_trains_under_torchrun_as_under_us(trained, tmp_path):
     """Nothing in the example is ddplaunch's."""
     assert figures(by_torchrun(tmp_path, WINE, *SETTINGS)) == figures(trained)
 
 
 @pytest.mark.ci
-def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(
-    launch: Launch, trained: str, tmp_path: Path
-) -> None:
+def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(launch, trained, tmp_path):
     """From the one before, of epoch 1; that one, of two ranks, serves three as well."""
     program = write(
         tmp_path,
@@ -111,32 +102,11 @@ def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(
 
 
 @pytest.mark.ci
-def test_two_nodes_train_as_one_does(trained: str, network: Callable[..., Network], tmp_path: Path) -> None:
+def test_two_nodes_of_slurm_train_as_one_node_does(trained, standing_slurm):
     """The same ranks in another place: the same figures, to the last digit."""
-    words = ("--nnodes", "2", "--master-addr", "n0", "--nproc", "1", "--master-port", "29500")
-    nodes = [
-        host.start(
-            command("run", WINE, *words, "--node-rank", str(host.number), "--", *SETTINGS),
-            cwd=tmp_path,
-            env=clean_environment(CALM),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for host in network(2).hosts
-    ]
-    said = [node.communicate(timeout=patience(100))[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
-    assert figures(said[0]) == figures(trained)
-    assert figures(said[1]) == []
-
-
-@pytest.mark.ci
-def test_slurm_trains_as_one_node_does(trained: str, slurm: Callable[..., Any]) -> None:
-    cluster = slurm(2)
     words = command("submit", "--follow", WINE, "--nodes", "2", "--", *SETTINGS)
-    job = cluster.login.type(words, cluster.folder, {**clean_environment(CALM), **cluster.environment})
+    environment = {**clean_environment(CALM), **standing_slurm.environment}
+    job = standing_slurm.login.type(words, standing_slurm.folder, environment)
     out, err = job.communicate(timeout=patience(200))
     assert job.returncode == 0, err
     assert figures(out) == figures(trained)

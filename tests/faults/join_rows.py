@@ -1,13 +1,11 @@
 """What happens before ranks run: during join, during start, and nodes that never find each other."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Callable
 
 from tests.faults.launcher import PORT
-from tests.faults.rows import DEAD, HEARTBEAT, LOST, SOCKET, WELL, Expect, Row, lost
+from tests.faults.rows import DEAD, HEARTBEAT, LOST, SOCKET, WELL, Expect, Row, both, killed, lost, signalled
 from tests.faults.trial import Trial
 
 JOIN_TIMEOUT = 1.0
@@ -28,14 +26,6 @@ UNREACHED = Expect(LOST, rf"node 0 was not reached in {JOIN_TIMEOUT:g} s \(--joi
 
 def _nothing(trial: Trial) -> None:
     """The way it was started is the fault."""
-
-
-def _signal(node: int, number: int) -> Callable[[Trial], None]:
-    def fault(trial: Trial) -> None:
-        trial.mark()
-        trial.runs[node].signal(number)
-
-    return fault
 
 
 def _joining(trial: Trial) -> None:
@@ -61,7 +51,7 @@ def _starting(trial: Trial) -> None:
 
 
 def _killed_while_joining(node: int) -> Callable[[Trial], None]:
-    """The other goes on waiting, since somebody may come back; here it is told to end."""
+    """The other node goes on waiting, as the node may come back; here it is told to end."""
 
     def fault(trial: Trial) -> None:
         trial.runs[node].signal(signal.SIGKILL)
@@ -139,39 +129,29 @@ def _two_jobs(trial: Trial) -> None:
 def _rows_of(moment: str, start: Callable[[Trial], None]) -> list[Row]:
     """Ctrl-C and SIGTERM on either node."""
     return [
-        Row(
-            f"{name} on node {node} {moment}",
-            _signal(node, number),
-            (Expect(128 + number), Expect(128 + number)),
-            start,
-        )
+        Row(f"{name} on node {node} {moment}", signalled(node, number), both(128 + number), start)
         for name, number in (("Ctrl-C", signal.SIGINT), ("SIGTERM", signal.SIGTERM))
         for node in (0, 1)
     ]
 
 
 _INTERRUPTED = Expect(130)
+_CONTROL_PORT_TAKEN = Expect(2, rf"--control-port {PORT + 1} is in use by", 2 * SOCKET)
 _REFUSED = Expect(2, rf"--master-port {PORT} is in use by", 2 * SOCKET)
+_RUNNING_ALREADY = Expect(2, "taken twice|running already", 2 * SOCKET)
 
 ROWS = [
     *_rows_of("during join", _joining),
-    Row(
-        "supervisor of node 0 killed -9 during join",
-        _killed_while_joining(0),
-        (DEAD, _INTERRUPTED),
-        _joining,
-        torchrun=False,
-    ),
-    Row(
-        "supervisor of node 1 killed -9 during join",
-        _killed_while_joining(1),
-        (_INTERRUPTED, DEAD),
-        _joining,
-        torchrun=False,
+    *(
+        Row(
+            f"supervisor of node {node} killed -9 during join",
+            _killed_while_joining(node), ends, _joining, torchrun=False,
+        )
+        for node, ends in enumerate([(DEAD, _INTERRUPTED), (_INTERRUPTED, DEAD)])
     ),
     *_rows_of("during start", _starting),
-    Row("supervisor of node 0 killed -9 during start", _signal(0, signal.SIGKILL), (DEAD, lost(0)), _starting),
-    Row("supervisor of node 1 killed -9 during start", _signal(1, signal.SIGKILL), (lost(1), DEAD), _starting),
+    Row("supervisor of node 0 killed -9 during start", killed(0), (DEAD, lost(0)), _starting),
+    Row("supervisor of node 1 killed -9 during start", killed(1), (lost(1), DEAD), _starting),
     Row("node 1 starts late", _nothing, (WELL, WELL), _late, survives=True),
     Row("node 0 starts late", _nothing, (WELL, WELL), _late_zero, survives=True),
     Row("node 1 never comes", _nothing, (ALONE,), _alone, "silent", PATIENCE),
@@ -179,20 +159,9 @@ ROWS = [
     Row("wrong port on node 1", _nothing, (ALONE, UNREACHED), _wrong_port, "silent", PATIENCE),
     Row("master port taken on node 0", _nothing, (_REFUSED, UNREACHED), _taken(PORT), "silent", PATIENCE),
     Row(
-        "control port taken on node 0",
-        _nothing,
-        (Expect(2, rf"--control-port {PORT + 1} is in use by", 2 * SOCKET), UNREACHED),
-        _taken(PORT + 1),
-        mode="silent",
-        options=PATIENCE,
-        torchrun=False,
+        "control port taken on node 0", _nothing, (_CONTROL_PORT_TAKEN, UNREACHED),
+        _taken(PORT + 1), "silent", PATIENCE, torchrun=False,
     ),
     Row("firewall that drops", _nothing, (ALONE, UNREACHED), _firewall, "silent", PATIENCE),
-    Row(
-        "two jobs on one port",
-        _nothing,
-        (WELL, WELL, _REFUSED, Expect(2, "taken twice|running already", 2 * SOCKET)),
-        _two_jobs,
-        survives=True,
-    ),
-]
+    Row("two jobs on one port", _nothing, (WELL, WELL, _REFUSED, _RUNNING_ALREADY), _two_jobs, survives=True),
+]  # fmt: skip

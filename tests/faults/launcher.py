@@ -1,24 +1,18 @@
 """The launchers that the matrix is run with: how each is told the same thing."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from tests.conftest import clean_environment
+from tests.conftest import Watched, clean_environment
 from tests.faults.rows import HEARTBEAT
 from tests.hosts.host import Host
 
 PORT = 29500
 PROGRAM = Path(__file__).with_name("program.py")
-
-LIGHT = ("--preload", "threading")
-"""For ranks without torch: the zygote has next to nothing to import."""
 
 _MARGIN = ("--heartbeat-timeout", "--grace", "--join-timeout", "--log-dir", "--preload")
 """Options that torchrun has no counterpart of."""
@@ -42,7 +36,7 @@ def words(
     return [sys.executable, "-m", "ddplaunch", "run", "--nproc", "2", *common, *beat, *more]
 
 
-class Run:
+class Run(Watched):
     """One launcher on a host, its output in files, its temporary files in a folder of the host's own."""
 
     def __init__(self, host: Host, command: Sequence[str], folder: Path, name: str) -> None:
@@ -53,7 +47,7 @@ class Run:
             {"TMPDIR": str(self.tmp), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         )
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process: subprocess.Popen[Any] = host.start(
+            self.process = host.start(
                 command,
                 cwd=folder,
                 env=environment,
@@ -69,23 +63,14 @@ class Run:
     def code(self) -> int | None:
         return self.process.returncode
 
-    def stdout(self) -> str:
-        return self.out.read_text(errors="replace")
-
-    def stderr(self) -> str:
-        return self.err.read_text(errors="replace")
-
     def under_way(self) -> list[tuple[int, int, int]]:
         """Rank, attempt and pid, as the host has it, of each rank that has said so."""
         found = re.findall(r"under way: rank (\d+), attempt (\d+), pid (\d+)", self.stdout())
         return [(int(rank), int(attempt), int(pid)) for rank, attempt, pid in found]
 
     def steps(self) -> int:
-        """How often rank 0 has told of its progress."""
+        """How often rank 0 has printed a step."""
         return self.stdout().count("step ")
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
 
     def pid_outside(self, inside: int) -> int:
         """The pid, seen from here, of what is ``inside`` on the host."""
@@ -99,7 +84,7 @@ class Run:
         raise ProcessLookupError(f"no pid {inside} on {self.host.name}")
 
     def connected(self, port: int) -> bool:
-        """Whether the host has a TCP connection to or from that port, or listens there with nobody else to come."""
+        """Whether the host has a TCP connection to or from that port, or listens there."""
         wanted = f":{port:04X}"
         lines = []
         for table in ("tcp", "tcp6"):

@@ -1,24 +1,16 @@
 """What happens to launchers while ranks run: killed, stopped, interrupted, told to end, also while they stop."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 
-from tests.faults.rows import DEAD, HEARTBEAT, LOST, SILENCE, SOCKET, WELL, Expect, Row, both, lost
+from tests.faults.rows import DEAD, HEARTBEAT, LOST, SILENCE, SOCKET, WELL, Expect, Row, both, killed, lost, signalled
 from tests.faults.trial import Trial
 
 GRACE = 2.0
 LONG = 60.0
-"""Seconds of grace that must not pass where somebody wants the end at once."""
+"""Seconds of grace that must not pass where the job is to end at once."""
 
-
-def _signal(node: int, number: int) -> Callable[[Trial], None]:
-    def fault(trial: Trial) -> None:
-        trial.mark()
-        trial.runs[node].signal(number)
-
-    return fault
+_FAILED = "rank 1 exited with code 3"
 
 
 def _repeated(node: int, number: int) -> Callable[[Trial], None]:
@@ -72,14 +64,14 @@ def _failing(trial: Trial) -> None:
     trial.under_way()
     trial.order(1, "exit")
     for number in (0, 1):
-        trial.said(number, "rank 1 exited with code 3")
+        trial.said(number, _FAILED)
 
 
 def _stop_row(what: str, node: int, number: int) -> Row:
     """Ctrl-C again ends the ranks at once; SIGTERM again, which schedulers send, leaves them their grace."""
     name = f"{what}{', twice,' if node else ''} on node {node} while the job stops for SIGTERM"
     patient = number == signal.SIGTERM
-    fault = _repeated(node, number) if node else _signal(node, number)
+    fault = _repeated(node, number) if node else signalled(node, number)
     expect = both(143, within=GRACE + SOCKET) if patient else both(143)
     return Row(
         name, fault, expect, _stopping, "stubborn", ("--grace", f"{GRACE if patient else LONG:g}"), torchrun=False
@@ -87,82 +79,53 @@ def _stop_row(what: str, node: int, number: int) -> Row:
 
 
 ROWS = [
-    Row("supervisor of node 1 killed -9", _signal(1, signal.SIGKILL), (lost(1), DEAD)),
-    Row("supervisor of node 0 killed -9", _signal(0, signal.SIGKILL), (DEAD, lost(0))),
-    Row(
-        "supervisor of node 1 killed -9 while the ranks compute silently",
-        _signal(1, signal.SIGKILL),
-        (lost(1), DEAD),
-        mode="silent",
-    ),
+    Row("supervisor of node 1 killed -9", killed(1), (lost(1), DEAD)),
+    Row("supervisor of node 0 killed -9", killed(0), (DEAD, lost(0))),
+    Row("supervisor of node 1 killed -9 while the ranks compute silently", killed(1), (lost(1), DEAD), mode="silent"),
     Row(
         "supervisor of node 1 stopped for half the heartbeat timeout",
-        _paused,
-        (WELL, WELL),
-        mode="silent",
-        survives=True,
+        _paused, (WELL, WELL), mode="silent", survives=True,
     ),
     Row("supervisor of node 1 stopped, continued after the verdict", _stopped(1), (lost(1, SILENCE), lost(0))),
     Row(
         "supervisor of node 0 stopped, continued after the verdict",
-        _stopped(0),
-        (Expect(LOST, "was lost"), lost(0, SILENCE)),
+        _stopped(0), (Expect(LOST, "was lost"), lost(0, SILENCE)),
     ),
-    Row("Ctrl-C on node 0", _signal(0, signal.SIGINT), (Expect(130), Expect(130, "Ctrl-C on node 0"))),
-    Row("Ctrl-C on node 1", _signal(1, signal.SIGINT), (Expect(130, "Ctrl-C on node 1"), Expect(130))),
+    Row("Ctrl-C on node 0", signalled(0, signal.SIGINT), (Expect(130), Expect(130, "Ctrl-C on node 0"))),
+    Row("Ctrl-C on node 1", signalled(1, signal.SIGINT), (Expect(130, "Ctrl-C on node 1"), Expect(130))),
     Row(
         "Ctrl-C on node 0 while the ranks compute silently",
-        _signal(0, signal.SIGINT),
-        (Expect(130), Expect(130, "Ctrl-C on node 0")),
-        mode="silent",
+        signalled(0, signal.SIGINT), (Expect(130), Expect(130, "Ctrl-C on node 0")), mode="silent",
     ),
-    Row("SIGTERM on node 0", _signal(0, signal.SIGTERM), (Expect(143), Expect(143, "SIGTERM on node 0"))),
-    Row("SIGTERM on node 1", _signal(1, signal.SIGTERM), (Expect(143, "SIGTERM on node 1"), Expect(143))),
+    Row("SIGTERM on node 0", signalled(0, signal.SIGTERM), (Expect(143), Expect(143, "SIGTERM on node 0"))),
+    Row("SIGTERM on node 1", signalled(1, signal.SIGTERM), (Expect(143, "SIGTERM on node 1"), Expect(143))),
     Row(
         "SIGTERM on node 1, which the ranks ignore",
-        _signal(1, signal.SIGTERM),
-        both(143, within=GRACE + SOCKET),
-        mode="deaf",
-        options=("--grace", f"{GRACE:g}"),
+        signalled(1, signal.SIGTERM), both(143, within=GRACE + SOCKET), mode="deaf", options=("--grace", f"{GRACE:g}"),
     ),
     _stop_row("Ctrl-C", 0, signal.SIGINT),
     _stop_row("Ctrl-C", 1, signal.SIGINT),
     _stop_row("SIGTERM", 0, signal.SIGTERM),
     _stop_row("SIGTERM", 1, signal.SIGTERM),
-    Row(
-        "supervisor of node 1 killed -9 while the job stops for SIGTERM",
-        _signal(1, signal.SIGKILL),
-        (Expect(143, within=GRACE + SOCKET), DEAD),
-        _stopping,
-        "deaf",
-        ("--grace", f"{GRACE:g}"),
-        torchrun=False,
+    *(
+        Row(name, fault, expect, start, "deaf", ("--grace", f"{GRACE:g}"), torchrun=False)
+        for name, fault, expect, start in (
+            (
+                "supervisor of node 1 killed -9 while the job stops for SIGTERM",
+                killed(1), (Expect(143, within=GRACE + SOCKET), DEAD), _stopping,
+            ),
+            (
+                "supervisor of node 0 killed -9 while the job stops for SIGTERM",
+                killed(0), (DEAD, lost(0, GRACE + SOCKET)), _stopping,
+            ),
+            (
+                "supervisor of node 1 killed -9 while the job stops for a failure",
+                killed(1), (Expect(3, _FAILED, GRACE + SOCKET), DEAD), _failing,
+            ),
+            (
+                "Ctrl-C on node 1 while the job stops for a failure",
+                signalled(1, signal.SIGINT), both(130, _FAILED, GRACE + SOCKET), _failing,
+            ),
+        )
     ),
-    Row(
-        "supervisor of node 0 killed -9 while the job stops for SIGTERM",
-        _signal(0, signal.SIGKILL),
-        (DEAD, lost(0, GRACE + SOCKET)),
-        _stopping,
-        "deaf",
-        ("--grace", f"{GRACE:g}"),
-        torchrun=False,
-    ),
-    Row(
-        "supervisor of node 1 killed -9 while the job stops for a failure",
-        _signal(1, signal.SIGKILL),
-        (Expect(3, "rank 1 exited with code 3", GRACE + SOCKET), DEAD),
-        _failing,
-        "deaf",
-        ("--grace", f"{GRACE:g}"),
-        torchrun=False,
-    ),
-    Row(
-        "Ctrl-C on node 1 while the job stops for a failure",
-        _signal(1, signal.SIGINT),
-        both(130, "rank 1 exited with code 3", within=GRACE + SOCKET),
-        _failing,
-        "deaf",
-        ("--grace", f"{GRACE:g}"),
-        torchrun=False,
-    ),
-]
+]  # fmt: skip

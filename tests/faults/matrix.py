@@ -1,7 +1,5 @@
 """All rows, in the order of the table."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tests.faults import join_rows, launcher_rows, network_rows, rank_rows

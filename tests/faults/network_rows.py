@@ -1,7 +1,5 @@
 """What happens to machines and to the network between them: node 1 is lost to node 0, and node 0 to node 1."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.faults.launcher import PORT
@@ -64,11 +62,7 @@ ROWS = [
     Row("node 1 powered off", _on(1, Host.power_off), (lost(1, SILENCE), DEAD)),
     Row("node 0 powered off", _on(0, Host.power_off), (DEAD, lost(0, SILENCE))),
     Row("node 1 frozen, thawed after the verdict", _frozen(1), (lost(1, SILENCE), lost(0))),
-    Row(
-        "node 0 frozen, thawed after the verdict",
-        _frozen(0),
-        (Expect(LOST, "was lost", SOCKET), lost(0, SILENCE)),
-    ),
+    Row("node 0 frozen, thawed after the verdict", _frozen(0), (Expect(LOST, "was lost", SOCKET), lost(0, SILENCE))),
     Row("link cut at the switch", _on(1, Host.cut), APART),
     Row("link down on the host", _on(1, Host.link_down), APART),
     Row("unplugged: packets vanish", _on(1, Host.unplug), APART),
@@ -76,12 +70,7 @@ ROWS = [
     Row("unplugged, healed after the verdict", _healed, APART),
     Row("dropped by a firewall", _on(1, Host.drop), APART),
     Row("TCP reset by a firewall", _on(1, Host.reject), (lost(1), lost(0))),
-    Row(
-        "control port alone dropped",
-        _on(1, lambda host: host.drop_port(PORT + 1)),
-        APART,
-        torchrun=False,
-    ),
+    Row("control port alone dropped", _on(1, lambda host: host.drop_port(PORT + 1)), APART, torchrun=False),
     Row("unplugged for a quarter of the heartbeat timeout", _short_cut, (WELL, WELL), survives=True),
     Row("5 % loss and 100 ms delay", _bad_line, (WELL, WELL), survives=True),
 ]

@@ -4,8 +4,6 @@ usage: program.py talk|silent|deaf|stubborn FOLDER. A file FOLDER/enough ends it
 Only ranks that talk import torch: what becomes of the others is between the launchers.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -17,7 +15,7 @@ PAUSE = 0.01
 """Seconds between two steps: a test machine has fewer cores than the job has ranks."""
 
 IGNORED = {"deaf": [signal.SIGTERM], "stubborn": [signal.SIGTERM, signal.SIGINT]}
-"""What ranks of a mode do not heed."""
+"""The signals that ranks of a mode ignore."""
 
 
 def say(text: str) -> None:

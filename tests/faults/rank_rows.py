@@ -1,7 +1,5 @@
 """What happens to ranks: each is a failure of the job, and with --max-restarts 1 the reason for a second attempt."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""What became of a row, and what of it is not as it must be."""
-
-from __future__ import annotations
+"""The result of a row: how each launcher ended, and what is wrong with that."""
 
 import re
 from dataclasses import dataclass, field
@@ -10,7 +8,7 @@ from tests.faults.rows import Expect, Row
 
 @dataclass
 class Seen:
-    """What became of one launcher.
+    """How one launcher ended.
 
     Attributes:
         code: its exit code; None: it still ran.
@@ -27,7 +25,7 @@ class Seen:
 
 @dataclass
 class Result:
-    """What became of a row; ``stuck`` is what was waited for in vain."""
+    """How a row ended; ``stuck`` is what the row waited for in vain."""
 
     row: Row
     launcher: str
@@ -41,7 +39,7 @@ class Result:
         return self.row.survives or (self.row.restarts and self.restarts > 0)
 
     def complaints(self, allowance: float = 0.0) -> list[str]:
-        """What is not as it must be, with so many seconds beyond the bounds.
+        """What is wrong, with ``allowance`` seconds beyond the bounds.
 
         Codes, words, bounds and temporary files are our own contract: torchrun need only end as well or badly as the
         job did, on every node, while it is watched, and leave nothing running.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ NOT_OF_A_RANK = {0, 2, LOST, 130, 143, -9}
 
 @dataclass(frozen=True)
 class Expect:
-    """What must become of one launcher.
+    """How one launcher must end.
 
     Attributes:
         code: its exit code, as ``subprocess`` has it: -9 is one that the fault itself killed.
@@ -90,3 +91,18 @@ class Row:
 def both(code: int, text: str = "", within: float = SOCKET) -> tuple[Expect, Expect]:
     """The same on both nodes."""
     return Expect(code, text, within), Expect(code, text, within)
+
+
+def signalled(node: int, number: int) -> Callable[[Trial], None]:
+    """The launcher of a node gets a signal."""
+
+    def fault(trial: Trial) -> None:
+        trial.mark()
+        trial.runs[node].signal(number)
+
+    return fault
+
+
+def killed(node: int) -> Callable[[Trial], None]:
+    """The launcher of a node is killed."""
+    return signalled(node, signal.SIGKILL)

@@ -1,7 +1,5 @@
 """The matrix as a table of Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tests.faults.result import Result, Seen
@@ -10,7 +8,7 @@ from tests.faults.trial import PATIENCE
 HEAD = "| Fault | restarts | launcher | node 0 | node 1 | left running | |\n|---|---|---|---|---|---|---|"
 
 
-def line(result: Result, allowance: float = 0.0) -> str:
+def line(result: Result) -> str:
     """One row of the table."""
     nodes = [
         _node(seen, PATIENCE[result.launcher], goes_on=result.goes_on, verdict=not result.row.survives)
@@ -19,7 +17,7 @@ def line(result: Result, allowance: float = 0.0) -> str:
     nodes[2:] = []
     nodes += ["–"] * (2 - len(nodes))
     left = dict.fromkeys(each.split(" -")[0] for seen in result.seen for each in seen.left)
-    complaints = result.complaints(allowance)
+    complaints = result.complaints()
     cells = [
         result.row.name,
         str(result.restarts),
@@ -41,6 +39,6 @@ def _node(seen: Seen, patience: float, *, goes_on: bool, verdict: bool) -> str:
     return f"{code} · {seen.seconds:.2f} s" + (" (restart)" if goes_on else "")
 
 
-def table(results: Sequence[Result], allowance: float = 0.0) -> str:
+def table(results: Sequence[Result]) -> str:
     """The whole of it."""
-    return "\n".join([HEAD, *(line(result, allowance) for result in results)]) + "\n"
+    return "\n".join([HEAD, *map(line, results)]) + "\n"

@@ -1,16 +1,10 @@
 """Every row of the matrix, with and without a restart where that matters, held against the contract."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from tests.faults.matrix import ROWS
 from tests.faults.table import line
 from tests.faults.trial import ALLOWANCE, Trial
-from tests.hosts.network import Network
 from tests.patience import patience
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
@@ -23,7 +17,7 @@ MATRIX = [
 
 
 @pytest.mark.parametrize(("row", "restarts"), MATRIX)
-def test_row(row: object, restarts: int, network: Callable[..., Network], tmp_path: Path) -> None:
+def test_row(row, restarts, network, tmp_path):
     result = Trial(row, restarts, "ddplaunch", network(2), tmp_path).play()  # type: ignore[arg-type]
     print(line(result))
     said = "\n".join(f"launcher {number} said:\n{seen.stderr}" for number, seen in enumerate(result.seen))

@@ -1,17 +1,16 @@
 """One row of the matrix under one launcher: started, broken, watched to its end, and what was left counted."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.faults.launcher import LIGHT, PORT, PROGRAM, Run, command_line, words
+from tests.faults.launcher import PORT, PROGRAM, Run, command_line, words
 from tests.faults.result import Result, Seen
 from tests.faults.rows import Row
 from tests.hosts.network import Network
 from tests.patience import patience
+from tests.starts import LIGHT
 
 PATIENCE = {"ddplaunch": 30.0, "torchrun": 60.0}
 """Seconds that any wait of ours takes at most: how long a launcher is watched after the fault. All of these are
@@ -75,7 +74,7 @@ class Trial:
             self.runs[number].fault_at = time.monotonic()
 
     def under_way(self, times: int = 1) -> None:
-        """Wait until the four ranks have said so many times that they are under way."""
+        """Wait until each of the four ranks has said ``times`` times that it is under way."""
 
         def ready() -> bool:
             if ended := [run for run in self.runs[:2] if run.process.poll() is not None]:
@@ -119,7 +118,7 @@ class Trial:
         """Tell the job to end well."""
         (self.folder / "enough").touch()
 
-    # What becomes of it
+    # Its end
 
     def play(self) -> Result:
         """Run the row to its end; everything on the hosts is still there when this returns."""
@@ -171,7 +170,7 @@ class Trial:
             self.until(lambda run=run: run.process.poll() is not None, "the end of the second attempt")  # type: ignore[misc]
 
     def _seen(self, run: Run) -> Seen:
-        """Say what became of a launcher; what it left counts on hosts that are up."""
+        """How a launcher ended; what it left counts on hosts that are up."""
         seconds = None if run.verdict_at is None or run.fault_at is None else run.verdict_at - run.fault_at
         deadline = time.monotonic() + patience(LEFT_PATIENCE)
         while (pids := self._left(run)) and time.monotonic() < deadline:

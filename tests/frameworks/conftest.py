@@ -1,5 +1,3 @@
 """The launchers, as a fixture of every test here."""
 
-from __future__ import annotations
-
 from tests.frameworks.launchers import launchers  # noqa: F401 - a fixture is found by its name here

@@ -1,7 +1,5 @@
 """Running a program under ddplaunch, under torchrun or alone, and reading what its ranks report."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -43,15 +41,16 @@ class Launchers:
         self.folder = folder
 
     def ddplaunch(self, *words: str | Path, nproc: int = 2, env: Mapping[str, str] | None = None) -> Done:
-        return self._run(command("run", "--nproc", str(nproc), *words), env)
+        return self.run(command("run", "--nproc", str(nproc), *words), env)
 
     def torchrun(self, *words: str | Path, nproc: int = 2, env: Mapping[str, str] | None = None) -> Done:
-        return self._run(torchrun(self.folder, *words, nproc=nproc), env)
+        return self.run(torchrun(self.folder, *words, nproc=nproc), env)
 
     def python(self, *words: str | Path, env: Mapping[str, str] | None = None) -> Done:
-        return self._run([sys.executable, *map(str, words)], env)
+        return self.run([sys.executable, *map(str, words)], env)
 
-    def _run(self, words: Sequence[str], env: Mapping[str, str] | None) -> Done:
+    def run(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> Done:
+        """Run a command to its end."""
         home = {"HOME": str(self.folder), "HF_HOME": str(self.folder / "hf")}
         done = subprocess.run(
             words,

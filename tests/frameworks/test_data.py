@@ -1,14 +1,12 @@
 """Samples and figures over ranks: webdataset and torchdata see each once, torchmetrics counts each once."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from tests.frameworks.launchers import PATIENCE, PROGRAMS, Launchers, reports, requires
+from tests.frameworks.launchers import PATIENCE, PROGRAMS, reports, requires
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * PATIENCE)]
 
@@ -26,7 +24,7 @@ def shards(tmp_path: Path) -> str:
 
 
 @requires("webdataset", "torchdata")
-def test_each_sample_is_seen_by_one_rank(launchers: Launchers, shards: str) -> None:
+def test_each_sample_is_seen_by_one_rank(launchers, shards):
     first, second = ours = reports(launchers.ddplaunch(PROGRAMS / "loaders.py", "--", shards))
     for workers in ("0", "2"):
         seen, others = first[workers], second[workers]
@@ -37,7 +35,7 @@ def test_each_sample_is_seen_by_one_rank(launchers: Launchers, shards: str) -> N
 
 
 @requires("torchmetrics")
-def test_metrics_over_ranks_are_those_of_one_process(launchers: Launchers) -> None:
+def test_metrics_over_ranks_are_those_of_one_process(launchers):
     ours = reports(launchers.ddplaunch("--preload", "torch,torchmetrics", f"{PROGRAMS / 'metrics.py'}:main"))
     assert [report["rank"] for report in ours] == [0, 1]
     alone = ours[0]["alone"]

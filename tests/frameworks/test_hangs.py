@@ -1,7 +1,5 @@
 """`ddplaunch stacks` names the rank that others wait for, whatever stands between the program and torch."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -10,32 +8,27 @@ from tests.conftest import wait_until, write
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
-DDP = """
+LOOP = """
     import time, torch, torch.distributed as dist
 
     def load_batch(step):
         if step == 3 and dist.get_rank() == 1:
             time.sleep(600)
         return torch.ones(4, 8)
+"""
 
+DDP = f"""{LOOP}
     dist.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(9):
-        loss = model(load_batch(step)).sum()
-        loss.backward()
+        model(load_batch(step)).sum().backward()
         optimizer.step()
 """
 
-FSDP = """
-    import time, torch, torch.distributed as dist
+FSDP = f"""{LOOP}
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-
-    def load_batch(step):
-        if step == 3 and dist.get_rank() == 1:
-            time.sleep(600)
-        return torch.ones(4, 8)
 
     mesh = init_device_mesh("cpu", (3,))
     model = torch.nn.Linear(8, 6)
@@ -43,6 +36,17 @@ FSDP = """
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(9):
         model(load_batch(step)).sum().backward()
+        optimizer.step()
+"""
+
+ACCELERATE = f"""{LOOP}
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(8, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    for step in range(9):
+        accelerator.backward(model(load_batch(step)).sum())
         optimizer.step()
 """
 
@@ -69,23 +73,6 @@ LIGHTNING = """
     quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     trainer = lightning.Trainer(accelerator="cpu", devices=3, strategy="ddp", max_epochs=1, **quiet)
     trainer.fit(Model(), data)
-"""
-
-ACCELERATE = """
-    import time, torch
-    from accelerate import Accelerator
-
-    def load_batch(step):
-        if step == 3 and accelerator.process_index == 1:
-            time.sleep(600)
-        return torch.ones(4, 8)
-
-    accelerator = Accelerator(cpu=True)
-    model = torch.nn.Linear(8, 1)
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
-    for step in range(9):
-        accelerator.backward(model(load_batch(step)).sum())
-        optimizer.step()
 """
 
 

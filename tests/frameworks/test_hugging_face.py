@@ -1,13 +1,9 @@
 """accelerate and transformers' Trainer: the launcher's world, gradients accumulated, samples counted once, resumed."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.conftest import write
-from tests.frameworks.launchers import PATIENCE, PROGRAMS, Launchers, reports, requires
+from tests.frameworks.launchers import PATIENCE, PROGRAMS, reports, requires
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * PATIENCE)]
 
@@ -17,7 +13,7 @@ ON_CPUS = {"ACCELERATE_USE_CPU": "true"}
 
 
 @requires("accelerate")
-def test_accelerate_does_as_under_torchrun_and_as_alone(launchers: Launchers, tmp_path: Path) -> None:
+def test_accelerate_does_as_under_torchrun_and_as_alone(launchers, tmp_path):
     """Its own configuration does not count: that is accelerate launch's."""
     write(
         tmp_path,
@@ -38,7 +34,7 @@ def test_accelerate_does_as_under_torchrun_and_as_alone(launchers: Launchers, tm
 
 
 @requires("accelerate")
-def test_without_a_gpu_accelerate_must_be_told_to_use_cpus(launchers: Launchers, tmp_path: Path) -> None:
+def test_without_a_gpu_accelerate_must_be_told_to_use_cpus(launchers, tmp_path):
     """Without ACCELERATE_USE_CPU each rank is a world of its own, whatever accelerate's configuration says."""
     write(tmp_path, "hf/accelerate/default_config.yaml", "distributed_type: MULTI_CPU\nuse_cpu: true\n")
     without = {"CUDA_VISIBLE_DEVICES": ""}
@@ -48,9 +44,7 @@ def test_without_a_gpu_accelerate_must_be_told_to_use_cpus(launchers: Launchers,
 
 
 @requires("transformers", "accelerate")
-def test_the_trainer_restarted_from_its_checkpoint_ends_as_under_torchrun_undisturbed(
-    launchers: Launchers, tmp_path: Path
-) -> None:
+def test_the_trainer_restarted_from_its_checkpoint_ends_as_under_torchrun_undisturbed(launchers, tmp_path):
     program = PROGRAMS / "transformers_trainer.py"
     fails_at = "3"
     done = launchers.ddplaunch(

@@ -1,12 +1,10 @@
 """A script with ``@hydra.main``: its configuration, its overrides, and one run folder for all ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from tests.frameworks.launchers import PATIENCE, PROGRAMS, Launchers, reports, requires
+from tests.frameworks.launchers import PATIENCE, PROGRAMS, reports, requires
 
 pytestmark = [requires("hydra"), pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * PATIENCE)]
 
@@ -18,7 +16,7 @@ def run_folders(folder: Path) -> list[Path]:
     return [path.parent for path in folder.rglob(".hydra")]
 
 
-def test_a_script_does_as_under_torchrun_in_a_folder_named_after_the_time(launchers: Launchers, tmp_path: Path) -> None:
+def test_a_script_does_as_under_torchrun_in_a_folder_named_after_the_time(launchers, tmp_path):
     ours = reports(launchers.ddplaunch(SCRIPT))
     assert ours == [{"rank": 0, "lr": 0.1, "weight": 0.49}, {"rank": 1, "lr": 0.1, "weight": 0.49}]
     # Each rank makes the folder of the second in which it starts: one, or two where that second ends between them.
@@ -29,9 +27,7 @@ def test_a_script_does_as_under_torchrun_in_a_folder_named_after_the_time(launch
 
 
 @pytest.mark.parametrize("target", [("--preload", "torch,hydra", f"{SCRIPT}:main"), ("-m", "configured")])
-def test_the_run_id_makes_one_folder_for_all_ranks(
-    target: tuple[str | Path, ...], launchers: Launchers, tmp_path: Path
-) -> None:
+def test_the_run_id_makes_one_folder_for_all_ranks(target, launchers, tmp_path):
     ours = reports(launchers.ddplaunch(*target, "--", "lr=0.2", ONE_FOLDER, env={"PYTHONPATH": str(PROGRAMS)}))
     assert [(report["rank"], report["lr"]) for report in ours] == [(0, 0.2), (1, 0.2)]
     (folder,) = run_folders(tmp_path / "runs")

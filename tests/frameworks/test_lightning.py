@@ -1,10 +1,8 @@
 """Lightning's Trainer and Fabric: in the launcher's world, with no processes of their own."""
 
-from __future__ import annotations
-
 import pytest
 
-from tests.frameworks.launchers import PATIENCE, PROGRAMS, Launchers, reports, requires
+from tests.frameworks.launchers import PATIENCE, PROGRAMS, reports, requires
 
 pytestmark = [requires("lightning"), pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * PATIENCE)]
 
@@ -12,7 +10,7 @@ TRAINER = PROGRAMS / "lightning_trainer.py"
 PRELOAD = ("--preload", "torch,lightning")
 
 
-def test_the_trainer_does_as_under_torchrun(launchers: Launchers) -> None:
+def test_the_trainer_does_as_under_torchrun(launchers):
     ours = reports(launchers.ddplaunch(TRAINER))
     assert ours == reports(launchers.torchrun(TRAINER))
     assert [report["rank"] for report in ours] == [0, 1]  # two reports: nobody started more
@@ -26,7 +24,7 @@ def test_the_trainer_does_as_under_torchrun(launchers: Launchers) -> None:
     assert first["weight"] == second["weight"]
 
 
-def test_preloaded_it_learns_the_same_and_knows_its_rank_at_once(launchers: Launchers) -> None:
+def test_preloaded_it_learns_the_same_and_knows_its_rank_at_once(launchers):
     ours = reports(launchers.ddplaunch(*PRELOAD, f"{TRAINER}:main", "--devices", "2"))
     for when in ("rank before", "rank"):  # there is a trainer: it reads them at its import, which was before the fork
         assert [report[when] for report in ours] == [0, 1]
@@ -35,14 +33,14 @@ def test_preloaded_it_learns_the_same_and_knows_its_rank_at_once(launchers: Laun
     assert ours[0]["loss"] == ours[1]["loss"]
 
 
-def test_other_devices_than_ranks_are_told_by_lightning_and_by_us_once(launchers: Launchers) -> None:
+def test_other_devices_than_ranks_are_told_by_lightning_and_by_us_once(launchers):
     done = launchers.ddplaunch(*PRELOAD, "--show", "none", TRAINER, "--", "3")
     assert done.returncode == 1
     assert "failed with ValueError: You set `devices=3` and `num_nodes=1` in Lightning" in done.stderr.splitlines()[0]
     assert done.stderr.count("does not match the world size (2)") == 2  # the headline, and the traceback's last line
 
 
-def test_fabric(launchers: Launchers) -> None:
+def test_fabric(launchers):
     ours = reports(launchers.ddplaunch(*PRELOAD, PROGRAMS / "lightning_fabric.py"))
     assert [(report["rank"], report["world_size"]) for report in ours] == [(0, 2), (1, 2)]
     assert [report["seen"] for report in ours] == [[*range(0, 16, 2)], [*range(1, 16, 2)]]

@@ -1,11 +1,11 @@
 """What training programs import is the same in a forked rank, imported once, as in one that imports it itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import events
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow, pytest.mark.timeout(0)]
 
@@ -29,8 +29,7 @@ def test_ranks_see_the_same(launch, tmp_path):
 
     alone = run("alone", "--start", "exec")
     forked = run("forked", "--log-dir", tmp_path / "log")
-    (log,) = (tmp_path / "log").rglob("events*.jsonl")
-    ready = next(event for event in map(json.loads, log.read_text().splitlines()) if event["event"] == "ready")
+    (ready,) = events(tmp_path / "log", "ready")
     excluded = dict(ready["excluded"])
     assert {"accelerate", "hydra", "lightning", "scipy"}.isdisjoint(excluded), excluded
     assert {"accelerate", "lightning"} <= set(ready["modules"])  # these import most of the others

@@ -1,12 +1,9 @@
 """What ranks compute is the same to the last digit, whether all was imported once for them or by each of them."""
 
-from __future__ import annotations
-
-import json
-
 import pytest
 
 from tests.benchmarks.contenders import PROGRAMS
+from tests.conftest import events
 from tests.frameworks.launchers import PATIENCE, Launchers, Report, reports, requires
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(2 * PATIENCE)]
@@ -17,21 +14,20 @@ def compared(launchers: Launchers, program: str, *imported_once: str) -> list[Re
     log = launchers.folder / "log"
     ours = reports(launchers.ddplaunch("--log-dir", log, PROGRAMS / program))
     assert ours == reports(launchers.python(PROGRAMS / "start_by_loop.py", "2", PROGRAMS / program))
-    (events,) = log.rglob("events*.jsonl")
-    ready = next(event for event in map(json.loads, events.read_text().splitlines()) if event["event"] == "ready")
+    (ready,) = events(log, "ready")
     assert set(imported_once) <= set(ready["modules"]), ready
     return ours
 
 
 @requires("accelerate", "transformers")
-def test_accelerate(launchers: Launchers) -> None:
+def test_accelerate(launchers):
     first, second = compared(launchers, "accelerate_loop.py", "accelerate", "transformers")
     assert (first["rank"], second["rank"]) == (0, 1)
     assert first["losses"] != second["losses"]  # each has batches of its own
 
 
 @requires("datasets", "peft", "trl")
-def test_trl_with_peft_and_datasets(launchers: Launchers) -> None:
+def test_trl_with_peft_and_datasets(launchers):
     """Each rank keeps its rows in a file of its own: where both had the same random name, one got the other's."""
     ours = compared(launchers, "trl_sft.py", "datasets", "peft", "trl")
     assert [(report["rank"], report["first"]) for report in ours] == [(0, "w0"), (1, "w24")]

@@ -1,19 +1,16 @@
 """What torch itself promises to torchrun's workers, and its parts that care where they run."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import clean_environment
-from tests.frameworks.launchers import PATIENCE, PROGRAMS, Launchers, reports
+from tests.frameworks.launchers import PATIENCE, PROGRAMS, reports
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * PATIENCE)]
 
 
-def test_every_documented_variable_is_as_under_torchrun(launchers: Launchers) -> None:
+def test_every_documented_variable_is_as_under_torchrun(launchers):
     before = {"SET_BEFORE": " ".join([*clean_environment(), *launchers.calm, "HOME", "HF_HOME", "SET_BEFORE"])}
     ours = reports(launchers.ddplaunch("--max-restarts", "2", PROGRAMS / "contract.py", env=before))
     theirs = reports(launchers.torchrun("--max-restarts", "2", PROGRAMS / "contract.py", env=before))
@@ -41,7 +38,7 @@ def test_every_documented_variable_is_as_under_torchrun(launchers: Launchers) ->
         assert set(our["set"]) - set(their["set"]) == {"NODE_RANK", "DDPLAUNCH_DEVICE", "DDPLAUNCH_PREEMPTED_FILE"}
 
 
-def test_what_record_writes_is_what_is_reported(launchers: Launchers) -> None:
+def test_what_record_writes_is_what_is_reported(launchers):
     ours, theirs = launchers.ddplaunch(PROGRAMS / "recorded.py"), launchers.torchrun(PROGRAMS / "recorded.py")
     assert (ours.returncode, theirs.returncode) == (1, 1)
     report = ours.stderr[ours.stderr.index("ddplaunch: ") :]
@@ -50,7 +47,7 @@ def test_what_record_writes_is_what_is_reported(launchers: Launchers) -> None:
         assert 'raise ValueError("this batch is empty")\n  ValueError: this batch is empty\n' in shown
 
 
-def test_a_checkpoint_of_two_ranks_is_loaded_by_one_and_by_three(launchers: Launchers, tmp_path: Path) -> None:
+def test_a_checkpoint_of_two_ranks_is_loaded_by_one_and_by_three(launchers, tmp_path):
     program, folder = PROGRAMS / "checkpoint.py", str(tmp_path / "saved")
     saved = reports(launchers.ddplaunch(f"{program}:main", "--what", "save", "--folder", folder))
     assert sum(report["here"] for report in saved) == len(saved[0]["weights"])  # each rank has a part
@@ -65,7 +62,7 @@ def test_a_checkpoint_of_two_ranks_is_loaded_by_one_and_by_three(launchers: Laun
         assert (report["weights"], report["moments"]) == (saved[0]["weights"], saved[0]["moments"])
 
 
-def test_a_compiled_model_learns_on_all_ranks(launchers: Launchers, tmp_path: Path) -> None:
+def test_a_compiled_model_learns_on_all_ranks(launchers, tmp_path):
     cache = tmp_path / "inductor"
     env = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     env["TORCHINDUCTOR_VEC_ISA_OK"] = "0"  # trying out what vectors the machine has would take longer than all else

@@ -1,7 +1,5 @@
 """One interface of a host and the cable from it to a switch, with the faults that a cable can have."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,10 +1,7 @@
 """What clusters of virtual hosts have in common, whatever schedules their jobs: their end, and waiting for them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TypeVar
 
 from tests.hosts.network import Network
@@ -30,9 +27,7 @@ class Cluster:
     def __enter__(self: C) -> C:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

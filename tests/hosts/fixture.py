@@ -1,7 +1,5 @@
 """What tests with several hosts ask for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any

@@ -45,7 +45,7 @@ class Host:
         self.number, self.name = number, name
         self.address, self.address6, self.address_second = addresses
         self._addresses, self._files, self._cables, self._ipv6 = addresses, files, cables, ipv6
-        self._freezer, self._quota = Freezer(group), Quota(group)
+        self._freezer, self._quota = Freezer(), Quota(group)
         self._init: subprocess.Popen[bytes] | None = None
         self._network: NetworkNamespace | None = None
         self._started: list[subprocess.Popen[Any]] = []
@@ -137,7 +137,7 @@ class Host:
         """The part of :meth:`boot` that need not wait, so that several hosts boot at once."""
         if self.alive:
             raise HostError(f"{self.name} is up already")
-        # First the cables: the kernel removes a network that nobody holds when it likes to, and the cables' ends in it.
+        # First the cables: the kernel removes a network without holders at any time, and the cables' ends with it.
         for cable in self._cables:
             cable.pull()
         self._let_go_of_network()
@@ -160,7 +160,7 @@ class Host:
         settings = {
             "hostname": self.name,
             "files": self._files,
-            "groups": [str(group) for group in (self._freezer.group, self._quota.group) if group],
+            "group": str(self._quota.group or ""),
             "test_process": us,
         }
         unshare(HOST)
@@ -195,10 +195,10 @@ class Host:
         if self._init is not None:
             self._init.kill()
             for process in self._started:
-                process.wait()  # init is not gone before its namespace is empty, of zombies too
+                process.wait()  # init exits only when its namespace has no process left, not even a zombie
             self._init.wait()
             self._started.clear()
-            self._freezer.thaw(self.processes)
+            self._freezer.thaw()
             self._quota.lift()
 
     def close(self) -> None:
@@ -220,7 +220,7 @@ class Host:
 
     def thaw(self) -> None:
         """Let them run again."""
-        self._freezer.thaw(self.processes)
+        self._freezer.thaw()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if not self.alive or self._init is None:
@@ -228,7 +228,7 @@ class Host:
         return self._init
 
     def limit(self, cpus: float) -> None:
-        """Give its processes, and all that they start, the time of so many CPUs; skip where that cannot be done."""
+        """Give its processes, and all that they start, the time of ``cpus`` CPUs; skip where that cannot be done."""
         self._running()
         self._quota.set(cpus, self.processes())
 
@@ -251,7 +251,7 @@ class Host:
         self._cables[0].delay(milliseconds)
 
     def loss(self, percent: float) -> None:
-        """Lose so many of the frames in each direction, at random."""
+        """Lose this share of the frames in each direction, at random."""
         lost = f"numgen random mod 10000 < {round(percent * 100)} drop"
         self._filter([f"{way} {self._cables[0].port} {lost}" for way in ("iifname", "oifname")])
 
@@ -275,7 +275,7 @@ class Host:
         self._drop((way, end) for way in ("iifname", "oifname") for end in ends)
 
     def drop_large(self, peer: Host, length: int = 1400) -> None:
-        """Let the switch drop IP packets of more than so many bytes from it to one peer, and tell nobody."""
+        """Let the switch drop IP packets of more than ``length`` bytes from it to one peer, without an answer."""
         to = ["ip6 daddr" if ":" in address else "ip daddr" for address in peer._addresses if address]
         ends = zip(to, filter(None, peer._addresses), strict=True)
         self._filter([f"iifname {self._cables[0].port} {end} {it} meta length > {length} drop" for end, it in ends])

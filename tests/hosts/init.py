@@ -64,22 +64,13 @@ def wait_for_end(fd: int) -> None:
 
 def remove_group(parent: int, name: str) -> None:
     """Remove a control group that the host's processes may have been in, once they are gone."""
-    try:
-        while os.path.exists(f"/proc/self/fd/{parent}/{name}/tasks"):  # of version 1, which tells nobody
-            try:
-                return os.rmdir(name, dir_fd=parent)
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise
-                time.sleep(0.01)
-        events = os.open(f"{name}/cgroup.events", os.O_RDONLY, dir_fd=parent)
-        poll = select.poll()
-        poll.register(events, select.POLLPRI)
-        while b"populated 1" in os.pread(events, 1000, 0):
-            poll.poll(1000)
-        os.rmdir(name, dir_fd=parent)
-    except OSError:
-        pass  # there is none
+    while True:
+        try:
+            return os.rmdir(name, dir_fd=parent)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                return  # there is none
+            time.sleep(0.01)
 
 
 def main() -> None:
@@ -87,7 +78,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # like all signals from within, ignored by PID 1 if not handled
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps for a parent that ignores this
     os.chdir("/")
-    groups = [(os.open(os.path.dirname(path), os.O_RDONLY), os.path.basename(path)) for path in settings["groups"]]
+    folder, name = os.path.split(settings["group"])
+    parent = os.open(folder or "/", os.O_RDONLY)
     set_up(settings["hostname"], settings["files"])
     os.write(1, b"ready\n")
     for fd in range(3):
@@ -96,8 +88,8 @@ def main() -> None:
     try:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # there is no process but us
-    for parent, name in groups:
+        pass  # we are the only process
+    if name:
         remove_group(parent, name)
 
 

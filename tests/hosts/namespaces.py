@@ -4,8 +4,6 @@ Namespaces belong to threads, so a thread may enter a host, start a process ther
 child of ours, with its own exit status and its own pid, and nothing stands in between that signals have to get past.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 FS, MOUNT, UTS, IPC, PID, NET = 0x200, 0x20000, 0x4000000, 0x8000000, 0x20000000, 0x40000000
-"""The CLONE_* flags. FS is no namespace: a thread must stop sharing its cwd before it may enter a MOUNT namespace."""
+"""The CLONE_* flags. FS is not a namespace: only a thread with a cwd of its own may enter a MOUNT namespace."""
 
 HOST = MOUNT | UTS | IPC | PID | NET
 """All that a host has of its own."""

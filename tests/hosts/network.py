@@ -9,7 +9,6 @@ import shutil
 import sys
 import uuid
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 from tests.hosts.cable import Cable
@@ -72,9 +71,7 @@ class Network:
     def __enter__(self) -> Network:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

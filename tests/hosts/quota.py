@@ -1,7 +1,5 @@
 """Fewer CPUs for the processes of a host than the machine has, as a container has them: the time of a control group."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +29,7 @@ class Quota:
         self.group = next((parent / name for parent in _parents()), None)
 
     def set(self, cpus: float, processes: Iterable[int]) -> None:
-        """Limit these processes together to the time of so many CPUs."""
+        """Limit these processes together to the time of ``cpus`` CPUs."""
         if self.group is None:
             pytest.skip("NO CPU QUOTA HERE: no control group with a cpu controller")
         quota = round(cpus * _PERIOD)

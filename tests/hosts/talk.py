@@ -1,7 +1,5 @@
 """Connections between virtual hosts, to see what a fault does to them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -49,7 +47,7 @@ attempt(connect)
 for line in sys.stdin:
     attempt(ask, float(line))
 """
-"""Connects to ADDRESS PORT within so many SECONDS; for each number read, asks and waits for the answer so long."""
+"""Connects to ADDRESS PORT within SECONDS; for each number read, asks and waits that many seconds for the answer."""
 
 
 class Talk:

@@ -1,7 +1,5 @@
 """What each fault of a virtual host does to its connections."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 
@@ -31,7 +29,7 @@ def pair(network: Make) -> Pair:
 SILENT = "TimeoutError"
 
 
-def test_the_second_interface_is_another_network(network: Make) -> None:
+def test_the_second_interface_is_another_network(network):
     one, other = network(2, second=True).hosts
     echo(other)
     assert other.address_second == "10.78.0.11"
@@ -44,7 +42,7 @@ def test_the_second_interface_is_another_network(network: Make) -> None:
     assert talk.ask(0.5) == SILENT
 
 
-def test_power_off_is_silent_and_boot_brings_the_host_back(pair: Pair) -> None:
+def test_power_off_is_silent_and_boot_brings_the_host_back(pair):
     one, other, talk = pair
     other.power_off()
     assert (other.alive, other.processes()) == (False, [])
@@ -58,7 +56,7 @@ def test_power_off_is_silent_and_boot_brings_the_host_back(pair: Pair) -> None:
         assert Talk(one, address).ask() == "answer"
 
 
-def test_kill_all_ends_connections_at_once(pair: Pair) -> None:
+def test_kill_all_ends_connections_at_once(pair):
     one, other, talk = pair
     other.freeze()  # so that the question waits
     talk.begin(10)
@@ -71,7 +69,7 @@ def test_kill_all_ends_connections_at_once(pair: Pair) -> None:
     assert Talk(one, other.address).ask() == "answer"
 
 
-def test_frozen_processes_wait(pair: Pair) -> None:
+def test_frozen_processes_wait(pair):
     one, other, talk = pair
     other.freeze()
     other.freeze()
@@ -82,17 +80,8 @@ def test_frozen_processes_wait(pair: Pair) -> None:
     assert (talk.ask(), later.ask()) == ("answer", "answer")
 
 
-def test_freezing_without_control_groups(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, other, talk = pair
-    monkeypatch.setattr(other._freezer, "group", None)
-    other.freeze()
-    assert talk.ask(0.5) == SILENT
-    other.thaw()
-    assert talk.ask() == "answer"
-
-
 @pytest.mark.parametrize(("fault", "carrier"), [("cut", "0"), ("unplug", "1"), ("drop", "1"), ("link_down", None)])
-def test_silence(pair: Pair, fault: str, carrier: str | None) -> None:
+def test_silence(pair, fault, carrier):
     one, other, talk = pair
     getattr(other, fault)()
     if carrier is not None:
@@ -105,7 +94,7 @@ def test_silence(pair: Pair, fault: str, carrier: str | None) -> None:
     assert Talk(one, other.address6).ask() == "answer"
 
 
-def test_drop_of_one_peer(network: Make) -> None:
+def test_drop_of_one_peer(network):
     one, other, third = network(3).hosts
     echo(other)
     other.drop(third)
@@ -114,7 +103,7 @@ def test_drop_of_one_peer(network: Make) -> None:
     assert Talk(one, other.address).ask() == "answer"
 
 
-def test_drop_of_one_port(pair: Pair) -> None:
+def test_drop_of_one_port(pair):
     one, other, talk = pair
     second = Talk(one, other.address, 7001)
     other.drop_port(7001)
@@ -123,7 +112,7 @@ def test_drop_of_one_port(pair: Pair) -> None:
     assert second.ask() == "answer"
 
 
-def test_reject_resets_both_ends(pair: Pair) -> None:
+def test_reject_resets_both_ends(pair):
     one, other, talk = pair
     echo(one)
     back = Talk(other, one.address)
@@ -137,7 +126,7 @@ def test_reject_resets_both_ends(pair: Pair) -> None:
     assert Talk(one, other.address).ask() == "answer"
 
 
-def test_loss(pair: Pair) -> None:
+def test_loss(pair):
     one, other, _ = pair
     count = """if True:
         import socket, sys
@@ -162,7 +151,7 @@ def test_loss(pair: Pair) -> None:
     assert int(one.run(sys.executable, "-IS", "-c", count, other.address)) > 300
 
 
-def test_delay(pair: Pair) -> None:
+def test_delay(pair):
     one, other, talk = pair
     for milliseconds in (100, 30):
         other.delay(milliseconds)

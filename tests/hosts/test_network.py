@@ -1,7 +1,5 @@
 """The virtual hosts themselves: what is between them, what breaks when, and that nothing is left."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -25,7 +23,7 @@ pytestmark = pytest.mark.ci
 Make = Callable[..., Network]
 
 
-def test_hosts_reach_each_other_by_address_and_name(network: Make) -> None:
+def test_hosts_reach_each_other_by_address_and_name(network):
     hosts = network(3).hosts
     for host in hosts:
         echo(host)
@@ -34,7 +32,7 @@ def test_hosts_reach_each_other_by_address_and_name(network: Make) -> None:
     assert Talk(hosts[2], "n0").ask() == "answer"
 
 
-def test_a_host_has_its_own_name_devices_and_memory(network: Make) -> None:
+def test_a_host_has_its_own_name_devices_and_memory(network):
     one, other = network(2).hosts
     names = [host.run("cat", "/proc/sys/kernel/hostname").strip() for host in (one, other)]
     assert names == [one.name, other.name] == ["n0", "n1"]
@@ -46,20 +44,20 @@ def test_a_host_has_its_own_name_devices_and_memory(network: Make) -> None:
     assert one.run("sh", "-c", "ls -d /proc/[0-9]*").split()[0] == "/proc/1"
 
 
-def test_debian_hosts(network: Make) -> None:
+def test_debian_hosts(network):
     one, _ = network(2, debian_hosts=True).hosts
     lookup = "import socket; print(socket.gethostbyname('n0'), socket.gethostbyname('n1'))"
     assert one.run(sys.executable, "-IS", "-c", lookup).split() == ["127.0.1.1", "10.77.0.11"]
 
 
-def test_without_ipv6(network: Make) -> None:
+def test_without_ipv6(network):
     one, other = network(2, ipv6=False).hosts
     assert (one.address6, one.run("cat", "/proc/net/if_inet6")) == ("", "")
     assert "::" not in other.run("cat", "/etc/hosts")
 
 
 @pytest.mark.parametrize(("dns", "least", "most"), [("files", 0, 0.9), ("dead", 1, 4)])
-def test_dead_dns_takes_its_time(network: Make, dns: str, least: float, most: float) -> None:
+def test_dead_dns_takes_its_time(network, dns, least, most):
     (host,) = network(1, dns=dns).hosts
     lookup = """if True:
         import socket, time
@@ -73,14 +71,14 @@ def test_dead_dns_takes_its_time(network: Make, dns: str, least: float, most: fl
     assert least <= float(host.run(sys.executable, "-IS", "-c", lookup, env=short)) < patience(most)
 
 
-def test_two_networks_have_nothing_to_do_with_each_other(network: Make) -> None:
+def test_two_networks_have_nothing_to_do_with_each_other(network):
     here, there = network(2).hosts, network(2).hosts
     echo(here[1])
     assert Talk(here[0], "n1").ask() == "answer"
     assert Talk(there[0], "n1").connected == "ConnectionRefusedError"
 
 
-def test_a_started_process_is_our_own(network: Make, tmp_path: Path) -> None:
+def test_a_started_process_is_our_own(network, tmp_path):
     (host,) = network(1).hosts
     assert host.start(["sh", "-c", "exit 7"]).wait() == 7
     sleep = host.start(["sleep", "1000"])
@@ -96,7 +94,7 @@ def test_a_started_process_is_our_own(network: Make, tmp_path: Path) -> None:
         host.start(["/proc/no/program"])
 
 
-def test_ctrl_c_is_for_all_of_the_terminal(network: Make) -> None:
+def test_ctrl_c_is_for_all_of_the_terminal(network):
     (host,) = network(1).hosts
     ours, theirs = os.openpty()
     # The leader of a session gets the terminal that it opens.
@@ -111,7 +109,7 @@ def test_ctrl_c_is_for_all_of_the_terminal(network: Make) -> None:
     os.close(theirs)
 
 
-def test_orphans_are_reaped_by_init(network: Make) -> None:
+def test_orphans_are_reaped_by_init(network):
     (host,) = network(1).hosts
     host.run("sh", "-c", "sleep 0.1 >/dev/null 2>&1 &")
     wait_until(lambda: host.run("sh", "-c", "grep -l sleep /proc/[0-9]*/comm; true") == "", "the orphan")
@@ -132,7 +130,7 @@ def leftovers() -> tuple[list[str], str, list[str]]:
     )
 
 
-def test_nothing_is_left_after_close(network: Make) -> None:
+def test_nothing_is_left_after_close(network):
     before, files = leftovers(), os.listdir("/proc/self/fd")
     with network(3, second=True) as net:
         one, other, third = net.hosts
@@ -151,7 +149,7 @@ def test_nothing_is_left_after_close(network: Make) -> None:
     assert len(os.listdir("/proc/self/fd")) == len(files)
 
 
-def test_nothing_is_left_when_half_of_it_fails(network: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_when_half_of_it_fails(network, monkeypatch):
     before, files, started = leftovers(), os.listdir("/proc/self/fd"), []
     finish = Host.finish_boot
 
@@ -169,7 +167,7 @@ def test_nothing_is_left_when_half_of_it_fails(network: Make, monkeypatch: pytes
     assert len(os.listdir("/proc/self/fd")) == len(files)
 
 
-def test_nothing_is_left_when_the_test_process_is_killed(network: Make) -> None:
+def test_nothing_is_left_when_the_test_process_is_killed(network):
     network(1)  # skips where there can be none
     program = """if True:
         import os, signal

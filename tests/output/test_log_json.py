@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from ddplaunch.output.voice import Topic
-from tests.conftest import clean_environment, command, wait_until, write
+from tests.conftest import clean_environment, command, free_port, wait_until, write
 from tests.output.test_output import Terminal
-from tests.ports import free_port
 from tests.reference.records import SAID, SAID_KINDS
 from tests.starts import LIGHT
 

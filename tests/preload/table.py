@@ -1,7 +1,5 @@
 """Small tables of known packages, and installations to go with them, for the tests of what is admitted."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which imports of a program one process may make for all ranks, by small tables and packages."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -71,17 +69,17 @@ def admitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Admitting:
         ("import sys\nsys.path.insert(0, sys.argv[0])\n", []),
     ],
 )
-def test_what_stands_before_it(admitting: Admitting, before: str, modules: list[str]):
+def test_what_stands_before_it(admitting, before, modules):
     """A free import only minds what may change others; a bound one all that has an effect."""
     assert sorted(admitting.modules(before + "import free, bound\n")) == sorted(modules)
 
 
-def test_settings_are_the_programs_to_assign(admitting: Admitting):
+def test_settings_are_the_programs_to_assign(admitting):
     admitting.add("torch", settings=["torch.backends"])
     assert admitting.modules("import torch\ntorch.backends.cudnn.benchmark = True\nimport free\n") == ["free"]
 
 
-def test_the_reasons(admitting: Admitting):
+def test_the_reasons(admitting):
     admitting.add("bad", harmless=True, refused="makes a temporary folder at import")
     admitting.add("old", version="1.0", harmless=True)
     admitting.add("next", version="2.0", harmless=True)
@@ -102,18 +100,18 @@ def test_the_reasons(admitting: Admitting):
     }
 
 
-def test_a_known_package_that_cannot_be_used_is_unknown(admitting: Admitting):
-    """Whether it changes others nobody has looked."""
+def test_a_known_package_that_cannot_be_used_is_unknown(admitting):
+    """Nothing shows that it leaves others as they are."""
     admitting.add("next", version="2.0")
     assert admitting.modules("import next, free\n") == []
 
 
-def test_two_versions_in_one_folder(admitting: Admitting):
+def test_two_versions_in_one_folder(admitting):
     (admitting.installation.site / "free-1.3.dist-info").mkdir()
     assert admitting.reasons("import free\n") == {"free": "? has not been audited"}
 
 
-def test_an_editable_install_is_not_what_was_audited(admitting: Admitting, tmp_path: Path, monkeypatch):
+def test_an_editable_install_is_not_what_was_audited(admitting, tmp_path, monkeypatch):
     (admitting.installation.site / "free.py").unlink()
     write(tmp_path / "elsewhere", "free.py", "")
     monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
@@ -134,18 +132,18 @@ def test_an_editable_install_is_not_what_was_audited(admitting: Admitting, tmp_p
         ("import os\ndef f(): os.environ['MINDED'] = str(1)\nprint()\n", False),
     ],
 )
-def test_variables_that_an_import_reads(admitting: Admitting, line: str, there: bool):
+def test_variables_that_an_import_reads(admitting, line, there):
     admitting.add("reads", variables=["MINDED"])
     found = admitting.admit(line + "import reads, free\n", *(["MINDED"] if "setdefault" in line else []))
     assert found.modules == (["reads", "free"] if there else ["free"])
 
 
-def test_a_variable_that_is_set_afterwards_came_too_late_for_the_import(admitting: Admitting):
+def test_a_variable_that_is_set_afterwards_came_too_late_for_the_import(admitting):
     admitting.add("reads", variables=["MINDED"])
     assert admitting.modules("import reads, os\nos.environ['MINDED'] = str(1)\n") == ["reads"]
 
 
-def test_a_variable_that_an_import_sets_and_the_program_names(admitting: Admitting):
+def test_a_variable_that_an_import_sets_and_the_program_names(admitting):
     admitting.add("sets", sets=["KMP_X"])
     assert admitting.modules("import sets\n") == ["sets"]
     assert admitting.modules("import os\nprint(os.environ.get('KMP_X'))\nimport sets\n") == []
@@ -160,12 +158,12 @@ def test_a_variable_that_an_import_sets_and_the_program_names(admitting: Admitti
         ("import torch\ndef f(): torch.set_default_device('cuda')\nf()\n", False),
     ],
 )
-def test_what_an_import_minds_has_a_word(admitting: Admitting, before: str, there: bool):
+def test_what_an_import_minds_has_a_word(admitting, before, there):
     admitting.add("minding", minds=["torch's settings"])
     assert admitting.modules(before + "import minding\n") == (["minding"] if there else [])
 
 
-def test_what_is_left_of_a_package_that_is_imported_before(admitting: Admitting):
+def test_what_is_left_of_a_package_that_is_imported_before(admitting):
     admitting.add("minding", minds=["logging"], modules={"minding": (), "minding.more": ()})
     source = "import logging, minding\nprint()\ndef f():\n    from minding.more import it\n"
     assert admitting.modules(source) == ["minding"]
@@ -192,35 +190,35 @@ LAZY = {"lazy": (), "lazy.trainer": ("Trainer",), "lazy.model": ("Model",), "laz
         ("def main():\n  import stranger\n  from lazy import Trainer\n", []),
     ],
 )
-def test_the_words_that_lead_to_a_module(admitting: Admitting, source: str, modules: list[str]):
+def test_the_words_that_lead_to_a_module(admitting, source, modules):
     admitting.add("lazy", modules=LAZY)
     assert admitting.modules(source) == modules
 
 
-def test_a_module_that_this_version_does_not_have_is_left_out(admitting: Admitting):
+def test_a_module_that_this_version_does_not_have_is_left_out(admitting):
     admitting.add("lazy", modules=LAZY)
     (admitting.installation.site / "lazy" / "trainer.py").unlink()
     assert admitting.modules("from lazy import Trainer, Model\n") == ["lazy", "lazy.model"]
 
 
-def test_what_comes_later_is_nothing_for_one_rank(admitting: Admitting):
+def test_what_comes_later_is_nothing_for_one_rank(admitting):
     admitting.add("lazy", modules=LAZY)
     assert admitting.admit("import lazy\nlazy.Trainer\ndef f(): import free\n", late=False).modules == ["lazy"]
 
 
-def test_a_late_module_of_another_package_is_as_known_as_that(admitting: Admitting):
+def test_a_late_module_of_another_package_is_as_known_as_that(admitting):
     admitting.add("lazy", modules={"lazy": (), "free": ("Trainer",), "gone": ("Trainer",), "next": ("Trainer",)})
     admitting.add("next", version="2.0")
     assert admitting.modules("import lazy\nlazy.Trainer\n") == ["lazy", "free"]
 
 
-def test_a_bound_import_that_stands_before_that_of_torch(admitting: Admitting):
+def test_a_bound_import_that_stands_before_that_of_torch(admitting):
     assert admitting.modules("import bound, free\nimport torch\n") == ["bound", "free"]
 
 
 @pytest.mark.parametrize("place", ["{program}", "{folder}/more", "{folder}/on_path"])
 @pytest.mark.parametrize("file", ["loaded.py", "loaded/__init__.py", "loaded-1.0.dist-info/METADATA"])
-def test_what_the_users_folders_hide(admitting: Admitting, tmp_path: Path, monkeypatch, place: str, file: str):
+def test_what_the_users_folders_hide(admitting, tmp_path, monkeypatch, place, file):
     """Beside the program, in a folder that it adds to ``sys.path``, or on PYTHONPATH."""
     admitting.add("loaded")
     admitting.add("uses", loads=["loaded"])
@@ -237,14 +235,14 @@ def test_what_the_users_folders_hide(admitting: Admitting, tmp_path: Path, monke
     assert admitting.reasons(source)["uses"] == f"{os.path.relpath(hidden)} comes first"
 
 
-def test_plugins_beside_the_program(admitting: Admitting):
+def test_plugins_beside_the_program(admitting):
     write(admitting.folder, "mine.egg-info/entry_points.txt", "[console_scripts]\nx = y:z\n")
     assert admitting.modules("import free\n") == ["free"]
     write(admitting.folder, "mine.egg-info/entry_points.txt", "[free.plugins]\nx = y:z\n")
     assert admitting.modules("import free\n") == []
 
 
-def test_what_a_zygote_may_have_afterwards(admitting: Admitting):
+def test_what_a_zygote_may_have_afterwards(admitting):
     admitting.add("loaded", sets=["A"], generators=["loaded.g"])
     admitting.add("uses", loads=["loaded"], variables=["B"])
     found = admitting.admit("import uses\n")
@@ -256,7 +254,7 @@ def test_what_a_zygote_may_have_afterwards(admitting: Admitting):
     assert found.reads == ("B",)
 
 
-def test_what_torch_loads_may_be_there_whether_it_is_in_the_table_or_not(admitting: Admitting):
+def test_what_torch_loads_may_be_there_whether_it_is_in_the_table_or_not(admitting):
     """triton: a package that imports torch._dynamo loads it, where torch is one for GPUs."""
     admitting.add("torch", loads=["part-of-torch"])
     assert "part_of_torch" in admitting.admit("import free\n").allowed.tops

@@ -1,11 +1,8 @@
 """What is chosen to be imported once, as a dry run tells: by the table, options, and the number of ranks."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,14 +26,14 @@ def preload(answer: Launch) -> Preload:
     return run
 
 
-def test_what_is_known_comes_after_torch(preload: Preload, tmp_path: Path):
+def test_what_is_known_comes_after_torch(preload, tmp_path):
     write(tmp_path, "train.py", "import yaml\nimport torch\ntorch.optim\n")
     expected = {"modules": ["torch", "yaml", "torch._dynamo"], "because": None, "excluded": []}
     assert preload() == expected
     assert preload() == expected  # nothing is learned
 
 
-def test_what_is_not_known_is_told(preload: Preload, tmp_path: Path, answer: Launch):
+def test_what_is_not_known_is_told(preload, tmp_path, answer):
     names = [f"unknown{number}" for number in range(7)]
     more = tmp_path / "site-packages"
     for name in names:
@@ -67,7 +64,7 @@ def test_what_is_not_known_is_told(preload: Preload, tmp_path: Path, answer: Lau
         ("import sys; exec(sys.argv[1])\n", ["torch", "torch._dynamo"], "train.py:1 calls exec"),
     ],
 )
-def test_what_the_program_changes(preload: Preload, tmp_path: Path, line: str, modules, because):
+def test_what_the_program_changes(preload, tmp_path, line, modules, because):
     write(tmp_path, "train.py", line + "import torch, yaml\ntorch.optim\n")
     found = preload()
     assert (found["modules"], found["because"]) == (modules, because)
@@ -84,7 +81,7 @@ def test_what_the_program_changes(preload: Preload, tmp_path: Path, line: str, m
         ("--start zygote", ["torch", "yaml", "torch._dynamo"]),
     ],
 )
-def test_options(preload: Preload, tmp_path: Path, words: str, modules: list[str]):
+def test_options(preload, tmp_path, words, modules):
     write(tmp_path, "train.py", "import torch, yaml\ntorch.optim\n")
     assert preload(f"--nproc 2 {words}")["modules"] == modules
 
@@ -106,7 +103,7 @@ def test_options(preload: Preload, tmp_path: Path, words: str, modules: list[str
         ("import os, torch\nos.environ['OMP_NUM_THREADS'] = '2'\n", "", ["torch"]),
     ],
 )
-def test_one_rank_is_forked_only_where_it_cannot_tell(preload: Preload, tmp_path: Path, source, words, modules):
+def test_one_rank_is_forked_only_where_it_cannot_tell(preload, tmp_path, source, words, modules):
     write(tmp_path, "train.py", source)
     assert preload(f"--nproc 1 {words}")["modules"] == modules
 
@@ -123,7 +120,7 @@ READS_RANK = "import os\nMAIN = os.environ.get('RANK', '0') == '0'\n"
         {"hook.pth": "import hook_of_rank; hook_of_rank.go()\n", "hook_of_rank/__init__.py": READS_RANK},
     ],
 )
-def test_what_runs_before_the_program_and_looks_at_its_rank(tmp_path: Path, files: dict[str, str]):
+def test_what_runs_before_the_program_and_looks_at_its_rank(tmp_path, files):
     made = Installation(tmp_path)
     for name, text in files.items():
         write(made.site, name, text)
@@ -135,7 +132,7 @@ def test_what_runs_before_the_program_and_looks_at_its_rank(tmp_path: Path, file
     assert " mentions " in line
 
 
-def test_what_only_looks_like_it(tmp_path: Path, preload: Preload):
+def test_what_only_looks_like_it(tmp_path, preload):
     made = Installation(tmp_path)
     write(made.site, "sitecustomize.py", "RANKING = 'WORLD'\n")
     write(made.site, "folder.pth", "/srv/RANK\n")

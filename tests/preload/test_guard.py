@@ -1,13 +1,8 @@
 """What a zygote makes of known packages that do what the table does not say: it starts over with torch alone."""
 
-from __future__ import annotations
-
-import json
-from pathlib import Path
-
 import pytest
 
-from tests.conftest import write
+from tests.conftest import events, write
 from tests.preload.table import Installation
 
 CHANGED = {
@@ -35,7 +30,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("what", CHANGED)
-def test_a_package_that_does_more_than_the_table_says(tmp_path: Path, what: str):
+def test_a_package_that_does_more_than_the_table_says(tmp_path, what):
     source, reason = CHANGED[what]
     made = Installation(tmp_path)
     made.add("stranger", known=False)
@@ -57,7 +52,7 @@ def test_a_package_that_does_more_than_the_table_says(tmp_path: Path, what: str)
     assert note.endswith("; --preload torch starts at once")
 
 
-def test_a_package_that_does_nothing_else(tmp_path: Path):
+def test_a_package_that_does_nothing_else(tmp_path):
     made = Installation(tmp_path)
     made.add("part")
     made.add(
@@ -73,7 +68,7 @@ def test_a_package_that_does_nothing_else(tmp_path: Path):
     assert "note" not in done.stderr
 
 
-def test_what_a_package_may_set_goes_where_it_is_given_up(tmp_path: Path):
+def test_what_a_package_may_set_goes_where_it_is_given_up(tmp_path):
     """Also where the doubt comes last: a thread is seen by the zygote, not by the guard."""
     made = Installation(tmp_path)
     thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
@@ -84,7 +79,7 @@ def test_what_a_package_may_set_goes_where_it_is_given_up(tmp_path: Path):
     assert "2 threads run after importing" in done.stderr
 
 
-def test_an_import_sees_no_terminal(tmp_path: Path):
+def test_an_import_sees_no_terminal(tmp_path):
     """The ranks of a job of several write into pipes, the launcher perhaps to a terminal."""
     made = Installation(tmp_path)
     made.add("changed", "import os\nX = os.isatty(1), os.isatty(2), os.fstat(1).st_size")
@@ -93,7 +88,7 @@ def test_an_import_sees_no_terminal(tmp_path: Path):
     assert sorted(done.stdout.splitlines()) == ["[0] (False, False, 0)", "[1] (False, False, 0)"], done.stderr
 
 
-def test_an_import_reads_nothing_of_what_is_for_a_rank(tmp_path: Path):
+def test_an_import_reads_nothing_of_what_is_for_a_rank(tmp_path):
     made = Installation(tmp_path)
     made.add("changed", "import sys\nX = sys.stdin.read()")
     write(tmp_path, "train.py", "import os, changed\nprint([changed.X, os.read(0, 9)])\n")
@@ -101,20 +96,19 @@ def test_an_import_reads_nothing_of_what_is_for_a_rank(tmp_path: Path):
     assert sorted(done.stdout.splitlines()) == ["['', b'typed']", "[0] ['', b'']"], done.stderr
 
 
-def test_what_the_log_tells(tmp_path: Path):
+def test_what_the_log_tells(tmp_path):
     made = Installation(tmp_path)
     made.add("changed", "import os; open(f'by-{os.getpid()}', 'w').close()")
     write(tmp_path, "train.py", "import torch, changed, yaml\n")
     done = made.run(tmp_path, "run", "--nproc", "2", "--log-dir", "logs", "--run-id", "x", "train.py")
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("by-*"))) == 1
-    events = map(json.loads, (tmp_path / "logs" / "x" / "events.jsonl").read_text().splitlines())
-    ready = next(event for event in events if event["event"] == "ready")
+    (ready,) = events(tmp_path / "logs", "ready")
     assert (ready["modules"], ready["because"]) == (["torch", "changed"], "train.py:1, an import of yaml")
     assert ready["excluded"] == [["yaml", "not in the table"]]
 
 
-def test_a_file_of_the_users_that_the_table_knows_nothing_of(tmp_path: Path):
+def test_a_file_of_the_users_that_the_table_knows_nothing_of(tmp_path):
     """The zygote has the last word."""
     made = Installation(tmp_path)
     made.add("other", "where = 'installed'")
@@ -125,7 +119,7 @@ def test_a_file_of_the_users_that_the_table_knows_nothing_of(tmp_path: Path):
     assert sorted(done.stdout.splitlines()) == ["[0] mine", "[1] mine"], done.stderr
 
 
-def test_dill_has_the_programs_main(tmp_path: Path):
+def test_dill_has_the_programs_main(tmp_path):
     """It keeps that from its import on, and tells a program's own functions from others' by it."""
     made = Installation(tmp_path)
     made.add("dill", "import dill._dill", modules={"dill": [], "dill._dill": []})

@@ -50,7 +50,7 @@ def events(found: Program, kind: type[Barrier | Effect | Patch]) -> list[str]:
         ("", False),
     ],
 )
-def test_what_needs_dynamo(tmp_path: Path, source: str, dynamo: bool):
+def test_what_needs_dynamo(tmp_path, source, dynamo):
     assert program(tmp_path, source).dynamo is dynamo
 
 
@@ -77,7 +77,7 @@ def project(tmp_path: Path) -> Path:
         ("package.deep.step", True, ["first", "torch"]),
     ],
 )
-def test_imports_come_in_the_order_in_which_they_would_run(project: Path, typed: str, as_module: bool, expected):
+def test_imports_come_in_the_order_in_which_they_would_run(project, typed, as_module, expected):
     """Those of local modules where these are imported; those in functions are known to come later."""
     source = "import os, before\nfrom package import loop\nimport after\ndef main(): pass\n"
     found = program(project, source, typed, as_module=as_module)
@@ -87,7 +87,7 @@ def test_imports_come_in_the_order_in_which_they_would_run(project: Path, typed:
         assert {"torch", "late"} <= {each.module for each in statements(found) if each.reach is Reach.LATER}
 
 
-def test_which_statements_count(tmp_path: Path):
+def test_which_statements_count(tmp_path):
     """A folder without ``__init__.py`` hides nothing installed; a file does."""
     (tmp_path / "wandb").mkdir()
     write(tmp_path, "local.py", "")
@@ -133,7 +133,7 @@ def test_which_statements_count(tmp_path: Path):
     assert found.imports_torch
 
 
-def test_its_own_is_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_its_own_is_what_is_not_installed(tmp_path, monkeypatch):
     """Modules beside the script, in a folder that it adds to ``sys.path``, on PYTHONPATH or installed editable."""
     write(tmp_path, "lib/helper.py", "import of_helper\nfrom .relative import x\n")
     write(tmp_path, "src/mine/__init__.py", "import of_mine\nfrom . import part\n")
@@ -164,7 +164,7 @@ def test_its_own_is_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.Mo
         ("import torchvision", False),
     ],
 )
-def test_whether_torch_is_surely_imported(tmp_path: Path, source: str, surely: bool):
+def test_whether_torch_is_surely_imported(tmp_path, source, surely):
     assert program(tmp_path, source).imports_torch is surely
 
 
@@ -196,7 +196,7 @@ def settings(found: Program) -> list[tuple[str | None, str | None, bool, bool]]:
         ('import os, subprocess\nsubprocess.run("x", env=os.environ)\nrank = int(os.environ["RANK"])', []),
     ],
 )
-def test_variables_that_it_sets(tmp_path: Path, source: str, expected):
+def test_variables_that_it_sets(tmp_path, source, expected):
     assert settings(program(tmp_path, source)) == expected
 
 
@@ -217,7 +217,7 @@ def test_variables_that_it_sets(tmp_path: Path, source: str, expected):
         "pass",
     ],
 )
-def test_what_has_no_effect(tmp_path: Path, line: str):
+def test_what_has_no_effect(tmp_path, line):
     assert events(program(tmp_path, line), Effect) == []
 
 
@@ -240,7 +240,7 @@ def test_what_has_no_effect(tmp_path: Path, line: str):
         "X = 1\nX += f(1)",
     ],
 )
-def test_what_has_an_effect(tmp_path: Path, line: str):
+def test_what_has_an_effect(tmp_path, line):
     assert events(program(tmp_path, line), Effect)
 
 
@@ -267,7 +267,7 @@ def test_what_has_an_effect(tmp_path: Path, line: str):
         ("from unittest.mock import patch\n@patch.object(A, 'b')\ndef f(): pass", "what mock.patch names"),
     ],
 )
-def test_what_others_made_and_it_changes(tmp_path: Path, source: str, target: str):
+def test_what_others_made_and_it_changes(tmp_path, source, target):
     assert [each.partition(" ")[2] for each in events(program(tmp_path, source), Patch)] == [target]
 
 
@@ -282,7 +282,7 @@ def test_what_others_made_and_it_changes(tmp_path: Path, source: str, target: st
         "import sys\nprint(sys.modules.get('x'), sys.path[0])",
     ],
 )
-def test_what_is_its_own_to_change(tmp_path: Path, source: str):
+def test_what_is_its_own_to_change(tmp_path, source):
     write(tmp_path, "local.py", "class Thing: pass\n")
     assert events(program(tmp_path, source), Patch) == []
 
@@ -306,7 +306,7 @@ def test_what_is_its_own_to_change(tmp_path: Path, source: str):
         ("import sys\nsys.path.append('lib')\nsys.path += ['x']\nsys.path.insert(0, '.')\nmodel.eval()", None),
     ],
 )
-def test_what_its_source_does_not_show(tmp_path: Path, source: str, doubt: str | None):
+def test_what_its_source_does_not_show(tmp_path, source, doubt):
     write(tmp_path, "broken.py", "def (")
     found = program(tmp_path, source)
     assert found.doubt == doubt
@@ -328,7 +328,7 @@ def test_what_its_source_does_not_show(tmp_path: Path, source: str, doubt: str |
         ("TWICE", None),
     ],
 )
-def test_folders_that_can_be_read(tmp_path: Path, expression: str, path: str | None):
+def test_folders_that_can_be_read(tmp_path, expression, path):
     source = f"""
         import os, sys
         from pathlib import Path
@@ -346,14 +346,14 @@ def test_without_source():
     assert read(Target(Kind.MODULE, "compiled", first="/x")) == Program()
 
 
-def test_a_program_too_large_to_be_read(tmp_path: Path):
+def test_a_program_too_large_to_be_read(tmp_path):
     write(tmp_path, "tables.py", "x = 1\n" * 100_000)
     write(tmp_path, "model.py", "import torch\ntorch.optim.SGD\n")
     found = program(tmp_path, "import tables, model\n")
     assert (found.doubt, found.dynamo) == ("tables.py:1 is more source than is read at once", True)
 
 
-def test_a_file_read_for_a_function_is_read_again_for_an_import(tmp_path: Path):
+def test_a_file_read_for_a_function_is_read_again_for_an_import(tmp_path):
     write(tmp_path, "model.py", "import torch\n")
     found = program(tmp_path, "def f():\n  import model\nimport model\n")
     assert [(each.module, each.reach.name) for each in statements(found)] == [("torch", "LATER"), ("torch", "SURE")]

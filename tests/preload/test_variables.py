@@ -1,7 +1,5 @@
 """Variables that a program sets before its imports hold for them in forked ranks as in plain Python."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

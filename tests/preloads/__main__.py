@@ -1,23 +1,16 @@
 """``python -m tests.preloads NAME…``: audit installed distributions, with the interpreter that has them."""
 
-from __future__ import annotations
-
 import argparse
-import difflib
 import json
 import sys
 import tempfile
 from pathlib import Path
 
-from ddplaunch.rank import repairs
-from tests.preloads import harmless, late, words
+from tests.preloads import harmless, words
 from tests.preloads.audit import Audit, Finding
-from tests.preloads.disturbances import DISTURBANCES
 from tests.preloads.installed import Installed, normalised
 from tests.preloads.known import FILE, Known, entry, joined
 from tests.preloads.runs import Failed, Runs
-
-REPAIRED: frozenset[str] = getattr(repairs, "GENERATORS", frozenset())
 
 
 def main() -> int:
@@ -27,20 +20,12 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put what was found into the table")
     parser.add_argument("--join", action="store_true", help="with --write: beside what other versions have shown")
     parser.add_argument("--together", action="store_true", help="audit all in the same interpreters: quick")
-    parser.add_argument(
-        "--harmless", action="store_true", help="audit for the list of those that change nothing in others"
-    )
+    parser.add_argument("--harmless", action="store_true", help="audit for the list of those that change no others")
     parser.add_argument("--words", action="store_true", help="print which words lead to the modules of a lazy package")
-    parser.add_argument(
-        "--late", nargs=argparse.REMAINDER, metavar="PROGRAM", help="print what a program imports later"
-    )
     parser.add_argument("--table", type=Path, default=FILE, help="another table")
-    parser.add_argument("--explain", default="", metavar="MODULE.NAME", help="show in what that differs")
     parser.add_argument("--reasons", type=int, default=3, metavar="N", help="how many of a module's to show")
     typed = parser.parse_args()
     known = Known(typed.table)
-    if typed.late:
-        return late.show(typed.late, known)
     installed = Installed()
     names = [normalised(each) for each in typed.names]
     if absent := [each for each in names if each not in installed.versions]:
@@ -50,11 +35,6 @@ def main() -> int:
         return words.show(names, known)
     with tempfile.TemporaryDirectory(prefix="audit-") as scratch:
         runs = Runs(Path(scratch))
-        runs.explained = typed.explain
-        if typed.explain:
-            return _show_differences(
-                runs, [module for each in names for module in known.modules(each, installed.tops(each))]
-            )
         if typed.harmless:
             return harmless.audit(names, installed, runs, known, write=typed.write)
         groups = [names] if typed.together else [[each] for each in names]
@@ -68,7 +48,7 @@ def _audit(names: list[str], installed: Installed, runs: Runs, known: Known, typ
         name: [each for each in known.modules(name, installed.tops(name)) if installed.has(each)] for name in names
     }
     try:
-        found = Audit(installed, runs, asked, REPAIRED).run()
+        found = Audit(installed, runs, asked).run()
     except Failed as error:
         found = [Finding(name, {modules[0]: [f"does not end: {error}"]}, {}) for name, modules in asked.items()]
     torch = installed.versions.get("torch", "?")
@@ -85,21 +65,6 @@ def _audit(names: list[str], installed: Installed, runs: Runs, known: Known, typ
         known.packages.update(made)
         known.write()
     return any("refused" in each for each in made.values())
-
-
-def _show_differences(runs: Runs, modules: list[str]) -> int:
-    """Print how what ``--explain`` names differs between two plain interpreters, and a fork."""
-    plain = runs.run("plain", modules)
-    others = {
-        "again": runs.run("plain", modules),
-        "fork": runs.run("fork", modules),
-        "disturbed": runs.run("plain", modules, compared=list(plain.dumps[0].modules), disturbances=list(DISTURBANCES)),
-    }
-    for name, other in others.items():
-        print(
-            "\n".join(difflib.unified_diff(plain.dumps[0].trace, other.dumps[0].trace, "plain", name, lineterm="", n=2))
-        )
-    return 0
 
 
 def _explain(found: Finding, most: int) -> None:

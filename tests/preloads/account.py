@@ -21,19 +21,17 @@ class Dump:
     shared: Mapping[str, int]
     opaque: Mapping[Place, tuple[str, ...]]
     generators: Mapping[Place, tuple[str, ...]]
-    trace: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Dump:
         opaque, generators = (
             {(module, name): tuple(kinds) for module, name, kinds in found[each]} for each in ("opaque", "generators")
         )
-        return cls(found["modules"], found["shared"], opaque, generators, tuple(found["trace"]))
+        return cls(found["modules"], found["shared"], opaque, generators)
 
 
 @dataclass(frozen=True)
 class Account:
-    loaded: tuple[str, ...]
     edges: Mapping[str, frozenset[str]]
     failed: Mapping[str, str]
     found: tuple[tuple[Stack, str], ...]
@@ -47,7 +45,6 @@ class Account:
     def of(cls, found: dict[str, Any]) -> Account:
         """Read a probe's answer; KeyError or TypeError if it is none."""
         return cls(
-            loaded=tuple(dict.fromkeys(name for name, *_ in found["loaded"])),
             edges={name: frozenset(names) for name, names in found["edges"].items()},
             failed=found["failed"],
             found=tuple((tuple(stack), what) for stack, what in found["found"]),

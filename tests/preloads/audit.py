@@ -5,13 +5,13 @@ same ranks, and *disturbed* plain ones have done before what a program may do. W
 is noted (findings.py, surroundings.py), and what all modules keep is compared (state.py).
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 
+from ddplaunch.rank.repairs import GENERATORS
 from tests.preloads import excused
 from tests.preloads.account import Account, Dump, Place, Stack, differences
 from tests.preloads.disturbances import DISTURBANCES, VARIABLES
@@ -71,10 +71,10 @@ class Finding:
 
 
 class Audit:
-    """One audit of some distributions, together; ``repaired`` are the generators that forks seed anew."""
+    """One audit of some distributions, together."""
 
-    def __init__(self, installed: Installed, runs: Runs, asked: Mapping[str, Sequence[str]], repaired: frozenset[str]):
-        self._installed, self._runs, self._asked, self._repaired = installed, runs, asked, repaired
+    def __init__(self, installed: Installed, runs: Runs, asked: Mapping[str, Sequence[str]]) -> None:
+        self._installed, self._runs, self._asked = installed, runs, asked
         self._first = () if "torch" in asked else BY_CONTRACT
         self._modules = tuple(dict.fromkeys(module for modules in asked.values() for module in modules))
         self._guilt = Guilt()
@@ -123,7 +123,7 @@ class Audit:
         return found
 
     def _culprit(self, stack: Stack) -> str | None:
-        """The innermost module of a stack that is not Python's; None if torch's import has led there, or nobody."""
+        """The innermost module of a stack that is not Python's; None if torch's import led there, or no import did."""
         if not self._in_any_case.isdisjoint(stack):
             return None
         return next((name for name in reversed(stack) if not self._is_python(name)), None)
@@ -179,7 +179,7 @@ class Audit:
                 stacks = {*one.changed.get(what, ()), *other.changed.get(what, ())}
                 culprits = {self._culprit(stack) for stack in stacks} - {None}
                 if any(done == f"changes {what}" for _, done in (*one.found, *other.found)):
-                    continue  # of which somebody is guilty
+                    continue  # a module is blamed for it already
                 for module in culprits or self._modules:
                     self._guilt.accuse(str(module), f"leaves another {what} in a fork")
 
@@ -191,7 +191,7 @@ class Audit:
                     self._guilt.accuse(module, f"keeps {kind} in {module}.{name}, which nobody can read")
         for (module, name), kinds in dump.generators.items():
             place = f"{module}.{name}"
-            if place in self._repaired:
+            if place in GENERATORS:  # which forks seed anew
                 self._generators.setdefault(module, set()).add(place)
             else:
                 self._guilt.accuse(module, f"keeps a random generator ({', '.join(kinds)}) in {place}")
@@ -207,12 +207,10 @@ class Audit:
                 continue
             blamed = set[Place]()
             for single, account in self._singly(pool).items():
+                hold = self._guilt.accuse if single == "sys.argv" else self._guilt.bind
                 for module, name in self._changed(account, single):
                     blamed.add((module, name))
-                    if single == "sys.argv":
-                        self._guilt.accuse(module, f"minds {single} ({module}.{name})")
-                    else:
-                        self._guilt.bind(module, f"minds {single} ({module}.{name})")
+                    hold(module, f"minds {single} ({module}.{name})")
             for module, name in changed - blamed:
                 self._guilt.bind(module, f"minds what stands before ({module}.{name})")
 
@@ -277,9 +275,5 @@ class Audit:
             variables=sorted(read),
             sets=sorted(sets),
             loads=sorted(loads),
-            generators=sorted(_chained(self._generators.get(each, ()) for each in closure)),
+            generators=sorted(chain.from_iterable(self._generators.get(each, ()) for each in closure)),
         )
-
-
-def _chained(groups: Iterable[Iterable[str]]) -> set[str]:
-    return {each for group in groups for each in group}

@@ -5,6 +5,7 @@ Standard library only; run from its path.
 
 from __future__ import annotations
 
+import operator
 import os
 import posix
 import sys
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def trace_environment(see: See, note: Note) -> None:
-    """Have ``see`` told of each variable that is read by its name, and ``note`` of reads of all."""
+    """Call ``see`` with each variable that is read by its name, and ``note`` for reads of all."""
     for name in ("environ", "environb"):
         environ: Any = getattr(os, name)
         data = environ.__dict__.pop("_data")
@@ -30,7 +31,7 @@ def trace_environment(see: See, note: Note) -> None:
 
 
 def data() -> dict[bytes, bytes]:
-    """The variables themselves, told to nobody."""
+    """The variables themselves, read without a note."""
     found: dict[bytes, bytes] = vars(os.environ).get("_kept") or os.environ._data  # type: ignore[attr-defined]
     return found
 
@@ -44,7 +45,7 @@ def _traced(base: Any) -> type:
             return self.__dict__["_kept"]
 
         def __getitem__(self, key: Any) -> Any:
-            listed = self.__dict__.get("_listed")  # names that somebody has listed and reads in order: dict(os.environ)
+            listed = self.__dict__.get("_listed")  # names that were listed and are read in order: dict(os.environ)
             if listed and listed[-1] == key:
                 listed.pop()
             else:
@@ -85,54 +86,35 @@ class _Forbidden:
     def __init__(self, note: Note, name: str) -> None:
         self.__dict__.update(_note=note, _name=name, _inside=getattr(posix, "environ", {}))
 
+    def _asked(self) -> Any:
+        self._note(f"reads {self._name}")
+        return self._inside
+
     def __getattr__(self, name: str) -> Any:
-        self._note(f"reads {self._name}")
-        return getattr(self._inside, name)
-
-    def __getitem__(self, key: Any) -> Any:
-        self._note(f"reads {self._name}")
-        return self._inside[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        self._note(f"reads {self._name}")
-        return iter(self._inside)
-
-    def __len__(self) -> int:
-        self._note(f"reads {self._name}")
-        return len(self._inside)
-
-    def __contains__(self, key: object) -> bool:
-        self._note(f"reads {self._name}")
-        return key in self._inside
-
-    def __eq__(self, other: object) -> bool:
-        self._note(f"reads {self._name}")
-        return bool(self._inside == other)
-
-    __hash__ = None  # type: ignore[assignment]
+        return getattr(self._asked(), name)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._inside[key] = value
 
-    def __add__(self, other: Any) -> Any:
-        self._note(f"reads {self._name}")
-        return self._inside + other
+    __hash__ = None  # type: ignore[assignment]
 
-    def __radd__(self, other: Any) -> Any:
-        self._note(f"reads {self._name}")
-        return other + self._inside
 
-    def __or__(self, other: Any) -> Any:
-        self._note(f"reads {self._name}")
-        return self._inside | other
+def _forward(name: str, function: Callable[..., Any], *, reflected: bool = False) -> None:
+    """Let ``_Forbidden`` have this method of Python's protocols, which ``__getattr__`` does not see."""
 
-    def __ror__(self, other: Any) -> Any:
-        self._note(f"reads {self._name}")
-        return other | self._inside
+    def asking(self: _Forbidden, *others: Any) -> Any:
+        inside = self._asked()
+        return function(*others, inside) if reflected else function(inside, *others)
 
-    def __repr__(self) -> str:
-        self._note(f"reads {self._name}")
-        return repr(self._inside)
+    setattr(_Forbidden, name, asking)
+
+
+for _function in (iter, len, repr):
+    _forward(f"__{_function.__name__}__", _function)
+for _name in ("getitem", "contains", "eq", "add", "or_"):
+    _forward(f"__{_name.rstrip('_')}__", getattr(operator, _name))
+for _name in ("add", "or_"):
+    _forward(f"__r{_name.rstrip('_')}__", getattr(operator, _name), reflected=True)
 
 
 def trace_arguments(words: list[str], note: Note) -> None:

@@ -3,8 +3,6 @@
 Standard library only; loaded inside the interpreters of an audit. Whatever is not here counts.
 """
 
-from __future__ import annotations
-
 import re
 
 ANEW: dict[str, frozenset[str]] = {

@@ -51,19 +51,18 @@ class Findings:
     Attributes:
         found: the stack of modules, what was done ("makes a temporary folder"), and for a read its variable.
         read: the stacks in which a variable was read by its name; those that a fork repairs are left out.
-        libraries: shared objects with the stack in which they were mapped.
         changed: the stacks in which something that is only compared at the end was changed, by what that is.
     """
 
     def __init__(
         self, imports: import_stack.ImportStack, repaired: frozenset[str], excuses: ModuleType, folders: list[str]
     ):
-        """``folders``: the script's and the working one, of which no import may ask anything."""
+        """``folders``: the script's and the working one; no import may look into either."""
         self._imports, self._repaired, self._folders = imports, repaired, folders
         self._excused = excuses
         self.found: dict[tuple[tuple[str, ...], str], None] = {}
         self.read: dict[str, dict[tuple[str, ...], None]] = {}
-        self.libraries: dict[str, tuple[str, ...]] = {}
+        self._shared = set[str]()  # files whose memory forks would share
         self.changed: dict[str, dict[tuple[str, ...], None]] = {}
         self.quiet = False  # while nothing is to be noted
         self.maps = True  # whether something may have been mapped since the last look
@@ -81,7 +80,7 @@ class Findings:
             self.changed.setdefault(what, {})[tuple(self._imports.modules)] = None
 
     def install(self, tracing: ModuleType, words: list[str]) -> None:
-        """Trace from here on; there is no way back."""
+        """Trace from here on, until the process ends."""
         tracing.trace_environment(self.see, self.note)
         self._data = tracing.data
         tracing.trace_arguments(words, self._asked)
@@ -170,7 +169,7 @@ class Findings:
                 if event == "os.putenv":
                     what = self._sets(*args)
             except Exception:  # of arguments that no documentation promises
-                what = f"does what nobody understood ({event})"
+                what = f"does something unknown ({event})"
             if what:
                 self.note(what)
             if what and event == "os.putenv":
@@ -185,7 +184,7 @@ class Findings:
         return f"{SETS if before is None else 'changes the variable '}{os.fsdecode(name)}"
 
     def look_at_maps(self) -> None:
-        """Note which shared objects were mapped since the last look, and memory that forks would share."""
+        """Note memory that forks would share and that was mapped since the last look."""
         if not self.maps:
             return
         self.maps = False
@@ -197,10 +196,8 @@ class Findings:
         for line in lines:
             fields = line.split(None, 5)
             path = fields[5] if len(fields) > 5 else ""
-            if ".so" in path and path not in self.libraries:
-                self.libraries[path] = stack
-            if fields[1][3] == "s" and path not in self.libraries:
-                self.libraries[path] = stack
+            if fields[1][3] == "s" and ".so" not in path and path not in self._shared:
+                self._shared.add(path)
                 self.note("makes memory that forks share", stack)
 
 
@@ -279,40 +276,28 @@ def _says(what: str) -> Callable[..., str | None]:
 
 _EVENTS: dict[str, Callable[..., str | None]] = {
     "open": _opens,
-    "os.listdir": lambda *args: None,
-    "os.scandir": lambda *args: None,
+    **dict.fromkeys(("os.listdir", "os.scandir", "os.putenv"), lambda *args: None),  # looked at by themselves
     "tempfile.mkstemp": _says("makes a temporary file"),
     "tempfile.mkdtemp": _says("makes a temporary folder"),
     "os.mkdir": _makes_folder,
-    "os.rename": _changes,
-    "os.remove": _changes,
-    "os.rmdir": _changes,
-    "os.link": _changes,
-    "os.symlink": _changes,
-    "os.truncate": _changes,
-    "os.chmod": _changes,
-    "os.utime": _changes,
-    "os.putenv": lambda *args: None,
+    **{
+        f"os.{name}": _changes
+        for name in ["rename", "remove", "rmdir", "link", "symlink", "truncate", "chmod", "utime"]
+    },
     "os.unsetenv": lambda name: f"changes the variable {os.fsdecode(name)}",
     "os.chdir": _says("changes the working directory"),
-    "os.fork": _says("forks"),
-    "os.forkpty": _says("forks"),
-    "os.posix_spawn": _starts,
-    "os.exec": _starts,
-    "os.system": _starts,
-    "subprocess.Popen": _starts,
+    **dict.fromkeys(("os.fork", "os.forkpty"), _says("forks")),
+    **dict.fromkeys(("os.posix_spawn", "os.exec", "os.system", "subprocess.Popen"), _starts),
     "socket.connect": _says("opens a connection"),
     "socket.sendto": _says("sends on a socket"),
     "socket.bind": _says("binds a socket"),
-    "socket.getaddrinfo": _says("looks a host up"),
-    "socket.gethostbyname": _says("looks a host up"),
+    **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname"), _says("looks a host up")),
     "mmap.__new__": lambda fd, *rest: "makes memory that forks share" if fd == -1 else None,
     "resource.setrlimit": _says("sets a resource limit"),
     "sys.settrace": _says("sets a trace function"),
     "sys.setprofile": _says("sets a profile function"),
     "sys.addaudithook": _says("adds an audit hook"),
-    "signal.pthread_kill": _says("sends a signal"),
-    "os.kill": _says("sends a signal"),
+    **dict.fromkeys(("signal.pthread_kill", "os.kill"), _says("sends a signal")),
 }
 
 

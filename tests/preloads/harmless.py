@@ -1,7 +1,5 @@
 """Audits what is imported in each rank: whether that changes anything in what was imported for all."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import sys
@@ -13,28 +11,24 @@ from tests.preloads.known import Known
 from tests.preloads.runs import Failed, Runs
 
 _CHANGES = ("changes ", "moves ", "sets ", "handles ", "blocks ", "ignores ", "adds ")
-_TABLES = frozenset(
-    {
+_TABLES = {
+    (module, name)
+    for module, names in {
         # Caches.
-        ("re", "_cache"),
-        ("re", "_cache2"),
-        ("re", "RegexFlag"),
-        ("linecache", "cache"),
-        ("platform", "_sys_version_cache"),
-        ("sys", "path_importer_cache"),
-        # Tables by module, by class or by name, to which each adds its own.
-        ("sys", "modules"),
-        ("triton.language.extra", "modules"),  # the same
-        ("sys", "meta_path"),  # of a change at its front, Surroundings tells
-        ("typing", "_overload_registry"),
-        ("copy", "dispatch_table"),
-        ("copyreg", "dispatch_table"),
-        ("pickle", "dispatch_table"),
-        ("multiprocessing.reduction", "AbstractReducer"),
-        ("multiprocessing.reduction", "ForkingPickler"),
-        ("multiprocessing.reduction", "register"),
-    }
-)
+        "re": "_cache _cache2 RegexFlag",
+        "linecache": "cache",
+        "platform": "_sys_version_cache",
+        "sys": "path_importer_cache modules meta_path",  # of a change at the front of meta_path, Surroundings tells
+        # Tables by module, by class or by name, to which each adds its own; sys.modules is one.
+        "triton.language.extra": "modules",
+        "typing": "_overload_registry",
+        "copy": "dispatch_table",
+        "copyreg": "dispatch_table",
+        "pickle": "dispatch_table",
+        "multiprocessing.reduction": "AbstractReducer ForkingPickler register",
+    }.items()
+    for name in names.split()
+}
 """What changes with every import, or in nothing that another module has there."""
 
 _COMMON = ("numpy", "yaml", "tqdm", "requests")
@@ -69,7 +63,7 @@ def audit(names: Sequence[str], installed: Installed, runs: Runs, known: Known, 
 def _refused(
     names: list[str], installed: Installed, runs: Runs, common: Sequence[str]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Those that change something, and what; most do not, so many are looked at in one process, then halves of them."""
+    """Those that change something, and what. Most do not, so all are imported in one process; then halves of them."""
     tops = [top for name in names for top in installed.tops(name)]
     try:
         reasons = _changes(runs.run("harmless", common, last=tops), tops)

@@ -16,25 +16,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 _BOOTSTRAP: Any = sys.modules["_frozen_importlib"]
-_EXTERNAL: Any = sys.modules["_frozen_importlib_external"]
 
 
 class ImportStack:
     """The modules that are being executed, outermost first, and all that was seen of imports so far.
 
     Attributes:
-        loaded: each module that was executed, in the order of their starts, with the one that was executed then
-            ("" for none) and the statement of the program that led there.
         edges: which modules each imported while it was executed, loaded before or not.
-        asked: the top-level names that were looked for in ``sys.path``, found or not.
     """
 
     def __init__(self) -> None:
         self.modules: list[str] = []
-        self.loaded: list[tuple[str, str, str]] = []
         self.edges: dict[str, set[str]] = {}
-        self.asked: set[str] = set()
-        self.statement = ""
         self._thread = _thread.get_ident()
 
     def install(self, begins: Callable[[], None], finished: Callable[[str], None]) -> None:
@@ -43,19 +36,13 @@ class ImportStack:
         ``begins`` is called when another module is about to be executed, ``finished`` with the name of one that is
         done, while it is still on the stack.
         """
-        load, get, find = (
-            _BOOTSTRAP._load_unlocked,
-            _BOOTSTRAP._gcd_import,
-            _EXTERNAL.PathFinder.__dict__["find_spec"].__func__,
-        )
-        import_ = builtins.__import__
+        load, get, import_ = _BOOTSTRAP._load_unlocked, _BOOTSTRAP._gcd_import, builtins.__import__
 
         def loading(spec: Any) -> ModuleType:
             if _thread.get_ident() != self._thread:
                 return load(spec)  # type: ignore[no-any-return]
             begins()
             above = self.modules[-1] if self.modules else ""
-            self.loaded.append((spec.name, above, self.statement))
             self.edges.setdefault(above, set()).add(spec.name)
             self.modules.append(spec.name)
             try:
@@ -76,14 +63,8 @@ class ImportStack:
                 self._note(found.__name__ if level else name, ())
             return found  # type: ignore[no-any-return]
 
-        def finding(cls: type, fullname: str, path: Any = None, target: Any = None) -> Any:
-            if path is None:
-                self.asked.add(fullname.partition(".")[0])
-            return find(cls, fullname, path, target)
-
         _BOOTSTRAP._load_unlocked = _hidden(loading)
         _BOOTSTRAP._gcd_import = _hidden(getting)
-        _EXTERNAL.PathFinder.find_spec = classmethod(_hidden(finding))
         builtins.__import__ = _hidden(importing)
 
     def _note(self, name: str, names: Any) -> None:

@@ -1,7 +1,5 @@
 """An interpreter of its own with small distributions of ours: torch there is an empty module, or nearly."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

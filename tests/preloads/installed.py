@@ -1,7 +1,5 @@
 """The distributions of this interpreter: versions, top-level modules, and whose file a module is, by their RECORDs."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -51,7 +49,7 @@ class Installed:
         return any(path.startswith(each + os.sep) and "-packages" + os.sep not in path for each in self._python)
 
     def owner(self, path: str) -> str | None:
-        """The distribution whose file this is; None where it is nobody's."""
+        """The distribution whose file this is; None where no distribution has it."""
         return self._files.get(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)))
 
     def owners(self, paths: Iterable[str]) -> set[str]:

@@ -4,11 +4,9 @@ Standard library only; loaded inside the interpreters of an audit. Each was look
 nor in readers.py is opaque, and guilty.
 """
 
-from __future__ import annotations
-
 HARMLESS: frozenset[str] = frozenset(
     {
-        # Python's own: tables of functions, made once, that nobody writes to.
+        # Python's own: tables of functions, made once and never written to.
         "_abc._abc_data",
         "_thread._localdummy",
         "unicodedata.UCD",
@@ -30,7 +28,7 @@ HARMLESS: frozenset[str] = frozenset(
         "uarray._Function",
         # Takes pyarrow's types out of its registry at the end.
         "pyarrow.lib._ExtensionRegistryNanny",
-        # Types of messages by name: modules add those of their own, and nobody takes one away.
+        # Types of messages by name: modules add their own, and none is ever removed.
         "google._upb._message.DescriptorPool",
         # What a library adds to torch's operators: functions by their names, which no other can take away.
         "torch._C._DispatchModule",
@@ -49,7 +47,7 @@ PATTERNS = (
     r"_cython_[\w.]+\.\w*cython_function_or_method",
     r"[\w.]*\bcython_function_or_method|[\w.]*\bfused_cython_function",
     r"pybind11_builtins\.\w+|builtins\.pybind11_detail_function_record_\w+|nanobind\.nb_\w+",
-    # Types of messages, made of texts in the source that nobody writes to.
+    # Types of messages, made of texts in the source, never written to.
     r"google\._upb\._message\.\w*Descriptor",
     # Markers of kinds: enumerations of native code are values.
     r"torch\._C\._?\w*(Type|Kind|Mode|Op|Key|Tag)s?",

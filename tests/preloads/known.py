@@ -1,7 +1,5 @@
 """The table as the audit writes it: ``ddplaunch/preload/known.json``."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import platform

@@ -1,7 +1,5 @@
 """Small packages for the audit to judge, each a module of a few lines that does one thing, and what is said of it."""
 
-from __future__ import annotations
-
 TORCH = """
 float32, float64 = "float32", "float64"
 _default = [float32]

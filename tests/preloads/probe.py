@@ -46,7 +46,6 @@ if TYPE_CHECKING:
         ranks: list[dict[str, str]]  # the variables of each
         disturbances: list[str]
         variables: dict[str, str]
-        explained: str  # a module and a name in it
         folder: str  # the program's own
         extra: str  # an empty one
         parent: int
@@ -84,8 +83,7 @@ class Probe:
         folders = [request["folder"], os.getcwd()]
         self.findings = findings.Findings(self.imports, repairs.READERS, excused, folders)
         self.failed: dict[str, str] = {}
-        self.at_start = frozenset(sys.modules)
-        self.in_any_case = self.at_start
+        self.in_any_case = frozenset(sys.modules)
         if not self.forks:
             self._become_a_rank(request["ranks"][0])
         self.surroundings = surroundings.Surroundings(
@@ -174,21 +172,17 @@ class Probe:
         self.surroundings.accept()
 
     def _import(self, name: str) -> None:
-        self.imports.statement = name
         try:
             __import__(name)
         except BaseException as error:
             self.failed[name] = f"{type(error).__name__}: {error}"
-        self.imports.statement = ""
 
     def _import_as_the_zygote(self, name: str) -> None:
-        self.imports.statement = name
         config: Any = {"modules": [name], "asked": [], "first": self.request["folder"], "settings": {}, "fallback": []}
         config |= {"folders": [], "reads": []}
         found = preloading.load(config, _no_guard)
         if any(found) or name not in sys.modules:
             self.failed[name] = "it cannot be imported by itself"
-        self.imports.statement = ""
 
     def _compared(self) -> list[str]:
         if self.request["compared"] is not None:
@@ -201,7 +195,6 @@ class Probe:
         gc.collect()
         natives = readers.Natives(kinds.HARMLESS, kinds.PATTERNS)
         reader = state.Reader(excused.NAMES, excused.ATTRIBUTES, natives, shared.generators())
-        reader.explained = self.request["explained"]
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(1_000_000)
         try:
@@ -213,7 +206,6 @@ class Probe:
         return {
             "modules": modules,
             "shared": rest,
-            "trace": reader.trace,
             "opaque": [(*place, sorted(found)) for place, found in reader.opaque.items()],
             "generators": [(*place, sorted(found)) for place, found in reader.generators.items()],
         }
@@ -227,7 +219,6 @@ class Probe:
             origin = getattr(space.get("__spec__"), "origin", None)
             files[name] = str(space.get("__file__") or origin or "")
         answer = {
-            "loaded": seen.loaded,
             "edges": {name: sorted(edges) for name, edges in seen.edges.items()},
             "failed": self.failed,
             "found": list(self.findings.found),
@@ -238,7 +229,7 @@ class Probe:
             "dumps": dumps,
         }
         self._write(self.answer, answer)
-        os._exit(0)  # what was registered for the end is nobody's concern
+        os._exit(0)  # without what was registered for the end
 
     def _write(self, path: str, answer: dict[str, Any]) -> None:
         self.findings.quiet = True
@@ -253,7 +244,7 @@ def _by_contract(name: str) -> bool:
 
 
 def _no_guard() -> Any:
-    raise NotImplementedError  # which is for what has been audited
+    raise NotImplementedError  # the guard is for packages that have been audited
 
 
 def _die_with(parent: int) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     Read = Callable[[Any], "Iterable[Any]"]
 
 _DEALLOC = 6 * ctypes.sizeof(ctypes.c_void_p)  # the place of tp_dealloc in a PyTypeObject
-_ABSENT = object()
 
 
 class Found:
@@ -110,7 +109,7 @@ def _reduced(value: Any) -> list[Any]:
 
 def _cached(value: Any) -> list[Any]:
     if str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names:
-        return [value.__qualname__]  # whoever fills it
+        return [value.__qualname__]  # whatever fills it
     held = [each for each in gc.get_referents(value) if not isinstance(each, type)]
     held = [each for each in held if type(each).__name__ != "_lru_list_elem"]
     caches = [each for each in held if type(each) is dict]
@@ -151,7 +150,7 @@ def _array(value: Any) -> list[Any]:
     array: Any = sys.modules["numpy"].ndarray
     if value.dtype.hasobject:
         return [str(value.dtype), value.shape, array.tolist(value)]
-    if value.dtype.char in "gG":  # a long double has bytes that nobody sets
+    if value.dtype.char in "gG":  # a long double has bytes that are never set
         return [str(value.dtype), str(array.tolist(value))]
     return [str(value.dtype), value.shape, array.tobytes(value)]
 
@@ -217,110 +216,81 @@ def _weak(value: Any) -> list[Any]:
     return [value()]
 
 
+def _buffer(value: Any) -> list[Any]:
+    return [value.closed] if value.closed else [value.getvalue(), value.tell()]
+
+
+def _of(names: str, reader: Read, module: str = "builtins") -> dict[str, Read]:
+    return {f"{module}.{name}": reader for name in names.split()}
+
+
 _READERS: dict[str, Read] = {
-    **{f"builtins.{name}": _atom for name in ("str", "bytes", "bytearray", "int", "float", "complex")},
-    "builtins.object": _nothing,
+    **_of("str bytes bytearray int float complex", _atom),
+    **_of("dict_keys dict_values dict_items", list),
+    **_of("slice range", _fields("start", "stop", "step")),
+    **_of("staticmethod classmethod instancemethod", _fields("__func__")),
+    **_of("getset_descriptor member_descriptor wrapper_descriptor method_descriptor", _of_class),
+    **_of("classmethod_descriptor", _of_class),
+    **_of("weakref", _weak),
+    **_of("object weakproxy", _nothing),
+    **_of("PyCapsule", _represented),
     "builtins.generator": lambda value: [_frame(value.gi_frame), value.gi_yieldfrom],
     "builtins.coroutine": lambda value: [_frame(value.cr_frame), value.cr_await],
     "builtins.async_generator": lambda value: [_frame(value.ag_frame), value.ag_await],
     "builtins.frame": _frame,
     "builtins.traceback": _fields("tb_lineno", "tb_frame", "tb_next"),
     "builtins.cell": _fields("cell_contents"),
-    "builtins.slice": _fields("start", "stop", "step"),
-    "builtins.range": _fields("start", "stop", "step"),
     "builtins.memoryview": lambda value: [value.format, value.shape, value.tobytes()],
     "builtins.property": _fields("fget", "fset", "fdel"),
-    "builtins.staticmethod": _fields("__func__"),
-    "builtins.classmethod": _fields("__func__"),
-    "builtins.instancemethod": _fields("__func__"),
     "builtins.method": _fields("__func__", "__self__"),
     "builtins.super": _fields("__thisclass__", "__self__"),
     "builtins.builtin_function_or_method": _built_in,
     "builtins.method-wrapper": _fields("__self__", "__name__"),
     "builtins.BaseException": _exception,
-    "builtins.PyCapsule": _represented,
-    "builtins.dict_keys": list,
-    "builtins.dict_values": list,
-    "builtins.dict_items": list,
-    **{
-        f"builtins.{name}": _of_class
-        for name in (
-            "getset_descriptor",
-            "member_descriptor",
-            "wrapper_descriptor",
-            "method_descriptor",
-            "classmethod_descriptor",
-        )
-    },
-    "builtins.weakref": _weak,
     "weakref.ReferenceType": _weak,
-    "builtins.weakproxy": _nothing,
-    "weakref.ProxyType": _nothing,
-    "weakref.CallableProxyType": _nothing,
+    **_of("ProxyType CallableProxyType", _nothing, "weakref"),
     "types.GenericAlias": _fields("__origin__", "__args__"),
     "types.UnionType": _fields("__args__"),
+    "types.SimpleNamespace": lambda value: [vars(value)],
     "typing.Union": _fields("__args__"),
     "typing.TypeVar": _fields("__name__", "__bound__", "__constraints__"),
     "typing.ParamSpec": _fields("__name__", "__bound__"),
-    "typing.TypeVarTuple": _fields("__name__"),
-    "typing.TypeAliasType": _fields("__name__"),
-    "types.SimpleNamespace": lambda value: [vars(value)],
+    **_of("TypeVarTuple TypeAliasType", _fields("__name__"), "typing"),
     "collections.deque": lambda value: [list(value), value.maxlen],
     "_collections._tuplegetter": _reduced,
     "functools._lru_cache_wrapper": _cached,
     "functools.partial": _fields("func", "args", "keywords"),
     "functools.KeyWrapper": _fields("obj"),
     "_thread._local": lambda value: [_local.__getattribute__(value, "__dict__")],
-    "_thread.lock": _lock,
-    "_thread.LockType": _lock,
-    "_thread.RLock": _lock,
+    **_of("lock LockType RLock", _lock, "_thread"),
     "_contextvars.ContextVar": _variable,
     "_contextvars.Context": lambda value: [dict(value.items())],
     "array.array": lambda value: [value.typecode, value.tobytes()],
-    "_io.StringIO": lambda value: [value.closed] if value.closed else [value.getvalue(), value.tell()],
-    "_io.BytesIO": lambda value: [value.closed] if value.closed else [value.getvalue(), value.tell()],
-    "_io.TextIOWrapper": _file,
-    "_io.BufferedReader": _file,
-    "_io.BufferedWriter": _file,
-    "_io.BufferedRandom": _file,
-    "_io.FileIO": _file,
+    **_of("StringIO BytesIO", _buffer, "_io"),
+    **_of("TextIOWrapper BufferedReader BufferedWriter BufferedRandom FileIO", _file, "_io"),
     "_queue.SimpleQueue": _drained,
     "_struct.Struct": _fields("format", "size"),
-    "_json.Scanner": lambda value: list(gc.get_referents(value)),
-    "_json.Encoder": lambda value: list(gc.get_referents(value)),
-    "_json.make_scanner": lambda value: list(gc.get_referents(value)),
-    "_json.make_encoder": lambda value: list(gc.get_referents(value)),
+    **_of("Scanner Encoder make_scanner make_encoder", lambda value: list(gc.get_referents(value)), "_json"),
     "_csv.Dialect": _fields("delimiter", "quotechar", "escapechar", "lineterminator", "quoting"),
     "_elementtree.Element": lambda value: [value.tag, dict(value.attrib), value.text, value.tail, list(value)],
     "_hashlib.HASH": lambda value: [value.name, value.hexdigest()],
     "_ssl._SSLContext": _fields("protocol", "options", "verify_mode", "check_hostname"),
     "_ctypes._SimpleCData": _fields("value"),
-    "_ctypes.Structure": lambda value: [bytes(value)],
-    "_ctypes.Union": lambda value: [bytes(value)],
-    "_ctypes.Array": lambda value: [bytes(value)],
+    **_of("Structure Union Array", lambda value: [bytes(value)], "_ctypes"),
     "_ctypes.CFuncPtr": lambda value: [value.argtypes, value.restype],
     "_pickle.Pickler": _nothing,
     "re.Pattern": _fields("pattern", "flags"),
     "_regex.Pattern": _fields("pattern", "flags"),
     "re.Match": _fields("re", "string", "pos", "endpos", "regs"),
-    "datetime.datetime": _represented,
-    "datetime.date": _represented,
-    "datetime.time": _represented,
-    "datetime.timedelta": _represented,
-    "datetime.timezone": _represented,
-    "decimal.Decimal": _represented,
-    "decimal.Context": _represented,
+    **_of("datetime date time timedelta timezone", _represented, "datetime"),
+    **_of("Decimal Context", _represented, "decimal"),
     "zoneinfo.ZoneInfo": _fields("key"),
     "_cython_function": _compiled,
     "numpy.ndarray": _array,
     "numpy.generic": _scalar,
     "numpy.dtype": _shown,
     "numpy.ufunc": _fields("__name__"),
-    "torch._C.TensorBase": _tensor,
-    "torch._C._TensorBase": _tensor,
-    "torch.dtype": _shown,
-    "torch.device": _shown,
-    "torch.layout": _shown,
-    "torch.memory_format": _shown,
+    **_of("TensorBase _TensorBase", _tensor, "torch._C"),
+    **_of("dtype device layout memory_format", _shown, "torch"),
 }
 """By the kind's full name."""

@@ -1,7 +1,5 @@
 """Starts the interpreters of an audit, and has what each of them saw."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -59,9 +57,8 @@ RANKS = (0, 1, 11)
 
 
 class Runs:
-    def __init__(self, scratch: Path, python: str = sys.executable) -> None:
-        self._scratch, self._python = scratch, python
-        self.explained = ""  # a module and a name in it, of which each interpreter is to tell everything
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
         self._numbers = itertools.count(1)
         for name in ("first", "work", "extra", "extra/lib"):
             (scratch / name).mkdir()
@@ -102,7 +99,6 @@ class Runs:
             "ranks": [rank(each) for each in ranks],
             "disturbances": list(disturbances),
             "variables": variables or {},
-            "explained": self.explained,
             "folder": str(self._scratch / "first"),
             "extra": str(self._scratch / "extra"),
             "parent": os.getpid(),
@@ -117,7 +113,7 @@ class Runs:
         options: dict[str, Any] = {"cwd": self._scratch / "work", "env": environ}
         said = self._scratch / f"{number}.output"
         with said.open("wb") as output:
-            command = [self._python, str(stub), request, answer]
+            command = [sys.executable, str(stub), request, answer]
             if terminal:
                 code = _on_terminal(command, output.fileno(), **options)
             else:
@@ -144,7 +140,7 @@ def _on_terminal(command: list[str], output: int, **options: Any) -> int:
     while True:
         try:
             said = os.read(ours, 1 << 16)
-        except OSError:  # nobody has the other end open
+        except OSError:  # the other end is closed
             break
         if not said:
             break

@@ -72,8 +72,6 @@ class Reader:
         self._kept: list[object] = []  # so that no two objects get one id
         self._spaces = {id(namespace(module)) for module in list(sys.modules.values())}
         self._living: frozenset[int] | None = None
-        self.explained = ""  # the module and name of which ``trace`` is to tell everything
-        self.trace: list[str] = []
 
     def modules(self, names: Iterable[str]) -> dict[str, dict[str, int]]:
         """The number of each name of these modules, marked with ``ALIAS`` if it is another module's."""
@@ -88,9 +86,6 @@ class Reader:
                 if key not in _OF_PYTHON and key not in excused:
                     self._name = str(key)
                     self._partial = False
-                    if self.explained == f"{name}.{key}":
-                        self._whole.clear()
-                        self._inside.clear()
                     own = type(value) is types.FunctionType or issubclass(type(value), type)
                     self._own = {id(value)} if own and _place(value) == (name, key) else set()
                     values[ALIAS * self._is_alias(value) + self._name] = self._named(key, value)
@@ -98,18 +93,6 @@ class Reader:
         return found
 
     def number(self, value: Any) -> int:
-        if self.explained != f"{self._module}.{self._name}":
-            return self._number(value)
-        place = len(self.trace)
-        self.trace.append("")
-        number = self._number(value)
-        shown = repr(value)[:120] if type(value) in _ATOMS else ""
-        self.trace[place] = (
-            f"{'  ' * len(self._path)}{type(value).__module__}.{type(value).__qualname__} {number} {shown}"
-        )
-        return number
-
-    def _number(self, value: Any) -> int:
         kind = type(value)
         if kind in _SIMPLE:
             return hash((kind.__name__, str(value) if kind is not bytes else value))
@@ -225,7 +208,7 @@ class Reader:
 
     def _note(self, where: dict[tuple[str, str], set[str]], kind: str) -> None:
         where.setdefault((self._module, self._name), set()).add(kind)
-        self._partial = True  # whoever else keeps it is to be noted too
+        self._partial = True  # any other that keeps it must be noted too
 
     def _class(self, value: type) -> object:
         name = type.__getattribute__(value, "__module__"), type.__getattribute__(value, "__qualname__")
@@ -317,7 +300,7 @@ class Reader:
 
 
 def _place(value: Any) -> tuple[str, str] | None:
-    """The module that has a class or a function, and its name there; None if nobody finds it by them."""
+    """The module that has a class or a function, and its name there; None if it is not found there."""
     module, name = value.__module__, value.__qualname__
     if type(module) is not str or type(name) is not str:
         return None

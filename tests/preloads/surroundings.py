@@ -56,7 +56,7 @@ class Surroundings:
         self._last = self._look()
 
     def accept(self) -> None:
-        """What has changed so far is no module's doing."""
+        """Blame no module for what has changed so far."""
         self._last = self._look()
 
     def begins(self) -> None:
@@ -124,7 +124,7 @@ class Surroundings:
             for name in sorted({each for number, each in now.items() if number not in before}):
                 self._found.note(f"registers {name} to run at exit")
         elif aspect == "sys.meta_path":
-            if now[: len(before)] == before:  # appended, for names that nobody else finds, as six does
+            if now[: len(before)] == before:  # appended, for names that no other finder knows, as six does
                 self._found.change(aspect)
             else:
                 self._found.note("changes sys.meta_path")
@@ -264,17 +264,9 @@ def _is_narrow(warning_filter: Any) -> bool:
     return message is not None or module is not None or category.__module__ != "builtins"
 
 
-def _random(random: Any) -> dict[str, Any]:
-    return {"random": hash(random.getstate())}
-
-
 def _numpy(numpy: Any) -> dict[str, Any]:
     state = numpy.get_state()
     return {"numpy.random": (hash(state[1].tobytes()), state[2:])}
-
-
-def _torch(torch: Any) -> dict[str, Any]:
-    return {"torch.random": _Same(torch.default_generator.get_state())}
 
 
 class _Same:
@@ -297,18 +289,6 @@ def _logging(logging: Any) -> dict[str, Any]:
     return {"logging": (levels, factories)}
 
 
-def _multiprocessing(context: Any) -> dict[str, Any]:
-    return {"how multiprocessing starts": getattr(context._default_context._actual_context, "_name", None)}
-
-
-def _warnings(warnings: Any) -> dict[str, Any]:
-    return {"warnings.filters": tuple(map(id, warnings.filters)), "warnings.showwarning": warnings.showwarning}
-
-
-def _threading(threading: Any) -> dict[str, Any]:
-    return {"threading.excepthook": threading.excepthook}
-
-
 def _decimal(decimal: Any) -> dict[str, Any]:
     contexts = decimal.getcontext(), decimal.DefaultContext
     return {"decimal's context": [(each.prec, each.rounding, each.Emin, each.Emax, each.traps) for each in contexts]}
@@ -319,19 +299,26 @@ def _weakref(weakref: Any) -> dict[str, Any]:
     return {"finalizers": {number: f"{each.__module__}.{each.__qualname__}" for number, each in infos.items()}}
 
 
-def _asyncio(events: Any) -> dict[str, Any]:
-    return {"asyncio's policy": events._event_loop_policy}
-
-
-_OF_MODULES = (
-    ("random", _random),
+_OF_MODULES: tuple[tuple[str, Callable[[Any], dict[str, Any]]], ...] = (
+    ("random", lambda random: {"random": hash(random.getstate())}),
     ("numpy.random", _numpy),
-    ("torch", _torch),
+    ("torch", lambda torch: {"torch.random": _Same(torch.default_generator.get_state())}),
     ("logging", _logging),
-    ("multiprocessing.context", _multiprocessing),
-    ("warnings", _warnings),
-    ("threading", _threading),
+    (
+        "multiprocessing.context",
+        lambda context: {
+            "how multiprocessing starts": getattr(context._default_context._actual_context, "_name", None)
+        },
+    ),
+    (
+        "warnings",
+        lambda warnings: {
+            "warnings.filters": tuple(map(id, warnings.filters)),
+            "warnings.showwarning": warnings.showwarning,
+        },
+    ),
+    ("threading", lambda threading: {"threading.excepthook": threading.excepthook}),
     ("decimal", _decimal),
     ("weakref", _weakref),
-    ("asyncio.events", _asyncio),
+    ("asyncio.events", lambda events: {"asyncio's policy": events._event_loop_policy}),
 )

@@ -181,16 +181,6 @@ def test_the_words_of_a_lazy_package_are_found(quiet):
     assert quiet.audit("--words", "lazy").entries == {"lazy": {"lazy.nets.net": ["Net"]}}
 
 
-def test_what_a_program_imports_later_is_found(quiet):
-    quiet.install("ours", {"ours/__init__.py": "", "ours/late.py": ""})
-    program = quiet.folder / "train.py"
-    program.write_text("import ours\ndef main():\n  import ours.late\nmain()")
-    entry = {"top": ["ours"], "versions": ["1.0"], "modules": {"ours": []}, "order": "free"}
-    quiet.table.write_text(json.dumps({"packages": {"ours": entry}, "harmless": {}}))
-    said = quiet.audit("--late", str(program))
-    assert said.entries == {"ours": ["ours.late"]}
-
-
 @pytest.mark.ci
 def test_real_packages_are_free(tmp_path):
     known = tmp_path / "known.json"

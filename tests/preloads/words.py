@@ -1,7 +1,5 @@
 """The words of a program that lead to the modules of a lazy package: what its structure maps to each."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Mapping, Sequence

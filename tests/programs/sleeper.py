@@ -8,7 +8,7 @@ import time
 
 
 def daemon():
-    """Start a process that is nobody's child and ends at once; return its pid."""
+    """Start a detached process that ends at once; return its pid."""
     read, write = os.pipe()
     if os.fork() == 0:
         os.setsid()

@@ -1,7 +1,5 @@
 """docs/reference.md, written from the code: commands, variables, exit codes, files, and ``ddplaunch.runtime``."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """What each field of a dry run, an event and a failure means; the fields themselves come from the code."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """docs/reference.md is what the code says, and leaves nothing out."""
 
-from __future__ import annotations
-
 import re
 
 import click

@@ -1,7 +1,5 @@
 """What tests with an sshd ask for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from tests.ssh.sshd import Sshd, unsupported
 
 @pytest.fixture
 def sshd(network: Callable[..., Network], tmp_path: Path) -> Callable[..., Sshd]:
-    """Make networks of so many hosts with an sshd each, as ``sshd(2)``, which end with the test; or skip."""
+    """Make networks of hosts with an sshd each, as ``sshd(2)``, which end with the test; or skip."""
 
     def make(count: int, **options: Any) -> Sshd:
         if reason := unsupported():

@@ -1,22 +1,15 @@
 """A job over SSH, started on n0 of a network of hosts, and what is left of it on each."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import ddplaunch
-from tests.conftest import clean_environment, command, wait_until
+from tests.conftest import Watched, clean_environment, command, wait_until
 from tests.faults.launcher import command_line
 from tests.hosts.host import Host
-from tests.patience import patience
 from tests.ssh.sshd import Sshd
-
-LIGHT = ("--preload", "threading")
-"""For ranks that need no torch where a zygote would import it: next to nothing instead."""
 
 LAUNCHER = r"from ddplaunch\.cli .* run "
 """The command line of a launcher that our far end starts."""
@@ -24,7 +17,7 @@ LAUNCHER = r"from ddplaunch\.cli .* run "
 _OURS = r"-m ddplaunch|from ddplaunch\.|/(zygote|worker)\.py |train\.py|^(\S+/)?ssh "
 
 
-class Job:
+class Job(Watched):
     """``ddplaunch run WORDS`` on n0, its output in files."""
 
     def __init__(
@@ -37,12 +30,12 @@ class Job:
         terminal: int | None = None,
     ) -> None:
         """``pipe``: stdout is one, to be read from ``process.stdout``. ``terminal``: stderr is this descriptor."""
-        self.servers, self.hosts = servers, servers.network.hosts
+        self.hosts = servers.network.hosts
         self.out, self.err = folder / "job.out", folder / "job.err"
         where = {"PYTHONPATH": str(Path(ddplaunch.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
         environment = clean_environment({**os.environ, **where, **(env or {}), **servers.environment})
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process: subprocess.Popen[Any] = self.hosts[0].start(
+            self.process = self.hosts[0].start(
                 command("run", *words),
                 cwd=folder,
                 env=environment,
@@ -51,27 +44,6 @@ class Job:
                 stderr=err if terminal is None else terminal,
                 start_new_session=True,
             )
-
-    def stdout(self) -> str:
-        """What it has printed so far."""
-        return self.out.read_text(errors="replace")
-
-    def stderr(self) -> str:
-        """What it has complained of so far."""
-        return self.err.read_text(errors="replace")
-
-    def wait_for(self, text: str, times: int = 1, timeout: float = 60) -> None:
-        """Wait until stdout has a text so many times."""
-
-        def seen() -> bool:
-            assert self.process.poll() is None or self.stdout().count(text) >= times, self.stdout() + self.stderr()
-            return self.stdout().count(text) >= times
-
-        wait_until(seen, f"{text!r} x {times}: {self.stdout()}{self.stderr()}", timeout)
-
-    def wait(self, timeout: float = 90) -> int:
-        """Wait for its end and return its exit code."""
-        return self.process.wait(patience(timeout))
 
     def left(self, hosts: Sequence[Host] | None = None) -> list[str]:
         """What still runs of it."""

@@ -1,7 +1,5 @@
 """An sshd in each virtual host, and a client that knows them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

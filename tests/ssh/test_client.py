@@ -1,13 +1,10 @@
 """What is made of an ssh, and of what it and its host say, held against a program that plays both."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -35,7 +32,7 @@ with open("part") as part:
 
 @pytest.fixture
 def play(launch, tmp_path):
-    """Run a job on one host of which this is the ssh, in lines of Python; return its exit code and its complaint."""
+    """Run a job on one host, whose ssh runs these lines of Python; return the job's exit code and complaint."""
     ssh = write(tmp_path, "bin/ssh", PLAYS)
     ssh.chmod(0o755)
     write(tmp_path, "train.py", "")
@@ -87,7 +84,7 @@ def test_problems_of_a_host_are_short_and_plain(play):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_an_older_client_hears_of_no_setting_that_it_does_not_know(play, tmp_path, known):
+def test_an_older_ssh_gets_no_setting_that_it_does_not_know(play, tmp_path, known):
     if not known:
         write(tmp_path, "configuration", "hostname a\n")
     play("sys.exit(255)")
@@ -117,7 +114,7 @@ def test_a_line_break_on_the_way_to_a_shell(answer, play, tmp_path, variable):
 
 
 def test_odd_folders_and_variables_reach_the_far_end_whole(play, tmp_path):
-    """Through stdin, as JSON: what is in them is no command, and no line of its own."""
+    """Through stdin, as JSON: their contents become neither a command nor another line."""
     part = "open('settings', 'w').write(here()); sys.exit(255)"
     odd = "a\n$(touch ran)\x1b[2J\udcff'"
     play(part, NCCL_DEBUG=odd)
@@ -145,7 +142,7 @@ def test_hosts_for_which_there_are_too_few_open_files(play, tmp_path, limit):
         assert not (tmp_path / "typed").exists()
 
 
-def test_a_bug_of_ours_on_a_host_is_one_line() -> None:
+def test_a_bug_of_ours_on_a_host_is_one_line():
     words, environ = python_command(sys.executable, REMOTE), clean_environment()
     for line, said in (
         ("{nonsense", "JSONDecodeError: "),
@@ -165,12 +162,12 @@ JOB = HostJob(
 )  # fmt: skip
 
 
-def test_a_job_arrives_as_it_was_sent() -> None:
+def test_a_job_arrives_as_it_was_sent():
     """Bytes that are not UTF-8 included."""
     assert HostJob.read(JOB.line()) == JOB
 
 
 @pytest.mark.parametrize("wrong", [{"ports": (70000,)}, {"heartbeat": 0.0}, {"grace": -1.0}])
-def test_a_job_has_values_that_make_sense(wrong: dict[str, Any]) -> None:
+def test_a_job_has_values_that_make_sense(wrong):
     with pytest.raises(msgspec.ValidationError):
         HostJob.read(replace(JOB, **wrong).line())

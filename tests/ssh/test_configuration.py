@@ -1,7 +1,5 @@
 """Jobs over SSH as users have set it up: jump hosts, masters of connections, users, addresses of IPv6."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -10,8 +8,9 @@ import pytest
 
 from tests.conftest import wait_until, write
 from tests.patience import patience
-from tests.ssh.job import LIGHT, Job
+from tests.ssh.job import Job
 from tests.ssh.test_run import QUICK, SHOWS, SLEEPS
+from tests.starts import LIGHT
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -57,7 +56,7 @@ def multiplexed(sshd, tmp_path):
 
 
 def logins(servers) -> int:
-    """How often somebody has logged in to n1."""
+    """How many logins n1 has had."""
     return servers.log(servers.network.hosts[1]).read_text().count("Accepted publickey")
 
 

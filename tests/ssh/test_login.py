@@ -1,7 +1,5 @@
 """Jobs over SSH where login shells and configurations of ssh are made for people."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal
@@ -9,7 +7,8 @@ import signal
 import pytest
 
 from tests.conftest import wait_until, write
-from tests.ssh.job import LIGHT, Job
+from tests.ssh.job import Job
+from tests.starts import LIGHT
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -48,14 +47,15 @@ def test_login_shells_that_print_or_make_way(sshd, tmp_path):
     odd = {"LD_LIBRARY_PATH": "/it's $x"}
     run = Job(servers, tmp_path, "--hosts", f"n[1-{len(known)}]:1", *LIGHT, "train.py", env=odd)
     assert run.wait() == 0, run.stderr()
+    width = len(f"[{len(known) - 1}] ")
     assert sorted(run.stdout().splitlines()) == sorted(
-        f"[{rank}] ".ljust(5) + "up /it's $x" for rank in range(len(known))
+        f"[{rank}] ".ljust(width) + "up /it's $x" for rank in range(len(known))
     )
     run.assert_nothing_left()
 
 
 def test_login_shells_that_keep_ddplaunch_out_are_named(sshd, tmp_path):
-    """Those that end at once; and within seconds those that do not, until somebody ends the command."""
+    """Those that end at once; and, within seconds, those that do not, until the command is ended."""
     write(tmp_path, "train.py", "")
     servers = sshd(6)
     start_files = ["exit 0", "exit 3", "echo 'no logins on \033[31mFriday' >&2; exit 4", "", "cat"]

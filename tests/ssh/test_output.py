@@ -1,7 +1,5 @@
 """What ranks print over SSH, however slowly it is read."""
 
-from __future__ import annotations
-
 import re
 import select
 import signal
@@ -12,7 +10,8 @@ import pytest
 
 from tests.conftest import write
 from tests.patience import patience
-from tests.ssh.job import LAUNCHER, LIGHT, Job
+from tests.ssh.job import LAUNCHER, Job
+from tests.starts import LIGHT
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 

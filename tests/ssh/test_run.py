@@ -14,7 +14,8 @@ import pytest
 
 import ddplaunch
 from tests.conftest import wait_until, write
-from tests.ssh.job import LAUNCHER, LIGHT, Job
+from tests.ssh.job import LAUNCHER, Job
+from tests.starts import LIGHT
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -37,7 +38,7 @@ WAITS = "while not os.path.exists('go'): time.sleep(0.05)\n"
 
 @pytest.fixture
 def job(sshd, tmp_path):
-    """Start jobs on so many hosts."""
+    """Start jobs on ``count`` hosts."""
 
     def begin(count, *words, servers=None, **options):
         return Job(servers or sshd(count), tmp_path, *words, **options)
@@ -82,7 +83,7 @@ time.sleep(600)
 """
 
 
-def test_a_rank_that_fails_is_told_of_once(job, tmp_path):
+def test_a_failed_rank_is_reported_once(job, tmp_path):
     write(tmp_path, "train.py", FAILS)
     run = job(2, "--hosts", "n0:2,n1:1", *LIGHT, "train.py")
     assert run.wait() == 1
@@ -174,7 +175,7 @@ AT_ONCE = ("--heartbeat-timeout", "2")
 
 @pytest.fixture
 def running(job, tmp_path):
-    """A job of three hosts whose ranks, one each, sleep; n0 is not one of them, unless said so."""
+    """A job of three hosts whose ranks, one each, sleep; n0 is not one of them unless it is named."""
     write(tmp_path, "train.py", SLEEPS)
 
     def begin(hosts="n1:1,n2:1", *options):
@@ -240,7 +241,7 @@ def test_a_signal_for_the_ranks_reaches_them_everywhere_once(job, tmp_path):
     run = job(2, "--hosts", "n0:1,n1:1", *QUICK, "train.py")
     run.wait_for("up", 2)
     (guard,) = run.hosts[1].find(r"ddplaunch\.ssh\.remote")
-    os.kill(guard, signal.SIGUSR1)  # is for a launcher to hear, and ends nobody
+    os.kill(guard, signal.SIGUSR1)  # is for a launcher, and ends no process
     run.process.send_signal(signal.SIGUSR1)
     run.wait_for("again", 2)
     run.process.send_signal(signal.SIGRTMAX)
@@ -277,11 +278,20 @@ def test_what_is_killed_on_the_way_takes_the_job_along(running, tmp_path, what):
     assert not list(tmp_path.glob("ddplaunch-*"))
 
 
-def test_a_cable_pulled_at_a_host(running):
-    run = running("n1:1,n2:1", *AT_ONCE)
-    run.hosts[2].unplug()
+@pytest.mark.parametrize(
+    ("hosts", "pulled", "said"),
+    [
+        ("n1:1,n2:1", 2, "was lost"),
+        ("n1:1,n2:1", 0, ""),
+        ("n1:1", 1, "n1 was lost: Timeout, server n1 not responding."),
+    ],
+    ids=["at a host", "here", "at the only host"],
+)
+def test_a_cable_is_pulled(running, hosts, pulled, said):
+    run = running(hosts, *AT_ONCE)
+    run.hosts[pulled].unplug()
     assert run.wait(30) == 69, run.stderr()
-    assert "was lost" in run.stderr()
+    assert said in run.stderr()
     run.assert_nothing_left(timeout=15)
 
 
@@ -315,21 +325,6 @@ def test_the_first_host_keeps_its_place(job, tmp_path):
     run.hosts[1].kill_all()
     assert run.wait(30) == 69, run.stderr()
     assert "n1 was lost" in run.stderr()
-    run.assert_nothing_left(timeout=15)
-
-
-def test_a_cable_pulled_here(running):
-    run = running("n1:1,n2:1", *AT_ONCE)
-    run.hosts[0].unplug()
-    assert run.wait(30) == 69, run.stderr()
-    run.assert_nothing_left(timeout=15)
-
-
-def test_one_host_alone_whose_cable_is_pulled(running):
-    run = running("n1:1", *AT_ONCE)
-    run.hosts[1].unplug()
-    assert run.wait(30) == 69, run.stderr()
-    assert "n1 was lost: Timeout, server n1 not responding." in run.stderr()
     run.assert_nothing_left(timeout=15)
 
 

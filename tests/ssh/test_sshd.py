@@ -1,7 +1,5 @@
 """The sshd's of the virtual hosts do what those of other machines do."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -26,23 +24,10 @@ def ask(servers: Sshd, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
-def test_a_command_runs_on_the_other_host(sshd):
+def test_environment_and_folder_are_those_of_a_login(sshd):
     there_before = RUN_SSHD.exists()
     servers = sshd(2)
-    for name in ("n0", "n1"):
-        done = ask(servers, name, "hostname; exit 3")
-        assert (done.returncode, done.stdout, done.stderr) == (3, f"{name}\n", "")
     assert RUN_SSHD.exists() == there_before, "what the daemons need is in the hosts only"
-
-
-def test_the_configuration_is_enough_without_the_path(sshd):
-    servers = sshd(2)
-    out = servers.network.hosts[0].run("ssh", "-F", servers.config, "n1", "hostname")
-    assert out == "n1\n"
-
-
-def test_environment_and_folder_are_those_of_a_login(sshd):
-    servers = sshd(2)
     done = ask(servers, "n1", "pwd; env")
     home, *variables = done.stdout.splitlines()
     assert home == os.path.expanduser("~root")
@@ -51,28 +36,14 @@ def test_environment_and_folder_are_those_of_a_login(sshd):
     assert not names & {"PYTHONPATH", "VIRTUAL_ENV", "PYTEST_CURRENT_TEST"}
 
 
-@pytest.mark.parametrize("trouble", ["wrong key", "unknown user key", "host down", "no daemon"])
-def test_what_can_be_wrong(sshd, trouble):
-    servers = sshd(3)
+def test_a_host_without_a_daemon_refuses(sshd):
+    servers = sshd(2)
     host = servers.network.hosts[1]
-    words = ["-o", "ConnectTimeout=1"]
-    match trouble:
-        case "wrong key":
-            servers.forget_key(host)
-            complaint = "Host key verification failed"
-        case "unknown user key":
-            servers.key.unlink()
-            complaint = "Permission denied"
-        case "host down":
-            host.power_off()
-            complaint = "timed out|No route to host"
-        case "no daemon":
-            host.kill_all()
-            host.boot()
-            complaint = "Connection refused"
-    done = ask(servers, *words, "n1", "true")
+    host.kill_all()
+    host.boot()
+    done = ask(servers, "-o", "ConnectTimeout=1", "n1", "true")
     assert done.returncode == 255
-    assert any(text in done.stderr for text in complaint.split("|")), done.stderr
+    assert "Connection refused" in done.stderr
 
 
 def test_daemons_and_sessions_end_with_their_hosts(sshd):

@@ -1,7 +1,5 @@
 """Ctrl-\\ in the terminal of a job over SSH: what the ranks of all hosts do."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal

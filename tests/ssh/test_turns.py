@@ -1,7 +1,5 @@
 """Whose turn it is to be connected to."""
 
-from __future__ import annotations
-
 from ddplaunch.ssh.turns import ALL, ONE_WAY, TRIES, Turns
 
 

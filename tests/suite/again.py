@@ -3,8 +3,6 @@
 It runs in the process that reports: pytest's own, or xdist's controller after its last worker.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
@@ -17,12 +15,12 @@ MAX_AGAIN = 10
 """Where more failed than these, something is broken, and running them again would only take time."""
 
 HELD = "held"
-"""The outcome of a failure that is not told before its second run."""
+"""The outcome of a failure that is reported only after its second run."""
 
 
 @dataclass
 class _Tries:
-    """What came of one test: the reports of its failure, and the seconds of each run."""
+    """The reports of one test's failure, and the seconds of each run."""
 
     failed: list[pytest.TestReport] = field(default_factory=list)
     seconds: list[float] = field(default_factory=lambda: [0.0])

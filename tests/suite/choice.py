@@ -1,7 +1,5 @@
 """Which tests run: those that are named, or where none is, what protects a change; and what of it did not, and why."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """The run's one temporary folder, and the guardian that leaves nothing of the run behind, however it ends."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -22,7 +20,7 @@ class Folder:
 
     def __init__(self, config: pytest.Config) -> None:
         self._path = Path(tempfile.mkdtemp(prefix="ddplaunch-tests-"))
-        self._path.chmod(0o755)  # some tests run a command as somebody else
+        self._path.chmod(0o755)  # some tests run a command as another user
         (self._path / "tmp").mkdir()
         self._guardian = subprocess.Popen(
             [sys.executable, "-IS", str(_GUARDIAN), f"{MARK}={self._path}"],
@@ -39,7 +37,7 @@ class Folder:
         os.environ.update({"TMPDIR": str(self._path / "tmp"), MARK: str(self._path)})
         tempfile.tempdir = None
         self._left = ""
-        if not config.option.basetemp:  # what somebody names, somebody wants to keep
+        if not config.option.basetemp:  # a folder that was named is kept
             config.option.basetemp = str(self._path / "pytest")
 
     @pytest.hookimpl(trylast=True)  # once xdist's workers are gone

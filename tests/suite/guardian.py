@@ -29,7 +29,7 @@ def left(is_ours: "Callable[[str], bool]") -> "dict[int, str]":
             with open(f"/proc/{name}/cmdline", "rb") as file:
                 found[int(name)] = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:
-            continue  # it ended, or is somebody else's
+            continue  # it ended, or belongs to another user
     return found
 
 
@@ -47,7 +47,7 @@ def main(mark: str) -> None:
                     os.kill(pid, signal.SIGKILL)
                     print(f"the tests left a process: {pid} {line[:100]}", flush=True)
                 except (ProcessLookupError, BrokenPipeError):
-                    pass  # it has ended, or the run is killed and nobody listens
+                    pass  # it has ended, or the run was killed and reads nothing
         time.sleep(0.05)
     shutil.rmtree(mark.partition("=")[2], ignore_errors=True)
 

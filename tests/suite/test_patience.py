@@ -1,7 +1,5 @@
 """Deadlines grow with the slowness of the machine, which is found out anew every minute."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests import patience

@@ -1,7 +1,5 @@
 """How a run of the tests ends: failures that are run again, what is said, and nothing left however it ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -111,7 +109,7 @@ def test_where_everything_fails_nothing_is_run_again(checks, workers):
     assert f"{MAX_AGAIN + 1} failed, 9 passed" in said
 
 
-def test_the_first_failure_is_told_at_once_to_whom_wants_that(checks):
+def test_with_x_the_first_failure_is_reported_at_once(checks):
     code, said = run(checks(FLAKY.format(flaky=1, broken=0), "-x"))
     assert code == 1
     assert "1 failed" in said

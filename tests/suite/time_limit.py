@@ -1,7 +1,5 @@
 """The time-out of each test, which is only there not to hang for ever, grows with the slowness of the machine."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.patience import patience

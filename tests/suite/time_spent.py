@@ -1,7 +1,5 @@
 """Where the time of a run went: a line for each part of ``tests/``, and the sum against a budget."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter, defaultdict
 

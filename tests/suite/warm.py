@@ -3,8 +3,6 @@
 Each test has a folder of its own, so it rarely meets another's zygote. What is tested is that a run is a run.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

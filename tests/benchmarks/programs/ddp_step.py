@@ -17,7 +17,6 @@ def main() -> None:
     dist.init_process_group("gloo")
     layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
     model = DistributedDataParallel(layers)
-    marks.mark("wrapped")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model(torch.randn(8, 64)).square().mean().backward()
     optimizer.step()
@@ -27,7 +26,6 @@ def main() -> None:
     dist.barrier()
     time.sleep(0.02)
     dist.destroy_process_group()
-    marks.mark("left")
 
 
 if __name__ == "__main__":
