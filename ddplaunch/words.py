@@ -26,6 +26,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, sorted(known), 1, 0.65)), None)
 
 
+def quoted(words: Iterable[str]) -> str:
+    """Write words as a shell reads them."""
+    import shlex
+
+    return shlex.join(words)
+
+
 def clock(seconds: float) -> str:
     """Minutes and seconds, as in "00:12"."""
     return f"{int(seconds) // 60:02}:{int(seconds) % 60:02}"

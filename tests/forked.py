@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 MODULES = (
-    "cli.quick", "cli.run", "cli.run_command", "cli.planning", "console.layout", "plan.plan",
-    "commands.devices", "commands.manifest.command", "commands.submit.command", "commands.submit.slurm",
+    "cli.run", "cli.run_command", "cli.dry_run", "console.layout", "plan.plan", "commands.devices",
+    "commands.manifest.command", "commands.submit.command", "commands.submit.slurm",
 )  # fmt: skip
 """Imported before the first request; the others when a command asks for them, as ever."""
 

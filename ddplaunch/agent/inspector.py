@@ -20,7 +20,7 @@ from ddplaunch.diagnosis.stack_dump import parse_dump
 from ddplaunch.diagnosis.standing import LOADER_WAIT, waiting_for
 from ddplaunch.diagnosis.waits import needs
 from ddplaunch.loop import Loop
-from ddplaunch.target.target import Kind
+from ddplaunch.target.target import TargetKind
 
 AGAIN = 0.1  # seconds between the two readings of the collectives: who moves is not waiting
 PATIENCE = 0.3  # seconds for a reading, and what each rank adds: one that holds the GIL never answers
@@ -94,7 +94,7 @@ class Inspector:
             if found.condition in (Condition.EXITED, Condition.PENDING) or process is None:
                 continue
             if line is None:
-                program = self._ranks.plan.target.kind is Kind.PROGRAM
+                program = self._ranks.plan.target.kind is TargetKind.PROGRAM
                 why = "it is not a Python program" if program else "ddplaunch runs with --no-inspect"
                 self._found[number] = replace(found, no_stack=why)
                 continue

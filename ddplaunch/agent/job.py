@@ -14,7 +14,7 @@ from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Screen
 from ddplaunch.output.streams import Streams
 from ddplaunch.plan.layout import Rank
-from ddplaunch.target.target import Kind
+from ddplaunch.target.target import TargetKind
 
 if TYPE_CHECKING:
     from ddplaunch.rank.messages import ProgramJob, PythonJob, RankFacts, RankJob
@@ -56,7 +56,7 @@ class Outfit:
         self.streams.rank(fds, rank.rank, reads=reads, show=self.policy.show.streams(rank), log=log)
         if self.policy.inspect:
             fds["answers"] = ranks.line(rank.rank)
-        if rank.rank == 0 and port and plan.target.kind is not Kind.PROGRAM:
+        if rank.rank == 0 and port and plan.target.kind is not TargetKind.PROGRAM:
             fds |= ranks.first.descriptors(port, peers=not alone)
         return self._described(ranks, rank)
 
@@ -77,7 +77,7 @@ class Outfit:
             "env": environment,
             "cpus": list(rank.cpus) if rank.cpus else None,
         }
-        if target.kind is Kind.PROGRAM:
+        if target.kind is TargetKind.PROGRAM:
             return program
         facts: RankFacts = {
             "rank": rank.rank,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ddplaunch.clusters.nodelist import expand_hosts
-from ddplaunch.clusters.slurm import DISTRIBUTION, JOB_ID, STEP_ID, STEP_NODELIST
+from ddplaunch.clusters.systems.slurm import DISTRIBUTION, JOB_ID, STEP_ID, STEP_NODELIST
 from ddplaunch.control.messages import Unable
 from ddplaunch.loop import Loop
 from ddplaunch.plan.plan import Plan

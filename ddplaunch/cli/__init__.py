@@ -6,15 +6,12 @@ import errno
 import gc
 import io
 import os
-import re
+import resource
 import sys
 
 from ddplaunch import __version__
-from ddplaunch.errors import EXIT_OS, EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_USAGE, LaunchError, shown
-
-MAX_IN_MESSAGE = 500
-MAX_IN_HINT = 4000  # it may be a command to copy
-_LONG_WORD = r"(\S{100})\S{99,}?(:?)(?!\S)"  # which nobody reads to its end, and a colon behind it
+from ddplaunch.cli.say import complain
+from ddplaunch.errors import EXIT_OS, EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_USAGE, LaunchError
 
 COMPLETE = "_DDPLAUNCH_COMPLETE"  # the variable by which a shell asks click for completions (README)
 
@@ -41,42 +38,24 @@ def main() -> None:
 
 
 def _run(words: list[str]) -> object:
-    """Run the command; click, which took a third of a start to load, is for all but a plain ``ddplaunch run``."""
+    """Run the command; click, which took a third of a start to load, is for all but ``ddplaunch run``, and its help."""
     if words[:1] == ["run"] and COMPLETE not in os.environ:
-        from ddplaunch.cli.quick import read
+        from ddplaunch.cli.run import run
 
-        if (typed := read(words[1:])) is not None:
-            from ddplaunch.cli.run import run
-
-            try:  # it ends as click ends a command
-                return run(*typed)
-            except BrokenPipeError:  # `| head` has read enough
-                return 1
-            except KeyboardInterrupt:
-                print(file=sys.stderr)  # behind the terminal's ^C
-                raise
+        try:  # it ends as click ends a command
+            if (code := run(words[1:])) is not None:
+                return code
+        except BrokenPipeError:  # `| head` has read enough
+            return 1
+        except KeyboardInterrupt:
+            print(file=sys.stderr)  # behind the terminal's ^C
+            raise
     from ddplaunch.cli.commands import by_click
 
     return by_click()
 
 
-def complain(message: str, hint: str | None, code: int = EXIT_USAGE) -> None:
-    """Print what is wrong: a line, and at most two of what to do; what was typed may be of any length, or harmful.
-
-    ``code`` is the exit code that follows.
-    """
-    from ddplaunch.cli.say import fitted, say
-    from ddplaunch.output.voice import Said, Topic
-
-    said = shown(re.sub(_LONG_WORD, r"\1…\2", message), MAX_IN_MESSAGE)
-    hints = [shown(line, MAX_IN_HINT) for line in (hint or "").splitlines()[:2]]
-    lines = f"\x1b[31m\x1b[1mError:\x1b[0m {fitted(said, len('Error: '))}\n" + "".join(f"  {line}\n" for line in hints)
-    say(Said(Topic.ERROR, said, {"hint": "\n".join(hints) or None, "code": code}, lines))
-
-
 def _more_memory() -> str:
-    import resource
-
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return "end what uses it"

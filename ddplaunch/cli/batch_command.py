@@ -13,10 +13,22 @@ from typing import Any, NamedTuple
 
 import click
 
-from ddplaunch.cli.command_line import DRY_RUN, ELSEWHERE, FEW, HELP, JSON, CommandLine, name_of, split, values_of
+from ddplaunch.cli.command_line import (
+    DRY_RUN,
+    ELSEWHERE,
+    FEW,
+    HELP,
+    JSON,
+    CommandLine,
+    Grammar,
+    Translation,
+    name_of,
+    split,
+    values_of,
+)
 from ddplaunch.cli.defaults import ONLY_TYPED, Defaults, read
 from ddplaunch.cli.options import SECTIONS, Source
-from ddplaunch.cli.parameters import PARAMS, Paths, source_of
+from ddplaunch.cli.run_command import PARAMS, PathType, source_of
 from ddplaunch.cli.target_command import TargetCommand, remarks, spellings
 from ddplaunch.cli.typed import current_directory, program_names
 from ddplaunch.errors import UsageError
@@ -77,12 +89,13 @@ class BatchCommand(TargetCommand):
     def spellings(self, ctx: click.Context) -> dict[str, bool]:
         return {**spellings(PARAMS), **super().spellings(ctx)}
 
-    def split(self, ctx: click.Context, words: list[str], **how: Any) -> CommandLine:
+    def split(self, ctx: click.Context, typed: Translation) -> CommandLine:
         known = self.spellings(ctx)
         of_sbatch = {of: name for of, name in OF_SBATCH.items() if name in known}
-        how |= {"guarded": known.keys() - HELP, "elsewhere": {**ELSEWHERE, **self.elsewhere, **of_sbatch}}
+        elsewhere = {**ELSEWHERE, **self.elsewhere, **of_sbatch}
         try:
-            line = split(words, known, program_names(), few=self.few, instead=self.refused, **how)
+            grammar = Grammar(known, self.few, known.keys() - HELP, self.refused, elsewhere)
+            line = split(typed, grammar, program_names())
         except UsageError as error:
             raise renamed(self, error) from None
         for name in map(name_of, line.ours):
@@ -169,7 +182,7 @@ def option(
     names: str, metavar: str, help: str, callback: Reader | None = None, *, multiple: bool = False, path: bool = False
 ) -> click.Option:
     """An option with a value; ``names`` are its own and, after a space, the one that Python has for it."""
-    kind = Paths(dir_okay=False) if path else None
+    kind = PathType(dir_okay=False) if path else None
     help += "; may be repeated." if multiple else ""
     return click.Option(names.split(), metavar=metavar, help=help, callback=callback, multiple=multiple, type=kind)
 

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 
-from ddplaunch.dataclass import dataclass, replace
+from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.errors import UsageError
-from ddplaunch.words import nearest
+from ddplaunch.words import nearest, quoted
 
 MARKERS = frozenset({"-m", "--module", "--no-python"})
 """They say what kind of target follows, so they always come before it; after it they are the program's."""
@@ -60,7 +60,7 @@ _NOT_OURS = {
     "--strategy": "it is the code's: Fabric(strategy=…) or Trainer(strategy=…)",
     "--precision": "it is the code's: Fabric(precision=…) or Trainer(precision=…)",
 }
-"""Options of other launchers that a program has, or nobody needs here, and what to do with them."""
+"""Options of other launchers that belong to the program or are not needed here, and what to type instead."""
 
 
 _PYTHON = r"(.*/)?python(\d[\d.]*)?"
@@ -87,69 +87,72 @@ class Translation:
     unsaid: frozenset[str] = frozenset()  # ours that variables alone say: what is typed anywhere goes before them
 
 
-def split(
-    words: Sequence[str],
-    options: Mapping[str, bool],
-    names: Callable[[CommandLine, str], bool] = lambda line, name: False,
-    *,
-    few: Collection[str] = FEW,
-    guarded: Collection[str] = (),
-    ends_at_target: bool = False,
-    unsaid: Collection[str] = (),
-    instead: Mapping[str, str] = {},
-    elsewhere: Mapping[str, str] = ELSEWHERE,
-) -> CommandLine:
-    """Split the words typed.
+@dataclass(frozen=True)
+class Grammar:
+    """What a command knows of words."""
 
-    Args:
-        options: every spelling of every option of ours, and whether it takes a value.
-        names: whether the target's own file names an option, as far as can be seen without running it.
-        few: the options that are ours right behind the target too.
-        guarded: those that are refused behind it, where the file does not name them.
-        ends_at_target: everything behind the target is the program's, as torchrun has it.
-        unsaid: those among ``words`` that nobody typed, so that another value may be typed behind the target.
-        instead: options of ours that make no sense in this command, and what to do.
-        elsewhere: what other programs call an option of ours.
+    options: Mapping[str, bool]  # every spelling of every option of ours, and whether it takes a value
+    few: Collection[str] = FEW  # the options that are ours right behind the target too
+    guarded: Collection[str] = ()  # those that are refused behind it, where the target's own file does not name them
+    instead: Mapping[str, str] = field(default_factory=dict)  # options that make no sense here, and what to do
+    elsewhere: Mapping[str, str] = field(default_factory=lambda: ELSEWHERE)  # what others call an option of ours
+
+    def behind(self, ours: Sequence[str], ends_at_target: bool) -> Grammar:
+        """What can be meant as ours behind a target: words that say its kind never are."""
+        options = {name: takes for name, takes in self.options.items() if name not in MARKERS}
+        if ends_at_target or "--no-python" in ours:
+            return replace(self, options=options, few=(), guarded=())
+        return replace(self, options=options)
+
+    @property
+    def meant(self) -> dict[str, bool]:
+        """The options behind a target that could be ours."""
+        return {name: self.options[name] for name in {*self.few, *self.guarded} & self.options.keys()}
+
+
+Names = Callable[[CommandLine, str], bool]
+"""Whether the target's own file names an option, as far as can be seen without running it."""
+
+
+def split(typed: Translation, grammar: Grammar, names: Names = lambda line, name: False) -> CommandLine:
+    """Split the words typed.
 
     Raises:
         UsageError: an option is unknown or lacks its value, or could be ours as well as the program's.
     """
-    end = end_of_ours(words, options)
-    ours, rest = tuple(words[:end]), list(words[end:])
+    end = end_of_ours(typed.words, grammar.options)
+    ours, rest = tuple(typed.words[:end]), list(typed.words[end:])
     if rest[:1] == ["--"]:
         return CommandLine(ours, rest[1] if rest[1:] else None, tuple(rest[2:]))
     if not rest:
         return CommandLine(ours, None, ())
     if is_option(rest[0]):
-        raise _unknown(rest[0], options, elsewhere)
+        raise _unknown(rest[0], grammar)
     target = rest.pop(0)
     if rest and re.fullmatch(_PYTHON, target) and MARKERS.isdisjoint(ours):
-        import shlex
-
         script = rest[next((at for at, word in enumerate(rest) if word == "-m" or not is_option(word)), 0) :]
-        raise UsageError(f"{target} is not a script", f"leave out {target}: ddplaunch run … {shlex.join(script)}")
-    options = {name: takes for name, takes in options.items() if name not in MARKERS}
-    alone = CommandLine(ours, target, ())
-    if ends_at_target or "--no-python" in ours:
-        few = guarded = ()
-    meant = {name: options[name] for name in {*few, *guarded} & options.keys()}
-    taken = {name: takes for name, takes in meant.items() if name in few}
-    try:
-        end = end_of_ours(rest, taken)
-        if DRY_RUN not in (*ours, *rest[:end]):
-            taken.pop(JSON, None)
-            end = end_of_ours(rest, taken)
-    except UsageError:
-        raise _refusal("", alone, rest, meant, instead) from None
+        raise UsageError(f"{target} is not a script", f"leave out {target}: ddplaunch run … {quoted(script)}")
+    # torchrun's command lines end at the target
+    grammar = grammar.behind(ours, typed.of_torchrun)
+    return _behind(CommandLine(ours, target, ()), rest, grammar, names, typed.unsaid)
+
+
+def _behind(
+    alone: CommandLine, rest: list[str], grammar: Grammar, names: Names, unsaid: Collection[str]
+) -> CommandLine:
+    """Split what stands behind the target of a line; of ``unsaid`` options another value may be typed there."""
+    ours, target, options = alone.ours, alone.target, grammar.options
+    end = _end_behind(alone, rest, grammar)
     behind, program = tuple(rest[:end]), rest[end:]
-    for name, value in values_of((*ours, *behind), options).items():
+    values = values_of((*ours, *behind), options)
+    for name, value in values.items():
         if options.get(name) and not value:
             raise UsageError(f"{name} has an empty value", "give it one, or leave it out")
-    if DRY_RUN not in values_of((*ours, *behind), options):
-        meant.pop(JSON, None)
+    meant = {name: takes for name, takes in grammar.meant.items() if name != JSON or DRY_RUN in values}
+    could_be = f"could be ddplaunch's or an argument of {target}"
     for name, value in values_of(behind, options).items():
         if names(alone, name):
-            raise _refusal(f"{name} could be ddplaunch's or an argument of {target}", alone, rest, meant, instead)
+            raise _refusal(f"{name} {could_be}", alone, rest, meant, grammar.instead)
         if name not in unsaid and (before := values_of(ours, options).get(name, value)) != value:
             raise UsageError(f"{name} is {before} before {target} and {value} after it", "leave one of them out")
     alone = CommandLine(ours + behind, target, (), behind)
@@ -157,8 +160,21 @@ def split(
         return replace(alone, program=tuple(program[1:]))
     alike = [name for name in _among(program, options) if not names(alone, name)]
     if disputed := next((name for name in alike if name in meant), None):
-        raise _refusal(f"{disputed} could be ddplaunch's or an argument of {target}", alone, program, meant, instead)
+        raise _refusal(f"{disputed} {could_be}", alone, program, meant, grammar.instead)
     return replace(alone, program=tuple(program), alike=tuple(alike))
+
+
+def _end_behind(alone: CommandLine, rest: Sequence[str], grammar: Grammar) -> int:
+    """Where the options of ours right behind the target end; ``--json`` is one in a dry run alone."""
+    taken = {name: takes for name, takes in grammar.meant.items() if name in grammar.few}
+    try:
+        end = end_of_ours(rest, taken)
+        if DRY_RUN in (*alone.ours, *rest[:end]):
+            return end
+        taken.pop(JSON, None)
+        return end_of_ours(rest, taken)
+    except UsageError:
+        raise _refusal("", alone, rest, grammar.meant, grammar.instead) from None
 
 
 def passed_on(line: CommandLine) -> str | None:
@@ -252,8 +268,6 @@ def _gather(words: Sequence[str], options: Mapping[str, bool]) -> tuple[tuple[st
 
 def _spelled(line: CommandLine, meant: Collection[str]) -> str:
     """Write a command line that ``split`` reads as ``line``."""
-    import shlex
-
     target, program = line.target or "", line.program
     words = [word for word in line.ours if word not in MARKERS] + [word for word in line.ours if word in MARKERS]
     if target.startswith("-"):
@@ -262,15 +276,15 @@ def _spelled(line: CommandLine, meant: Collection[str]) -> str:
         words += [target, "--"]
     else:
         words.append(target)
-    return shlex.join(["ddplaunch", "run", *words, *program])
+    return quoted(["ddplaunch", "run", *words, *program])
 
 
-def _unknown(word: str, options: Mapping[str, bool], elsewhere: Mapping[str, str]) -> UsageError:
-    name = name_of(word)
+def _unknown(word: str, grammar: Grammar) -> UsageError:
+    name, options = name_of(word), grammar.options
     dashed = hyphened(name)
     if dashed not in options and dashed in _NOT_OURS:
         return UsageError(f"no such option: {name}", _NOT_OURS[dashed])
-    near = dashed if dashed in options else elsewhere.get(dashed) or nearest(dashed, options)
+    near = dashed if dashed in options else grammar.elsewhere.get(dashed) or nearest(dashed, options)
     if near and " " in near:  # another command of ours
         return UsageError(f"{name} works only with {near}", "leave it out")
     if name.startswith("-m") and len(name) > 2:
@@ -280,5 +294,5 @@ def _unknown(word: str, options: Mapping[str, bool], elsewhere: Mapping[str, str
 
 
 def hyphened(name: str) -> str:
-    """An option with dashes where somebody typed underscores."""
+    """An option with dashes for the underscores that were typed."""
     return name[:2] + name[2:].replace("_", "-")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 from importlib import import_module
 
 import click
+from click.shell_completion import get_completion_class
 
 from ddplaunch import __version__
 from ddplaunch.cli import COMPLETE
@@ -69,8 +71,6 @@ class _Commands(click.Group):
 
 
 def _as_run(words: list[str]) -> str:
-    import shlex
-
     return f"to start a job: {shlex.join(['ddplaunch', 'run', *words])}"
 
 
@@ -100,6 +100,12 @@ def by_click() -> object:
         raise UsageError(error.format_message().rstrip("."), _help_hint(error)) from None
     except click.Abort:
         raise KeyboardInterrupt from None
+
+
+def completion(shell: str) -> str | None:
+    """The script that completes ``ddplaunch`` in a shell; None where click knows no such shell."""
+    found = get_completion_class(shell)
+    return found(cli, {}, "ddplaunch", COMPLETE).source() if found else None
 
 
 def _help_hint(error: click.ClickException) -> str | None:

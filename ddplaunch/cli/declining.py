@@ -8,11 +8,13 @@ import socket
 from ddplaunch.cli.options import Options
 from ddplaunch.cli.rules import read_rules
 from ddplaunch.cli.surroundings import look_around
+from ddplaunch.control.decline import decline
 from ddplaunch.errors import UsageError
+from ddplaunch.plan.rendezvous import MISSING, locate
 
 
 def tell(error: UsageError, options: Options, listening: socket.socket | None) -> None:
-    """Let the other nodes end with this error too, where nobody sits at this one to type the command again.
+    """Let the other nodes end with this error too, unless a person is here to type the command again.
 
     Over SSH the hosts' own connections do so, and a person who started each node will start this one once more.
     ``listening`` is on the control port, if this node came so far.
@@ -23,9 +25,6 @@ def tell(error: UsageError, options: Options, listening: socket.socket | None) -
         options, finding = look_around(options)
         if finding is None or not isinstance(options.node_rank, int):
             return
-        from ddplaunch.control.decline import decline
-        from ddplaunch.plan.rendezvous import MISSING, locate
-
         asked = (options.master_addr, options.master_port, options.init_method)
         address, port = locate(*asked, nnodes=options.nnodes[1], here=None, environ=os.environ)
         rules = read_rules(options, address.value, int(port.value), finding)

@@ -2,8 +2,11 @@
 
 A project's are in ``[tool.ddplaunch.submit]`` of the nearest pyproject.toml, in the current folder or above; a user's
 in ``[submit]`` of ``ddplaunch.toml`` in XDG_CONFIG_HOME (XDG Base Directory Specification). Keys are the names of the
-options without dashes. Those of ``run`` (``cli/run_defaults.py``) are a project's alone: the user's own ``[run]`` has
-what ``cli/warmth.py`` reads.
+options without dashes.
+
+Those of ``run`` are a project's alone, of options that say how ranks of this machine run, stop and are shown: none that
+runs a command, reaches a host or names a run. They go before what is detected, and behind what is typed and what
+variables say. The user's own ``[run]`` has what ``cli/zygote.py`` reads.
 
 What these files say runs as the user (``setup``). So we read only files of the user and of root, as git does with its
 ``safe.directory`` (CVE-2022-24765), and none far above. ``--config FILE`` reads a file of any owner.
@@ -13,14 +16,18 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from importlib import import_module
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.dataclass import dataclass, field
+from ddplaunch.cli.options import OPTIONS, Options, Source
+from ddplaunch.cli.values import as_typed
+from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_owned, users_config
-from ddplaunch.words import nearest
+from ddplaunch.words import nearest, quoted
 
 if TYPE_CHECKING:
     from typing import Any
@@ -36,6 +43,17 @@ RUN = "run"
 TABLES = (RUN, "submit", "manifest")  # the commands that have a table
 OWN = RUN  # the table of the user's own file that ``ddplaunch run`` reads for itself
 MAX_BYTES = 1 << 20  # of a file; a larger one was not written for us
+
+
+# fmt: off
+RUN_KEYS = frozenset({
+    "pass-local-rank", "nproc", "gpus", "oversubscribe", "virtual-local-rank", "bind", "join-timeout",
+    "heartbeat-timeout", "backend", "start", "check", "gpu-memory-timeout", "role", "grace", "max-restarts",
+    "restart-on", "restart-backoff", "min-uptime", "timeout", "stall-timeout", "on-stall", "straggler-timeout",
+    "preempt-signal", "preempt-grace", "preempt-forward", "show", "prefix", "log-dir", "no-history", "no-inspect",
+})
+# fmt: on
+"""The options that a project may set."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +97,11 @@ def read(
         tables = {**dict.fromkeys(found, file.path), **tables}
         mine = found.get(command, {})
         values = {**dict(_values(file, command, mine, known, _belongs_elsewhere(command, file))), **values}
-    notes = tuple(f"{each.note}; to read it: --config {_quoted(each.path)}" for each in strangers)
+    notes = tuple(f"{each.note}; to read it: --config {quoted([each.path])}" for each in strangers)
     return Defaults(values, notes, tables)
 
 
-def read_run(
+def _read_run(
     known: Mapping[str, Option], all_options: Collection[str], cwd: str, environ: Mapping[str, str]
 ) -> Defaults:
     """Read a project's defaults of ``run``, of the options that are ``known`` by their keys.
@@ -105,6 +123,44 @@ def read_run(
         return _belongs_elsewhere(RUN, file)(key)
 
     return Defaults(dict(_values(file, RUN, _tables(file).get(RUN, {}), known, instead)), notes)
+
+
+def applied(options: Options, cwd: str, environ: Mapping[str, str]) -> tuple[Options, tuple[str, ...]]:
+    """Fill in what the user has not set; return it with notes on the files.
+
+    Raises:
+        UsageError: the file is not TOML, or has an unknown key or a value that the option does not take.
+    """
+    if options.no_config:
+        return options, ()
+    known = {option.opts[-1][2:]: option for option in OPTIONS if not option.is_argument}
+    found = _read_run({key: known[key] for key in RUN_KEYS}, known, cwd, environ)
+    new: dict[str, Any] = {}
+    used: list[str] = []
+    for name, default in found.values.items():
+        if options.sources[name] is Source.DEFAULT:
+            option = next(each for each in OPTIONS if each.name == name)
+            new[name] = _value_of(option, default.value, default.file)
+            if name == "log_dir" and os.path.dirname(default.file) != cwd:  # beside the file that names it
+                new[name] = os.path.join(os.path.dirname(default.file), new[name])
+            used += as_typed(option, new[name])
+    if not new:
+        return options, found.notes
+    sources = {**options.sources, **dict.fromkeys(new, Source.FILE)}
+    file = next(iter(found.values.values())).file
+    said = (f"defaults of {file}: {' '.join(used)}",) if used else ()
+    return replace(options, **new, sources=sources), (*found.notes, *said)
+
+
+def _value_of(option: Option, value: str | bool | tuple[str, ...], file: str) -> Any:
+    place = f"{file}: [tool.ddplaunch.run] {option.opts[-1][2:]}"
+    if option.choices and value not in option.choices:
+        raise UsageError(f'{place} = "{value}": expected {" or ".join(option.choices)}')
+    try:
+        return option.read(option, value) if option.read else value
+    except UsageError as error:
+        _, _, expected = error.message.partition(": ")
+        raise UsageError(f'{place} = "{value}": {expected or error.message}', error.hint) from None
 
 
 def users_table(path: str, name: str) -> dict[str, Any]:
@@ -178,7 +234,7 @@ def _users(environ: Mapping[str, str], strangers: list[_Stranger]) -> _File | No
 
 
 def _read_own(path: str, strangers: list[_Stranger]) -> _File | None:
-    """Read a file if it exists and is the user's or root's; another owner's that mentions us is told of."""
+    """Read a file of the user or root; one of another owner that mentions us is added to ``strangers``."""
     if not os.path.isfile(path):
         return None
     try:
@@ -195,15 +251,7 @@ def _read_own(path: str, strangers: list[_Stranger]) -> _File | None:
     return None
 
 
-def _quoted(path: str) -> str:
-    import shlex
-
-    return shlex.quote(path)
-
-
 def _name(uid: int) -> str:
-    import pwd
-
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -295,8 +343,6 @@ def _belongs_elsewhere(command: str, file: _File) -> Callable[[str], str | None]
     """Whose table a key belongs in, if it is another command's of those that submit."""
 
     def where(key: str) -> str | None:
-        from importlib import import_module
-
         from ddplaunch.cli.commands import COMMANDS
 
         for other in TABLES:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from ddplaunch import TYPE_CHECKING
-from ddplaunch.cli import over_ssh, sidecars
-from ddplaunch.cli.policy import choose_preload
-from ddplaunch.cli.say import echo
-from ddplaunch.dataclass import replace
-from ddplaunch.plan.plan import Fact
-from ddplaunch.target.target import Kind
-from ddplaunch.words import named
+import json
 
-if TYPE_CHECKING:
-    from ddplaunch.cli.options import Options
-    from ddplaunch.plan.plan import Plan
-    from ddplaunch.preload.choice import Choice
+from ddplaunch.cli.options import OF_SSH, Options
+from ddplaunch.cli.say import echo
+from ddplaunch.cli.zygote import choose_preload
+from ddplaunch.console.layout import print_layout
+from ddplaunch.dataclass import replace
+from ddplaunch.plan.plan import Fact, Plan
+from ddplaunch.preload.choice import Choice
+from ddplaunch.target.target import TargetKind
+from ddplaunch.words import named
 
 MAX_EXCLUDED = 5
 """Modules that the text names as imported in each rank, at most; JSON has them all."""
@@ -22,13 +20,15 @@ MAX_EXCLUDED = 5
 _SPELLED_OUT = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}
 """What each node's command has in any case."""
 
-_OF_THIS_NODE = {"stdin", "ui", "dry_run", "as_json", "token", *over_ssh.OWN_OPTIONS}
+_OF_THIS_NODE = {"stdin", "ui", "dry_run", "as_json", "token", *OF_SSH}
 
 
 def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: bool) -> None:
     """Print the plan, and ``passed_on``: the command that gives ``--dry-run`` to the target, if it may be meant so."""
     notes = list(plan.notes)
-    if plan.node_rank == 0:
+    if plan.node_rank == 0 and (options.sidecar or options.tensorboard is not None):
+        from ddplaunch.cli import sidecars
+
         notes += [f"beside rank 0: {each.command}" for each in sidecars.read(options, remote=remote)]
     if options.no_inspect:
         notes.append("--no-inspect: `ddplaunch stacks` cannot ask the ranks what they are doing")
@@ -37,17 +37,13 @@ def print_plan(plan: Plan, options: Options, passed_on: str | None, *, remote: b
         if options.token:
             notes.append("the token is not printed: set DDPLAUNCH_TOKEN on every node")
     choice = choose_preload(options, plan)
-    if not remote and plan.target.kind is not Kind.PROGRAM:
+    if not remote and plan.target.kind is not TargetKind.PROGRAM:
         plan = replace(plan, facts=(*plan.facts, _preloaded(choice)))
         notes += _imported_in_each(choice)
     plan = replace(plan, notes=tuple(notes))
     if options.as_json:
-        import json
-
         echo(f"{json.dumps({**plan.to_json(), 'preload': choice.to_json()})}\n")
     else:
-        from ddplaunch.console.layout import print_layout
-
         print_layout(plan, list(options.words(without=_SPELLED_OUT | _OF_THIS_NODE)))
     if passed_on:
         echo(f"--dry-run was read as ddplaunch's; to pass it on: {passed_on}\n", err=options.as_json)

@@ -1,4 +1,7 @@
-"""A job that is planned, run from here to its end: what watches it, how its end is told, the exit code."""
+"""A job that is planned, run from here to its end: what watches it, how its end is told, the exit code.
+
+Loaded where a job starts here: with all that it needs.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,17 @@ import socket
 import time
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.agent.policy import Policy
+from ddplaunch.agent.limits import need_processes
+from ddplaunch.agent.policy import Policy, Shown
 from ddplaunch.agent.supervisor import Supervisor
-from ddplaunch.cli.say import say, say_note
+from ddplaunch.cli.planning import Planning
+from ddplaunch.cli.policy import read_policy, why_no_view
+from ddplaunch.cli.rules import read_rules
+from ddplaunch.cli.say import say, say_note, say_notes
+from ddplaunch.cli.show import missing
 from ddplaunch.control.failure import Outcome
+from ddplaunch.control.link import check, listen_on_node_zero
+from ddplaunch.control.port import without_loopback
 from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_PREEMPTED, UsageError
 from ddplaunch.files import create
@@ -25,6 +35,7 @@ from ddplaunch.output.streams import KEPT
 from ddplaunch.output.voice import VOICE, Said, Topic
 from ddplaunch.output.waiting import Starting
 from ddplaunch.plan.plan import Plan
+from ddplaunch.plan.rendezvous import LOOPBACK, check_store_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +47,40 @@ if TYPE_CHECKING:
 BEHIND = 0.5  # seconds by which the others end after node 0, which tells why: mpirun kills all when the first one fails
 
 
-class Job:
+def claim(planning: Planning) -> tuple[Rules, socket.socket | None]:
+    """Return the job's rules, and node 0's listening socket where this is the first to have its control port.
+
+    Raises:
+        UsageError: this node cannot start its share, or the port is taken.
+    """
+    need_processes()
+    plan = planning.plan
+    rules = read_rules(planning.options, plan.master_addr, plan.master_port, planning.finding)
+    check(plan, rules)
+    return rules, listen_on_node_zero(plan, rules) if plan.nnodes > 1 else None
+
+
+def prepared(planning: Planning, shown: Shown, rules: Rules, listening: socket.socket | None) -> NodeJob:
+    """Say what people should know, and return this node's share, ready to run.
+
+    Raises:
+        UsageError: a port is taken, there is no such interface, or a folder cannot be made.
+    """
+    plan, options = planning.plan, planning.options
+    absent = missing(shown, plan)
+    if listening is None and not plan.numbered:
+        plan = planning.plan_as(1)  # any other node, until node 0 gives it a rank
+    check_store_file(plan.init_method, plan.run_id)
+    notes = [*plan.notes, absent, why_no_view(options)]
+    if plan.nnodes > 1 and rules.port is None and not plan.started_rank:
+        notes.append("--control none: nodes do not notice failures of other nodes")
+    if plan.master_addr == LOOPBACK:
+        notes.append(without_loopback())
+    say_notes(*filter(None, notes))
+    return NodeJob(plan, read_policy(options, plan, shown, planning.finding), rules, listening)
+
+
+class NodeJob:
     """This node's share, ready to run."""
 
     def __init__(self, plan: Plan, policy: Policy, rules: Rules, listening: socket.socket | None) -> None:

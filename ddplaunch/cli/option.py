@@ -1,4 +1,4 @@
-"""An option as it is declared: plain data, which ``quick`` reads by, and ``parameters`` makes click's own of."""
+"""An option as it is declared: plain data, which ``reader`` reads by, and ``run_command`` makes click's own of."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Option:
         Args:
             spellings: the longest last; behind it, without a dash, Python's name where that is another one.
             metavar: what the help calls its value; choices: the only values that it may have.
-            off: the spelling that says no, of a flag that is neither yes nor no where nobody says which.
+            off: the spelling that says no, of a flag that is neither yes nor no by default.
             rest: whether it is the argument that takes all words that are left.
             completes: what a shell completes its value as: "file", "folder" or "any" path.
         """

@@ -10,8 +10,10 @@ from ddplaunch.cli import values
 from ddplaunch.cli.option import Option
 from ddplaunch.cli.values import INFINITE, WEEK, as_typed, number
 from ddplaunch.control import MIN_HEARTBEAT
-from ddplaunch.control.rules import Rules
+from ddplaunch.control.rules import GPU_MEMORY, Rules
 from ddplaunch.dataclass import dataclass, field, replace
+from ddplaunch.output.prefix import DEFAULT as DEFAULT_PREFIX
+from ddplaunch.plan.plan import ROLE
 
 if TYPE_CHECKING:
     from typing import Any, TypedDict
@@ -49,6 +51,9 @@ SECTIONS = {
 }
 """The headings of ``--help-all``, and the options under each."""
 
+OF_SSH = tuple(name[2:].replace("-", "_") for name in SECTIONS["Several nodes by SSH"])
+"""Options by which one machine starts the others."""
+
 # fmt: off
 COMMON = ("--module", "--nproc", "--gpus", "--nnodes", "--node-rank", "--master-addr", "--hosts", "--max-restarts",
           "--log-dir", "--dry-run", "--help", "--help-all")
@@ -68,11 +73,11 @@ class Source(Enum):
 
 
 LOG_JSON = "DDPLAUNCH_LOG_JSON"
-"""The variable that stands for ``--log-json``."""
+"""The variable for ``--log-json``."""
 
 
 WARM = "DDPLAUNCH_WARM"
-"""The variable that stands for ``--warm``, or with 0 for ``--no-warm``."""
+"""The variable for ``--warm``, or with 0 for ``--no-warm``."""
 
 
 def _option(spelling: str, help: str, read: Any = None, **how: Any) -> Any:
@@ -231,18 +236,21 @@ class Options:
     gpu_memory_timeout: float | None = _seconds(
         "--gpu-memory-timeout",
         None,
-        "With --check: wait this long for GPU memory that is still in use.  [default: 30]",
+        f"With --check: wait this long for GPU memory that is still in use.  [default: {GPU_MEMORY:g}]",
     )
-    role: str = _option("--role NAME", "ROLE_NAME of the ranks.", default="default")
+    role: str = _option("--role NAME", "ROLE_NAME of the ranks.", default=ROLE)
     grace: float = _seconds("--grace", Rules.grace, "Time for ranks to stop, between SIGTERM and SIGKILL.")
     max_restarts: int = _option(
-        "--max-restarts N", "Restart all ranks after a failure, at most N times.", _count, default="0"
+        "--max-restarts N",
+        "Restart all ranks after a failure, at most N times.",
+        _count,
+        default=str(Rules.max_restarts),
     )
     restart_on: str = _option(
         "--restart-on any|transient|always",
         "any: stop restarting when a rank fails twice in the same way; transient: restart only after a signal, a "
         "lost connection, or when the host ran out of memory; always: restart after every failure.",
-        default="any",
+        default=Rules.restart_on,
     )
     restart_backoff: float = _seconds(
         "--restart-backoff",
@@ -306,7 +314,7 @@ class Options:
         "Begin each line of a rank with this: text with {rank}, {local_rank}, {node_rank}, {host} or {role}; none "
         "leaves it out.",
         values.prefix,
-        default="[{rank}]",
+        default=DEFAULT_PREFIX,
         envvar="DDPLAUNCH_PREFIX",
     )
     stdin: int | None = _option(
@@ -353,6 +361,10 @@ class Options:
         before = (Source.TYPED, Source.VARIABLE, *([Source.FILE] if source is Source.SURROUNDINGS else []))
         unset: Any = {n: value for n, value in new.items() if value is not None and self.sources[n] not in before}
         return self.given(source, unset)
+
+    def taken(self, kind: type[Any]) -> dict[str, Any]:
+        """The values of the options that a class has as fields, by the same names."""
+        return {name: getattr(self, name) for name in Options.__match_args__ if name in kind.__match_args__}
 
     def words(self, without: Collection[str]) -> Iterator[str]:
         """The options that the user or the project has set, as they are typed, but for those in ``without``."""

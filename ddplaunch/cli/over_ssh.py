@@ -8,43 +8,35 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.cli.options import Options, Source
+from ddplaunch.cli.options import OF_SSH, Options, Source
 from ddplaunch.cli.rules import check_control_port
+from ddplaunch.cli.say import say
+from ddplaunch.cli.surroundings import OVER_SSH
 from ddplaunch.errors import UsageError
+from ddplaunch.output.voice import Said, Topic
+from ddplaunch.plan.rendezvous import DEFAULT_PORT
+from ddplaunch.ssh.client import Session, command, look_up
+from ddplaunch.ssh.fleet import Fleet, Problem, make_room
+from ddplaunch.ssh.hosts import Host
+from ddplaunch.ssh.hosts import read as read_hosts
+from ddplaunch.ssh.remote import HostJob
+from ddplaunch.target.target import Target
 
 if TYPE_CHECKING:
     from ddplaunch.cli.options import Inferred
-    from ddplaunch.ssh.fleet import Problem
-    from ddplaunch.ssh.hosts import Host
-    from ddplaunch.target.target import Target
 
 CARRIED = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
 CARRIED_BEGINNINGS = ("NCCL_", "GLOO_", "TORCH_")
 """The variables that go along unasked."""
 
-STARTED = "DDPLAUNCH_OVER_SSH"
-"""The variable by which a launcher knows that the others are started at the same time."""
-
-PATIENCE = 1e6
-"""Seconds, longer than any wait: we read a launcher's output, slowly on purpose, and it notices when we are gone."""
-
-OWN_OPTIONS = ("hosts", "hostfile", "include", "exclude", "env", "remote_python")
 _PER_NODE = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id", "token", "dry_run"}
 _OF_NODE_0 = {"tensorboard", "sidecar"}
-_NOT_REPEATED = {*OWN_OPTIONS, *_PER_NODE, "no_config", "as_json"}
+_NOT_REPEATED = {*OF_SSH, *_PER_NODE, "no_config", "as_json"}
 
 
 def read(options: Options) -> tuple[Host, ...]:
     """Return the hosts that the user has named; refuse those that make no sense, or contradict other options."""
-    if not options.is_set("hosts") and not options.is_set("hostfile"):
-        for name in OWN_OPTIONS:
-            if options.is_set(name):
-                what = f"--{name.replace('_', '-')} works only with --hosts or --hostfile"
-                raise UsageError(what, "--hosts n1:4,n2:4")
-        return ()
-    from ddplaunch.ssh import hosts as typed
-
-    hosts = typed.read(options.hosts, options.hostfile, options.include, options.exclude)
+    hosts = read_hosts(options.hosts, options.hostfile, options.include, options.exclude)
     for name, why in (
         ("nnodes", "each host is a node"),
         ("node_rank", "this command starts all nodes"),
@@ -72,11 +64,6 @@ def read(options: Options) -> tuple[Host, ...]:
 
 def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str) -> int:
     """Run the job on the hosts; return its exit code."""
-    from ddplaunch.plan.rendezvous import DEFAULT_PORT
-    from ddplaunch.ssh.client import Session, command, look_up
-    from ddplaunch.ssh.fleet import Fleet, make_room
-    from ddplaunch.ssh.remote import HostJob
-
     make_room(len(hosts))
     environ = carried(options.env, os.environ)
     ways = [look_up(host.destination) for host in hosts]
@@ -97,7 +84,7 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
         alike = options.words(without=_NOT_REPEATED | (_OF_NODE_0 if node else set()))
         job = HostJob(
             nonce=nonce,
-            environ={**environ, "DDPLAUNCH_TOKEN": token, STARTED: "1"},
+            environ={**environ, "DDPLAUNCH_TOKEN": token, OVER_SSH: "1"},
             cwd=os.getcwd(),
             target=target.typed,
             module=options.module,
@@ -120,9 +107,6 @@ def start(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str
 
 
 def _say_problems(problems: list[Problem], hosts: int, code: int) -> None:
-    from ddplaunch.cli.say import say
-    from ddplaunch.output.voice import Said, Topic
-
     bad = len({problem.host for problem in problems})
     width = max(len(problem.host) for problem in problems)
     text = f"{bad} of {hosts} hosts cannot take part, and nothing was started"

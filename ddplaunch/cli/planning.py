@@ -6,21 +6,17 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
-from ddplaunch import TYPE_CHECKING
-from ddplaunch.cli import over_ssh
 from ddplaunch.cli.options import Options
 from ddplaunch.cli.rules import check_looks, check_nodes, check_time_limits
 from ddplaunch.cli.surroundings import left_alone, left_over, look_around, started_rank, surroundings_notes
 from ddplaunch.cli.values import AUTO
+from ddplaunch.clusters.finding import Finding
 from ddplaunch.dataclass import dataclass
 from ddplaunch.devices.machine import read_machine
 from ddplaunch.errors import UsageError
-from ddplaunch.plan.plan import JobSpec, Plan, make
-
-if TYPE_CHECKING:
-    from ddplaunch.clusters.finding import Finding
-    from ddplaunch.ssh.hosts import Host
-    from ddplaunch.target.target import Target
+from ddplaunch.plan.make import JobSpec, make
+from ddplaunch.plan.plan import Plan
+from ddplaunch.target.target import Target
 
 
 @dataclass(frozen=True)
@@ -33,20 +29,17 @@ class Planning:
     plan_as: Callable[[int], Plan]  # plans again, as this node rank, where node 0 is to give each node its own
 
 
-def make_plan(options: Options, target: Target, hosts: tuple[Host, ...], notes: Iterable[str]) -> Planning:
-    """Plan the job; ``hosts`` are those that would run it, in a dry run; none where this machine does.
+def make_plan(options: Options, target: Target, notes: Iterable[str], *, remote: bool) -> Planning:
+    """Plan the job; ``remote``: other hosts would run it, in a dry run.
 
     Raises:
         UsageError: the options contradict each other, the surroundings, or this machine.
     """
     said = list(notes)
-    if hosts:
-        options, note = over_ssh.planned(hosts, options)
-        said.insert(0, note)
     if ignored := left_over(options):
         said.append(ignored)
     options, finding = look_around(options)
-    if options.spares and (hosts or finding) and not options.is_set("nnodes"):
+    if options.spares and (remote or finding) and not options.is_set("nnodes"):
         options = without_spares(options)
     check_nodes(options)
     check_looks(options)
@@ -59,7 +52,7 @@ def make_plan(options: Options, target: Target, hosts: tuple[Host, ...], notes: 
         nproc=options.nproc,
         backend=options.backend,
         masked=options.virtual_local_rank,
-        runs_here=not hosts,
+        runs_here=not remote,
     )
     said += of_machine
     run_id = options.run_id or new_run_id()
@@ -70,7 +63,7 @@ def make_plan(options: Options, target: Target, hosts: tuple[Host, ...], notes: 
         return make(_spec(options, finding, node_rank), target, machine, os.environ, run_id, said)
 
     plan = plan_as(0)
-    if not hosts and (remark := left_alone(options, finding, plan)):
+    if not remote and (remark := left_alone(options, finding, plan)):
         said.append(remark)
         plan = plan_as(0)
     return Planning(plan, options, finding, plan_as)
@@ -103,26 +96,16 @@ def _spec(options: Options, finding: Finding | None, unless_numbered: int) -> Jo
             what = f"--node-rank {options.node_rank} is a spare at first: it has no ranks to show"
             raise UsageError(what, f"--dry-run with --node-rank 0 to {highest - 1} shows what the others start")
         spares = 0
-    return JobSpec(
-        nproc=options.nproc,
-        nnodes=highest + spares,
-        min_nodes=options.nnodes[0],
-        node_rank=options.node_rank if isinstance(options.node_rank, int) else None if numbered else unless_numbered,
-        master_addr=options.master_addr,
-        master_port=options.master_port,
-        backend=options.backend,
-        init_method=options.init_method,
-        gpus=options.gpus,
-        oversubscribe=options.oversubscribe,
-        bind=options.bind,
-        max_restarts=options.max_restarts,
-        started_rank=started_rank(finding),
-        sources=dict.fromkeys(options.inferred, finding.cluster) if finding else {},
-        numbered=numbered,
-        role=options.role,
-        pass_local_rank=options.pass_local_rank,
-        virtual_local_rank=options.virtual_local_rank,
-    )
+    typed = options.node_rank if isinstance(options.node_rank, int) else None
+    derived = {
+        "nnodes": highest + spares,
+        "min_nodes": options.nnodes[0],
+        "node_rank": typed if numbered else unless_numbered,
+        "started_rank": started_rank(finding),
+        "sources": dict.fromkeys(options.inferred, finding.cluster) if finding else {},
+        "numbered": numbered,
+    }
+    return JobSpec(**options.taken(JobSpec) | derived)
 
 
 def new_run_id() -> str:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from ddplaunch import TYPE_CHECKING
+from ddplaunch.cli.options import OF_SSH, Options
 from ddplaunch.cli.surroundings import one_log
 from ddplaunch.cli.values import AUTO
+from ddplaunch.control.rules import GPU_MEMORY, STALLED, Rules
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddplaunch.cli.options import Options
     from ddplaunch.clusters.finding import Finding
-    from ddplaunch.control.rules import Rules
+
+
+def names_hosts(options: Options) -> bool:
+    """Whether hosts are named, for SSH; refuse the other options of SSH where none are."""
+    if options.is_set("hosts") or options.is_set("hostfile"):
+        return True
+    for name in OF_SSH:
+        if options.is_set(name):
+            what = f"--{name.replace('_', '-')} works only with --hosts or --hostfile"
+            raise UsageError(what, "--hosts n1:4,n2:4")
+    return False
 
 
 def check_nodes(options: Options) -> None:
@@ -58,7 +69,7 @@ def check_time_limits(options: Options) -> None:
 
 
 def check_control_port(port: int, master_port: int) -> None:
-    """Refuse a control port that there is not; it is the one behind the master port where no option names it."""
+    """Refuse a control port above 65535; without an option it is the one behind the master port."""
     if port > 65535:
         raise UsageError(
             f"--master-port {master_port} leaves no next port, for --control-port", "add --control-port PORT"
@@ -67,8 +78,6 @@ def check_control_port(port: int, master_port: int) -> None:
 
 def read_rules(options: Options, address: str, master_port: int, finding: Finding | None) -> Rules:
     """Return the rules of a job whose node 0 is at this address; refuse one without a control port."""
-    from ddplaunch.control.rules import GPU_MEMORY, STALLED, Rules
-
     lowest, highest = options.nnodes
     port = None
     if highest == 1 or options.control == "none":
@@ -78,36 +87,20 @@ def read_rules(options: Options, address: str, master_port: int, finding: Findin
         check_control_port(port, master_port)
         if port == master_port:
             raise UsageError(f"--control-port {port} is the master port", "leave --control-port out, or give another")
-    return Rules(
-        min_nodes=lowest,
-        max_nodes=highest + options.spares,
-        spares=options.spares,
-        run_id=options.run_id,
-        token=options.token,
-        address=address,
+    strict = options.stall_timeout is not None
+    derived = {
+        "min_nodes": lowest,
+        "max_nodes": highest + options.spares,
+        "address": address,
         # a typed address is known, or wrong
-        address_comes_late=bool(finding and finding.address_comes_late) and not options.is_set("master_addr"),
-        port=port,
-        interface=options.interface,
-        join_timeout=options.join_timeout,
-        join_window=options.join_window,
-        heartbeat_timeout=options.heartbeat_timeout,
-        grace=options.grace,
-        preempt_grace=options.preempt_grace,
-        checks=options.check,
-        gpu_memory_timeout=GPU_MEMORY if options.gpu_memory_timeout is None else options.gpu_memory_timeout,
-        max_restarts=options.max_restarts,
-        restart_on=options.restart_on,
-        restart_backoff=options.restart_backoff,
-        min_uptime=options.min_uptime,
-        max_membership_changes=options.max_membership_changes,
-        grow=options.grow,
-        allow_mismatch=options.allow_mismatch,
-        inspect=not options.no_inspect,
-        timeout=options.timeout,
-        stall_timeout=options.stall_timeout or STALLED,
-        stall_strict=options.stall_timeout is not None,
-        on_stall=options.on_stall or ("stop" if options.stall_timeout else "report"),
-        straggler_timeout=options.straggler_timeout,
-        one_log=one_log(finding),
-    )
+        "address_comes_late": bool(finding and finding.address_comes_late) and not options.is_set("master_addr"),
+        "port": port,
+        "checks": options.check,
+        "gpu_memory_timeout": GPU_MEMORY if options.gpu_memory_timeout is None else options.gpu_memory_timeout,
+        "inspect": not options.no_inspect,
+        "stall_timeout": options.stall_timeout or STALLED,
+        "stall_strict": strict,
+        "on_stall": options.on_stall or ("stop" if strict else "report"),
+        "one_log": one_log(finding),
+    }
+    return Rules(**options.taken(Rules) | derived)

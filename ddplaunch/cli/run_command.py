@@ -1,17 +1,55 @@
-"""``ddplaunch run`` as click has it: its help, and what is refused."""
+"""``ddplaunch run`` as click has it, for its help and for completion; ``reader`` reads it.
+
+Its options as click's own are what other commands that start a target take too.
+"""
 
 from __future__ import annotations
 
-import os
-from itertools import takewhile
+from typing import Any
 
 import click
 
-from ddplaunch.cli import run as started
-from ddplaunch.cli.options import COMMON, LOG_JSON, SECTIONS
-from ddplaunch.cli.parameters import PARAMS, read
-from ddplaunch.cli.target_command import SETTINGS, TargetCommand, remarks
-from ddplaunch.output.voice import VOICE
+from ddplaunch.cli.option import Option
+from ddplaunch.cli.options import COMMON, OPTIONS, SECTIONS, Source
+from ddplaunch.cli.target_command import SETTINGS, TargetCommand
+
+_BY_CLICK = {"COMMANDLINE": Source.TYPED, "ENVIRONMENT": Source.VARIABLE, "DEFAULT_MAP": Source.FILE}
+
+
+class PathType(click.Path):
+    """Words that may be anything here, and are completed as the names of files or folders."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value
+
+
+def _made(option: Option) -> click.Parameter:
+    kind: click.ParamType[Any] | None = None
+    if option.choices:
+        kind = click.Choice(option.choices)
+    elif option.completes:
+        kind = PathType(file_okay=option.completes != "folder", dir_okay=option.completes != "file")
+    if option.is_argument:
+        return click.Argument([option.name], nargs=-1 if option.rest else 1, type=kind)
+    how: dict[str, Any] = {"help": option.help, "envvar": option.envvar}
+    if option.off:
+        return click.Option([f"{option.opts[-1]}/{option.off}"], is_flag=True, default=None, **how)
+    if option.is_flag:
+        return click.Option(option.spellings, is_flag=True, **how)
+    if (read := option.read) is not None:
+        how["callback"] = lambda ctx, param, text: read(option, text)
+    if option.default is not None:
+        how |= {"default": option.default, "show_default": True}
+    return click.Option(option.spellings, metavar=option.metavar, type=kind, multiple=option.multiple, **how)
+
+
+PARAMS = [_made(option) for option in OPTIONS]
+
+
+def source_of(context: click.Context, name: str) -> Source:
+    """Where click has the value of an option from."""
+    source = context.get_parameter_source(name)
+    return _BY_CLICK.get(source.name, Source.DEFAULT) if source else Source.DEFAULT
 
 
 class _RunCommand(TargetCommand):
@@ -28,15 +66,9 @@ class _RunCommand(TargetCommand):
         ("print what would run where; start nothing", "ddplaunch run --dry-run --nproc 4 train.py"),
     )
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # An error in these words is to be said in the form that they ask for; what they mean is known only afterwards.
-        typed = "--log-json" in takewhile(lambda word: word != "--", args)
-        VOICE.for_machines = typed or os.environ.get(LOG_JSON, "0") not in ("", "0")
-        return super().parse_args(ctx, args)
-
 
 @click.command(cls=_RunCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=PARAMS)
-def run(**_: object) -> int:
+def run(**_: object) -> None:
     """Start a training job on this machine, or this machine's share of one.
 
     \b
@@ -53,5 +85,3 @@ def run(**_: object) -> int:
     A function gets rank, local_rank, world_size, device and the like by the names of its parameters, the others
     from its arguments: --lr 0.1. Options of torchrun work too: docs/torchrun.md.
     """
-    said = remarks()
-    return started.run(read(click.get_current_context(), said.from_variables), said)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 from ddplaunch.console import colour_wanted
+from ddplaunch.errors import EXIT_USAGE, shown
 from ddplaunch.output.voice import VOICE, Said, Topic
+
+MAX_IN_MESSAGE = 500
+MAX_IN_HINT = 4000  # it may be a command to copy
+_LONG_WORD = r"(\S{100})\S{99,}?(:?)(?!\S)"  # too long to be read to its end, and a colon behind it
 
 
 def say(said: Said) -> None:
@@ -17,6 +23,22 @@ def say(said: Said) -> None:
 def say_note(text: str, **fields: object) -> None:
     """Say something that people should know."""
     say(Said(Topic.NOTE, text, fields))
+
+
+def say_notes(*texts: str) -> None:
+    for text in texts:
+        say_note(text)
+
+
+def complain(message: str, hint: str | None, code: int = EXIT_USAGE) -> None:
+    """Print what is wrong: a line, and at most two of what to do; what was typed may be of any length, or harmful.
+
+    ``code`` is the exit code that follows.
+    """
+    said = shown(re.sub(_LONG_WORD, r"\1…\2", message), MAX_IN_MESSAGE)
+    hints = [shown(line, MAX_IN_HINT) for line in (hint or "").splitlines()[:2]]
+    lines = f"\x1b[31m\x1b[1mError:\x1b[0m {fitted(said, len('Error: '))}\n" + "".join(f"  {line}\n" for line in hints)
+    say(Said(Topic.ERROR, said, {"hint": "\n".join(hints) or None, "code": code}, lines))
 
 
 def fitted(line: str, taken: int) -> str:

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch.agent.policy import Rule, Shown
+from ddplaunch.cli.options import Options, Source
+from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
+from ddplaunch.output.terminal import watched
 from ddplaunch.plan.numbers import whole
+from ddplaunch.plan.plan import Plan
 from ddplaunch.words import ranks as named
-
-if TYPE_CHECKING:
-    from ddplaunch.agent.policy import Shown
-    from ddplaunch.plan.plan import Plan
 
 _STREAMS = {"": frozenset({1, 2}), "out": frozenset({1}), "err": frozenset({2}), "none": frozenset[int]()}
 _LOCAL = "local:"  # numbers behind it are local ranks
 
 
-def read(text: str, plan: Plan) -> Shown:
-    """Read it; refuse what is not a list of ranks, and ranks that there are not, as far as this node knows.
+def read_shown(options: Options, plan: Plan) -> Shown:
+    """Return whose output is shown; refuse ranks of ``--show`` and ``--stdin`` that this node knows are not there."""
+    whole = options.sources["show"] is not Source.DEFAULT or plan.world_size == 1 or not watched(2)
+    shown = replace(_read(options.show, plan), whole=whole)
+    here = [rank.rank for rank in plan.local_ranks]
+    if options.stdin is not None and plan.nnodes == 1 and options.stdin not in here:
+        what = f"--stdin {options.stdin}: this node has {ranks(here[0], here[-1])}"
+        raise UsageError(what, f"--stdin {here[0]}")
+    if options.stdin is not None and options.ui:
+        what = f"--ui does not work with --stdin {options.stdin}: both read the keys typed here"
+        raise UsageError(what, "leave --ui out, and type ddplaunch top in another terminal")
+    return shown
+
+
+def _read(text: str, plan: Plan) -> Shown:
+    """Read it; refuse what is not a list of ranks, and ranks that this node knows are missing.
 
     Local ranks may be missing: nodes differ in how many they have, and torchrun's options name any.
     """
-    from ddplaunch.agent.policy import Rule, Shown
-
     rules: list[Rule] = []
     local = False
     for part in text.split(","):

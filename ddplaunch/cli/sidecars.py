@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch.agent.policy import Sidecar
+from ddplaunch.cli.options import Options
 from ddplaunch.errors import UsageError
-
-if TYPE_CHECKING:
-    from ddplaunch.agent.policy import Sidecar
-    from ddplaunch.cli.options import Options
-
 
 _ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTILINE)
 """TensorBoard 2.21.0 at http://127.0.0.1:6006/ (Press CTRL+C to quit)"""
@@ -21,8 +20,6 @@ _ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTI
 
 def split(text: str) -> list[str]:
     """Split a command line as a shell would; refuse one that is empty, or whose quotes are not in pairs."""
-    import shlex
-
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -33,17 +30,11 @@ def split(text: str) -> list[str]:
 
 
 def read(options: Options, *, remote: bool = False) -> tuple[Sidecar, ...]:
-    """Return what is to run beside rank 0; ``remote``: on another machine, of which nothing can be said here.
+    """Return what is to run beside rank 0; ``remote``: on another machine, so that nothing can be checked here.
 
     Raises:
         UsageError: a program or TensorBoard is not there, or its folder is a file.
     """
-    if not options.sidecar and options.tensorboard is None:
-        return ()
-    import shutil
-
-    from ddplaunch.agent.policy import Sidecar
-
     found: list[Sidecar] = []
     if options.tensorboard is not None:
         check_tensorboard(options.tensorboard, remote=remote)
@@ -60,8 +51,6 @@ def read(options: Options, *, remote: bool = False) -> tuple[Sidecar, ...]:
 
 def check_tensorboard(logdir: str, *, remote: bool = False) -> None:
     """Refuse a folder that is a file; it need not be there yet. Refuse any where TensorBoard is not installed."""
-    from importlib.util import find_spec
-
     if not logdir:
         raise UsageError("--tensorboard '': expected a folder", "--tensorboard runs")
     if remote:
@@ -80,8 +69,6 @@ def _tensorboard(logdir: str) -> Sidecar:
 
     Its port is the first free one from 6006 on, as it is where nobody says which (tensorboard/program.py).
     """
-    from ddplaunch.agent.policy import Sidecar
-
     return Sidecar(
         name="tensorboard",
         words=(sys.executable, "-m", "tensorboard.main", "--logdir", logdir, "--host", "127.0.0.1"),

@@ -7,19 +7,24 @@ from collections.abc import Iterator
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli.options import Options, Source
+from ddplaunch.clusters import SYSTEMS, find
+from ddplaunch.clusters.alone import check_alone
+from ddplaunch.clusters.finding import Finding, RankPlace
 from ddplaunch.errors import EXIT_USAGE, UsageError
+from ddplaunch.plan.layout import StartedRank
+from ddplaunch.plan.plan import Plan
 from ddplaunch.words import counted
 
 if TYPE_CHECKING:
     from ddplaunch.cli.options import Inferred
-    from ddplaunch.clusters.finding import Finding, Place
-    from ddplaunch.plan.layout import StartedRank
-    from ddplaunch.plan.plan import Plan
 
 TOKEN = "DDPLAUNCH_TOKEN"
 
 INSIDE = "DDPLAUNCH_DEVICE"
 """Every rank of ours has it: what a rank starts with ddplaunch is a job of its own, not that rank again."""
+
+OVER_SSH = "DDPLAUNCH_OVER_SSH"
+"""The variable by which a launcher knows that the others are started at the same time."""
 
 TORCHRUN = "torchelastic"
 """Where torchrun has started us it coordinates the ranks and holds their store; we only run ours."""
@@ -28,9 +33,6 @@ _KEPT = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELA
 
 LOOKUP_PATIENCE = 2.0  # seconds for a name server to say whether a MASTER_ADDR that nothing goes with is another host
 
-_ONE_LOG = {"slurm", "openmpi", "mpich", "mvapich", "flux", "pals", "lsf", "pbs", "sge", TORCHRUN}
-"""Where one program (srun, mpirun, …) shows what all of its processes print, unless it is told otherwise."""
-
 
 def look_around(options: Options) -> tuple[Options, Finding | None]:
     """Fill in what the user has not set from what the surroundings say; return what was used, None where nothing was.
@@ -38,8 +40,6 @@ def look_around(options: Options) -> tuple[Options, Finding | None]:
     Raises:
         UsageError: the variables make no sense, or contradict what the user has set.
     """
-    from ddplaunch.clusters import find
-
     describes_itself = options.is_set("nnodes") or options.is_set("node_rank")  # then variables mean another job
     if options.cluster is None and (INSIDE in os.environ or describes_itself):
         return options, None
@@ -79,8 +79,6 @@ def left_alone(options: Options, finding: Finding | None, plan: Plan) -> str | N
         return None
     if finding and not finding.is_script and not finding.is_copy:
         return None
-    from ddplaunch.clusters.alone import check_alone
-
     return check_alone(os.environ, plan.world_size, finding, _is_here)
 
 
@@ -98,20 +96,20 @@ def _is_here(address: str) -> bool | None:
 
 
 def left_over(options: Options) -> str | None:
-    """Say that variables of a job of one rank are not read where several ranks are typed: somebody has exported them
-    to run a script alone, and they number nothing here.
+    """Say that variables of a job of one rank are not read where several ranks are typed: they were exported to run a
+    script alone, and number nothing here.
     """
     said = [f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if os.environ.get(name)]
     alone = len(said) == 3 and os.environ["WORLD_SIZE"].strip() == "1"
     if not alone or options.nproc in (None, "1") or options.cluster:
         return None
-    if any(os.environ.get(name) for name in (INSIDE, "TORCHELASTIC_RUN_ID")):  # a rank that somebody has started
+    if any(os.environ.get(name) for name in (INSIDE, "TORCHELASTIC_RUN_ID")):  # a rank of another launcher
         return None
     return f"{', '.join(said)} in the environment do not count: --nproc {options.nproc} starts ranks of its own"
 
 
-def _too_many(finding: Finding, place: Place, nproc: str) -> BaseException:
-    """Each of the ranks that somebody has started refuses to start several; where they share a log, rank 0 says why."""
+def _too_many(finding: Finding, place: RankPlace, nproc: str) -> BaseException:
+    """Each rank of another launcher refuses to start several; where they share a log, rank 0 says why."""
     if place.rank and one_log(finding):
         return SystemExit(EXIT_USAGE)
     starter = "mpirun -npernode 1 ddplaunch run …, or what does the same"
@@ -138,11 +136,9 @@ def check_token(token: str | None, name: str = "--token") -> None:
 
 
 def started_rank(finding: Finding | None) -> StartedRank | None:
-    """Return this process's rank as the plan has it, where somebody else has started all ranks."""
+    """Return this process's rank as the plan has it, if another launcher has started all ranks."""
     if finding is None or finding.place is None:
         return None
-    from ddplaunch.plan.layout import StartedRank
-
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ and finding.cluster == TORCHRUN}
     place = finding.place
     return StartedRank(place.local_rank, place.local_world_size, finding.node_rank, finding.nnodes, tuple(kept.items()))
@@ -150,7 +146,7 @@ def started_rank(finding: Finding | None) -> StartedRank | None:
 
 def one_log(finding: Finding | None) -> bool:
     """Whether what all nodes print comes to one place; submitit has srun write a file for each."""
-    return finding is not None and finding.cluster in _ONE_LOG and "SUBMITIT_EXECUTOR" not in os.environ
+    return finding is not None and SYSTEMS[finding.cluster].one_log and "SUBMITIT_EXECUTOR" not in os.environ
 
 
 def surroundings_notes(finding: Finding) -> Iterator[str]:

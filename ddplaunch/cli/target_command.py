@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import click
 
-from ddplaunch.cli.command_line import FEW, HELP, HELP_ALL, CommandLine, split
-from ddplaunch.cli.typed import Remarks, program_names, remarks_on, translated
-from ddplaunch.errors import UsageError
+from ddplaunch.cli.command_line import FEW, HELP, HELP_ALL, CommandLine, Grammar, Translation, split
+from ddplaunch.cli.typed import Remarks, check_target, program_names, remarks_on, translated
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "allow_interspersed_args": False, "max_content_width": 110}
 """The context settings of such a command."""
@@ -35,9 +33,9 @@ class TargetCommand(click.Command):
     skipped: Collection[str] = ()  # those that mean something else here
     few: Collection[str] = FEW  # what is ours right behind the target too
 
-    def split(self, ctx: click.Context, words: list[str], **how: Any) -> CommandLine:
+    def split(self, ctx: click.Context, typed: Translation) -> CommandLine:
         """Split the words typed; a subclass may know more options, or read them in another way."""
-        return split(words, self.spellings(ctx), program_names(), few=self.few, **how)
+        return split(typed, Grammar(self.spellings(ctx), self.few), program_names())
 
     def spellings(self, ctx: click.Context) -> dict[str, bool]:
         """Every spelling of every option of ours, and whether it takes a value."""
@@ -49,13 +47,9 @@ class TargetCommand(click.Command):
         environ = os.environ if self.starts_here else {}
         known = self.spellings(ctx)
         translation = translated(args, known, environ, refused=self.refused, skipped=self.skipped)
-        line = self.split(ctx, translation.words, ends_at_target=translation.of_torchrun, unsaid=translation.unsaid)
-        if line.target is None and not HELP & set(line.ours):
-            takes = self.spellings(ctx)
-            values = [pair for pair in zip(line.ours, line.ours[1:], strict=False) if takes.get(pair[0])]
-            taken = f"; {values[-1][1]} was taken for the value of {values[-1][0]}" if values else ""
-            hint = f"name a script or a function: ddplaunch {self.name} train.py"
-            raise UsageError(f"the target is missing{taken}", hint)
+        line = self.split(ctx, translation)
+        if HELP.isdisjoint(line.ours):
+            check_target(line, known, self.name or "")
         ctx.obj = remarks_on(line, translation)
         target = [] if line.target is None else [line.target]
         return super().parse_args(ctx, [*line.ours, "--", *target, *line.program])

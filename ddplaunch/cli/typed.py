@@ -9,13 +9,10 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli.command_line import CommandLine, Translation, goes_on, name_of, passed_on
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
-
-if TYPE_CHECKING:
-    from ddplaunch.target.target import Target
+from ddplaunch.target.target import Target, TargetKind, find
 
 TORCHRUN_SIGNS = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
 """How the variables begin that stand for torchrun's options."""
@@ -47,6 +44,15 @@ def translated(
     return translate(words, known, environ, refused=refused, skipped=skipped)
 
 
+def check_target(line: CommandLine, known: Mapping[str, bool], command: str) -> None:
+    """Refuse a line without a target."""
+    if line.target is None:
+        values = [pair for pair in zip(line.ours, line.ours[1:], strict=False) if known.get(pair[0])]
+        taken = f"; {values[-1][1]} was taken for the value of {values[-1][0]}" if values else ""
+        hint = f"name a script or a function: ddplaunch {command} train.py"
+        raise UsageError(f"the target is missing{taken}", hint)
+
+
 def remarks_on(line: CommandLine, translation: Translation) -> Remarks:
     """What there is to say of the words typed, which were read as this line."""
     alike = None
@@ -63,8 +69,6 @@ def program_names() -> Callable[[CommandLine, str], bool]:
 
     @cache
     def found(target: str, as_module: bool, as_program: bool) -> Target | None:
-        from ddplaunch.target.target import find
-
         try:
             return find(target, (), as_module=as_module, as_program=as_program, cwd=current_directory())
         except UsageError:  # said later, in its place
@@ -102,8 +106,6 @@ def find_target(
     Raises:
         UsageError: it is not there, cannot be run, lacks an argument, or an option contradicts what it is.
     """
-    from ddplaunch.target.target import Kind, find
-
     target = find(typed, args, as_module=module, as_program=no_python, cwd=current_directory())
     if target.signature is not None:
         from ddplaunch.target.arguments import check, help_of, wants_help
@@ -123,7 +125,7 @@ def find_target(
             raise UsageError(f"--preload {preload}: {name!r} is not the name of a module", "--preload torch,numpy")
     if start == "exec" and preload:
         raise UsageError("--preload does not work with --start exec", "leave one of them out")
-    if target.kind is Kind.PROGRAM and (start == "zygote" or preload):
+    if target.kind is TargetKind.PROGRAM and (start == "zygote" or preload):
         option = "--preload" if preload else "--start zygote"
         raise UsageError(f"{option} does not work with --no-python: only Python can be forked", f"leave {option} out")
     return target

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.errors import UsageError
+from ddplaunch.output.prefix import check as check_prefix
 from ddplaunch.plan.numbers import decimal, whole
 
 if TYPE_CHECKING:
@@ -95,16 +97,12 @@ def name(option: Option, text: str | None) -> str | None:
 def prefix(option: Option, text: str) -> str:
     """Read a template of what stands before the lines of ranks."""
     if text != option.default:
-        from ddplaunch.output.prefix import check
-
-        check(text)
+        check_prefix(text)
     return text
 
 
 def signal_number(option: Option, text: str | None) -> int | None:
     """Read the name of a signal that can be a warning."""
-    import signal
-
     if text is None or (text == "none" and option.name == "preempt_signal"):
         return None
     name = text.upper().removeprefix("SIG")
@@ -115,10 +113,11 @@ def signal_number(option: Option, text: str | None) -> int | None:
 
 def commands(option: Option, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Check command lines, which only node 0 then uses."""
-    from ddplaunch.cli import sidecars
+    if texts:
+        from ddplaunch.cli import sidecars
 
-    for text in texts:
-        sidecars.split(text)
+        for text in texts:
+            sidecars.split(text)
     return texts
 
 
@@ -137,8 +136,6 @@ def as_typed(option: Option, value: Any) -> Iterator[str]:
 
 def _spelled(option: Option, value: Any) -> str:
     if option.read is signal_number:
-        import signal
-
         return "none" if value is None else signal.Signals(value).name.removeprefix("SIG")
     if option.read is nodes:
         return ":".join(map(str, dict.fromkeys(value)))

@@ -26,7 +26,7 @@ RANKS = "WORLD_SIZE"
 def check_alone(
     environ: Mapping[str, str], ranks: int, finding: Finding | None, is_here: Callable[[str], bool | None]
 ) -> str | None:
-    """Return what people should know of a job of so many ``ranks`` on this machine alone.
+    """Return what people should know of a job with this number of ``ranks`` on this machine alone.
 
     Args:
         finding: what a system says that leaves this open: of a script, or of one copy of many.

@@ -1,15 +1,20 @@
-"""What a system's variables say, and what the file of each system has; the caller decides what to do with a finding."""
+"""What a system's variables say, and a system as we know it; the caller decides what to do with a finding."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from enum import IntEnum
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
+
+if TYPE_CHECKING:
+    Ask = Callable[[Mapping[str, str]], "Finding | None"]
+    Allocate = Callable[[Mapping[str, str]], "Allocation | None"]
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Where one process stands if the system has started all of them; None is a local size that it does not say."""
 
     rank: int
@@ -41,7 +46,7 @@ class Finding:
     """The system's own, or derived from the job's id; the next one is as free. None if there is neither."""
     run_id: str | None = None
     nproc: str | None = None  # processes a node as `--nproc` has it: "8", "auto"
-    place: Place | None = None
+    place: RankPlace | None = None
     is_script: bool = False  # whether it is a batch job's own script: the system only says where it runs
     is_copy: bool = False  # whether it is one of many that the system numbers, and a job of its own as far as it says
     notes: tuple[str, ...] = ()  # what people should know about it
@@ -62,18 +67,55 @@ class Allocation:
     variable: str  # what the hosts were read from
 
 
-class System(Protocol):
-    """What the file of each system has."""
+class Turn(IntEnum):
+    """When a system is asked: the more specific first."""
+
+    RANK = 1  # it has numbered this very process
+    STEP = 2  # so has Slurm; but mpirun inside an allocation starts one daemon a node as a step, and all processes of a
+    # node have the daemon's SLURM_PROCID
+    NODE = 3  # it has numbered the nodes, in variables of its own
+    COMMON = 4  # it has numbered the nodes, in variables that people set too
+    INDEX = 5  # it may refuse to tell how many there are; what a script has set then says more
+    HOSTS = 6  # it has given the hosts
+
+
+@dataclass(frozen=True)
+class System:
+    """One system that starts processes; it always sets one of the variables ``signs``."""
+
+    name: str
+    signs: tuple[str, ...]
+    turn: Turn
+    ask: Ask
+    allocate: Allocate | None = None
+    one_log: bool = False  # whether one program (srun, mpirun, …) shows what all of its processes print, by default
+
+    def shows(self, environ: Mapping[str, str]) -> bool:
+        return any(environ.get(sign) for sign in self.signs)
 
     def find(self, environ: Mapping[str, str]) -> Finding | None:
         """Return what the system says about this process; None if it does not run it.
 
         Raises UsageError if a variable is missing, is not a number, or contradicts another.
         """
-
-
-class Allocator(System, Protocol):
-    """What the file of a batch system has besides."""
+        return self.ask(environ) if self.shows(environ) else None
 
     def allocation(self, environ: Mapping[str, str]) -> Allocation | None:
-        """Return what it has given this job; None if it has given nothing."""
+        """Return what a batch system has given this job; None if it has given nothing."""
+        return self.allocate(environ) if self.allocate and self.shows(environ) else None
+
+
+KNOWN: list[System] = []
+"""All systems whose files are loaded; those of one turn in the order in which they are asked."""
+
+
+def system(
+    name: str, *signs: str, turn: Turn, allocation: Allocate | None = None, one_log: bool = False
+) -> Callable[[Ask], System]:
+    """Make a function that reads a system's variables that system."""
+
+    def made(ask: Ask) -> System:
+        KNOWN.append(System(name, signs, turn, ask, allocation, one_log))
+        return KNOWN[-1]
+
+    return made

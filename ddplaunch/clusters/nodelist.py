@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import NoReturn
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 # SLURM_JOB_NODELIST=tux[1-2]rack[3-4],gpu[07-09],login
 # SLURM_STEP_TASKS_PER_NODE=2(x3),1
 
 MAX_BYTES = 65536  # more hosts than that is a slip, not a cluster (MAX_RANGE of Slurm's hostlist.c)
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
-_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
-_COUNT = re.compile(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?")
+_NAME = r"[A-Za-z0-9_.-]+"
+_RANGE = r"([0-9]{1,18})(?:-([0-9]{1,18}))?"
+_COUNT = r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?"
 
 
 def expand_hosts(text: str, source: str) -> tuple[str, ...]:
@@ -39,7 +42,7 @@ def _expand_host(text: str, position: int, source: str) -> tuple[list[str], int]
     """Expand one name with its brackets; return its hosts and where it ends."""
     names, start = [""], position
     while position < len(text):
-        if name := _NAME.match(text, position):
+        if name := _match(_NAME, text, position):
             names = [each + name[0] for each in names]
             position = name.end()
         elif text[position] == "[":
@@ -56,7 +59,7 @@ def _expand_bracket(text: str, position: int, source: str, times: int) -> tuple[
     """Expand "1-2,07]"; return the numbers as written and the place behind the bracket."""
     numbers: list[str] = []
     while True:
-        found = _RANGE.match(text, position)
+        found = _match(_RANGE, text, position)
         if not found:
             _refuse(text, position, source, "a number")
         first, last = found[1], found[2] or found[1]
@@ -77,7 +80,7 @@ def expand_counts(text: str, source: str) -> tuple[int, ...]:
     counts: list[int] = []
     position = -1
     while position < len(text):
-        found = _COUNT.match(text, position + 1)
+        found = _match(_COUNT, text, position + 1)
         if not found:
             _refuse(text, position + 1, source, "a count like 2 or 2(x3)")
         times = int(found[2] or 1)
@@ -87,6 +90,10 @@ def expand_counts(text: str, source: str) -> tuple[int, ...]:
         if position < len(text) and text[position] != ",":
             _refuse(text, position, source, "a comma or the end")
     return tuple(counts)
+
+
+def _match(pattern: str, text: str, position: int) -> re.Match[str] | None:
+    return re.compile(pattern).match(text, position)  # when there is a list: to compile takes as long as to load a file
 
 
 def _check_count(count: int, text: str, source: str) -> None:

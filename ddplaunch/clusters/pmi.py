@@ -1,8 +1,9 @@
 """Hydra, asked over the socket that it gives each process (PMI_FD): which ranks share a host, and where rank 0 is.
 
 The words are those of PMI 1 on the wire, which RFC 13 of flux-framework writes down. A program that uses MPI begins
-with "init" on the same socket later, and must find it as if nobody had asked: so we begin without, and say "finalize"
-only when we end, as Hydra takes a process that has asked and ends without it for one that has crashed, and kills all.
+with "init" on the same socket later, and must find it as if it had not been asked: so we begin without, and say
+"finalize" only when we end: Hydra takes a process that has asked and ends without it for one that has crashed, and
+kills all.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ PATIENCE = 300.0  # seconds for the slowest host to come as far as this
 LAST_PATIENCE = 5.0  # likewise for the answer to our end, which Hydra must have sent
 MAX_ANSWER = 1 << 16
 
-_ITEM = re.compile(r"\((\d+),(\d+),(\d+)\)|\[([^]]*)\]x(\d+)|(\d+)")
+_ITEM = r"\((\d+),(\d+),(\d+)\)|\[([^]]*)\]x(\d+)|(\d+)"
 
 
 @dataclass(frozen=True)
-class Job:
+class HydraJob:
     """What Hydra says of a job: its name, the host of each rank by number (empty if unknown), and rank 0's by name."""
 
     name: str
@@ -38,10 +39,10 @@ class Job:
 
 
 _fd: int | None = None  # once it was asked; it stays as blocking as it is, for the program has it too
-_answered: Job | None = None
+_answered: HydraJob | None = None
 
 
-def ask(environ: Mapping[str, str], rank: int, size: int) -> Job | None:
+def ask(environ: Mapping[str, str], rank: int, size: int) -> HydraJob | None:
     """Return what Hydra says, once all processes of the job have asked; None where it cannot be asked."""
     global _fd, _answered
     if _fd is not None or not environ.get(FD) or environ[FD] != os.environ.get(FD):  # asked, or another process's
@@ -59,7 +60,7 @@ def ask(environ: Mapping[str, str], rank: int, size: int) -> Job | None:
             _say(f"put kvsname={name} key={KEY} value={own}", "rc")
         _say("barrier_in", "cmd")
         first = _say(f"get kvsname={name} key={KEY}") or None
-        _answered = Job(name, hosts_of(mapping, size), first)
+        _answered = HydraJob(name, hosts_of(mapping, size), first)
     return _answered
 
 
@@ -96,7 +97,7 @@ def hosts_of(mapping: str, size: int) -> tuple[int, ...]:
 
 
 def _blocks(items: str) -> Iterator[int]:
-    for first, count, each, repeated, times, single in _ITEM.findall(items):
+    for first, count, each, repeated, times, single in re.findall(_ITEM, items):
         if single:
             yield int(single)
         elif repeated:

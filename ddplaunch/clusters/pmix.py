@@ -40,7 +40,7 @@ if pmix.PMIx_Init(ctypes.byref(own), None, none) == 0:
 
 
 def ask(environ: Mapping[str, str], size: int) -> tuple[str, ...] | None:
-    """Return the host of each rank; None where nobody can be asked."""
+    """Return the host of each rank; None where there is no PMIx to ask."""
     if not environ.get(NAMESPACE) or environ[NAMESPACE] != os.environ.get(NAMESPACE):  # another process's
         return None
     library = _library()

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.clusters.finding import Allocation, Finding, Place
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.clusters.finding import Allocation, Finding, RankPlace
 from ddplaunch.errors import UsageError
 from ddplaunch.files import MAX_HOSTS, read_regular
 from ddplaunch.plan.rendezvous import LOOPBACK
+
+if TYPE_CHECKING:
+    from typing import Any
 
 OFF = "--cluster none ignores these variables"
 
 MAX_DIGITS = 19  # of a number in 64 bits
 COUNTERS = ("auto", "gpu", "cpu")  # what a number of processes may be instead of a number, as for `--nproc`
+ELSEWHERE = ("192.0.2.1", 9)  # of a network that is for documentation (RFC 5737)
 FIRST_PORT, PORT_PAIRS = 15000, 8000
 """Ports of jobs: 15000 to 30999, below Linux's ephemeral ports (32768 and up); in pairs, the second for the control."""
 
@@ -154,7 +160,7 @@ def started(
         address=LOOPBACK if address is None and nnodes == 1 else address,
         port=None if job in (None, "") else job_port(job),
         run_id=None if job in (None, "") else str(job),
-        place=None if alone else Place(rank, size, local_rank, local_size),
+        place=None if alone else RankPlace(rank, size, local_rank, local_size),
     )
 
 
@@ -189,6 +195,27 @@ def on_hosts(
         address=address,
         job=job,
     )
+
+
+def parsed(written: str) -> Any:
+    """Read JSON; None if it is something else."""
+    try:
+        return json.loads(written)
+    except ValueError:
+        return None
+
+
+def own_address() -> str | None:
+    """Return the address that this machine sends from; None where it has no network."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(ELSEWHERE)  # which sends nothing: the kernel only chooses the way
+        except OSError:
+            return None
+        address: str = sock.getsockname()[0]
+        return address
 
 
 def own_place(hosts: Sequence[str]) -> int | None:
@@ -231,6 +258,26 @@ def a_copy(cluster: str, environ: Mapping[str, str], index: str, lacking: str, w
     """Recognise one of many that ``index`` numbers, a ``what``, where ``lacking`` would show that they are one job."""
     note = f"{index}={environ[index]} without {lacking}: this {what} is treated as a job of its own"
     return Finding(cluster, (index,), nnodes=1, node_rank=0, is_copy=True, notes=(note,))
+
+
+def a_node(
+    cluster: str,
+    variables: tuple[str, ...],
+    nnodes: int,
+    node_rank: int,
+    address: str | None,
+    *,
+    job: str | None = None,
+    gpus: int | None = None,
+    comes_late: bool = False,
+) -> Finding:
+    """Recognise a node; ``job`` gives its port and run id, ``gpus`` the processes of each node, where there are any.
+
+    ``comes_late``: the address is a name that comes with node 0's own start.
+    """
+    port, nproc = job_port(job) if job else None, str(gpus) if gpus else None
+    run_id = job or None
+    return Finding(cluster, variables, nnodes, node_rank, None, address, comes_late, port, run_id, nproc)
 
 
 def counts_nodes(

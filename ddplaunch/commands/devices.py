@@ -15,10 +15,11 @@ import click
 
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.devices import read_hardware
-from ddplaunch.devices.given import claim
-from ddplaunch.devices.visible import Visible, visible_gpus
-from ddplaunch.plan.cpulist import format_cpulist
+from ddplaunch.devices.machine import claim
+from ddplaunch.devices.vendor import Visible
+from ddplaunch.devices.visible import visible_gpus
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance
+from ddplaunch.plan.numbers import format_cpulist
 from ddplaunch.words import counted, size
 
 GIB = 1 << 30

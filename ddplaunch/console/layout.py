@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.console import colour_wanted
 from ddplaunch.plan.command import command_for
-from ddplaunch.plan.cpulist import format_cpulist
+from ddplaunch.plan.numbers import format_cpulist
 from ddplaunch.plan.plan import Fact, Plan
 from ddplaunch.plan.rendezvous import ASSUMED, MISSING
+from ddplaunch.words import quoted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,9 +56,9 @@ def _plain(plan: Plan, options: Sequence[str]) -> Iterator[str]:
 
 def _headline(plan: Plan) -> str:
     if plan.started_rank:
-        return f"rank {plan.node_rank} of {plan.world_size}, each with its own launcher: {shlex.join(plan.target.argv)}"
+        return f"rank {plan.node_rank} of {plan.world_size}, each with its own launcher: {quoted(plan.target.argv)}"
     nodes = f"{plan.nnodes} node{'s' * (plan.nnodes > 1)}"
-    return f"{plan.world_size} rank{'s' * (plan.world_size > 1)} on {nodes}: {shlex.join(plan.target.argv)}"
+    return f"{plan.world_size} rank{'s' * (plan.world_size > 1)} on {nodes}: {quoted(plan.target.argv)}"
 
 
 def _facts(plan: Plan) -> list[Fact]:

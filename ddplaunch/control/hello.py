@@ -10,7 +10,7 @@ from ddplaunch.control.messages import Hello, Versions
 from ddplaunch.control.rules import Rules
 from ddplaunch.plan.plan import Plan
 from ddplaunch.plan.share import own_share
-from ddplaunch.target.target import Kind, Target
+from ddplaunch.target.target import Target, TargetKind
 
 MAX_HASHED = 64 << 20
 """Bytes of a target that are compared; a program larger than this is compared by what comes first."""
@@ -27,7 +27,7 @@ def own_hello(plan: Plan, rules: Rules) -> Hello:
         target=_plain(plan.target.typed),
         fingerprint=_fingerprint(plan.target),
         max_restarts=rules.max_restarts,
-        versions=own_versions(torch=plan.target.kind is not Kind.PROGRAM),
+        versions=own_versions(torch=plan.target.kind is not TargetKind.PROGRAM),
         gpus=tuple(dict.fromkeys(map(_plain, plan.gpus))),
         numbered=plan.numbered,
     )

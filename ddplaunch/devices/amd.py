@@ -6,22 +6,32 @@ A GPU that our container or job may not use cannot be read there, and does not c
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from ddplaunch.devices.processes import describe_process
 from ddplaunch.devices.sysfs import Folder, numbered, read_beside, read_int, read_text
+from ddplaunch.devices.vendor import Trees, Vendor, Visible, VisibleGpu, by_uuid, counted, have, one, walk
 from ddplaunch.plan.hardware import Gpu, GpuProcess
+from ddplaunch.plan.numbers import whole
+
+ROCR = "ROCR_VISIBLE_DEVICES"
+HIP = "HIP_VISIBLE_DEVICES"
+CUDA = "CUDA_VISIBLE_DEVICES"  # which HIP reads too
+AND = " and "
 
 KFD = "class/kfd/kfd"
 
 LOCAL_HEAPS = (1, 2)  # HSA_HEAPTYPE_FRAME_BUFFER_PUBLIC and _PRIVATE: a mem_bank of the GPU's own
 
 
-def read_amd(sysfs: Folder, *, processes: bool = False) -> tuple[list[Gpu], list[str]]:
+def read_amd(trees: Trees) -> tuple[list[Gpu], list[str]]:
     """Return the AMD GPUs in KFD's order, which is that of ROCR_VISIBLE_DEVICES, and no notes.
 
     ``uuid`` has the form that ROCR_VISIBLE_DEVICES takes, "GPU-" and 16 hexadecimal digits; old GPUs have none.
     """
     gpus: list[Gpu] = []
+    sysfs = trees.sysfs
     folders = numbered(os.path.join(sysfs, KFD, "topology/nodes"), "")
     for node, _ in sorted(folders, key=lambda folder: int(folder[1])):
         properties = _read_properties(f"{node}/properties")
@@ -42,7 +52,7 @@ def read_amd(sysfs: Folder, *, processes: bool = False) -> tuple[list[Gpu], list
                 memory_used=read_int(f"{device}/mem_info_vram_used"),
                 numa_node=numa_node,
                 cpus=cpus,
-                processes=_read_processes(sysfs, read_int(f"{node}/gpu_id")) if processes else (),
+                processes=_read_processes(sysfs, read_int(f"{node}/gpu_id")) if trees.processes else (),
             )
         )
     return gpus, []
@@ -79,3 +89,52 @@ def _read_processes(sysfs: Folder, gpu_id: int | None) -> tuple[GpuProcess, ...]
         if memory:
             found.append(describe_process(int(pid), memory))
     return tuple(sorted(found, key=lambda process: process.pid))
+
+
+# What the environment says.
+
+
+def _rocm(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
+    """Read ROCR_VISIBLE_DEVICES, then HIP_VISIBLE_DEVICES, else CUDA_VISIBLE_DEVICES, which count within the former.
+
+    Source: ROCm, "GPU isolation techniques"; on doubled entries ROCR-Runtime's ``amd_filter_device.h`` (ends the list)
+    and clr's ``rocdevice.cpp`` (counts once). HIP itself ignores an empty variable of its own, torch counts none.
+    """
+    visible = [one(gpu) for gpu in gpus]
+    could_be = have(gpus)
+    sources: list[str] = []
+    notes: list[str] = []
+    if ROCR in environ:
+        find = partial(_rocm_entry, visible, strip=True)
+        visible, notes = walk(ROCR, environ[ROCR], could_be, find, doubled="ends the list")
+        could_be = f"{ROCR}={environ[ROCR]} leaves {counted(range(len(visible)))} to it"
+        sources.append(ROCR)
+    inner = next((name for name in (HIP, CUDA) if name in environ), None)
+    if inner:
+        visible, said = walk(inner, environ[inner], could_be, partial(_rocm_entry, visible), doubled="counts once")
+        sources.append(inner)
+        notes += said
+    return Visible(tuple(visible), AND.join(sources) or "KFD", notes=tuple(notes))
+
+
+def _rocm_entry(devices: Sequence[VisibleGpu], entry: str, *, strip: bool = False) -> list[VisibleGpu]:
+    """Resolve an index into this list, or the prefix of one UUID of it; ROCr allows blanks around it, HIP does not."""
+    entry = entry.strip() if strip else entry
+    if (index := whole(entry)) is not None and index >= 0:
+        return list(devices[index : index + 1])
+    matches = by_uuid([device.gpu for device in devices], entry, lambda gpu: [one(gpu)])
+    return matches[0] if len(matches) == 1 else []
+
+
+def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> Visible:
+    indices = [str(device.gpu.index) for device in chosen]
+    variables: dict[str, str] = {}
+    if ROCR in environ:  # HIP's numbers would count within the inherited ones
+        variables[ROCR] = ",".join(indices)
+        indices = [str(index) for index in range(len(indices))]
+    variables[HIP] = ",".join(indices)
+    return Visible(tuple(chosen), "--gpus", variables, tuple(notes))
+
+
+AMD = Vendor("amd", "AMD", "cuda", read_amd, _rocm, _select, backend="nccl", masks=(ROCR, HIP), hiding={HIP: "-1"})
+"""torch's ROCm build answers to "cuda"."""

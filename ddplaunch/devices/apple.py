@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 
+from ddplaunch.devices.vendor import Trees, Vendor, Visible, VisibleGpu, one
 from ddplaunch.plan.hardware import Gpu
 
 
-def read_apple() -> tuple[list[Gpu], list[str]]:
+def read_apple(trees: Trees) -> tuple[list[Gpu], list[str]]:
     """Return the one GPU of an Apple silicon Mac, named after its chip, and no notes; nothing anywhere else."""
     if sys.platform != "darwin" or os.uname().machine != "arm64":
         return [], []
@@ -24,3 +26,14 @@ def _chip() -> str:
     except (OSError, subprocess.SubprocessError):
         return "Apple GPU"
     return said.stdout.strip() or "Apple GPU"  # "Apple M3 Max"
+
+
+def _metal(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
+    return Visible(tuple(map(one, gpus)), "Metal")
+
+
+def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> Visible:
+    return Visible(tuple(chosen), "--gpus", {}, tuple(notes))
+
+
+APPLE = Vendor("apple", "Apple", "mps", read_apple, _metal, _select, numbered=False)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.devices.sysfs import Folder, read_numa, read_text
-from ddplaunch.plan.cpulist import parse_cpulist
 from ddplaunch.plan.hardware import Cpu
+from ddplaunch.plan.numbers import parse_cpulist
 
 if TYPE_CHECKING:
     from typing import Any

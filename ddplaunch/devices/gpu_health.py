@@ -21,7 +21,7 @@ SLOWDOWNS = {
     0x40: "hardware, because of heat",
     0x80: "the power supply (power brake)",
 }
-"""Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that tell of trouble; the others are everyday life."""
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that mean trouble; the others are normal."""
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,20 @@
 """How busy NVIDIA's GPUs are, asked of their driver in a child with a deadline: a wedged driver hangs who asks it.
 
 The child answers each byte on its stdin with one line of JSON, and ends with its stdin. Where there are no GPUs it ends
-at once, and nobody asks again.
+at once, and is not asked again.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import json
 import os
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ddplaunch.devices.nvidia import NVML_LIBRARY
 from ddplaunch.loop import Loop
 from ddplaunch.wire.child import AskedChild
 
@@ -101,11 +104,6 @@ def _read(answer: bytes) -> tuple[GpuUsage, ...] | None:
 
 def serve() -> None:
     """Be the child."""
-    import ctypes
-    import importlib
-
-    from ddplaunch.devices.nvidia import NVML_LIBRARY
-
     try:
         ctypes.CDLL(NVML_LIBRARY)
     except OSError:

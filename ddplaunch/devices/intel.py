@@ -7,28 +7,35 @@ figure for used memory, so both are absent.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 
-from ddplaunch.devices.sysfs import Folder, numbered, read_beside, read_int, read_text
+from ddplaunch.devices.sysfs import numbered, read_beside, read_int, read_text
+from ddplaunch.devices.vendor import Trees, Vendor, Visible, VisibleGpu, have, one
 from ddplaunch.plan.hardware import Gpu
 
-INTEL = "0x8086"
+ZE_MASK = "ZE_AFFINITY_MASK"
+ZE_PCI_ORDER = "ZE_ENABLE_PCI_ID_DEVICE_ORDER"
+ZE_HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
+SYCL = "ONEAPI_DEVICE_SELECTOR"
+
+VENDOR_ID = "0x8086"
 
 
-def read_intel(sysfs: Folder) -> tuple[list[Gpu], list[str]]:
+def read_intel(trees: Trees) -> tuple[list[Gpu], list[str]]:
     """Return the discrete Intel GPUs by PCI address, the order of ZE_ENABLE_PCI_ID_DEVICE_ORDER=1, and no notes.
 
     A card of several tiles is that many GPUs, as it is for Level Zero, and so for torch, unless told otherwise.
     """
     cards = sorted(
         (os.path.basename(os.path.realpath(f"{card}/device")), card)
-        for card, number in numbered(os.path.join(sysfs, "class/drm"), "card")
-        if number.isdecimal() and read_text(f"{card}/device/vendor") == INTEL  # card0-DP-1 is a plug of card0
+        for card, number in numbered(os.path.join(trees.sysfs, "class/drm"), "card")
+        if number.isdecimal() and read_text(f"{card}/device/vendor") == VENDOR_ID  # card0-DP-1 is a plug of card0
     )
     gpus: list[Gpu] = []
     for pci, card in cards:
         tiles = _read_tiles(card, pci)
         model = (read_text(f"{card}/device/device") or "").removeprefix("0x")  # "0bd5", as in pci.ids
-        numa_node, cpus = read_beside(sysfs, pci)
+        numa_node, cpus = read_beside(trees.sysfs, pci)
         for tile, memory in enumerate(tiles):
             name = f"Intel GPU {model}" if len(tiles) == 1 else f"Intel GPU {model} tile {tile}"
             gpus.append(Gpu("intel", len(gpus), name, pci=pci, memory_total=memory, numa_node=numa_node, cpus=cpus))
@@ -54,3 +61,38 @@ def _read_tiles(card: str, pci: str) -> list[int | None]:
         if pci.split(":")[1] != "00":
             return [None] * tiles
     return []
+
+
+# What the environment says.
+
+
+def _level_zero(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
+    """Read ZE_AFFINITY_MASK: numbers of devices to keep; it orders nothing, and numbers without a device go by.
+
+    Source: Level Zero specification, "Affinity Mask"; ``parseAffinityMask`` of Intel's compute-runtime.
+    """
+    notes = []
+    if environ.get(ZE_HIERARCHY) == "COMPOSITE" and len({gpu.pci for gpu in gpus}) < len(gpus):
+        notes.append(f"{ZE_HIERARCHY}=COMPOSITE makes the tiles of a card one device; here each tile counts.")
+    if SYCL in environ:
+        notes.append(f"{SYCL}={environ[SYCL]} may hide more GPUs from torch; ddplaunch does not read it.")
+    mask = environ.get(ZE_MASK)
+    if mask is None or mask in ("", "default"):
+        return Visible(tuple(map(one, gpus)), "sysfs", notes=tuple(notes))
+    kept = {entry.strip() for entry in mask.split(",")}
+    strangers = sorted(kept - {str(gpu.index) for gpu in gpus} - {""})
+    if strangers:
+        notes.append(f"{ZE_MASK}={mask} names {', '.join(strangers)}, but {have(gpus)}.")
+    return Visible(tuple(one(gpu) for gpu in gpus if str(gpu.index) in kept), ZE_MASK, notes=tuple(notes))
+
+
+def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> Visible:
+    ordered = sorted(chosen, key=lambda device: device.gpu.index)
+    if ordered != list(chosen):
+        notes.append(f"{ZE_MASK} cannot reorder GPUs, so torch numbers them in the order of the machine.")
+    variables = {ZE_MASK: ",".join(device.token for device in ordered), ZE_PCI_ORDER: "1"}
+    return Visible(tuple(ordered), "--gpus", variables, tuple(notes))
+
+
+INTEL = Vendor("intel", "Intel", "xpu", read_intel, _level_zero, _select, backend="xccl", masks=(ZE_MASK,))
+"""It has no variable that hides them all."""

@@ -1,15 +1,34 @@
-"""This machine as the plan needs it: its devices that a job may use, and the CPUs beside them."""
+"""This machine as the plan needs it: its devices that a job may use, and the CPUs beside them.
+
+And whether GPUs that this job was given, or asked for, are there: a job that loses them must not train on CPUs unasked.
+``--gpus none`` and ``--nproc cpu`` are how people ask for CPUs.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 
 from ddplaunch.devices import read_hardware
-from ddplaunch.devices.given import check_given
-from ddplaunch.devices.visible import alone, visible_gpus
+from ddplaunch.devices.vendor import Visible
+from ddplaunch.devices.visible import NONE, alone, hidden, visible_gpus
+from ddplaunch.errors import UsageError
+from ddplaunch.plan.hardware import Hardware
 from ddplaunch.plan.layout import Slot
-from ddplaunch.plan.plan import Machine
+from ddplaunch.plan.make import Machine
+from ddplaunch.plan.numbers import whole
+from ddplaunch.plan.rendezvous import is_nccl
+
+COUNTS = ("SLURM_GPUS_ON_NODE", "SM_NUM_GPUS", "SKYPILOT_NUM_GPUS_PER_NODE", "MLP_WORKER_GPU")
+"""The variables in which a scheduler says how many GPUs it has given this node: Slurm's, SageMaker's, SkyPilot's,
+Volcengine's. dstack, DGX Cloud Lepton and ModelArts count accelerators of any kind, which say nothing of GPUs.
+"""
+
+CONTAINER = "NVIDIA_VISIBLE_DEVICES"
+"""What a container was started with. Kubernetes names the GPUs of a pod by UUID; "all" is any CUDA image's default."""
+
+NAMED = r"(?i)(GPU-|MIG-|\d)"
 
 
 def read_machine(
@@ -26,7 +45,7 @@ def read_machine(
     Args:
         gpus, nproc, backend: the options.
         masked: whether each rank is to see its own device alone.
-        runs_here: whether the job runs on this machine; else it stands for another one.
+        runs_here: whether the job runs on this machine; else this machine is an example for another one.
 
     Raises UsageError if there are no such GPUs, or GPUs were given or asked for and none works.
     """
@@ -35,7 +54,7 @@ def read_machine(
     if runs_here:
         check_given(hardware, visible, environ, gpus=gpus, nproc=nproc, backend=backend)
     named = zip(visible.devices, visible.gpus, strict=True)
-    slots = tuple(Slot(device, each.gpu.name, each.gpu.cpus) for device, each in named)
+    slots = tuple(Slot(device, each.gpu.name, each.gpu.cpus, visible.backend) for device, each in named)
     machine = Machine(
         host=os.uname().nodename,
         allowed_cpus=hardware.cpu.allowed,
@@ -49,3 +68,46 @@ def read_machine(
         masks=alone(visible, environ) if masked else (),
     )
     return machine, (*hardware.notes, *visible.notes)
+
+
+def check_given(
+    hardware: Hardware,
+    visible: Visible,
+    environ: Mapping[str, str],
+    *,
+    gpus: str | None,
+    nproc: str | None,
+    backend: str | None,
+) -> None:
+    """Refuse to run on CPUs where GPUs were given or asked for and none works.
+
+    The UsageError says what shows that there are GPUs, what the driver says, and what runs the job on CPUs.
+    """
+    said = None if gpus == NONE or nproc == "cpu" else claim(hardware, visible, environ, nproc=nproc, backend=backend)
+    if said is not None:
+        why = next(iter(hardware.notes), "`ddplaunch devices` shows what this machine has")
+        instead = "--gpus none, without --backend nccl," if is_nccl(backend) else "--gpus none"
+        raise UsageError(f"{said}, but no GPU of this machine works", f"{why}\n{instead} runs the job on CPUs")
+
+
+def claim(
+    hardware: Hardware,
+    visible: Visible,
+    environ: Mapping[str, str],
+    *,
+    nproc: str | None = None,
+    backend: str | None = None,
+) -> str | None:
+    """Say what shows that there are GPUs where none works; None where one works, or nothing shows any."""
+    if visible.gpus:
+        return None
+    if hardware.notes and is_nccl(backend):  # without a note there is no driver either: that is for the plan to say
+        return f"--backend {backend} needs GPUs"
+    if hardware.notes and nproc == "gpu":
+        return "--nproc gpu counts GPUs"
+    if hidden(environ):
+        return None
+    for name in COUNTS:
+        if (whole(environ.get(name, "")) or 0) > 0:
+            return f"{name}={environ[name]}"
+    return f"{CONTAINER}={environ[CONTAINER]}" if re.match(NAMED, environ.get(CONTAINER, "")) else hardware.failed

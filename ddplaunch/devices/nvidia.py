@@ -1,22 +1,33 @@
 """NVIDIA's GPUs, asked of their driver through NVML (nvidia-ml-py), and of sysfs where each sits.
 
-Neither makes a CUDA context, so looking costs no GPU memory. Which of them a job may use is for ``visible.py``.
+Neither makes a CUDA context, so looking costs no GPU memory. And which of them CUDA's variables leave to a job.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import os
+import re
+from collections.abc import Mapping, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.devices.processes import describe_process
 from ddplaunch.devices.sysfs import Folder, numbered, read_beside
+from ddplaunch.devices.vendor import Trees, Vendor, Visible, VisibleGpu, by_uuid, have, walk
 from ddplaunch.plan.hardware import Gpu, GpuProcess, GpusFailed, LostGpu, MigInstance
 
 if TYPE_CHECKING:
     from typing import Any
+
+CUDA = "CUDA_VISIBLE_DEVICES"
+CUDA_ORDER = "CUDA_DEVICE_ORDER"
+INDEX = r"\s*\+?([0-9]{1,9})"
+
+ALL_MIG_INSTANCES = 570
+"""The NVIDIA driver since which a process sees several MIG instances (MIG User Guide, "CUDA Device Enumeration")."""
 
 NVML_LIBRARY = "libnvidia-ml.so.1"  # comes with the driver, never with CUDA or torch
 WORD = 64
@@ -26,24 +37,20 @@ MAX_NODES = 1 << 10  # what CONFIG_NODES_SHIFT of Linux allows at most on x86
 MAX_CPUS = 1 << 13  # and CONFIG_NR_CPUS
 
 
-def read_nvidia(
-    sysfs: Folder, dev: Folder = "/dev", *, processes: bool = False, lost: list[LostGpu] | None = None
-) -> tuple[list[Gpu], list[str]]:
+def read_nvidia(trees: Trees) -> tuple[list[Gpu], list[str]]:
     """Return the NVIDIA GPUs in NVML's order and a note for whatever could not be read.
 
     A GPU that fails on the way (off its bus, in need of a reset) is left out, noted and added to ``lost``; the others
     keep their numbers.
-    Raises GpusFailed if the library is there, and the driver's device files or the driver itself tell of GPUs, but none
+    Raises GpusFailed if the library is there, and the driver's device files or the driver itself show GPUs, but none
     can be read. Device files without a library are those of a container that was not given the GPUs.
     """
-    import ctypes
-
     try:
         ctypes.CDLL(NVML_LIBRARY)
     except OSError as error:
-        notes, broken = _without_library(sysfs, str(error))
+        notes, broken = _without_library(trees.sysfs, str(error))
         if broken:
-            _check_device_files(dev, notes)
+            _check_device_files(trees.dev, notes)
         return [], notes
     # Only now: the bindings take 20 ms to import, which a machine without GPUs need not pay.
     nvml: Any = importlib.import_module("pynvml")
@@ -53,10 +60,10 @@ def read_nvidia(
         why = str(error).rstrip(".")
         notes = [f"The NVIDIA driver could not be asked for its GPUs: {why}; {_remedy(nvml, error)}."]
         if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # else they belong to another job: Slurm hides them so
-            _check_device_files(dev, notes)
+            _check_device_files(trees.dev, notes)
         return [], notes
     try:
-        gpus, notes = _read_gpus(nvml, sysfs, processes, [] if lost is None else lost)
+        gpus, notes = _read_gpus(nvml, trees)
         if notes and not gpus:
             raise GpusFailed("The NVIDIA driver lists GPUs", notes)
         return gpus, notes
@@ -90,16 +97,16 @@ def _remedy(nvml: Any, error: Any) -> str:
     }.get(error.value, "see what `nvidia-smi` and the kernel's log say")
 
 
-def _read_gpus(nvml: Any, sysfs: Folder, processes: bool, lost: list[LostGpu]) -> tuple[list[Gpu], list[str]]:
+def _read_gpus(nvml: Any, trees: Trees) -> tuple[list[Gpu], list[str]]:
     gpus: list[Gpu] = []
     notes: list[str] = []
     driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
-            gpu, mig_mode = _read_gpu(nvml, index, sysfs, driver, processes)
+            gpu, mig_mode = _read_gpu(nvml, index, trees, driver)
         except nvml.NVMLError as error:
-            lost.append(LostGpu(index, str(error)))
-            notes.append(lost[-1].note)
+            trees.lost.append(LostGpu(index, str(error)))
+            notes.append(trees.lost[-1].note)
             continue
         gpus.append(gpu)
         if mig_mode and not gpu.mig:
@@ -107,7 +114,7 @@ def _read_gpus(nvml: Any, sysfs: Folder, processes: bool, lost: list[LostGpu]) -
     return gpus, notes
 
 
-def _read_gpu(nvml: Any, index: int, sysfs: Folder, driver: str | None, processes: bool) -> tuple[Gpu, bool]:
+def _read_gpu(nvml: Any, index: int, trees: Trees, driver: str | None) -> tuple[Gpu, bool]:
     """Read one GPU and whether it is in MIG mode.
 
     Raises NVMLError if it is lost or otherwise unwell. What it merely does not support is left None.
@@ -117,7 +124,7 @@ def _read_gpu(nvml: Any, index: int, sysfs: Folder, driver: str | None, processe
     name = nvml.nvmlDeviceGetName(handle)
     memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
     pci = _sysfs_address(ask(nvml.nvmlDeviceGetPciInfo, handle))
-    numa_node, cpus = read_beside(sysfs, pci)
+    numa_node, cpus = read_beside(trees.sysfs, pci)
     mig_mode = ask(nvml.nvmlDeviceGetMigMode, handle) or (nvml.NVML_DEVICE_MIG_DISABLE, None)
     in_mig_mode = mig_mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
     gpu = Gpu(
@@ -131,7 +138,7 @@ def _read_gpu(nvml: Any, index: int, sysfs: Folder, driver: str | None, processe
         numa_node=_affine_node(nvml, handle) if numa_node is None else numa_node,
         cpus=cpus or _bits(ask(nvml.nvmlDeviceGetCpuAffinity, handle, MAX_CPUS // WORD)),
         mig=_read_mig(nvml, handle, name) if in_mig_mode else (),
-        processes=_read_processes(nvml, handle) if processes else (),
+        processes=_read_processes(nvml, handle) if trees.processes else (),
         driver=driver,
     )
     return gpu, in_mig_mode
@@ -193,3 +200,91 @@ def _read_mig(nvml: Any, parent: Any, parent_name: str) -> tuple[MigInstance, ..
 def _read_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
     running = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
     return tuple(describe_process(process.pid, process.usedGpuMemory) for process in running)
+
+
+# What the environment says.
+
+
+def _cuda(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
+    """Read CUDA_VISIBLE_DEVICES as CUDA does (CUDA Programming Guide, "CUDA Environment Variables").
+
+    An invalid entry ends the list. A doubled one hides every GPU, and an index may have letters behind it: neither is
+    documented, torch counts so too (``torch.cuda._parse_visible_devices``).
+    """
+    mask = environ.get(CUDA)
+    if mask is None:
+        everything = [device for gpu in gpus for device in _whole(gpu)]
+        visible, notes = as_cuda_shows(everything)
+        return Visible(tuple(visible), "NVML", notes=(*notes, *_order_notes(gpus, environ)))
+    named, notes = walk(CUDA, mask, have(gpus), lambda entry: _cuda_entry(gpus, entry), doubled="hides all")
+    visible, dropped = as_cuda_shows(named)
+    if any(re.match(INDEX, entry) for entry in mask.split(",")):
+        notes += _order_notes(gpus, environ)
+    return Visible(tuple(visible), CUDA, notes=(*notes, *dropped))
+
+
+def _cuda_entry(gpus: Sequence[Gpu], entry: str) -> list[VisibleGpu]:
+    """Resolve an index, a "GPU-" UUID or its beginning, a "MIG-" UUID or the older "MIG-GPU-<uuid>/<gi>/<ci>"."""
+    number = re.match(INDEX, entry)
+    if number:
+        return next((_whole(gpu) for gpu in gpus if gpu.index == int(number[1])), [])
+    matches = by_uuid(gpus, entry.strip(), _whole)
+    return matches[0] if len(matches) == 1 else []
+
+
+def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> Visible:
+    variables = {CUDA: ",".join(device.token for device in chosen)}
+    if any(device.token.isdecimal() for device in chosen):
+        variables[CUDA_ORDER] = "PCI_BUS_ID"  # NVML's order; a UUID needs none
+    return Visible(tuple(chosen), "--gpus", variables, tuple(notes))
+
+
+def _whole(gpu: Gpu) -> list[VisibleGpu]:
+    """Return the GPU, or, in MIG mode, every instance of it: CUDA has no device for the whole then."""
+    if gpu.mig:
+        return [VisibleGpu(gpu, mig, mig.uuid) for mig in gpu.mig]
+    return [VisibleGpu(gpu, None, gpu.uuid or str(gpu.index))]
+
+
+def as_cuda_shows(named: Sequence[VisibleGpu]) -> tuple[list[VisibleGpu], list[str]]:
+    """Leave out what one process cannot see beside a MIG instance, and say so.
+
+    From driver 570 on that is a second compute instance of the same GPU instance; before, it is everything but the
+    first MIG instance (MIG User Guide, "CUDA Device Enumeration").
+    """
+    first_mig = next((device for device in named if device.mig), None)
+    if first_mig is None:
+        return list(named), []
+    driver = first_mig.gpu.driver or "of unknown version"
+    major = re.match(r"\d+", driver)
+    if major is None or int(major[0]) < ALL_MIG_INSTANCES:
+        visible = [first_mig]
+        rule = f"NVIDIA driver {driver} shows a process one MIG instance and nothing else"
+    else:
+        slices = [(each.gpu, each.mig.gpu_instance) if each.mig else each for each in named]
+        visible = [device for index, device in enumerate(named) if slices[index] not in slices[:index]]
+        rule = "CUDA shows one compute instance of each GPU instance"
+    if len(visible) == len(named):
+        return visible, []
+    return visible, [f"{rule}, so {len(visible)} of {len(named)} are used; name others by MIG UUID to choose."]
+
+
+def _order_notes(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[str]:
+    """Warn where numbers may differ: CUDA counts from the fastest GPU unless told not to, NVML by the PCI bus."""
+    if len({gpu.name for gpu in gpus}) < 2 or environ.get(CUDA_ORDER) == "PCI_BUS_ID":
+        return []
+    return [f"The GPUs differ, and CUDA may number them in another order than shown; set {CUDA_ORDER}=PCI_BUS_ID."]
+
+
+NVIDIA = Vendor(
+    "nvidia",
+    "NVIDIA",
+    "cuda",
+    read_nvidia,
+    _cuda,
+    _select,
+    backend="nccl",
+    masks=(CUDA,),
+    hiding={CUDA: ""},
+    whole=_whole,
+)

@@ -1,14 +1,20 @@
-"""Who a process is, for the GPU readers, which learn only its number from their drivers."""
+"""A process by its number: its name and user, for the readers of GPUs, and what it uses now, from /proc."""
 
 from __future__ import annotations
 
 import importlib
+import os
 
 from ddplaunch import TYPE_CHECKING
+from ddplaunch.dataclass import dataclass
 from ddplaunch.plan.hardware import GpuProcess
 
 if TYPE_CHECKING:
     from typing import Any
+
+MAX_PROCESSES = 256  # of one tree that are looked at
+_TICK = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def describe_process(pid: int, memory: int | None) -> GpuProcess:
@@ -22,3 +28,51 @@ def describe_process(pid: int, memory: int | None) -> GpuProcess:
     except psutil.Error:
         pass
     return GpuProcess(pid, name, user, memory)
+
+
+@dataclass(frozen=True)
+class Used:
+    """What processes use."""
+
+    cpu: float = 0.0  # seconds, of those that have ended below it too
+    memory: int = 0  # bytes that are in no file: what the kernel would have to swap
+
+    def and_(self, other: Used) -> Used:
+        return Used(self.cpu + other.cpu, self.memory + other.memory)
+
+
+def used_by(pid: int) -> Used | None:
+    """What a process and the living ones below it use; None where it has gone.
+
+    Only the children of main threads are followed, which costs 30 µs a process: others start none in practice.
+    """
+    total = _used(pid)
+    if total is None:
+        return None
+    below = _children(pid)
+    for count, child in enumerate(below):
+        if count == MAX_PROCESSES:
+            break
+        if used := _used(child):
+            total = total.and_(used)
+            below += _children(child)
+    return total
+
+
+def _used(pid: int) -> Used | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            _, resident, shared, *_ = map(int, file.read().split())
+    except (OSError, ValueError):
+        return None
+    return Used(sum(map(int, fields[11:15])) / _TICK, (resident - shared) * _PAGE)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+            return [int(child) for child in file.read().split()]
+    except OSError:  # it has gone, or the kernel has no such file
+        return []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from ddplaunch.plan.cpulist import parse_cpulist
 from ddplaunch.plan.hardware import NumaNode
+from ddplaunch.plan.numbers import parse_cpulist
 
 NODE_MEMORY = re.compile(r"MemTotal:\s+(\d+) kB")  # in node*/meminfo: "Node 0 MemTotal:       527988832 kB"
 

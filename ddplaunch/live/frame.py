@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from ddplaunch.devices.gpu_usage import GpuUsage
-from ddplaunch.devices.usage import Used
+from ddplaunch.devices.processes import Used
 from ddplaunch.diagnosis.inspection import Inspection, RankInspection
 from ddplaunch.errors import shown
 from ddplaunch.job.status import State

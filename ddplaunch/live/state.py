@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.devices.gpu_usage import GpuUsage
-from ddplaunch.devices.usage import Used
+from ddplaunch.devices.processes import Used
 from ddplaunch.diagnosis.inspection import Condition, Inspection, RankInspection
 from ddplaunch.diagnosis.standing import UNRECORDED
 from ddplaunch.job.status import RankState, RankStatus, State, Status

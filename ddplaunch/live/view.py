@@ -11,7 +11,7 @@ from ddplaunch.console.stacks import render_stacks
 from ddplaunch.control.failure import Verdict
 from ddplaunch.dataclass import replace
 from ddplaunch.devices.gpu_usage import GpuUsage, GpuWatch
-from ddplaunch.devices.usage import used_by
+from ddplaunch.devices.processes import used_by
 from ddplaunch.diagnosis.inspection import Detail, Inspection
 from ddplaunch.diagnosis.sentences import sentence
 from ddplaunch.diagnosis.waits import waits

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 
 from ddplaunch.plan.plan import Plan
-from ddplaunch.target.target import Kind
+from ddplaunch.target.target import TargetKind
+from ddplaunch.words import quoted
 
 _CWD_LAST = "import os, sys; sys.path.sort(key=lambda p: os.path.realpath(p) == os.getcwd())"
-"""The current folder goes to the end of the path, whoever put it there. No quotation marks: scripts stay readable.
+"""Put the current folder at the end of the path, even if PYTHONPATH names it; without quotes, to be readable.
 
 ``python -m`` searches that folder first: a ``ddplaunch.py`` there would run instead of ours, and a job that trains
 nothing would end with 0. ``-P`` is new in Python 3.11, PYTHONSAFEPATH would reach the ranks, and neither helps where
@@ -38,11 +38,11 @@ def command_for(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
     words = ["ddplaunch", "run", "--nnodes", nnodes, "--node-rank", str(node_rank) if plan.numbered else "auto"]
     words += ["--master-addr", plan.master_addr, "--master-port", str(plan.master_port)]
     words += ["--nproc", plan.counts, *options]
-    if plan.target.kind in (Kind.MODULE, Kind.PROGRAM):
-        words.append("-m" if plan.target.kind is Kind.MODULE else "--no-python")
+    if plan.target.kind in (TargetKind.MODULE, TargetKind.PROGRAM):
+        words.append("-m" if plan.target.kind is TargetKind.MODULE else "--no-python")
     typed, args = plan.target.typed, plan.target.args
     if typed.startswith("-"):
         words += ["--", typed, *args]
     else:
         words += [typed, *(("--", *args) if args else ())]
-    return shlex.join(words)
+    return quoted(words)

@@ -5,16 +5,7 @@ Holds no reader and no decision; every field is what the driver or the kernel sa
 
 from __future__ import annotations
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
-
-if TYPE_CHECKING:
-    from typing import Literal
-
-    Vendor = Literal["nvidia", "amd", "intel", "apple"]
-
-TORCH_DEVICE_TYPE: dict[Vendor, str] = {"nvidia": "cuda", "amd": "cuda", "intel": "xpu", "apple": "mps"}
-"""The device type under which torch knows each vendor's accelerators (its ROCm build answers to "cuda")."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +38,7 @@ class MigInstance:
 class Gpu:
     """One accelerator as its driver numbers it (NVIDIA: NVML's order, which is that of the PCI bus)."""
 
-    vendor: Vendor
+    vendor: str  # "nvidia", "amd", "intel", "apple"
     index: int
     name: str
     uuid: str | None = None

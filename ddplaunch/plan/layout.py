@@ -25,6 +25,7 @@ class Slot:
     device: str
     name: str = ""
     cpus: Cpus = ()
+    backend: str = "gloo"  # torch's for it, without --backend
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def number(nodes: Sequence[Node], slots: Sequence[Slot], bound: Mapping[int, Seq
 
     Args:
         slots: what local rank 0, 1, … of a node runs on; used again from the start where a node has more ranks.
-        bound: the CPUs of each local rank of a node with so many ranks; empty where ranks are not pinned.
+        bound: by a node's number of ranks, the CPUs of each local rank; empty where ranks are not pinned.
     """
     ranks: list[Rank] = []
     for node in nodes:

@@ -126,10 +126,10 @@ def check_store_file(method: str | None, run_id: str) -> None:
         raise UsageError(message, "--init-method file:///tmp/store") from None
 
 
-def backend(asked: str | None, init_method: str | None, device: str) -> str | None:
+def backend(asked: str | None, init_method: str | None, of_device: str) -> str | None:
     """Name the backend of the process group that ddplaunch initialises; None where it is left to the program.
 
-    ``asked`` is ``--backend``; "auto", or None with an init method, chooses by ``device``, torch's name of rank 0's.
+    ``asked`` is ``--backend``; "auto", or None with an init method, is ``of_device``, that of rank 0's.
     Raises UsageError if it names none, or several and not one for each device (torch's BackendConfig).
     """
     if asked is None and init_method is None:
@@ -144,7 +144,7 @@ def backend(asked: str | None, init_method: str | None, device: str) -> str | No
         if len(parts) > 1 and (len(devices) < len(parts) or not all(":" in part for part in parts)):
             raise UsageError(f"--backend {asked} needs a device for each backend", "--backend cpu:gloo,cuda:nccl")
         return asked.lower()
-    return {"cuda": "nccl", "xpu": "xccl"}.get(device.partition(":")[0], "gloo")
+    return of_device
 
 
 def is_nccl(backend: str | None) -> bool:

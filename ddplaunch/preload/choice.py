@@ -11,7 +11,7 @@ from ddplaunch.preload.admission import Admission, Allowed, Excluded
 from ddplaunch.preload.facts import Assignment
 from ddplaunch.preload.program import TORCH, Program
 from ddplaunch.preload.table import Table
-from ddplaunch.target.target import Kind, Target
+from ddplaunch.target.target import Target, TargetKind
 
 AUTO, NONE = "auto", "none"
 """Words of ``--preload`` beside ``torch`` and names of modules."""
@@ -86,7 +86,7 @@ def choose(target: Target, preload: str, environ: Mapping[str, str], own: Collec
         own: the names of variables that each rank gets.
         lone: there will be one process only, so that a fork must be worth it by itself.
     """
-    if target.kind is Kind.PROGRAM:
+    if target.kind is TargetKind.PROGRAM:
         return Choice()
     if mentioned := interpreter.reads_rank(own):
         return Choice(unsafe=f"{mentioned}, which a zygote has not when Python starts")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zipimport
 from enum import Enum
 from functools import cached_property
 
@@ -14,10 +15,12 @@ from ddplaunch.target import source
 from ddplaunch.words import nearest
 
 if TYPE_CHECKING:
+    import ast
+
     from ddplaunch.target.signature import Signature
 
 
-class Kind(Enum):
+class TargetKind(Enum):
     """How a target is run."""
 
     SCRIPT = "script"  # train.py, or train.pyc, as `python train.py`
@@ -31,7 +34,7 @@ class Kind(Enum):
 class Target:
     """One target with its arguments."""
 
-    kind: Kind
+    kind: TargetKind
     typed: str  # the target as the user wrote it
     args: tuple[str, ...] = ()
     path: str | None = None  # a script's, folder's or archive's as typed; the absolute one of a function's file
@@ -43,10 +46,10 @@ class Target:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The command that each rank's process stands for, as `ps` would show it."""
-        if self.kind is Kind.PROGRAM:
+        """The command that `ps` shows for each rank's process."""
+        if self.kind is TargetKind.PROGRAM:
             return (self.typed, *self.args)
-        flag = ("-m",) if self.kind is Kind.MODULE else ()
+        flag = ("-m",) if self.kind is TargetKind.MODULE else ()
         return ("python", *flag, self.typed, *self.args)
 
     @property
@@ -80,7 +83,7 @@ _FUNCTION_IN_MODULE = rf"(?P<module>{_DOTTED}):(?P<function>[^:/]*)"
 def find(typed: str, args: tuple[str, ...], *, as_module: bool, as_program: bool, cwd: str) -> Target:
     """Say what ``typed`` means and check all that can be checked without running it.
 
-    Raises UsageError if there is no such file, module, program or function, or it is none that can be run.
+    Raises UsageError if there is no such file, module, program or function, or it cannot be run.
     """
     if as_module and as_program:
         raise UsageError("-m and --no-python contradict each other", "give one of them")
@@ -103,12 +106,14 @@ def _script(typed: str, args: tuple[str, ...], cwd: str) -> Target:
     mains = [os.path.join(typed, name) for name in ("__main__.py", "__main__.pyc")] if os.path.isdir(path) else []
     if main := next((each for each in mains if os.path.isfile(os.path.join(cwd, each))), None):
         found = os.path.abspath(os.path.join(cwd, main))
-        return Target(Kind.MAIN, typed, args, path=typed, first=path, source=_checked(found, main))
+        return Target(TargetKind.MAIN, typed, args, path=typed, first=path, source=_checked(found, main))
     path = _existing_file(typed, cwd)
     if not typed.endswith((".py", ".pyc")) and _is_archive(path, typed):
-        return Target(Kind.MAIN, typed, args, path=typed, first=path)
+        return Target(TargetKind.MAIN, typed, args, path=typed, first=path)
     folder = os.path.dirname(os.path.realpath(path))
-    return Target(Kind.SCRIPT, typed, args, path=typed, first=folder, source=_checked(os.path.abspath(path), typed))
+    return Target(
+        TargetKind.SCRIPT, typed, args, path=typed, first=folder, source=_checked(os.path.abspath(path), typed)
+    )
 
 
 def _checked(path: str, name: str) -> str | None:
@@ -122,8 +127,6 @@ def _checked(path: str, name: str) -> str | None:
 
 def _is_archive(path: str, name: str) -> bool:
     """Whether it is a zip archive, whatever its name, as Python finds out; refuse one without a ``__main__``."""
-    import zipimport
-
     try:
         archive = zipimport.zipimporter(path)
     except zipimport.ZipImportError:
@@ -137,7 +140,7 @@ def _module(typed: str, args: tuple[str, ...], cwd: str) -> Target:
     if ":" in typed:
         raise UsageError(f"-m takes a module, and {typed} names a function", f"leave -m out: ddplaunch run {typed}")
     origin = _module_source(typed, cwd, main=True)
-    return Target(Kind.MODULE, typed, args, module=typed, first=cwd, source=origin)
+    return Target(TargetKind.MODULE, typed, args, module=typed, first=cwd, source=origin)
 
 
 def _program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
@@ -151,31 +154,35 @@ def _program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
             raise UsageError(f"no such program: {typed}", _did_you_mean(near and os.path.join(folder, near)))
         if not os.access(path, os.X_OK):
             raise UsageError(f"{typed} is not executable", f"chmod +x {typed}")
-        return Target(Kind.PROGRAM, typed, args, path=path)
+        return Target(TargetKind.PROGRAM, typed, args, path=path)
     import shutil
 
     found = shutil.which(typed)
     if found is None:
         here = os.path.isfile(os.path.join(cwd, typed))
         raise UsageError(f"no program named {typed} on PATH", _did_you_mean(f"./{typed}" if here else None))
-    return Target(Kind.PROGRAM, typed, args, path=found)
+    return Target(TargetKind.PROGRAM, typed, args, path=found)
 
 
 def _function_in_file(typed: str, path: str, function: str, args: tuple[str, ...], cwd: str) -> Target:
-    from ddplaunch.target.function import find_function
-
     file = os.path.abspath(_existing_file(path, cwd))
-    found = find_function(typed, path, function, source.parse(file, path))
+    found = _signature(typed, path, function, source.parse(file, path))
     folder, name = os.path.split(os.path.realpath(file))
-    return Target(Kind.FUNCTION, typed, args, file, name[:-3], function, folder, source=file, signature=found)
+    return Target(TargetKind.FUNCTION, typed, args, file, name[:-3], function, folder, source=file, signature=found)
+
+
+def _signature(typed: str, where: str, function: str, module: ast.Module) -> Signature | None:
+    from ddplaunch.target.function import find_function  # with ast and inspect: only functions need it
+
+    return find_function(typed, where, function, module)
 
 
 def _function_in_module(typed: str, module: str, function: str, args: tuple[str, ...], cwd: str) -> Target:
-    from ddplaunch.target.function import find_function
-
     file = _module_source(module, cwd)
-    found = find_function(typed, module, function, source.parse(file)) if file else None
-    return Target(Kind.FUNCTION, typed, args, module=module, function=function, first=cwd, source=file, signature=found)
+    found = _signature(typed, module, function, source.parse(file)) if file else None
+    return Target(
+        TargetKind.FUNCTION, typed, args, module=module, function=function, first=cwd, source=file, signature=found
+    )
 
 
 # ------------------------------------------------------------------------------- what is there, and what is near it

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from ddplaunch.cli import command_line
-from ddplaunch.cli.command_line import FEW, CommandLine, passed_on
+from ddplaunch.cli.command_line import FEW, CommandLine, Grammar, Translation, passed_on
 from ddplaunch.errors import UsageError
 
 OPTIONS = {
@@ -27,8 +27,9 @@ OPTIONS = {
 }
 
 
-def split(line: str, named: frozenset[str] = frozenset(), **how) -> CommandLine:
-    return command_line.split(shlex.split(line), OPTIONS, lambda line, option: option in named, **how)
+def split(line: str, named: frozenset[str] = frozenset(), *, ends_at_target: bool = False, **how) -> CommandLine:
+    typed = Translation(shlex.split(line), of_torchrun=ends_at_target)
+    return command_line.split(typed, Grammar(OPTIONS, **how), lambda line, option: option in named)
 
 
 def parts(line: CommandLine) -> tuple[tuple[str, ...], str | None, tuple[str, ...]]:
@@ -280,7 +281,8 @@ SUBMIT = {**OPTIONS, "--nodes": True, "--time": True}
 def split_submit(line: str, named: frozenset[str] = frozenset()) -> CommandLine:
     few = FEW - {"--dry-run", "--json"} | {"--nodes"}
     guarded = SUBMIT.keys() - {"--help", "-h"}
-    return command_line.split(shlex.split(line), SUBMIT, lambda line, option: option in named, few=few, guarded=guarded)
+    grammar = Grammar(SUBMIT, few, guarded)
+    return command_line.split(Translation(shlex.split(line)), grammar, lambda line, option: option in named)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +325,7 @@ def test_no_words_are_lost_or_invented():
         lines = [(*line, word) for line in lines for word in words]
         for line in lines:
             try:
-                found = command_line.split(line, OPTIONS)
+                found = command_line.split(Translation(line), Grammar(OPTIONS))
             except UsageError as error:
                 for suggestion in (error.hint or "").splitlines():
                     if suggestion.startswith(("ddplaunch's:", "the program's:")):

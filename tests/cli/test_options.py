@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import get_type_hints
 
-import click
 import pytest
 
 from ddplaunch.cli.options import COMMON, SECTIONS, Options, Source
-from ddplaunch.cli.parameters import PARAMS, read
-from ddplaunch.cli.run_command import run
-from ddplaunch.cli.target_command import remarks
+from ddplaunch.cli.reader import read
+from ddplaunch.cli.run_command import PARAMS
+from ddplaunch.errors import UsageError
 
 
 def options(*words: str) -> Options:
-    with click.Context(run, info_name="run") as outer, run.make_context("run", [*words], outer) as context:
-        return read(context, remarks().from_variables)
+    typed = read([*words])
+    assert typed
+    return typed[0]
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +83,43 @@ def test_what_is_inferred_goes_behind_what_is_set():
     assert (typed.nnodes, typed.inferred) == ((1, 1), ())
     with pytest.raises(AttributeError):
         filled.nproc = "3"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--grow=1 train.py", "Option '--grow' does not take a value"),
+        ("--no-warm=1 train.py", "Option '--no-warm' does not take a value"),
+        ("--control TCP train.py", "Invalid value for '--control': 'TCP' is not one of 'tcp', 'none'"),
+        ("--on-stall x --grace y train.py", "Invalid value for '--on-stall': 'x' is not one of 'stop', 'restart'"),
+        ("--grace y --on-stall x train.py", "--grace y: expected a time from 0 up to a week"),
+        ("--master-port 65536 train.py", "--master-port 65536: expected a port from 1 to 65535"),
+        ("--grace 1_0 train.py", "--grace 1_0: expected a time"),
+        ("--log-dir= train.py", "--log-dir has an empty value"),
+        ("--nproc 2", "the target is missing; 2 was taken for the value of --nproc"),
+        ("", "the target is missing"),
+    ],
+)
+def test_what_cannot_be_read(words, said):
+    with pytest.raises(UsageError) as raised:
+        options(*words.split())
+    assert raised.value.message.startswith(said)
+
+
+def test_the_last_value_counts_and_each_of_those_that_may_be_repeated():
+    values = options("--nproc", "2", "--nproc=4", "--warm", "--no-warm", "--env", "A=1", "--env=B", "train.py")
+    assert (values.nproc, values.warm, values.env) == ("4", False, ("A=1", "B"))
+
+
+@pytest.mark.parametrize("asks", [["--help"], ["-h", "train.py"], ["--nproc", "2", "--help-all"]])
+def test_help_is_for_click_to_show(asks):
+    assert read(asks) is None
+
+
+@pytest.mark.parametrize(("text", "flag"), [("1", True), ("Yes", True), ("off", False), ("0", False), ("", False)])
+def test_a_variable_that_stands_for_a_flag(text, flag, monkeypatch):
+    monkeypatch.setenv("DDPLAUNCH_LOG_JSON", text)
+    assert options("train.py").log_json is flag
+    monkeypatch.setenv("DDPLAUNCH_LOG_JSON", "2")
+    with pytest.raises(UsageError, match="Invalid value for '--log-json': '2' is not a valid boolean"):
+        options("train.py")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 
 def _variables(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.split())
@@ -178,3 +180,243 @@ VERTEX_AI = {
 }
 NNODES = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "29500", "NPROC_PER_NODE": "8"}
 """As their manuals tell."""
+
+TORCH = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+
+AZUREML_JOB = {"AZUREML_EXPERIMENT_ID": "6f1c1a3e", "AZUREML_RUN_ID": "loving_drum_4k", "AZUREML_NODE_COUNT": "2"}
+AZUREML = {
+    **AZUREML_JOB,
+    "MASTER_ADDR": "10.0.0.4",
+    "MASTER_PORT": "6105",
+    "NODE_RANK": "1",
+    "WORLD_SIZE": "2",
+    "RANK": "1",
+    "LOCAL_RANK": "0",
+}
+"""A PyTorch distribution with one process an instance."""
+
+SUBMITIT = _variables("""
+    SUBMITIT_EXECUTOR=local
+    SUBMITIT_LOCAL_JOB_ID=4711
+    SUBMITIT_LOCAL_NTASKS=2
+    SUBMITIT_LOCAL_JOB_NUM_NODES=1
+    SUBMITIT_LOCAL_NODEID=0
+    SUBMITIT_LOCAL_GLOBALID=1
+    SUBMITIT_LOCAL_LOCALID=1
+""")
+
+PALS = _variables("""
+    PALS_APID=6f1c1a3e-2f6b-4a7e-9d5f-0d9d3a0c8f51
+    PALS_RANKID=3
+    PALS_LOCAL_RANKID=1
+    PALS_LOCAL_SIZE=2
+    PALS_NODEID=1
+    PMI_RANK=3
+    PMI_SIZE=4
+    PMI_LOCAL_RANK=1
+    PMI_LOCAL_SIZE=2
+""")
+
+HYDRA = {"PMI_RANK": "4", "PMI_SIZE": "5", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_FD": "9"}
+"""Rank 4 of ``mpirun -np 5 -ppn 3`` of Intel MPI on two hosts."""
+
+
+def mvapich(prefix: str, rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
+    counts = {"RANK": rank, "SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
+    return {f"{prefix}_COMM_WORLD_{name}": str(count) for name, count in counts.items()}
+
+
+FLUX = _variables("""
+    FLUX_JOB_ID=f2WzFTu3ry1
+    FLUX_JOB_SIZE=4
+    FLUX_JOB_NNODES=2
+    FLUX_TASK_RANK=3
+    FLUX_TASK_LOCAL_ID=1
+    FLUX_URI=local:///run/flux/local
+    PMI_RANK=3
+    PMI_SIZE=4
+""")
+
+SKYPILOT = {
+    "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5\n",
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_NUM_NODES": "2",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+    "SKYPILOT_TASK_ID": "sky-2024-05-01-12-00-00-000000_mycluster_train_7",
+}
+SAGEMAKER = {
+    "SM_HOSTS": '["algo-1","algo-2"]',
+    "SM_CURRENT_HOST": "algo-2",
+    "SM_NUM_GPUS": "8",
+    "SM_NETWORK_INTERFACE_NAME": "eth0",
+    "TRAINING_JOB_NAME": "my-training",
+}
+AWS_BATCH = _variables("""
+    AWS_BATCH_JOB_ID=1c2f5a5e-6f0a-4f0e-a3f2-5b0d6b6b1f0e#1
+    AWS_BATCH_JOB_ATTEMPT=1
+    AWS_BATCH_JOB_NUM_NODES=3
+    AWS_BATCH_JOB_NODE_INDEX=1
+    AWS_BATCH_JOB_MAIN_NODE_INDEX=0
+    AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS=10.0.0.4
+""")
+AWS_BATCH_MAIN = {
+    **AWS_BATCH,
+    "AWS_BATCH_JOB_ID": "1c2f5a5e-6f0a-4f0e-a3f2-5b0d6b6b1f0e#0",
+    "AWS_BATCH_JOB_NODE_INDEX": "0",
+    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "",
+}
+VOLCENGINE = _variables("""
+    MLP_TASK_ID=t-20210924211641-nznsh
+    MLP_ROLE=WORKER
+    MLP_ROLE_INDEX=1
+    MLP_HOST=10.128.96.17
+    MLP_WORKER_NUM=2
+    MLP_WORKER_GPU=8
+    MLP_WORKER_ALL_HOSTS=10.128.97.74,10.128.96.17
+    MLP_WORKER_0_HOST=10.128.97.74
+    MLP_WORKER_0_PORT=9006
+""")
+LEPTON = _variables("""
+    LEPTON_JOB_NAME=env-job-98bw
+    LEPTON_JOB_SERVICE_PREFIX=env-job-98bw
+    LEPTON_JOB_WORKER_PREFIX=worker
+    LEPTON_SUBDOMAIN=env-job-98bw-job-svc
+    LEPTON_JOB_TOTAL_WORKERS=2
+    LEPTON_JOB_WORKER_INDEX=1
+    LEPTON_RESOURCE_ACCELERATOR_NUM=8
+""")
+MODELARTS = _variables("""
+    MA_CURRENT_IP=192.168.23.38
+    MA_NUM_GPUS=8
+    MA_TASK_NAME=worker
+    MA_NUM_HOSTS=2
+    VC_TASK_INDEX=1
+    VC_WORKER_NUM=2
+    VC_WORKER_HOSTS=job-worker-0.job,job-worker-1.job
+""")
+DETERMINED = {"DET_ALLOCATION_ID": "1.6f1c1a3e.1", "DET_TASK_TYPE": "TRIAL"}
+
+NUMBERED = {
+    "dstack": {
+        "DSTACK_RUN_NAME": "calm-otter-1",
+        "DSTACK_NODES_NUM": "2",
+        "DSTACK_NODE_RANK": "1",
+        "DSTACK_GPUS_PER_NODE": "8",
+        "DSTACK_GPUS_NUM": "16",
+        "DSTACK_MASTER_NODE_IP": "10.0.0.4",
+        "DSTACK_NODES_IPS": "10.0.0.4\n10.0.0.5",
+    },
+    "runpod": {
+        "PRIMARY_ADDR": "10.0.0.4",
+        "PRIMARY_PORT": "29400",
+        "MASTER_ADDR": "10.0.0.4",
+        "MASTER_PORT": "29400",
+        "NODE_ADDR": "10.0.0.5",
+        "NODE_RANK": "1",
+        "NUM_NODES": "2",
+        "NUM_TRAINERS": "8",
+        "HOST_NODE_ADDR": "10.0.0.4:29400",
+        "WORLD_SIZE": "16",
+    },
+    "beaker": {
+        "BEAKER_REPLICA_COUNT": "2",
+        "BEAKER_REPLICA_RANK": "1",
+        "BEAKER_LEADER_REPLICA_HOSTNAME": "10.0.0.4",
+    },
+    "leaderworkerset": {
+        "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+        "LWS_GROUP_SIZE": "2",
+        "LWS_WORKER_INDEX": "1",
+        "LWS_LEADER_ADDRESS": "10.0.0.4",
+    },
+    "ngc": {
+        "NGC_JOB_ID": "4711",
+        "NGC_ARRAY_SIZE": "2",
+        "NGC_ARRAY_INDEX": "1",
+        "NGC_MASTER_ADDR": "10.0.0.4",
+        "NGC_GPUS_PER_NODE": "8",
+    },
+}
+"""As their manuals tell, but for the addresses."""
+
+
+def cluster_spec(role: str, index: int, **cluster: list[str]) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}, "environment": "cloud"})
+
+
+CHIEF = {"chief": ["a:2222"], "worker": ["b:2222", "c:2222"], "ps": ["d:2222"]}
+
+OPENPAI = _variables("""
+    PAI_JOB_NAME=admin~train
+    PAI_TASK_ROLE_COUNT=1
+    PAI_TASK_ROLE_LIST=worker
+    PAI_TASK_ROLE_TASK_COUNT_worker=2
+    PAI_HOST_IP_worker_0=10.0.0.4
+    PAI_HOST_IP_worker_1=10.0.0.5
+    PAI_CURRENT_TASK_ROLE_NAME=worker
+    PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX=1
+""")
+VOLCANO = {
+    **KUBERNETES,
+    "VC_TASK_INDEX": "1",
+    "VK_TASK_INDEX": "1",
+    "VC_MY_NODES_HOSTS": "job-my-nodes-0.job,job-my-nodes-1.job",
+    "VC_MY_NODES_NUM": "2",
+}
+CONDOR = {"_CONDOR_PROCNO": "1", "_CONDOR_NPROCS": "2", "_CONDOR_SCRATCH_DIR": "/var/lib/condor/execute/dir_4711"}
+POD = {
+    **KUBERNETES,
+    "JOB_COMPLETION_INDEX": "1",
+    "DDPLAUNCH_NNODES": "2",
+    "MASTER_ADDR": "job-0.job",
+    "MASTER_PORT": "29500",
+}
+GCP_BATCH = {"BATCH_TASK_INDEX": "1", "BATCH_TASK_COUNT": "2"}
+JSRUN = {"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_LOCAL_RANK": "1"}
+QRSH = {"JOB_ID": "1", "JOB_NAME": "petask", "JOB_SCRIPT": "QRSH", "NHOSTS": "1", "NSLOTS": "1", "PE": "spread"}
+"""What qrsh has started on another host, without -V."""
+AZURE_BATCH = {
+    "AZ_BATCH_JOB_ID": "batchjob001",
+    "AZ_BATCH_HOST_LIST": "10.0.0.4,10.0.0.5",
+    "AZ_BATCH_IS_CURRENT_NODE_MASTER": "true",
+}
+
+ALONE = {
+    "torchelastic": TORCHRUN,
+    "azureml": AZUREML,
+    "torch": TORCH,
+    "submitit": SUBMITIT,
+    "openmpi": OPENMPI_4,
+    "pals": PALS,
+    "mpich": HYDRA,
+    "mvapich": mvapich("MV2", 3, 4, 1, 2),
+    "flux": FLUX,
+    "slurm": SLURM_TASK,
+    "skypilot": SKYPILOT,
+    "sagemaker": SAGEMAKER,
+    "vertexai": VERTEX_AI,
+    "awsbatch": AWS_BATCH,
+    "volcengine": VOLCENGINE,
+    "lepton": LEPTON,
+    "modelarts": MODELARTS,
+    "determined": DETERMINED,
+    **NUMBERED,
+    "kubeflow": TRAINJOB,
+    "pai": PAI,
+    "nodes": NNODES,
+    "tfconfig": {"TF_CONFIG": cluster_spec("worker", 1, **CHIEF)},
+    "openpai": OPENPAI,
+    "volcano": VOLCANO,
+    "htcondor": {**CONDOR, "MASTER_ADDR": "n1"},
+    "kubernetes": POD,
+    "gcpbatch": GCP_BATCH,
+    "nomad": {"NOMAD_ALLOC_INDEX": "1"},
+    "lsf": {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": "/proc/nowhere"},
+    "pbs": {"PBS_JOBID": "1234.server", "PBS_NODEFILE": "/proc/nowhere"},
+    "sge": {"JOB_ID": "4711", "PE_HOSTFILE": "/proc/nowhere"},
+    "azurebatch": AZURE_BATCH,
+    "cobalt": {"COBALT_JOBID": "4711", "COBALT_NODEFILE": "/proc/nowhere"},
+    "oar": {"OAR_JOB_ID": "4711", "OAR_NODEFILE": "/proc/nowhere"},
+    "pjm": {"PJM_JOBID": "4711", "PJM_O_NODEINF": "/proc/nowhere"},
+}
+"""A process of each system, in the order in which they are asked."""

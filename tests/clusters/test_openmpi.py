@@ -5,42 +5,42 @@ from __future__ import annotations
 import pytest
 
 from ddplaunch.clusters import pmix
-from ddplaunch.clusters.finding import Place
-from ddplaunch.clusters.openmpi import find
+from ddplaunch.clusters.finding import RankPlace
+from ddplaunch.clusters.systems.ranks import openmpi as system
 from ddplaunch.errors import UsageError
 from tests.clusters.samples import OPENMPI_4, openmpi
 
 
 def test_nothing_without_it() -> None:
-    assert find({"OMPI_MCA_btl": "tcp", "PMIX_RANK": "0"}) is None
+    assert system.find({"OMPI_MCA_btl": "tcp", "PMIX_RANK": "0"}) is None
 
 
 def test_version_4_on_one_host() -> None:
-    finding = find(OPENMPI_4)
+    finding = system.find(OPENMPI_4)
     assert finding
-    assert finding.place == Place(rank=3, world_size=4, local_rank=3, local_world_size=4)
+    assert finding.place == RankPlace(rank=3, world_size=4, local_rank=3, local_world_size=4)
     assert (finding.nnodes, finding.node_rank, finding.address) == (1, 0, "127.0.0.1")
     assert finding.run_id == "435355649"
 
 
 def test_version_5_on_one_host() -> None:
-    finding = find(openmpi(1, 2, 1, 2))
+    finding = system.find(openmpi(1, 2, 1, 2))
     assert finding
-    assert finding.place == Place(1, 2, 1, 2)
+    assert finding.place == RankPlace(1, 2, 1, 2)
     assert finding.run_id == "prterun-n1-4711@1"
 
 
 def test_all_processes_of_a_job_have_one_port_and_other_jobs_another() -> None:
-    ports = {getattr(find(openmpi(rank, 4, rank, 4)), "port", None) for rank in range(4)}
+    ports = {getattr(system.find(openmpi(rank, 4, rank, 4)), "port", None) for rank in range(4)}
     assert len(ports) == 1
-    other = find(openmpi(0, 4, 0, 4, PMIX_NAMESPACE="prterun-n1-4712@1"))
+    other = system.find(openmpi(0, 4, 0, 4, PMIX_NAMESPACE="prterun-n1-4712@1"))
     assert other
     assert other.port not in ports
 
 
 def test_one_process_a_node_is_a_node() -> None:
     """``mpirun --npernode 1``, and ``--map-by ppr:1:node`` of version 5."""
-    finding = find(openmpi(2, 3, 0, 1))
+    finding = system.find(openmpi(2, 3, 0, 1))
     assert finding
     assert (finding.nnodes, finding.node_rank, finding.place, finding.address) == (3, 2, None, None)
 
@@ -64,7 +64,7 @@ def test_what_pmix_says_of_hosts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pmix, "ask", lambda environ, size: hosts)
-    finding = find(openmpi(*numbers))
+    finding = system.find(openmpi(*numbers))
     assert finding
     assert (finding.nnodes, finding.node_rank, finding.place is not None) == expected
     assert finding.address == (hosts[0] if hosts else None)
@@ -81,17 +81,17 @@ def test_pmix_is_asked_only_below_its_daemon(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_two_hosts_of_two() -> None:
     """What version 4 told on two hosts; it does not say which one this is, nor whether all are used."""
-    finding = find({**openmpi(3, 4, 1, 2), "OMPI_MCA_orte_num_nodes": "2"})
+    finding = system.find({**openmpi(3, 4, 1, 2), "OMPI_MCA_orte_num_nodes": "2"})
     assert finding
-    assert finding.place == Place(3, 4, 1, 2)
+    assert finding.place == RankPlace(3, 4, 1, 2)
     assert (finding.nnodes, finding.node_rank, finding.address) == (None, None, None)
 
 
 def test_alone_on_a_node_while_others_share_theirs() -> None:
     """Three processes on at most two nodes cannot be one a node."""
-    finding = find({**openmpi(2, 3, 0, 1), "OMPI_MCA_orte_num_nodes": "2"})
+    finding = system.find({**openmpi(2, 3, 0, 1), "OMPI_MCA_orte_num_nodes": "2"})
     assert finding
-    assert finding.place == Place(2, 3, 0, 1)
+    assert finding.place == RankPlace(2, 3, 0, 1)
 
 
 TO_N2_N1 = "n[1:0,2,1]@0(3)"
@@ -125,7 +125,7 @@ def test_where_rank_0_is(where: tuple[str, int, str, int], numbers: tuple[int, i
         "OMPI_MCA_orte_node_regex": listed,
         "OMPI_MCA_orte_num_nodes": str(used),
     }
-    finding = find({**openmpi(*numbers), **more})
+    finding = system.find({**openmpi(*numbers), **more})
     assert finding
     assert finding.address == first
 
@@ -133,26 +133,26 @@ def test_where_rank_0_is(where: tuple[str, int, str, int], numbers: tuple[int, i
 @pytest.mark.parametrize("rank", range(4))
 def test_node_rank_is_no_index_of_nodes(rank: int) -> None:
     """OMPI_COMM_WORLD_NODE_RANK counts the processes on a node."""
-    finding = find({**openmpi(rank, 4, rank, 4), "OMPI_COMM_WORLD_NODE_RANK": str(rank)})
+    finding = system.find({**openmpi(rank, 4, rank, 4), "OMPI_COMM_WORLD_NODE_RANK": str(rank)})
     assert finding
     assert finding.node_rank == 0
 
 
 def test_a_local_rank_is_never_the_rank_modulo_anything() -> None:
     """Version 5, oversubscribed, gives rank 1 the local rank 2."""
-    finding = find(openmpi(1, 4, 2, 4))
+    finding = system.find(openmpi(1, 4, 2, 4))
     assert finding
-    assert finding.place == Place(rank=1, world_size=4, local_rank=2, local_world_size=4)
+    assert finding.place == RankPlace(rank=1, world_size=4, local_rank=2, local_world_size=4)
 
 
 def test_jsrun_is_left_to_lsf() -> None:
-    assert find({**openmpi(1, 4, 1, 2), "JSM_NAMESPACE_RANK": "1"}) is None
+    assert system.find({**openmpi(1, 4, 1, 2), "JSM_NAMESPACE_RANK": "1"}) is None
 
 
 @pytest.mark.parametrize("name", ["SIZE", "LOCAL_RANK", "LOCAL_SIZE"])
 def test_a_missing_variable_is_named(name: str) -> None:
     with pytest.raises(UsageError, match=f"OMPI_COMM_WORLD_{name} is not set"):
-        find({**OPENMPI_4, f"OMPI_COMM_WORLD_{name}": ""})
+        system.find({**OPENMPI_4, f"OMPI_COMM_WORLD_{name}": ""})
 
 
 @pytest.mark.parametrize(
@@ -166,4 +166,4 @@ def test_a_missing_variable_is_named(name: str) -> None:
 )
 def test_what_cannot_be(changed: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        find({**OPENMPI_4, **changed})
+        system.find({**OPENMPI_4, **changed})

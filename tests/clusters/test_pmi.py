@@ -10,9 +10,10 @@ from contextlib import suppress
 
 import pytest
 
-from ddplaunch.clusters import mpich, pmi
-from ddplaunch.clusters.finding import Place
-from tests.clusters.test_mpich import TASK
+from ddplaunch.clusters import pmi
+from ddplaunch.clusters.finding import RankPlace
+from ddplaunch.clusters.systems.ranks import mpich
+from tests.clusters.samples import HYDRA as TASK
 
 MAPPINGS = [
     # what is written; the host of each rank
@@ -90,7 +91,7 @@ def task(rank: int, local_rank: int, local_size: int) -> dict[str, str]:
 def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(hydra: Hydra) -> None:
     finding = mpich.find(task(2, 0, 1))
     assert finding
-    assert (finding.place, finding.nnodes, finding.node_rank) == (Place(2, 3, 0, 1), 2, 1)
+    assert (finding.place, finding.nnodes, finding.node_rank) == (RankPlace(2, 3, 0, 1), 2, 1)
     assert (finding.address, finding.run_id) == ("n1", "kvs_6_0_470486301_n0")
     assert finding.port
     assert mpich.find(task(2, 0, 1)) == finding, "asked once: the barrier is the job's"
@@ -103,7 +104,7 @@ def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(hydra: Hydra)
 def test_rank_0_tells_its_host_by_the_name_that_was_typed(hydra: Hydra, typed: str, told: str) -> None:
     finding = mpich.find({**task(0, 0, 2), "PMI_HOSTNAME": typed})
     assert finding
-    assert (finding.place, finding.nnodes, finding.node_rank) == (Place(0, 3, 0, 2), 2, 0)
+    assert (finding.place, finding.nnodes, finding.node_rank) == (RankPlace(0, 3, 0, 2), 2, 0)
     assert finding.address == told
 
 
@@ -111,7 +112,7 @@ def test_a_mapping_that_is_too_long_leaves_the_address(hydra: Hydra) -> None:
     hydra.mapping = ""
     finding = mpich.find(task(1, 1, 2))
     assert finding
-    assert (finding.place, finding.nnodes, finding.address) == (Place(1, 3, 1, 2), None, "n1")
+    assert (finding.place, finding.nnodes, finding.address) == (RankPlace(1, 3, 1, 2), None, "n1")
 
 
 def test_on_one_host_nobody_is_asked(hydra: Hydra) -> None:

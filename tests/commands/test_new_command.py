@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import ddplaunch
-from tests.conftest import clean_environment
+from tests.toys import copied, run_copy
 
 TOY = '''"""``ddplaunch hello``."""
 
@@ -24,24 +20,11 @@ def hello(name):
 
 
 def test_a_command_is_a_file_and_a_line(tmp_path: Path):
-    package = shutil.copytree(
-        Path(ddplaunch.__file__).parent, tmp_path / "ddplaunch", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    package = copied(tmp_path)
     (package / "commands" / "hello.py").write_text(TOY)
     table = package / "cli" / "commands.py"
     table.write_text(
         table.read_text().replace("COMMANDS = {\n", 'COMMANDS = {\n    "hello": ("commands.hello", "Greet."),\n')
     )
-
-    def say(*words: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-m", "ddplaunch", *words],
-            env={**clean_environment(), "PYTHONPATH": str(tmp_path)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-
-    assert say("hello", "--name", "Ada") == "hello, Ada\n"
-    assert "hello     Greet.\n" in say("--help")
+    assert run_copy(tmp_path, "hello", "--name", "Ada") == "hello, Ada\n"
+    assert "hello     Greet.\n" in run_copy(tmp_path, "--help")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.devices.given import check_given
+from ddplaunch.devices.machine import check_given
 from ddplaunch.devices.visible import visible_gpus
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import Hardware

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.devices.sysfs import read_beside, read_numa
-from ddplaunch.plan.cpulist import format_cpulist, parse_cpulist
 from ddplaunch.plan.hardware import NumaNode
+from ddplaunch.plan.numbers import format_cpulist, parse_cpulist
 from tests.devices.conftest import MakeTree
 
 NODES = "devices/system/node"

@@ -7,12 +7,15 @@ import getpass
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddplaunch.devices.nvidia import read_nvidia
+from ddplaunch.devices.vendor import Trees
+from ddplaunch.plan.hardware import Gpu
 from tests.devices.conftest import MakeTree
 from tests.fake_nvml import (
     DRIVER_NOT_LOADED,
@@ -184,13 +187,13 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_library")
 def test_a_machine_without_nvidia_pays_for_no_bindings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
-    assert read_nvidia(tmp_path) == ([], [])
+    assert read_nvidia(Trees(tmp_path)) == ([], [])
     assert "pynvml" not in sys.modules
 
 
 @pytest.mark.usefixtures("no_library")
 def test_a_loaded_driver_whose_library_is_out_of_reach_is_noted(make_tree: MakeTree) -> None:
-    gpus, (note,) = read_nvidia(make_tree({"module/nvidia/version": "570.86.15\n"}))
+    gpus, (note,) = read_nvidia(Trees(make_tree({"module/nvidia/version": "570.86.15\n"})))
     assert gpus == []
     assert "libnvidia-ml.so.1 is out of reach" in note
     assert "--gpus all" in note
@@ -207,10 +210,11 @@ def test_a_broken_library_is_noted(tmp_path: Path) -> None:
 def test_a_failing_reader_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     import ddplaunch.devices
 
-    def fail(*arguments: object, **options: object) -> None:
+    def fail(trees: Trees) -> tuple[list[Gpu], list[str]]:
         raise RuntimeError("made up")
 
-    monkeypatch.setattr(ddplaunch.devices, "read_nvidia", fail)
+    broken = replace(ddplaunch.devices.NVIDIA, read=fail)
+    monkeypatch.setattr(ddplaunch.devices, "VENDORS", (broken, *ddplaunch.devices.VENDORS[1:]))
     hardware = ddplaunch.devices.read_hardware()
     assert hardware.cpu.logical >= 1
     assert "NVIDIA GPUs could not be read: RuntimeError: made up." in hardware.notes

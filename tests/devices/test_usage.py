@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.devices import gpu_usage
 from ddplaunch.devices.gpu_usage import GpuWatch
-from ddplaunch.devices.usage import used_by
+from ddplaunch.devices.processes import used_by
 from ddplaunch.loop import Loop
 from tests.conftest import alive, wait_until
 from tests.fake_nvml import FakeNvml

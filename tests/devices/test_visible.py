@@ -7,13 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch import TYPE_CHECKING
-from ddplaunch.devices.visible import Visible, visible_gpus
+from ddplaunch.devices.vendor import Visible
+from ddplaunch.devices.visible import visible_gpus
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import Cpu, Gpu, Hardware, MigInstance, NumaNode
-
-if TYPE_CHECKING:
-    from ddplaunch.plan.hardware import Vendor
 
 CPU = Cpu(name=None, logical=2, physical=2, allowed=(0, 1), numa=(NumaNode(0, (0, 1)),))
 
@@ -33,7 +30,7 @@ def nvidia(count: int = 4, driver: str = "570.86.15") -> list[Gpu]:
     return [Gpu("nvidia", index, "NVIDIA H100", uuid=UUIDS[index], driver=driver) for index in range(count)]
 
 
-def of(vendor: Vendor, count: int) -> list[Gpu]:
+def of(vendor: str, count: int) -> list[Gpu]:
     return [Gpu(vendor, index, "GPU", pci=f"0000:{index}0:00.0") for index in range(count)]
 
 
@@ -285,6 +282,14 @@ def test_apple() -> None:
     visible = visible_gpus(machine(of("apple", 1)), None, {})
     assert (visible.devices, visible.source) == (("mps",), "Metal")
     assert visible_gpus(machine(of("apple", 1)), "0", {}).environ == {}
+
+
+@pytest.mark.parametrize(
+    ("vendor", "backend"), [("nvidia", "nccl"), ("amd", "nccl"), ("intel", "xccl"), ("apple", "gloo")]
+)
+def test_the_backend_of_each(vendor: str, backend: str) -> None:
+    for wanted in None, "0":
+        assert visible_gpus(machine(of(vendor, 1)), wanted, {}).backend == backend
 
 
 # No GPUs, and several vendors

@@ -2,13 +2,13 @@
 
 from ddplaunch.plan.layout import Node, Rank
 from ddplaunch.plan.plan import Plan
-from ddplaunch.target.target import Kind, Target
+from ddplaunch.target.target import Target, TargetKind
 
 
 def plan(run_id: str = "r", ranks: int = 2) -> Plan:
     return Plan(
         run_id=run_id,
-        target=Target(Kind.PROGRAM, "sleep", ("600",)),
+        target=Target(TargetKind.PROGRAM, "sleep", ("600",)),
         node_rank=0,
         master_addr="127.0.0.1",
         master_port=0,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.devices.gpu_usage import GpuUsage
-from ddplaunch.devices.usage import Used
+from ddplaunch.devices.processes import Used
 from ddplaunch.diagnosis.inspection import Collective, Condition, GroupState, Inside, Inspection, RankInspection
 from ddplaunch.job.status import RankState, RankStatus, State, Status
 from ddplaunch.live.frame import FOOTER, frame, named_ranks, screenful

@@ -11,14 +11,15 @@ import pytest
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import command_for
 from ddplaunch.plan.layout import Slot
-from ddplaunch.plan.plan import Fact, JobSpec, Machine, Plan, make
-from ddplaunch.target.target import Kind, Target
+from ddplaunch.plan.make import JobSpec, Machine, make
+from ddplaunch.plan.plan import Fact, Plan
+from ddplaunch.target.target import Target, TargetKind
 
-SCRIPT = Target(Kind.SCRIPT, "train.py", ("--lr", "1"), path="train.py", first="/x", source="/x/train.py")
+SCRIPT = Target(TargetKind.SCRIPT, "train.py", ("--lr", "1"), path="train.py", first="/x", source="/x/train.py")
 CPU = Machine("here", tuple(range(16)), 8, numa=(tuple(range(8)), tuple(range(8, 16))))
 GPUS = replace(
     CPU,
-    slots=tuple(Slot(f"cuda:{index}", "NVIDIA H100", (2 * index, 2 * index + 1)) for index in range(4)),
+    slots=tuple(Slot(f"cuda:{index}", "NVIDIA H100", (2 * index, 2 * index + 1), "nccl") for index in range(4)),
     slots_source="NVML",
     variables={"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
 )
@@ -192,18 +193,18 @@ def test_more_ranks_than_gpus_is_said():
 
 def test_a_program_has_no_process_group():
     with pytest.raises(UsageError, match="need a Python target"):
-        plan(target=Target(Kind.PROGRAM, "./prog"), backend="gloo")
+        plan(target=Target(TargetKind.PROGRAM, "./prog"), backend="gloo")
 
 
 @pytest.mark.parametrize(
     ("target", "tail"),
     [
         (SCRIPT, ["train.py", "--", "--lr", "1"]),
-        (Target(Kind.SCRIPT, "train.py", ("a b", "c")), ["train.py", "--", "a b", "c"]),
-        (Target(Kind.SCRIPT, "-odd.py", ("-x",)), ["--", "-odd.py", "-x"]),
-        (Target(Kind.SCRIPT, "train.py", ("--", "x")), ["train.py", "--", "--", "x"]),
-        (Target(Kind.MODULE, "pkg.mod", ("x",)), ["-m", "pkg.mod", "--", "x"]),
-        (Target(Kind.PROGRAM, "./p"), ["--no-python", "./p"]),
+        (Target(TargetKind.SCRIPT, "train.py", ("a b", "c")), ["train.py", "--", "a b", "c"]),
+        (Target(TargetKind.SCRIPT, "-odd.py", ("-x",)), ["--", "-odd.py", "-x"]),
+        (Target(TargetKind.SCRIPT, "train.py", ("--", "x")), ["train.py", "--", "--", "x"]),
+        (Target(TargetKind.MODULE, "pkg.mod", ("x",)), ["-m", "pkg.mod", "--", "x"]),
+        (Target(TargetKind.PROGRAM, "./p"), ["--no-python", "./p"]),
     ],
 )
 def test_command_for_another_node(target, tail):

@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.preload.facts import Barrier, Effect, Import, Patch, Reach
 from ddplaunch.preload.program import Program, read
-from ddplaunch.target.target import Kind, Target, find
+from ddplaunch.target.target import Target, TargetKind, find
 from tests.conftest import write
 
 
@@ -343,7 +343,7 @@ def test_folders_that_can_be_read(tmp_path, expression, path):
 
 
 def test_without_source():
-    assert read(Target(Kind.MODULE, "compiled", first="/x")) == Program()
+    assert read(Target(TargetKind.MODULE, "compiled", first="/x")) == Program()
 
 
 def test_a_program_too_large_to_be_read(tmp_path):

@@ -13,7 +13,9 @@ from ddplaunch import runtime
 from ddplaunch.cli.batch_command import BatchCommand
 from ddplaunch.cli.commands import cli
 from ddplaunch.cli.options import SECTIONS
-from ddplaunch.clusters import hostfile, numbered
+from ddplaunch.clusters import SYSTEMS
+from ddplaunch.clusters.systems.hosts import HOSTFILES
+from ddplaunch.clusters.systems.nodes import NUMBERED
 from ddplaunch.commands.submit.queue import OVERRIDES
 from tests.reference import records, variables
 
@@ -180,14 +182,42 @@ def _of(texts: Mapping[str, str]) -> str:
 
 
 def clusters() -> Iterator[tuple[str, list[str]]]:
-    """Each system with the variables that its file in ``clusters/`` names, or its row; in the end those of none."""
-    rows = {name: vars(row).values() for name, row in (*numbered.ROWS.items(), *hostfile.ROWS.items())}
-    listed = {name: sorted(each for each in row if NAME.fullmatch(str(each))) for name, row in rows.items()}
-    for path in sorted((PACKAGE / "clusters").glob("*.py")):
+    """Each system with the variables that its function in ``clusters/`` names, or its row; in the end those of none."""
+    listed = {
+        row.cluster: sorted({each for each in map(str, vars(row).values()) if NAME.fullmatch(each)}) for row in NUMBERED
+    }
+    listed |= {name: sorted(names) for name, names in HOSTFILES.items()}
+    for path in sorted((PACKAGE / "clusters").rglob("*.py")):
+        top = _defined(ast.parse(path.read_text(encoding="utf-8")))
+        rows = [name for name in top if name in SYSTEMS or name == "submitted"]
+        for name in rows:
+            listed[name] = sorted(_variables_of(top[name], {each: top[each] for each in top.keys() - rows}))
         names = [name for name in all_caps(path) if name not in variables.NO_VARIABLES]
-        if path.stem not in ("__init__", "numbered", "hostfile") and names:
+        if not rows and names:
             listed["none of these: refused" if path.stem == "alone" else path.stem] = names
     yield from sorted(listed.items(), key=lambda each: (":" in each[0], each[0]))
+
+
+def _defined(module: ast.Module) -> dict[str, ast.AST]:
+    """What a module defines at its top, by name."""
+    found: dict[str, ast.AST] = {each.name: each for each in module.body if isinstance(each, ast.FunctionDef)}
+    for each in module.body:
+        if isinstance(each, ast.Assign):
+            names = [name.id for target in each.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+            values = each.value.elts if len(names) > 1 and isinstance(each.value, ast.Tuple) else [each.value]
+            found |= dict(zip(names, values, strict=True))
+    return found
+
+
+def _variables_of(node: ast.AST, top: Mapping[str, ast.AST]) -> set[str]:
+    """The variables that a function names, or what it uses of ``top``."""
+    found = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and NAME.fullmatch(str(each.value)):
+            found.add(str(each.value))
+        elif isinstance(each, ast.Name) and each.id in top and top[each.id] is not node:
+            found |= _variables_of(top[each.id], {name: value for name, value in top.items() if name != each.id})
+    return found - variables.NO_VARIABLES
 
 
 NAME = re.compile(r"_?[A-Z][A-Z0-9]*(_[A-Z0-9]*)+")

@@ -12,7 +12,7 @@ from ddplaunch.commands.devices import devices_json
 from ddplaunch.commands.runs.ps import SeenJob, ended_json, running_json
 from ddplaunch.console.stacks import to_json as stacks_json
 from ddplaunch.control.failure import Failure, Verdict
-from ddplaunch.devices.visible import Visible, VisibleGpu
+from ddplaunch.devices.vendor import Visible, VisibleGpu
 from ddplaunch.diagnosis.inspection import (
     Collective,
     Condition,
@@ -30,10 +30,11 @@ from ddplaunch.job.runs import RunningJob
 from ddplaunch.output.events import RECORDS
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
 from ddplaunch.plan.layout import Slot
-from ddplaunch.plan.plan import JobSpec, Machine, Plan, make
+from ddplaunch.plan.make import JobSpec, Machine, make
+from ddplaunch.plan.plan import Plan
 from ddplaunch.preload.admission import Excluded
 from ddplaunch.preload.choice import Choice
-from ddplaunch.target.target import Kind, Target
+from ddplaunch.target.target import Target, TargetKind
 
 PLAN = {
     "run_id": "the job's name: `--run-id`, or the time and a few random digits",
@@ -324,7 +325,7 @@ TOP = {
 
 def _plan() -> dict[str, Any]:
     machine = Machine(host="n0", allowed_cpus=(0,), physical_cpus=1, slots=(Slot("cpu"),), slots_source="")
-    target = Target(Kind.SCRIPT, "train.py", (), path="train.py")
+    target = Target(TargetKind.SCRIPT, "train.py", (), path="train.py")
     plan: Plan = make(JobSpec(nproc="1"), target, machine, {}, "id")
     return plan.to_json()
 
@@ -340,7 +341,7 @@ def devices_fields() -> list[str]:
     user = GpuProcess(pid=1, name=None, user=None, memory=None)
     gpu = Gpu("nvidia", 0, "", mig=(MigInstance("", "", None),), processes=(user,))
     cpu = Cpu(None, logical=1, physical=1, allowed=(0,), numa=(NumaNode(0, (0,)),))
-    visible = Visible((VisibleGpu(gpu, None, "0"),), "")
+    visible = Visible((VisibleGpu(gpu, None, "0"),), "", devices=("cuda:0",))
     return list(_paths(devices_json(Hardware(cpu, (gpu,)), visible), ""))
 
 

@@ -1,7 +1,7 @@
 """Every environment variable that ddplaunch reads or sets: one list, which test_reference.py holds against the source.
 
-Those of clusters are not in it: ``clusters/*.py`` have them as constants at their top, and the page takes them from
-there. Neither are torchrun's PET_*, of which there is one for each of its options.
+Those of clusters are not in it: the page takes them from the functions and rows of ``clusters/systems/``.
+Neither are torchrun's PET_*, of which there is one for each of its options.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.errors import UsageError
-from ddplaunch.target.target import Kind, Target, find
+from ddplaunch.target.target import Target, TargetKind, find
 from tests.conftest import write
 
 BOOM = "raise SystemExit('this must not run')\n"
@@ -55,24 +55,24 @@ def look(project: Path, typed: str, *, m: bool = False, no_python: bool = False)
 @pytest.mark.parametrize(
     ("typed", "flags", "kind", "first", "source", "argv"),
     [
-        ("train.py", {}, Kind.SCRIPT, "", "train.py", "python train.py -x"),
-        ("sub/other.py", {}, Kind.SCRIPT, "sub", "sub/other.py", "python sub/other.py -x"),
-        ("linked.py", {}, Kind.SCRIPT, "sub", "linked.py", "python linked.py -x"),
-        ("odd:name.py", {}, Kind.SCRIPT, "", "odd:name.py", "python odd:name.py -x"),
-        ("train.py:main", {}, Kind.FUNCTION, "", "train.py", "python train.py:main -x"),
-        ("sub/other.py:main", {}, Kind.FUNCTION, "sub", "sub/other.py", "python sub/other.py:main -x"),
-        ("main", {}, Kind.MAIN, "main", "main/__main__.py", "python main -x"),
-        ("app.pyz", {}, Kind.MAIN, "app.pyz", None, "python app.pyz -x"),
-        ("compiled", {}, Kind.MAIN, "compiled", None, "python compiled -x"),
-        ("compiled/__main__.pyc", {}, Kind.SCRIPT, "compiled", None, "python compiled/__main__.pyc -x"),
-        ("no-module.py:main", {}, Kind.FUNCTION, "", "no-module.py", "python no-module.py:main -x"),
-        ("pkg.mod:run", {}, Kind.FUNCTION, "", "pkg/mod.py", "python pkg.mod:run -x"),
-        ("space.leaf:run", {}, Kind.FUNCTION, "", "space/leaf.py", "python space.leaf:run -x"),
-        ("pkg.mod", {"m": True}, Kind.MODULE, "", "pkg/mod.py", "python -m pkg.mod -x"),
-        ("pkg", {"m": True}, Kind.MODULE, "", "pkg/__main__.py", "python -m pkg -x"),
-        ("space.leaf", {"m": True}, Kind.MODULE, "", "space/leaf.py", "python -m space.leaf -x"),
-        ("./prog", {"no_python": True}, Kind.PROGRAM, None, None, "./prog -x"),
-        ("sh", {"no_python": True}, Kind.PROGRAM, None, None, "sh -x"),
+        ("train.py", {}, TargetKind.SCRIPT, "", "train.py", "python train.py -x"),
+        ("sub/other.py", {}, TargetKind.SCRIPT, "sub", "sub/other.py", "python sub/other.py -x"),
+        ("linked.py", {}, TargetKind.SCRIPT, "sub", "linked.py", "python linked.py -x"),
+        ("odd:name.py", {}, TargetKind.SCRIPT, "", "odd:name.py", "python odd:name.py -x"),
+        ("train.py:main", {}, TargetKind.FUNCTION, "", "train.py", "python train.py:main -x"),
+        ("sub/other.py:main", {}, TargetKind.FUNCTION, "sub", "sub/other.py", "python sub/other.py:main -x"),
+        ("main", {}, TargetKind.MAIN, "main", "main/__main__.py", "python main -x"),
+        ("app.pyz", {}, TargetKind.MAIN, "app.pyz", None, "python app.pyz -x"),
+        ("compiled", {}, TargetKind.MAIN, "compiled", None, "python compiled -x"),
+        ("compiled/__main__.pyc", {}, TargetKind.SCRIPT, "compiled", None, "python compiled/__main__.pyc -x"),
+        ("no-module.py:main", {}, TargetKind.FUNCTION, "", "no-module.py", "python no-module.py:main -x"),
+        ("pkg.mod:run", {}, TargetKind.FUNCTION, "", "pkg/mod.py", "python pkg.mod:run -x"),
+        ("space.leaf:run", {}, TargetKind.FUNCTION, "", "space/leaf.py", "python space.leaf:run -x"),
+        ("pkg.mod", {"m": True}, TargetKind.MODULE, "", "pkg/mod.py", "python -m pkg.mod -x"),
+        ("pkg", {"m": True}, TargetKind.MODULE, "", "pkg/__main__.py", "python -m pkg -x"),
+        ("space.leaf", {"m": True}, TargetKind.MODULE, "", "space/leaf.py", "python -m space.leaf -x"),
+        ("./prog", {"no_python": True}, TargetKind.PROGRAM, None, None, "./prog -x"),
+        ("sh", {"no_python": True}, TargetKind.PROGRAM, None, None, "sh -x"),
     ],
 )
 def test_targets(project, typed, flags, kind, first, source, argv):

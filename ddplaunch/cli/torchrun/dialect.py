@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from ddplaunch.cli.command_line import Translation, is_option, name_of
 from ddplaunch.cli.torchrun import nodes, output
-from ddplaunch.cli.torchrun.options import Given, OurOption, TorchrunOptions, split, variables
+from ddplaunch.cli.torchrun.options import OurOption, TorchrunOptions, TorchrunValue, split, variables
 from ddplaunch.cli.values import MAX_NAME
 from ddplaunch.errors import UsageError
 
@@ -140,16 +140,12 @@ def _refuse(torchrun: TorchrunOptions) -> None:
         raise UsageError(f"{source} {mode}: ddplaunch can bind only to the NUMA node of the GPU", "--bind numa")
 
 
-def _print_completion(shell: Given) -> NoReturn:
+def _print_completion(shell: TorchrunValue) -> NoReturn:
     """Print the script that completes ``ddplaunch`` in a shell, as torchrun does for itself, and end."""
-    import click
-    from click.shell_completion import get_completion_class
+    from ddplaunch.cli.commands import completion
 
-    from ddplaunch.cli import COMPLETE
-    from ddplaunch.cli.commands import cli
-
-    found = get_completion_class(shell.value)
-    if found is None:
+    script = completion(shell.value)
+    if script is None:
         raise UsageError(f"{shell.source} {shell.value}: unknown shell", "known: bash, zsh, fish")
-    click.echo(found(cli, {}, "ddplaunch", COMPLETE).source())
+    print(script)
     raise SystemExit(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddplaunch.cli.torchrun.options import Given, OurOption, TorchrunOptions
+from ddplaunch.cli.torchrun.options import OurOption, TorchrunOptions, TorchrunValue
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.numbers import decimal
 
@@ -94,7 +94,7 @@ def _settings(torchrun: TorchrunOptions, known: set[str]) -> Iterator[OurOption]
         return
     source = torchrun.source("--rdzv-conf")
     if idle := [f"{key}={value}" for key, value in given.items() if key not in known]:
-        torchrun.idle.append(Given(",".join(idle), source))
+        torchrun.idle.append(TorchrunValue(",".join(idle), source))
     for key, ours in _TIMES.items():
         if key in given and key in known:
             yield ours, given[key], source

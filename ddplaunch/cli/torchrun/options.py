@@ -47,7 +47,7 @@ _OF_NODES = {"--nnodes", "--node-rank", "--standalone", *_RENDEZVOUS}
 OurOption = tuple[str, str, str]  # its name, its value ("" for a flag), and what it comes from
 
 
-class Given(NamedTuple):
+class TorchrunValue(NamedTuple):
     value: str
     source: str  # the option as typed, or the variable
 
@@ -55,9 +55,9 @@ class Given(NamedTuple):
 class TorchrunOptions:
     """All that have a value; those without effect are collected in ``idle``, other notes in ``said``."""
 
-    def __init__(self, given: Mapping[str, Given]) -> None:
+    def __init__(self, given: Mapping[str, TorchrunValue]) -> None:
         self._given = {name: each for name, each in given.items() if each.value}
-        self.idle: list[Given] = []
+        self.idle: list[TorchrunValue] = []
         self.said: list[str] = []
 
     def __contains__(self, name: str) -> bool:
@@ -76,7 +76,7 @@ class TorchrunOptions:
             yield ours or name, value, self.source(name)
 
     def ignore(self, *names: str, default: str = "") -> None:
-        """Accept options that have no effect here; nobody need know of those with the default value."""
+        """Accept options that have no effect here; those with the default value are not worth a note."""
         self.idle += [self._given[name] for name in names if self.value(name, default) != default]
 
     @property
@@ -87,10 +87,10 @@ class TorchrunOptions:
 
 def split(
     words: Sequence[str], options: Mapping[str, bool], skipped: set[str]
-) -> tuple[dict[str, Given], list[str], list[str]]:
+) -> tuple[dict[str, TorchrunValue], list[str], list[str]]:
     """Separate torchrun's options, those that are ours alone, and what follows."""
     theirs = {**dict.fromkeys(FLAGS, False), **dict.fromkeys(VALUES, True)}
-    typed: dict[str, Given] = {}
+    typed: dict[str, TorchrunValue] = {}
     ours: list[str] = []
     rest = list(words)
     while rest:
@@ -105,9 +105,9 @@ def split(
         if name not in theirs:
             ours += rest[:end]
         elif "=" in rest[0] and word.startswith("--"):
-            typed[name] = Given(rest[0].partition("=")[2], word)
+            typed[name] = TorchrunValue(rest[0].partition("=")[2], word)
         else:
-            typed[name] = Given(rest[1] if takes else "1", word)
+            typed[name] = TorchrunValue(rest[1] if takes else "1", word)
         del rest[:end]
     if rest and is_option(rest[0]) and rest[0] not in skipped:
         _check_near_miss(name_of(rest[0]), theirs, options)
@@ -128,18 +128,20 @@ def _check_near_miss(name: str, theirs: Collection[str], options: Collection[str
         raise UsageError(f"no such option: {name}", f"did you mean torchrun's {near}?")
 
 
-def variables(environ: Mapping[str, str], typed: Mapping[str, Given], our_names: set[str]) -> dict[str, Given]:
-    """Return the options that PET_* set and nobody typed; ``our_names`` are options of ours that somebody typed."""
+def variables(
+    environ: Mapping[str, str], typed: Mapping[str, TorchrunValue], our_names: set[str]
+) -> dict[str, TorchrunValue]:
+    """Return the options that PET_* set and that were not typed; ``our_names`` are our options that were typed."""
     if any(environ.get(name) for name in _INSIDE):
         return {}
     found = {
-        name: Given(value, variable)
+        name: TorchrunValue(value, variable)
         for name in sorted((FLAGS | VALUES) - _WITHOUT_VARIABLE - typed.keys())
         if (value := environ.get(variable := _VARIABLE.format(name[2:].replace("-", "_").upper())))
     }
     for variable, name in _OTHER_VARIABLES.items():
         if name not in typed and (value := environ.get(variable)):
-            found.setdefault(name, Given(value, variable))
+            found.setdefault(name, TorchrunValue(value, variable))
     for name in FLAGS & found.keys():
         value, variable = found[name]
         if value not in ("0", "1"):
@@ -152,7 +154,7 @@ def variables(environ: Mapping[str, str], typed: Mapping[str, Given], our_names:
     return {name: each for name, each in found.items() if name not in left}
 
 
-def _is_a_pod(found: Mapping[str, Given], typed: Mapping[str, Given]) -> bool:
+def _is_a_pod(found: Mapping[str, TorchrunValue], typed: Mapping[str, TorchrunValue]) -> bool:
     """Whether the variables may be Kubeflow's, of a job of many pods: then they are left to the surroundings."""
     nnodes = found["--nnodes"].value if "--nnodes" in found else "1"
     backend = found["--rdzv-backend"].value if "--rdzv-backend" in found else "static"

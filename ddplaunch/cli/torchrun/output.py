@@ -21,7 +21,7 @@ _PREFIX = {"role_name": "{role}", "hostname": "{host}", "rank": "{rank}", "local
 """torchrun's macros of a prefix, of torch 2.14, as ``--prefix`` has them."""
 
 _RANK = "[0-9]{1,9}"
-Streams = dict[int | None, int]  # of each local rank some streams; None stands for all others
+Streams = dict[int | None, int]  # the streams of each local rank; None is all others
 
 
 def translated(torchrun: TorchrunOptions) -> Iterator[OurOption]:
@@ -33,7 +33,7 @@ def translated(torchrun: TorchrunOptions) -> Iterator[OurOption]:
     if used and "--log-dir" not in torchrun:
         import tempfile
 
-        name = f"ddplaunch-logs-{os.getuid()}-{os.urandom(8).hex()}"  # which nobody else can make first
+        name = f"ddplaunch-logs-{os.getuid()}-{os.urandom(8).hex()}"  # that others cannot make first
         yield "--log-dir", os.path.join(tempfile.gettempdir(), name), torchrun.source(used[0])
     shown = _show(redirected, teed, only)
     if "--log-line-prefix-template" in torchrun:

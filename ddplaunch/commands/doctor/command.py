@@ -215,7 +215,7 @@ def _in_slurm() -> tuple[str, list[Reach]] | None:
     import os
     import sys
 
-    from ddplaunch.clusters import slurm
+    from ddplaunch.clusters.systems import slurm
     from ddplaunch.commands.doctor.channels import Process
     from ddplaunch.commands.doctor.session import Reach
     from ddplaunch.plan.command import DOCTOR, python_command

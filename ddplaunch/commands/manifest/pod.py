@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ddplaunch.clusters.kubernetes import ADDRESS, INDEX, NNODES, PORT
+from ddplaunch.clusters.systems.indexed import ADDRESS, INDEX, NNODES, PORT
 from ddplaunch.commands.manifest.pod_job import JOB, TRAINJOB, Mount, PodJob, Toleration
 from ddplaunch.commands.manifest.yaml import Noted
 from ddplaunch.plan.command import python_command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.clusters.kubernetes import ADDRESS, INDEX, NNODES, PORT
+from ddplaunch.clusters.systems.indexed import ADDRESS, INDEX, NNODES, PORT
 from ddplaunch.commands.manifest.patch import Patch
 from ddplaunch.dataclass import dataclass, field
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from ddplaunch.clusters.slurm import JOB_ID
+from ddplaunch.clusters.systems.slurm import JOB_ID
 from ddplaunch.commands.runs.array import told_of_all
 from ddplaunch.commands.submit.gridengine import ACCOUNTED_AFTER
 from ddplaunch.dataclass import dataclass, replace

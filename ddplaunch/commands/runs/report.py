@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ddplaunch.cli.parameters import Paths
+from ddplaunch.cli.run_command import PathType
 from ddplaunch.commands.runs.account import render
 from ddplaunch.commands.runs.array import refuse_page
 from ddplaunch.commands.runs.array import report as report_all
@@ -23,7 +23,10 @@ from ddplaunch.queue.submitted import Submitted
 @click.argument("run", required=False, metavar="[RUN]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
 @click.option(
-    "--html", metavar="FILE", type=Paths(dir_okay=False), help="Write a page for a browser, which needs nothing else."
+    "--html",
+    metavar="FILE",
+    type=PathType(dir_okay=False),
+    help="Write a page for a browser, which needs nothing else.",
 )
 def report(run: str | None, as_json: bool, html: str | None) -> int | None:
     """Tell how a run ended: the failure again, its attempts, memory and CPU time of each rank.

@@ -15,7 +15,7 @@ import click
 
 from ddplaunch.cli.batch_command import BatchCommand, given, headings, params, renamed, report, words_of_run
 from ddplaunch.cli.batch_options import COMMON, HEADINGS, OF_SCHEDULERS, REFUSED, passed_on
-from ddplaunch.cli.command_line import CommandLine, end_of_ours, name_of
+from ddplaunch.cli.command_line import CommandLine, Translation, end_of_ours, name_of
 from ddplaunch.cli.surroundings import check_token
 from ddplaunch.cli.target_command import SETTINGS, remarks, spellings
 from ddplaunch.cli.typed import current_directory, find_target
@@ -41,8 +41,8 @@ class _SubmitCommand(BatchCommand):
         ("go on after a preemption or the time limit", "ddplaunch submit --requeue 3 --time 1-00 train.py"),
     )
 
-    def split(self, ctx: click.Context, words: list[str], **how: Any) -> CommandLine:
-        known = self.spellings(ctx)
+    def split(self, ctx: click.Context, typed: Translation) -> CommandLine:
+        known, words = self.spellings(ctx), typed.words
         end = end_of_ours(words, known)
         if end < len(words) and (instead := passed_on(words[end:])):
             what = f"{name_of(words[end])} is an option of sbatch, which ddplaunch does not have"
@@ -50,7 +50,7 @@ class _SubmitCommand(BatchCommand):
         for word in words[:end]:
             if word.startswith("--exclusive="):
                 raise UsageError("--exclusive takes no value here", f"pass it on: --sbatch-arg={word}")
-        return super().split(ctx, words, **how)
+        return super().split(ctx, typed)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any

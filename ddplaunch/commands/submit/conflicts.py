@@ -10,7 +10,7 @@ from contextlib import suppress
 import click
 
 from ddplaunch.cli.options import Source
-from ddplaunch.cli.parameters import source_of
+from ddplaunch.cli.run_command import source_of
 from ddplaunch.clusters.nodelist import expand_hosts
 from ddplaunch.commands.submit.queue import MEMORY, OVERRIDES
 from ddplaunch.commands.submit.slurm import BatchJob

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ddplaunch.clusters.submitted import HOSTS, NODE_RANK
+from ddplaunch.clusters.systems.hosts import HOSTS, NODE_RANK
 from ddplaunch.commands.submit.slurm import Requeue, Setup
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError

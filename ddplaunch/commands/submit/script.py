@@ -15,7 +15,7 @@ import click
 from ddplaunch.cli.batch_command import given as typed_on
 from ddplaunch.cli.batch_command import report, seconds, words_of_run
 from ddplaunch.cli.options import Source
-from ddplaunch.cli.parameters import source_of
+from ddplaunch.cli.run_command import source_of
 from ddplaunch.cli.surroundings import TOKEN, check_token
 from ddplaunch.cli.typed import current_directory
 from ddplaunch.dataclass import replace

@@ -1,0 +1,1 @@
+"""The systems that start jobs, by what they number: ranks, nodes, or hosts alone. Every file here is loaded."""

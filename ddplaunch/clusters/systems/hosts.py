@@ -1,0 +1,198 @@
+"""Batch systems that give a job hosts and number little or nothing: a job's script, and what it starts elsewhere.
+
+jsrun is among them, which Open MPI and others leave to LSF.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ddplaunch.clusters.finding import Allocation, Finding, Turn, system
+from ddplaunch.clusters.reading import (
+    a_node,
+    batch_script,
+    check_below,
+    is_set,
+    number,
+    number_if_set,
+    numbers,
+    own_place,
+    read_hosts,
+    started,
+    to_number,
+)
+from ddplaunch.errors import UsageError
+
+STARTER = "mpirun with one process per host"
+
+HOSTS = "DDPLAUNCH_HOSTS"  # n1,n2; each once, node 0's first
+NODE_RANK = "DDPLAUNCH_NODE_RANK"  # 1
+
+
+def submitted(cluster: str, environ: Mapping[str, str], job_id: str, index: str) -> Finding | None:
+    """A job of ``ddplaunch submit``, whose script numbers its hosts; ``job_id`` and ``index``, in an array, name it.
+
+    Raises UsageError if the node rank is not a number, or more than there are hosts.
+    """
+    if not is_set(environ, job_id, HOSTS, NODE_RANK):
+        return None
+    hosts, job = environ[HOSTS].split(","), re.sub(r"\[\d+\]", "", environ[job_id])
+    digits, dot, server = job.partition(".")
+    if (which := environ.get(index, "")).isdecimal() and (which != "0" or "[" in environ[job_id]):
+        job = f"{digits}_{which}{dot}{server}"
+    node_rank = number(environ, NODE_RANK)
+    check_below(node_rank, len(hosts), NODE_RANK, f"hosts in {HOSTS}")
+    return a_node(cluster, (job_id, HOSTS, NODE_RANK), len(hosts), node_rank, hosts[0], job=job)
+
+
+JSRUN_RANK, RANKFILE, LSF_JOB = "JSM_NAMESPACE_RANK", "LSB_DJOB_RANKFILE", "LSB_JOBID"
+
+
+def _of_lsf(environ: Mapping[str, str]) -> Allocation | None:
+    """Return the job's hosts without the launch node: a line of the rank file a slot, a host's name each."""
+    if not is_set(environ, LSF_JOB, RANKFILE):
+        return None
+    hosts = read_hosts(environ[RANKFILE])
+    has_launch_node = is_set(environ, "CSM_ALLOCATION_ID") or is_set(environ, JSRUN_RANK)
+    return Allocation(environ[LSF_JOB], hosts[1:] if has_launch_node else hosts, RANKFILE)
+
+
+@system("lsf", LSF_JOB, JSRUN_RANK, turn=Turn.HOSTS, allocation=_of_lsf, one_log=True)
+def lsf(environ: Mapping[str, str]) -> Finding | None:
+    """LSF: ``jsrun``, which sets JSM_NAMESPACE_*, ``blaunch``, a node of a job of ``ddplaunch submit``, or a script.
+
+    On systems with jsrun the script runs on a launch node, which is the first line of the job's rank file and has no
+    process of the job; on others the first line is a host like the rest. blaunch numbers its tasks from 1 (PRRTE's
+    ess/lsf reads LSF_PM_TASKID too). A host may have several tasks, so a host's own place tells which node it is.
+    LSB_JOBINDEX is 0 outside of an array.
+    """
+    given, task = _of_lsf(environ), "LSF_PM_TASKID"
+    if is_set(environ, JSRUN_RANK):
+        names = (JSRUN_RANK, "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK")
+        hosts = given.hosts if given else ()
+        return started(
+            "lsf",
+            (*names, RANKFILE),
+            *numbers(environ, *names),
+            local_size=number_if_set(environ, "JSM_NAMESPACE_LOCAL_SIZE"),
+            most_nodes=len(hosts) or None,
+            address=hosts[0] if hosts else None,
+            job=to_number(given.job, LSF_JOB) if given else None,
+        )
+    if ours := submitted("lsf", environ, LSF_JOB, "LSB_JOBINDEX"):
+        return ours
+    if given and is_set(environ, task) and (place := own_place(given.hosts)) is not None:
+        names = (LSF_JOB, task, RANKFILE)
+        return a_node("lsf", names, len(given.hosts), place, given.hosts[0], job=given.job)
+    return batch_script("lsf", (LSF_JOB, RANKFILE), given, "jsrun or blaunch") if given else None
+
+
+def _of_pbs(environ: Mapping[str, str]) -> Allocation | None:
+    """Return the job's hosts, as far as the file is on this one: a line a slot."""
+    if not is_set(environ, "PBS_JOBID", "PBS_NODEFILE"):
+        return None
+    return Allocation(environ["PBS_JOBID"], read_hosts(environ["PBS_NODEFILE"]), "PBS_NODEFILE")
+
+
+@system("pbs", "PBS_JOBID", turn=Turn.HOSTS, allocation=_of_pbs, one_log=True)
+def pbs(environ: Mapping[str, str]) -> Finding | None:
+    """PBS (OpenPBS, PBS Professional, Torque): a job's script on its first host, or what ``pbsdsh`` started on a host.
+
+    Neither numbers processes; what PBS tells of others is the list of hosts in PBS_NODEFILE. PBS_NODENUM is which of
+    them this is, PBS_TASKNUM 1 the job's script, PBS_JOBID 1234.server, or 1234[7].server for one of an array. Its own
+    ``mpiexec`` sets the variables of its MPI, which are read before.
+    Raises UsageError if PBS_NODENUM is not a number, or more than there are hosts.
+    """
+    job_id, file, index = "PBS_JOBID", "PBS_NODEFILE", "PBS_NODENUM"
+    if ours := submitted("pbs", environ, job_id, "PBS_ARRAY_INDEX"):
+        return ours
+    given = _of_pbs(environ)
+    if given is None:
+        return None
+    node_rank, task = number_if_set(environ, index), number_if_set(environ, "PBS_TASKNUM")
+    if not given.hosts or node_rank is None or (node_rank == 0 and task in (None, 1)):
+        return batch_script("pbs", (job_id, file), given, "mpiexec with one process per host, or pbsdsh")
+    check_below(node_rank, len(given.hosts), index, f"hosts in {file}")
+    return a_node("pbs", (job_id, index, file), len(given.hosts), node_rank, given.hosts[0], job=given.job)
+
+
+def _of_sge(environ: Mapping[str, str]) -> Allocation | None:
+    """Return the hosts of the parallel environment; "n1 4 all.q@n1 UNDEFINED" is host, slots, queue and processors."""
+    if not is_set(environ, "JOB_ID", "PE_HOSTFILE"):
+        return None
+    return Allocation(environ["JOB_ID"], read_hosts(environ["PE_HOSTFILE"]), "PE_HOSTFILE")
+
+
+@system("sge", "PE_HOSTFILE", "JOB_SCRIPT", turn=Turn.HOSTS, allocation=_of_sge, one_log=True)
+def sge(environ: Mapping[str, str]) -> Finding | None:
+    """Grid Engine (SGE, UGE, Altair): a job's script on its first host, and the hosts of its parallel environment.
+
+    Grid Engine does not number the processes that a script starts on other hosts, by ``qrsh -inherit``; the script of
+    ``ddplaunch submit`` does. It gives the file of hosts (``man sge_pe``) to the job's script alone.
+    Raises UsageError if qrsh has started this process on another host of a job.
+    """
+    if ours := submitted("sge", environ, "JOB_ID", "SGE_TASK_ID"):
+        return ours
+    given = _of_sge(environ)
+    started_by_qrsh = environ.get("JOB_SCRIPT") == "QRSH"  # else the script's path
+    if started_by_qrsh and is_set(environ, "JOB_ID", "PE") and not (given and given.hosts):
+        raise UsageError(
+            f"JOB_SCRIPT=QRSH: qrsh has started this on a host of sge job {environ['JOB_ID']}, and nothing numbers it",
+            "on every host: ddplaunch run --nnodes N --node-rank I --master-addr HOST …\n"
+            "this machine alone: ddplaunch run --standalone …, or --cluster none",
+        )
+    return batch_script("sge", ("JOB_ID", "PE_HOSTFILE"), given, STARTER) if given else None
+
+
+def _of_azurebatch(environ: Mapping[str, str]) -> Allocation | None:
+    if not is_set(environ, "AZ_BATCH_HOST_LIST", "AZ_BATCH_JOB_ID"):
+        return None
+    hosts = tuple(environ["AZ_BATCH_HOST_LIST"].split(","))  # 10.0.0.4,10.0.0.5
+    return Allocation(environ["AZ_BATCH_JOB_ID"], hosts, "AZ_BATCH_HOST_LIST")
+
+
+@system("azurebatch", "AZ_BATCH_HOST_LIST", turn=Turn.HOSTS, allocation=_of_azurebatch)
+def azurebatch(environ: Mapping[str, str]) -> Finding | None:
+    """Azure Batch: a multi-instance task, whose command runs on its primary node alone, or a subtask on another.
+
+    The variables are those of learn.microsoft.com/azure/batch/batch-compute-node-environment-variables. Those of an
+    mpirun that its command starts are read before. Raises UsageError in a subtask of several.
+    """
+    listed, is_primary = "AZ_BATCH_HOST_LIST", "AZ_BATCH_IS_CURRENT_NODE_MASTER"
+    given = _of_azurebatch(environ)
+    if given is None:
+        return None
+    count = len(given.hosts)
+    if count > 1 and environ.get(is_primary) == "false":
+        raise UsageError(
+            f"{is_primary}=false: this is a subtask of one on {count} hosts ({listed}={environ[listed]})",
+            f"ddplaunch run --nnodes {count} --node-rank I --master-addr {given.hosts[0]} … on every host\n"
+            "or --cluster none …, for this machine alone",
+        )
+    return batch_script("azurebatch", (listed, is_primary), given, STARTER)
+
+
+HOSTFILES = {
+    "cobalt": ("COBALT_JOBID", "COBALT_NODEFILE"),  # job scripts of Argonne's systems: mpirun -f $COBALT_NODEFILE
+    # oar.readthedocs.io, oarsub, "the allocated nodes list is contained in $OAR_NODEFILE"; a line a core
+    "oar": ("OAR_JOB_ID", "OAR_NODEFILE"),
+    # Fujitsu's Technical Computing Suite, as job scripts of its sites have it: mpirun -machinefile $PJM_O_NODEINF
+    "pjm": ("PJM_JOBID", "PJM_O_NODEINF"),
+}
+"""Systems that give a job's script, on the first of its hosts, a file of them and number nothing: of each the variables
+of the job's id and of the file, and where they are seen."""
+
+
+def _hostfile(name: str, job_id: str, file: str) -> None:
+    def allocation(environ: Mapping[str, str]) -> Allocation | None:
+        return Allocation(environ[job_id], read_hosts(environ[file]), file) if is_set(environ, job_id, file) else None
+
+    @system(name, file, turn=Turn.HOSTS, allocation=allocation)
+    def find(environ: Mapping[str, str]) -> Finding | None:
+        given = allocation(environ)
+        return batch_script(name, (job_id, file), given, STARTER) if given else None
+
+
+for name, variables in HOSTFILES.items():
+    _hostfile(name, *variables)

@@ -1,0 +1,278 @@
+"""Platforms that number a job's nodes in variables of their own: a function each, or a row where that needs no thought.
+
+Each says where its variables are documented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch.clusters.finding import Finding, Turn, system
+from ddplaunch.clusters.reading import (
+    OFF,
+    a_copy,
+    a_node,
+    agreed,
+    check_below,
+    contradiction,
+    counts_nodes,
+    is_set,
+    number,
+    number_if_set,
+    numbers,
+    own_address,
+    parsed,
+    text,
+    unaddressed,
+)
+from ddplaunch.dataclass import dataclass
+from ddplaunch.errors import UsageError
+from ddplaunch.files import read_regular
+
+
+@system("skypilot", "SKYPILOT_NODE_IPS", turn=Turn.NODE)
+def skypilot(environ: Mapping[str, str]) -> Finding | None:
+    """SkyPilot: a node of a task; it starts the same commands on all of them."""
+    ips, node_rank_name, nnodes_name = "SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"
+    addresses = environ[ips].split()  # one a line, node 0's first
+    nnodes = number_if_set(environ, nnodes_name)
+    if nnodes not in (None, len(addresses)):
+        raise contradiction(f"{nnodes_name}={nnodes}", f"{ips}={','.join(addresses)} (nodes: {len(addresses)})")
+    node_rank = number(environ, node_rank_name)
+    check_below(node_rank, len(addresses), node_rank_name, f"addresses in {ips}")
+    gpus = number_if_set(environ, "SKYPILOT_NUM_GPUS_PER_NODE")
+    task = environ.get("SKYPILOT_TASK_ID") or None  # sky-2024-05-01-12-00-00-000000_mycluster_task-name_7
+    names = (ips, node_rank_name)
+    return a_node("skypilot", names, len(addresses), node_rank, addresses[0], job=task, gpus=gpus)
+
+
+@system("sagemaker", "SM_HOSTS", turn=Turn.NODE)
+def sagemaker(environ: Mapping[str, str]) -> Finding | None:
+    """Amazon SageMaker: a host of a training job, told by the variables of its training toolkit.
+
+    Raises UsageError if SM_HOSTS is not a JSON list of names, or lacks this host.
+    """
+    listed, host = environ["SM_HOSTS"], text(environ, "SM_CURRENT_HOST")  # ["algo-1","algo-2"], algo-2
+    hosts = parsed(listed)
+    if not isinstance(hosts, list) or not hosts or not all(isinstance(each, str) for each in hosts):
+        raise UsageError(f"SM_HOSTS={listed} is not a JSON list of hosts", OFF)
+    if host not in hosts:
+        raise contradiction(f"SM_HOSTS={listed}", f"SM_CURRENT_HOST={host}")
+    gpus = number_if_set(environ, "SM_NUM_GPUS")
+    return Finding(
+        "sagemaker",
+        ("SM_HOSTS", "SM_CURRENT_HOST"),
+        nnodes=len(hosts),
+        node_rank=hosts.index(host),
+        address=hosts[0],
+        run_id=environ.get("TRAINING_JOB_NAME") or None,
+        nproc=str(gpus) if gpus else None,
+    )
+
+
+@system("vertexai", "CLOUD_ML_JOB_ID", turn=Turn.NODE)
+def vertexai(environ: Mapping[str, str]) -> Finding | None:
+    """Vertex AI, and AI Platform Training before it: a machine of a custom PyTorch job.
+
+    RANK and WORLD_SIZE count machines there (cloud.google.com/ai-platform/training/docs/distributed-pytorch); one
+    process is started on each.
+    """
+    names = ("WORLD_SIZE", "RANK", "MASTER_ADDR")
+    if not is_set(environ, *names) or is_set(environ, "LOCAL_RANK"):
+        return None
+    job = environ["CLOUD_ML_JOB_ID"]
+    return counts_nodes("vertexai", environ, *names, "MASTER_PORT", run_id=job, comes_late=True)
+
+
+@system("awsbatch", "AWS_BATCH_JOB_NUM_NODES", turn=Turn.NODE)
+def awsbatch(environ: Mapping[str, str]) -> Finding | None:
+    """AWS Batch: a node of a multi-node parallel job.
+
+    The variables are those of docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html. Any node may be the main
+    one, which ends the job when it ends, so ranks are counted from it. It is not told its own address.
+    """
+    names = ("AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX")
+    address = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"  # not set on the main node
+    nnodes, index, main = numbers(environ, *names)
+    check_below(index, nnodes, names[1], names[0])
+    check_below(main, nnodes, names[2], names[0])
+    told = index != main
+    job = environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]  # 1c2f5a5e-…#1: the node's index after the job's own id
+    where = text(environ, address) if told else own_address()
+    used = (*names, *([address] if told else []))
+    return a_node("awsbatch", used, nnodes, (index - main) % nnodes, where, job=job)
+
+
+@system("volcengine", "MLP_WORKER_NUM", turn=Turn.NODE)
+def volcengine(environ: Mapping[str, str]) -> Finding | None:
+    """The machine learning platform of Volcengine and BytePlus: a node of a custom task.
+
+    The variables are those of volcengine.com/docs/6459/75329, in English
+    docs.byteplus.com/en/docs/mlp/List_of_common_environment_variables. A role's index counts within the role, so only
+    workers are nodes of a job. Raises UsageError on a machine of another role.
+    """
+    role = environ.get("MLP_ROLE", "WORKER")  # or SERVER, SCHEDULER, CHIEF, PS, EVALUATOR
+    names = ("MLP_WORKER_NUM", "MLP_ROLE_INDEX", "MLP_WORKER_0_HOST", "MLP_WORKER_0_PORT")
+    if role.upper() != "WORKER":
+        counted = f"the workers that {names[0]}={environ[names[0]]} counts"
+        what = f"MLP_ROLE={role}: this machine is not one of {counted}"
+        raise UsageError(what, f"start ddplaunch on the workers alone; {OFF}")
+    task = environ.get("MLP_TASK_ID") or None  # t-20210924211641-nznsh
+    return counts_nodes("volcengine", environ, *names, nproc="MLP_WORKER_GPU", run_id=task)
+
+
+@system("lepton", "LEPTON_JOB_TOTAL_WORKERS", turn=Turn.NODE)
+def lepton(environ: Mapping[str, str]) -> Finding | None:
+    """DGX Cloud Lepton of NVIDIA: a worker of a batch job.
+
+    The variables are those of docs.nvidia.com/dgx-cloud/lepton/features/batch-jobs/predefined-env-vars. Its pods are
+    those of an indexed Job, whose names and subdomain make an address: env-job-98bw-0.env-job-98bw-job-svc.
+    Raises UsageError if there are several and the variables do not say where the first is.
+    """
+    count, index = "LEPTON_JOB_TOTAL_WORKERS", "LEPTON_JOB_WORKER_INDEX"
+    prefix, subdomain = "LEPTON_JOB_SERVICE_PREFIX", "LEPTON_SUBDOMAIN"
+    nnodes, node_rank = numbers(environ, count, index)
+    check_below(node_rank, nnodes, index, count)
+    told = is_set(environ, prefix, subdomain)
+    if nnodes > 1 and not told:
+        raise unaddressed(environ, count, index)
+    gpus = number_if_set(environ, "LEPTON_RESOURCE_ACCELERATOR_NUM")
+    job = environ.get("LEPTON_JOB_NAME") or None
+    address = f"{environ[prefix]}-0.{environ[subdomain]}" if told else None
+    used = (count, index, *([prefix, subdomain] if told else []))
+    return a_node("lepton", used, nnodes, node_rank, address, job=job, gpus=gpus, comes_late=True)
+
+
+@system("modelarts", "MA_NUM_HOSTS", turn=Turn.NODE)
+def modelarts(environ: Mapping[str, str]) -> Finding | None:
+    """ModelArts of Huawei Cloud: a node of a training job.
+
+    The variables are those of support.huaweicloud.com/intl/en-us/develop-modelarts/develop-modelarts-0104.html, table
+    2. VC_* come from Volcano, which runs its jobs; VC_TASK_INDEX means nothing where there is one node.
+    """
+    count, index, listed = "MA_NUM_HOSTS", "VC_TASK_INDEX", "VC_WORKER_HOSTS"
+    nnodes, gpus = agreed(environ, count, "VC_WORKER_NUM"), number_if_set(environ, "MA_NUM_GPUS")  # 0 on CPUs
+    if nnodes == 1:
+        return a_node("modelarts", (count,), 1, 0, None, gpus=gpus)
+    node_rank, hosts = number(environ, index), text(environ, listed).split(",")
+    check_below(node_rank, nnodes, index, count)
+    if len(hosts) != nnodes:
+        raise contradiction(f"{count}={nnodes}", f"{listed}={environ[listed]} (nodes: {len(hosts)})")
+    return a_node("modelarts", (count, index, listed), nnodes, node_rank, hosts[0], gpus=gpus, comes_late=True)
+
+
+RENDEZVOUS = "/run/determined/info/rendezvous.json"
+"""container_addrs, in the order of their ranks, and container_rank."""
+MAX_BYTES = 1 << 20
+
+
+@system("determined", "DET_ALLOCATION_ID", turn=Turn.NODE)
+def determined(environ: Mapping[str, str]) -> Finding | None:
+    """Determined: a container of a trial, told by a file that is there before the trial's own program starts.
+
+    The file is that of ``harness/determined/_info.py``, whose ``get_cluster_info()`` has its fields; notebooks and
+    commands have none. Raises UsageError if it is not as it should be.
+    """
+    try:
+        rendezvous = parsed(read_regular(RENDEZVOUS, MAX_BYTES).decode(errors="replace"))
+        hosts, node_rank = [str(host) for host in rendezvous["container_addrs"]], int(rendezvous["container_rank"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{RENDEZVOUS} does not say which container this is", OFF) from None
+    check_below(node_rank, len(hosts), "container_rank", "container_addrs")
+    names, job = ("DET_ALLOCATION_ID", RENDEZVOUS), environ["DET_ALLOCATION_ID"]
+    return a_node("determined", names, len(hosts), node_rank, hosts[0], job=job)
+
+
+@dataclass(frozen=True)
+class NumberedNodes:
+    """A system whose variables number the nodes and need no thought besides, by their names."""
+
+    cluster: str
+    source: str
+    nnodes: str
+    node_rank: str
+    address: str
+    port: str | None = None
+    nproc: str | None = None
+    run_id: str | None = None
+    sign: str | None = None  # where the number of nodes has a name that others use too
+    comes_late: bool = False  # whether the address is a name that comes with node 0's own start
+    copies: bool = False  # whether nodes that are given no address are as many jobs
+
+    def find(self, environ: Mapping[str, str]) -> Finding | None:
+        """Recognise a node of a job.
+
+        Raises UsageError if there are several and the variables do not say where the first is.
+        """
+        if not is_set(environ, self.nnodes):
+            return None
+        nnodes, _ = numbers(environ, self.nnodes, self.node_rank)
+        if nnodes > 1 and not is_set(environ, self.address):
+            if self.copies:
+                return a_copy(self.cluster, environ, self.node_rank, self.address, "replica")
+            raise unaddressed(environ, self.nnodes, self.node_rank)
+        return counts_nodes(
+            self.cluster,
+            environ,
+            self.nnodes,
+            self.node_rank,
+            self.address,
+            self.port,
+            nproc=self.nproc,
+            run_id=environ.get(self.run_id or "") or None,
+            comes_late=self.comes_late,
+        )
+
+
+NUMBERED = (
+    NumberedNodes(
+        "dstack",
+        'dstack.ai/docs/concepts/tasks, "System environment variables"; no two runs of a project have one name',
+        "DSTACK_NODES_NUM",
+        "DSTACK_NODE_RANK",
+        "DSTACK_MASTER_NODE_IP",
+        nproc="DSTACK_GPUS_PER_NODE",
+        run_id="DSTACK_RUN_NAME",
+    ),
+    NumberedNodes(
+        "runpod",
+        'docs.runpod.io/instant-clusters/configuration, "Environment variables"',
+        "NUM_NODES",
+        "NODE_RANK",
+        "MASTER_ADDR",
+        port="MASTER_PORT",
+        nproc="NUM_TRAINERS",
+        sign="NUM_TRAINERS",
+    ),
+    NumberedNodes(
+        "beaker",
+        "github.com/allenai/beaker-gantry: --replicas, --leader-selection; without a leader, replicas share out work",
+        "BEAKER_REPLICA_COUNT",
+        "BEAKER_REPLICA_RANK",
+        "BEAKER_LEADER_REPLICA_HOSTNAME",
+        copies=True,
+    ),
+    NumberedNodes(
+        "leaderworkerset",
+        "github.com/kubernetes-sigs/lws, api/leaderworkerset/v1: in all containers of a group",
+        "LWS_GROUP_SIZE",
+        "LWS_WORKER_INDEX",
+        "LWS_LEADER_ADDRESS",
+        comes_late=True,
+    ),
+    NumberedNodes(
+        "ngc",
+        "Base Command Platform of NVIDIA's NGC: NVIDIA's own training scripts start torch's launcher with these",
+        "NGC_ARRAY_SIZE",
+        "NGC_ARRAY_INDEX",
+        "NGC_MASTER_ADDR",
+        nproc="NGC_GPUS_PER_NODE",
+        run_id="NGC_JOB_ID",
+        comes_late=True,
+    ),
+)
+
+for row in NUMBERED:
+    system(row.cluster, row.sign or row.nnodes, turn=Turn.NODE)(row.find)

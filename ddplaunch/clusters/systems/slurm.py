@@ -1,0 +1,132 @@
+"""Slurm: a step's task, or a job's script and shells, which are told apart by SLURM_STEP_ID.
+
+Names and meanings are those of ``man srun``, "OUTPUT ENVIRONMENT VARIABLES". Only SLURM_STEP_* and the task's own three
+belong together. In a batch script PROCID, NODEID and LOCALID are 0 without any step, and NTASKS counts tasks that
+were never started; within a step JOB_NODELIST stays the whole job's, and NTASKS may (``srun --preserve-env``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ddplaunch.clusters.finding import Allocation, Finding, Turn, system
+from ddplaunch.clusters.nodelist import expand_counts, expand_hosts
+from ddplaunch.clusters.reading import (
+    batch_script,
+    check_below,
+    contradiction,
+    is_set,
+    job_port,
+    number,
+    numbers,
+    started,
+    text,
+)
+from ddplaunch.dataclass import replace
+
+JOB_ID = "SLURM_JOB_ID"  # 1; an array's task has its own
+JOB_NODELIST = "SLURM_JOB_NODELIST"  # n[1-2]
+HOST = "SLURMD_NODENAME"  # n2; not in the shell that salloc opens where it was typed
+
+STEP_ID = "SLURM_STEP_ID"  # 0
+STEP_NODELIST = "SLURM_STEP_NODELIST"  # n[1-2]
+STEP_NUM_NODES = "SLURM_STEP_NUM_NODES"  # 2
+STEP_NUM_TASKS = "SLURM_STEP_NUM_TASKS"  # 4
+STEP_TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"  # 2(x2)
+NTASKS = "SLURM_NTASKS"  # 4, the step's or the job's
+TASKS_PER_NODE = "SLURM_TASKS_PER_NODE"  # 2(x2), likewise
+PROCID = "SLURM_PROCID"  # 3
+LOCALID = "SLURM_LOCALID"  # 1
+NODEID = "SLURM_NODEID"  # 1, within the step
+DISTRIBUTION = "SLURM_DISTRIBUTION"  # block, cyclic:block, plane=2, arbitrary
+PTY_PORT = "SLURM_PTY_PORT"  # 41293, from srun --pty
+
+SPECIAL_STEPS = 0xFFFFFFF0
+"""Ids from here up mean something else (slurm.h): 4294967290 is salloc's shell on a node, …291 the batch script."""
+
+STEPS_A_JOB = 8  # each of this many steps of a job, and of the thousand jobs around it, has a port of its own
+
+
+def allocation(environ: Mapping[str, str]) -> Allocation | None:
+    """Return the whole job's nodes, in whose order mpirun fills them."""
+    if not is_set(environ, JOB_ID):
+        return None
+    hosts = expand_hosts(environ[JOB_NODELIST], JOB_NODELIST) if is_set(environ, JOB_NODELIST) else ()
+    return Allocation(environ[JOB_ID], hosts, JOB_NODELIST)
+
+
+@system("slurm", JOB_ID, turn=Turn.STEP, allocation=allocation, one_log=True)
+def slurm(environ: Mapping[str, str]) -> Finding | None:
+    """Recognise a task of a step, or a process of a job that no step has started."""
+    if is_set(environ, STEP_ID) and number(environ, STEP_ID) < SPECIAL_STEPS:
+        return _step(environ)
+    return _no_step(environ)
+
+
+def _step(environ: Mapping[str, str]) -> Finding:
+    job, step, rank, local_rank, node_rank = numbers(environ, JOB_ID, STEP_ID, PROCID, LOCALID, NODEID)
+    hosts = expand_hosts(text(environ, STEP_NODELIST), STEP_NODELIST)
+    tasks = expand_counts(text(environ, STEP_TASKS_PER_NODE), STEP_TASKS_PER_NODE)
+    size, nnodes = numbers(environ, STEP_NUM_TASKS, STEP_NUM_NODES)
+    if sum(tasks) != size:
+        counted = f"{STEP_TASKS_PER_NODE}={environ[STEP_TASKS_PER_NODE]} (tasks: {sum(tasks)})"
+        raise contradiction(f"{STEP_NUM_TASKS}={size}", counted)
+    _check_ntasks(environ, size)
+    for count, name in (len(hosts), STEP_NODELIST), (len(tasks), STEP_TASKS_PER_NODE):
+        if count != nnodes:
+            raise contradiction(f"{STEP_NUM_NODES}={nnodes}", f"{name}={environ[name]} (nodes: {count})")
+    check_below(rank, size, PROCID, STEP_NUM_TASKS)
+    check_below(node_rank, nnodes, NODEID, STEP_NUM_NODES)
+    check_below(local_rank, tasks[node_rank], LOCALID, STEP_TASKS_PER_NODE)
+    finding = started(
+        "slurm",
+        (STEP_ID, PROCID, NODEID, STEP_TASKS_PER_NODE, STEP_NODELIST),
+        rank,
+        size,
+        local_rank,
+        local_size=tasks[node_rank],
+        nnodes=nnodes,
+        node_rank=node_rank,
+        address=hosts[0],
+    )
+    port = job_port(job * STEPS_A_JOB + step % STEPS_A_JOB)
+    return replace(finding, port=port, run_id=f"{job}.{step}", notes=tuple(_notes(environ, finding)))
+
+
+def _check_ntasks(environ: Mapping[str, str], size: int) -> None:
+    """Refuse a SLURM_NTASKS that is neither the step's nor the job's: a user has set it for a reason."""
+    if is_set(environ, NTASKS, TASKS_PER_NODE) and (ntasks := number(environ, NTASKS)) != size:
+        tasks = sum(expand_counts(environ[TASKS_PER_NODE], TASKS_PER_NODE))
+        if ntasks != tasks:
+            raise contradiction(f"{NTASKS}={ntasks}", f"{TASKS_PER_NODE}={environ[TASKS_PER_NODE]} (tasks: {tasks})")
+
+
+def _notes(environ: Mapping[str, str], finding: Finding) -> list[str]:
+    notes = []
+    if finding.place:
+        each = environ[STEP_TASKS_PER_NODE]
+        notes.append(
+            f"Slurm started {each} tasks per node, and each is one rank; for one ddplaunch per node: "
+            f"srun --nodes={finding.nnodes} --ntasks={finding.nnodes} --ntasks-per-node=1"
+        )
+        over_nodes = environ.get(DISTRIBUTION, "block").partition(":")[0].partition(",")[0]
+        if over_nodes != "block" and finding.nnodes != 1:
+            notes.append(f"{DISTRIBUTION}={environ[DISTRIBUTION]}: the ranks of a node are not consecutive")
+    elif is_set(environ, PTY_PORT) and finding.nnodes != 1:
+        notes.append(f"if this is a shell from srun --pty, it has one of {finding.nnodes} nodes: use --cluster none")
+    return notes
+
+
+def _no_step(environ: Mapping[str, str]) -> Finding:
+    """Recognise the batch script, or a shell in the allocation; its PROCID has no meaning."""
+    given = allocation(environ)
+    assert given
+    count = len(given.hosts)
+    starter = f"srun --nodes={count} --ntasks={count} --ntasks-per-node=1 ddplaunch run …"
+    finding = batch_script("slurm", (JOB_ID,), given, starter, on=environ.get(HOST) or os.uname().nodename)
+    if not is_set(environ, HOST) and count:
+        where = f"Slurm job {given.job} ({environ[JOB_NODELIST]})"
+        note = f"this shell is not on a node of {where}; to start there: {starter}"
+        return replace(finding, notes=(note,))
+    return finding

@@ -1,0 +1,151 @@
+"""What the readers of all vendors share: a GPU as torch will number it, a vendor, and the masks in its variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.dataclass import dataclass, field, replace
+from ddplaunch.plan.hardware import Gpu, LostGpu, MigInstance
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from ddplaunch.devices.sysfs import Folder
+
+HIDES_ALL = ("", "-1", "NoDevFiles")
+"""Values that hide every GPU and are meant to; "NoDevFiles" is Slurm's for a job that asked for none."""
+
+UUID_KINDS = ("gpu-", "mig-")
+
+
+@dataclass(frozen=True)
+class VisibleGpu:
+    """One device as torch will number it: a whole GPU, or one MIG instance of it.
+
+    ``token`` names this device alone in its vendor's variable: a UUID where it has one, else an index.
+    """
+
+    gpu: Gpu
+    mig: MigInstance | None
+    token: str
+
+
+@dataclass(frozen=True)
+class Visible:
+    """The devices that ranks will see, in torch's order.
+
+    ``source`` says who chose them ("--gpus", "CUDA_VISIBLE_DEVICES", "NVML"); ``environ`` is what to set in the ranks
+    so that they see just these, empty where what they inherit says so already.
+    """
+
+    gpus: tuple[VisibleGpu, ...]
+    source: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    devices: tuple[str, ...] = ()  # torch's names of ``gpus``, one each: ("cuda:0", "cuda:1"), ("mps",)
+    backend: str = "gloo"  # of the process group, without --backend
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Where a reader looks, and for what: the kernel's trees, or those that tests make."""
+
+    sysfs: Folder = "/sys"
+    dev: Folder = "/dev"
+    processes: bool = False  # whether to list who uses each GPU
+    lost: list[LostGpu] = field(default_factory=list)  # GPUs that cannot be read are added to it
+
+
+def _one_each(gpu: Gpu) -> list[VisibleGpu]:
+    return [one(gpu)]
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """One maker of GPUs: how they are found, and what its variables say of them. A new one is a file with one of these,
+    and its place among ``VENDORS``.
+    """
+
+    name: str  # "nvidia", as in JSON
+    title: str  # "NVIDIA", for people
+    torch: str  # the device type under which torch knows them: "cuda:0", or "mps" where there is only one
+    read: Callable[[Trees], tuple[list[Gpu], list[str]]]  # the GPUs in the driver's order, and notes
+    inherited: Callable[[Sequence[Gpu], Mapping[str, str]], Visible]  # what the variables that are set leave of them
+    select: Callable[[Sequence[VisibleGpu], list[str], Mapping[str, str]], Visible]  # says a choice in variables
+    backend: str = "gloo"  # torch's for them
+    masks: tuple[str, ...] = ()  # the variables that hide some
+    hiding: Mapping[str, str] = field(default_factory=dict)  # variables with which a rank sees none
+    numbered: bool = True  # whether torch numbers them
+    whole: Callable[[Gpu], list[VisibleGpu]] = _one_each  # the devices that one GPU is
+
+    def named(self, visible: Visible) -> Visible:
+        """Add torch's names of the devices, and the backend."""
+        devices = tuple(f"{self.torch}:{index}" if self.numbered else self.torch for index in range(len(visible.gpus)))
+        return replace(visible, devices=devices, backend=self.backend)
+
+
+def one(gpu: Gpu) -> VisibleGpu:
+    # Level Zero knows no UUIDs, and HIP only of late.
+    return VisibleGpu(gpu, None, str(gpu.index))
+
+
+def by_uuid(gpus: Iterable[Gpu], prefix: str, whole: Callable[[Gpu], list[VisibleGpu]]) -> list[list[VisibleGpu]]:
+    """Return what each UUID that begins so names, "GPU-" or "MIG-" at least; capital letters do not matter.
+
+    ``whole`` says what a GPU is as a whole.
+    """
+    prefix = prefix.lower()
+    matches = []
+    for gpu in gpus if prefix.startswith(UUID_KINDS) else ():
+        if (gpu.uuid or "").lower().startswith(prefix):
+            matches.append(whole(gpu))
+        for mig in gpu.mig:
+            older = f"MIG-{gpu.uuid}/{mig.gpu_instance}/{mig.compute_instance}"
+            if mig.uuid.lower().startswith(prefix) or older.lower() == prefix:
+                matches.append([VisibleGpu(gpu, mig, mig.uuid)])
+    return matches
+
+
+def walk(
+    variable: str,
+    mask: str,
+    have: str,
+    find: Callable[[str], list[VisibleGpu]],
+    *,
+    doubled: Literal["hides all", "ends the list", "counts once"],
+) -> tuple[list[VisibleGpu], list[str]]:
+    """Resolve the entries of a mask from left to right, up to the first that names no one device.
+
+    Returns them and a note where the mask cannot have meant that; ``have`` says in words what could be named.
+    """
+    visible: list[VisibleGpu] = []
+    if mask in HIDES_ALL:
+        return visible, []
+    for entry in mask.rstrip(", ").split(","):
+        found = find(entry)
+        if not found:
+            meant = entry.strip() == "-1"
+            return visible, [] if meant else [f"{variable}={mask} ends before {entry!r}: {have}."]
+        if any(device in visible for device in found):
+            if doubled == "hides all":
+                return [], [f"{variable}={mask} names {entry.strip()} twice, so CUDA hides every GPU."]
+            if doubled == "ends the list":
+                return visible, [f"{variable}={mask} ends before the second {entry.strip()}."]
+            continue
+        visible += found
+    return visible, []
+
+
+def have(gpus: Sequence[Gpu]) -> str:
+    return f"this machine has {counted([gpu.index for gpu in gpus])}"
+
+
+def counted(indices: Sequence[int]) -> str:
+    """Say which indices there are: "4 GPUs, 0 to 3"."""
+    count = f"{len(indices)} GPU{'' if len(indices) == 1 else 's'}"
+    if len(indices) > 2 and list(indices) == list(range(len(indices))):
+        return f"{count}, 0 to {indices[-1]}"
+    *others, last = map(str, indices) if indices else ("none",)
+    return f"{count}, {', '.join(others)} and {last}" if others else f"{count}, {last}"

@@ -1,0 +1,35 @@
+"""A copy of the package, to which a test adds a toy command, cluster or vendor, and the command of that copy."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import ddplaunch
+from tests.conftest import clean_environment
+
+PACKAGE = Path(ddplaunch.__file__).parent
+START = "import sys; sys.argv[0] = 'ddplaunch'; from ddplaunch.cli import main; main()"
+
+
+def copied(folder: Path) -> Path:
+    """Copy the package into a folder, beside an empty ``train.py``."""
+    (folder / "train.py").touch()
+    ignored = shutil.ignore_patterns("__pycache__")
+    return Path(shutil.copytree(PACKAGE, folder / "ddplaunch", ignore=ignored))
+
+
+def run_copy(folder: Path, *words: str, **variables: str) -> str:
+    """Run the copy's command; return all that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", START, *words],
+        cwd=folder,
+        env=clean_environment({**variables, "PYTHONPATH": str(folder)}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.stdout
