@@ -47,6 +47,10 @@ class UsageError(LaunchError):
     exit_code = EXIT_USAGE
 
 
+MAX_TEXT = 64 << 10  # characters of a message or traceback that are kept
+MAX_LINE = 1000  # characters of a line: a hint, or one of the last that a rank printed
+MAX_TAIL = 12  # lines that are kept of the last that a rank printed
+
 _COLOURS = r"\x1b\[[0-9;:]*m"  # what sets colours and weights in a terminal (SGR of ECMA-48), and nothing else
 _HARMFUL = (
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
@@ -65,6 +69,15 @@ def harmless(text: str) -> str:
 
     plain = re.sub(_COLOURS, "", text.replace("\r\n", "\n"))
     return re.sub(_HARMFUL, lambda found: found[0].encode("unicode_escape").decode(), plain)
+
+
+def readable(text: str) -> str:
+    """What a rank said, fit to be printed on any node: harmless, and the middle of a huge text left out."""
+    text = harmless(text)
+    if len(text) <= MAX_TEXT:
+        return text
+    half = (MAX_TEXT - 100) // 2  # so that what comes out, with its remark, is not huge for the next node
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
 
 
 def shown(text: str, limit: int = 200) -> str:

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -155,16 +156,21 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 60) 
 
 
 _ports = itertools.count(20000 + os.getpid() * 8 % 10000, 2)
+_marks: deque[socket.socket] = deque(maxlen=32)  # of the ports given last: tests run in several processes at a time
 
 
 def free_port() -> int:
     """A port whose successor is free too, outside the range from which the kernel gives ports by itself."""
     for port in _ports:
+        mark = socket.socket(socket.AF_UNIX)
         try:
+            mark.bind(f"\0a port of ddplaunch's tests: {port}")  # for as long as this process has it open
             for number in (port, port + 1):
                 socket.create_server(("", number)).close()
         except OSError:
+            mark.close()
             continue
+        _marks.append(mark)
         return port
     raise AssertionError
 

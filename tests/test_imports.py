@@ -20,7 +20,8 @@ from tests.starts import LIGHT
 PACKAGE = Path(ddplaunch.__file__).parent
 
 LAYERS = [
-    {"dataclass", "errors", "files", "loop", "sockets", "words"},
+    {"dataclass", "errors", "files", "loop", "words"},
+    {"wire"},
     {"target"},
     {"plan"},
     {"devices", "clusters", "diagnosis"},
@@ -80,7 +81,8 @@ INSIDE_USER_PROCESSES = {
 
 THIRD_PARTY = {
     "target": {"click"},
-    "control": {"msgspec", "psutil"},
+    "wire": {"msgspec"},
+    "control": {"psutil"},
     "devices": {"psutil", "pynvml"},
     "rank": {"psutil", "torch"},
     "agent": {"psutil"},
@@ -305,7 +307,7 @@ def test_a_job_imports_little_until_it_asks_for_its_first_rank(tmp_path, words):
         "ddplaunch.control.checks",
         "ddplaunch.ssh",
         "ddplaunch.commands",
-        "ddplaunch.diagnosis",
+        "ddplaunch.diagnosis.",
         "ddplaunch.cli.run_command",
     )
     assert not [name for name in modules if name.startswith(later)]

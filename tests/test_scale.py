@@ -13,8 +13,9 @@ from xml.etree import ElementTree
 import pytest
 
 from ddplaunch.control.messages import Note, Start
-from ddplaunch.control.wire import Connection, encode
 from ddplaunch.loop import Loop
+from ddplaunch.wire.connection import Connection
+from ddplaunch.wire.typed import encode
 from tests.benchmarks import loglog
 from tests.conftest import clean_environment
 from tests.control.test_coordinator import Job
@@ -58,19 +59,20 @@ def test_orders_to_start_are_short():
 
 def test_what_goes_to_all_is_in_memory_once():
     """Ten peers read nothing of a frame of 8 MB."""
-    loop, frame, ends = Loop(), encode(Note("x" * (8 << 20))), []
+    loop, message, ends = Loop(), Note("x" * (8 << 20)), []
     peers = []
     for _ in range(10):
         ours, theirs = socket.socketpair()
         ends.append(theirs)
         peers.append(Connection(loop, ours, [Note], lambda message: None, lambda why: None))
+    peers[0].send(message)
     tracemalloc.start()
-    for peer in peers:
-        peer.send_frame(frame)
+    for peer in peers[1:]:
+        peer.send(message)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert all(peer.waiting > 4 << 20 for peer in peers)
-    assert most < len(frame)
+    assert most < 8 << 20
     for each in (*peers, *ends):
         each.close()
 

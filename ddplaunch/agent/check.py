@@ -1,30 +1,51 @@
-"""This machine looked at before its ranks start: by a child, for a dead file server or a wedged driver holds who asks.
+"""The check of this machine before its ranks start: whether it has what they need.
 
-What is looked at is in ``checkup``; the loop goes on meanwhile.
+A child makes it, for a dead file server or a wedged driver holds who asks: it says each step before it takes it, a line
+of JSON each. The loop goes on meanwhile.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ddplaunch.agent.checkup import CURRENT
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.agent.limits import memory
 from ddplaunch.control.messages import Check, Checked, Unable
-from ddplaunch.loop import Loop, Timer
+from ddplaunch.devices import read_hardware
+from ddplaunch.devices.cpu import read_cpu
+from ddplaunch.devices.visible import visible_gpus
+from ddplaunch.loop import Loop
 from ddplaunch.plan.command import START_DEADLINE, python_command
+from ddplaunch.plan.hardware import Gpu
 from ddplaunch.plan.plan import Plan
 from ddplaunch.rank.processes import die_with_parent
+from ddplaunch.wire.child import AskedChild
+from ddplaunch.words import named, size
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Step = tuple[Literal["looking", "waiting", "unfit", "fit"], str, str | None]
 
 DEADLINE = 5.0  # seconds for a step
-
-CHECKUP = "from ddplaunch.agent.checkup import main; main()"
+CHILD = "from ddplaunch.agent.check import main; main()"
+MIB = 1 << 20
+SHM_NEEDED = 64 * MIB  # all that a container gets unasked: with less, something was left there
+DISK_NEEDED = 50 * MIB
+MEMORY_NEEDED = 256 * MIB  # what torch takes as it is imported
+GPU_BUSY = 1 << 30  # bytes in use below which a GPU counts as free: drivers and desktops take some hundred MiB
+PAUSE = 0.5  # seconds between two looks at GPUs that are in use
+CURRENT = "the current folder"
 
 
 class CheckOfNode:
-    """One look, begun as it is made; ``answer`` gets what it found, once, and ``show`` what it waits for."""
+    """One check, begun as it is made; ``answer`` gets what it found, once, and ``show`` what it waits for."""
 
     def __init__(
         self,
@@ -46,35 +67,21 @@ class CheckOfNode:
         )
         self._text = b""
         self._about = "the check"
-        self._child = subprocess.Popen(
-            [*python_command(sys.executable, CHECKUP), json.dumps(asked)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=dict(environ),
-            preexec_fn=die_with_parent,
-            start_new_session=True,  # Ctrl-C in the terminal is not for it
+        self._child = AskedChild(
+            loop,
+            [*python_command(sys.executable, CHILD), json.dumps(asked)],
+            self._heard,
+            self._late,
+            deadline=START_DEADLINE,
+            environ=environ,
+            begun=die_with_parent,
         )
-        assert self._child.stdout
-        self._pipe = self._child.stdout
-        loop.watch(self._pipe.fileno(), self._readable)
-        self._deadline = self._wait(START_DEADLINE)
+        self._deadline = START_DEADLINE
 
     def close(self) -> None:
-        """End the child; one that the kernel holds is left: nothing could end it."""
-        if self._pipe.closed:
-            return
-        self._deadline.cancel()
-        self._loop.forget(self._pipe.fileno())
-        self._pipe.close()
-        self._child.kill()
-        try:
-            self._child.wait(0.2)
-        except subprocess.TimeoutExpired:
-            pass
+        self._child.close()
 
-    def _readable(self) -> None:
-        data = os.read(self._pipe.fileno(), 1 << 16)
+    def _heard(self, data: bytes) -> None:
         if not data:
             return self._end(Unable(f"the check of this machine broke off at {self._about}"))
         *lines, self._text = (self._text + data).split(b"\n")
@@ -89,14 +96,96 @@ class CheckOfNode:
                     return self._end(Unable(text, hint))
                 case _:
                     return self._end(Checked(self._order.attempt))
-        self._deadline.cancel()
-        self._deadline = self._wait(DEADLINE)
+        self._deadline = DEADLINE
+        self._child.wait(DEADLINE)
 
-    def _wait(self, seconds: float) -> Timer:
-        what = f"{self._about} did not answer in {seconds:g} s"
-        return self._loop.after(seconds, lambda: self._end(Unable(what, "look at `mount`, `nvidia-smi` and dmesg")))
+    def _late(self) -> None:
+        what = f"{self._about} did not answer in {self._deadline:g} s"
+        self._end(Unable(what, "look at `mount`, `nvidia-smi` and dmesg"))
 
     def _end(self, found: Checked | Unable) -> None:
         self.close()
         self._show("")
         self._answer(found)
+
+
+def main() -> None:
+    """Be the child; our arguments are seconds to wait for GPUs, torch's names of ours, folders by what they are."""
+    out = os.dup(1)
+    os.dup2(2, 1)
+    timeout, devices, folders = json.loads(sys.argv[1])
+    for step in check(timeout, devices, folders):
+        os.write(out, json.dumps(step).encode() + b"\n")
+        if step[0] in ("unfit", "fit"):
+            os._exit(0)
+
+
+def check(timeout: float, devices: Sequence[str], folders: dict[str, str]) -> Iterator[Step]:
+    """Take one step after the other; the last is "fit", or "unfit" with what is wrong and what to do."""
+    yield "looking", "/dev/shm", None
+    if wrong := _little("/dev/shm", "/dev/shm", SHM_NEEDED):
+        yield "unfit", wrong, "remove what dead processes left there, or make it larger: docker run --shm-size 16g"
+    for what, path in folders.items():
+        yield "looking", f"the file system of {what}", None
+        if wrong := _folder(what, path):
+            yield "unfit", wrong, "free some space, or choose another folder"
+    cpu = read_cpu("/sys")
+    _, available = memory(cpu.memory_total, cpu.memory_available)
+    if available is not None and available < MEMORY_NEEDED:
+        wrong = f"{size(available)} of memory are available ({size(MEMORY_NEEDED)} needed)"
+        yield "unfit", wrong, "end what uses it, or ask for more memory"
+    if devices:
+        yield from _gpus(timeout, devices)
+    yield "fit", "", None
+
+
+def _little(what: str, path: str, needed: int) -> str | None:
+    try:
+        room = os.statvfs(path)
+    except OSError as error:
+        return None if error.errno == errno.ENOENT else f"{what}: {error.strerror}"
+    free = room.f_bavail * room.f_frsize
+    return f"{size(free)} free in {what} ({size(needed)} needed)" if free < needed and room.f_blocks else None
+
+
+def _folder(what: str, path: str) -> str | None:
+    """Why a folder cannot be used. The current one may be for reading alone: images of containers are."""
+    try:
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"x" * 4096)
+    except OSError as error:
+        if what.startswith(CURRENT) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            return None
+        return f"nothing can be written to {what}: {error.strerror}"
+    return _little(what, path, DISK_NEEDED)
+
+
+def _gpus(timeout: float, devices: Sequence[str]) -> Iterator[Step]:
+    """Wait until nothing holds memory of our GPUs, for ``timeout`` seconds."""
+    until = time.monotonic() + timeout
+    while True:
+        yield "looking", "the GPU driver", None
+        hardware = read_hardware(processes=True)
+        visible = visible_gpus(hardware, None, os.environ)
+        found = dict(zip(visible.devices, visible.gpus, strict=True))
+        if missing := [device for device in devices if device not in found]:
+            why = f": {hardware.notes[0].rstrip('.')}" if hardware.notes else ""
+            yield "unfit", f"{named(missing)} cannot be found any more{why}", "`nvidia-smi` and dmesg may tell why"
+            return
+        ours = {each.gpu.index: each.gpu for each in (found[device] for device in devices) if each.mig is None}
+        busy = [gpu for gpu in ours.values() if (gpu.memory_used or 0) > GPU_BUSY]
+        if not busy:
+            return
+        if time.monotonic() >= until:
+            yield "unfit", _in_use(busy[0], timeout), "end what uses it, or leave the GPU out: --gpus"
+            return
+        used = (f"GPU {gpu.index}: {size(gpu.memory_used or 0)}" for gpu in busy)
+        yield "waiting", f"{named(used)} are still in use", None
+        time.sleep(max(0.0, min(PAUSE, until - time.monotonic())))
+
+
+def _in_use(gpu: Gpu, waited: float) -> str:
+    of = f" of {size(gpu.memory_total)}" if gpu.memory_total else ""
+    users = named(each.described for each in gpu.processes)
+    by = f", by {users}" if users else ""
+    return f"GPU {gpu.index}: {size(gpu.memory_used or 0)}{of} are in use after {waited:g} s (--gpu-memory-timeout){by}"

@@ -1,7 +1,7 @@
 """The processes that we start and wait for ourselves, beside all the orphans that we adopt.
 
-Where everything below us is killed, whatever has ended is reaped, and its pid may be anybody's from then on. So who
-ends, and waits for, a child of ours does it here, where it is known whether the pid is still the child's.
+When everything below us is killed, every process that has ended is reaped, and its pid may soon be another's. So
+children of ours are ended and waited for here, where it is known whether the pid is still the child's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Child:
     def kill(self) -> None:
         """End it, unless it is reaped."""
         if self.pid in _unreaped:
-            with suppress(ProcessLookupError):  # the kernel reaps for those who ignore SIGCHLD
+            with suppress(ProcessLookupError):  # the kernel reaps for a parent that ignores SIGCHLD
                 os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, patience: float) -> int | None:
@@ -46,7 +46,7 @@ class Child:
         return self._status
 
     def reaped(self, status: int | None) -> None:
-        """Note that it has been reaped, by whom soever."""
+        """Note that it has been reaped, by us or together with the orphans."""
         self._status = status
         del _unreaped[self.pid]
 
@@ -55,7 +55,7 @@ _unreaped: dict[int, Child] = {}
 
 
 def kill_all_below(spare: Callable[[int], bool]) -> list[str]:
-    """End all that is below us but what ``spare`` holds for; return what cannot be killed."""
+    """End all processes below us but those that ``spare`` is true for; return what cannot be killed."""
     stuck, ended = processes.kill_all_below(os.getpid(), spare=spare)
     for pid, status, _ in ended:
         if child := _unreaped.get(pid):

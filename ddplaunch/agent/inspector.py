@@ -1,4 +1,4 @@
-"""Asks the ranks of this node what they are doing: the kernel, and each of them, all at once, in a bounded time."""
+"""Asks the kernel and the ranks of this node what they are doing, all at once and in a bounded time."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 from ddplaunch.agent import loader_workers
-from ddplaunch.agent.awaited import awaited
+from ddplaunch.agent.connections import awaited
 from ddplaunch.agent.loader_workers import LoaderWorkers
-from ddplaunch.agent.rank_line import RankLine, Said
+from ddplaunch.agent.rank_line import RankAnswer, RankLine
 from ddplaunch.agent.ranks import Ranks
 from ddplaunch.agent.stack_dump import ENDING, REPLACED, TAKEN, StackDump
 from ddplaunch.dataclass import replace
@@ -36,7 +36,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Inspector:
-    """One inspection of a node's ranks, from ``begin`` until its answer."""
+    """One inspection of a node's ranks, from ``begin`` to its answer."""
 
     def __init__(
         self, loop: Loop, ranks: Ranks, detail: Detail, answer: Callable[[Inspection], None], *, within: float
@@ -150,7 +150,7 @@ class Inspector:
         self._asked.clear()
         then()
 
-    def _heard(self, number: int, said: Said) -> None:
+    def _heard(self, number: int, said: RankAnswer) -> None:
         if self._asked.pop(number, None) is None:
             return
         self._ranks.lines[number].rest()
@@ -196,7 +196,7 @@ class Inspector:
         self._loop.after(pause, lambda: self._read(self._read_twice))
 
     def _read_twice(self) -> None:
-        """Have the last collectives told by those by whom it is clear who waits for whom, and by more if it is not."""
+        """Ask the ranks that settle who waits for whom for their last collectives, and more ranks where they do not."""
         wanted = needs(self._inspection())
         if wanted and self._round < _MAX_ROUNDS:
             self._read(self._read_twice, only=wanted)
@@ -237,7 +237,7 @@ class Inspector:
         return Inspection(time.time(), found, plan.world_size)
 
 
-def first_reading(found: RankInspection, said: Said) -> RankInspection:
+def first_reading(found: RankInspection, said: RankAnswer) -> RankInspection:
     """Return what is known of a rank with what it says of its groups; ValueError or TypeError where that is none."""
     known = parse_known(said.groups)
     found = replace(found, inside=parse_call(said.call))
@@ -247,7 +247,7 @@ def first_reading(found: RankInspection, said: Said) -> RankInspection:
     return replace(found, answers=True if said.initialised and said.traces else None, groups=groups)
 
 
-def detailed_reading(found: RankInspection, said: Said) -> RankInspection:
+def detailed_reading(found: RankInspection, said: RankAnswer) -> RankInspection:
     """Return what is known of a rank with its last collectives; ValueError or TypeError where it does not tell them."""
     groups = first_reading(found, said).groups
     last = tuple(each for trace in said.traces for each in parse_last(trace))

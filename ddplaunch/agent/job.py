@@ -6,9 +6,9 @@ import signal
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.policy import Policy
-from ddplaunch.agent.preemption_file import PreemptionFile
 from ddplaunch.agent.ranks import Ranks
 from ddplaunch.agent.store import Store
+from ddplaunch.agent.temporary import PreemptionFile
 from ddplaunch.dataclass import dataclass
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Screen
@@ -17,7 +17,7 @@ from ddplaunch.plan.layout import Rank
 from ddplaunch.target.target import TargetKind
 
 if TYPE_CHECKING:
-    from ddplaunch.rank.messages import Program, Python, RankFacts, RankJob
+    from ddplaunch.rank.messages import ProgramJob, PythonJob, RankFacts, RankJob
 
 OURS_ALONE = frozenset({"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"})
 """Variables of the launcher that no rank gets."""
@@ -68,7 +68,7 @@ class Outfit:
             environment["TORCHELASTIC_ERROR_FILE"] = error_file  # for torchelastic's ``@record`` too
         if self.screen.terminal:
             environment["DDPLAUNCH_TERMINAL"] = "1"  # for ddplaunch.runtime.progress, which sees pipes
-        program: Program = {
+        program: ProgramJob = {
             "rank": rank.rank,
             "kind": "program",
             "typed": target.typed,
@@ -88,7 +88,7 @@ class Outfit:
             "local_world_size": plan.node_of(rank.node_rank).local_world_size,
             "device": environment["DDPLAUNCH_DEVICE"],
         }
-        python: Python = {
+        python: PythonJob = {
             **program,
             "kind": target.kind.value,
             "module": target.module or "",

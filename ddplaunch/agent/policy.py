@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.dataclass import dataclass
+from ddplaunch.dataclass import dataclass, field
 from ddplaunch.plan.layout import Rank
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.sidecar import Sidecar
+    import re
+
     from ddplaunch.preload.choice import Choice
 
 
@@ -32,6 +35,27 @@ class Shown:
 
     def streams(self, rank: Rank) -> frozenset[int]:
         return next((rule.streams for rule in reversed(self.rules) if rule.names(rank)), frozenset())
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """A program that begins and ends with the job.
+
+    ``announces`` is the title and the pattern of the line in which it says where it answers. What it prints before
+    that is of interest only if it fails.
+    """
+
+    name: str  # what its lines and its log are marked by; no two of a job have the same
+    words: tuple[str, ...]
+    path: str
+    variables: Mapping[str, str] = field(default_factory=dict)  # beside our own environment
+    announces: tuple[str, re.Pattern[bytes]] | None = None
+
+    @property
+    def command(self) -> str:
+        import shlex
+
+        return shlex.join(self.words)
 
 
 @dataclass(frozen=True)

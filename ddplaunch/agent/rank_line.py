@@ -16,7 +16,7 @@ _CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
-class Said:
+class RankAnswer:
     """What a rank answered: whether it has a process group, and torch's JSON."""
 
     initialised: bool
@@ -25,14 +25,14 @@ class Said:
     traces: tuple[bytes, ...]  # of its flight recorders
 
     @classmethod
-    def parse(cls, line: bytes) -> Said:
+    def parse(cls, line: bytes) -> RankAnswer:
         """Read an answer without its number; ValueError for anything else."""
         initialised, groups, call, *traces = line.split(b"\t")
         return cls(initialised == b"1", groups, call, tuple(traces))
 
 
 class RankLine:
-    """One rank's."""
+    """The line of one rank."""
 
     def __init__(self, loop: Loop) -> None:
         """Raises OSError: too many files are open."""
@@ -62,10 +62,10 @@ class RankLine:
         self._serial += 1
         try:
             self._socket.send(b"%s%d\n" % (b"e" if details else b"s", self._serial))
-        except OSError:  # it has gone, or heeds nothing
+        except OSError:  # it has exited, or its buffer is full
             self.answers = False
 
-    def listen(self, heard: Callable[[Said], None]) -> None:
+    def listen(self, heard: Callable[[RankAnswer], None]) -> None:
         """Call ``heard`` with each answer, until ``rest``."""
         if self._socket.fileno() >= 0:
             self._loop.watch(self._socket.fileno(), lambda: self._read(heard))
@@ -74,7 +74,7 @@ class RankLine:
         if self._socket.fileno() >= 0:
             self._loop.forget(self._socket.fileno())
 
-    def _read(self, heard: Callable[[Said], None]) -> None:
+    def _read(self, heard: Callable[[RankAnswer], None]) -> None:
         try:
             while data := self._socket.recv(_CHUNK):
                 self._coming += data
@@ -93,7 +93,7 @@ class RankLine:
         self.answers = False
         self.rest()
 
-    def _take(self, line: bytes, heard: Callable[[Said], None]) -> None:
+    def _take(self, line: bytes, heard: Callable[[RankAnswer], None]) -> None:
         """Take in a line; one that makes no sense, which the program itself must have written, says nothing."""
         word, *rest = line.split(b" ", 1)
         try:
@@ -107,7 +107,7 @@ class RankLine:
                 left = int(rest[0])
                 self.signals = self.signals[0] if left else 0, self.signals[1] if left > 1 else 0
             elif word[:1] in (b"s", b"e"):
-                said = Said.parse(rest[0])
+                said = RankAnswer.parse(rest[0])
                 if int(word[1:]) == self._serial:  # else it is late
                     heard(said)
         except (ValueError, IndexError):

@@ -1,22 +1,21 @@
-"""The ranks that this node has in one attempt: their processes, what ties them together, and what becomes of them."""
+"""The ranks that this node has in one attempt: their processes, what ties them together, and their results."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from contextlib import suppress
 from enum import Enum
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.agent import limits, post_mortem
+from ddplaunch.agent import limits, remains
 from ddplaunch.agent.rank_line import RankLine
 from ddplaunch.agent.signals import catches
+from ddplaunch.agent.store import FirstRank
 from ddplaunch.agent.temporary import Temporary
 from ddplaunch.control.failure import MAX_REPORT, Failure, within
 from ddplaunch.control.messages import Broken, Drained
-from ddplaunch.control.port import Port
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import EXIT_OS
 from ddplaunch.loop import Callback, Loop, Timers
@@ -77,46 +76,8 @@ class RankProcess:
                 os.kill(self.pid, number)
 
 
-class FirstRank:
-    """Rank 0's ties: the socket that its store listens on, and the hold that keeps its process until it is released."""
-
-    def __init__(self, loop: Loop, finished: Callback) -> None:
-        self._loop = loop
-        self._finished = finished
-        self._hold: socket.socket | None = None
-
-    def descriptors(self, port: Port, *, peers: bool) -> dict[str, int]:
-        """What its process is given; without ``peers`` nobody else needs the store."""
-        if not peers:
-            return {"store": port.listen().detach()}
-        self._hold, theirs = socket.socketpair()
-        with theirs:
-            return {"store": port.listen().detach(), "hold": theirs.detach()}
-
-    @property
-    def held(self) -> bool:
-        return self._hold is not None
-
-    def watch(self) -> None:
-        if self._hold is not None:
-            self._loop.watch(self._hold.fileno(), self._heard)
-
-    def _heard(self) -> None:
-        """It says that it is done, or has gone."""
-        if self._hold is not None:
-            self._loop.forget(self._hold.fileno())
-            if self._hold.recv(16):
-                self._finished()
-
-    def release(self) -> None:
-        if self._hold is not None:
-            self._loop.forget(self._hold.fileno())
-            self._hold.close()
-            self._hold = None
-
-
 class Ranks:
-    """All of them, from the order to start to the account of how they ended."""
+    """All ranks, from the order to start to the account of how they ended."""
 
     def __init__(self, number: int, plan: Plan, loop: Loop, folder: Temporary, finished: Callback) -> None:
         """``folder`` is for error files; ``finished`` is called when rank 0's program is done."""
@@ -136,7 +97,7 @@ class Ranks:
         self.released = False  # those of the other nodes have, too
         self.started = 0  # how many have got a process
         self._broken: Broken | None = None
-        self._memory = post_mortem.Memory()
+        self._memory = remains.Memory()
         self._loop, self._folder = loop, folder
 
     def enter(self, phase: Phase) -> None:
@@ -187,14 +148,14 @@ class Ranks:
         return process
 
     def finish(self, rank: int) -> None:
-        """A rank has done its work: keep what it told of its last collectives."""
+        """A rank has done its work: keep what it wrote of its last collectives."""
         path = self.trace_file(rank)
         if path and os.path.exists(path):
-            self.arrivals += post_mortem.read_trace_file(path, rank, self.plan.world_size)
+            self.arrivals += remains.read_trace_file(path, rank, self.plan.world_size)
 
     def judge(self, process: RankProcess, code: int) -> Failure | None:
         """Tell a failure from the end that we asked for; ``code`` is -N for signal N."""
-        recorded = post_mortem.read_error_file(self.error_file(process.rank.rank))
+        recorded = remains.read_error_file(self.error_file(process.rank.rank))
         if process.signalled:
             if recorded.message is None:
                 self.stopped += 1
@@ -210,9 +171,9 @@ class Ranks:
         many = len(self.plan.local_ranks)
         before = f"; {self.started} of {many} ranks had been started here" if many > 1 else ""
         message = f"rank {number} could not be started: {limits.why_unborn(reason)}{before}"
-        return self._failed(self.plan.rank_of(number), 0, EXIT_OS, post_mortem.Recorded(message))
+        return self._failed(self.plan.rank_of(number), 0, EXIT_OS, remains.Recorded(message))
 
-    def _failed(self, rank: Rank, pid: int, code: int, recorded: post_mortem.Recorded) -> Failure:
+    def _failed(self, rank: Rank, pid: int, code: int, recorded: remains.Recorded) -> Failure:
         failure = Failure(
             rank=rank.rank,
             local_rank=rank.local_rank,
@@ -295,5 +256,5 @@ class Ranks:
 
     def account(self, streams: Streams, *, seen: bool) -> Drained:
         """What the job hears of it in the end, failures with the last lines that each rank printed."""
-        failures = (replace(each, tail=post_mortem.last_lines(streams.tail(each.rank))) for each in self.failures)
+        failures = (replace(each, tail=remains.last_lines(streams.tail(each.rank))) for each in self.failures)
         return Drained(self.number, tuple(within(failures, MAX_REPORT)), self.stopped, time.time(), self._broken, seen)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.agent import job, limits, post_mortem
+from ddplaunch.agent import job, limits, remains
 from ddplaunch.agent.job import Outfit
-from ddplaunch.agent.sidecar import Sidecar, way_in
+from ddplaunch.agent.policy import Sidecar
 from ddplaunch.agent.temporary import Temporary
 from ddplaunch.agent.tree import Tree
 from ddplaunch.agent.zygote_client import ZygoteClient
@@ -24,7 +24,7 @@ from ddplaunch.output.events import Event, SidecarAnswers, SidecarExited, Sideca
 from ddplaunch.rank import processes
 
 if TYPE_CHECKING:
-    from ddplaunch.rank.messages import Program, Usage
+    from ddplaunch.rank.messages import ProgramJob, Usage
 
 GRACE = 5.0  # seconds at most that they have between SIGTERM and SIGKILL
 
@@ -58,7 +58,7 @@ class Sidecars:
         self._tree.guard = self._zygote.pid
         self._zygote.spawn((number, partial(self._prepare, number, each)) for number, each in enumerate(self._all))
 
-    def _prepare(self, number: int, sidecar: Sidecar, fds: dict[str, int]) -> Program:
+    def _prepare(self, number: int, sidecar: Sidecar, fds: dict[str, int]) -> ProgramJob:
         name, log = sidecar.name, self._log.file(f"sidecar-{sidecar.name}.log")
         show = sidecar.announces is None
         self._streams.sidecar(fds, name, show=show, log=log, heard=partial(self._heard, sidecar))
@@ -126,7 +126,7 @@ class Sidecars:
         self._emit(SidecarExited(sidecar.name, code))
         self._streams.catch_up(sidecar.name)
         if not (self._stopping or self.expected):
-            last = post_mortem.last_lines(self._streams.tail(sidecar.name), 1) if code else ()
+            last = remains.last_lines(self._streams.tail(sidecar.name), 1) if code else ()
             words = "".join(f": {line.strip()}" for line in last)
             self._say(f"{sidecar.name} {describe_end(code)}, the job goes on{words}")
         elif self._stopping and code == -signal.SIGKILL and not self._hurried:
@@ -166,3 +166,11 @@ class Sidecars:
             self._streams.catch_up(sidecar.name)
             self._streams.forget(sidecar.name)
         self._temporary.remove()
+
+
+def way_in(url: str, environ: Mapping[str, str], host: str) -> str | None:
+    """How to reach an address of this machine's own from where the user sits, if that seems to be elsewhere."""
+    if not ("SSH_CONNECTION" in environ or "SLURM_JOB_ID" in environ):
+        return None
+    port = url.rstrip("/").rpartition(":")[2]
+    return f"from your own machine: ssh -N -L {port}:127.0.0.1:{port} {host}"

@@ -21,8 +21,8 @@ ECHO = 0.3  # seconds after a signal in which the zygote has told whether it cam
 TWICE = 2.0  # seconds in which a second Ctrl-\ stops the job
 
 
-class Question:
-    """Ctrl-\\ where a person sits: it asks what the ranks are doing, and stops the job where it soon comes again."""
+class InspectKey:
+    """Ctrl-\\ where a person sits: it asks what the ranks do, and stops the job where it soon comes again."""
 
     def __init__(self) -> None:
         self._asked = -TWICE
@@ -67,12 +67,12 @@ class Signals:
         """``warning`` is the scheduler's signal before a preemption, None where none is listened for."""
         self._warning = warning
         self._warned = False
-        self._question = Question()
+        self._key = InspectKey()
         self.interrupted = False
 
     def asks(self, number: int) -> bool:
-        """Take in a signal that may be a question."""
-        return not self.interrupted and self._question.asks(number)
+        """Take in a signal; return whether it asks what the ranks do."""
+        return not self.interrupted and self._key.asks(number)
 
     def take(self, number: int) -> Warned | Interrupted:
         """Take in a signal; return what it means. One of ``STOPPING`` is a warning only the first time."""

@@ -1,4 +1,4 @@
-"""A node's clock that silence runs: once its ranks have long printed nothing, it looks at them, and may tell node 0.
+"""A node's clock that silence runs: once its ranks have long printed nothing, it inspects them, and may tell node 0.
 
 Whatever a rank prints puts it back, at no cost and without a wake-up. At most once in the stall timeout it wakes the
 launcher, and once more, a fifth of it later, where ranks are in a collective. Whether the job has stalled is for node 0
@@ -10,45 +10,45 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.agent.ranks import Phase, Ranks
 from ddplaunch.control.messages import FromNode, Suspicion
 from ddplaunch.control.rules import Rules
-from ddplaunch.dataclass import dataclass
+from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.loop import Loop, Timer
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.usage import Usage
+    from ddplaunch.agent.usage import TreeUsage
     from ddplaunch.diagnosis.inspection import Inspection, RankInspection
 
-LATE = 2.0  # seconds: a look that comes later than that was held up, as all of us were (Ctrl-Z, a frozen container)
-SET = 1.0  # seconds that the wall clock may gain or lose between two looks; with more it was set, or the machine slept
+LATE = 2.0  # seconds: a wake-up that comes later was held up, as all of us were (Ctrl-Z, a frozen container)
+SET = 1.0  # seconds that the wall clock may gain or lose between two readings; with more it was set, or we slept
 NOISE = 0.02  # seconds of CPU time that a rank may use for our own questions, and the kernel's rounding
 
-Look = Callable[["Ranks", Callable[["Inspection"], None]], None]
+Inspect = Callable[["Ranks", Callable[["Inspection"], None]], None]
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _Used:
     """What the ranks had used at one moment."""
 
     moment: float
-    usage: dict[int, Usage]  # by pid, ours already left out
+    usage: dict[int, TreeUsage]  # by pid, ours already left out
 
 
 class StallClock:
-    """That of one node, from attempt to attempt."""
+    """The stall clock of one node, from attempt to attempt."""
 
-    def __init__(self, loop: Loop, rules: Rules, look: Look, tell: Callable[[FromNode], None]) -> None:
-        """``look`` looks at the ranks' state on this node alone; ``tell`` tells the job."""
-        self._loop, self._look, self._tell = loop, look, tell
+    def __init__(self, loop: Loop, rules: Rules, inspect: Inspect, tell: Callable[[FromNode], None]) -> None:
+        """``inspect`` finds the state of ranks of this node; ``tell`` tells the job."""
+        self._loop, self._inspect, self._tell = loop, inspect, tell
         self._timeout, self._pause, self._strict = rules.stall_timeout, rules.stall_pause, rules.stall_strict
         self._ranks: Ranks | None = None
         self._timer: Timer | None = None
         self._printed: dict[int, float] = {}
-        self._readings: list[_Reading] = []  # the last two
+        self._readings: list[_Used] = []  # the last two
         self._since: dict[int, tuple[object, float]] = {}  # the collectives of a rank, and since when they are these
-        self._looked = 0.0
+        self._inspected = 0.0
         self._offset = 0.0
         self._clock_set = 0.0  # the wall clock's time when it was last set
 
@@ -57,7 +57,7 @@ class StallClock:
         self.end()
         self._ranks = ranks
         self._offset = time.time() - time.monotonic()
-        self._looked = time.monotonic() - self._timeout
+        self._inspected = time.monotonic() - self._timeout
         self._timer = self._loop.after(self._timeout - self._pause, self._wake)
         self.restart()
 
@@ -78,7 +78,7 @@ class StallClock:
     def printed(self, rank: int) -> None:
         now = self._printed[rank] = time.monotonic()
         if self._timer is not None:
-            self._timer.when = max(now + self._timeout - self._pause, self._looked + self._timeout)
+            self._timer.when = max(now + self._timeout - self._pause, self._inspected + self._timeout)
 
     def _hear_of_work(self, ranks: Ranks) -> float:
         """What ``runtime.working`` says counts as what ranks print; return the seconds since the last of either."""
@@ -100,15 +100,13 @@ class StallClock:
             line.catch_up()
         if not any(line.answers for line in ranks.lines.values()):
             return self._again(self._timeout)  # no rank has called init_process_group
-        self._look(ranks, lambda found: self._found(ranks, found))
+        self._inspect(ranks, lambda found: self._found(ranks, found))
 
     def _again(self, seconds: float) -> None:
-        self._looked = time.monotonic()
+        self._inspected = time.monotonic()
         self._timer = self._loop.after(seconds, self._wake)
 
     def _found(self, ranks: Ranks, inspection: Inspection) -> None:
-        from ddplaunch.diagnosis.stall import works
-
         if ranks is not self._ranks or ranks.phase is not Phase.RUNNING:
             return
         latest = self._readings[-1].moment if self._readings else 0.0
@@ -119,7 +117,7 @@ class StallClock:
             return self._again(self._timeout)
         if latest < max(self._printed.values()):  # nothing to compare with yet
             return self._again(self._pause)
-        if still and not any(works(rank) for rank in inspection.ranks if rank not in stuck):
+        if still and not any(diagnosis.stall.works(rank) for rank in inspection.ranks if rank not in stuck):
             self._tell(Suspicion(ranks.number))
         self._again(self._timeout)
 
@@ -132,8 +130,6 @@ class StallClock:
 
     def complete(self, inspection: Inspection, ranks: Ranks, *, keep: bool = False) -> Inspection:
         """Add how long ranks have been quiet and stood still, and what they have used, which ``keep`` keeps."""
-        from ddplaunch.dataclass import replace
-
         if ranks is not self._ranks:
             return inspection
         self._check_wall_clock()
@@ -141,7 +137,7 @@ class StallClock:
         moment = time.monotonic()
         before = next((each for each in self._readings[::-1] if moment - each.moment > self._pause / 2), None)
         # With thousands of sockets a reading takes long: people who ask do not wait for one that tells nothing.
-        reading = self._read(ranks) if keep or before else _Reading(moment, {})
+        reading = self._read(ranks) if keep or before else _Used(moment, {})
         found = []
         for rank in inspection.ranks:
             printed = self._printed.get(rank.rank)
@@ -153,7 +149,7 @@ class StallClock:
             self._readings = [*self._readings[-1:], reading]
         return replace(inspection, ranks=tuple(found))
 
-    def _read(self, ranks: Ranks) -> _Reading:
+    def _read(self, ranks: Ranks) -> _Used:
         """Read what the ranks have used, without the bytes of their answers to us."""
         from ddplaunch.agent.usage import usage
 
@@ -162,7 +158,7 @@ class StallClock:
         }
         found = usage([process.pid for process in ranks.processes.values()], ranks.plan.master_port)
         ours = {pid: used._replace(moved=used.moved - taken.get(pid, 0)) for pid, used in found.items()}
-        return _Reading(time.monotonic(), ours)
+        return _Used(time.monotonic(), ours)
 
     def _standstill(self, rank: RankInspection, now: float) -> float:
         """Seconds since its collectives are as they are: since we saw them so, or since it entered the last one."""
@@ -180,7 +176,7 @@ class StallClock:
             self._offset, self._clock_set = offset, time.time()
 
 
-def _rates(pid: int, before: _Reading | None, now: _Reading) -> tuple[float | None, float | None, float | None]:
+def _rates(pid: int, before: _Used | None, now: _Used) -> tuple[float | None, float | None, float | None]:
     """CPUs and bytes a second between two readings, in files and on the network; None where there are not two, or a
     process has gone unseen.
     """

@@ -1,11 +1,13 @@
-"""What this node has of the job's store: its port, or the file behind ``--init-method file://``."""
+"""What this node has of the job's store: its port and rank 0, in which it is, or the file of ``--init-method file://``."""
 
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import suppress
 
 from ddplaunch.control.port import Port
+from ddplaunch.loop import Callback, Loop
 from ddplaunch.plan.plan import Plan
 
 
@@ -39,3 +41,41 @@ class Store:
         if self.path:
             with suppress(OSError):
                 os.unlink(self.path)
+
+
+class FirstRank:
+    """Rank 0's ties: the socket that its store listens on, and the hold that keeps its process until it is released."""
+
+    def __init__(self, loop: Loop, finished: Callback) -> None:
+        self._loop = loop
+        self._finished = finished
+        self._hold: socket.socket | None = None
+
+    def descriptors(self, port: Port, *, peers: bool) -> dict[str, int]:
+        """What its process is given; without ``peers`` nobody else needs the store."""
+        if not peers:
+            return {"store": port.listen().detach()}
+        self._hold, theirs = socket.socketpair()
+        with theirs:
+            return {"store": port.listen().detach(), "hold": theirs.detach()}
+
+    @property
+    def held(self) -> bool:
+        return self._hold is not None
+
+    def watch(self) -> None:
+        if self._hold is not None:
+            self._loop.watch(self._hold.fileno(), self._heard)
+
+    def _heard(self) -> None:
+        """It says that it is done, or has gone."""
+        if self._hold is not None:
+            self._loop.forget(self._hold.fileno())
+            if self._hold.recv(16):
+                self._finished()
+
+    def release(self) -> None:
+        if self._hold is not None:
+            self._loop.forget(self._hold.fileno())
+            self._hold.close()
+            self._hold = None

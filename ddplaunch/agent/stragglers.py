@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.agent.ranks import Phase, RankProcess, Ranks
 from ddplaunch.control.messages import FromNode, Straggling
 from ddplaunch.loop import Loop, Timer
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
 STRAGGLING = 30.0  # seconds since a rank ended until the others are named: rank 0 may write the last checkpoint
 
-Look = Callable[[Ranks, Callable[["Inspection"], None]], None]
+Inspect = Callable[[Ranks, Callable[["Inspection"], None]], None]
 
 
 class Stragglers:
-    """Those of one attempt."""
+    """The stragglers of one attempt."""
 
     def __init__(
         self,
         loop: Loop,
         ranks: Ranks,
         timeout: float | None,
-        look: Look,
+        inspect: Inspect,
         tell: Callable[[FromNode], None],
         note: Callable[[str], None],
     ) -> None:
-        """``look`` looks at the stacks of this node's ranks; ``tell`` tells the job of those left after ``timeout``."""
+        """``inspect`` finds the stacks of this node's ranks; ``tell`` tells the job of those left after ``timeout``."""
         self._loop, self._ranks, self._timeout = loop, ranks, timeout
-        self._look, self._tell, self._note = look, tell, note
+        self._inspect, self._tell, self._note = inspect, tell, note
         self._timers: list[Timer] = []
 
     def await_them(self) -> None:
-        """A rank may have ended; those that still run have their time from now on."""
+        """A rank may have ended: the time of those that still run begins now."""
         for timer in self._timers:
             timer.cancel()
         self._timers = [self._loop.after(STRAGGLING, self._name)] if self._left() else []
@@ -56,16 +56,14 @@ class Stragglers:
 
     def _name(self) -> None:
         if self._left():
-            self._look(self._ranks, self._found)
+            self._inspect(self._ranks, self._found)
 
     def _found(self, inspection: Inspection) -> None:
         if left := self._left():
             self._note(self._told(left, inspection))
 
     def _told(self, left: Sequence[RankProcess], inspection: Inspection) -> str:
-        from ddplaunch.diagnosis.stall import where
-
-        places = {rank.rank: where([rank]) for rank in inspection.ranks}
+        places = {rank.rank: diagnosis.stall.where([rank]) for rank in inspection.ranks}
         on = f" on {left[0].rank.host or 'this node'}" if self._ranks.plan.nnodes > 1 else ""
         told = []
         for each in left[:MAX_NAMED]:

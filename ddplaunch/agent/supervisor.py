@@ -13,27 +13,26 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.agent import limits
+from ddplaunch.agent.inspections import NodeInspections
 from ddplaunch.agent.job import Outfit
 from ddplaunch.agent.policy import Policy
-from ddplaunch.agent.preemption_file import PreemptionFile
-from ddplaunch.agent.questions import Questions
 from ddplaunch.agent.ranks import Phase, Ranks
 from ddplaunch.agent.signals import ECHO, STOPPING, Direct, Signals
 from ddplaunch.agent.store import Store
 from ddplaunch.agent.stragglers import Stragglers
 from ddplaunch.agent.teardown import Teardown
+from ddplaunch.agent.temporary import PreemptionFile
 from ddplaunch.agent.tree import Tree
 from ddplaunch.control import messages
-from ddplaunch.control.attempt_plan import attempt_plan
 from ddplaunch.control.failure import Failure, Outcome
-from ddplaunch.control.joining import describe
-from ddplaunch.control.link import make_link
+from ddplaunch.control.link import attempt_plan, make_link
 from ddplaunch.control.messages import Message
 from ddplaunch.control.relay import FOR_RANKS, TOGETHER
 from ddplaunch.control.route import NameServer
 from ddplaunch.control.rules import Rules
+from ddplaunch.control.waiting import describe
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.loop import Callback, Loop
@@ -46,8 +45,8 @@ from ddplaunch.rank import processes
 from ddplaunch.words import named
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.absent import Absent
     from ddplaunch.agent.check import CheckOfNode
+    from ddplaunch.agent.missing_nodes import MissingNodes
     from ddplaunch.agent.sidecars import Sidecars
     from ddplaunch.agent.stall_clock import StallClock
     from ddplaunch.diagnosis.inspection import Detail, Inspection
@@ -87,30 +86,39 @@ class Supervisor:
             log.open(plan.run_id, plan.node_rank)
         self._tree = Tree(loop, policy, environ, plan.run_id)
         self._observers = [*observers]
-        streams = Streams(loop, screen, lambda: self._teardown.drained(), whole=policy.show.whole)
+        streams = Streams(loop, screen, self._printed, self._all_printed, whole=policy.show.whole)
         self._outfit = Outfit(policy, screen, streams, log, store, PreemptionFile(self._tree.temporary))
         self._name_server = NameServer(screen.note) if rules.port is not None else None
         self._signals, self._direct = Signals(policy.preempt_signal), Direct()
-        self._questions = Questions(loop, self._link.tell, node_only=rules.port is None and plan.nnodes > 1)
+        node_only = rules.port is None and plan.nnodes > 1
+        self._inspections = NodeInspections(loop, self._link.tell, self._complete, node_only=node_only)
         self._stall_clock: StallClock | None = None
         self._check_of_node: CheckOfNode | None = None
-        self._absent: Absent | None = None
+        self._missing_nodes: MissingNodes | None = None
         self._outcome: Outcome | None = None
-        self.sidecars: Sidecars | None = None  # to be ended when people have been told of the job's end
+        self.sidecars: Sidecars | None = None  # to be ended when people have read how the job ended
         self._begin(-1, self._plan)
 
     def _begin(self, attempt: int, plan: Plan) -> None:
         tell, rules = self._link.tell, self._rules
         ranks = self._ranks = Ranks(attempt, plan, self._loop, self._tree.temporary, self._first_rank_finished)
-        look, patience = partial(self._look, "stacks"), rules.straggler_timeout
-        stragglers = Stragglers(self._loop, ranks, patience, look, tell, self._screen.note)
+        inspect, patience = partial(self._inspect_here, "stacks"), rules.straggler_timeout
+        stragglers = Stragglers(self._loop, ranks, patience, inspect, tell, self._screen.note)
         self._teardown = Teardown(ranks, self._tree, self._outfit, rules, self._emit, tell, self._drained, stragglers)
 
-    def _look(self, detail: str, ranks: Ranks, looked: Callable[[Inspection], None]) -> None:
-        """Look at the ranks of this node."""
-        from ddplaunch.diagnosis.inspection import Detail
+    def _inspect_here(self, detail: str, ranks: Ranks, done: Callable[[Inspection], None]) -> None:
+        """Inspect the ranks of this node."""
+        self._inspections.begin(ranks, diagnosis.inspection.Detail(detail), done)
 
-        self._questions.look_here(ranks, Detail(detail), looked)
+    def _complete(self, inspection: Inspection, ranks: Ranks) -> Inspection:
+        return self._stall_clock.complete(inspection, ranks) if self._stall_clock else inspection
+
+    def _printed(self, rank: int) -> None:
+        if self._stall_clock:
+            self._stall_clock.printed(rank)
+
+    def _all_printed(self) -> None:
+        self._teardown.drained()
 
     def run(self) -> Outcome:
         """Run the job; returns when nothing of it is left here but its sidecars."""
@@ -118,7 +126,7 @@ class Supervisor:
         self._loop.catch(STOPPING, self._signalled, anyway=() if warning is None else (warning,))
         self._loop.catch(FOR_RANKS - {warning}, self._for_ranks)
         self._tree.plant(self._plan, self._outfit.store.path, self)
-        processes.adopt_orphans()  # not before: a warm zygote is nobody's child
+        processes.adopt_orphans()  # not before: a warm zygote is a detached process
         try:
             with terminal.restored():
                 self._link.begin()
@@ -173,11 +181,11 @@ class Supervisor:
             case messages.Again():
                 self._emit(events.Restarting(message.attempt, message.wait, message.text, message.verdict))
             case messages.Inspect():
-                self._questions.look(self._ranks, message)
+                self._inspections.answer(self._ranks, message)
             case messages.Inspected(serial=0, inspection=inspection):
-                self._emit(events.Inspected(inspection))
+                self._emit(events.RanksInspected(inspection))
             case messages.Inspected():
-                self._questions.answered(message)
+                self._inspections.answered(message)
             case messages.Note(text=text):
                 self._emit(events.Noted(text))
             case messages.End(outcome=outcome):
@@ -186,15 +194,16 @@ class Supervisor:
     def _look_for(self, missing: Sequence[int]) -> None:
         """See whether these nodes, which have not joined, still can."""
         if self._policy.in_step:
-            from ddplaunch.agent.absent import Absent
+            from ddplaunch.agent.missing_nodes import MissingNodes
 
-            self._absent = self._absent or Absent(self._loop, os.environ, self._plan, self._link.tell)
-            self._absent.heard(missing)
+            if self._missing_nodes is None:
+                self._missing_nodes = MissingNodes(self._loop, os.environ, self._plan, self._link.tell)
+            self._missing_nodes.heard(missing)
 
     def _all_there(self) -> None:
-        if self._absent:
-            self._absent.close()
-            self._absent = None
+        if self._missing_nodes:
+            self._missing_nodes.close()
+            self._missing_nodes = None
 
     def _join(self, joined: messages.Joined) -> None:
         self._all_there()
@@ -206,7 +215,7 @@ class Supervisor:
             self._link.tell(messages.Unable(error.message, error.hint))
 
     def _check(self, order: messages.Check) -> None:
-        """Look whether this machine has what its ranks need; a look that is under way is for nothing now."""
+        """Check whether this machine has what its ranks need; a check that is under way is for nothing now."""
         from ddplaunch.agent.check import CheckOfNode
 
         if self._check_of_node is not None:
@@ -251,9 +260,8 @@ class Supervisor:
         if self._stall_clock is None:
             from ddplaunch.agent.stall_clock import StallClock
 
-            self._stall_clock = StallClock(self._loop, self._rules, partial(self._look, "state"), self._link.tell)
-            self._questions.complete = self._stall_clock.complete
-            self._outfit.streams.printed = self._stall_clock.printed
+            inspect = partial(self._inspect_here, "state")
+            self._stall_clock = StallClock(self._loop, self._rules, inspect, self._link.tell)
         self._stall_clock.begin(ranks)
 
     def _make_room(self) -> None:
@@ -307,7 +315,7 @@ class Supervisor:
         self._tree.lead(pid)
         self._emit(events.Started(rank, pid, self._ranks.number))
         if self._ranks.started == 1:
-            self._link.tell(messages.Running(self._ranks.number))
+            self._link.tell(messages.RanksStarted(self._ranks.number))
         if self._outfit.preemption_file.given:
             self._outfit.preemption_file.give()  # before the first rank there was no folder yet
         if self._ranks.phase in (Phase.STOPPING, Phase.SWEEPING):
@@ -341,7 +349,7 @@ class Supervisor:
     def _first_rank_finished(self) -> None:
         if 0 in self._ranks.processes:
             self._ranks.processes[0].finished = True
-            self._emit(events.Finished(0))
+            self._emit(events.RankFinished(0))
             self._teardown.go_on()
 
     def swept(self, found: list[str], stuck: list[str]) -> None:
@@ -389,7 +397,7 @@ class Supervisor:
 
     def inspect(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
         """Find out what all ranks of the job are doing; ``answer`` is called with it, after some seconds at most."""
-        self._questions.ask(detail, answer)
+        self._inspections.ask(detail, answer)
 
     @property
     def streams(self) -> Streams:

@@ -17,11 +17,11 @@ from ddplaunch.output.streams import DRAIN_PATIENCE
 from ddplaunch.rank import processes
 
 RUNS = (Phase.RUNNING, Phase.STOPPING)
-LOOK_PATIENCE = 1.5  # seconds for node 0 to have looked at all ranks, and to order the stop
+INSPECTION_PATIENCE = 1.5  # seconds for node 0 to have inspected all ranks, and to order the stop
 
 
 class Teardown:
-    """That of one attempt, whatever ends it."""
+    """The end of one attempt, for any reason."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Teardown:
         """``tell`` tells the job; ``done`` gets the account when nothing is left."""
         self._ranks, self._tree = ranks, tree
         self._screen, self._streams, self._preemption_file = outfit.screen, outfit.streams, outfit.preemption_file
-        self._grace, self._looks = rules.grace, rules.looks
+        self._grace, self._inspects = rules.grace, rules.inspects
         self._emit, self._tell, self._done = emit, tell, done
         self._stragglers = stragglers
         self._interrupted = False
@@ -72,9 +72,9 @@ class Teardown:
                 text = f"stopping {count} rank{'s' * (count != 1)}; Ctrl-C again ends them at once"
                 self._screen.note(text, of_job=True)
             stop = partial(self._stop, signalled.signal, self._grace)
-            if self._looks and self._ranks.phase is Phase.RUNNING:
-                # They are looked at first, by the order of node 0, which may be out of reach.
-                self._ranks.timers.after(LOOK_PATIENCE, stop)
+            if self._inspects and self._ranks.phase is Phase.RUNNING:
+                # They are inspected first, by the order of node 0, which may be out of reach.
+                self._ranks.timers.after(INSPECTION_PATIENCE, stop)
             else:
                 stop()
 
@@ -116,7 +116,7 @@ class Teardown:
         self._drain([], [])
 
     def swept(self, found: list[str], stuck: list[str]) -> None:
-        """The zygote has nothing left below it; impatience asks twice, and is answered twice."""
+        """The zygote has nothing left below it; a second request to hurry is answered a second time."""
         if self._ranks.phase is Phase.SWEEPING:
             self._drain(found, stuck)
 

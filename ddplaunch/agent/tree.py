@@ -1,8 +1,7 @@
-"""The processes below us: the zygote that all ranks come of, and which of the others are ours.
+"""The processes below us: the zygote that forks all ranks, and which of the others are ours.
 
-The shell that became us by ``exec`` may have left us children of its own. While a zygote lives, all that came of its
-ranks is below it. Where it is killed, that falls to us, among whatever strangers lose their parents, as we adopt
-orphans.
+The shell that became us by ``exec`` may have left us children of its own. While a zygote lives, all
+that its ranks started is below it. If it is killed, we adopt that, and strangers that lose their parents too.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ import os
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from ddplaunch.agent.connections import Connection, connections, held_by
+from ddplaunch.agent.connections import TcpConnection, connections, held_by
 
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
-class Usage(NamedTuple):
+class TreeUsage(NamedTuple):
     """That of a process and its descendants, with what their children used that have ended."""
 
     cpu: float  # seconds
@@ -21,7 +21,7 @@ class Usage(NamedTuple):
     network: Mapping[int, int] = {}  # bytes on each TCP connection that leads out of the job, by its number
 
 
-def usage(roots: Collection[int], store: int = 0) -> dict[int, Usage]:
+def usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsage]:
     """Add up what each of these processes and its descendants have used; those that are gone are left out.
 
     ``store`` is the port of the job's store, whose connections are within the job, as those between these processes.
@@ -39,7 +39,7 @@ def usage(roots: Collection[int], store: int = 0) -> dict[int, Usage]:
             continue
         parents[int(name)] = int(fields[1])
         cpu[int(name)] = sum(map(int, fields[11:15])) / _TICK
-    found = {root: Usage(0.0, 0) for root in roots if root in cpu}
+    found = {root: TreeUsage(0.0, 0) for root in roots if root in cpu}
     held: dict[int, int] = {}  # which of them has a connection, by its number
     for pid, seconds in cpu.items():
         above = pid
@@ -47,7 +47,7 @@ def usage(roots: Collection[int], store: int = 0) -> dict[int, Usage]:
             above = parents[above]
         if above in found:
             so_far = found[above]
-            found[above] = Usage(so_far.cpu + seconds, so_far.moved + _moved(pid))
+            found[above] = TreeUsage(so_far.cpu + seconds, so_far.moved + _moved(pid))
             held.update((each, above) for each in held_by(pid))
     for each in _outside(held, store):
         network = found[held[each.number]].network
@@ -55,7 +55,7 @@ def usage(roots: Collection[int], store: int = 0) -> dict[int, Usage]:
     return found
 
 
-def _outside(held: Collection[int], store: int) -> list[Connection]:
+def _outside(held: Collection[int], store: int) -> list[TcpConnection]:
     """Those connections of the ranks that lead neither to one of them here nor to the store."""
     ours = {each.ends: each for each in connections() if each.number in held} if held else {}
     return [

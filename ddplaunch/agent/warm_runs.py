@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits
-from ddplaunch.agent.zygote_process import PROGRAM, Starting, WarmZygote, start
+from ddplaunch.agent.zygote_process import PROGRAM, WarmStart, WarmZygote, start
 from ddplaunch.rank import channel, processes
 from ddplaunch.warm import asking, place
 from ddplaunch.warm.fingerprint import fingerprint, short
@@ -100,8 +100,8 @@ class WarmRuns:
         environment: Mapping[str, str],
         theirs: socket.socket,
         its: socket.socket,
-    ) -> Starting:
-        """Start a warm zygote, with our order waiting for it; it is nobody's child whom we know.
+    ) -> WarmStart:
+        """Start a warm zygote, with our order waiting for it; it is a detached process.
 
         Raises:
             OSError: it cannot be started, or another launcher does so.
@@ -134,7 +134,7 @@ class WarmRuns:
                 _hand_on(kept, end, environment, (nothing, printed, complaints))
             os.waitpid(middle, 0)
             pid, pidfds, _, _ = socket.recv_fds(ours, 16, 1)
-            return Starting(int(pid), pidfds[0], ours, path)
+            return WarmStart(int(pid), pidfds[0], ours, path)
         except OSError:
             ours.close()
             with suppress(OSError):
@@ -159,7 +159,7 @@ def _open_files() -> int:
 
 
 def _leader() -> int:
-    """The process with whose end people have logged out: it leads our session, or that of who gave us one.
+    """The process that ends when people log out: it leads our session, or that of the process that gave us one.
 
     Where that has ended or cannot be seen from here (in a container, behind nsenter), it is the outermost one of the
     session that we see.
@@ -181,7 +181,7 @@ def _leader() -> int:
 
 
 def _hand_on(config: Config, end: socket.socket, environment: Mapping[str, str], streams: Sequence[int]) -> NoReturn:
-    """In a fork that nobody knows of afterwards: start a warm zygote, and tell its parent's parent which it is.
+    """In a fork that ends then: start a warm zygote, and tell the launcher which it is.
 
     The kernel kills it, stopped or not, when that one's end of ``end`` closes.
     """

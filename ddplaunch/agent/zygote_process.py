@@ -18,7 +18,7 @@ from ddplaunch.control.relay import FOR_RANKS
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from ddplaunch.rank.messages import Config, Ended
+    from ddplaunch.rank.messages import Config, GuardianEnded
 else:
     Protocol = object
 
@@ -89,7 +89,7 @@ class OwnZygote:
 class WarmZygote:
     """A fork of a warm zygote, below a guardian, which tells us of its end."""
 
-    def __init__(self, line: socket.socket, starting: Starting | None) -> None:
+    def __init__(self, line: socket.socket, starting: WarmStart | None) -> None:
         """``line`` is the guardian's; ``starting`` is the warm zygote, where that has yet to import."""
         self._line, self._starting = line, starting
         self._pidfd: int | None = None
@@ -112,7 +112,7 @@ class WarmZygote:
     def wait(self) -> int | None:
         from ddplaunch.warm.asking import receive
 
-        ended: Ended | None = receive(self._line, _LEAVE_PATIENCE)
+        ended: GuardianEnded | None = receive(self._line, _LEAVE_PATIENCE)
         if ended is None:
             self.kill()
             ended = receive(self._line, _LEAVE_PATIENCE)
@@ -127,7 +127,7 @@ class WarmZygote:
         return ended["status"] if ended else None
 
 
-class Starting:
+class WarmStart:
     """A warm zygote that we have started, until it has imported all: so long it goes when we go."""
 
     def __init__(self, pid: int, pidfd: int, tie: socket.socket, path: str) -> None:

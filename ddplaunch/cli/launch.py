@@ -19,7 +19,7 @@ from ddplaunch.cli.rules import read_rules
 from ddplaunch.cli.say import say, say_note, say_notes
 from ddplaunch.cli.show import missing
 from ddplaunch.control.failure import Outcome
-from ddplaunch.control.link import listen_on_node_zero
+from ddplaunch.control.link import check, listen_on_node_zero
 from ddplaunch.control.port import without_loopback
 from ddplaunch.control.rules import Rules
 from ddplaunch.errors import EXIT_PREEMPTED, UsageError
@@ -31,9 +31,9 @@ from ddplaunch.loop import Loop
 from ddplaunch.output.events import Observer
 from ddplaunch.output.run_log import RunLog
 from ddplaunch.output.screen import Screen, choose
-from ddplaunch.output.starting import Starting
 from ddplaunch.output.streams import KEPT
-from ddplaunch.output.voice import VOICE, Kind, Said
+from ddplaunch.output.voice import VOICE, Said, Topic
+from ddplaunch.output.waiting import Starting
 from ddplaunch.plan.plan import Plan
 from ddplaunch.plan.rendezvous import LOOPBACK, check_store_file
 
@@ -56,7 +56,7 @@ def claim(planning: Planning) -> tuple[Rules, socket.socket | None]:
     need_processes()
     plan = planning.plan
     rules = read_rules(planning.options, plan.master_addr, plan.master_port, planning.finding)
-    rules.check(plan)
+    check(plan, rules)
     return rules, listen_on_node_zero(plan, rules) if plan.nnodes > 1 else None
 
 
@@ -148,7 +148,7 @@ class NodeJob:
             where = f" on {host}" if self._plan.nnodes > 1 else ""
             say_note(f"kept in {self._log.path}{where}", path=self._log.path, host=host)
         if self._screen.speaks:
-            say(Said(Kind.END, f"ended with exit code {outcome.code}", {"code": outcome.code}, lines=""))
+            say(Said(Topic.END, f"ended with exit code {outcome.code}", {"code": outcome.code}, lines=""))
         return outcome.code
 
     def status(self) -> Status:
@@ -171,7 +171,7 @@ class NodeJob:
 
         page = render_stacks(inspection)
         lines = page if self._policy.colour else click.unstyle(page)
-        self._screen.say(Said(Kind.STACKS, "\n".join(sentences(inspection)), {"stacks": to_json(inspection)}, lines))
+        self._screen.say(Said(Topic.STACKS, "\n".join(sentences(inspection)), {"stacks": to_json(inspection)}, lines))
 
     def stop(self, now: bool) -> None:
         self._supervisor.stop(now)
@@ -200,7 +200,7 @@ class NodeJob:
 
             report = render_verdict(outcome.verdict, self._plan.nnodes)
             text = outcome.verdict.blame or outcome.verdict.first.headline
-            say(Said(Kind.FAILURE, text, {"verdict": outcome.verdict}, lines=report))
+            say(Said(Topic.FAILURE, text, {"verdict": outcome.verdict}, lines=report))
         if outcome.remark:
             say_note(outcome.remark)
 

@@ -13,7 +13,7 @@ from ddplaunch.cli.rules import check_control_port
 from ddplaunch.cli.say import say
 from ddplaunch.cli.surroundings import OVER_SSH
 from ddplaunch.errors import UsageError
-from ddplaunch.output.voice import Kind, Said
+from ddplaunch.output.voice import Said, Topic
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
 from ddplaunch.ssh.client import Session, command, look_up
 from ddplaunch.ssh.fleet import Fleet, Problem, make_room
@@ -112,7 +112,7 @@ def _say_problems(problems: list[Problem], hosts: int, code: int) -> None:
     text = f"{bad} of {hosts} hosts cannot take part, and nothing was started"
     lines = [f"ddplaunch: {text}", *(f"  {problem.host.ljust(width)}  {problem.text}" for problem in problems)]
     found = [{"host": problem.host, "text": problem.text} for problem in problems]
-    say(Said(Kind.ERROR, text, {"problems": found, "code": code}, "".join(f"{line}\n" for line in lines)))
+    say(Said(Topic.ERROR, text, {"problems": found, "code": code}, "".join(f"{line}\n" for line in lines)))
 
 
 def planned(hosts: tuple[Host, ...], options: Options) -> tuple[Options, str]:

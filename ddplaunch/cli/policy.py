@@ -17,7 +17,7 @@ from ddplaunch.plan.plan import Plan
 from ddplaunch.target.target import TargetKind
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.sidecar import Sidecar
+    from ddplaunch.agent.policy import Sidecar
 
 PATIENCE_OVER_SSH = 1e6
 """Seconds, longer than any wait: SSH reads a launcher's output, slowly on purpose, and it notices when we are gone."""

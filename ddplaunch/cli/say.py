@@ -8,7 +8,7 @@ import sys
 
 from ddplaunch.console import colour_wanted
 from ddplaunch.errors import EXIT_USAGE, shown
-from ddplaunch.output.voice import VOICE, Kind, Said
+from ddplaunch.output.voice import VOICE, Said, Topic
 
 MAX_IN_MESSAGE = 500
 MAX_IN_HINT = 4000  # it may be a command to copy
@@ -22,7 +22,7 @@ def say(said: Said) -> None:
 
 def say_note(text: str, **fields: object) -> None:
     """Say something that people should know."""
-    say(Said(Kind.NOTE, text, fields))
+    say(Said(Topic.NOTE, text, fields))
 
 
 def say_notes(*texts: str) -> None:
@@ -38,7 +38,7 @@ def complain(message: str, hint: str | None, code: int = EXIT_USAGE) -> None:
     said = shown(re.sub(_LONG_WORD, r"\1…\2", message), MAX_IN_MESSAGE)
     hints = [shown(line, MAX_IN_HINT) for line in (hint or "").splitlines()[:2]]
     lines = f"\x1b[31m\x1b[1mError:\x1b[0m {fitted(said, len('Error: '))}\n" + "".join(f"  {line}\n" for line in hints)
-    say(Said(Kind.ERROR, said, {"hint": "\n".join(hints) or None, "code": code}, lines))
+    say(Said(Topic.ERROR, said, {"hint": "\n".join(hints) or None, "code": code}, lines))
 
 
 def fitted(line: str, taken: int) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from ddplaunch.agent.sidecar import Sidecar, tensorboard
+from ddplaunch.agent.policy import Sidecar
 from ddplaunch.cli.options import Options
 from ddplaunch.errors import UsageError
+
+_ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTILINE)
+"""TensorBoard 2.21.0 at http://127.0.0.1:6006/ (Press CTRL+C to quit)"""
 
 
 def split(text: str) -> list[str]:
@@ -34,7 +38,7 @@ def read(options: Options, *, remote: bool = False) -> tuple[Sidecar, ...]:
     found: list[Sidecar] = []
     if options.tensorboard is not None:
         check_tensorboard(options.tensorboard, remote=remote)
-        found.append(tensorboard(options.tensorboard))
+        found.append(_tensorboard(options.tensorboard))
     for text in options.sidecar:
         words = split(text)
         path = shutil.which(words[0])
@@ -58,6 +62,21 @@ def check_tensorboard(logdir: str, *, remote: bool = False) -> None:
     if spec is None or spec.origin is None:  # a folder of that name does not count
         what = f"--tensorboard {logdir}: the package tensorboard is not installed for {sys.executable}"
         raise UsageError(what, "pip install tensorboard")
+
+
+def _tensorboard(logdir: str) -> Sidecar:
+    """TensorBoard of this interpreter, for this machine alone.
+
+    Its port is the first free one from 6006 on, as it is where nobody says which (tensorboard/program.py).
+    """
+    return Sidecar(
+        name="tensorboard",
+        words=(sys.executable, "-m", "tensorboard.main", "--logdir", logdir, "--host", "127.0.0.1"),
+        path=sys.executable,
+        # With TensorFlow beside it, it would take memory of the ranks' GPUs; and a user's queue.py is not its own.
+        variables={"CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"},
+        announces=("TensorBoard", _ANNOUNCEMENT),
+    )
 
 
 def _name(program: str, others: Sequence[Sidecar]) -> str:

@@ -15,7 +15,6 @@ from functools import partial
 import click
 
 from ddplaunch.console import colour_wanted
-from ddplaunch.control.wire import Connection
 from ddplaunch.dataclass import replace
 from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.errors import EXIT_SIGNAL
@@ -33,7 +32,8 @@ from ddplaunch.live.view import LiveView, failures_text, last_lines, moment, sen
 from ddplaunch.loop import Loop
 from ddplaunch.output.sink import PATIENCE
 from ddplaunch.output.terminal import can_draw, restored, watched
-from ddplaunch.sockets import peer_uid
+from ddplaunch.wire.connection import Connection
+from ddplaunch.wire.sockets import peer_uid
 
 BETWEEN = 0.5  # seconds between two inspections
 COLUMNS, ROWS = 80, 24  # of a frame that is printed elsewhere than in a terminal

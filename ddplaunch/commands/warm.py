@@ -14,7 +14,7 @@ from ddplaunch.warm.asking import look
 from ddplaunch.words import size, span
 
 if TYPE_CHECKING:
-    from ddplaunch.rank.messages import Looked
+    from ddplaunch.rank.messages import WarmShown
 
 _END_PATIENCE = 10.0  # seconds
 _MAX_MODULES = 3  # that are named
@@ -39,7 +39,7 @@ def warm(stop: bool) -> None:
             click.echo(f"{path} does not answer: it is still importing, or busy", err=True)
 
 
-def _show(kept: list[Looked]) -> None:
+def _show(kept: list[WarmShown]) -> None:
     rows = []
     for each in kept:
         pss = _memory(each["pid"])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddplaunch.control.attempt import Stage
 from ddplaunch.control.messages import Hello, Refused
-from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Seats
-from ddplaunch.control.stage import Stage
 
 
-def refusal(ours: Hello, theirs: Hello, rules: Rules, seats: Seats, stage: Stage) -> Refused | None:
+def refusal(ours: Hello, theirs: Hello, seats: Seats, stage: Stage) -> Refused | None:
     """Why a node may not join node 0, whose hello is ``ours``; None where it may."""
+    rules = seats.rules
     refused = disagreement(ours, theirs, allow_mismatch=rules.allow_mismatch)
     if refused is None and rules.spares and len(ours.share.devices) != len(theirs.share.devices):
         counts = _differs("the number of ranks", ours, _count(ours), theirs, _count(theirs))

@@ -1,12 +1,13 @@
-"""One attempt of a job: what has happened to its ranks so far, on all nodes together."""
+"""Where a job stands; and of one attempt what has happened to its ranks so far, on all nodes together."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Iterable
+from enum import Enum
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.failure import MAX_REPORT, Failure, Outcome, Verdict, judge, within
 from ddplaunch.control.messages import Drained
 from ddplaunch.dataclass import dataclass, field, replace
@@ -22,6 +23,30 @@ HANGS = 10.0  # seconds: ranks that have waited longer than this in a collective
 MAX_HEARD = 16 << 20  # characters that failures may bring as they come, from all nodes together
 
 
+class Stage(Enum):
+    """Where a job stands as a whole."""
+
+    JOINING = "waiting for nodes"
+    CHECKING = "every node looks at itself"
+    RUNNING = "an attempt runs"
+    STOPPING = "an attempt is being stopped"
+    PAUSING = "waiting to start again"
+    ENDED = "all is over"
+
+
+NEXT_STAGE = {
+    Stage.JOINING: {Stage.CHECKING, Stage.RUNNING, Stage.ENDED},
+    Stage.CHECKING: {Stage.RUNNING, Stage.ENDED},
+    Stage.RUNNING: {Stage.STOPPING, Stage.PAUSING, Stage.ENDED},
+    Stage.STOPPING: {Stage.PAUSING, Stage.ENDED},
+    Stage.PAUSING: {Stage.CHECKING, Stage.RUNNING, Stage.ENDED},
+    Stage.ENDED: set[Stage](),
+}
+
+BEFORE_RANKS = {Stage.JOINING, Stage.CHECKING, Stage.PAUSING}
+"""Where no rank runs."""
+
+
 @dataclass(frozen=True)
 class Loss:
     """A node that was lost while it took part, or whose own processes were."""
@@ -32,7 +57,7 @@ class Loss:
     text: str
 
     def came_before(self, verdict: Verdict | None) -> bool:
-        """Whether this is the cause of what failed: an exception elsewhere may be a word for it that we do not know."""
+        """Whether this is the cause of what failed: we may not know the exception that it causes elsewhere."""
         if verdict is None or verdict.first.is_consequence:
             return True
         unsure = verdict.first.message is not None and verdict.first.host != self.host
@@ -54,14 +79,14 @@ class JobAttempt:
     broken: Loss | None = None  # what happened first to a launcher's own processes
     released: bool = False  # whether the nodes know that all ranks have done their work
     growing: bool = False  # whether it is stopped to take a node in
-    looking: bool = False  # whether the ranks are being looked at, before any is stopped
-    after_look: list[Callable[[], object]] = field(default_factory=list)  # what is to follow on that
-    look: Inspection | None = None  # what they were doing then
+    inspecting: bool = False  # whether the ranks are being inspected, before any is stopped
+    after_inspection: list[Callable[[], object]] = field(default_factory=list)  # what is to follow on that
+    inspection: Inspection | None = None  # what they were doing then
     cut: Cut | None = None  # the time limit that stopped it
     heard: int = 0  # characters of the failures' texts, as they came
 
     def gone(self, node: int) -> None:
-        """Nothing of the attempt is left there; sets, as a look at all nodes each time would take N² looks."""
+        """Nothing of the attempt is left there; the sets spare N² comparisons of all nodes."""
         self.working.discard(node)
         self.undrained.discard(node)
 
@@ -115,21 +140,17 @@ class JobAttempt:
         assert self.cut is not None
         if self.cut.failure is not None:
             return Outcome(EXIT_TIMEOUT, self.verdict)
-        from ddplaunch.diagnosis.stall import at_work
-
-        doing = at_work(self.look) if self.look else ""
+        doing = diagnosis.stall.at_work(self.inspection) if self.inspection else ""
         return Outcome(EXIT_TIMEOUT, remark=f"{self.cut.text}: {doing}" if doing else self.cut.text)
 
     def _waited_for(self) -> str | None:
-        """Whom those had waited for who only say that they had."""
-        if self.look is None:
+        """The rank that the others had waited for, where they only say that they waited."""
+        if self.inspection is None:
             return None
-        from ddplaunch.diagnosis.culprit import culprit
-
         tracebacks = [(each.rank, each.traceback or each.message or "") for each in self.failures]
         timed_out = any(each.timed_out for each in self.failures)
-        found = culprit(self.look, tracebacks, timed_out=timed_out, folder=os.getcwd())
-        hosts = {each.rank: each.host for each in self.look.ranks}
+        found = diagnosis.culprit.culprit(self.inspection, tracebacks, timed_out=timed_out, folder=os.getcwd())
+        hosts = {each.rank: each.host for each in self.inspection.ranks}
         if found is None or len(set(hosts.values())) < 2 or found.ranks[0] not in hosts:
             return found.text if found else None
         return f"{found.text} (on {hosts[found.ranks[0]]})"
@@ -137,19 +158,16 @@ class JobAttempt:
     @property
     def waits(self) -> str | None:
         """Who waited for whom when it was stopped, if that had lasted for long: somebody may have stopped a hang."""
-        look = self.look
-        if look is None:
+        found = self.inspection
+        if found is None:
             return None
-        from ddplaunch.diagnosis.sentences import sentences
-        from ddplaunch.diagnosis.waits import waits
-
-        entered = [each.entered for rank in look.ranks for each in rank.last if not each.completed]
-        # Of send, recv and init_process_group nobody tells when they began: silence stands for that.
-        quiet = {rank.rank: rank.quiet or 0.0 for rank in look.ranks}
-        silent = [min(quiet[rank] for rank in wait.waiting) for wait in waits(look) if not wait.number]
-        if not any(lasted > HANGS for lasted in (*silent, *(look.moment - moment for moment in entered))):
+        entered = [each.entered for rank in found.ranks for each in rank.last if not each.completed]
+        # When send, recv and init_process_group began is not known: silence stands for that.
+        quiet = {rank.rank: rank.quiet or 0.0 for rank in found.ranks}
+        silent = [min(quiet[rank] for rank in wait.waiting) for wait in diagnosis.waits.waits(found) if not wait.number]
+        if not any(lasted > HANGS for lasted in (*silent, *(found.moment - moment for moment in entered))):
             return None
-        return f"when it was stopped: {'; '.join(sentences(look))}"
+        return f"when it was stopped: {'; '.join(diagnosis.sentences.sentences(found))}"
 
     @property
     def whole(self) -> bool:

@@ -1,4 +1,4 @@
-"""Before each attempt every node looks at itself: which have answered, and what follows where one lacks something."""
+"""Before each attempt every node checks its machine: which have answered, and what follows if one lacks something."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from ddplaunch.control.failure import Outcome, Verdict
 from ddplaunch.control.membership import Membership
-from ddplaunch.control.messages import Check, End, Message, Note, Unable
-from ddplaunch.control.rules import Rules
+from ddplaunch.control.messages import Check, End, Unable
 from ddplaunch.control.seat import Seat, Seats
 from ddplaunch.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.words import named
@@ -16,21 +15,19 @@ LATE = 5.0  # seconds after which people read whose answer is awaited
 
 
 class Checks:
-    """Those of one attempt after the other."""
+    """The checks of one attempt after the other."""
 
     def __init__(
         self,
-        rules: Rules,
         seats: Seats,
         membership: Membership,
-        tell: Callable[[int, Message], None],
         after: Callable[[float, Callable[[], None]], None],
         start: Callable[[], None],
         end: Callable[[Outcome], None],
     ) -> None:
         """``after`` forgets what an attempt leaves; ``start`` is called when every node has what its ranks need."""
-        self._rules, self._seats, self._membership = rules, seats, membership
-        self._tell, self._after, self._start, self._end = tell, after, start, end
+        self._rules, self._seats, self._membership = seats.rules, seats, membership
+        self._after, self._start, self._end = after, start, end
         self._attempt = 0
         self._awaited: set[int] = set()  # empty but while all check themselves
 
@@ -47,7 +44,7 @@ class Checks:
         """Ask one node. Of what it answers while an attempt runs, nothing counts for the next."""
         if self._awaited:
             self._awaited.add(number)
-        self._tell(number, Check(self._attempt, self._rules.gpu_memory_timeout))
+        self._seats.tell(number, Check(self._attempt, self._rules.gpu_memory_timeout))
 
     def answered(self, number: int, attempt: int) -> None:
         """A node has what its ranks need in this attempt."""
@@ -55,7 +52,7 @@ class Checks:
             self.gone(number)
 
     def gone(self, number: int) -> None:
-        """Nothing is awaited of this node any more."""
+        """This node has answered, or is lost."""
         if number in self._awaited:
             self._awaited.discard(number)
             if not self._awaited:
@@ -70,8 +67,8 @@ class Checks:
         if seat.number and left >= self._rules.min_nodes:
             text = f"{seat.name} is left out: {said.message}"
             del self._seats[seat.number]
-            self._note(text)
-            self._tell(seat.number, End(Outcome(EXIT_USAGE, refused=(text, said.hint))))
+            self._seats.note(text)
+            self._seats.tell(seat.number, End(Outcome(EXIT_USAGE, refused=(text, said.hint))))
             return self.gone(seat.number)
         text = f"{seat.name}: {said.message}" if self._rules.several else said.message
         if seat.number and self._rules.elastic:
@@ -86,8 +83,4 @@ class Checks:
     def _tell_late(self) -> None:
         awaited = [self._seats[number].name for number in sorted(self._awaited & set(self._seats))]
         if awaited:
-            self._note(f"waiting for the check of {named(awaited)}")
-
-    def _note(self, text: str) -> None:
-        for number in list(self._seats):
-            self._tell(number, Note(text))
+            self._seats.note(f"waiting for the check of {named(awaited)}")

@@ -1,4 +1,4 @@
-"""How far the clock of a peer is ahead of ours, as heartbeats tell: NTP's reckoning, with beats that cross.
+"""How far the clock of a peer is ahead of ours, by heartbeats: NTP's reckoning, with beats that cross.
 
 A beat says what its sender's clock shows, and which clock of ours it heard last and how long ago. What is left of the
 time since we sent that is a round trip; the peer's clock was read in the middle of it, give or take a half.
@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from ddplaunch.control.messages import Beat
+from ddplaunch.dataclass import dataclass
 
 UNDER_WAY = 16  # beats of ours that the peer may not have answered yet
 DRIFT = 15e-6  # seconds a second by which two clocks may part (NTP's PHI)
-LONGEST = 3600.0  # seconds for which a beat that was heard is worth telling of
+LONGEST = 3600.0  # seconds for which a beat that was heard may be answered
 
 
-class ClockOffset(NamedTuple):
+@dataclass(frozen=True)
+class ClockOffset:
     """Seconds by which a peer's clock is ahead of ours, and by which that may be wrong, either way."""
 
     ahead: float
@@ -29,7 +30,8 @@ OURS = ClockOffset(0.0, 0.0)
 UNKNOWN = ClockOffset(0.0, math.inf)
 
 
-class _Sample(NamedTuple):
+@dataclass(frozen=True)
+class _Sample:
     """A round trip; a better one takes its place, and so does in time one that is as good."""
 
     ahead: float

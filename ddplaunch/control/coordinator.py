@@ -11,18 +11,16 @@ from collections.abc import Callable
 from functools import partial
 
 from ddplaunch.control import agreement, messages
-from ddplaunch.control.attempt import SETTLE, JobAttempt, Loss
-from ddplaunch.control.failure import Failure, Outcome, Verdict, signal_name
-from ddplaunch.control.joining import Joining
-from ddplaunch.control.late_nodes import LateNodes
-from ddplaunch.control.looking import Looking
+from ddplaunch.control.attempt import BEFORE_RANKS, NEXT_STAGE, SETTLE, JobAttempt, Loss, Stage
+from ddplaunch.control.failure import Failure, Outcome, Verdict, early_report, signal_name
+from ddplaunch.control.inspections import JobInspections
 from ddplaunch.control.membership import Membership
 from ddplaunch.control.messages import Arrived, Beat, ForRanks, Hello, Message
 from ddplaunch.control.restarts import Restarts
 from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Part, Seat, Seats
-from ddplaunch.control.stage import BEFORE_RANKS, NEXT, Stage
 from ddplaunch.control.time_limits import Cut, TimeLimits
+from ddplaunch.control.waiting import Joining, LateNodes
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Timer
 from ddplaunch.plan import share
@@ -49,25 +47,25 @@ class Coordinator:
         ``tell`` sends to a node; ``drop`` disconnects one that is lost to the job though it is still connected.
         """
         self._rules, self._run_id, self._own = rules, run_id, hello
-        self._tell, self._drop, self._later, self._clock = tell, drop, after, clock
-        self._seats = Seats(rules.max_nodes)
-        self._looking = Looking(rules, self._seats, tell, after)
+        self._drop, self._later, self._clock = drop, after, clock
+        self._seats = seats = Seats(rules, tell)
+        self._inspections = JobInspections(seats, after)
         self._stage, self._attempt = Stage.JOINING, JobAttempt()
-        self._membership = Membership(rules, self._seats, self._note)
+        self._membership = Membership(seats)
         self._restarts = Restarts(rules)
-        self._limits = TimeLimits(rules, run_id, self._seats, self._looking, after, self._note, self._cut)
+        self._limits = TimeLimits(run_id, seats, self._inspections, after, self._cut)
         self._interrupted: int | None = None
         self._hurried = self._preemption_seen = False  # whether it was again; whether a rank asked for a preemption
         self._preempted: str | None = None  # by what: "SIGUSR2 on node 1"
         self._timers: list[Timer] = []
-        say, kind = self._tell_all, hello.share.kind
-        self._late = LateNodes(self._seats, kind, tell, self._after, lambda: self._stage is Stage.RUNNING)
+        kind = hello.share.kind
+        self._late = LateNodes(seats, kind, self._after, lambda: self._stage is Stage.RUNNING)
         if rules.checks:
             from ddplaunch.control.checks import Checks
 
-            self._checks = Checks(rules, self._seats, self._membership, tell, self._after, self._begin, self._end)
+            self._checks = Checks(seats, self._membership, self._after, self._begin, self._end)
         self._before: Verdict | None = None  # of the attempt before, where it failed
-        self._joining = Joining(rules, self._seats, kind, self._after, clock, say, self._start, self._give_up)
+        self._joining = Joining(seats, kind, self._after, clock, self._start, self._give_up)
 
     # ---------------------------------------------------------------------------------------------------- joining
 
@@ -81,7 +79,7 @@ class Coordinator:
         A refusal before the start ends the job.
         """
         hello = self._seats.numbered(hello)
-        refused = agreement.refusal(self._own, hello, self._rules, self._seats, self._stage)
+        refused = agreement.refusal(self._own, hello, self._seats, self._stage)
         if refused and self._stage is Stage.JOINING:
             self._refuse(refused.message, refused.hint)
         return refused or hello
@@ -94,13 +92,13 @@ class Coordinator:
         if self._stage is Stage.JOINING:
             self._refuse(refused.message, refused.hint)
         elif self._stage is not Stage.ENDED:
-            self._note(f"{declined.says}; it does not take part")
+            self._seats.note(f"{declined.says}; it does not take part")
         return refused
 
     def join(self, hello: Hello) -> None:
         self._seats.add(hello)
         for warning in agreement.warnings(self._own, hello):
-            self._note(warning)
+            self._seats.note(warning)
         if self._stage is Stage.JOINING:
             self._joining.check()
         elif self._stage is Stage.CHECKING or (self._rules.checks and self._grows):
@@ -108,9 +106,9 @@ class Coordinator:
         elif self._grows:
             self._grow(hello.share.name)
         elif self._stage is Stage.RUNNING and not self._seats.all_run():
-            self._note(f"{hello.share.name} has joined, but the job is about to end")
+            self._seats.note(f"{hello.share.name} has joined, but the job is about to end")
         else:
-            self._note(self._membership.welcome(self._seats[hello.share.node_rank]))
+            self._seats.note(self._membership.welcome(self._seats[hello.share.node_rank]))
 
     @property
     def _grows(self) -> bool:
@@ -120,7 +118,7 @@ class Coordinator:
 
     def _grow(self, name: str) -> None:
         self._attempt.growing = True
-        self._note(f"{name} has joined: stopping the ranks, to start again with it")
+        self._seats.note(f"{name} has joined: stopping the ranks, to start again with it")
         self._stop(signal.SIGTERM)
 
     # --------------------------------------------------------------------------------------------------- an attempt
@@ -149,7 +147,8 @@ class Coordinator:
         number, places = self._attempt.number, share.places(shares)
         for seat, place in zip(line, places, strict=True):
             # Node 0 comes first: it removes a store in a file before anybody can open it.
-            self._tell(seat.number, messages.Start(number, self._run_id, place, shares=() if seat.number else shares))
+            order = messages.Start(number, self._run_id, place, shares=() if seat.number else shares)
+            self._seats.tell(seat.number, order)
 
     def hear(self, number: int, message: messages.FromNode) -> None:
         """Take in what a node says; raises Garbled, before anything is done, where it cannot be so."""
@@ -165,7 +164,7 @@ class Coordinator:
         if isinstance(message, messages.Checked):
             return self._checked(seat, message.attempt)
         if isinstance(message, messages.Inspect | messages.Inspected):
-            return self._looking.hear(number, message)
+            return self._inspections.hear(number, message)
         if isinstance(message, Beat | Arrived | ForRanks) or message.attempt != self._attempt.number:
             return
         if number and isinstance(message, messages.Failed | messages.Finished | messages.Drained):  # our own we know
@@ -177,7 +176,7 @@ class Coordinator:
                 self._finished(seat)
             case messages.Drained():
                 self._drained(seat, message)
-            case messages.Running():
+            case messages.RanksStarted():
                 self._limits.started()
             case messages.Suspicion():
                 self._limits.suspect()
@@ -191,8 +190,8 @@ class Coordinator:
         if seat.part is not Part.IDLE or self._stage not in (Stage.RUNNING, Stage.STOPPING):
             return self._refuse(text, message.hint)
         del self._seats[seat.number]  # it has come late
-        self._note(f"{text}; it does not take part")
-        self._tell(seat.number, messages.End(Outcome(EXIT_USAGE, refused=(text, message.hint))))
+        self._seats.note(f"{text}; it does not take part")
+        self._seats.tell(seat.number, messages.End(Outcome(EXIT_USAGE, refused=(text, message.hint))))
 
     def _failed(self, failure: Failure, clock: float) -> None:
         self._attempt.failed(failure, clock)
@@ -202,17 +201,16 @@ class Coordinator:
             self._after(EARLY_REPORT, self._tell_failure)
             self._stop(signal.SIGTERM)
         elif len(self._attempt.failures) == 1:
-            self._looking.first(self._attempt, self._check_drained)
+            self._inspections.before_stop(self._attempt, self._check_drained)
             self._after(SETTLE, lambda: self._stop(signal.SIGTERM))
 
     def _tell_failure(self) -> None:
         """Ranks take their time to stop: say by now why they must."""
         verdict = self._attempt.verdict
         if self._stage in (Stage.RUNNING, Stage.STOPPING) and self._interrupted is None and verdict:
-            from ddplaunch.control.early_report import early_report
-
-            seats = self._seats.values() if self._rules.several else ()
-            self._note(early_report(self._headline(verdict), verdict, self._rules.grace, seats))
+            busy = [seat.name for seat in self._seats.values() if seat.part is not Part.DRAINED]
+            nodes = busy if self._rules.several else ()
+            self._seats.note(early_report(self._headline(verdict), verdict, self._rules.grace, nodes))
 
     def _finished(self, seat: Seat) -> None:
         if seat.part is Part.RUNNING:
@@ -239,9 +237,9 @@ class Coordinator:
             return
         seat = self._seats.pop(number)
         self._attempt.gone(number)
-        self._looking.gone(number)
+        self._inspections.gone(number)
         if self._stage is Stage.JOINING:
-            self._note(f"{seat.name} has left: {why}")
+            self._seats.note(f"{seat.name} has left: {why}")
             return self._joining.check()
         if seat.part is Part.DRAINED and not self._attempt.failures and self._stage is Stage.RUNNING:
             return self._check_drained()  # it had done its work
@@ -250,13 +248,13 @@ class Coordinator:
             if self._membership.too_few:
                 return self._give_up(text)
             self._membership.changes += 1
-            self._note(text)
+            self._seats.note(text)
             return self._checks.gone(number) if self._stage is Stage.CHECKING else None
         if seat.part is Part.IDLE:
-            return self._note(text) if self._rules.spares else None  # it took no part yet
+            return self._seats.note(text) if self._rules.spares else None  # it took no part yet
         self._attempt.lost.append(Loss(time.time() - silence, number, seat.host, text))
         self._membership.failed(seat)
-        self._note(f"{text}; stopping the others" if self._stage is Stage.RUNNING else text)
+        self._seats.note(f"{text}; stopping the others" if self._stage is Stage.RUNNING else text)
         self._stop(signal.SIGTERM)
         self._check_drained()
 
@@ -268,7 +266,7 @@ class Coordinator:
             name = "Ctrl-C" if message.signal == signal.SIGINT else signal_name(message.signal)
             for other in list(self._seats):
                 if other != number:
-                    self._tell(other, messages.Note(f"{name} on {self._seats[number].name}"))
+                    self._seats.tell(other, messages.Note(f"{name} on {self._seats[number].name}"))
         # When hurried again, others are not waited for any longer: End ends what they still have.
         if self._stage in BEFORE_RANKS or (self._hurried and message.again):
             return self._end(Outcome(EXIT_SIGNAL + self._interrupted))
@@ -284,19 +282,19 @@ class Coordinator:
         if self._stage in BEFORE_RANKS:
             return self._end(Outcome(EXIT_PREEMPTED, remark=f"preempted by {self._preempted}: no rank was running"))
         seconds = f"{self._rules.preempt_grace:g} s (--preempt-grace)"
-        self._note(f"{self._preempted}: the job must make room; its ranks have {seconds} for a checkpoint")
-        self._tell_all(messages.Preempt(self._attempt.number))
+        self._seats.note(f"{self._preempted}: the job must make room; its ranks have {seconds} for a checkpoint")
+        self._seats.tell_all(messages.Preempt(self._attempt.number))
         self._after(self._rules.preempt_grace, self._preempt_grace_over)
 
     def _preempt_grace_over(self) -> None:
         if self._stage is Stage.RUNNING:
-            self._note(f"{self._rules.preempt_grace:g} s have passed (--preempt-grace): stopping the ranks")
+            self._seats.note(f"{self._rules.preempt_grace:g} s have passed (--preempt-grace): stopping the ranks")
             self._stop(signal.SIGTERM)
 
     def _stop(self, number: int, grace: float | None = None) -> None:
         later = partial(self._stop_later, self._attempt, number, grace)
         in_time = self._stage is Stage.RUNNING and grace != 0 and not self._preempted
-        if in_time and self._looking.first(self._attempt, later):
+        if in_time and self._inspections.before_stop(self._attempt, later):
             return
         if self._stage is Stage.RUNNING:
             self._enter(Stage.STOPPING)
@@ -305,11 +303,11 @@ class Coordinator:
         order = messages.Stop(self._attempt.number, number, self._rules.grace if grace is None else grace)
         for node, seat in list(self._seats.items()):
             if seat.has_ranks:
-                self._tell(node, order)
+                self._seats.tell(node, order)
         self._await_drained(order.grace)
 
     def _stop_later(self, attempt: JobAttempt, number: int, grace: float | None) -> None:
-        """The ranks have been looked at."""
+        """The ranks have been inspected."""
         if attempt is self._attempt:
             self._stop(number, grace)
             self._check_drained()
@@ -327,19 +325,19 @@ class Coordinator:
         """A time limit is over."""
         if self._stage in BEFORE_RANKS:
             self._end(Outcome(EXIT_TIMEOUT, remark=cut.text))
-        elif self._stage is Stage.RUNNING and not (self._preempted or self._attempt.looking):
+        elif self._stage is Stage.RUNNING and not (self._preempted or self._attempt.inspecting):
             self._attempt.cut = cut
             if cut.inspection is not None:
-                self._looking.keep(self._attempt, cut.inspection)
+                self._inspections.keep(self._attempt, cut.inspection)
             if cut.failure is None:
-                self._note(f"{cut.text}: stopping the ranks")
+                self._seats.note(f"{cut.text}: stopping the ranks")
             self._after(EARLY_REPORT, self._tell_failure)
             self._stop(signal.SIGTERM)
 
     # -------------------------------------------------------------------------------------------------- what follows
 
     def _check_drained(self) -> None:
-        if self._attempt.looking:
+        if self._attempt.inspecting:
             return
         if self._stage in (Stage.RUNNING, Stage.STOPPING) and not self._attempt.undrained:
             self._cancel()
@@ -351,7 +349,7 @@ class Coordinator:
         """Once per attempt: every node that has drained comes by here."""
         if not self._attempt.released:
             self._attempt.released = True
-            self._tell_all(messages.Release(self._attempt.number))
+            self._seats.tell_all(messages.Release(self._attempt.number))
             self._await_drained(self._rules.grace)
 
     def _decide(self) -> None:
@@ -391,7 +389,7 @@ class Coordinator:
                 Outcome(verdict.first.code if verdict else EXIT_SIGNAL + signal.SIGKILL, verdict, remark=remark)
             )
         text = f"{what}\n{self._restarts.announce(wait)}"
-        self._tell_all(messages.Again(self._attempt.number + 1, wait, text, verdict))
+        self._seats.tell_all(messages.Again(self._attempt.number + 1, wait, text, verdict))
         self._pause(wait, verdict)
 
     def _regroup(self, why: str) -> None:
@@ -399,7 +397,7 @@ class Coordinator:
             return self._end(Outcome(EXIT_TIMEOUT, remark=f"{why}; the time of the job is over (--timeout)"))
         if over := self._membership.change(why):
             return self._give_up(over)
-        self._note(self._membership.going_on)
+        self._seats.note(self._membership.going_on)
         self._pause(0, None)
 
     def _pause(self, seconds: float, before: Verdict | None) -> None:
@@ -419,23 +417,16 @@ class Coordinator:
         self._enter(Stage.ENDED)
         self._cancel()
         self._limits.end()
-        self._tell_all(messages.End(outcome))
+        self._seats.tell_all(messages.End(outcome))
 
     # ------------------------------------------------------------------------------------------------------ helpers
 
     def _enter(self, stage: Stage) -> None:
-        assert stage in NEXT[self._stage], f"{self._stage} to {stage}"
+        assert stage in NEXT_STAGE[self._stage], f"{self._stage} to {stage}"
         self._stage = stage
 
     def _headline(self, verdict: Verdict) -> str:
         return verdict.blame or verdict.first.headline + (f" (on {verdict.first.host})" if self._rules.several else "")
-
-    def _tell_all(self, message: Message) -> None:
-        for number in list(self._seats):
-            self._tell(number, message)
-
-    def _note(self, text: str) -> None:
-        self._tell_all(messages.Note(text))
 
     def _after(self, seconds: float, callback: Callable[[], None]) -> None:
         self._timers.append(self._later(seconds, callback))

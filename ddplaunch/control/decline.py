@@ -12,10 +12,10 @@ from ddplaunch.control.member import Member
 from ddplaunch.control.messages import Declined, Hello, Message, Refused
 from ddplaunch.control.port import claim
 from ddplaunch.control.rules import Rules
-from ddplaunch.control.wire import Connection
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 from ddplaunch.loop import Loop
+from ddplaunch.wire.connection import Connection
 
 PATIENCE = 10.0  # seconds in which the others must be reached: when all nodes start at once, some are up later
 PARTING = 1.0  # seconds in which our last message must have been read

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, replace
-from ddplaunch.errors import EXIT_SIGNAL, harmless, shown
+from ddplaunch.errors import EXIT_SIGNAL, shown
+from ddplaunch.words import named
 
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_TEXT = 64 << 10  # characters of a message or traceback that are kept
+    from ddplaunch.wire.bounds import Complaint, Count, ExitCode, Line, Moment, Name, Pid, Signal, Size, Tail, Text
+
 MAX_HEADLINE = 300  # characters of a message that is named in a sentence
-MAX_LINE = 1000  # characters of a line: a hint, or one of the last that a rank printed
-MAX_TAIL = 12  # lines that are kept of the last that a rank printed
 MAX_REPORT = 1 << 20  # characters of all failures of a node together, and of a report: one frame (``wire``) holds more
 
 _SIGNALS = {
@@ -46,20 +46,24 @@ _TIMED_OUT = r"(?i)timed out|timeout"
 class Failure:
     """One rank that ended other than with 0, on its own."""
 
-    rank: int
-    local_rank: int
-    host: str
-    pid: int  # 0 where no process could be made
-    attempt: int
-    exit_code: int | None  # either this or ``signal`` is set (128+N of the shell is ``code``)
-    signal: int | None
-    message: str | None  # the exception's last line; None where none was recorded
-    traceback: str | None  # as Python printed it, the user's frames only
-    moment: float  # seconds since the epoch: the exception was caught, or else the process was seen to be gone
-    hint: str | None  # what the kernel's counters add, or what to type
-    refused: tuple[str, str | None] | None = None  # the launcher's own complaint, found inside the rank, and its hint
-    tail: tuple[str, ...] = ()  # the last lines that it printed
-    collectives: int | None = None  # how many it had entered; None where it is not known, or none
+    rank: Count
+    local_rank: Count
+    host: Name
+    pid: Pid  # 0 where no process could be made
+    attempt: Count
+    exit_code: ExitCode | None  # either this or ``signal`` is set (128+N of the shell is ``code``)
+    signal: Signal | None
+    message: Text | None  # the exception's last line; None where none was recorded
+    traceback: Text | None  # as Python printed it, the user's frames only
+    moment: Moment  # seconds since the epoch: the exception was caught, or else the process was seen to be gone
+    hint: Line | None  # what the kernel's counters add, or what to type
+    refused: Complaint | None = None  # the launcher's own complaint, found inside the rank, and its hint
+    tail: Tail = ()  # the last lines that it printed
+    collectives: Size | None = None  # how many it had entered; None where it is not known, or none
+
+    def __post_init__(self) -> None:
+        if (self.exit_code is None) is (self.signal is None) or self.exit_code == 0:
+            raise ValueError(f"a failure with exit code {self.exit_code} and signal {self.signal}")
 
     @property
     def code(self) -> int:
@@ -119,11 +123,11 @@ class Verdict:
     """All that a report tells."""
 
     first: Failure  # the first cause
-    alike: tuple[int, ...]  # the ranks that failed in the same way
+    alike: tuple[Count, ...]  # the ranks that failed in the same way
     others: tuple[Failure, ...]
-    stopped: int  # how many ranks were stopped with them
-    world_size: int
-    blame: str | None = None  # the rank that those who failed had waited for, and its line
+    stopped: Count  # how many ranks were stopped with them
+    world_size: Count
+    blame: Line | None = None  # the rank that those who failed had waited for, and its line
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that failure.json holds."""
@@ -137,10 +141,14 @@ class Verdict:
 class Outcome:
     """The launcher's exit code, and why if it is not the user's own doing."""
 
-    code: int
+    code: ExitCode
     verdict: Verdict | None = None
-    refused: tuple[str, str | None] | None = None  # the launcher's own complaint about what was typed, and its hint
-    remark: str | None = None  # one line more
+    refused: Complaint | None = None  # the launcher's own complaint about what was typed, and its hint
+    remark: Line | None = None  # one line more
+
+    def __post_init__(self) -> None:
+        if self.code == 0 and (self.verdict or self.refused):
+            raise ValueError("a failure with exit code 0")
 
 
 def describe_end(code: int) -> str:
@@ -171,15 +179,6 @@ def brief(message: str, limit: int = 100) -> str:
     return shown(re.sub(_PLACE, "… ", first), limit)
 
 
-def readable(text: str) -> str:
-    """What a rank said, fit to be printed on any node: harmless, and the middle of a huge text left out."""
-    text = harmless(text)
-    if len(text) <= MAX_TEXT:
-        return text
-    half = (MAX_TEXT - 100) // 2  # so that what comes out, with its remark, is not huge for the next node
-    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
-
-
 def within(failures: Iterable[Failure], limit: int) -> Iterator[Failure]:
     """Give failures out whole while their texts have no more than ``limit`` characters, then with one line each."""
     for failure in failures:
@@ -205,3 +204,12 @@ def judge(failures: Sequence[Failure], stopped: int, world_size: int) -> Verdict
     alike = tuple(sorted(each.rank for each in ordered if each is not first and each.likeness == first.likeness))
     others = tuple(within((each for each in ordered if each.likeness != first.likeness), MAX_REPORT))
     return Verdict(first, alike, others, stopped, world_size)
+
+
+def early_report(headline: str, verdict: Verdict, grace: float, nodes: Sequence[str]) -> str:
+    """What people read of a failure while ranks take their time to stop: what failed, and which ``nodes``, none where
+    there is one, have up to ``grace`` seconds for it.
+    """
+    wait = f"waiting up to {grace:g} s (--grace) for the other ranks" + (f" on {named(nodes)}" if nodes else "")
+    traceback = (f"  {line}" for line in (verdict.first.traceback or "").splitlines())
+    return "\n".join([headline, *traceback, wait])

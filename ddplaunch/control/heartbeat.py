@@ -1,7 +1,7 @@
 """Heartbeats: ours to every peer, and which peer has not been heard for too long.
 
 A peer that is silent while *we* were stopped or starved is not blamed: its beats wait in our sockets, which the loop
-reads before it looks at the clock, and silence is measured on a clock that stands still while we do.
+reads before it checks the clock, and silence is measured on a clock that stands still while we do.
 """
 
 from __future__ import annotations

@@ -1,21 +1,23 @@
-"""This node's way to the other nodes of its job, whichever node it is."""
+"""This node's way to the other nodes of its job, whichever node it is, and its plan once it is one of them."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.control.messages import Hello, Message, Versions
+from ddplaunch.control.hello import own_hello
+from ddplaunch.control.messages import Hello, Message, Start, Versions
 from ddplaunch.control.node_zero import NodeZero
 from ddplaunch.control.port import Port, claim
-from ddplaunch.control.route import is_ours
+from ddplaunch.control.route import check_interface, check_is_ours, is_ours, own_addresses
 from ddplaunch.control.rules import Rules
+from ddplaunch.errors import UsageError
 from ddplaunch.loop import Loop
 from ddplaunch.plan.plan import Plan
-from ddplaunch.plan.share import own_share
+from ddplaunch.plan.share import own_share, with_others, with_place
 
 if TYPE_CHECKING:
     from ddplaunch.control.member import Member
@@ -39,8 +41,6 @@ def make_link(
     if rules.port is None:
         alone = Hello(own_share(plan), rules.nnodes, None, "", None, rules.max_restarts, Versions(""), ())
         return NodeZero(loop, rules, alone, plan.run_id, post)
-    from ddplaunch.control.hello import own_hello
-
     hello = own_hello(plan, rules)
     if plan.node_rank:
         from ddplaunch.control.member import Member
@@ -73,3 +73,72 @@ def listen_on_node_zero(plan: Plan, rules: Rules) -> socket.socket | None:
     if plan.hosts_store:  # where both are taken, the master port is the one to name
         Port(plan.master_addr, plan.master_port, nnodes=plan.nnodes).close()
     return _listen(rules)
+
+
+def attempt_plan(plan: Plan, order: Start, rules: Rules, environ: Mapping[str, str], extra: Mapping[str, str]) -> Plan:
+    """Return ``plan``, made when this node knew only itself, as the ordered attempt has it; node 0's has all nodes.
+
+    GLOO_SOCKET_IFNAME is set, unless it is in ``environ``, to the interface that leads to node 0: gloo else takes the
+    address of the host's own name, which Debian's installer puts at 127.0.1.1. NCCL chooses well by itself.
+    ``extra`` are further variables that give way to ``environ``.
+    """
+    if order.place is None:
+        return plan
+    variables = dict(extra)
+    if order.interface:
+        variables["GLOO_SOCKET_IFNAME"] = order.interface
+    if rules.interface:
+        variables["NCCL_SOCKET_IFNAME"] = rules.interface
+    unset = {name: value for name, value in variables.items() if not environ.get(name)}
+    placed = with_place(plan, order.place, order.run_id, order.address or plan.master_addr, unset)
+    return with_others(placed, order.shares) if order.shares else placed
+
+
+def check(plan: Plan, rules: Rules) -> None:
+    """Raise a UsageError where this node lacks what it needs for its share, or the rules contradict the plan."""
+    if rules.interface:
+        check_interface(rules.interface)
+    if plan.nnodes > 1:
+        if rules.port is None:
+            _check_alone(plan)
+        else:
+            _check_joining(rules, plan)
+
+
+def _check_alone(plan: Plan) -> None:
+    if plan.missing:
+        *first, last = plan.missing
+        names = f"{', '.join(first)} and {last}" if first else last
+        raise UsageError(
+            f"--control none on {plan.nnodes} nodes needs {names}",
+            "ddplaunch run … --dry-run writes the command for each node",
+        )
+    if plan.max_restarts:
+        raise UsageError(
+            f"--max-restarts {plan.max_restarts} does not work with --control none: each node would restart alone",
+            "leave one of them out",
+        )
+
+
+def _check_joining(rules: Rules, plan: Plan) -> None:
+    others = f"1 to {plan.nnodes - 1}" if plan.nnodes > 2 else "1"
+    if "--node-rank" in plan.missing:
+        rest = f"{others} on the other{'s' * (plan.nnodes > 2)}"
+        raise UsageError(
+            f"--node-rank is missing: which of the {plan.nnodes} nodes is this?",
+            f"--node-rank 0 on the node whose address is --master-addr, {rest}\n"
+            "--node-rank auto numbers them as they join",
+        )
+    if "--master-addr" in plan.missing:
+        if plan.node_rank:
+            raise UsageError(
+                f"--master-addr is missing: where is node 0 of these {plan.nnodes} nodes?",
+                "`hostname -I` on node 0 shows its addresses; give the same one on every node",
+            )
+        example = next(own_addresses(), "10.0.0.1")
+        raise UsageError(
+            "--master-addr is missing: where do the other nodes reach this one?",
+            f"--master-addr {example} on every node; it is an address of this machine",
+        )
+    if plan.node_rank == 0 and plan.numbered and not rules.address_comes_late:
+        check_is_ours(plan.master_addr)

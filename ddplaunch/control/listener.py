@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 
-from ddplaunch.control import messages, proof
+from ddplaunch.control import messages
+from ddplaunch.control.limits import raised_descriptors
 from ddplaunch.control.messages import PROTOCOL, Declined, Hello, Message
 from ddplaunch.control.rules import Rules
-from ddplaunch.control.wire import MAX_BEFORE_JOINING, Connection
 from ddplaunch.dataclass import replace
 from ddplaunch.loop import Loop, Timer
+from ddplaunch.wire import proof
+from ddplaunch.wire.connection import MAX_BEFORE_JOINING, Connection
 
 PATIENCE = 10.0  # seconds in which a new connection must say hello
 MAX_UNKNOWN = 512  # connections besides the nodes that have joined; the oldest is closed when one more comes
@@ -44,7 +44,7 @@ class Listener:
         self._loop = loop
         self._socket = listening
         self._token = rules.token
-        free = _many_descriptors() - RESERVED - RESERVED_PER_RANK * ranks - rules.max_nodes
+        free = raised_descriptors() - RESERVED - RESERVED_PER_RANK * ranks - rules.max_nodes
         self._most_unknown = max(MIN_UNKNOWN, min(MAX_UNKNOWN + rules.max_nodes, free))
         self._meet = meet
         self._unknown: dict[Connection[Message], Timer] = {}
@@ -123,13 +123,3 @@ class Listener:
 
     def _forget(self, connection: Connection[Message]) -> None:
         self._unknown.pop(connection).cancel()
-
-
-def _many_descriptors() -> int:
-    """Raise our limit of open files as far as we may, and return it; the ranks have been given theirs before."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-    return soft if soft != resource.RLIM_INFINITY else 1 << 20

@@ -10,18 +10,19 @@ import time
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import get_args
 
-from ddplaunch.control import messages, proof, route
+from ddplaunch.control import messages, route
 from ddplaunch.control.clock_offset import PeerClock
 from ddplaunch.control.failure import Outcome, signal_name
 from ddplaunch.control.heartbeat import Heartbeat
-from ddplaunch.control.messages import PROTOCOL, Declined, FromNode, FromNodeZero, Garbled, Hello, Message, Start, Stop
+from ddplaunch.control.messages import PROTOCOL, Declined, FromNode, Hello, Message, Start, Stop
 from ddplaunch.control.rules import Rules
-from ddplaunch.control.wire import MAX_BEFORE_JOINING, Connection
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.loop import Loop, Timer
+from ddplaunch.wire import proof
+from ddplaunch.wire.connection import MAX_BEFORE_JOINING, Connection
+from ddplaunch.wire.frames import Garbled
 
 RETRY = (0.1, 0.2, 0.4, 0.7, 1.0)  # seconds between two tries, the last again and again
 FIRST_REPORT = 0.3  # seconds from the start after which people read that node 0 does not answer yet
@@ -293,7 +294,7 @@ class Member:
         self._enter(_Bond.JOINED)
         self._deadline.cancel()
         self._tries = 0
-        self._connection.expect(get_args(FromNodeZero))
+        self._connection.expect(messages.FROM_NODE_ZERO)
         self._connection.hear = self._heard
         self._connection.lost = self._lost
         self._clock = PeerClock()

@@ -6,11 +6,9 @@ All do; with spares as many as the job needs, and these keep their places from a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 from ddplaunch.control.attempt import Loss
 from ddplaunch.control.failure import Verdict
-from ddplaunch.control.rules import Rules
 from ddplaunch.control.seat import Seat, Seats
 from ddplaunch.words import named
 
@@ -18,11 +16,10 @@ ENOUGH = 2  # failures of a host after which it gets no ranks any more
 
 
 class Membership:
-    """Those of one attempt after the other."""
+    """Those that have ranks in one attempt after the other."""
 
-    def __init__(self, rules: Rules, seats: Seats, note: Callable[[str], None]) -> None:
-        """``note`` tells people."""
-        self._rules, self._seats, self._note = rules, seats, note
+    def __init__(self, seats: Seats) -> None:
+        self._rules, self._seats = seats.rules, seats
         self.changes = 0  # of those that ``--max-membership-changes`` allows
         self._places: list[Seat] = []  # the nodes of the latest attempt, in order
         self._resting: set[int] = set()  # those that are to give their place to others, if there are any
@@ -55,7 +52,7 @@ class Membership:
         return f"going on with {len(line)} nodes: {named(seat.name for seat in line)}"
 
     def welcome(self, seat: Seat) -> str:
-        """What becomes of a node that joins while others run."""
+        """What people read of a node that joins while others run."""
         if not self.is_able(seat):
             return f"{seat.name} has joined, but gets no ranks: it has failed {self._failures[seat.host]} times"
         if not self.has_room:
@@ -72,7 +69,7 @@ class Membership:
         self._resting.add(seat.number)
         self._failures[seat.host] += 1
         if not self.is_able(seat):
-            self._note(f"{seat.name} has failed {self._failures[seat.host]} times: it gets no ranks any more")
+            self._seats.note(f"{seat.name} has failed {self._failures[seat.host]} times: it gets no ranks any more")
 
     def blame(self, verdict: Verdict | None, broken: Loss | None) -> str | None:
         """An attempt has failed: its node is known, unless ranks only saw what had happened to others.
@@ -123,7 +120,7 @@ class Membership:
         former, running = set(before), set(names)
         for new, old in zip(names, before, strict=False):
             if new not in former:
-                self._note(f"{new} takes the place of {old}")
+                self._seats.note(f"{new} takes the place of {old}")
         waiting = [seat.name for seat in self._seats.in_order if seat.name not in running]
         if waiting and not before:
-            self._note(f"waiting as spare{'s' * (len(waiting) > 1)}: {named(waiting)}")
+            self._seats.note(f"waiting as spare{'s' * (len(waiting) > 1)}: {named(waiting)}")

@@ -1,12 +1,14 @@
 """What nodes say to each other, and a job of one node to itself: plain data.
 
-``wire`` has the form, ``bounds`` what each field may hold when it comes from another process.
+Each field's type says what it may hold when it comes from another process (``wire.bounds``).
 """
 
 from __future__ import annotations
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch.control import MIN_HEARTBEAT
 from ddplaunch.control.failure import Failure, Outcome, Verdict
+from ddplaunch.control.relay import FOR_RANKS
 from ddplaunch.dataclass import dataclass
 from ddplaunch.plan.layout import Place
 from ddplaunch.plan.share import Share
@@ -14,23 +16,32 @@ from ddplaunch.plan.share import Share
 if TYPE_CHECKING:
     from typing import Literal
 
-    from ddplaunch.diagnosis.inspection import Arrivals, Detail, Inspection
+    from ddplaunch.wire.bounds import (
+        Count,
+        Hint,
+        Line,
+        Moment,
+        Name,
+        Restarts,
+        RunId,
+        Seconds,
+        Signal,
+        StopSignal,
+        Text,
+        Typed,
+    )
 
-PROTOCOL = 10  # raised whenever a message changes, so that launchers of different versions tell each other so
-
-
-class Garbled(Exception):
-    """A message that makes no sense, or must not come now."""
+PROTOCOL = 11  # raised whenever a message changes, so that launchers of different versions tell each other so
 
 
 @dataclass(frozen=True)
 class Versions:
     """What must be the same for ranks to work together; None if it is unknown or not installed."""
 
-    python: str  # "3.11", and torch "2.13": patch levels may differ
-    torch: str | None = None
-    cuda: str | None = None
-    nccl: str | None = None
+    python: Name  # "3.11", and torch "2.13": patch levels may differ
+    torch: Name | None = None
+    cuda: Name | None = None
+    nccl: Name | None = None
 
 
 # ---------------------------------------------------------------------------------------------- to node 0
@@ -41,15 +52,15 @@ class Hello:
     """A node that wants to take part: its share, and what must agree."""
 
     share: Share
-    nnodes: str
-    run_id: str | None
-    target: str  # as typed
-    fingerprint: str | None  # of its file's content; None if there is no file to compare
-    max_restarts: int
+    nnodes: Name
+    run_id: RunId | None
+    target: Typed  # as typed
+    fingerprint: Name | None  # of its file's content; None if there is no file to compare
+    max_restarts: Restarts
     versions: Versions
-    gpus: tuple[str, ...]  # the models
-    nonce: str = ""  # for node 0 to prove itself with
-    proof: str | None = None  # that this node knows the token (``proof`` has the form)
+    gpus: tuple[Name, ...]  # the models
+    nonce: Name = ""  # for node 0 to prove itself with
+    proof: Name | None = None  # that this node knows the token (``proof`` has the form)
     numbered: bool = True  # whether the node rank of the share is known; else it is the one that this node prefers
 
     @property
@@ -61,13 +72,13 @@ class Hello:
 class Declined:
     """Said by a node of this job that cannot take part, instead of a hello: why, as an error has it."""
 
-    node_rank: int
-    host: str
-    message: str
-    hint: str | None
-    run_id: str | None
-    nonce: str = ""
-    proof: str | None = None
+    node_rank: Count
+    host: Name
+    message: Line
+    hint: Hint | None
+    run_id: RunId | None
+    nonce: Name = ""
+    proof: Name | None = None
 
     @property
     def name(self) -> str:
@@ -82,34 +93,34 @@ class Declined:
 class Failed:
     """A rank failed; ``clock`` is this node's time when it says so, as moments are on its clock."""
 
-    attempt: int
+    attempt: Count
     failure: Failure
-    clock: float
+    clock: Moment
 
 
 @dataclass(frozen=True)
 class Finished:
     """All ranks of this node have done their work."""
 
-    attempt: int
+    attempt: Count
 
 
 @dataclass(frozen=True)
 class Broken:
     """The launcher's own processes on a node ended unexpectedly."""
 
-    how: str
-    moment: float  # by the node's clock
+    how: Line
+    moment: Moment  # by the node's clock
 
 
 @dataclass(frozen=True)
 class Drained:
     """Nothing of the attempt is left on this node."""
 
-    attempt: int
+    attempt: Count
     failures: tuple[Failure, ...]  # all of them, with the last lines that each rank printed
-    stopped: int  # how many ranks ended because they were stopped
-    clock: float  # as in ``Failed``
+    stopped: Count  # how many ranks ended because they were stopped
+    clock: Moment  # as in ``Failed``
     broken: Broken | None = None
     preemption_seen: bool = False  # whether a rank asked if the job is preempted, and the answer was yes
 
@@ -118,30 +129,30 @@ class Drained:
 class Arrived:
     """When ranks of this node that have done their work had arrived at their last collectives; before ``Drained``."""
 
-    attempt: int
-    arrivals: tuple[Arrivals, ...]
+    attempt: Count
+    arrivals: tuple[diagnosis.inspection.Arrivals, ...]
 
 
 @dataclass(frozen=True)
 class Unable:
     """This node cannot start its ranks, for a reason that a user can fix."""
 
-    message: str
-    hint: str | None = None
+    message: Line
+    hint: Hint | None = None
 
 
 @dataclass(frozen=True)
 class Checked:
     """This machine has what its ranks need in the attempt."""
 
-    attempt: int
+    attempt: Count
 
 
 @dataclass(frozen=True)
 class Interrupted:
     """A signal to end the job has come here, for the first time or ``again``."""
 
-    signal: int
+    signal: StopSignal
     again: bool = False
 
 
@@ -149,28 +160,28 @@ class Interrupted:
 class Suspicion:
     """The ranks here have been silent for the stall timeout, and none of them gets on: has the job stalled?"""
 
-    attempt: int
+    attempt: Count
 
 
 @dataclass(frozen=True)
-class Running:
+class RanksStarted:
     """The first rank here has its process."""
 
-    attempt: int
+    attempt: Count
 
 
 @dataclass(frozen=True)
 class Straggling:
     """Ranks here still run, though the last of the others ended as long ago as ``--straggler-timeout`` allows."""
 
-    attempt: int
+    attempt: Count
 
 
 @dataclass(frozen=True)
 class Warned:
     """The scheduler's warning has come here, by this signal: it soon needs the machines back."""
 
-    signal: int
+    signal: Signal
 
 
 # ---------------------------------------------------------------------------------------------- from node 0
@@ -180,37 +191,41 @@ class Warned:
 class Welcome:
     """The first message on any connection to the control port."""
 
-    ddplaunch: int
-    nonce: str
+    ddplaunch: Count
+    nonce: Name
 
 
 @dataclass(frozen=True)
 class Refused:
     """You cannot take part, and why, as in an error."""
 
-    message: str
-    hint: str | None = None
+    message: Line
+    hint: Hint | None = None
 
 
 @dataclass(frozen=True)
 class Joined:
     """You take part, from the next start on; ``node_rank`` is yours if you asked for one."""
 
-    run_id: str
-    heartbeat_timeout: float
-    proof: str | None = None
-    node_rank: int | None = None
+    run_id: RunId
+    heartbeat_timeout: Seconds
+    proof: Name | None = None
+    node_rank: Count | None = None
+
+    def __post_init__(self) -> None:
+        if self.heartbeat_timeout < MIN_HEARTBEAT:
+            raise ValueError(f"a heartbeat timeout of {self.heartbeat_timeout} s")
 
 
 @dataclass(frozen=True)
 class JoinStatus:
     """Which nodes have joined, while the job waits for more."""
 
-    joined: int
-    min_nodes: int
-    max_nodes: int
-    missing: tuple[int, ...]  # the lowest node ranks that have not joined
-    window: float | None = None  # seconds until the job starts with those that have joined; None if they are too few
+    joined: Count
+    min_nodes: Count
+    max_nodes: Count
+    missing: tuple[Count, ...]  # the lowest node ranks that have not joined
+    window: Seconds | None = None  # seconds until the job starts with those that have joined; None if they are too few
     kind: Literal["node", "task"] = "node"  # what people call them
 
 
@@ -218,20 +233,20 @@ class JoinStatus:
 class Check:
     """Look whether your machine has what its ranks need in this attempt; the answer is ``Checked`` or ``Unable``."""
 
-    attempt: int
-    gpu_memory_timeout: float  # seconds to wait for memory of GPUs that is in use
+    attempt: Count
+    gpu_memory_timeout: Seconds  # seconds to wait for memory of GPUs that is in use
 
 
 @dataclass(frozen=True)
 class Start:
     """Start your ranks."""
 
-    attempt: int  # 0 is the first
-    run_id: str
+    attempt: Count  # 0 is the first
+    run_id: RunId
     place: Place | None = None  # the receiver's; None if it has the whole plan already
     # The rest is not sent: the receiver adds it.
-    address: str | None = None  # node 0's, as the receiver reaches it
-    interface: str | None = None  # the one that leads there
+    address: Name | None = None  # node 0's, as the receiver reaches it
+    interface: Name | None = None  # the one that leads there
     shares: tuple[Share, ...] = ()  # of all nodes that take part, in order: only node 0 has them
 
 
@@ -239,30 +254,30 @@ class Start:
 class Stop:
     """Stop your ranks: this signal to their leaders, SIGKILL after ``grace`` seconds."""
 
-    attempt: int
-    signal: int
-    grace: float
+    attempt: Count
+    signal: StopSignal
+    grace: Seconds
 
 
 @dataclass(frozen=True)
 class Preempt:
     """The job is preempted: let your ranks know. They end by themselves, or are stopped later."""
 
-    attempt: int
+    attempt: Count
 
 
 @dataclass(frozen=True)
 class Release:
     """All ranks of all nodes have done their work: rank 0 need not keep the store any longer."""
 
-    attempt: int
+    attempt: Count
 
 
 @dataclass(frozen=True)
 class Seeking:
     """From a node to itself: node 0 is not reached yet, and why."""
 
-    trouble: str
+    trouble: Line
 
 
 @dataclass(frozen=True)
@@ -274,9 +289,9 @@ class Alone:
 class Again:
     """The attempt failed; the next follows after ``wait`` seconds. ``text`` says it to people."""
 
-    attempt: int
-    wait: float
-    text: str
+    attempt: Count
+    wait: Seconds
+    text: Text
     verdict: Verdict | None  # None where no rank failed, but a launcher's own processes were lost
 
 
@@ -284,7 +299,7 @@ class Again:
 class Note:
     """A line for people."""
 
-    text: str
+    text: Text
 
 
 @dataclass(frozen=True)
@@ -301,34 +316,38 @@ class End:
 class Inspect:
     """From node 0: what are your ranks doing? To node 0: what are all ranks doing? ``serial`` comes back with it."""
 
-    serial: int
-    detail: Detail
-    within: float  # seconds until the answer is too late
+    serial: Count
+    detail: diagnosis.inspection.Detail
+    within: Seconds  # seconds until the answer is too late
 
 
 @dataclass(frozen=True)
 class Inspected:
     """What ranks were found doing: the answer, or with serial 0 what is to be kept of an attempt that is stopped."""
 
-    serial: int
-    inspection: Inspection
+    serial: Count
+    inspection: diagnosis.inspection.Inspection
 
 
 @dataclass(frozen=True)
 class ForRanks:
     """A signal for the ranks has come to this node; from node 0: pass it on to those that catch it."""
 
-    number: int
+    number: Signal
     direct: bool = False  # it came to the ranks there too, so it is to be expected everywhere
+
+    def __post_init__(self) -> None:
+        if self.number not in FOR_RANKS:
+            raise ValueError(f"signal {self.number} is not for ranks")
 
 
 @dataclass(frozen=True)
 class Beat:
     """Still here; and what both need to compare their clocks (``clock_offset``)."""
 
-    clock: float  # seconds since the epoch, by the sender's clock
-    heard: float | None = None  # the receiver's in the last beat that the sender heard from it
-    held: float = 0.0  # seconds since then
+    clock: Moment  # seconds since the epoch, by the sender's clock
+    heard: Moment | None = None  # the receiver's in the last beat that the sender heard from it
+    held: Seconds = 0.0  # seconds since then
 
 
 FromNode = (
@@ -340,7 +359,7 @@ FromNode = (
     | Checked
     | Interrupted
     | Warned
-    | Running
+    | RanksStarted
     | Suspicion
     | Straggling
     | Inspect
@@ -352,3 +371,6 @@ FromNodeZero = (
     JoinStatus | Check | Start | Stop | Preempt | Release | Again | Note | End | Inspect | Inspected | ForRanks | Beat
 )
 Message = Hello | Declined | Welcome | Refused | Joined | Seeking | Alone | FromNode | FromNodeZero
+
+FROM_NODE: tuple[type[FromNode], ...] = FromNode.__args__
+FROM_NODE_ZERO: tuple[type[FromNodeZero], ...] = FromNodeZero.__args__

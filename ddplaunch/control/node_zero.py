@@ -7,19 +7,22 @@ from collections.abc import Callable
 from functools import partial
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.control import messages
+from ddplaunch.control import limits, messages
+from ddplaunch.control.clock_offset import OURS, UNKNOWN, ClockOffset, PeerClock
 from ddplaunch.control.coordinator import Coordinator
-from ddplaunch.control.messages import Declined, End, ForRanks, FromNode, Garbled, Hello, Message, Refused, Start
+from ddplaunch.control.heartbeat import Heartbeat
+from ddplaunch.control.messages import Declined, End, ForRanks, FromNode, Hello, Message, Refused, Start
+from ddplaunch.control.pacing import Pacing
 from ddplaunch.control.relay import Relay
+from ddplaunch.control.route import interface_of
 from ddplaunch.control.rules import Rules
 from ddplaunch.dataclass import replace
 from ddplaunch.loop import Loop
+from ddplaunch.wire.frames import Garbled
 from ddplaunch.words import named
 
 if TYPE_CHECKING:
-    from ddplaunch.control.clock_offset import ClockOffset, PeerClock
-    from ddplaunch.control.pacing import Pacing
-    from ddplaunch.control.wire import Connection
+    from ddplaunch.wire.connection import Connection
 
 PARTING = 1.0  # seconds in which the others must have read that the job is over
 
@@ -48,7 +51,6 @@ class NodeZero:
         self._ranks = len(hello.share.devices)
         self._coordinator = Coordinator(rules, hello, run_id, self._tell, self._drop, loop.after)
         self._relay = Relay()
-        self._frame: tuple[Message | None, bytes] = (None, b"")
         self._counted = 0
         self._start: Start | None = None  # the latest
         self._pacing: Pacing | None = None
@@ -56,13 +58,11 @@ class NodeZero:
     def begin(self) -> None:
         """Wait for the others, or start at once where there are none."""
         if self._listening is not None:
-            from ddplaunch.control import kernel_limits
-            from ddplaunch.control.heartbeat import Heartbeat
             from ddplaunch.control.listener import Listener
 
             self._listener = Listener(self._loop, self._listening, self._rules, self._ranks, self._meet)
             self._heartbeat = Heartbeat(self._loop, self._rules.heartbeat_timeout, self._beat, self._silent)
-            if text := kernel_limits.too_low(self._rules.max_nodes):
+            if text := limits.too_low(self._rules.max_nodes):
                 self._hear(messages.Note(text))
         self._coordinator.open()
 
@@ -93,14 +93,10 @@ class NodeZero:
         admitted = self._coordinator.admit(hello)
         if isinstance(admitted, Refused):
             return self._listener.dismiss(connection, admitted)
-        from ddplaunch.control.clock_offset import PeerClock
-
         number = admitted.share.node_rank
         self._peers[number] = connection
         self._clocks[number] = PeerClock()
-        from typing import get_args
-
-        connection.expect(get_args(FromNode))
+        connection.expect(messages.FROM_NODE)
         connection.hear = partial(self._heard, number)
         connection.lost = partial(self._lost, number)
         given = None if hello.numbered else number
@@ -133,8 +129,6 @@ class NodeZero:
     def _paces(self) -> Pacing | None:
         """Those of the latest attempt."""
         if self._pacing is None and self._start is not None:
-            from ddplaunch.control.pacing import Pacing
-
             self._pacing = Pacing(self._start)
         return self._pacing
 
@@ -145,8 +139,6 @@ class NodeZero:
         return message
 
     def _offset(self, number: int) -> ClockOffset:
-        from ddplaunch.control.clock_offset import OURS, UNKNOWN
-
         if number == 0:
             return OURS
         return self._clocks[number].offset() if number in self._clocks else UNKNOWN
@@ -176,7 +168,7 @@ class NodeZero:
             message = self._judged(message)
         if number:
             if number in self._peers:
-                self._peers[number].send_frame(self._encoded(message))
+                self._peers[number].send(message)
             return
         if isinstance(message, Start | End):
             self._note_strangers()
@@ -187,19 +179,10 @@ class NodeZero:
             self._note_pace()
         self._hear(message)
 
-    def _encoded(self, message: Message) -> bytes:
-        if self._frame[0] is not message:  # one that goes to many is encoded once
-            from ddplaunch.control.wire import encode
-
-            self._frame = message, encode(message)
-        return self._frame[1]
-
     def _with_route(self, start: Start) -> Start:
         """Add what node 0's own ranks need: the address under which the others reached us."""
         if not self._peers:
             return start if self._listening is not None else replace(start, place=None, shares=())
-        from ddplaunch.control.route import interface_of
-
         address = self._peers[min(self._peers)].here
         return replace(start, address=address, interface=self._rules.interface or interface_of(address))
 

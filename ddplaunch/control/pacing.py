@@ -1,20 +1,24 @@
-"""Who is slow, or was in the attempt that ended: what all nodes tell of their ranks' last collectives, on node 0."""
+"""Who is slow, or was in the attempt that ended, by the last collectives of all nodes' ranks; on node 0."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.clock_offset import ClockOffset
-from ddplaunch.control.messages import Arrived, Garbled, Start
+from ddplaunch.control.messages import Arrived, Start
 from ddplaunch.dataclass import replace
-from ddplaunch.diagnosis.inspection import Arrivals, Inspection
-from ddplaunch.diagnosis.pace import RankClock, compare, sentences
+from ddplaunch.wire.frames import Garbled
+
+if TYPE_CHECKING:
+    from ddplaunch.diagnosis.inspection import Arrivals, Inspection
+    from ddplaunch.diagnosis.pace import RankClock
 
 MOST = 1_000_000  # arrivals that are kept of all nodes together: several times what they send
 
 
 class Pacing:
-    """That of the latest attempt."""
+    """Who is slow in the latest attempt."""
 
     def __init__(self, start: Start) -> None:
         self._attempt = start.attempt
@@ -27,7 +31,7 @@ class Pacing:
         self._room = MOST
 
     def hear(self, node: int, message: Arrived, offset: ClockOffset) -> None:
-        """Take in what a node tells, whose clock is off by ``offset``; Garbled where its ranks are not its own."""
+        """Take in what a node says, whose clock is off by ``offset``; Garbled if it speaks of another node's ranks."""
         if message.attempt != self._attempt:
             return
         ranks = {each.rank for each in message.arrivals}
@@ -36,15 +40,22 @@ class Pacing:
         self._room -= sum(len(each.gaps) + 1 for each in message.arrivals)
         if self._room >= 0:
             self._arrivals += message.arrivals
-            self._clocks |= dict.fromkeys(ranks, RankClock(node, *offset))
+            self._clocks |= dict.fromkeys(ranks, diagnosis.pace.RankClock(node, offset.ahead, offset.error))
 
     def judge(self, inspection: Inspection, offset: Callable[[int], ClockOffset]) -> Inspection:
         """Say who is slow in place of the times at which the ranks of an inspection arrived; ``offset`` of a node."""
-        clocks = {rank: RankClock(node, *offset(node)) for node, ranks in self._ranks.items() for rank in ranks}
+        clocks: dict[int, RankClock] = {}
+        for node, ranks in self._ranks.items():
+            found = offset(node)
+            clocks |= dict.fromkeys(ranks, diagnosis.pace.RankClock(node, found.ahead, found.error))
         arrivals = [each for rank in inspection.ranks for each in rank.arrivals]
-        ranks = tuple(replace(rank, arrivals=()) for rank in inspection.ranks)
-        return replace(inspection, ranks=ranks, pace=sentences(compare(arrivals, clocks)))
+        others = tuple(replace(rank, arrivals=()) for rank in inspection.ranks)
+        return replace(inspection, ranks=others, pace=_sentences(arrivals, clocks))
 
     def sentences(self) -> tuple[str, ...]:
         """Who was slow; nothing where the ranks were alike, or the run was short."""
-        return sentences(compare(self._arrivals, self._clocks)) if self._arrivals else ()
+        return _sentences(self._arrivals, self._clocks) if self._arrivals else ()
+
+
+def _sentences(arrivals: Sequence[Arrivals], clocks: Mapping[int, RankClock]) -> tuple[str, ...]:
+    return diagnosis.pace.sentences(diagnosis.pace.compare(arrivals, clocks))

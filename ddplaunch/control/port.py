@@ -6,6 +6,7 @@ import errno
 import socket
 from contextlib import suppress
 
+from ddplaunch.control.route import parsed, resolve
 from ddplaunch.errors import UsageError, cut, shown
 from ddplaunch.plan.rendezvous import LOOPBACK
 
@@ -91,26 +92,18 @@ def without_loopback() -> str | None:
 def _where(address: str) -> tuple[socket.AddressFamily, str]:
     if address == LOOPBACK:
         return socket.AF_INET, address
-    from ddplaunch.control.route import resolve
-
     try:
         found = resolve(address)
     except OSError as error:
         why = f"--master-addr {shown(address)} does not resolve: {error.strerror}"
         raise UsageError(why, "give an address, like 10.0.0.1") from None
     addresses = [(family, str(where[0])) for family, where in found]
-    if all(map(_is_loopback, (each for _, each in addresses))):
+    if all(parsed(each).is_loopback for _, each in addresses):
         return next((each for each in addresses if each[0] == socket.AF_INET), addresses[0])
     if not any(_is_local(*each) for each in addresses):
         why = f"--master-addr {address} is not an address of this machine, where rank 0 runs"
         raise UsageError(why, "leave it out on one node")
     return _everywhere()
-
-
-def _is_loopback(address: str) -> bool:
-    import ipaddress
-
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _everywhere() -> tuple[socket.AddressFamily, str]:

@@ -1,17 +1,40 @@
-"""Whether and when a job starts again after a failure."""
+"""Whether and when a job starts again after a failure: that may pass by itself, or has come twice in the same way, as a
+third would.
+"""
 
 from __future__ import annotations
 
-from ddplaunch import TYPE_CHECKING
+import os
+import re
+
+from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch.control.attempt import JobAttempt
+from ddplaunch.control.failure import Failure
 from ddplaunch.control.rules import Rules
 from ddplaunch.dataclass import dataclass
 
 if TYPE_CHECKING:
-    from ddplaunch.control.attempt import JobAttempt
-    from ddplaunch.control.repetition import Way
+    from ddplaunch.diagnosis.inspection import Frame
 
 CRASH_LOOP = 3  # give up after so many attempts in a row that were shorter than ``min_uptime``
 MAX_BACKOFF = 60.0  # seconds beyond which the wait before a restart does not double any more
+LONGER = 1.2  # times as long, and
+LATER = 1.0  # seconds more: an attempt that lasted longer than both together has got further
+
+_VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+")  # addresses, sizes, process ids, ports
+
+_NETWORK = (
+    r"^(?:\w+\.)*(?:DistBackendError|DistNetworkError|DistStoreError|Connection(?:Reset|Aborted)Error)\b"
+    r"|Connection (?:reset|closed) by peer|ncclRemoteError|ncclSystemError|unhandled system error"
+    r"|remote process exited or there was a network error"
+)
+"""Exceptions of torch.distributed and Python, and words of gloo and NCCL.
+
+Source: torch/csrc/distributed/c10d/NCCLUtils.cpp (getNcclErrorDetailStr), ncclGetErrorString, gloo/transport/tcp.
+"""
+
+_KILLED = r"(?i)\) is killed by signal: |out-of-memory killer"
+"""A worker of a DataLoader (torch/utils/data/_utils/signal_handling.py), and what ``Memory.hint`` adds."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +52,7 @@ class Restarts:
         self._rules = rules
         self.used = 0
         self._quick = 0  # attempts in a row that were shorter than ``min_uptime``
-        self._way: Way | None = None  # in which the latest attempt failed
+        self._mode: FailureMode | None = None  # in which the latest attempt failed
 
     def after(self, attempt: JobAttempt, uptime: float, *, late: bool = False) -> Decision:
         """Decide after an attempt that failed when its ranks had lived for ``uptime`` seconds; ``late`` is too late."""
@@ -55,11 +78,8 @@ class Restarts:
 
     def _futile(self, attempt: JobAttempt, uptime: float) -> str | None:
         """Why another attempt would be in vain, by ``--restart-on``."""
-        from ddplaunch.control.repetition import way_of
-        from ddplaunch.control.transience import is_transient
-
         if attempt.broken_first:  # from outside, as a rank that is killed
-            self._way = None
+            self._mode = None
             return None
         if self._rules.restart_on == "transient" and attempt.cut is None:
             assert attempt.verdict is not None
@@ -67,7 +87,65 @@ class Restarts:
             if not is_transient(first):
                 how = f"failed with {kind}" if (kind := first.kind) else first.reason
                 return f"rank {first.rank} {how}, which is not transient (--restart-on transient)"
-        before, self._way = self._way, way_of(attempt, uptime)
-        if self._rules.restart_on != "always" and self._way is not None and self._way.repeats(before):
-            return f"rank {self._way.rank} failed at {self._way.place} twice in the same way"
+        before, self._mode = self._mode, failure_mode(attempt, uptime)
+        if self._rules.restart_on != "always" and self._mode is not None and self._mode.repeats(before):
+            return f"rank {self._mode.rank} failed at {self._mode.place} twice in the same way"
         return None
+
+
+@dataclass(frozen=True)
+class FailureMode:
+    """How an attempt failed, as far as the next is compared with it."""
+
+    attempt: int
+    world_size: int
+    rank: int
+    error: str  # type and message, without numbers
+    frames: tuple[Frame, ...]  # of the exception, the innermost first
+    uptime: float  # seconds
+    collectives: int | None  # that the rank had entered; None where it is not known, or none
+
+    @property
+    def place(self) -> str:
+        """The innermost line of the user's own code: "train.py:41"."""
+        frame = next((each for each in self.frames if each.own), self.frames[0])
+        return f"{frame.file}:{frame.line}"
+
+    def repeats(self, before: FailureMode | None) -> bool:
+        """Whether it is the same failure as in the attempt before, and nothing more was done until it came."""
+        if before is None or self._sameness != before._sameness or self.attempt != before.attempt + 1:
+            return False
+        if self.collectives is not None and before.collectives is not None:
+            return self.collectives <= before.collectives
+        return self.uptime <= before.uptime * LONGER + LATER
+
+    @property
+    def _sameness(self) -> tuple[object, ...]:
+        return self.world_size, self.rank, self.error, self.frames
+
+
+def failure_mode(attempt: JobAttempt, uptime: float) -> FailureMode | None:
+    """How an attempt failed that lived for ``uptime`` seconds.
+
+    None where its end says nothing about the next: it was no exception of Python's with a traceback, it may pass by
+    itself, or it only tells of a peer, or of a time limit.
+    """
+    verdict = attempt.verdict
+    if verdict is None or attempt.cut is not None:
+        return None
+    first = verdict.first
+    if not (first.message and first.traceback) or first.is_consequence or first.timed_out or is_transient(first):
+        return None
+    frames = diagnosis.stack_dump.parse_traceback(first.traceback, os.getcwd())
+    error = _VARIES.sub("0", first.message)
+    if not frames:
+        return None
+    return FailureMode(attempt.number, attempt.world_size, first.rank, error, frames, uptime, first.collectives)
+
+
+def is_transient(failure: Failure) -> bool:
+    """Whether a rank ended by a signal, by the host's want of memory, or by an error of the network."""
+    if failure.signal is not None:
+        return True
+    said = f"{failure.message or ''}\n{failure.hint or ''}"
+    return bool(re.search(_NETWORK, said) or re.search(_KILLED, said))

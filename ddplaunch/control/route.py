@@ -39,8 +39,8 @@ def interface_of(address: str) -> str | None:
     """The name of the interface that has ``address``; None if none has it, or ``address`` is empty."""
     if not address:
         return None
-    wanted = _parsed(address)
-    return next((name for name, found in interfaces().items() if wanted in map(_parsed, found)), None)
+    wanted = parsed(address)
+    return next((name for name, found in interfaces().items() if wanted in map(parsed, found)), None)
 
 
 def check_interface(interface: str) -> None:
@@ -55,7 +55,7 @@ def address_on(interface: str, family: socket.AddressFamily) -> str | None:
     return next((each for each in found if (":" in each) is (family == socket.AF_INET6)), None)
 
 
-def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     import ipaddress
 
     parsed = ipaddress.ip_address(address.partition("%")[0])
@@ -92,8 +92,8 @@ def is_ours(address: str, patience: float = RESOLVE_PATIENCE) -> bool | None:
         return None
     if lookup.error:
         raise unresolvable(address)
-    ours = {_parsed(each) for addresses in interfaces().values() for each in addresses}
-    found = {_parsed(str(where[0])) for _, where in lookup.addresses}
+    ours = {parsed(each) for addresses in interfaces().values() for each in addresses}
+    found = {parsed(str(where[0])) for _, where in lookup.addresses}
     return any(each in ours or each.is_loopback for each in found)
 
 
@@ -187,5 +187,5 @@ class NameServer:
 def own_addresses() -> Iterator[str]:
     """This machine's addresses that another may reach, IPv4 first."""
     found = [each for name, addresses in interfaces().items() if name != "lo" for each in addresses]
-    usable = [each for each in found if not _parsed(each).is_link_local and not _parsed(each).is_loopback]
-    yield from sorted(usable, key=lambda each: _parsed(each).version)
+    usable = [each for each in found if not parsed(each).is_link_local and not parsed(each).is_loopback]
+    yield from sorted(usable, key=lambda each: parsed(each).version)

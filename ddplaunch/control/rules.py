@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
-from ddplaunch.errors import UsageError
-
-if TYPE_CHECKING:
-    from ddplaunch.plan.plan import Plan
 
 MIN_GRACE = 5.0  # seconds
 STALLED = 300.0  # seconds without --stall-timeout
@@ -41,7 +36,7 @@ class Rules:
     max_membership_changes: int = 100
     grow: bool = False  # whether a node that comes later interrupts the attempt
     allow_mismatch: bool = False  # whether differing versions only give a warning
-    inspect: bool = True  # whether ranks are looked at before they are stopped
+    inspect: bool = True  # whether ranks are inspected before they are stopped
     timeout: float | None = None  # of the whole job, from its first start on
     stall_timeout: float = STALLED  # how long nothing may happen until people hear of it, or what ``on_stall`` says
     stall_strict: bool = False  # whether a job counts as stalled, too, whose ranks are idle and wait for nobody
@@ -59,13 +54,13 @@ class Rules:
         return self.max_nodes > 1
 
     @property
-    def looks(self) -> bool:
-        """Whether ranks are looked at before they are stopped: with a short grace they have no time for it."""
+    def inspects(self) -> bool:
+        """Whether ranks are inspected before they are stopped: with a short grace they have no time for it."""
         return self.inspect and self.grace >= MIN_GRACE
 
     @property
     def stall_pause(self) -> float:
-        """Seconds between two looks at ranks that may have stalled."""
+        """Seconds between two inspections of ranks that may have stalled."""
         return max(self.stall_timeout / 5, min(1.0, self.stall_timeout / 2))
 
     @property
@@ -79,56 +74,3 @@ class Rules:
         most = self.most_nodes
         nodes = f"{self.min_nodes}:{most}" if self.min_nodes < most else str(most)
         return f"{nodes} --spares {self.spares}" if self.spares else nodes
-
-    def check(self, plan: Plan) -> None:
-        """Raise a UsageError where this node lacks what it needs for its share, or these rules contradict the plan."""
-        if self.interface:
-            from ddplaunch.control.route import check_interface
-
-            check_interface(self.interface)
-        if plan.nnodes > 1:
-            if self.port is None:
-                _check_alone(plan)
-            else:
-                _check_joining(self, plan)
-
-
-def _check_alone(plan: Plan) -> None:
-    if plan.missing:
-        *first, last = plan.missing
-        names = f"{', '.join(first)} and {last}" if first else last
-        raise UsageError(
-            f"--control none on {plan.nnodes} nodes needs {names}",
-            "ddplaunch run … --dry-run writes the command for each node",
-        )
-    if plan.max_restarts:
-        raise UsageError(
-            f"--max-restarts {plan.max_restarts} does not work with --control none: each node would restart alone",
-            "leave one of them out",
-        )
-
-
-def _check_joining(rules: Rules, plan: Plan) -> None:
-    others = f"1 to {plan.nnodes - 1}" if plan.nnodes > 2 else "1"
-    if "--node-rank" in plan.missing:
-        rest = f"{others} on the other{'s' * (plan.nnodes > 2)}"
-        raise UsageError(
-            f"--node-rank is missing: which of the {plan.nnodes} nodes is this?",
-            f"--node-rank 0 on the node whose address is --master-addr, {rest}\n"
-            "--node-rank auto numbers them as they join",
-        )
-    from ddplaunch.control.route import check_is_ours, own_addresses
-
-    if "--master-addr" in plan.missing:
-        if plan.node_rank:
-            raise UsageError(
-                f"--master-addr is missing: where is node 0 of these {plan.nnodes} nodes?",
-                "`hostname -I` on node 0 shows its addresses; give the same one on every node",
-            )
-        example = next(own_addresses(), "10.0.0.1")
-        raise UsageError(
-            "--master-addr is missing: where do the other nodes reach this one?",
-            f"--master-addr {example} on every node; it is an address of this machine",
-        )
-    if plan.node_rank == 0 and plan.numbered and not rules.address_comes_late:
-        check_is_ours(plan.master_addr)

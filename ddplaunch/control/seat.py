@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 
-from ddplaunch.control.messages import Drained, Failed, Finished, Garbled, Hello, Refused
+from ddplaunch.control.messages import Drained, Failed, Finished, Hello, Message, Note, Refused
+from ddplaunch.control.rules import Rules
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.plan.share import Share
+from ddplaunch.wire.frames import Garbled
 
 
 class Part(Enum):
@@ -73,11 +75,21 @@ class Seat:
 
 
 class Seats(dict[int, Seat]):
-    """The nodes that have joined, by node rank."""
+    """The nodes that have joined, by node rank, and what they are told."""
 
-    def __init__(self, max_nodes: int) -> None:
+    def __init__(self, rules: Rules, tell: Callable[[int, Message], None]) -> None:
+        """``tell`` sends to a node."""
         super().__init__()
-        self._max = max_nodes
+        self.rules, self.tell = rules, tell
+        self._max = rules.max_nodes
+
+    def tell_all(self, message: Message) -> None:
+        for number in list(self):
+            self.tell(number, message)
+
+    def note(self, text: str) -> None:
+        """Tell people, on every node."""
+        self.tell_all(Note(text))
 
     @property
     def in_order(self) -> list[Seat]:

@@ -1,5 +1,5 @@
-"""The time limits of a job: how long it may take, stand still, and wait for its last ranks. Decisions are its
-coordinator's to carry out.
+"""The time limits of a job: how long it may take, stand still, and wait for its last ranks. The coordinator carries
+out what is decided here.
 """
 
 from __future__ import annotations
@@ -7,10 +7,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.failure import Failure
-from ddplaunch.control.looking import Looking
-from ddplaunch.control.rules import Rules
+from ddplaunch.control.inspections import JobInspections
 from ddplaunch.control.seat import Part, Seats
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_TIMEOUT
@@ -36,21 +35,19 @@ class Cut:
 
 
 class TimeLimits:
-    """Those of one job."""
+    """The time limits of one job."""
 
     def __init__(
         self,
-        rules: Rules,
         run_id: str,
         seats: Seats,
-        looking: Looking,
+        inspections: JobInspections,
         after: Callable[[float, Callable[[], None]], Timer],
-        note: Callable[[str], None],
         cut: Callable[[Cut], None],
     ) -> None:
         """``after`` is the loop's; ``cut`` stops the attempt, if ranks run."""
-        self._rules, self._run_id, self._seats = rules, run_id, seats
-        self._looking, self._after, self._note, self._cut = looking, after, note, cut
+        self._rules, self._run_id, self._seats = seats.rules, run_id, seats
+        self._inspections, self._after, self._cut = inspections, after, cut
         self.over = False  # whether the time of the job is
         self._attempt = -1
         self._ran = False  # whether a rank has
@@ -111,20 +108,15 @@ class TimeLimits:
             self._ask_whether()
 
     def _ask_whether(self) -> None:
-        from ddplaunch.diagnosis.inspection import Detail
-
         self._asking, self._suspected = True, False
         attempt = self._attempt
-        self._looking.ask(Detail.WAITS, lambda inspection: self._judge(attempt, inspection))
+        self._inspections.begin(diagnosis.inspection.Detail.WAITS, lambda inspection: self._judge(attempt, inspection))
 
     def _judge(self, attempt: int, inspection: Inspection) -> None:
-        from ddplaunch.diagnosis.culprit import culprit
-        from ddplaunch.diagnosis.stall import judge
-
         if attempt != self._attempt:
             return
         rules = self._rules
-        stall, sooner = judge(inspection, rules.stall_timeout, strict=rules.stall_strict)
+        stall, sooner = diagnosis.stall.judge(inspection, rules.stall_timeout, strict=rules.stall_strict)
         if sooner is None:
             self._set("asking", rules.stall_pause / 2, self._rested)
         else:
@@ -132,7 +124,7 @@ class TimeLimits:
         if stall is None:
             return
         if rules.on_stall != "report" and stall.killable:
-            found = culprit(inspection)
+            found = diagnosis.culprit.culprit(inspection)
             what = found.text if found else stall.text
             hint = IF_AT_WORK if stall.lives and stall.idle else None
             failure = self._failure(inspection, stall.rank, "the job stalled", stall.trace, hint)
@@ -141,7 +133,7 @@ class TimeLimits:
         elif stall.mark != self._reported:
             self._reported = stall.mark
             closer = f"look closer with `ddplaunch stacks {self._run_id}`"
-            self._note(f"no progress for {span(stall.seconds)}: {stall.text}; {closer}")
+            self._seats.note(f"no progress for {span(stall.seconds)}: {stall.text}; {closer}")
 
     def _rested(self) -> None:
         self._asking = False
@@ -153,32 +145,29 @@ class TimeLimits:
     def finished(self) -> None:
         """All ranks of a node have done their work, those of others have not."""
         if self._rules.straggler_timeout is not None:
-            self._set("stragglers", self._rules.straggler_timeout, self._look_at_stragglers)
+            self._set("stragglers", self._rules.straggler_timeout, self._inspect_stragglers)
 
     def straggles(self, node: int) -> None:
         """Some ranks of a node run on, long after the last of its others has ended."""
         self._straggling.add(node)
-        self._look_at_stragglers()
+        self._inspect_stragglers()
 
-    def _look_at_stragglers(self) -> None:
-        from ddplaunch.diagnosis.inspection import Detail
-
-        attempt = self._attempt
-        self._looking.ask(Detail.STACKS, lambda inspection: self._judge_stragglers(attempt, inspection))
+    def _inspect_stragglers(self) -> None:
+        attempt, detail = self._attempt, diagnosis.inspection.Detail.STACKS
+        self._inspections.begin(detail, lambda inspection: self._judge_stragglers(attempt, inspection))
 
     def _judge_stragglers(self, attempt: int, inspection: Inspection) -> None:
-        from ddplaunch.diagnosis.stall import stragglers, trace, where
-
         if attempt != self._attempt:
             return
         working = [seat for seat in self._seats.values() if seat.part is Part.RUNNING]
         ours = {rank for seat in working for rank in seat.ranks}
-        left = stragglers(inspection, ours)
+        left = diagnosis.stall.stragglers(inspection, ours)
         recent = {rank for seat in working if seat.number not in self._straggling for rank in seat.ranks}
         if not left or (recent & ours) - {rank.rank for rank in left}:
             return  # some have ended there, lately: that node's own word comes
-        failure = self._failure(inspection, left[0].rank, "it ran on after the others had ended", trace(left[0]))
-        seconds, place = span(self._rules.straggler_timeout or 0), where(left)
+        trace, place = diagnosis.stall.trace(left[0]), diagnosis.stall.where(left)
+        failure = self._failure(inspection, left[0].rank, "it ran on after the others had ended", trace)
+        seconds = span(self._rules.straggler_timeout or 0)
         text = f"{ranks(rank.rank for rank in left)} ran on for {seconds} after the others had ended"
         text += " (--straggler-timeout)" + (f": {place}" if place else "") + self._on(failure)
         self._cut(Cut(text, failure, lives=True, inspection=inspection))
@@ -189,7 +178,7 @@ class TimeLimits:
     def _failure(
         self, inspection: Inspection, number: int, message: str, trace: str, hint: str | None = None
     ) -> Failure:
-        """What is held against a rank that the others waited for."""
+        """The failure of a rank that the others waited for."""
         rank = next(rank for rank in inspection.ranks if rank.rank == number)
         first = next((seat.ranks.start for seat in self._seats.values() if number in seat.ranks), number)
         return Failure(

@@ -10,13 +10,13 @@ import ctypes
 import importlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ddplaunch.devices.nvidia import NVML_LIBRARY
-from ddplaunch.loop import Loop, Timer
+from ddplaunch.loop import Loop
+from ddplaunch.wire.child import AskedChild
 
 DEADLINE = 2.0  # seconds in which the driver must answer; the first time it may have to be woken
 _FIRST_DEADLINE = 10.0
@@ -44,8 +44,7 @@ class GpuWatch:
     def __init__(self, loop: Loop, heard: Callable[[], None] = lambda: None) -> None:
         """Starts nothing yet; ``heard`` is called when ``usage`` may have changed."""
         self._loop, self._heard = loop, heard
-        self._child: subprocess.Popen[bytes] | None = None
-        self._timer: Timer | None = None
+        self._child: AskedChild | None = None
         self._answer = b""
         self._answers = 0
         self._over = False
@@ -53,67 +52,37 @@ class GpuWatch:
 
     def ask(self) -> None:
         """Ask how busy they are, unless the last question is still open."""
-        if self._over or self._timer is not None:
+        if self._over or (self._child and self._child.awaited):
             return
-        first = self._child is None
         if self._child is None:
+            command = [sys.executable, "-c", _SERVE, _ROOT]
             try:
-                self._child = self._start()
+                self._child = AskedChild(
+                    self._loop, command, self._hear, self._give_up, deadline=_FIRST_DEADLINE, asks=True
+                )
             except OSError:
                 self._over = True
                 return
-            assert self._child.stdout
-            self._loop.watch(self._child.stdout.fileno(), self._readable)
-        self._timer = self._loop.after(_FIRST_DEADLINE if first else DEADLINE, self._give_up)
-        try:
-            assert self._child.stdin
-            self._child.stdin.write(b"?")
-        except OSError:  # it has ended, as is read in a moment
-            pass
+        else:
+            self._child.wait(DEADLINE)
+        self._child.ask(b"?")
 
     def close(self) -> None:
         """End the child; one that the driver holds ends when the driver lets it."""
         self._over = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._child is None:
-            return
-        child, self._child = self._child, None
-        assert child.stdin
-        assert child.stdout
-        self._loop.forget(child.stdout.fileno())
-        child.stdin.close()
-        child.stdout.close()
-        child.kill()
-        try:
-            child.wait(0.2)
-        except subprocess.TimeoutExpired:
-            pass
+        if self._child:
+            self._child.close()
+            self._child = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-c", _SERVE, _ROOT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C in the terminal is not for it
-        )
-
-    def _readable(self) -> None:
+    def _hear(self, data: bytes) -> None:
         assert self._child
-        assert self._child.stdout
-        data = os.read(self._child.stdout.fileno(), 1 << 16)
         self._answer += data
         if not data or len(self._answer) > _MAX_ANSWER:
             return self._give_up(() if self._answers == 0 and not data else None)
         if not self._answer.endswith(b"\n"):
             return
         answer, self._answer = self._answer, b""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._child.wait(None)
         self._answers += 1
         self.usage = _read(answer)
         self._heard()

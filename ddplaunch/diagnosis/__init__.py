@@ -1,1 +1,28 @@
-"""What ranks were found doing, and what it means: who waits for whom, who is slow. Pure, standard library only."""
+"""What ranks were found doing, and what it means: who waits for whom, who is slow. Pure, standard library only.
+
+Its modules are loaded when they are first used, as ``diagnosis.stall``: a run that ends well needs none of them.
+"""
+
+from __future__ import annotations
+
+from ddplaunch import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ddplaunch.diagnosis import arrivals as arrivals
+    from ddplaunch.diagnosis import culprit as culprit
+    from ddplaunch.diagnosis import inspection as inspection
+    from ddplaunch.diagnosis import pace as pace
+    from ddplaunch.diagnosis import sentences as sentences
+    from ddplaunch.diagnosis import stack_dump as stack_dump
+    from ddplaunch.diagnosis import stall as stall
+    from ddplaunch.diagnosis import waits as waits
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in {"arrivals", "culprit", "inspection", "pace", "sentences", "stack_dump", "stall", "waits"}:
+        raise AttributeError(name)
+    from importlib import import_module
+
+    return import_module(f"{__name__}.{name}")

@@ -8,7 +8,11 @@ from enum import Enum
 from itertools import accumulate
 from typing import Any
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
+
+if TYPE_CHECKING:
+    from ddplaunch.wire.bounds import Amount, Count, EndCode, Gaps, Line, Moment, Name, Number, Pid, Size
 
 
 class Detail(Enum):
@@ -36,9 +40,9 @@ class Condition(Enum):
 class Frame:
     """One call of a stack."""
 
-    function: str
-    file: str  # relative to the job's folder where it is below it
-    line: int
+    function: Line
+    file: Line  # relative to the job's folder where it is below it
+    line: Number
     own: bool  # whether it is the user's code, and neither Python's own nor an installed package's
 
 
@@ -47,7 +51,7 @@ class Thread:
     """One thread of a rank, or a task of asyncio that waits."""
 
     frames: tuple[Frame, ...]  # the innermost first
-    name: str = ""  # where Python tells it (3.14); "task Task-2" of a task
+    name: Line = ""  # where Python tells it (3.14); "task Task-2" of a task
 
     @property
     def title(self) -> str:
@@ -59,39 +63,39 @@ class Thread:
 class Worker:
     """A worker of the DataLoader that a rank waits for."""
 
-    pid: int
+    pid: Pid
     frames: tuple[Frame, ...] = ()  # of its main thread, from torch's loop on; the innermost first
-    code: int | None = None  # how it ended: -N for signal N
+    code: EndCode | None = None  # how it ended: -N for signal N
 
 
 @dataclass(frozen=True)
 class GroupState:
     """How far a rank is in a process group, in torch's own count, which on gloo has send and recv in it."""
 
-    group: str  # torch's name of the group: "0" is the default one
-    enqueued: int  # the operation that it entered last, from 1
-    completed: int  # the last that has completed
+    group: Line  # torch's name of the group: "0" is the default one
+    enqueued: Number  # the operation that it entered last, from 1
+    completed: Number  # the last that has completed
 
 
 @dataclass(frozen=True)
 class Group:
     """A process group as one of its members knows it."""
 
-    group: str
-    description: str  # "default_pg", or what the program called it
-    ranks: tuple[int, ...]  # its members; none where it is not known
+    group: Line
+    description: Line  # "default_pg", or what the program called it
+    ranks: tuple[Count, ...]  # its members; none where it is not known
 
 
 @dataclass(frozen=True)
 class Collective:
     """The collective that a rank entered last in a process group."""
 
-    group: str
-    number: int  # from 1, in its group
-    operation: str  # "all_reduce"
-    tensors: str  # what goes in: "float32[6]", "float32[2, 3], int64[1]"; "" for none
-    timeout: float  # seconds
-    entered: float  # seconds since the epoch, by the clock of the rank's host
+    group: Line
+    number: Number  # from 1, in its group
+    operation: Line  # "all_reduce"
+    tensors: Line  # what goes in: "float32[6]", "float32[2, 3], int64[1]"; "" for none
+    timeout: Amount  # seconds
+    entered: Moment  # seconds since the epoch, by the clock of the rank's host
     completed: bool
     alone: bool  # whether no send or recv was counted with it: then ``GroupState`` has the same numbers
 
@@ -100,21 +104,21 @@ class Collective:
 class Inside:
     """A function of torch.distributed that a rank is in, as it says itself."""
 
-    function: str  # the one that the user or a library called: "broadcast_object_list"
-    operation: str  # what that has called in turn: "broadcast"
-    names: int | None  # the rank that the operation names: whom it sends to or receives from, or the root
+    function: Line  # the one that the user or a library called: "broadcast_object_list"
+    operation: Line  # what that has called in turn: "broadcast"
+    names: Count | None  # the rank that the operation names: whom it sends to or receives from, or the root
 
 
 @dataclass(frozen=True)
 class Arrivals:
     """When a rank arrived at consecutive collectives of a process group."""
 
-    rank: int
-    group: str  # torch's name of the group, one in a job: "0" is the default one
-    description: str  # "default_pg", "mesh_dp", or "undefined"
-    number: int  # of the first collective, counted in the group
-    began: float  # seconds since the epoch, when the rank arrived at it, by the clock of its host
-    gaps: tuple[int, ...]  # microseconds from each arrival to the next
+    rank: Count
+    group: Line  # torch's name of the group, one in a job: "0" is the default one
+    description: Line  # "default_pg", "mesh_dp", or "undefined"
+    number: Size  # of the first collective, counted in the group
+    began: Moment  # seconds since the epoch, when the rank arrived at it, by the clock of its host
+    gaps: Gaps  # microseconds from each arrival to the next
 
     def __iter__(self) -> Iterator[tuple[int, float]]:
         """The numbers of the collectives, and seconds since the epoch."""
@@ -126,13 +130,13 @@ class Arrivals:
 class RankInspection:
     """What one rank was found doing."""
 
-    rank: int
-    host: str
-    pid: int
+    rank: Count
+    host: Name
+    pid: Pid
     condition: Condition
-    code: int | None = None  # how it ended: -N for signal N
-    threads: tuple[Thread, ...] = ()  # the main one first; none where ``no_stack`` says why, or they were not asked for
-    no_stack: str = ""  # "it is not a Python program"
+    code: EndCode | None = None  # how it ended: -N for signal N
+    threads: tuple[Thread, ...] = ()  # the main one first; none where ``no_stack`` says why, or not asked for
+    no_stack: Line = ""  # "it is not a Python program"
     workers: tuple[Worker, ...] = ()  # where it waits for its DataLoader
     answers: bool | None = None  # whether it said how far it is, None where it has no process group or was not asked
     groups: tuple[GroupState, ...] = ()
@@ -140,26 +144,26 @@ class RankInspection:
     last: tuple[Collective, ...] = ()  # in each group the last, before it the oldest not complete; only where asked for
     known: tuple[Group, ...] = ()  # the groups that it is in; of the same ranks
     inside: Inside | None = None  # where it is in such a function, and said so
-    cpu: float = 0.0  # seconds of CPU time that it and its children have used
+    cpu: Amount = 0.0  # seconds of CPU time that it and its children have used
     arrivals: tuple[Arrivals, ...] = ()  # on the way to node 0
-    quiet: float | None = None  # seconds since it printed something; as the next four, None where it is not known
-    standstill: float | None = None  # seconds for which it has entered and completed no collective
-    busy: float | None = None  # CPUs that it and its descendants have used of late: 0.5 is half of one
-    traffic: float | None = None  # bytes a second that they have read and written of late, in files and pipes
-    network: float | None = None  # the same on connections that lead out of the job
-    awaits: str = ""  # what its main thread waits for on a connection: "store" is the job's, or "10.0.0.7:443"
+    quiet: Amount | None = None  # seconds since it printed something; as the next four, None where it is not known
+    standstill: Amount | None = None  # seconds for which it has entered and completed no collective
+    busy: Amount | None = None  # CPUs that it and its descendants have used of late: 0.5 is half of one
+    traffic: Amount | None = None  # bytes a second that they have read and written of late, in files and pipes
+    network: Amount | None = None  # the same on connections that lead out of the job
+    awaits: Line = ""  # what its main thread waits for on a connection: "store" is the job's, or "10.0.0.7:443"
 
 
 @dataclass(frozen=True)
 class Inspection:
     """What all ranks were found doing at one moment."""
 
-    moment: float  # seconds since the epoch
+    moment: Moment  # seconds since the epoch
     ranks: tuple[RankInspection, ...]  # in order
-    world_size: int
-    silent: tuple[str, ...] = ()  # the nodes that did not answer: "node 2 (n2)"
+    world_size: Count
+    silent: tuple[Line, ...] = ()  # the nodes that did not answer: "node 2 (n2)"
     node_only: bool = False  # whether other nodes were not asked (--control none)
-    pace: tuple[str, ...] = ()  # who is slow, in sentences, where that was asked; none where no rank is
+    pace: tuple[Line, ...] = ()  # who is slow, in sentences, where that was asked; none where no rank is
 
     @property
     def by_number(self) -> dict[int, RankInspection]:

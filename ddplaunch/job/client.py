@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ddplaunch.control.messages import Garbled
-from ddplaunch.control.wire import LENGTH, decode, encode
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError
 from ddplaunch.job.door import MAX_ANSWER, MAX_FOLLOWERS
 from ddplaunch.job.requests import Request
 from ddplaunch.job.requests.status import AskStatus
-from ddplaunch.sockets import peer_uid
+from ddplaunch.wire.frames import Garbled, read_frame
+from ddplaunch.wire.sockets import peer_uid
+from ddplaunch.wire.typed import decode, encode
 
 TIMEOUT = 10.0  # seconds in which a job must answer: its launcher may be suspended
 
@@ -95,21 +95,7 @@ def _connect(sock: socket.socket, path: str, until: float) -> None:
 
 
 def _answer(sock: socket.socket, request: Request[A], until: float) -> A:
-    (length,) = LENGTH.unpack(_receive(sock, LENGTH.size, until))
-    if length > MAX_ANSWER:
-        raise Garbled
+    if until == math.inf:
+        sock.settimeout(None)
     kind: type[A] = request.answers[-1]
-    return decode(_receive(sock, length, until), [kind])
-
-
-def _receive(sock: socket.socket, count: int, until: float) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        left = until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        sock.settimeout(None if left == math.inf else left)
-        if not (got := sock.recv(min(count - len(data), 1 << 18))):
-            raise EOFError
-        data += got
-    return bytes(data)
+    return decode(read_frame(sock, MAX_ANSWER, until), [kind])

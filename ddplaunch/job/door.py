@@ -15,16 +15,16 @@ from functools import partial
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.job.folder import listen, remove
 from ddplaunch.loop import Loop, Timer
-from ddplaunch.sockets import peer_uid
+from ddplaunch.wire.sockets import peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
-    from ddplaunch.control.wire import Connection
     from ddplaunch.diagnosis.inspection import Detail, Inspection
     from ddplaunch.job.requests import Request
     from ddplaunch.job.status import Status
+    from ddplaunch.wire.connection import Connection
 else:
     Protocol = object
 
@@ -137,8 +137,8 @@ class Door:
         if peer_uid(sock) != os.geteuid():
             sock.close()
             return
-        from ddplaunch.control.wire import Connection
         from ddplaunch.job.requests import all_requests
+        from ddplaunch.wire.connection import Connection
 
         client: Connection[Request[object]] = Connection(
             self._loop,

@@ -7,7 +7,7 @@ import os
 import socket
 from contextlib import suppress
 
-from ddplaunch.sockets import MAX_PATH, folders, is_private, listening
+from ddplaunch.wire.sockets import MAX_PATH, folders, is_private, listening
 
 MAX_NAME = 40  # bytes of the run id in a socket's name
 

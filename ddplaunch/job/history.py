@@ -241,7 +241,7 @@ class History:
 
 
 _LAST = (events.Restarting, events.Ended)
-_SKIPPED = (events.Ready, events.Finished, events.SidecarStarted, events.SidecarAnswers, events.SidecarExited)
+_SKIPPED = (events.Ready, events.RankFinished, events.SidecarStarted, events.SidecarAnswers, events.SidecarExited)
 
 
 def without_token(words: Sequence[str]) -> list[str]:
@@ -258,7 +258,7 @@ def _kept(happened: tuple[Event, float]) -> bytes:
     event, moment = happened
     if isinstance(event, _SKIPPED):
         return b""
-    if isinstance(event, events.Inspected):
+    if isinstance(event, events.RanksInspected):
         line = _line({"time": moment, "event": "inspected", "inspection": event.inspection.to_json()})
         return line if len(line) <= MAX_INSPECTION else b""
     content = {"time": moment, **events.record(event)}

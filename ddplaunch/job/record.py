@@ -14,9 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ddplaunch.control.bounds import MAX_PATH, bounded
 from ddplaunch.control.failure import Verdict, signal_name
-from ddplaunch.control.typed import convert
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.diagnosis.inspection import Inspection
 from ddplaunch.errors import EXIT_PREEMPTED, shown
@@ -24,8 +22,26 @@ from ddplaunch.files import read_owned
 from ddplaunch.job.process import born
 from ddplaunch.output import events
 from ddplaunch.output.events import Event
+from ddplaunch.wire.bounds import (
+    MAX_PATH,
+    Amount,
+    Count,
+    EndCode,
+    ExitCode,
+    Line,
+    Moment,
+    Name,
+    Path,
+    Pid,
+    RunId,
+    Signal,
+    Size,
+)
+from ddplaunch.wire.frames import Garbled
+from ddplaunch.wire.typed import convert
 
 MAX_BYTES = 64 << 20  # of a file of the history
+_WRONG = (Garbled, KeyError, TypeError, ValueError, RecursionError)  # what a torn or hostile line leads to
 
 
 class Fate(Enum):
@@ -43,25 +59,25 @@ class Fate(Enum):
 class RankRecord:
     """One rank of one attempt; times in seconds since the epoch, None where they are not known."""
 
-    rank: int
-    host: str
-    pid: int = 0  # 0 where it never had a process
-    started: float | None = None
-    ended: float | None = None
-    code: int | None = None  # -N for signal N
-    peak_memory: int = 0  # bytes that the largest of it and its children had at most; 0 where it is not known
-    cpu: float = 0.0  # seconds of CPU time of it and its children
+    rank: Count
+    host: Name
+    pid: Pid = 0  # 0 where it never had a process
+    started: Moment | None = None
+    ended: Moment | None = None
+    code: EndCode | None = None  # -N for signal N
+    peak_memory: Size = 0  # bytes that the largest of it and its children had at most; 0 where it is not known
+    cpu: Amount = 0.0  # seconds of CPU time of it and its children
 
 
 @dataclass(frozen=True)
 class Attempt:
     """One attempt, as this node saw it."""
 
-    number: int  # 0 is the first
-    began: float
-    ended: float | None = None
+    number: Count  # 0 is the first
+    began: Moment
+    ended: Moment | None = None
     ranks: tuple[RankRecord, ...] = ()  # those of this node, in order
-    why: str = ""  # why it ended, in one line; "" where all went well or it runs
+    why: Line = ""  # why it ended, in one line; "" where all went well or it runs
     verdict: Verdict | None = None  # the failure that ended it, without the ``others`` where a restart followed
 
 
@@ -69,29 +85,29 @@ class Attempt:
 class RunRecord:
     """This node's share of a run; times in seconds since the epoch."""
 
-    run: str  # its name in the history: the run id, or RUN_ID.2 where an earlier run had that one
-    run_id: str
-    target: str  # what was typed, on one line
-    argv: tuple[str, ...]  # the whole command, without its token
-    host: str  # the launcher's
-    cwd: str  # where the command was typed
-    pid: int  # the launcher's
-    began: float  # when the launcher did
-    born: int = 0  # when the kernel made the launcher's process, in ticks since its own start
-    node_rank: int = 0
-    nnodes: int = 1
-    world_size: int = 0
-    log_dir: str | None = None  # this run's folder of --log-dir
-    ended: float | None = None
-    code: int | None = None  # the exit code
+    run: Line  # its name in the history: the run id, or RUN_ID.2 where an earlier run had that one
+    run_id: RunId
+    target: Line  # what was typed, on one line
+    argv: tuple[Line, ...]  # the whole command, without its token
+    host: Name  # the launcher's
+    cwd: Line  # where the command was typed
+    pid: Pid  # the launcher's
+    began: Moment  # when the launcher did
+    born: Size = 0  # when the kernel made the launcher's process, in ticks since its own start
+    node_rank: Count = 0
+    nnodes: Count = 1
+    world_size: Count = 0
+    log_dir: Path | None = None  # this run's folder of --log-dir
+    ended: Moment | None = None
+    code: ExitCode | None = None  # the exit code
     fate: Fate = Fate.RUNNING
-    signal: int | None = None  # the first that came to the launcher
+    signal: Signal | None = None  # the first that came to the launcher
     attempts: tuple[Attempt, ...] = ()
-    left_out: int = 0  # attempts that were not kept, as there were too many
+    left_out: Count = 0  # attempts that were not kept, as there were too many
     verdict: Verdict | None = None  # the failure that decided it
-    remark: str | None = None  # the last word on its end: "when it was stopped: …"
+    remark: Line | None = None  # the last word on its end: "when it was stopped: …"
     inspections: tuple[Inspection, ...] = ()  # what the ranks were doing when they were about to be stopped
-    notes: tuple[str, ...] = ()
+    notes: tuple[Line, ...] = ()
 
     def after(self, event: Event | Begun | LeftOut, moment: float) -> RunRecord:
         """The record once ``event`` has happened at ``moment``."""
@@ -120,7 +136,7 @@ class RunRecord:
                 return self._last(why=why, verdict=verdict)
             case events.Noted(text=text):
                 return replace(self, notes=(*self.notes, text))
-            case events.Inspected(inspection=inspection):
+            case events.RanksInspected(inspection=inspection):
                 return replace(self, inspections=(*self.inspections, inspection))
             case events.Ended(code=code, verdict=verdict):
                 over = self._last(why=verdict.first.headline, verdict=verdict) if verdict else self
@@ -166,24 +182,24 @@ class RunRecord:
 class Begun:
     """What the history keeps of ``events.Planned``; of each rank of this node its number and host."""
 
-    attempt: int
-    node_rank: int
-    nnodes: int
-    world_size: int
-    ranks: tuple[tuple[int, str], ...]
+    attempt: Count
+    node_rank: Count
+    nnodes: Count
+    world_size: Count
+    ranks: tuple[tuple[Count, Name], ...]
 
 
 @dataclass(frozen=True)
 class LeftOut:
     """So many attempts, the last before this line, are not in the file."""
 
-    attempts: int
+    attempts: Count
 
 
 _KINDS: Mapping[str, type[Any]] = {
     "begun": Begun,
     "left_out": LeftOut,
-    "inspected": events.Inspected,
+    "inspected": events.RanksInspected,
     **{name: kind for kind, (name, _) in events.RECORDS.items()},
 }
 """What the lines are, by their ``event``."""
@@ -208,24 +224,19 @@ def read(path: str, run: str) -> RunRecord | None:
 
 def parse(data: bytes, run: str) -> RunRecord | None:
     """Return the record that the lines ``data`` make; None where not even the first is whole."""
-    wrong = (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError)
     first, *lines = data.split(b"\n")
     try:
-        record = bounded(convert({**_decode(first), "run": run}, RunRecord))
-    except wrong:
+        record: RunRecord = convert({**_decode(first), "run": run}, RunRecord)
+    except _WRONG:
         return None
     record = replace(record, attempts=(), inspections=(), fate=Fate.RUNNING)
     for line in filter(None, lines):
         try:
             found = _decode(line)
-            moment = convert(found["time"], float)
-            record = record.after(_event(found), moment)
-        except wrong:
+            event = convert(found, _KINDS[found["event"]])
+            record = record.after(event, convert(found["time"], Moment))
+        except _WRONG:
             continue
-    try:
-        record = bounded(record)
-    except wrong:
-        return None
     return replace(record, fate=Fate.LOST) if record.fate is Fate.RUNNING and not lives(record) else record
 
 
@@ -235,14 +246,6 @@ def _decode(line: bytes) -> Any:
         return msgspec.json.decode(line)
     except msgspec.DecodeError:
         return json.loads(line)
-
-
-def _event(line: dict[str, Any]) -> Any:
-    """The event of a line, its fields checked by their types."""
-    kind = _KINDS[line["event"]]
-    if kind is events.Inspected:
-        return events.Inspected(convert(line["inspection"], Inspection))
-    return convert({name: line[name] for name in kind.__match_args__ if name in line}, kind)
 
 
 def lives(record: RunRecord) -> bool:

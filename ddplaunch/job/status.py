@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from enum import Enum
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.errors import shown
 from ddplaunch.output import events
 from ddplaunch.output.events import Event
 from ddplaunch.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from ddplaunch.wire.bounds import Count, EndCode, ExitCode, Line, Moment, Ordinal, Pid, RunId
 
 MAX_TARGET = 1000  # characters of the target that are shown
 
@@ -62,10 +66,10 @@ NEXT_OF_RANK = {
 class RankStatus:
     """One rank of this node."""
 
-    rank: int
-    pid: int = 0  # before it has a process
+    rank: Count
+    pid: Pid = 0  # before it has a process
     state: RankState = RankState.PENDING
-    code: int | None = None  # -N for signal N; None where it is not known
+    code: EndCode | None = None  # -N for signal N; None where it is not known
 
     def to(self, state: RankState, *, pid: int = 0, code: int | None = None) -> RankStatus:
         """The same rank in its next state; unchanged where that cannot follow."""
@@ -78,18 +82,18 @@ class RankStatus:
 class Status:
     """This node's share of a job; times in seconds since the epoch."""
 
-    run_id: str
-    target: str  # what was typed, on one line
-    pid: int  # the launcher's
-    node_rank: int
-    world_size: int
-    began: float  # when the launcher did
-    since: float  # when ``state`` did
-    attempt: int = -1  # 0 is the first, -1 none yet
+    run_id: RunId
+    target: Line  # what was typed, on one line
+    pid: Pid  # the launcher's
+    node_rank: Count
+    world_size: Count
+    began: Moment  # when the launcher did
+    since: Moment  # when ``state`` did
+    attempt: Ordinal = -1  # 0 is the first, -1 none yet
     state: State = State.JOINING
     ranks: tuple[RankStatus, ...] = ()  # those of this node, in order
-    restarts: int = 0  # how many were announced
-    code: int | None = None  # the exit code, once it is known
+    restarts: Count = 0  # how many were announced
+    code: ExitCode | None = None  # the exit code, once it is known
 
     @classmethod
     def of(cls, plan: Plan, pid: int, began: float) -> Status:
@@ -117,7 +121,7 @@ class Status:
                 return started._to(State.RUNNING, now) if all_have and self.state is State.STARTING else started
             case events.FailedToStart(rank=rank):
                 return self._rank(rank, RankState.UNABLE)._stopping(now)
-            case events.Finished(rank=rank):
+            case events.RankFinished(rank=rank):
                 return self._rank(rank, RankState.FINISHED)
             case events.Exited(rank=rank, code=code) if event.attempt == self.attempt:
                 ended = self._rank(rank, RankState.EXITED, code=code)

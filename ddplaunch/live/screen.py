@@ -12,13 +12,13 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from ddplaunch.live.keyboard import Keyboard, in_foreground
 from ddplaunch.live.rows import Row, columns, painted, width
 from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.events import Ended, Event
 from ddplaunch.output.screen import Terminal
 from ddplaunch.output.sink import HIGH_WATER, Sink
-from ddplaunch.output.voice import Kind, Said
+from ddplaunch.output.terminal import Keyboard, in_foreground
+from ddplaunch.output.voice import Said, Topic
 
 EVERY = 1 / 30  # seconds from one drawing to the next, at least
 KEPT = 4 << 20  # bytes of lines that wait while the full screen is shown
@@ -76,7 +76,7 @@ class LiveScreen(Terminal):
         self._show(self._home, (text if self._colour else _STYLE.sub("", text)).encode(errors="replace"))
 
     def say(self, said: Said, *, of_job: bool = False) -> None:
-        if said.kind is Kind.STACKS:  # the user has typed Ctrl-\ to see them
+        if said.kind is Topic.STACKS:  # the user has typed Ctrl-\ to see them
             self.full_screen(False)
         super().say(said, of_job=of_job)
 

@@ -20,12 +20,12 @@ from ddplaunch.job.door import ServedJob
 from ddplaunch.job.requests.inspection import JobInspected
 from ddplaunch.job.status import State, Status
 from ddplaunch.live.frame import MARKS, frame, screenful
-from ddplaunch.live.keyboard import BACKSPACE, ENTER, ESCAPE
 from ddplaunch.live.rows import Row, Span, cut
 from ddplaunch.live.screen import LiveScreen
 from ddplaunch.live.state import Moment, Snapshot, WaitPoint, steady, waiting
 from ddplaunch.loop import Loop, Timer
 from ddplaunch.output.events import Ended, Event, Planned, Restarting, Signalled
+from ddplaunch.output.terminal import BACKSPACE, ENTER, ESCAPE
 
 EVERY = 1.0  # seconds between two inspections
 PACE = 30.0  # seconds between two questions who is slow, which take up to 0.4 s of each rank

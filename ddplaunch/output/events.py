@@ -1,13 +1,13 @@
 """What happens to one node's share of a job: each thing is frozen, and emitted once.
 
-The supervisor is given its observers from outside; they know nothing of each other.
+An ``Observer``, which the supervisor is given, hears of each; observers know nothing of each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.failure import Verdict
 from ddplaunch.dataclass import dataclass
 from ddplaunch.plan.plan import Plan
@@ -15,7 +15,7 @@ from ddplaunch.plan.plan import Plan
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
-    from ddplaunch.diagnosis.inspection import Inspection
+    from ddplaunch.wire.bounds import Amount, Count, EndCode, ExitCode, Line, Pid, Seconds, Signal, Size, Text
 else:
     Protocol = object
 
@@ -25,7 +25,7 @@ class Planned:
     """The ranks of an attempt are known: plan.json is the plan."""
 
     plan: Plan
-    attempt: int
+    attempt: Count
 
 
 @dataclass(frozen=True)
@@ -33,49 +33,49 @@ class Ready:
     """The zygote can start ranks; ``unsafe`` says why it does not fork, ``seconds`` how long its imports took."""
 
     forks: bool
-    unsafe: str | None
-    seconds: float
-    modules: tuple[str, ...] = ()  # what it has imported for all ranks
-    because: str | None = None  # why nothing else could be
-    excluded: tuple[tuple[str, str], ...] = ()  # what each rank imports itself, and why
-    cold: str | None = None  # why it did not come of a warm one, where that was asked for
+    unsafe: Line | None
+    seconds: Amount
+    modules: tuple[Line, ...] = ()  # what it has imported for all ranks
+    because: Line | None = None  # why nothing else could be
+    excluded: tuple[tuple[Line, Line], ...] = ()  # what each rank imports itself, and why
+    cold: Line | None = None  # why it did not come of a warm one, where that was asked for
 
 
 @dataclass(frozen=True)
 class Started:
-    rank: int
-    pid: int
-    attempt: int
+    rank: Count
+    pid: Pid
+    attempt: Count
 
 
 @dataclass(frozen=True)
 class FailedToStart:
-    rank: int
-    errno: int  # why it got no process
-    attempt: int
+    rank: Count
+    errno: Count  # why it got no process
+    attempt: Count
 
 
 @dataclass(frozen=True)
-class Finished:
+class RankFinished:
     """Rank 0's program has ended well; its process keeps the store for the others."""
 
-    rank: int
+    rank: Count
 
 
 @dataclass(frozen=True)
 class Exited:
-    rank: int
-    pid: int
-    code: int  # -N for signal N
-    attempt: int
-    peak_memory: int = 0  # bytes, of the largest of it and its children; 0 where the zygote was lost
-    user_cpu: float = 0.0  # seconds, of it and its children
-    system_cpu: float = 0.0
+    rank: Count
+    pid: Pid
+    code: EndCode  # -N for signal N
+    attempt: Count
+    peak_memory: Size = 0  # bytes, of the largest of it and its children; 0 where the zygote was lost
+    user_cpu: Amount = 0.0  # seconds, of it and its children
+    system_cpu: Amount = 0.0
 
 
 @dataclass(frozen=True)
 class Signalled:
-    number: int  # of the signal that has come to the launcher
+    number: Signal  # of the signal that has come to the launcher
 
 
 @dataclass(frozen=True)
@@ -87,59 +87,59 @@ class Preempted:
 class Swept:
     """Nothing of the attempt is left: ``found`` was ended, ``stuck`` cannot be killed."""
 
-    found: tuple[str, ...]
-    stuck: tuple[str, ...]
+    found: tuple[Line, ...]
+    stuck: tuple[Line, ...]
 
 
 @dataclass(frozen=True)
 class Restarting:
     """The attempt failed; number ``attempt`` begins after ``wait`` seconds. ``text`` says it to people."""
 
-    attempt: int
-    wait: float
-    text: str
+    attempt: Count
+    wait: Seconds
+    text: Text
     verdict: Verdict | None  # None where a zygote was lost
 
 
 @dataclass(frozen=True)
-class Inspected:
+class RanksInspected:
     """What all ranks of the job were doing when the attempt was to be stopped; node 0 alone hears it."""
 
-    inspection: Inspection
+    inspection: diagnosis.inspection.Inspection
 
 
 @dataclass(frozen=True)
 class Noted:
     """Something that people should know of the job."""
 
-    text: str
+    text: Line
 
 
 @dataclass(frozen=True)
 class Ended:
     """The job is over; ``code`` is the exit code, ``verdict`` the failure that decided it, ``remark`` a last word."""
 
-    code: int
+    code: ExitCode
     verdict: Verdict | None
-    remark: str | None = None
+    remark: Line | None = None
 
 
 @dataclass(frozen=True)
 class SidecarStarted:
-    sidecar: str
-    pid: int
+    sidecar: Line
+    pid: Pid
 
 
 @dataclass(frozen=True)
 class SidecarAnswers:
-    sidecar: str
-    url: str  # where it has said that it answers
+    sidecar: Line
+    url: Line  # where it has said that it answers
 
 
 @dataclass(frozen=True)
 class SidecarExited:
-    sidecar: str
-    code: int  # -N for signal N
+    sidecar: Line
+    code: EndCode  # -N for signal N
 
 
 Event = (
@@ -147,13 +147,13 @@ Event = (
     | Ready
     | Started
     | FailedToStart
-    | Finished
+    | RankFinished
     | Exited
     | Signalled
     | Preempted
     | Swept
     | Restarting
-    | Inspected
+    | RanksInspected
     | Noted
     | Ended
     | SidecarStarted
@@ -165,7 +165,7 @@ RECORDS: Mapping[type, tuple[str, str]] = {
     Ready: ("ready", "forks unsafe seconds modules because excluded cold"),
     Started: ("started", "rank pid attempt"),
     FailedToStart: ("failed_to_start", "rank errno attempt"),
-    Finished: ("finished", "rank"),
+    RankFinished: ("finished", "rank"),
     Exited: ("exited", "rank pid code attempt peak_memory user_cpu system_cpu"),
     Signalled: ("signal", "number"),
     Preempted: ("preempt", ""),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ddplaunch.errors import UsageError
 from ddplaunch.files import create
-from ddplaunch.output.events import Ended, Event, Inspected, Planned, Restarting, record
+from ddplaunch.output.events import Ended, Event, Planned, RanksInspected, Restarting, record
 
 
 class RunLog:
@@ -57,7 +57,7 @@ class RunLog:
         if isinstance(event, Planned):
             self._attempt = event.attempt
             self._write("plan.json", event.plan.to_json())
-        elif isinstance(event, Inspected):
+        elif isinstance(event, RanksInspected):
             self._write(f"stacks{_suffix(self._attempt)}.json", event.inspection.to_json())
         else:
             self._append(event)

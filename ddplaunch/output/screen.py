@@ -6,17 +6,15 @@ It alone knows of terminals, colours and widths, and whether this node speaks wh
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.loop import Callback, Loop, Timer
+from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.events import Ended, Event, Noted, Observer, Planned, Restarting
 from ddplaunch.output.prefix import prefixes
 from ddplaunch.output.sink import Sink
 from ddplaunch.output.terminal import watched
-from ddplaunch.output.voice import VOICE, Kind, Said
-from ddplaunch.words import clock
+from ddplaunch.output.voice import VOICE, Said, Topic
+from ddplaunch.output.waiting import Waiting
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -29,7 +27,6 @@ Source = int | str
 _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")  # ANSI's, by rank; red is left to errors
 _FAINT = "2"  # of a sidecar
 _CLEAR = b"\r\x1b[K"
-REPEAT = 30.0  # seconds after which a log gets the same line again
 
 
 class Screen(Observer, Protocol):
@@ -113,7 +110,7 @@ class Plain:
         return lines.removeprefix(theirs).replace(b"\n" + theirs, b"\n")
 
     def note(self, text: str, *, of_job: bool = False) -> None:
-        self.say(Said(Kind.NOTE, text), of_job=of_job)
+        self.say(Said(Topic.NOTE, text), of_job=of_job)
 
     def say(self, said: Said, *, of_job: bool = False) -> None:
         if self.speaks or not of_job:
@@ -131,7 +128,7 @@ class Plain:
                 self.note(text, of_job=True)
             case Restarting(attempt, wait, text, verdict):
                 fields = {"attempt": attempt, "wait": wait, "verdict": verdict}
-                self.say(Said(Kind.RESTART, text, fields), of_job=True)
+                self.say(Said(Topic.RESTART, text, fields), of_job=True)
             case Planned(plan=plan):
                 VOICE.of(plan)
                 self._prefixes, self._width = prefixes(self._template, plan)
@@ -143,7 +140,7 @@ class Plain:
         return self._stdout if number == 1 else self._stderr
 
     def _show_footer(self, text: str) -> None:
-        self.say(Said(Kind.WAITING, text))
+        self.say(Said(Topic.WAITING, text))
 
     def _show(self, sink: Sink, lines: bytes) -> None:
         sink.write(lines)
@@ -203,39 +200,6 @@ class Terminal(Plain):
             return super()._prefix(source, sink)
         colour = _COLOURS[source % len(_COLOURS)] if isinstance(source, int) else _FAINT
         return f"\x1b[{colour}m{self._marker(source)}\x1b[0m ".encode()
-
-
-class Waiting:
-    """One wait after the other, each from the first word on it until it is over."""
-
-    def __init__(self, loop: Loop, show: Callable[[str], None], quiet: float, *, counts: bool) -> None:
-        """``show`` gets each line, "" where there is none any more; ``quiet``: seconds of a wait without a line."""
-        self._loop, self._show, self._quiet = loop, show, quiet
-        self._every = 1.0 if counts else REPEAT
-        self._text = ""
-        self._began = 0.0
-        self._timer: Timer | None = None
-
-    def tell(self, text: str, waited: float = 0.0) -> None:
-        """Say what we wait for, if that is new, and have ``waited`` for already; "" ends the wait."""
-        if text == self._text:
-            return
-        if not self._text:
-            self._began = time.monotonic() - waited
-        self._text = text
-        self._tick()
-
-    def _tick(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        waited = time.monotonic() - self._began
-        if not self._text:
-            self._show("")
-        elif waited < self._quiet:
-            self._timer = self._loop.after(self._quiet - waited, self._tick)
-        else:
-            self._show(f"{self._text} ({clock(waited)})")
-            self._timer = self._loop.after(self._every - waited % 1, self._tick)
 
 
 def _fit(row: bytes, used: int) -> bytes:

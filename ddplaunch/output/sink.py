@@ -7,7 +7,7 @@ import stat
 
 from ddplaunch.loop import Callback, Loop, Timer
 from ddplaunch.output.terminal import watched
-from ddplaunch.output.voice import VOICE, Kind, Said
+from ddplaunch.output.voice import VOICE, Said, Topic
 
 HIGH_WATER = 4 << 20  # bytes waiting beyond which ranks are not read any further: they wait as on any full pipe
 PATIENCE = 10.0  # seconds without a byte taken after which a reader is stuck: what it misses is dropped and counted
@@ -72,7 +72,7 @@ class Sink:
             self.stuck = False
             text = f"{self._missed} lines are missing here: nobody read them for {self._patience:.0f} s"
             self._missed = 0
-            self._waiting += VOICE.form(Said(Kind.NOTE, text, lines=f"[ddplaunch] {text}\n")).encode()
+            self._waiting += VOICE.form(Said(Topic.NOTE, text, lines=f"[ddplaunch] {text}\n")).encode()
         if not self._waiting:
             self._rest()
         elif done and self._timer is not None:

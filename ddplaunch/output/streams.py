@@ -13,12 +13,40 @@ from ddplaunch.loop import Callback, Loop
 from ddplaunch.output.last_words import PATIENCE, LastWords
 from ddplaunch.output.lines import Lines
 from ddplaunch.output.screen import Screen, Source
-from ddplaunch.output.tail import Tail
 
 PIPE_SIZE = 1 << 18  # bytes a rank may be ahead of us before it waits (F_SETPIPE_SZ; the kernel's default is 64 KiB)
 TAIL = 8192  # bytes of each rank's last output that are kept for the failure report
 KEPT = 1 << 18  # bytes of it that are kept where it has no log file
 DRAIN_PATIENCE = 1.0  # seconds to wait for output after all are dead: a process that cannot die may hold a pipe
+
+
+class Tail:
+    """Keeps the last ``limit`` bytes of a stream in a ring, and counts all of them: one copy of what comes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.total = 0  # bytes that ever came
+        self._ring = bytearray()  # grows to the limit
+        self._next = 0  # where the next byte goes: the oldest is there, once the ring is full
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        view = memoryview(data)[-self.limit :]
+        if room := self.limit - len(self._ring):
+            self._ring += view[:room]
+            view = view[room:]
+        while view:
+            count = min(len(view), self.limit - self._next)
+            self._ring[self._next : self._next + count] = view[:count]
+            self._next = (self._next + count) % self.limit
+            view = view[count:]
+
+    def last(self, count: int) -> bytes:
+        """The last ``count`` bytes, or as many as there are."""
+        count = min(count, len(self._ring))
+        if count <= self._next:
+            return bytes(self._ring[self._next - count : self._next])
+        return bytes(self._ring[len(self._ring) - (count - self._next) :] + self._ring[: self._next])
 
 
 @dataclass
@@ -35,16 +63,20 @@ class _Stream:
 class Streams:
     """The pipes of all ranks of an attempt, and those of the sidecars, which outlive it."""
 
-    def __init__(self, loop: Loop, screen: Screen, drained: Callback, *, whole: bool = True) -> None:
-        """``drained`` is called when no rank can print any more; ``whole``: all tracebacks are shown."""
-        self._loop, self._screen, self._drained, self._whole = loop, screen, drained, whole
+    def __init__(
+        self, loop: Loop, screen: Screen, printed: Callable[[int], None], drained: Callback, *, whole: bool = True
+    ) -> None:
+        """``printed`` is called with each rank whenever it prints, ``drained`` when no rank can print any more;
+        ``whole``: all tracebacks are shown.
+        """
+        self._loop, self._screen, self._whole = loop, screen, whole
+        self._printed, self._drained = printed, drained
         self._streams: dict[int, _Stream] = {}
         self._files: dict[Source, int] = {}
         self._tails: dict[Source, Tail] = {}
         self._marks: dict[Source, int] = {}  # how much each rank had printed before this attempt
         self._listeners: tuple[Callable[[int, bytes], None], ...] = ()
         self._paused = False
-        self.printed: Callable[[int], None] = lambda rank: None  # called with each rank whenever it prints
         screen.when_relieved(self._resume)
 
     @property
@@ -65,8 +97,8 @@ class Streams:
         if not reads:
             fds["stdin"] = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         if not (reads and len(show) == 2 and log is None):
-            fds["stdout"] = self._pipe(rank, 1, show=1 in show, heard=lambda: self.printed(rank))
-            fds["stderr"] = self._pipe(rank, 2, show=2 in show, heard=lambda: self.printed(rank))
+            fds["stdout"] = self._pipe(rank, 1, show=1 in show, heard=partial(self._printed, rank))
+            fds["stderr"] = self._pipe(rank, 2, show=2 in show, heard=partial(self._printed, rank))
 
     def sidecar(self, fds: dict[str, int], name: str, *, show: bool, log: str | None, heard: Callback) -> None:
         """Put into ``fds`` what a sidecar has, shown on stderr; ``heard`` is called whenever ``tail`` has more."""

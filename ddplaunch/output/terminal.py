@@ -1,11 +1,29 @@
-"""The terminal: whether a person is there; and its settings, which a program killed at a prompt leaves changed."""
+"""The terminal: whether a person is there, its settings, which a program killed at a prompt leaves changed, and single
+keys from it. Ctrl-C, Ctrl-Z and Ctrl-\\ stay signals.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
-from collections.abc import Iterator
+import termios
+import tty
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from ddplaunch import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ddplaunch.loop import Loop
+
+ESCAPE = "\x1b"
+ENTER = "\r"
+BACKSPACE = "\x7f"
+_KEYS = re.compile(r"\x1b[\[O][0-?]*[ -/]*[@-~]|\x1b[^\x1b\[O]|.", re.DOTALL)
+"""An arrow is one key, and so is Alt with a letter."""
 
 
 def watched(fd: int) -> bool:
@@ -18,7 +36,7 @@ def watched(fd: int) -> bool:
         return False
     try:
         os.tcgetpgrp(fd)
-    except OSError:  # ENOTTY: another session's, or nobody's
+    except OSError:  # ENOTTY: another session has it, or none
         here = os.fstat(fd).st_rdev
         return any(os.isatty(other) and os.fstat(other).st_rdev == here for other in {0, 1, 2} - {fd})
     return True
@@ -35,17 +53,87 @@ def restored() -> Iterator[None]:
     if not os.isatty(0):
         yield
         return
-    import termios
-
     before = termios.tcgetattr(0)
     try:
         yield
     finally:
-        # A job in the background may not set them, and would be stopped for trying (SIGTTOU).
-        previous = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        with _unstopped():
+            try:
+                if termios.tcgetattr(0) != before:
+                    termios.tcsetattr(0, termios.TCSADRAIN, before)
+            except termios.error:
+                pass
+
+
+class Keyboard:
+    """Hears keys while we are in the foreground; the terminal is as it was before ``begin`` whenever we are not."""
+
+    def __init__(self, loop: Loop, heard: Callable[[str], object]) -> None:
+        self._loop, self._heard = loop, heard
+        self._before: list[Any] | None = None  # its settings; None while it is not ours
+        self._ours: list[Any] = []
+
+    def begin(self) -> None:
+        """Take the terminal, or take it back; does nothing where there is none, or another program has it."""
+        if not in_foreground(0):
+            return self._let_go()
         try:
-            if termios.tcgetattr(0) != before:
-                termios.tcsetattr(0, termios.TCSADRAIN, before)
-        except termios.error:
-            pass
-        signal.signal(signal.SIGTTOU, previous)
+            now = termios.tcgetattr(0)
+            if self._before is not None and now == self._ours:
+                return
+            if self._before is None:
+                self._before = now
+            tty.setcbreak(0, termios.TCSANOW)
+            self._ours = termios.tcgetattr(0)
+        except termios.error:  # it has gone
+            return self._let_go()
+        self._loop.watch(0, self._readable)
+
+    def end(self) -> None:
+        """Give it back as it was."""
+        before = self._before
+        self._let_go()
+        if before is None:
+            return
+        with _unstopped():
+            try:
+                termios.tcsetattr(0, termios.TCSANOW, before)
+            except termios.error:
+                pass
+
+    def _let_go(self) -> None:
+        if self._before is not None:
+            self._loop.forget(0)
+        self._before = None
+
+    def _readable(self) -> None:
+        if not in_foreground(0):  # to read would stop us (SIGTTIN)
+            return self._let_go()
+        try:
+            data = os.read(0, 1024)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            return self._loop.forget(0)
+        for key in _KEYS.findall(data.decode(errors="replace")):
+            self._heard({"\n": ENTER, "\b": BACKSPACE}.get(key, key))
+
+
+def in_foreground(fd: int) -> bool:
+    """Whether a descriptor is a terminal, and we are the program that it is in front of."""
+    try:
+        return os.isatty(fd) and os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return False
+
+
+@contextmanager
+def _unstopped() -> Iterator[None]:
+    """A job in the background would be stopped for changing a terminal (SIGTTOU)."""
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTTOU, before)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddplaunch.plan.plan import Plan
 
 
-class Kind(Enum):
+class Topic(Enum):
     """What is said, and how grave it is."""
 
     NOTE = "note", "info"
@@ -37,7 +37,7 @@ class Kind(Enum):
 class Said:
     """One thing that is said; ``fields`` are its own in JSON, as ``tests/reference/records.py`` has them."""
 
-    kind: Kind
+    kind: Topic
     text: str
     fields: Mapping[str, object] = {}  # a verdict in it may be an object with ``to_json``
     lines: str | None = None  # what people read; None for the text, each line with our name before it

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.numbers import whole
+
+if TYPE_CHECKING:
+    from ddplaunch.wire.bounds import Count
 
 Cpus = tuple[int, ...]  # CPUs by number, ascending
 MAX_RANKS = 4096  # ranks that a node may have: far beyond any machine, so that nothing garbled can ask for a billion
@@ -54,13 +58,13 @@ class Rank:
 class Place:
     """Where a node stands in one attempt of a job of several nodes."""
 
-    node_rank: int  # differs from the typed one where an elastic job runs without some of its nodes
-    nnodes: int
-    first_rank: int  # the global rank of its local rank 0
-    world_size: int
-    machine: int = 0  # its host's number among the job's hosts, from 0: a task shares it with others
-    machines: int = 1  # how many hosts the job has
-    sharing: int = 1  # how many of the job's nodes, or tasks, are on its host
+    node_rank: Count  # differs from the typed one where an elastic job runs without some of its nodes
+    nnodes: Count
+    first_rank: Count  # the global rank of its local rank 0
+    world_size: Count
+    machine: Count = 0  # its host's number among the job's hosts, from 0: a task shares it with others
+    machines: Count = 1  # how many hosts the job has
+    sharing: Count = 1  # how many of the job's nodes, or tasks, are on its host
 
 
 @dataclass(frozen=True)

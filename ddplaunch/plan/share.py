@@ -12,6 +12,8 @@ from ddplaunch.plan.plan import Plan
 if TYPE_CHECKING:
     from typing import Literal
 
+    from ddplaunch.wire.bounds import Count, Name
+
 JOINED = "joined"  # the source of a count that comes from the node itself
 
 
@@ -23,10 +25,10 @@ class Share:
     process for each rank, several of which share a machine.
     """
 
-    node_rank: int
-    host: str
-    devices: tuple[str, ...]
-    threads: str = "1"
+    node_rank: Count
+    host: Name
+    devices: tuple[Name, ...]
+    threads: Name = "1"
     kind: Literal["node", "task"] = "node"
 
     def __post_init__(self) -> None:

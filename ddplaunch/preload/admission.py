@@ -45,7 +45,7 @@ class Allowed:
     sets: tuple[str, ...] = ()  # variables that were set
     generators: tuple[str, ...] = ()  # random ones
 
-    def to_json(self) -> messages.Allowed:
+    def to_json(self) -> messages.AllowedJson:
         return {"tops": list(self.tops), "sets": list(self.sets), "generators": list(self.generators)}
 
 

@@ -14,12 +14,12 @@ from contextlib import suppress
 
 import msgspec
 
-from ddplaunch.control.typed import decode
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.errors import shown
 from ddplaunch.files import read_owned
 from ddplaunch.job.history import MAX_TARGET, enter, place
 from ddplaunch.queue.table import SCHEDULERS
+from ddplaunch.wire.typed import parse
 
 MAX_JOBS = 100  # that are kept
 MAX_BYTES = 1 << 20  # of a file: an array has up to some thousand ends
@@ -142,7 +142,7 @@ def _name(job: Submitted) -> str:
 def _read(path: str) -> Submitted | None:
     try:
         data, owner = read_owned(path, MAX_BYTES, links=False)
-        job = decode(data, Submitted)
+        job = parse(data, Submitted)
         return job if owner == os.geteuid() and job.scheduler in SCHEDULERS else None
     except (OSError, msgspec.MsgspecError, ValueError):
         return None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, NoReturn
 
-    from ddplaunch.rank.messages import Python
+    from ddplaunch.rank.messages import PythonJob
 
 EXIT_UNFLUSHED = 120  # the interpreter's own where the output cannot be flushed (Python/pythonrun.c, Py_Exit)
 _MAX_TEXT = 1 << 19  # characters of a message or traceback that are recorded
@@ -55,7 +55,7 @@ def status(code: int) -> int:
     return (code if -(1 << 63) <= code < 1 << 63 else -1) & 0xFF
 
 
-def report(job: Python, error: BaseException) -> None:
+def report(job: PythonJob, error: BaseException) -> None:
     """Show an uncaught exception as Python would, without our frames, and record it for the launcher's report."""
     _cut(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
@@ -144,7 +144,7 @@ def _as_printed(error: BaseException) -> str:
     return "".join(listener.heard)
 
 
-def record(job: Python, error: BaseException, text: str) -> None:
+def record(job: PythonJob, error: BaseException, text: str) -> None:
     """Write the error file unless ``@record`` has: torchelastic's format, {"message": {"message", "extraInfo"}}."""
     path = job["error_file"]
     if not path or os.path.lexists(path):

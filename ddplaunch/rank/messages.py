@@ -12,7 +12,7 @@ Usage = tuple[int, float, float]
 the largest of them had at most, seconds of CPU time in their own code, and in the kernel."""
 
 
-class Place(TypedDict):
+class WarmPlace(TypedDict):
     """Where a warm zygote is kept; the descriptors are of its own."""
 
     listening: int  # where launchers ask it for runs
@@ -22,7 +22,7 @@ class Place(TypedDict):
     seconds: float  # for which it stays when no run needs it
 
 
-class Allowed(TypedDict):
+class AllowedJson(TypedDict):
     """What the import of known packages leaves in a process: ``preload.admission.Allowed``."""
 
     tops: list[str]
@@ -38,7 +38,7 @@ class Config(TypedDict):
     modules: list[str]
     asked: list[str]
     fallback: list[str]  # to import instead where ``modules`` cannot be forked with; empty for nothing
-    allowed: Allowed  # what these leave in the process, with a fallback
+    allowed: AllowedJson  # what these leave in the process, with a fallback
     reads: list[str]  # variables that they read
     settings: dict[str, str]  # variables while it imports
     first: str
@@ -47,7 +47,7 @@ class Config(TypedDict):
     shielded: list[int]
     failed: str | None  # why it has started over with its fallback
     unsafe: str | None  # why it has started over without forking, or is not to fork
-    warm: Place | None  # of one that stays for other runs
+    warm: WarmPlace | None  # of one that stays for other runs
     guarded: bool  # whether a guardian stands between it and the launcher, and it shares its modules with other runs
 
 
@@ -60,7 +60,7 @@ class _Rank(TypedDict):
     cpus: list[int] | None
 
 
-class Program(_Rank):
+class ProgramJob(_Rank):
     kind: Literal["program"]
 
 
@@ -76,7 +76,7 @@ class RankFacts(TypedDict):
     device: str
 
 
-class Python(_Rank):
+class PythonJob(_Rank):
     """The user's Python code; of ``path``, ``module`` and ``function`` those that its kind has not are ""."""
 
     kind: Literal["script", "main", "module", "function"]
@@ -95,7 +95,7 @@ class Python(_Rank):
     title: str  # what ps shows
 
 
-RankJob = Program | Python
+RankJob = ProgramJob | PythonJob
 
 
 class Spawn(TypedDict):
@@ -118,7 +118,7 @@ class Remove(TypedDict):
     path: str
 
 
-class Ready(TypedDict):
+class ZygoteReady(TypedDict):
     op: Literal["ready"]
     forks: bool
     failed: str | None
@@ -127,7 +127,7 @@ class Ready(TypedDict):
     pid: int  # with a pidfd, where it is not the launcher's child
 
 
-class Refused(TypedDict):
+class ImportRefused(TypedDict):
     op: Literal["refused"]
     message: str
 
@@ -144,7 +144,7 @@ class Unborn(TypedDict):
     errno: int
 
 
-class Exited(TypedDict):
+class RankExited(TypedDict):
     op: Literal["exited"]
     rank: int
     pid: int
@@ -152,13 +152,13 @@ class Exited(TypedDict):
     usage: Usage
 
 
-class Swept(TypedDict):
+class ZygoteSwept(TypedDict):
     op: Literal["swept"]
     found: list[str]
     stuck: list[str]
 
 
-class Signalled(TypedDict):
+class ZygoteSignalled(TypedDict):
     """A signal has come to the zygote, and by the same way to the ranks."""
 
     op: Literal["signalled"]
@@ -174,25 +174,25 @@ class Order(TypedDict):
     descriptors: list[int]  # the numbers that those of the launcher are to have: 0, 1, 2, and what else it hands on
 
 
-class Run(TypedDict):
+class RunWanted(TypedDict):
     """Fork a zygote; with the order, its control socket, and one to tell the end by."""
 
     op: Literal["run"]
 
 
 class Take(TypedDict):
-    """A run's zygote is there, as the pidfd that comes along, and waits on its control socket for ``Given``."""
+    """A run's zygote is there, as the pidfd that comes along, and waits on its control socket for ``GivenFds``."""
 
     op: Literal["take"]
 
 
-class Given(TypedDict):
+class GivenFds(TypedDict):
     """The launcher's ``descriptors`` come along."""
 
     op: Literal["given"]
 
 
-class Look(TypedDict):
+class ShowWarm(TypedDict):
     op: Literal["look"]
 
 
@@ -202,7 +202,7 @@ class StopKeeping(TypedDict):
     op: Literal["stop"]
 
 
-class Looked(TypedDict):
+class WarmShown(TypedDict):
     op: Literal["looked"]
     pid: int
     began: float  # seconds since the epoch
@@ -214,14 +214,14 @@ class Looked(TypedDict):
     ending: bool
 
 
-class Declined(TypedDict):
+class RunDeclined(TypedDict):
     """A warm zygote does not fork a zygote for this run."""
 
     op: Literal["declined"]
     reason: str
 
 
-class Ended(TypedDict):
+class GuardianEnded(TypedDict):
     """A guardian has nothing left of its run."""
 
     op: Literal["ended"]
@@ -230,6 +230,6 @@ class Ended(TypedDict):
 
 
 ToZygote = Spawn | Sweep | Remove
-FromZygote = Ready | Refused | Spawned | Unborn | Exited | Swept | Signalled
-ToWarm = Run | Look | StopKeeping | Given
-FromWarm = Looked | Declined | Ended | Take
+FromZygote = ZygoteReady | ImportRefused | Spawned | Unborn | RankExited | ZygoteSwept | ZygoteSignalled
+ToWarm = RunWanted | ShowWarm | StopKeeping | GivenFds
+FromWarm = WarmShown | RunDeclined | GuardianEnded | Take

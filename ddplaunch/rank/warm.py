@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from ddplaunch.rank import channel, guardian, inheritance, leftovers, origins, processes
-    from ddplaunch.rank.messages import Config, Looked, Order, Place, ToWarm
+    from ddplaunch.rank.messages import Config, Order, ToWarm, WarmPlace, WarmShown
 
     Born = tuple[socket.socket, Config]
     """What a run's zygote is to serve."""
@@ -45,7 +45,9 @@ def use(sibling: Callable[[str], Any]) -> None:
 class Warm:
     """One warm zygote, from before its imports to its end."""
 
-    def __init__(self, config: Config, place: Place, first: socket.socket, deaf: Sequence[int], worker: Any) -> None:
+    def __init__(
+        self, config: Config, place: WarmPlace, first: socket.socket, deaf: Sequence[int], worker: Any
+    ) -> None:
         """``first`` is where the first run waits; ``deaf`` are the signals that are for launchers to hear."""
         self.path, self.seconds, self.modules = place["path"], place["seconds"], config["modules"]
         self.first, self.deaf = first, deaf
@@ -157,7 +159,7 @@ class Warm:
                 os.close(fd)
         return None
 
-    def look(self) -> Looked:
+    def look(self) -> WarmShown:
         return {
             "op": "looked",
             "pid": os.getpid(),

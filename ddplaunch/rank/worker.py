@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, NoReturn
 
-    from ddplaunch.rank.messages import Python
+    from ddplaunch.rank.messages import PythonJob
 
     Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]
 
@@ -57,7 +57,7 @@ else:
 class Life:
     """One rank from its start to its end; ``program`` is what to call, once ``begin`` has found it."""
 
-    def __init__(self, job: Python, fds: dict[str, int], *, forked: bool) -> None:
+    def __init__(self, job: PythonJob, fds: dict[str, int], *, forked: bool) -> None:
         """``fds`` are by purpose: "store" (the socket of rank 0's store, listening), "hold" (see ``ending.stay``) and
         "answers" (the launcher's questions come there).
 
@@ -239,7 +239,7 @@ def _replace_main() -> None:
             sys.modules[name].__dict__["_main_module"] = main
 
 
-def _serve_store(job: Python, listening: int, *, needed: bool) -> object:
+def _serve_store(job: PythonJob, listening: int, *, needed: bool) -> object:
     """Open the job's store on the socket that the supervisor bound, so that no rank's first connect is refused.
 
     The user's own ``env://`` initialisation then finds this server in its process (TCPStore's ``multi_tenant``). Where
@@ -261,7 +261,7 @@ def _serve_store(job: Python, listening: int, *, needed: bool) -> object:
     )
 
 
-def _find_script(job: Python) -> Call:
+def _find_script(job: PythonJob) -> Call:
     path = os.path.join(os.getcwd(), job["path"])  # what __file__ of __main__ is since 3.9; argv[0] stays as typed
     _appear(job, job["path"], job["path"])
     loader: Any = type(globals()["__loader__"])  # SourceFileLoader, which has loaded this file too
@@ -277,34 +277,34 @@ def _find_script(job: Python) -> Call:
     return exec, (code, namespace), {}
 
 
-def _find_main(job: Python) -> Call:
+def _find_main(job: PythonJob) -> Call:
     _appear(job, job["path"], job["path"])
     import runpy
 
     return runpy._run_module_as_main, ("__main__", False), {}  # type: ignore[attr-defined]
 
 
-def _find_module(job: Python) -> Call:
+def _find_module(job: PythonJob) -> Call:
     _appear(job, "-m", "-m", job["module"])
     import runpy
 
     return runpy._run_module_as_main, (job["module"],), {}  # type: ignore[attr-defined]
 
 
-def _find_function(job: Python) -> Call:
+def _find_function(job: PythonJob) -> Call:
     _appear(job, job["path"] or job["module"], job["typed"])
     function = _import_function(job)
     return (function, *_bind(job, function))
 
 
-def _appear(job: Python, first: str, *typed: str) -> None:
+def _appear(job: PythonJob, first: str, *typed: str) -> None:
     sys.argv = [first, *job["args"]]
     sys.orig_argv[:] = [sys.executable, *typed, *job["args"]]
     if job["kind"] == "main" or not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, job["first"])
 
 
-def _import_function(job: Python) -> Callable[..., Any]:
+def _import_function(job: PythonJob) -> Callable[..., Any]:
     found: Any = _import_module(job["module"], job["path"])
     for part in job["function"].split("."):
         try:
@@ -330,7 +330,7 @@ def _import_module(name: str, path: str) -> ModuleType:
     return _load(name, path, sys.modules)
 
 
-def _bind(job: Python, function: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, object]]:
+def _bind(job: PythonJob, function: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, object]]:
     """Return the arguments to call ``function`` with.
 
     Modules of ours and click are imported as if the user's own did not exist, and then forgotten where a file of
@@ -366,7 +366,7 @@ def _device(name: str) -> object:
     return torch.device(name)
 
 
-def _initialise(job: Python) -> None:
+def _initialise(job: PythonJob) -> None:
     backend, method = job["backend"], job["init_method"]
     if backend is None:
         return
@@ -395,7 +395,7 @@ def _has(dist: Any, name: str) -> bool:
     return bool(asked(name)) if asked else bool(getattr(dist, f"is_{name}_available", lambda: True)())
 
 
-def _receive() -> tuple[Python, dict[str, int]]:
+def _receive() -> tuple[PythonJob, dict[str, int]]:
     """Read job and descriptors, marshalled, from the descriptor that is our first argument."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)  # this file's folder, which no import of the user's may see

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.rank import channel, leftovers, preloading, processes, repairs, warm, worker
     from ddplaunch.rank.guard import Guard
-    from ddplaunch.rank.messages import Config, FromZygote, Python, RankJob, Ready, Spawn, Usage
+    from ddplaunch.rank.messages import Config, FromZygote, PythonJob, RankJob, Spawn, Usage, ZygoteReady
 else:
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -60,7 +60,7 @@ else:
 _HELPER_PATIENCE = 3.0  # seconds more that multiprocessing's own helpers have for their end
 
 
-def main() -> tuple[Python, dict[str, int]]:
+def main() -> tuple[PythonJob, dict[str, int]]:
     """Serve until the supervisor goes; return only in a fork, which is to be a rank, with its job and descriptors."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
@@ -101,7 +101,7 @@ def main() -> tuple[Python, dict[str, int]]:
             began = time.monotonic()
     if unsafe:
         _start_over(control, config, unsafe, left)
-    ready: Ready = {
+    ready: ZygoteReady = {
         "op": "ready",
         "forks": config["forks"],
         "failed": config["failed"],
@@ -168,7 +168,7 @@ class Zygote:
             signal.signal(number, _nothing)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)  # a warm zygote forks us with these blocked
 
-    def serve(self) -> tuple[Python, dict[str, int]]:
+    def serve(self) -> tuple[PythonJob, dict[str, int]]:
         if os.getppid() != self.config["supervisor"]:
             self.leave()
         while True:
@@ -211,7 +211,7 @@ class Zygote:
                 rank = self.ranks.pop(pid)
                 self.tell({"op": "exited", "rank": rank, "pid": pid, "status": status, "usage": usage})
 
-    def spawn(self, request: Spawn, fds: list[int]) -> tuple[Python, dict[str, int]] | None:
+    def spawn(self, request: Spawn, fds: list[int]) -> tuple[PythonJob, dict[str, int]] | None:
         """Fork a rank; returns None here, and in the fork, if it is to go on as the user's program, what it needs."""
         parent = os.getpid()
         pid: int | None = None
@@ -240,7 +240,7 @@ class Zygote:
             os.close(fd)
         return None
 
-    def become(self, job: RankJob, fds: dict[str, int], parent: int) -> tuple[Python, dict[str, int]]:
+    def become(self, job: RankJob, fds: dict[str, int], parent: int) -> tuple[PythonJob, dict[str, int]]:
         """In the fork: leave nothing of the zygote but its modules."""
         try:
             signal.set_wakeup_fd(-1)

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 
-from ddplaunch.agent.signals import Question
+from ddplaunch.agent.signals import InspectKey
 from ddplaunch.control.relay import FOR_RANKS
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, shown
 from ddplaunch.loop import Loop
 from ddplaunch.output.sink import Sink
-from ddplaunch.output.voice import BEGINNING, VOICE, Kind, Said, same_words
+from ddplaunch.output.voice import BEGINNING, VOICE, Said, Topic, same_words
 from ddplaunch.ssh.client import LONGEST_COMPLAINT, Session
 from ddplaunch.ssh.remote import ASK, BEAT, GO, KILL_AFTER, SIGNALS
 from ddplaunch.ssh.turns import PAUSE, Turns
@@ -87,7 +87,7 @@ class Fleet:
         self._stage = FleetState.CHECKING
         self._first: int | None = None
         self._asked: int | None = None
-        self._question = Question()
+        self._question = InspectKey()
         self._sinks = {1: Sink(self.loop, 1), 2: Sink(self.loop, 2)}
         for sink in self._sinks.values():
             sink.relieved = self._read_on
@@ -235,7 +235,7 @@ class Fleet:
                 host.read_on()
 
     def _say(self, text: str) -> None:
-        self._sinks[2].write(VOICE.form(Said(Kind.NOTE, text)).encode())
+        self._sinks[2].write(VOICE.form(Said(Topic.NOTE, text)).encode())
 
     def _signalled(self, number: int) -> None:
         if number == signal.SIGCHLD:

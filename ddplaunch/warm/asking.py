@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from ddplaunch.rank.messages import Looked, Order
+    from ddplaunch.rank.messages import Order, WarmShown
 
 PATIENCE = 0.2  # seconds for each of its two answers, until a run starts without it
 
@@ -74,14 +74,14 @@ def _comes(control: socket.socket, line: socket.socket) -> bool:
     return control.fileno() in dict(poll.poll(PATIENCE * 1000))
 
 
-def look(*, stop: bool = False) -> list[Looked | str]:
+def look(*, stop: bool = False) -> list[WarmShown | str]:
     """What each warm zygote of this user says of itself, or the socket of one that does not answer; ``stop`` ends all.
 
     What killed ones have left is removed.
     """
-    from ddplaunch.rank.messages import Looked
+    from ddplaunch.rank.messages import WarmShown
 
-    found: list[Looked | str] = []
+    found: list[WarmShown | str] = []
     for path in place.all_sockets():
         try:
             sock = place.connect(path)
@@ -97,7 +97,7 @@ def look(*, stop: bool = False) -> list[Looked | str]:
                 sock.settimeout(10 * PATIENCE)
                 channel.send(sock, {"op": "stop"} if stop else {"op": "look"})
                 answer: Any = channel.receive(sock)[0]
-                if answer.keys() != Looked.__annotations__.keys():
+                if answer.keys() != WarmShown.__annotations__.keys():
                     raise ValueError("it is of another version")
                 found.append(answer)
             except (OSError, EOFError, ValueError, AttributeError):

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from ddplaunch.sockets import MAX_PATH, folders, is_private, listening, peer_uid
+from ddplaunch.wire.sockets import MAX_PATH, folders, is_private, listening, peer_uid
 
 
 def folder() -> str:
@@ -78,7 +78,7 @@ def clear(path: str) -> None:
 def _ours(path: str) -> Iterator[str]:
     """Have nobody listen there, and nobody else begin to; yield its name within the very folder that is locked.
 
-    Another may be where that was, as whoever ends last removes it without asking: then there is no such file.
+    Another may be where that was, as the last to end removes it without asking: then the file is missing.
     """
     fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -9,8 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.conftest import wait_until, write
-from tests.control.test_joining import free_port
+from tests.conftest import free_port, wait_until, write
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.starts import FORKED, LIGHT
 
@@ -114,7 +113,7 @@ def test_a_look_that_comes_to_no_end(start, tmp_path, gpu, number, said):
     write(tmp_path, "train.py", "print('started')")
     job = start("run", "--check", "train.py", env=environ)
     wait_until(lambda: "waiting for GPU 0" in job.stderr(), "the wait")
-    (child,) = job.find("checkup")
+    (child,) = job.find("agent.check")
     os.kill(child, number)
     assert (job.wait(), job.stdout()) == (2, "")
     assert f"Error: {said}\n" in job.stderr()

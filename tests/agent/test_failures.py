@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.post_mortem import Memory, last_lines
+from ddplaunch.agent.remains import Memory, last_lines
 from ddplaunch.control.failure import Failure, describe_end, judge
 from tests.conftest import PROGRAMS, write
 from tests.starts import EXEC, FORKED, LIGHT, WARM

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import alive, wait_until, write
-from tests.control.test_joining import free_port
+from tests.conftest import alive, free_port, wait_until, write
 from tests.impatient import impatient
 from tests.patience import patience
 from tests.starts import EXEC, FORKED, LIGHT

@@ -11,8 +11,7 @@ from ddplaunch.agent import job
 from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.job.client import ask
 from ddplaunch.job.requests.inspection import InspectJob
-from tests.conftest import wait_until, write
-from tests.control.test_joining import free_port
+from tests.conftest import free_port, wait_until, write
 from tests.impatient import impatient
 from tests.skewed_clock import skewed
 

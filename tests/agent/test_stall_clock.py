@@ -10,7 +10,7 @@ import pytest
 from ddplaunch.agent import stall_clock
 from ddplaunch.agent.ranks import Phase
 from ddplaunch.agent.stall_clock import StallClock
-from ddplaunch.agent.usage import Usage
+from ddplaunch.agent.usage import TreeUsage
 from ddplaunch.control.messages import Suspicion
 from ddplaunch.control.rules import Rules
 from ddplaunch.diagnosis.inspection import Condition, GroupState, Inspection, RankInspection
@@ -39,7 +39,7 @@ class Node:
         )
         monkeypatch.setattr(
             "ddplaunch.agent.usage.usage",
-            lambda roots, store: {pid: Usage(self.cpu if pid == 101 else 0.0, 0) for pid in roots},
+            lambda roots, store: {pid: TreeUsage(self.cpu if pid == 101 else 0.0, 0) for pid in roots},
         )
         self.clock = StallClock(self, rules, self.look, lambda message: self.told.append((self.now, message)))  # type: ignore[arg-type]
         self.clock.begin(self.ranks)  # type: ignore[arg-type]

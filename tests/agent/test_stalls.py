@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, alive, wait_until, write
-from tests.control.test_joining import free_port
+from tests.conftest import PROGRAMS, alive, free_port, wait_until, write
 from tests.patience import patience
 from tests.starts import LIGHT
 

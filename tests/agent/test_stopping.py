@@ -16,8 +16,7 @@ import pytest
 
 from ddplaunch.agent.zygote_client import LEFTOVER_GRACE
 from ddplaunch.rank.processes import KILL_PATIENCE, descendants
-from tests.conftest import PROGRAMS, alive, clean_environment, command, find_of, left_of, wait_until, write
-from tests.control.test_joining import free_port
+from tests.conftest import PROGRAMS, alive, clean_environment, command, find_of, free_port, left_of, wait_until, write
 from tests.impatient import impatient
 from tests.patience import patience
 from tests.starts import EXEC, FORKED, LIGHT

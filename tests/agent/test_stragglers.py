@@ -8,8 +8,7 @@ import socket
 import pytest
 
 from ddplaunch.agent import stragglers
-from tests.conftest import wait_until, write
-from tests.control.test_joining import free_port
+from tests.conftest import free_port, wait_until, write
 from tests.impatient import impatient
 from tests.patience import patience
 from tests.starts import LIGHT

@@ -14,10 +14,10 @@ from functools import partial
 
 from ddplaunch.control.failure import Failure
 from ddplaunch.control.messages import Beat, Drained, Failed, Finished, Hello, Inspected, Message, Versions
-from ddplaunch.control.wire import encode
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection, Thread
 from ddplaunch.loop import Loop
 from ddplaunch.plan.share import Share
+from ddplaunch.wire.typed import encode
 
 AGAIN = 0.5
 """Seconds after which a player that node 0 has dropped calls again."""

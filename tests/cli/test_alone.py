@@ -7,8 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.cli.test_several_nodes import free_port
-from tests.conftest import clean_environment, command, write
+from tests.conftest import clean_environment, command, free_port, write
 from tests.patience import patience
 from tests.starts import EXEC
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 
 import pytest
 
-from tests.conftest import clean_environment, write
+from tests.conftest import clean_environment, free_port, write
 from tests.patience import patience
 
 SCRIPT = """
@@ -22,11 +21,6 @@ dist.all_reduce(total)
 print("rank", dist.get_rank(), "of", dist.get_world_size(), "sum", total.item())
 dist.destroy_process_group()
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.mark.slow

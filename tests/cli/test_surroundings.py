@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from tests.cli.test_several_nodes import SCRIPT, free_port
-from tests.conftest import clean_environment, command, write
+from tests.cli.test_several_nodes import SCRIPT
+from tests.conftest import clean_environment, command, free_port, write
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.patience import patience
 from tests.starts import EXEC

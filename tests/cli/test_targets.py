@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import sys
 
 import pytest
 
-from tests.conftest import write
+from tests.conftest import free_port, write
 from tests.starts import EXEC, FORKED, LIGHT
 
 MODES = pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])
@@ -19,12 +18,6 @@ def said(done) -> list[str]:
     """What the ranks of a job that ended well printed, without their prefixes, in order of the text."""
     assert done.returncode == 0, done.stderr
     return sorted(re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines())
-
-
-@pytest.fixture(scope="module")
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @MODES
@@ -114,9 +107,9 @@ SEVERAL = (
         (SEVERAL, "node_rank * world_size_per_node + local_rank, world_size_per_node"),
     ],
 )
-def test_functions_from_tutorials_run_unchanged(launch, tmp_path, free_port, parameters, setup):
+def test_functions_from_tutorials_run_unchanged(launch, tmp_path, parameters, setup):
     """They choose their own port, which the launcher's store must not be in the way of."""
-    write(tmp_path, "multigpu.py", TUTORIAL.format(parameters=parameters, setup=setup, port=free_port))
+    write(tmp_path, "multigpu.py", TUTORIAL.format(parameters=parameters, setup=setup, port=free_port()))
     done = launch(
         *("run", "--nproc", "2", "multigpu.py:main", "--save-every", "3", "--total_epochs", "4", "--batch-size", "32")
     )

@@ -13,8 +13,7 @@ import pytest
 from ddplaunch.commands.runs.stop import wait
 from ddplaunch.job import client, past
 from ddplaunch.job.client import NoAnswer
-from tests.conftest import clean_environment, command, wait_until, write
-from tests.control.test_joining import free_port
+from tests.conftest import clean_environment, command, free_port, wait_until, write
 from tests.job.test_history import FAILS, keep, state  # noqa: F401
 from tests.starts import LIGHT
 

@@ -13,9 +13,9 @@ from ddplaunch.control.attempt import SETTLE
 from ddplaunch.control.checks import LATE
 from ddplaunch.control.coordinator import EARLY_REPORT, OVERDUE, Coordinator
 from ddplaunch.control.failure import Failure
-from ddplaunch.control.late_nodes import EARLY
 from ddplaunch.control.messages import Hello, Message, Versions
 from ddplaunch.control.rules import Rules
+from ddplaunch.control.waiting import EARLY
 from ddplaunch.plan.share import Share
 
 
@@ -118,6 +118,13 @@ class Job:
         return end
 
 
+def joined(*numbers: int, **rules: object) -> Job:
+    """A job that these nodes have joined: as many as it has, where ``rules`` do not say."""
+    job = Job(**{"min_nodes": len(numbers) + 1, **rules})
+    job.join(*numbers)
+    return job
+
+
 def test_one_node_starts_at_once_and_ends():
     job = Job()
     (start,) = job.take(messages.Start, 0)
@@ -129,8 +136,7 @@ def test_one_node_starts_at_once_and_ends():
 
 
 def test_all_start_when_the_last_has_joined():
-    job = Job(min_nodes=3)
-    job.join(2)
+    job = joined(2, min_nodes=3)
     assert not job.take(messages.Start)
     job.join(1)
     starts = job.take(messages.Start)
@@ -139,8 +145,7 @@ def test_all_start_when_the_last_has_joined():
 
 
 def test_the_account_of_who_is_missing():
-    job = Job(min_nodes=4)
-    job.join(1)
+    job = joined(1, min_nodes=4)
     job.wait(1)
     status = job.take(messages.JoinStatus, 1)[-1]
     assert (status.joined, status.missing) == (2, (2, 3))
@@ -155,8 +160,7 @@ def test_nobody_comes():
 
 
 def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
-    job = Job(min_nodes=3)
-    job.join(1)
+    job = joined(1, min_nodes=3)
     job.coordinator.lost(1, "its connection closed")
     job.join(2)
     assert not job.take(messages.Start)
@@ -220,8 +224,7 @@ def test_gpus_of_different_models_are_said():
 
 
 def test_the_first_failure_stops_all_and_is_told_to_all():
-    job = Job(min_nodes=2)
-    job.join(1)
+    job = joined(1)
     failure = job.fail(1, 2)
     assert [stop.signal for stop in job.take(messages.Stop)] == [signal.SIGTERM] * 2
     job.drain(1, failure, stopped=1)
@@ -233,8 +236,7 @@ def test_the_first_failure_stops_all_and_is_told_to_all():
 
 
 def test_a_failure_is_told_at_once_when_ranks_take_their_time_to_stop():
-    job = Job(min_nodes=2)
-    job.join(1)
+    job = joined(1)
     job.fail(1, 2, message="ValueError: boom", traceback="Traceback …\n  here")
     job.wait(EARLY_REPORT)
     (note,) = job.take(messages.Note, 0)
@@ -247,8 +249,7 @@ def test_a_failure_is_told_at_once_when_ranks_take_their_time_to_stop():
 
 
 def test_a_lost_connection_waits_for_the_reason_from_another_node():
-    job = Job(min_nodes=2)
-    job.join(1)
+    job = joined(1)
     victim = job.fail(0, 0, message="RuntimeError: Connection closed by peer")
     assert not job.take(messages.Stop)
     job.wait(SETTLE / 2)
@@ -261,8 +262,7 @@ def test_a_lost_connection_waits_for_the_reason_from_another_node():
 
 def test_moments_are_compared_on_one_clock():
     """The node whose clock is an hour behind did not fail first."""
-    job = Job(min_nodes=2)
-    job.join(1)
+    job = joined(1)
     behind = time.time() - 3600
     job.fail(0, 0, exit_code=4)
     job.fail(1, 2, exit_code=5, clock=behind, moment=behind + 1)
@@ -272,8 +272,7 @@ def test_moments_are_compared_on_one_clock():
 
 
 def test_a_restart_is_everybodys():
-    job = Job(min_nodes=2, max_restarts=1, min_uptime=0.0)
-    job.join(1)
+    job = joined(1, max_restarts=1, min_uptime=0.0)
     job.take(messages.Start)
     job.drain(1, job.fail(1, 2))
     assert not job.take(messages.Start)
@@ -291,8 +290,7 @@ def test_a_restart_is_everybodys():
 
 
 def test_a_lost_node_ends_a_job_of_fixed_size():
-    job = Job(min_nodes=2, max_restarts=5)
-    job.join(1)
+    job = joined(1, max_restarts=5)
     job.coordinator.lost(1, "its connection closed")
     assert len(job.take(messages.Stop, 0)) == 1
     job.drain(0, job.fail(0, 0, message="RuntimeError: Connection reset by peer"))
@@ -303,8 +301,7 @@ def test_a_lost_node_ends_a_job_of_fixed_size():
 
 
 def test_a_failure_long_before_the_loss_is_the_headline():
-    job = Job(min_nodes=2)
-    job.join(1)
+    job = joined(1)
     failure = job.fail(0, 0, moment=time.time() - 20)
     job.coordinator.lost(1, "its connection closed")
     job.drain(0, failure)
@@ -320,8 +317,7 @@ def test_a_failure_long_before_the_loss_is_the_headline():
     ],
 )
 def test_a_failure_just_before_the_loss(number, fields, code):
-    job = Job(min_nodes=2)
-    job.join(1)
+    job = joined(1)
     failure = job.fail(number, number * 2, **fields)
     job.coordinator.lost(1, "its connection closed")
     job.drain(0, *([failure] * (number == 0)))
@@ -329,8 +325,7 @@ def test_a_failure_just_before_the_loss(number, fields, code):
 
 
 def test_all_are_released_once():
-    job = Job(min_nodes=3)
-    job.join(1, 2)
+    job = joined(1, 2)
     for number in (1, 2, 0):
         job.say(number, messages.Finished(0))
     for number in (1, 2):
@@ -342,8 +337,7 @@ def test_all_are_released_once():
 
 def test_a_signal_on_every_node_at_once_is_no_impatience():
     """Slurm and Kubernetes send theirs to all: the grace is for saving."""
-    job = Job(min_nodes=2)
-    job.join(1)
+    job = joined(1)
     job.say(0, messages.Interrupted(signal.SIGTERM))
     job.say(1, messages.Interrupted(signal.SIGTERM))
     assert {stop.grace for stop in job.take(messages.Stop)} == {30.0}
@@ -352,8 +346,7 @@ def test_a_signal_on_every_node_at_once_is_no_impatience():
 
 
 def test_a_node_that_has_done_its_work_may_go():
-    job = Job(min_nodes=2)
-    job.join(1)
+    job = joined(1)
     job.say(1, messages.Finished(0))
     job.drain(1)
     job.coordinator.lost(1, "its connection closed")
@@ -364,8 +357,7 @@ def test_a_node_that_has_done_its_work_may_go():
 
 
 def test_who_finishes_early_hears_whom_he_waits_for():
-    job = Job(min_nodes=3)
-    job.join(1, 2)
+    job = joined(1, 2)
     job.say(1, messages.Finished(0))
     job.drain(1)
     job.wait(EARLY)
@@ -376,8 +368,7 @@ def test_who_finishes_early_hears_whom_he_waits_for():
 
 
 def test_a_failure_after_some_have_finished_reaches_them():
-    job = Job(min_nodes=2)
-    job.join(1)
+    job = joined(1)
     job.say(1, messages.Finished(0))
     job.drain(1)
     job.drain(0, job.fail(0, 1))
@@ -386,8 +377,7 @@ def test_a_failure_after_some_have_finished_reaches_them():
 
 @pytest.mark.parametrize("again", [False, True])
 def test_an_interrupt_anywhere_stops_all(again):
-    job = Job(min_nodes=2)
-    job.join(1)
+    job = joined(1)
     job.say(1, messages.Interrupted(signal.SIGINT))
     assert job.take(messages.Note, 0)[0].text == "Ctrl-C on node 1 (n1)"
     if again:
@@ -399,8 +389,7 @@ def test_an_interrupt_anywhere_stops_all(again):
 
 
 def test_an_interrupt_ends_the_wait_for_nodes():
-    job = Job(min_nodes=3)
-    job.join(1)
+    job = joined(1, min_nodes=3)
     job.say(1, messages.Interrupted(signal.SIGTERM))
     assert job.outcome(0).outcome.code == 143
 
@@ -416,14 +405,12 @@ def test_an_elastic_job_waits_a_while_for_more():
 
 
 def test_an_elastic_job_that_is_complete_does_not_wait():
-    job = Job(min_nodes=2, max_nodes=3)
-    job.join(1, 2)
+    job = joined(1, 2, min_nodes=2, max_nodes=3)
     assert len(job.take(messages.Start)) == 3
 
 
 def test_the_window_begins_anew_when_too_few_are_left():
-    job = Job(min_nodes=2, max_nodes=3, join_window=10.0)
-    job.join(1)
+    job = joined(1, max_nodes=3, join_window=10.0)
     job.wait(5)
     job.coordinator.lost(1, "its connection closed")
     job.wait(20)
@@ -435,8 +422,7 @@ def test_the_window_begins_anew_when_too_few_are_left():
 
 
 def test_an_elastic_job_goes_on_with_fewer_and_takes_in_who_comes():
-    job = Job(min_nodes=2, max_nodes=3, min_uptime=0.0, max_restarts=1)
-    job.join(1, 2)
+    job = joined(1, 2, min_nodes=2, max_nodes=3, min_uptime=0.0, max_restarts=1)
     job.take(messages.Start)
     job.coordinator.lost(1, "its connection closed")
     job.drain(0)
@@ -454,8 +440,7 @@ def test_an_elastic_job_goes_on_with_fewer_and_takes_in_who_comes():
 
 
 def test_a_membership_change_is_no_restart():
-    job = Job(min_nodes=1, max_nodes=2, max_restarts=0, max_membership_changes=1)
-    job.join(1)
+    job = joined(1, min_nodes=1, max_nodes=2, max_restarts=0, max_membership_changes=1)
     job.coordinator.lost(1, "its connection closed")
     job.drain(0)
     job.wait(0)
@@ -468,8 +453,7 @@ def test_a_membership_change_is_no_restart():
 @pytest.mark.parametrize(("most", "code"), [(3, None), (2, 69)])
 def test_a_node_lost_in_the_wait_before_a_restart(most, code):
     """The restart comes when it was to come, once, with those who are left; a job of fixed size ends."""
-    job = Job(min_nodes=2, max_nodes=most, max_restarts=1, restart_backoff=5.0)
-    job.join(*range(1, most))
+    job = joined(*range(1, most), min_nodes=2, max_nodes=most, max_restarts=1, restart_backoff=5.0)
     job.take(messages.Start)
     job.drain(0, job.fail(0, 0))
     for number in range(1, most):
@@ -486,8 +470,7 @@ def test_a_node_lost_in_the_wait_before_a_restart(most, code):
 
 
 def test_membership_changes_are_counted():
-    job = Job(min_nodes=1, max_nodes=3, max_membership_changes=1)
-    job.join(1, 2)
+    job = joined(1, 2, min_nodes=1, max_nodes=3, max_membership_changes=1)
     job.coordinator.lost(1, "its connection closed")
     job.drain(0)
     job.drain(2)
@@ -500,8 +483,7 @@ def test_membership_changes_are_counted():
 
 
 def test_too_few_are_left():
-    job = Job(min_nodes=2, max_nodes=3)
-    job.join(1, 2)
+    job = joined(1, 2, min_nodes=2, max_nodes=3)
     job.coordinator.lost(1, "its connection closed")
     job.coordinator.lost(2, "its connection closed")
     job.drain(0)
@@ -519,8 +501,7 @@ def test_growing_stops_the_ranks_to_take_a_node_in():
 
 
 def test_a_stranger_to_a_running_job_does_it_no_harm():
-    job = Job(min_nodes=2)
-    job.join(1)
+    job = joined(1)
     assert job.refusal(job.hello(1))
     assert job.refusal(job.hello(1, max_restarts=9))
     assert not job.take(messages.End)
@@ -539,8 +520,7 @@ def test_nodes_without_a_rank_get_the_lowest_that_is_free():
 
 
 def test_a_node_that_comes_again_gets_the_rank_that_it_had():
-    job = Job(min_nodes=2, max_nodes=4, join_window=60.0)
-    job.join(1, 2)
+    job = joined(1, 2, min_nodes=2, max_nodes=4, join_window=60.0)
     job.coordinator.lost(1, "its connection closed")
     had, new = (job.hello(wanted, numbered=False) for wanted in (3, 1))
     assert job.admit(had).share.node_rank == 3
@@ -550,16 +530,14 @@ def test_a_node_that_comes_again_gets_the_rank_that_it_had():
 
 
 def test_one_more_than_an_elastic_job_has_places_for():
-    job = Job(min_nodes=1, max_nodes=2)
-    job.join(1)
+    job = joined(1, min_nodes=1, max_nodes=2)
     assert job.refusal(job.hello(1, numbered=False)).message == "all 2 nodes of the job have joined already"
     assert job.refusal(job.hello(2)).message == "node rank 2 is out of range: 0 to 1"
 
 
 def test_a_warning_reaches_all_nodes_once():
     """Slurm warns every node, and some sooner than others; what a scheduler says anywhere is meant for the job."""
-    job = Job(min_nodes=3)
-    job.join(1, 2)
+    job = joined(1, 2)
     job.say(1, messages.Warned(signal.SIGUSR2))
     assert len(job.take(messages.Preempt)) == 3
     assert {note.text for note in job.take(messages.Note)} == {
@@ -575,8 +553,7 @@ def test_a_warning_reaches_all_nodes_once():
 
 
 def test_after_a_warning_a_failure_stops_nobody_until_the_grace_is_over():
-    job = Job(min_nodes=2, max_restarts=3, preempt_grace=20)
-    job.join(1)
+    job = joined(1, max_restarts=3, preempt_grace=20)
     job.say(0, messages.Warned(signal.SIGUSR2))
     failure = job.fail(1, 3)
     job.wait(19)
@@ -622,8 +599,7 @@ def test_a_signal_after_a_warning_decides():
 
 
 def test_a_zygote_that_was_lost_after_a_failure_is_not_the_cause():
-    job = Job(min_nodes=2)
-    job.join(1)
+    job = joined(1)
     failure = job.fail(0, 0, message="ValueError: mine")
     job.drain(1, broken=messages.Broken("the zygote (pid 7) was ended by SIGKILL", time.time() + 5))
     job.drain(0, failure)
@@ -636,8 +612,7 @@ def test_a_zygote_that_was_lost_after_a_failure_is_not_the_cause():
 @pytest.mark.parametrize("message", ["RuntimeError: connection closed by peer", "OSError: a word that we do not know"])
 def test_a_zygote_that_was_lost_before_is(message):
     """An exception elsewhere, right after, may be a word for it."""
-    job = Job(min_nodes=2)
-    job.join(1)
+    job = joined(1)
     lost = time.time()
     failure = job.fail(0, 0, message=message, clock=lost + 0.5)
     job.drain(1, broken=messages.Broken("the zygote (pid 7) was ended by SIGKILL", lost))
@@ -648,8 +623,7 @@ def test_a_zygote_that_was_lost_before_is(message):
 
 @pytest.mark.parametrize("restart_on", ["any", "transient", "always"])
 def test_a_zygote_that_was_lost_uses_a_restart(restart_on):
-    job = Job(min_nodes=2, max_restarts=1, restart_on=restart_on, restart_backoff=0)
-    job.join(1)
+    job = joined(1, max_restarts=1, restart_on=restart_on, restart_backoff=0)
     for attempt in (0, 1):
         assert len(job.take(messages.Start)) == 2
         broken = messages.Broken("the zygote (pid 7) was ended by SIGKILL", time.time())
@@ -667,8 +641,7 @@ def test_a_zygote_that_was_lost_uses_a_restart(restart_on):
 
 
 def test_a_node_that_never_says_that_its_ranks_have_ended_is_given_up():
-    job = Job(min_nodes=3, grace=7.0)
-    job.join(1, 2)
+    job = joined(1, 2, grace=7.0)
     job.say(0, messages.Interrupted(signal.SIGINT))
     job.drain(0)
     job.drain(2)
@@ -683,8 +656,7 @@ def test_a_node_that_never_says_that_its_ranks_have_ended_is_given_up():
 
 
 def test_one_that_never_says_so_after_all_have_done_their_work():
-    job = Job(min_nodes=2)
-    job.join(1)
+    job = joined(1)
     for number in (0, 1):
         job.say(number, messages.Finished(0))
     job.drain(0)
@@ -695,8 +667,7 @@ def test_one_that_never_says_so_after_all_have_done_their_work():
 
 
 def test_a_node_that_ends_its_ranks_in_time_is_not_given_up_later():
-    job = Job(min_nodes=2, max_restarts=1)
-    job.join(1)
+    job = joined(1, max_restarts=1)
     failure = job.fail(1, 2)
     job.drain(0)
     job.drain(1, failure)
@@ -707,8 +678,7 @@ def test_a_node_that_ends_its_ranks_in_time_is_not_given_up_later():
 
 
 def test_a_third_ctrl_c_waits_for_nobody():
-    job = Job(min_nodes=2)
-    job.join(1)
+    job = joined(1)
     job.say(0, messages.Interrupted(signal.SIGINT))
     job.say(0, messages.Interrupted(signal.SIGINT, again=True))
     job.drain(0)
@@ -718,11 +688,9 @@ def test_a_third_ctrl_c_waits_for_nobody():
     assert job.outcome(1).outcome.code == 130
 
 
-def checking(*joined: int, **rules: object) -> Job:
-    """A job that asks its nodes to look at themselves."""
-    job = Job(checks=True, **rules)
-    job.join(*joined)
-    return job
+def checking(*numbers: int, **rules: object) -> Job:
+    """A job that asks its nodes to check their machines."""
+    return joined(*numbers, checks=True, **rules)
 
 
 LACK = messages.Unable("12 MiB free in /dev/shm (64 MiB needed)", "remove something")

@@ -7,8 +7,7 @@ import signal
 
 import pytest
 
-from tests.conftest import wait_until, write
-from tests.control.test_joining import free_port
+from tests.conftest import free_port, wait_until, write
 
 HOST = os.uname().nodename
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.control.kernel_limits import too_low
-from tests.conftest import wait_until, write
-from tests.control.test_joining import free_port
+from ddplaunch.control.limits import too_low
+from tests.conftest import free_port, wait_until, write
 from tests.starts import LIGHT
 
 ENOUGH = {

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.control.port import claim
-from tests.conftest import clean_environment, command, wait_until, write
-from tests.control.test_joining import free_port
+from tests.conftest import clean_environment, command, free_port, wait_until, write
 from tests.hosts.fixture import network as network
 from tests.patience import patience
 

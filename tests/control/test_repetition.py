@@ -6,9 +6,8 @@ import pytest
 
 from ddplaunch.control import messages
 from ddplaunch.control.time_limits import Cut
-from tests.conftest import write
+from tests.conftest import free_port, write
 from tests.control.test_coordinator import Job
-from tests.control.test_joining import free_port
 from tests.starts import FORKED, LIGHT
 
 TRACEBACK = """Traceback (most recent call last):

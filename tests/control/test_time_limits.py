@@ -26,10 +26,10 @@ def test_it_counts_from_the_start_of_the_first_rank():
     """Not from the import of torch, nor anew after a restart; where no rank ever starts it is over, too."""
     job = Job(timeout=60.0, max_restarts=1)
     job.wait(50)
-    job.say(0, messages.Running(0))
+    job.say(0, messages.RanksStarted(0))
     job.wait(20)
     job.drain(0, job.fail(0, 1))
-    job.say(0, messages.Running(1))
+    job.say(0, messages.RanksStarted(1))
     job.wait(39)
     assert job.take(messages.Stop, 0)[-1].attempt == 0
     job.wait(1)

@@ -8,8 +8,8 @@ from ddplaunch.devices.machine import check_given
 from ddplaunch.devices.visible import visible_gpus
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import Hardware
-from tests.conftest import write
-from tests.control.test_joining import HELLO, free_port
+from tests.conftest import free_port, write
+from tests.control.test_joining import HELLO
 from tests.devices.test_visible import machine
 from tests.fake_nvml import DRIVER_NOT_LOADED, LIBRARY_MISMATCH, FakeNvml, clean_environ
 

@@ -124,7 +124,7 @@ def test_a_child_that_is_killed(fake_nvml: FakeNvml, monkeypatch):
 def test_the_child_ends_with_us(fake_nvml: FakeNvml, monkeypatch):
     asked = Asked(monkeypatch, fake_nvml.environ(1))
     asked.ask()
-    child = asked.watch._child
+    child = asked.watch._child._child
     child.stdin.close()
     assert child.wait(patience(10)) == 0
     child.stdout.close()

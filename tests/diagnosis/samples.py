@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.agent.inspector import detailed_reading, first_reading
-from ddplaunch.agent.rank_line import Said
+from ddplaunch.agent.rank_line import RankAnswer
 from ddplaunch.diagnosis.inspection import Condition, Frame, Inspection, RankInspection, Thread
 from ddplaunch.diagnosis.stack_dump import parse_dump
 from ddplaunch.diagnosis.waits import needs
@@ -60,8 +60,8 @@ def _sample(kind: str, version: str) -> list[Any]:
     return json.loads((SAMPLES / version / f"{kind}.json").read_text())  # type: ignore[no-any-return]
 
 
-def _said(told: list[str]) -> Said:
-    return Said.parse("\t".join(told).encode())
+def _said(told: list[str]) -> RankAnswer:
+    return RankAnswer.parse("\t".join(told).encode())
 
 
 def _rank(number: int, told: Any) -> RankInspection:

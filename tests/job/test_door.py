@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.control.wire import encode
 from ddplaunch.job import client, folder
 from ddplaunch.job.client import NoAnswer
 from ddplaunch.job.door import DEADLINE, MAX_CLIENTS, MAX_REQUEST, Door
@@ -21,6 +20,7 @@ from ddplaunch.job.requests.end import StopJob
 from ddplaunch.job.requests.status import AskStatus
 from ddplaunch.job.status import RankState, State, Status
 from ddplaunch.loop import Loop
+from ddplaunch.wire.typed import encode
 from tests.conftest import Job, alive, wait_until
 from tests.patience import patience
 

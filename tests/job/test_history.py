@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.post_mortem import last_lines
+from ddplaunch.agent.remains import last_lines
 from ddplaunch.job import history, past, record
 from ddplaunch.job.history import MAX_RUNS, History, without_token
 from ddplaunch.job.record import Fate
 from ddplaunch.output import events
-from ddplaunch.output.tail import Tail
+from ddplaunch.output.streams import Tail
 from tests.conftest import clean_environment, write
 from tests.job.samples import plan
 from tests.starts import FORKED, LIGHT
@@ -358,7 +358,7 @@ def test_an_inspection_is_kept(state):
     ranks = (RankInspection(1, "here", 7, Condition.STOPPED, threads=(Thread((frame,)),)),)
     found = Inspection(5.0, ranks, 2)
     kept = History(plan(), lambda rank: b"", lambda: None, pytest.fail)
-    for event in (events.Planned(plan(), 0), events.Inspected(found), events.Ended(1, None)):
+    for event in (events.Planned(plan(), 0), events.RanksInspected(found), events.Ended(1, None)):
         kept.observe(event)
     assert only().inspections == (found,)
 

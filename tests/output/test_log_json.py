@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.output.voice import Kind
-from tests.conftest import clean_environment, command, wait_until, write
-from tests.control.test_joining import free_port
+from ddplaunch.output.voice import Topic
+from tests.conftest import clean_environment, command, free_port, wait_until, write
 from tests.output.test_output import Terminal
 from tests.reference.records import SAID, SAID_KINDS
 from tests.starts import LIGHT
@@ -47,7 +46,7 @@ def kinds(text: str) -> list[str]:
 
 
 def test_the_page_has_every_kind():
-    assert {kind.value[0] for kind in Kind} == set(SAID_KINDS)
+    assert {kind.value[0] for kind in Topic} == set(SAID_KINDS)
 
 
 def test_a_job_that_ends_well(launch, tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.absent import LATE
+from ddplaunch.agent.missing_nodes import LATE
 from ddplaunch.control.relay import TOGETHER
 from tests.conftest import PROGRAMS, command, write
 from tests.fake_nvml import DRIVER_NOT_LOADED, FakeNvml

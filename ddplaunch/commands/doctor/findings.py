@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
-from ddplaunch.agent.checkup import DISK_NEEDED, GPU_BUSY, SHM_NEEDED
+from ddplaunch.agent.check import DISK_NEEDED, GPU_BUSY, SHM_NEEDED
 from ddplaunch.commands.doctor.facts import Facts, Folder
 from ddplaunch.commands.doctor.inquiry import DEADLINE
 from ddplaunch.dataclass import dataclass

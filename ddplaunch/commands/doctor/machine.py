@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from ddplaunch import __version__
-from ddplaunch.agent.memory import groups, memory, number
+from ddplaunch.agent.limits import groups, memory, number
 from ddplaunch.commands.doctor.facts import CACHE, Facts, Folder, Limits, Link
 from ddplaunch.commands.doctor.inquiry import DEADLINE, TORCH_DEADLINE, Inquiry
 from ddplaunch.commands.doctor.subjects import GpusFound, TorchFound

@@ -22,10 +22,10 @@ from ddplaunch.commands.doctor.channels import Absent, Channel, Connection
 from ddplaunch.commands.doctor.questions import MARK, End, write_question
 from ddplaunch.commands.doctor.session import Reach
 from ddplaunch.commands.doctor.ways import listen
-from ddplaunch.control import proof
-from ddplaunch.control.typed import decode
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError, shown
+from ddplaunch.wire import proof
+from ddplaunch.wire.typed import parse
 
 GREETING_PATIENCE = 5.0  # seconds for each word of a greeting
 _MAX_UNKNOWN = 64  # connections that have not said who they are
@@ -191,5 +191,5 @@ def hear(connection: Connection, kind: type[T]) -> T | None:
     """Wait for a word of the greeting; None if it does not come, or something else does."""
     line = connection.line(time.monotonic() + GREETING_PATIENCE, _LONGEST) or b""
     with suppress(msgspec.MsgspecError, RecursionError):
-        return decode(line.removeprefix(MARK), kind) if line.startswith(MARK) else None
+        return parse(line.removeprefix(MARK), kind) if line.startswith(MARK) else None
     return None

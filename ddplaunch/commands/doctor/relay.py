@@ -17,11 +17,11 @@ from contextlib import suppress
 from ddplaunch.commands.doctor.channels import Connection, Process
 from ddplaunch.commands.doctor.meeting import Hello, Seat, Welcome, hear, say
 from ddplaunch.commands.doctor.questions import MARK, End, Look, read_question, write_question
-from ddplaunch.control import proof
 from ddplaunch.control.route import resolve, unresolvable
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import LaunchError, UsageError, shown
 from ddplaunch.plan.command import DOCTOR, python_command
+from ddplaunch.wire import proof
 
 RETRY = 0.3  # seconds between two tries
 _CONNECT_PATIENCE = 2.0  # seconds for each of node 0's addresses; what is lost the next try makes up for

@@ -12,10 +12,10 @@ import msgspec
 from ddplaunch import __version__
 from ddplaunch.commands.doctor.channels import Channel
 from ddplaunch.commands.doctor.questions import MARK, Question, write_question
-from ddplaunch.control.typed import decode
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import shown
 from ddplaunch.plan.command import START_DEADLINE
+from ddplaunch.wire.typed import parse
 
 UNREADABLE = "ddplaunch cannot read the answer of this host"
 
@@ -68,7 +68,7 @@ class Session:
             raise Unanswered(self._channel.why_ended())
         try:
             if not _ABSURD.search(line):
-                return decode(line, kind)
+                return parse(line, kind)
         except (msgspec.MsgspecError, RecursionError):
             pass
         raise Unanswered(UNREADABLE)

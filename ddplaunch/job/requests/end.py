@@ -6,6 +6,7 @@ from ddplaunch.dataclass import dataclass
 from ddplaunch.job.door import Asker
 from ddplaunch.job.requests import Request
 from ddplaunch.job.status import Status
+from ddplaunch.wire.bounds import ExitCode
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class StopJob(Request[Stopping]):
 class Over:
     """The job has ended with this exit code."""
 
-    code: int
+    code: ExitCode
 
 
 @dataclass(frozen=True)

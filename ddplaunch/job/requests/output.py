@@ -6,6 +6,7 @@ from ddplaunch.dataclass import dataclass
 from ddplaunch.job.door import Asker
 from ddplaunch.job.requests import Request
 from ddplaunch.job.status import Status
+from ddplaunch.wire.bounds import Count, Size
 
 MAX_WAITING = 1 << 20  # bytes that a client has not read yet, over which it misses what comes
 MAX_BEFORE = 32 << 20  # bytes of what all ranks had printed before
@@ -15,9 +16,9 @@ MAX_BEFORE = 32 << 20  # bytes of what all ranks had printed before
 class Printed:
     """A piece of what a rank prints: there are any number, until the connection ends."""
 
-    rank: int
+    rank: Count
     data: bytes
-    missed: int = 0  # bytes before it that were left out, as the client did not keep up
+    missed: Size = 0  # bytes before it that were left out, as the client did not keep up
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class TailRanks(Request[Printed]):
     None are all ranks.
     """
 
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[Count, ...] = ()
     follow: bool = False
 
     answers = (Status, Printed)

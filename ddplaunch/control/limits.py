@@ -1,13 +1,24 @@
-"""Limits of node 0's kernel that a job of many nodes can meet: those that are too low for it, with their values."""
+"""The limits of node 0's kernel that a job of many nodes can meet: what of them we may raise, and which are too low."""
 
 from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from contextlib import suppress
 
 MANY = 1000  # nodes from which on these limits matter
 _SPARE = 128  # descriptors, neighbours and connections beside those of the nodes
 _SYSCTLS = "/proc/sys/net"
+
+
+def raised_descriptors() -> int:
+    """Raise our limit of open files as far as we may, and return it; the ranks have been given theirs before."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return soft if soft != resource.RLIM_INFINITY else 1 << 20
 
 
 def too_low(nodes: int, sysctls: str = _SYSCTLS) -> str | None:

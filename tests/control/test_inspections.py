@@ -8,9 +8,10 @@ import time
 import pytest
 
 from ddplaunch.control import messages
-from ddplaunch.control.looking import LOOK
-from ddplaunch.control.messages import Garbled, Inspect, Inspected
+from ddplaunch.control.inspections import BEFORE_STOP
+from ddplaunch.control.messages import Inspect, Inspected
 from ddplaunch.diagnosis.inspection import Condition, Detail, Inspection, RankInspection
+from ddplaunch.wire.frames import Garbled
 from tests.control.test_coordinator import Job
 
 
@@ -52,7 +53,7 @@ def test_no_rank_is_stopped_before_all_were_looked_at(job):
 
 def test_a_node_that_does_not_answer_is_not_waited_for(job):
     job.fail(1, 2)
-    job.wait(LOOK - 0.01)
+    job.wait(BEFORE_STOP - 0.01)
     assert stops(job) == []
     job.wait(0.02)
     assert stops(job) == [0, 1]

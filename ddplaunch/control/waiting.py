@@ -1,14 +1,13 @@
-"""The wait for the nodes of a job: how long, for how many, and what people read meanwhile."""
+"""The waits for nodes, until they have joined and until the last of them have finished: what people read meanwhile."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from ddplaunch import TYPE_CHECKING
-from ddplaunch.control.messages import JoinStatus
-from ddplaunch.control.rules import Rules
-from ddplaunch.control.seat import Seats
-from ddplaunch.words import MAX_NAMED
+from ddplaunch.control.messages import JoinStatus, Note
+from ddplaunch.control.seat import Part, Seats
+from ddplaunch.words import MAX_NAMED, named
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -16,25 +15,26 @@ if TYPE_CHECKING:
 STATUS_INTERVAL = 0.25
 """Seconds between two messages on who has joined: many nodes join at once, and each gets every message."""
 
+EARLY = 1.0  # seconds after which a node that has finished says which nodes it waits for
+STILL_WAITING = 30.0  # seconds after which it says so again, if it waits for others by then
+
 
 class Joining:
     """Waits until the job can start; an elastic job that could start gives late nodes some time."""
 
     def __init__(
         self,
-        rules: Rules,
         seats: Seats,
         kind: Literal["node", "task"],
         after: Callable[[float, Callable[[], None]], None],
         clock: Callable[[], float],
-        tell: Callable[[JoinStatus], None],
         start: Callable[[], None],
         give_up: Callable[[str], None],
     ) -> None:
         """What is called ``after`` a time is cancelled at the end of the wait; ``give_up`` gets the reason."""
-        self._rules, self._seats, self._kind = rules, seats, kind
+        self._rules, self._seats, self._kind = seats.rules, seats, kind
         self._after, self._clock = after, clock
-        self._tell, self._start, self._give_up = tell, start, give_up
+        self._start, self._give_up = start, give_up
         self._window: float | None = None
         self._status_due = False
 
@@ -62,7 +62,7 @@ class Joining:
 
     def _tell_status(self) -> None:
         self._status_due = False
-        self._tell(self._status(None if self._window is None else max(0.0, self._window - self._clock())))
+        self._seats.tell_all(self._status(None if self._window is None else max(0.0, self._window - self._clock())))
 
     def _window_over(self) -> None:
         if self._window is not None and self._clock() >= self._window:
@@ -97,3 +97,36 @@ def describe(status: JoinStatus) -> str:
     if status.window is not None:
         return f"{joined}, starting in {status.window:.0f} s unless {missing} joins first"
     return f"{joined}, waiting for {missing}"
+
+
+class LateNodes:
+    """Those of one attempt after the other, which the nodes that have finished hear of."""
+
+    def __init__(
+        self,
+        seats: Seats,
+        kind: str,
+        after: Callable[[float, Callable[[], None]], None],
+        running: Callable[[], bool],
+    ) -> None:
+        """``kind``: what people call a node; ``after`` forgets what an attempt leaves; ``running``: whether one is."""
+        self._seats, self._kind, self._after, self._running = seats, kind, after, running
+        self._attempt = -1
+
+    def finished(self, attempt: int) -> None:
+        """A node has finished."""
+        if attempt != self._attempt:
+            self._attempt = attempt
+            self._after(EARLY, self._tell_early)
+
+    def _tell_early(self) -> None:
+        """Tell the nodes that have finished which others they wait for; all of them together, now and then."""
+        awaited = [seat.name for seat in self._seats.in_order if seat.part is Part.RUNNING]
+        if not self._running() or not awaited:
+            return
+        text = f"the ranks of this {self._kind} are done; waiting for {named(awaited)}"
+        for number, seat in list(self._seats.items()):
+            if seat.part in (Part.FINISHED, Part.DRAINED) and seat.awaited != text:
+                seat.awaited = text
+                self._seats.tell(number, Note(text))
+        self._after(STILL_WAITING, self._tell_early)

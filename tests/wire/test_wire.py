@@ -15,10 +15,12 @@ import pytest
 from ddplaunch.control import messages
 from ddplaunch.control.failure import Failure, Outcome, judge
 from ddplaunch.control.messages import Beat, Drained, End, Failed, Interrupted, Start, Versions
-from ddplaunch.control.wire import Connection, Garbled, decode, encode, literal
 from ddplaunch.loop import Loop
 from ddplaunch.plan.layout import Place
 from ddplaunch.plan.share import Share
+from ddplaunch.wire.connection import Connection, literal
+from ddplaunch.wire.frames import Garbled
+from ddplaunch.wire.typed import decode, encode
 
 FAILURE = Failure(3, 1, "n1", 77, 0, None, 9, None, "Traceback\n  é", 1.5, None, ("no", None), ("a", "b"))
 SHARE = Share(1, "n1", ("cuda:0", "cuda:1"), "4")
@@ -34,6 +36,7 @@ SHARE = Share(1, "n1", ("cuda:0", "cuda:1"), "4")
         End(Outcome(69, judge([FAILURE], 2, 4), ("no", "yes"), "remark")),
         Start(0, "id", Place(1, 2, 2, 4)),
         messages.Hello(SHARE, "2:4", None, "train.py", "abc", 0, Versions("3.11", "2.13", None, "2.29"), ("H100",)),
+        messages.Hello(SHARE, "2", None, "train.py", "abc", 999_999_999_999, Versions("3.11"), ()),
         messages.Joined("id", 15.0, None),
         messages.Joined("id", 15.0, None, 3),
     ],
@@ -123,9 +126,9 @@ def test_who_speaks_otherwise_is_dropped(sent, why):
 
 def test_a_peer_that_reads_nothing_is_lost_in_the_end():
     pair = Pair()
-    frame = encode(messages.Note("x" * (1 << 20)))
+    message = messages.Note("x" * (1 << 20))
     for _ in range(200):
-        pair.connection.send_frame(frame)
+        pair.connection.send(message)
     assert not pair.lost, "not from within our own call"
     pair.step_until(lambda: pair.lost)
     assert pair.lost == ["it reads nothing"]
@@ -133,8 +136,8 @@ def test_a_peer_that_reads_nothing_is_lost_in_the_end():
 
 def test_last_words_arrive_before_the_end():
     pair = Pair()
-    frame = encode(messages.Note("x" * (8 << 20)))
-    pair.connection.send_frame(frame)
+    message = messages.Note("x" * (8 << 20))
+    pair.connection.send(message)
     pair.connection.finish()
     received = bytearray()
     pair.other.setblocking(False)
@@ -148,7 +151,7 @@ def test_last_words_arrive_before_the_end():
         if not data:
             break
         received += data
-    assert bytes(received) == frame
+    assert bytes(received) == encode(message)
 
 
 @pytest.mark.parametrize(
@@ -166,16 +169,16 @@ def test_literals(name, shown):
 
 AT_ONCE = """
 import sys, threading, time
-from ddplaunch.control import messages, wire
 from ddplaunch.control.messages import Inspected
 from ddplaunch.diagnosis.inspection import Inspection
+from ddplaunch.wire import frames, typed
 
-frame = wire.encode(Inspected(1, Inspection(time.time(), (), 2, ())))[wire.LENGTH.size :]
+frame = typed.encode(Inspected(1, Inspection(time.time(), (), 2, ())))[frames.LENGTH.size :]
 together = threading.Barrier(8)
 
 def decode():
     together.wait()
-    assert wire.decode(frame, [Inspected]).serial == 1
+    assert typed.decode(frame, [Inspected]).serial == 1
 
 sys.setswitchinterval(1e-6)
 threads = [threading.Thread(target=decode) for _ in range(8)]

@@ -1,4 +1,4 @@
-"""Nodes of a Slurm step that do not join: whether they run at all, which srun knows and tells nobody but the log.
+"""Nodes of a Slurm step that do not join: whether they run at all, which srun knows and only writes to the log.
 
 A node without the interpreter, say, ends at once, and the others would wait for it until the join timeout. So node 0
 has ``scontrol listpids`` run there: it names the tasks of our step that live, and it does so on a node without any.
@@ -7,10 +7,9 @@ The others look for node 0 in the same way, one after the other.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ddplaunch.clusters.nodelist import expand_hosts
 from ddplaunch.clusters.systems.slurm import DISTRIBUTION, JOB_ID, STEP_ID, STEP_NODELIST
@@ -18,6 +17,7 @@ from ddplaunch.control.messages import Unable
 from ddplaunch.loop import Loop
 from ddplaunch.plan.plan import Plan
 from ddplaunch.rank.processes import die_with_parent
+from ddplaunch.wire.child import AskedChild
 from ddplaunch.words import named
 
 LATE = 5.0  # seconds after which those that have not joined are looked for, and between two looks
@@ -29,8 +29,8 @@ _OURS = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
 """What srun needs of the step's variables; the others would shape the step that looks."""
 
 
-class Absent:
-    """Looks for missing nodes until ``close``; ``tell`` is called with those that two looks have not found."""
+class MissingNodes:
+    """Looks for missing nodes until ``close``; ``tell`` is called with those that were not found twice."""
 
     def __init__(self, loop: Loop, environ: Mapping[str, str], plan: Plan, tell: Callable[[Unable], None]) -> None:
         self._loop, self._environ, self._tell = loop, environ, tell
@@ -38,7 +38,7 @@ class Absent:
         self._pause = LATE + APART * plan.node_rank
         self._missing: Sequence[int] = ()
         self._gone: set[int] = set()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: AskedChild | None = None
         self._said = b""
         self._timer = loop.after(self._pause, self._look)
 
@@ -49,11 +49,7 @@ class Absent:
     def close(self) -> None:
         self._timer.cancel()
         if self._child is not None:
-            assert self._child.stdout
-            self._loop.forget(self._child.stdout.fileno())
-            self._child.stdout.close()
-            self._child.kill()
-            self._child.wait()
+            self._child.close()
             self._child = None
 
     def _look(self) -> None:
@@ -66,27 +62,23 @@ class Absent:
         count, job = len(hosts), self._environ[JOB_ID]
         where = [f"--nodelist={','.join(hosts)}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
         how = ["--overlap", f"--jobid={job}", "--input=none", "--label", "--quiet"]
+        command = ["srun", *how, *where, "scontrol", "listpids", f"{job}.{self._environ[STEP_ID]}"]
+        self._said = b""
         try:
-            self._child = subprocess.Popen(
-                ["srun", *how, *where, "scontrol", "listpids", f"{job}.{self._environ[STEP_ID]}"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=environ,
-                preexec_fn=die_with_parent,
-                start_new_session=True,
+            self._child = AskedChild(
+                self._loop,
+                command,
+                partial(self._hear, count),
+                self.close,
+                deadline=DEADLINE,
+                errors=True,
+                environ=environ,
+                begun=die_with_parent,
             )
         except OSError:  # as in many containers
             return
-        assert self._child.stdout
-        self._said = b""
-        self._loop.watch(self._child.stdout.fileno(), lambda: self._hear(count))
-        self._timer = self._loop.after(DEADLINE, self.close)
 
-    def _hear(self, count: int) -> None:
-        assert self._child
-        assert self._child.stdout
-        data = os.read(self._child.stdout.fileno(), 1 << 16)
+    def _hear(self, count: int, data: bytes) -> None:
         self._said += data
         if data:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.agent.absent import tasks
+from ddplaunch.agent.missing_nodes import tasks
 
 HEAD = "PID      JOBID    STEPID   LOCALID GLOBALID\n"
 TASK, CHILD = (f"43       7        0        {ids}       \n" for ids in ("0        2", "-        -"))

@@ -1,70 +1,26 @@
-"""Messages on a stream socket: four bytes of length, then one JSON object ``{"op": …, "body": {…}}``.
-
-JSON is data and never code. Every frame is bounded, and every field is checked against the message's own annotations
-(by msgspec), then for its range and meaning (``bounds``), before anything acts on it.
-"""
+"""A connection to one peer in the loop: messages come in and go out, and what the peer does not take at once waits."""
 
 from __future__ import annotations
 
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import fields
-from functools import cache
 from itertools import islice
-from typing import Any, Generic, Literal, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
-import msgspec
-
-from ddplaunch.control import messages
-from ddplaunch.control.bounds import bounded
-from ddplaunch.control.messages import Garbled
-from ddplaunch.control.typed import convert
-from ddplaunch.diagnosis.inspection import Arrivals, Detail, Inspection
 from ddplaunch.loop import Loop
-from ddplaunch.plan import share
+from ddplaunch.wire.frames import LENGTH, Garbled
+from ddplaunch.wire.typed import decode, encode
 
 MAX_BEFORE_JOINING = 64 << 10  # bytes of a frame from an unknown peer; "GET " read as a length is 1.2 thousand million
 MAX_BYTES = 8 << 20  # bytes of a frame from a node of the job
 MAX_WAITING = 64 << 20  # bytes that a node may leave unread before it counts as lost
 
-LENGTH = struct.Struct("!I")
 _CHUNK = 1 << 18
 _AT_ONCE = 64  # frames that one call of the kernel takes
 
-vars(messages).update(Arrivals=Arrivals, Detail=Detail, Inspection=Inspection, Literal=Literal)
-vars(share).update(Literal=Literal)
-"""msgspec looks there for the types of their fields; a job that says nothing to others starts 3 ms earlier without."""
-
 M = TypeVar("M")  # the messages that a connection may carry, or one of them
-
-
-def encode(message: object) -> bytes:
-    """Return the frame of a message."""
-    kind: Any = type(message)
-    said = {name: value for name, default in _defaults(kind) if (value := getattr(message, name)) != default}
-    body = msgspec.json.encode({"op": kind.__name__, "body": said})
-    return LENGTH.pack(len(body)) + body
-
-
-@cache
-def _defaults(kind: type) -> tuple[tuple[str, object], ...]:
-    """The fields of a message and the values that go without saying."""
-    return tuple((each.name, each.default) for each in fields(kind))
-
-
-def decode(body: bytes, accepted: Iterable[type[M]]) -> M:
-    """Return the message in ``body``; Garbled if it is not an ``accepted`` one, or a field makes no sense."""
-    kinds = {kind.__name__: kind for kind in accepted}
-    try:
-        envelope = msgspec.json.decode(body)
-        kind = kinds[envelope["op"]]
-        message: M = bounded(convert(envelope["body"], kind))
-    except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise Garbled(f"a message that is not expected here ({type(error).__name__})") from None
-    return message
 
 
 class Connection(Generic[M]):
@@ -72,6 +28,8 @@ class Connection(Generic[M]):
 
     Where ``hear`` raises Garbled, before it has acted, the peer counts as lost.
     """
+
+    _encoded: ClassVar[tuple[object, bytes]] = (None, b"")  # the last message of all connections, and its frame
 
     def __init__(
         self,
@@ -119,12 +77,12 @@ class Connection(Generic[M]):
         self._accepted, self._max_bytes = tuple(accepted), max_bytes
 
     def send(self, message: object) -> None:
-        self.send_frame(encode(message))
-
-    def send_frame(self, frame: bytes) -> None:
-        """Send what ``encode`` made; what the peer does not take at once waits."""
+        """Send a message; what the peer does not take at once waits."""
         if not self.open or self._ending:
             return
+        if Connection._encoded[0] is not message:  # one that goes to many peers is encoded once
+            Connection._encoded = message, encode(message)
+        frame = Connection._encoded[1]
         self._going.append(frame)
         self._waiting += len(frame)
         if self._waiting > self._max_waiting:

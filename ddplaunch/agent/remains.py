@@ -6,12 +6,11 @@ import json
 import os
 import signal
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.agent import limits
-from ddplaunch.control.failure import MAX_LINE, MAX_TAIL, readable
 from ddplaunch.control.relay import FOR_RANKS
 from ddplaunch.dataclass import dataclass
-from ddplaunch.errors import shown
+from ddplaunch.errors import MAX_LINE, MAX_TAIL, readable, shown
 from ddplaunch.files import read_regular
 
 if TYPE_CHECKING:
@@ -51,12 +50,11 @@ def read_trace_file(path: str, rank: int, world_size: int) -> tuple[Arrivals, ..
 
     One that is cut short, as on a full disk, says nothing.
     """
-    from ddplaunch.diagnosis.arrivals import kept, read_trace
-
+    diagnosed = diagnosis.arrivals
     try:
         traces = read_regular(path, MAX_RECORDED, links=False).splitlines()
         os.unlink(path)
-        return tuple(each for trace in traces for each in read_trace(rank, trace, kept(world_size)))
+        return tuple(each for trace in traces for each in diagnosed.read_trace(rank, trace, diagnosed.kept(world_size)))
     except (OSError, ValueError):
         return ()
 

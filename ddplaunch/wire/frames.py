@@ -1,0 +1,48 @@
+"""Frames on a stream socket: four bytes of length, then so many bytes (in a rank's process: ``rank.channel``)."""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+import time
+
+LENGTH = struct.Struct("!I")
+_CHUNK = 1 << 18
+
+
+class Garbled(Exception):
+    """A message that makes no sense, or must not come now."""
+
+
+def frame(body: bytes) -> bytes:
+    """Return the frame of a message."""
+    return LENGTH.pack(len(body)) + body
+
+
+def read_frame(sock: socket.socket, max_bytes: int, until: float = math.inf) -> bytes:
+    """Wait for one frame, until this moment of the monotonic clock, and return what is in it.
+
+    Raises:
+        EOFError: the other end has closed.
+        Garbled: it is longer than ``max_bytes``.
+        TimeoutError: it did not come in time.
+    """
+    (length,) = LENGTH.unpack(read(sock, LENGTH.size, until))
+    if length > max_bytes:
+        raise Garbled("a frame that is too long")
+    return read(sock, length, until)
+
+
+def read(sock: socket.socket, count: int, until: float = math.inf) -> bytes:
+    """Wait for so many bytes, as ``read_frame`` does; without ``until`` as the socket waits."""
+    data = bytearray()
+    while len(data) < count:
+        if until < math.inf:
+            if (left := until - time.monotonic()) <= 0:
+                raise TimeoutError
+            sock.settimeout(left)
+        if not (got := sock.recv(min(count - len(data), _CHUNK))):
+            raise EOFError
+        data += got
+    return bytes(data)
