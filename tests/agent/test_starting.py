@@ -43,7 +43,7 @@ def limited(number: int, soft: int, hard: int):
 def test_a_start_that_takes_long_says_what_it_waits_for(start, tmp_path):
     write(tmp_path, "slow.py", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
     script = write(tmp_path, "train.py", "")
-    sooner = impatient(tmp_path, "output.starting.PATIENCE", 0.2)
+    sooner = impatient(tmp_path, "output.waiting.PATIENCE", 0.2)
     job = start("run", "--preload", "threading,slow", "--nproc", "2", script, executable=sooner)
     said = "ddplaunch: starting 2 ranks: waiting for the import of threading, slow (00:00)\n"
     wait_until(lambda: said in job.err.read_text(), "a word on the start")
