@@ -15,6 +15,8 @@ from ddplaunch.plan.hardware import Gpu, GpuProcess
 if TYPE_CHECKING:
     from typing import Any
 
+    from ddplaunch.wire.bounds import Count, Line, Number, Size
+
 SLOWDOWNS = {
     0x08: "a hardware slowdown",
     0x20: "software, because of heat",
@@ -28,15 +30,15 @@ SLOWDOWNS = {
 class GpuHealth:
     """One GPU; None is not known."""
 
-    index: int
-    name: str
-    driver: str | None
-    memory_total: int | None  # bytes
-    memory_used: int | None
+    index: Count
+    name: Line
+    driver: Line | None
+    memory_total: Size | None  # bytes
+    memory_used: Size | None
     processes: tuple[GpuProcess, ...]
-    temperature: int | None = None  # degrees Celsius
-    slowed_by: tuple[str, ...] = ()
-    memory_errors: int | None = None  # that ECC could not correct, since the driver was loaded
+    temperature: Number | None = None  # degrees Celsius
+    slowed_by: tuple[Line, ...] = ()
+    memory_errors: Size | None = None  # that ECC could not correct, since the driver was loaded
     needs_reset: bool = False  # rows or pages of memory wait to be replaced
     worn_out: bool = False  # rows of memory could not be replaced
 

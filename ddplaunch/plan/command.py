@@ -18,7 +18,6 @@ PYTHONPATH names the folder.
 
 LAUNCHER = "from ddplaunch.cli import main; main()"
 REMOTE = "from ddplaunch.ssh.remote import main; sys.exit(main())"
-DOCTOR = "from ddplaunch.commands.doctor.node import main; sys.exit(main())"
 
 START_DEADLINE = 60.0
 """Seconds for one of them to connect and start Python, which may be on a slow file server."""

@@ -5,17 +5,21 @@ Holds no reader and no decision; every field is what the driver or the kernel sa
 
 from __future__ import annotations
 
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
+
+if TYPE_CHECKING:
+    from ddplaunch.wire.bounds import Count, Line, Pid, Size
 
 
 @dataclass(frozen=True)
 class GpuProcess:
     """A process that holds memory on a GPU; ``name`` and ``user`` are None where the kernel would not tell."""
 
-    pid: int
-    name: str | None
-    user: str | None
-    memory: int | None  # bytes
+    pid: Pid
+    name: Line | None
+    user: Line | None
+    memory: Size | None  # bytes
 
     @property
     def described(self) -> str:
@@ -56,8 +60,8 @@ class Gpu:
 class LostGpu:
     """A GPU that its driver counts and cannot reach: off its bus, or in need of a reset; ``why`` is the driver's."""
 
-    index: int
-    why: str
+    index: Count
+    why: Line
 
     @property
     def note(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.commands.doctor.messages import Leave, NodeAnswer, Question
 from ddplaunch.console.failure import render_verdict
 from ddplaunch.control import messages
 from ddplaunch.control.failure import Verdict
@@ -32,6 +33,8 @@ KINDS = [kind for kind in typing.get_args(messages.Message) if kind is not messa
 
 AT_THE_DOOR = list(dict.fromkeys(each for kind in all_requests() for each in (kind, *kind.answers)))
 """All that a running job is asked, and answers."""
+
+OF_THE_DOCTOR = [Leave, *typing.get_args(Question), *typing.get_args(NodeAnswer)]
 
 IN_THE_HISTORY = [RunRecord, Begun, LeftOut, *RECORDS]
 """All that is read of a run that is over."""
@@ -61,7 +64,7 @@ def unbounded(hint: Any) -> bool:
 def test_every_field_has_its_bounds():
     found = {
         f"{each.__name__}.{name}": hint
-        for kind in [*KINDS, *AT_THE_DOOR, *IN_THE_HISTORY]
+        for kind in [*KINDS, *AT_THE_DOOR, *IN_THE_HISTORY, *OF_THE_DOCTOR]
         for each in classes(kind)
         for name, hint in fields(each).items()
     }

@@ -12,10 +12,10 @@ from datetime import timedelta
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import shown
+from ddplaunch.wire.bounds import Amount, Line, Name
 
 SIZES = (4, 1 << 20, 16 << 20)  # bytes: the first shows the latency
 REPEATS = (30, 5, 3)
@@ -26,7 +26,7 @@ _PATIENCE = 0.5  # seconds of products: on a busy machine the best of a few woul
 
 
 @dataclass(frozen=True)
-class Task:
+class AllReduce:
     """An all_reduce with others."""
 
     address: str  # of the first of them
@@ -36,19 +36,25 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Ready:
+class DevicePower:
     """The first line: what this process measures with, and its products of matrices."""
 
-    device: str  # "cuda:0", "cpu"
-    flops: Annotated[float, Meta(gt=0)]  # a second, the best of a few
+    device: Name  # "cuda:0", "cpu"
+    flops: Amount  # a second, the best of a few
+
+
+def _times(seconds: tuple[float, ...]) -> tuple[float, ...]:
+    if len(seconds) > len(SIZES) or not all(1e-9 <= each <= DEADLINE for each in seconds):
+        raise ValueError("times out of range")
+    return seconds
 
 
 @dataclass(frozen=True)
 class Measured:
     """The shortest time in seconds of each size in turn, as far as it went; or why it failed."""
 
-    seconds: Annotated[tuple[Annotated[float, Meta(ge=1e-9)], ...], Meta(max_length=len(SIZES))] = ()
-    error: str | None = None
+    seconds: Annotated[tuple[float, ...], _times] = ()
+    error: Line | None = None
 
 
 def main() -> None:
@@ -57,12 +63,12 @@ def main() -> None:
     os.dup2(2, 1)  # gloo prints when it connects
     device = sys.argv[1]
 
-    def say(what: Ready | Measured) -> None:
+    def say(what: DevicePower | Measured) -> None:
         os.write(out, msgspec.json.encode(what) + b"\n")
 
-    say(Ready(device, _multiply(device)))
+    say(DevicePower(device, _multiply(device)))
     for line in sys.stdin:
-        task = msgspec.json.decode(line, type=Task)
+        task = msgspec.json.decode(line, type=AllReduce)
         try:
             say(Measured(tuple(_all_reduce(device, task))))
         except Exception as error:
@@ -94,7 +100,7 @@ def _wait_for(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def _all_reduce(device: str, task: Task) -> list[float]:
+def _all_reduce(device: str, task: AllReduce) -> list[float]:
     """The shortest time of each size; all ranks of the task measure the same ones."""
     import torch
     import torch.distributed as dist

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import click
 
-from ddplaunch.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ddplaunch.commands.doctor.session import Reach
-    from ddplaunch.ssh.hosts import Host
+from ddplaunch.cli.over_ssh import carried
+from ddplaunch.cli.say import say_note
+from ddplaunch.cli.values import WEEK, as_seconds
+from ddplaunch.clusters.systems import slurm
+from ddplaunch.commands.doctor import by_hand
+from ddplaunch.commands.doctor.checks import Severity
+from ddplaunch.commands.doctor.comparison import findings
+from ddplaunch.commands.doctor.examination import Examiner
+from ddplaunch.commands.doctor.node import NODE
+from ddplaunch.commands.doctor.peers import END_PATIENCE, CommandPeer, Peer
+from ddplaunch.commands.doctor.report import page, to_json
+from ddplaunch.control.route import check_is_ours
+from ddplaunch.errors import UsageError, harmless
+from ddplaunch.loop import Loop
+from ddplaunch.plan.command import python_command
+from ddplaunch.plan.rendezvous import locate
+from ddplaunch.ssh.client import command, look_up
+from ddplaunch.ssh.fleet import make_room
+from ddplaunch.ssh.hosts import Host, read
+from ddplaunch.words import named
 
 HEARTBEAT = 60.0  # seconds of silence after which ssh gives a host up
 
@@ -62,28 +79,26 @@ def doctor(
     Looks at versions, GPUs, shared memory, disks, limits and clocks; tries the ways between nodes; and measures a small
     all_reduce. It changes nothing, and takes half a minute. The exit code is 1 where something would break a job.
     """
-    import os
-    import sys
-
-    from ddplaunch.cli.over_ssh import carried
-    from ddplaunch.ssh.hosts import read
-
     given = "--hosts" if hosts is not None else "--hostfile" if hostfile is not None else None
     place = _place(nnodes, node_rank, master_addr, given)
     environ = carried((), os.environ)
+    loop = Loop()
     if hosts is None and hostfile is None:
         for name, value in (("include", include), ("exclude", exclude), ("remote-python", remote_python)):
             if value is not None:
                 raise UsageError(f"--{name} works only with --hosts or --hostfile", "--hosts n1,n2")
         if place:
-            return _by_hand(*place, master_port, join_timeout, as_json)
-        address, reaches = _here() if nnodes else _in_slurm() or _here()
+            return _by_hand(loop, *place, master_port, join_timeout, as_json)
+        address, ways = _here() if nnodes else _in_slurm() or _here()
     else:
-        named = read(hosts, hostfile, include, exclude)
-        address, reaches = _over_ssh(named, remote_python or sys.executable, environ)
-    if master_addr is not None and len(reaches) < 2:
+        all_hosts = read(hosts, hostfile, include, exclude)
+        address, ways = _over_ssh(all_hosts, remote_python or sys.executable, environ)
+    if master_addr is not None and len(ways) < 2:
         raise UsageError("--master-addr works only with several nodes", "--hosts n1,n2")
-    return _examine(reaches, master_addr or address, master_port, environ, as_json)
+    make_room(len(ways))
+    with _closing() as peers:
+        peers += [CommandPeer(loop, *way) for way in ways]
+        return _examine(loop, peers, master_addr or address, master_port, environ, as_json)
 
 
 def _place(
@@ -93,8 +108,6 @@ def _place(
 
     ``hosts`` is the option that names hosts, if one does.
     """
-    from ddplaunch.plan.rendezvous import locate
-
     if nnodes is None and node_rank is None:
         return None
     if nnodes is None:
@@ -116,110 +129,87 @@ def _place(
 
 
 def _seconds(text: str) -> float:
-    from ddplaunch.cli.values import WEEK, as_seconds
-
     seconds = as_seconds(text)
     if seconds is None or not 0 <= seconds <= WEEK:
         raise UsageError(f"--join-timeout {text}: expected a time from 0 up to a week, like 90 (seconds) or 10m")
     return seconds
 
 
-def _examine(reaches: list[Reach], address: str, port: int, environ: dict[str, str], as_json: bool) -> int:
+@contextmanager
+def _closing() -> Iterator[list[Peer]]:
+    """A list of nodes, all of whose processes have ended when this does."""
+    peers: list[Peer] = []
+    try:
+        yield peers
+    finally:
+        for peer in peers:
+            peer.close()
+        until = time.monotonic() + END_PATIENCE
+        for peer in peers:
+            peer.wait(until)
+
+
+def _examine(loop: Loop, peers: Sequence[Peer], address: str, port: int, environ: dict[str, str], as_json: bool) -> int:
     """Look at these nodes, print the page and return the exit code; ``address`` and ``port`` are node 0's."""
-    import json
-    import time
-
-    from ddplaunch.cli.say import say_note
-    from ddplaunch.commands.doctor.comparison import findings
-    from ddplaunch.commands.doctor.examination import Examiner
-    from ddplaunch.commands.doctor.findings import Severity
-    from ddplaunch.commands.doctor.report import page, to_json
-    from ddplaunch.errors import harmless
-    from ddplaunch.ssh.fleet import make_room
-
     began = time.monotonic()
-    make_room(len(reaches))
-    several = len(reaches) > 1
+    several = len(peers) > 1
     ports = (port, port + 1) if several else ()
-    found = Examiner(reaches, address if several else "", ports, environ, say_note).examine()
+    found = Examiner(loop, peers, address if several else "", ports, environ, say_note).examine()
     wrong = findings(found)
     if as_json:
         click.echo(json.dumps(to_json(found, wrong), indent=2))
     else:
         click.echo(harmless(page(found, wrong, time.monotonic() - began)), nl=False)
-    return int(any(each.severity is Severity.ERROR for each in wrong))
+    code = int(any(each.severity is Severity.ERROR for each in wrong))
+    for peer in peers:
+        peer.leave(code)
+    return code
 
 
-def _by_hand(nnodes: int, node_rank: int, address: str, port: int, join_timeout: float, as_json: bool) -> int:
+def _by_hand(
+    loop: Loop, nnodes: int, node_rank: int, address: str, port: int, join_timeout: float, as_json: bool
+) -> int:
     """One of the nodes at which this is typed: node 0 looks at all of them, the others answer it."""
-    import os
-
-    from ddplaunch.cli.say import say_note
-    from ddplaunch.control.route import check_is_ours
-    from ddplaunch.words import named
-
     token = os.environ.get("DDPLAUNCH_TOKEN")
     if node_rank:
-        from ddplaunch.commands.doctor.meeting import Hello
-        from ddplaunch.commands.doctor.relay import answer
-
-        return answer(address, port + 1, Hello(node_rank, nnodes, os.uname().nodename), token, join_timeout, say_note)
-    from ddplaunch.commands.doctor.meeting import Meeting
-    from ddplaunch.ssh.fleet import make_room
-
+        return by_hand.join(address, port + 1, node_rank, nnodes, token, join_timeout, say_note)
     check_is_ours(address)
     make_room(nnodes)
     typed = f"--master-addr {address} --master-port {port}"
-    with Meeting(port + 1, nnodes, token) as meeting:
-        missing = named(map(str, meeting.missing))
+    with _closing() as peers:
+        peers += [CommandPeer(loop, *way) for way in _here()[1]]
+        gathering = by_hand.Gathering(loop, port + 1, nnodes, token)
+        missing = named(map(str, gathering.missing))
         say_note(f"waiting for node {missing} at port {port + 1} ({join_timeout:g} s at most)")
-        others = meeting.wait(
+        peers += gathering.wait(
             join_timeout, lambda rank: f"ddplaunch doctor --nnodes {nnodes} --node-rank {rank} {typed}"
         )
-        code = _examine([*_here()[1], *others], address, port, {}, as_json)
-        meeting.tell(code)
-        return code
+        return _examine(loop, peers, address, port, {}, as_json)
 
 
-def _here() -> tuple[str, list[Reach]]:
-    import os
-    import sys
-
-    from ddplaunch.commands.doctor.channels import Process
-    from ddplaunch.commands.doctor.session import Reach
-    from ddplaunch.plan.command import DOCTOR, python_command
-
-    return "", [Reach(os.uname().nodename, partial(Process, python_command(sys.executable, DOCTOR)))]
+Ways = list[tuple[str, Sequence[str], str]]
+"""Of each node its name, the command that is or reaches its process, and what people may type to try that."""
 
 
-def _over_ssh(hosts: Sequence[Host], python: str, environ: Mapping[str, str]) -> tuple[str, list[Reach]]:
+def _here() -> tuple[str, Ways]:
+    return "", [(os.uname().nodename, python_command(sys.executable, NODE), "")]
+
+
+def _over_ssh(hosts: Sequence[Host], python: str, environ: Mapping[str, str]) -> tuple[str, Ways]:
     """The address of the first host, and how all are reached."""
-    from ddplaunch.commands.doctor.channels import Process
-    from ddplaunch.commands.doctor.session import Reach
-    from ddplaunch.plan.command import DOCTOR
-    from ddplaunch.ssh.client import command, look_up
-
     ways = [look_up(host.destination) for host in hosts]
     return ways[0].address, [
-        Reach(
+        (
             host.name,
-            partial(Process, command(host.destination, way, python, environ, HEARTBEAT, DOCTOR)),
+            command(host.destination, way, python, environ, HEARTBEAT, NODE),
             f"ssh {host.destination} true",
         )
         for host, way in zip(hosts, ways, strict=True)
     ]
 
 
-def _in_slurm() -> tuple[str, list[Reach]] | None:
+def _in_slurm() -> tuple[str, Ways] | None:
     """The nodes of the Slurm job that we are in, each reached by a step of its own; None outside of one."""
-    import os
-    import sys
-
-    from ddplaunch.clusters.systems import slurm
-    from ddplaunch.commands.doctor.channels import Process
-    from ddplaunch.commands.doctor.session import Reach
-    from ddplaunch.plan.command import DOCTOR, python_command
-
     allocation = slurm.allocation(os.environ)
     if allocation is None or len(allocation.hosts) < 2:
         return None
@@ -230,8 +220,8 @@ def _in_slurm() -> tuple[str, list[Reach]] | None:
             "type it without srun, in the batch script or in the shell that salloc opens",
         )
     words = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--quiet")
-    python = python_command(sys.executable, DOCTOR)
+    python = python_command(sys.executable, NODE)
     return allocation.hosts[0], [
-        Reach(host, partial(Process, (*words, f"--nodelist={host}", *python)), f"srun --overlap --nodelist={host} true")
+        (host, (*words, f"--nodelist={host}", *python), f"srun --overlap --nodelist={host} true")
         for host in allocation.hosts
     ]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from ddplaunch.commands.doctor.checks import Found, Severity, Symptom
+from ddplaunch.commands.doctor.checks.kernel import held_back
+from ddplaunch.commands.doctor.checks.network import Link
 from ddplaunch.commands.doctor.examination import SLOW, Examination, NodeFound, Speed, Way, bandwidth, slow_pairs
-from ddplaunch.commands.doctor.facts import Facts, Link
-from ddplaunch.commands.doctor.findings import Finding, Found, Severity, held_back, machine_findings
+from ddplaunch.commands.doctor.facts import NodeFacts, machine_findings
 from ddplaunch.commands.doctor.ways import Outcome
 from ddplaunch.words import size
 
@@ -14,12 +16,12 @@ CLOCKS_DIFFER = 1.0  # seconds
 _MOST = 3  # findings of one kind that are told one by one
 
 
-def findings(found: Examination) -> list[Finding]:
+def findings(found: Examination) -> list[Symptom]:
     """All that is wrong, the worst first; the order is else that of the nodes."""
     same: dict[tuple[Severity, str, str], list[str]] = {}
     for each in _each(found):
         same.setdefault((each.severity, each.text, each.hint), []).append(each.subject)
-    together = [Finding(severity, names(who), text, hint) for (severity, text, hint), who in same.items()]
+    together = [Symptom(severity, names(who), text, hint) for (severity, text, hint), who in same.items()]
     return sorted([*together, *_several(found)], key=lambda each: list(Severity).index(each.severity))
 
 
@@ -27,13 +29,13 @@ def _each(found: Examination) -> Found:
     for node in found.nodes:
         if node.trouble:
             what = "it did not take part" if node.facts is None else "it stopped answering"
-            yield Finding(Severity.ERROR, node.name, f"{what}: {node.trouble}", f"see whether this works: {node.check}")
+            yield Symptom(Severity.ERROR, node.name, f"{what}: {node.trouble}", f"see whether this works: {node.check}")
         if node.facts:
             yield from machine_findings(node.name, node.facts)
     for speed in found.speeds:
         if speed.error and len(speed.nodes) == 1:
             text = f"all_reduce of its {speed.ranks} devices failed ({speed.backend}): {speed.error}"
-            yield Finding(
+            yield Symptom(
                 Severity.ERROR, found.name(speed.nodes[0]), text, "run the job with NCCL_DEBUG=INFO to see more"
             )
     yield from _slow_devices(found)
@@ -49,11 +51,11 @@ def _several(found: Examination) -> Found:
 # ------------------------------------------------------------------------------------------------------ what differs
 
 
-def _version(facts: Facts) -> str:
+def _version(facts: NodeFacts) -> str:
     return ".".join(facts.python.split(".")[:2])
 
 
-COMPARED: tuple[tuple[str, Severity, Callable[[Facts], str | None]], ...] = (
+COMPARED: tuple[tuple[str, Severity, Callable[[NodeFacts], str | None]], ...] = (
     ("Python", Severity.ERROR, _version),
     ("torch", Severity.ERROR, lambda facts: facts.torch.version if facts.torch else None),
     ("torch's CUDA", Severity.ERROR, lambda facts: (facts.torch.cuda or "none") if facts.torch else None),
@@ -78,10 +80,10 @@ def _differences(found: Examination) -> Found:
         told = "; ".join(f"{value} on {names(who)}" for value, who in (usual, *others))
         subject = names([name for _, who in others for name in who])
         hint = "install the same on all nodes" if severity is Severity.ERROR else "the slowest sets the pace"
-        yield Finding(severity, subject, f"{what} differs: {told}", hint)
+        yield Symptom(severity, subject, f"{what} differs: {told}", hint)
 
 
-def grouped(nodes: Iterable[NodeFound], read: Callable[[Facts], str | None]) -> dict[str, list[str]]:
+def grouped(nodes: Iterable[NodeFound], read: Callable[[NodeFacts], str | None]) -> dict[str, list[str]]:
     """The nodes that have each value, in the order of the nodes; None is no value."""
     values: dict[str, list[str]] = {}
     for node in nodes:
@@ -103,7 +105,7 @@ def _clocks(found: Examination) -> Found:
         if node.clock is not None and abs(node.clock) > CLOCKS_DIFFER:
             way = "ahead of" if node.clock > 0 else "behind"
             text = f"its clock is {abs(node.clock):.1f} s {way} that of {found.nodes[0].name}"
-            yield Finding(Severity.WARNING, node.name, text, "let a time server keep it: timedatectl set-ntp true")
+            yield Symptom(Severity.WARNING, node.name, text, "let a time server keep it: timedatectl set-ntp true")
 
 
 # ------------------------------------------------------------------------------------------------- who reaches whom
@@ -114,15 +116,15 @@ def _links(found: Examination) -> Found:
         facts = node.facts
         if facts and facts.link_error:
             hint = "name node 0 so that all nodes find it: --master-addr 10.0.0.1"
-            yield Finding(Severity.ERROR, node.name, facts.link_error, hint)
+            yield Symptom(Severity.ERROR, node.name, facts.link_error, hint)
         elif node is not found.nodes[0] and facts and facts.link and facts.link.loopback:
             text = f"node 0's address leads to this machine itself ({facts.link.address})"
-            yield Finding(Severity.ERROR, node.name, text, "--master-addr with an address that others reach")
+            yield Symptom(Severity.ERROR, node.name, text, "--master-addr with an address that others reach")
     mtus = grouped(found.nodes, lambda facts: _mtu(facts.link))
     if len(mtus) > 1:
         told = "; ".join(f"{mtu} on {names(who)}" for mtu, who in mtus.items())
         text = f"the largest packet (MTU) of the interfaces differs: {told}"
-        yield Finding(Severity.WARNING, "network", text, "set the same MTU on all nodes and switches")
+        yield Symptom(Severity.WARNING, "network", text, "set the same MTU on all nodes and switches")
 
 
 def _mtu(link: Link | None) -> str | None:
@@ -134,23 +136,23 @@ def _ports(found: Examination) -> Found:
         for port, why in node.taken.items():
             hint = f"`ss -ltnp 'sport = :{port}'` shows who; or another port: --master-port"
             severity = Severity.ERROR if node is found.nodes[0] else Severity.NOTE
-            yield Finding(severity, node.name, f"it cannot listen at port {port}: {why}", hint)
+            yield Symptom(severity, node.name, f"it cannot listen at port {port}: {why}", hint)
 
 
-_SAID: dict[Outcome, str] = {
-    "refused": "is refused",
-    "silent": "gets no answer",
-    "unreachable": "finds no route",
-    "stranger": "reaches another program, or one that closes the connection",
-    "large out": "works, but packets of full size are lost on the way",
+_BROKEN: dict[Outcome, tuple[str, str]] = {
+    "refused": ("is refused", "let the firewall pass TCP between the nodes"),
+    "silent": ("gets no answer", "let the firewall pass TCP between the nodes, at all ports from 1024 up"),
+    "unreachable": ("finds no route", "look at routes and netmasks; --master-addr may be of another network"),
+    "stranger": (
+        "reaches another program, or one that closes the connection",
+        "look for a proxy or a filter between the nodes",
+    ),
+    "large out": (
+        "works, but packets of full size are lost on the way",
+        "set the same MTU on nodes and switches, and let ICMP pass",
+    ),
 }
-_DO: dict[Outcome, str] = {
-    "refused": "let the firewall pass TCP between the nodes",
-    "silent": "let the firewall pass TCP between the nodes, at all ports from 1024 up",
-    "unreachable": "look at routes and netmasks; --master-addr may be of another network",
-    "stranger": "look for a proxy or a filter between the nodes",
-    "large out": "set the same MTU on nodes and switches, and let ICMP pass",
-}
+"""What people read of a connection, and what to do."""
 
 
 def _ways(found: Examination) -> Found:
@@ -170,15 +172,16 @@ def _ways(found: Examination) -> Found:
     for (outcome, ports), pairs in broken.items():
         all_ports = len(ports) == len({way.port for way in found.ways})
         at = "" if all_ports and outcome != "refused" else f" at {_at(ports)}"
+        said, hint = _BROKEN[outcome]
         told = list(_told(pairs, set(by_pair)))
         for sources, targets in told[:_MOST]:
             subject = (
                 f"{names([found.name(each) for each in sources])} to {names([found.name(each) for each in targets])}"
             )
-            yield Finding(Severity.ERROR, subject, f"a connection{at} {_SAID[outcome]}", _DO[outcome])
+            yield Symptom(Severity.ERROR, subject, f"a connection{at} {said}", hint)
         if len(told) > _MOST:
-            text = f"{len(told) - _MOST} more ways where a connection{at} {_SAID[outcome]}"
-            yield Finding(Severity.ERROR, "network", text, "--json lists all")
+            text = f"{len(told) - _MOST} more ways where a connection{at} {said}"
+            yield Symptom(Severity.ERROR, "network", text, "--json lists all")
 
 
 def _at(ports: tuple[int, ...]) -> str:
@@ -219,7 +222,7 @@ def _slow_devices(found: Examination) -> Found:
                 slow[subject] = min(power.flops, slow.get(subject, power.flops))
         for subject, flops in slow.items():
             text = f"it multiplies matrices at {_flops(flops)}, the best at {_flops(best)}"
-            yield Finding(Severity.WARNING, subject, text, "see with `top` or `nvidia-smi` what else runs there")
+            yield Symptom(Severity.WARNING, subject, text, "see with `top` or `nvidia-smi` what else runs there")
 
 
 def _held_back(found: Examination, node: int) -> bool:
@@ -258,12 +261,12 @@ def _failed(speed: Speed) -> bool:
     return speed.error is not None
 
 
-def _slow_pair(subject: str, what: str, speed: Speed, best: float, where: str) -> Finding:
+def _slow_pair(subject: str, what: str, speed: Speed, best: float, where: str) -> Symptom:
     if speed.error:
         hint = "TORCH_CPP_LOG_LEVEL=INFO and NCCL_DEBUG=INFO before a job's command show more"
-        return Finding(Severity.ERROR, subject, f"{what} failed ({speed.backend}): {speed.error}", hint)
+        return Symptom(Severity.ERROR, subject, f"{what} failed ({speed.backend}): {speed.error}", hint)
     text = f"{what} runs at {_per_second(bandwidth(speed))}, the best pair at {_per_second(best)}"
-    return Finding(Severity.WARNING, subject, text, f"look at {where} and switch port, and at what else runs there")
+    return Symptom(Severity.WARNING, subject, text, f"look at {where} and switch port, and at what else runs there")
 
 
 def _per_second(value: float) -> str:

@@ -4,49 +4,28 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from ddplaunch.commands.doctor import benchmark
+from ddplaunch.commands.doctor import benchmark, messages
 from ddplaunch.commands.doctor.benchmark import Measured
-from ddplaunch.commands.doctor.facts import Facts
-from ddplaunch.commands.doctor.findings import machine_findings
-from ddplaunch.commands.doctor.inquiry import DEADLINE, TORCH_DEADLINE
-from ddplaunch.commands.doctor.questions import (
-    Listen,
-    Look,
-    Measure,
-    Prepare,
-    Prepared,
-    Route,
-    Routed,
-    Tell,
-    Time,
-    Try,
-    Ways,
-)
-from ddplaunch.commands.doctor.session import UNREADABLE, Reach, Session, Unanswered
-from ddplaunch.commands.doctor.ways import (
-    CONNECT_DEADLINE,
-    LARGE_DEADLINE,
-    SMALL_DEADLINE,
-    Listening,
-    Outcome,
-    Place,
-    new_nonce,
-)
+from ddplaunch.commands.doctor.facts import NodeFacts, machine_findings
+from ddplaunch.commands.doctor.peers import UNREADABLE, Peer, no_answer
+from ddplaunch.commands.doctor.probe import DEADLINE, TORCH_DEADLINE
+from ddplaunch.commands.doctor.ways import Listening, Outcome, new_nonce, patience
 from ddplaunch.dataclass import dataclass, field, replace
+from ddplaunch.loop import Loop
 from ddplaunch.plan.command import START_DEADLINE
 
 MAX_ROUNDS = 7  # of pairs, each node once in each round: up to eight nodes meet all others
 MAX_AGAIN = 8  # slow pairs that are measured twice
 SLOW = 0.5  # of the best: what is slower is named
+_MAX_GPUS = 1024  # of a node, whatever it says
 _ON_CPUS = 2  # processes on a node without GPUs: what they reduce goes through its memory
 _CLOCK_READINGS = 5
+_FAR = 10.0  # seconds beyond what a node may take for an answer
 
-T = TypeVar("T")
-R = TypeVar("R")
+A = TypeVar("A", bound=messages.NodeAnswer)
 
 
 @dataclass(frozen=True)
@@ -54,7 +33,7 @@ class NodeFound:
     """What a node said, or why it did not; times in seconds."""
 
     name: str
-    facts: Facts | None = None
+    facts: NodeFacts | None = None
     trouble: str | None = None
     clock: float | None = None  # how far its clock is ahead of the first node's
     check: str = ""  # the command that tries to reach it
@@ -111,76 +90,72 @@ class Examiner:
 
     def __init__(
         self,
-        reaches: Sequence[Reach],
+        loop: Loop,
+        peers: Sequence[Peer],
         address: str,
         ports: tuple[int, ...],
         environ: dict[str, str],
         say: Callable[[str], None],
     ) -> None:
         """``address``: node 0's, "" for one node; ``environ``: variables of what is measured; ``say``: what we do."""
-        self._reaches, self._address, self._ports, self._environ, self._say = reaches, address, ports, environ, say
-        self._pool = ThreadPoolExecutor(len(reaches))
-        self._sessions: list[Session] = []
-        self._found = [NodeFound(reach.name, check=reach.check) for reach in reaches]
+        self._loop, self._peers, self._address, self._ports, self._say = loop, peers, address, ports, say
+        self._environ = tuple(os.fsencode(f"{name}={value}") for name, value in environ.items())
+        self._found = [NodeFound(peer.name, check=peer.check) for peer in peers]
         self._any_port: dict[int, int] = {}
 
     def examine(self) -> Examination:
         """Look at all of them. Every wait has a deadline; nodes that do not answer are left out of what follows."""
-        try:
-            self._sessions = [Session(reach) for reach in self._reaches]
-            self._look()
-            ways = self._try_ways() if len(self._live()) > 1 else ()
-            powers, speeds = self._measure(ways)
-            return Examination(tuple(self._found), self._ports, ways, powers, speeds)
-        finally:
-            with ThreadPoolExecutor(len(self._reaches)) as closing:  # after a Ctrl-C the others still wait for answers
-                list(closing.map(Session.close, self._sessions))
+        self._describe()
+        ways = self._try_ways() if len(self._live()) > 1 else ()
+        powers, speeds = self._measure(ways)
+        return Examination(tuple(self._found), self._ports, ways, powers, speeds)
 
     def _live(self) -> list[int]:
         return [node for node, found in enumerate(self._found) if found.facts and not found.trouble]
 
-    def _each(self, nodes: Sequence[int], ask: Callable[[int], R]) -> dict[int, R]:
-        """Ask nodes at once; one that does not answer is out."""
-
-        def one(node: int) -> R | Unanswered:
-            try:
-                return ask(node)
-            except Unanswered as why:
-                return why
-
-        answers: dict[int, R] = {}
-        for node, answer in zip(nodes, self._pool.map(one, nodes), strict=True):
-            if isinstance(answer, Unanswered):
-                self._found[node] = replace(self._found[node], trouble=str(answer))
+    def _ask(self, questions: Mapping[int, messages.Question], kind: type[A], seconds: float) -> dict[int, A]:
+        """Ask nodes at once, each of which may take so many seconds; one that does not answer is out."""
+        for node, question in questions.items():
+            self._peers[node].ask(question, kind)
+        seconds += _FAR
+        over = self._loop.after(seconds, lambda: None)
+        waiting = [self._peers[node] for node in questions]
+        while waiting and time.monotonic() < over.when:
+            self._loop.step()
+            waiting = [peer for peer in waiting if peer.waits]
+        over.cancel()
+        answers: dict[int, A] = {}
+        for node in questions:
+            peer = self._peers[node]
+            if isinstance(peer.answer, kind):
+                answers[node] = peer.answer
             else:
-                answers[node] = answer
+                self._leave_out(node, peer.trouble or no_answer(seconds))
         return answers
 
-    def _look(self) -> None:
-        count = len(self._sessions)
+    def _leave_out(self, node: int, why: str) -> None:
+        self._found[node] = replace(self._found[node], trouble=why)
+
+    def _describe(self) -> None:
+        count = len(self._peers)
         self._say("looking at this machine" if not self._address else f"looking at {count} nodes")
-        cwd = os.getcwd()
-
-        def ask(node: int) -> tuple[Facts, float]:
-            session = self._sessions[node]
-            session.greet()
-            facts = session.ask(
-                Look(cwd, self._address, self._environ), Facts, START_DEADLINE + 8 * DEADLINE + TORCH_DEADLINE
-            )
-            if not _makes_sense(facts):
-                raise Unanswered(UNREADABLE)
-            readings = []
-            for _ in range(_CLOCK_READINGS):
-                began, at = time.monotonic(), time.time()
-                now = session.ask(Tell(), Time, DEADLINE).now
-                took = time.monotonic() - began
-                readings.append((took, now - at - took / 2))
-            return facts, min(readings)[1]
-
-        answers = self._each(range(count), ask)
-        first = answers[min(answers)][1] if answers else 0.0
-        for node, (facts, ahead) in answers.items():
-            self._found[node] = replace(self._found[node], facts=facts, clock=ahead - first)
+        question = messages.Describe(os.fsencode(os.getcwd()), self._address, self._environ)
+        seconds = START_DEADLINE + 8 * DEADLINE + TORCH_DEADLINE
+        for node, facts in self._ask(dict.fromkeys(range(count), question), NodeFacts, seconds).items():
+            if _makes_sense(facts):
+                self._found[node] = replace(self._found[node], facts=facts)
+            else:
+                self._leave_out(node, UNREADABLE)
+        readings: dict[int, list[tuple[float, float]]] = {}
+        for _ in range(_CLOCK_READINGS):
+            for node, answer in self._ask(
+                dict.fromkeys(self._live(), messages.Tell()), messages.Time, DEADLINE
+            ).items():
+                peer = self._peers[node]
+                readings.setdefault(node, []).append((peer.took, answer.now - peer.sent - peer.took / 2))
+        ahead = {node: min(readings[node])[1] for node in self._live()}
+        for node in ahead:
+            self._found[node] = replace(self._found[node], clock=ahead[node] - ahead[min(ahead)])
         self._find_node_zero()
 
     def _find_node_zero(self) -> None:
@@ -189,23 +164,21 @@ class Examiner:
         Debian's installer writes that name beside 127.0.1.1 into /etc/hosts. A job goes by what the others reach, too.
         """
         facts = self._found[0].facts
-        if not facts or not facts.link or not facts.link.loopback:
+        if not facts or not facts.link or not facts.link.loopback or self._found[0].trouble:
             return
         others = (found.facts.link for found in self._found[1:] if found.facts and found.facts.link)
         address = next((link.there for link in others if not link.loopback), None)
         if address:
-            routed = self._each([0], lambda node: self._sessions[0].ask(Route(address), Routed, 2 * DEADLINE))
+            routed = self._ask({0: messages.Route(address)}, messages.Routed, 2 * DEADLINE)
             if 0 in routed and (link := routed[0].link):
                 self._found[0] = replace(self._found[0], facts=replace(facts, link=link))
 
     def _try_ways(self) -> tuple[Way, ...]:
         self._say("trying the ways between them")
         nonce = new_nonce()
-        heard = self._each(
-            self._live(), lambda node: self._sessions[node].ask(Listen(self._ports, nonce), Listening, DEADLINE)
-        )
+        heard = self._ask(dict.fromkeys(self._live(), messages.Listen(self._ports, nonce)), Listening, DEADLINE)
         for node, listening in heard.items():
-            self._found[node] = replace(self._found[node], taken=listening.taken)
+            self._found[node] = replace(self._found[node], taken=dict(listening.taken))
             self._any_port[node] = listening.any_port
         tries = {
             source: [
@@ -213,26 +186,25 @@ class Examiner:
                 for target, listening in heard.items()
                 if target != source
                 for port in (*self._ports, 0)
-                if port not in listening.taken
+                if port not in self._found[target].taken
             ]
             for source in heard
         }
-
-        def ask(source: int) -> Ways:
-            places = tuple(Place(self._reached_at(to), port or self._any_port[to]) for to, port in tries[source])
-            turns = 1 + len(places) // 64
-            ways = self._sessions[source].ask(
-                Try(places, nonce), Ways, turns * (CONNECT_DEADLINE + SMALL_DEADLINE + 2 * LARGE_DEADLINE)
+        questions = {
+            source: messages.Connect(
+                tuple((self._reached_at(to), port or self._any_port[to]) for to, port in each), nonce
             )
-            if len(ways.tried) != len(places):
-                raise Unanswered(UNREADABLE)
-            return ways
-
-        return tuple(
-            Way(source, target, port, tried.outcome, tried.seconds)
-            for source, ways in self._each(list(heard), ask).items()
-            for (target, port), tried in zip(tries[source], ways.tried, strict=True)
-        )
+            for source, each in tries.items()
+        }
+        seconds = patience(max(map(len, tries.values()), default=0))
+        ways: list[Way] = []
+        for source, answer in self._ask(questions, messages.Connected, seconds).items():
+            if len(answer.tried) != len(tries[source]):
+                self._leave_out(source, UNREADABLE)
+                continue
+            for (target, port), tried in zip(tries[source], answer.tried, strict=True):
+                ways.append(Way(source, target, port, tried.outcome, tried.seconds))
+        return tuple(ways)
 
     def _reached_at(self, node: int) -> str:
         """The address of a node: that of the interface which leads to node 0."""
@@ -246,12 +218,14 @@ class Examiner:
         if not able:
             return (), ()
         self._say("measuring all_reduce")
-        ready = self._each(able, self._prepare)
-        powers = [Power(node, each.device, each.flops) for node, done in ready.items() for each in done.ready]
+        ready = self._ask({node: self._preparation(node) for node in able}, messages.Prepared, TORCH_DEADLINE)
+        powers = [Power(node, each.device, each.flops) for node, done in ready.items() for each in done.powers]
         broken = [self._speed((node,), error=done.error) for node, done in ready.items() if done.error]
         well = [node for node, done in ready.items() if not done.error]
-        alone = self._each([node for node in well if len(self._devices(node)) > 1], self._reduce_alone)
-        speeds = [self._speed((node,), measured.seconds, measured.error) for node, measured in alone.items()]
+        counts = {node: len(self._devices(node)) for node in well}
+        alone = {node: messages.Measure("", 0, 0, count, count) for node, count in counts.items() if count > 1}
+        reduced = self._ask(alone, Measured, benchmark.DEADLINE + TORCH_DEADLINE)
+        speeds = [self._speed((node,), measured.seconds, measured.error) for node, measured in reduced.items()]
         closed = {frozenset((way.source, way.target)) for way in ways if way.port == 0 and way.outcome != "ok"}
         pairs = dict[tuple[int, ...], Speed]()
         for round in rounds(well):
@@ -261,26 +235,19 @@ class Examiner:
                 pairs[nodes] = max(slow, again, key=bandwidth)
         return tuple(powers), (*broken, *speeds, *pairs.values())
 
-    def _prepare(self, node: int) -> Prepared:
+    def _preparation(self, node: int) -> messages.Prepare:
         facts = self._found[node].facts
         interface = facts.link.interface if facts and facts.link else None
-        asked = Prepare(self._devices(node), interface if interface and interface != "lo" else "")
-        return self._sessions[node].ask(asked, Prepared, TORCH_DEADLINE)
-
-    def _reduce_alone(self, node: int) -> Measured:
-        count = len(self._devices(node))
-        return self._sessions[node].ask(Measure("", 0, 0, count, count), Measured, benchmark.DEADLINE + TORCH_DEADLINE)
+        return messages.Prepare(self._devices(node), interface if interface and interface != "lo" else "")
 
     def _reduce(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, ...], Speed]:
         """Let pairs of nodes, of which none has a node of another, reduce at the same time."""
-        place = {node: (pair[0], rank) for pair in pairs for rank, node in enumerate(pair)}
-
-        def ask(node: int) -> Measured:
-            first, rank = place[node]
-            question = Measure(self._reached_at(first), self._any_port[first], rank, 1, 2)
-            return self._sessions[node].ask(question, Measured, benchmark.DEADLINE + TORCH_DEADLINE)
-
-        answers = self._each(list(place), ask)
+        questions = {
+            node: messages.Measure(self._reached_at(pair[0]), self._any_port[pair[0]], rank, 1, 2)
+            for pair in pairs
+            for rank, node in enumerate(pair)
+        }
+        answers = self._ask(questions, Measured, benchmark.DEADLINE + TORCH_DEADLINE)
         return {
             (a, b): self._speed((a, b), answers[a].seconds, answers[a].error or answers[b].error)
             for a, b in pairs
@@ -297,10 +264,10 @@ class Examiner:
     def _devices(self, node: int) -> tuple[str, ...]:
         facts = self._found[node].facts
         gpus = facts.torch.devices if facts and facts.torch else 0
-        return tuple(f"cuda:{index}" for index in range(gpus)) or ("cpu",) * _ON_CPUS
+        return tuple(f"cuda:{index}" for index in range(min(gpus, _MAX_GPUS))) or ("cpu",) * _ON_CPUS
 
 
-def _makes_sense(facts: Facts) -> bool:
+def _makes_sense(facts: NodeFacts) -> bool:
     """Whether the rules can be applied to what a node says; it may be a stranger's."""
     try:
         list(machine_findings("", facts))

@@ -1,161 +1,142 @@
-"""The process that ``doctor`` starts on each node: it answers questions until its stdin ends, and leaves nothing."""
+"""The process that the doctor starts on each node: it answers questions until its stdin ends, and leaves nothing."""
 
 from __future__ import annotations
 
 import os
 import queue
 import socket
-import subprocess
 import sys
 import threading
 import time
-
-import msgspec
+from contextlib import suppress
+from typing import get_args
 
 from ddplaunch import __version__
-from ddplaunch.commands.doctor import benchmark
-from ddplaunch.commands.doctor.benchmark import Measured, Ready, Task
-from ddplaunch.commands.doctor.inquiry import TORCH_DEADLINE
-from ddplaunch.commands.doctor.lines import Lines
-from ddplaunch.commands.doctor.machine import look, route
-from ddplaunch.commands.doctor.questions import (
-    MARK,
-    End,
-    Listen,
-    Look,
-    Measure,
-    Prepare,
-    Prepared,
-    Question,
-    Route,
-    Routed,
-    Tell,
-    Time,
-    Try,
-    Ways,
-    read_question,
-)
-from ddplaunch.commands.doctor.ways import Listener, try_ways
-from ddplaunch.errors import EXIT_UNAVAILABLE
-from ddplaunch.plan.command import python_command
-from ddplaunch.rank.processes import die_with_parent
+from ddplaunch.commands.doctor import benchmark, messages
+from ddplaunch.commands.doctor.benchmark import AllReduce, DevicePower, Measured
+from ddplaunch.commands.doctor.checks import Surroundings
+from ddplaunch.commands.doctor.checks.network import route
+from ddplaunch.commands.doctor.facts import describe
+from ddplaunch.commands.doctor.probe import TORCH_DEADLINE, Probe
+from ddplaunch.commands.doctor.ways import Responder, try_ways
+from ddplaunch.errors import EXIT_UNAVAILABLE, EXIT_USAGE
+from ddplaunch.wire.connection import MAX_BYTES
+from ddplaunch.wire.frames import LENGTH, Garbled, frame
+from ddplaunch.wire.typed import decode, encode
 
-MEASURE = "from ddplaunch.commands.doctor.benchmark import main; main()"
+NODE = "from ddplaunch.commands.doctor.node import main; main()"
+BY_HAND = "by-hand"
+"""The argument of a process whose stdin and stdout are a connection to node 0 that a person has made."""
+
+_MEASURE = "from ddplaunch.commands.doctor.benchmark import main; main()"
 
 
-def main() -> int:
-    """Answer until stdin ends."""
-    os.write(1, b"\n" + MARK + msgspec.json.encode(__version__) + b"\n")
-    asked = queue.SimpleQueue[bytes]()
+def main() -> None:
+    """Answer until the doctor is done."""
+    by_hand = BY_HAND in sys.argv[1:]
+    out = os.dup(1)
+    os.dup2(2, 1)  # for all else that prints
+    asked = queue.SimpleQueue[messages.Question]()
     threading.Thread(target=_read, args=(asked,), daemon=True).start()
-    node = Node()
+    answerer = Answerer(by_hand)
+    if not by_hand:
+        _write(out, messages.MARK)
+    _say(out, messages.Present(__version__))
     while True:
-        question = read_question(asked.get())
-        if isinstance(question, End):
-            return question.code
-        answer = node.answer(question)
-        os.write(1, MARK + msgspec.json.encode(answer) + b"\n")
+        _say(out, answerer.answer(asked.get()))
 
 
-def _read(asked: queue.SimpleQueue[bytes]) -> None:
-    """Pass on each question; at the end of stdin end this process at once, and with it all its children."""
-    for line in sys.stdin.buffer:
-        if line.startswith(b"{"):  # the command itself comes too, for a shell in place of the login shell
-            asked.put(line)
+def _read(asked: queue.SimpleQueue[messages.Question]) -> None:
+    """Pass on each question; at their end, or that of stdin, end this process at once, and with it its children."""
+    with suppress(OSError), open(0, "rb") as stdin:
+        while len(head := stdin.read(LENGTH.size)) == LENGTH.size:
+            length = min(LENGTH.unpack(head)[0], MAX_BYTES)
+            if len(body := stdin.read(length)) < length:
+                break
+            try:
+                question = decode(body, (*get_args(messages.Question), messages.Leave))
+            except Garbled:
+                os._exit(EXIT_USAGE)
+            if isinstance(question, messages.Leave):
+                os._exit(question.code)
+            asked.put(question)
     os._exit(EXIT_UNAVAILABLE)
 
 
-class Meter:
-    """One process that measures, with one device."""
-
-    def __init__(self, device: str, environ: dict[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [*python_command(sys.executable, MEASURE), device],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environ,
-            preexec_fn=die_with_parent,
-            bufsize=0,
-        )
-        self._lines = Lines(self._process.stdout)
-
-    def ask(self, task: Task) -> None:
-        assert self._process.stdin
-        try:
-            self._process.stdin.write(msgspec.json.encode(task) + b"\n")
-        except OSError:  # it has ended, as line() finds out
-            pass
-
-    def line(self, until: float) -> bytes | None:
-        """Its next answer; b"" if it has ended, None if it does not answer in time."""
-        return self._lines.next(until)
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
+def _say(out: int, message: object) -> None:
+    """Send a message with a line break at its end: srun passes on whole lines."""
+    _write(out, frame(encode(message)[LENGTH.size :] + b"\n"))
 
 
-class Node:
-    """What a node remembers from question to question."""
+def _write(out: int, data: bytes) -> None:
+    with suppress(OSError):  # the doctor is gone, as _read finds out
+        while data:
+            data = data[os.write(out, data) :]
 
-    def __init__(self) -> None:
-        self._listener: Listener | None = None
-        self._meters: list[Meter] = []
 
-    def answer(self, question: Question) -> object:
+class Answerer:
+    """What answers, and remembers from question to question."""
+
+    def __init__(self, by_hand: bool) -> None:
+        """``by_hand``: variables and the current folder are this process's own, whatever is asked."""
+        self._by_hand = by_hand
+        self._responder: Responder | None = None
+        self._meters: list[Probe] = []
+
+    def answer(self, question: messages.Question) -> object:
         """Answer; the kinds of answers are beside the questions."""
-        if isinstance(question, Look):
-            os.environ.pop("PYTHONSAFEPATH", None)  # ours, so that Python took no module from the home folder
-            os.environ.update(question.environ)
-            return look(question.cwd, question.toward, os.environ)
-        if isinstance(question, Route):
-            return Routed(route(question.toward)[0])
-        if isinstance(question, Tell):
-            return Time(time.time())
-        if isinstance(question, Listen):
-            self._listener = Listener(question.ports, question.nonce)
-            return self._listener.listening
-        if isinstance(question, Try):
-            return Ways(try_ways(question.places, question.nonce))
-        if isinstance(question, Prepare):
-            return self._prepare(question)
+        match question:
+            case messages.Describe(cwd, toward, environ):
+                os.environ.pop("PYTHONSAFEPATH", None)  # ours, so that Python took no module from the home folder
+                if not self._by_hand:
+                    os.environb.update(each.partition(b"=")[::2] for each in environ)
+                return describe(Surroundings(os.getcwd() if self._by_hand else os.fsdecode(cwd), toward, os.environ))
+            case messages.Route(toward):
+                return messages.Routed(route(toward)[0])
+            case messages.Tell():
+                return messages.Time(time.time())
+            case messages.Listen(ports, nonce):
+                self._responder = Responder(ports, nonce)
+                return self._responder.listening
+            case messages.Connect(places, nonce):
+                return messages.Connected(try_ways(places, nonce))
+            case messages.Prepare():
+                return self._prepare(question)
         return self._measure(question)
 
-    def _prepare(self, question: Prepare) -> Prepared:
-        if self._listener:
-            self._listener.close()
+    def _prepare(self, question: messages.Prepare) -> messages.Prepared:
+        if self._responder:
+            self._responder.close()
         self._end()
         self._prepared = question
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         if question.interface:
             environ.setdefault("GLOO_SOCKET_IFNAME", question.interface)
-        self._meters = [Meter(device, environ) for device in question.devices]
+        self._meters = [Probe(_MEASURE, device, environ=environ) for device in question.devices]
         until = time.monotonic() + TORCH_DEADLINE
-        lines = [meter.line(until) for meter in self._meters]
-        if all(lines):
-            return Prepared(tuple(msgspec.json.decode(line, type=Ready) for line in lines if line))
+        powers = [meter.read(DevicePower, until - time.monotonic()) for meter in self._meters]
+        if all(powers):
+            return messages.Prepared(tuple(each for each in powers if each))
+        late = any(meter.late for meter in self._meters)
         self._end()
-        late = any(line is None for line in lines)
-        return Prepared((), f"no answer in {TORCH_DEADLINE:g} s" if late else "the process ended at its start")
+        return messages.Prepared((), f"no answer in {TORCH_DEADLINE:g} s" if late else "the process ended at its start")
 
-    def _measure(self, question: Measure) -> Measured:
+    def _measure(self, question: messages.Measure) -> Measured:
         if not self._meters:
             return Measured(error="the measuring processes could not be started again")
         address, port = question.address or "127.0.0.1", question.port or _free_port()
         taking = self._meters[: question.count]
         for place, meter in enumerate(taking):
-            meter.ask(Task(address, port, question.first + place, question.world_size))
+            meter.ask(AllReduce(address, port, question.first + place, question.world_size))
         until = time.monotonic() + benchmark.DEADLINE
+        answers = []
         for meter in taking:
-            line = meter.line(until)
-            if not line:
+            if (answer := meter.read(Measured, until - time.monotonic())) is None:
                 self._prepare(self._prepared)  # those that hang would answer this task instead of the next
-                return Measured(
-                    error=f"not finished after {benchmark.DEADLINE:g} s" if line is None else "the process died"
-                )
-            measured = msgspec.json.decode(line, type=Measured)
-        return measured
+                late = f"not finished after {benchmark.DEADLINE:g} s"
+                return Measured(error=late if meter.late else "the process died")
+            answers.append(answer)
+        return answers[-1]
 
     def _end(self) -> None:
         for meter in self._meters:
@@ -164,6 +145,5 @@ class Node:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

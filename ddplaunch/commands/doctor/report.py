@@ -9,10 +9,10 @@ from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.commands.doctor.benchmark import SIZES
+from ddplaunch.commands.doctor.checks import Severity, Symptom
 from ddplaunch.commands.doctor.comparison import grouped, names
 from ddplaunch.commands.doctor.examination import Examination, NodeFound, Speed, bandwidth, rate
-from ddplaunch.commands.doctor.facts import Facts
-from ddplaunch.commands.doctor.findings import Finding, Severity
+from ddplaunch.commands.doctor.facts import CHECKS, NodeFacts
 from ddplaunch.words import size
 
 WIDTH = 80
@@ -30,7 +30,7 @@ _WORDS = {
 }
 
 
-def page(found: Examination, findings: Sequence[Finding], seconds: float) -> str:
+def page(found: Examination, findings: Sequence[Symptom], seconds: float) -> str:
     """The whole page."""
     parts = [
         [f"ddplaunch doctor {__version__}: {names([node.name for node in found.nodes])}, in {seconds:.0f} s"],
@@ -42,14 +42,14 @@ def page(found: Examination, findings: Sequence[Finding], seconds: float) -> str
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def to_json(found: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
+def to_json(found: Examination, findings: Sequence[Symptom]) -> dict[str, Any]:
     """All that was found as JSON types: sizes are bytes, times seconds, null is unknown, nodes numbers."""
     said = [{**asdict(each), "severity": each.severity.value} for each in findings]
     sizes = list(SIZES)
     return {"ddplaunch": __version__, "findings": said, **asdict(found), "sizes": sizes}
 
 
-def _findings(findings: Sequence[Finding]) -> Iterator[str]:
+def _findings(findings: Sequence[Symptom]) -> Iterator[str]:
     if not findings:
         yield "Nothing was found that would break a job or slow it."
     for each in findings:
@@ -76,10 +76,12 @@ def _wrapped(first: str, text: str) -> list[str]:
 
 
 def _machines(found: Examination) -> Iterator[str]:
-    for label, amount in _AMOUNTS.items():
-        yield from _row(label, _least_and_most(found.nodes, amount))
-    for label, read in _TEXTS.items():
-        yield from _row(label, grouped(found.nodes, read))
+    for check in reversed(CHECKS):
+        for label, amount in check.amounts.items():
+            yield from _row(label, _least_and_most(found.nodes, amount))
+    for check in CHECKS:
+        for label, read in check.texts.items():
+            yield from _row(label, grouped(found.nodes, read))
     clocks = [f"{node.name} {node.clock:+.3f} s" for node in found.nodes[1:] if node.clock is not None]
     if clocks:
         yield from _wrapped(f"{'':{_LABEL}}", f"compared with {found.nodes[0].name}: {', '.join(clocks)}")
@@ -92,87 +94,13 @@ def _row(label: str, values: dict[str, list[str]]) -> Iterator[str]:
         yield from _wrapped(f"{label:{_LABEL}}", "; ".join(told))
 
 
-def _least_and_most(nodes: Sequence[NodeFound], read: Callable[[Facts], int | None]) -> dict[str, list[str]]:
+def _least_and_most(nodes: Sequence[NodeFound], read: Callable[[NodeFacts], int | None]) -> dict[str, list[str]]:
     amounts = {node.name: amount for node in nodes if node.facts and (amount := read(node.facts)) is not None}
     ends = [which(amounts, key=amounts.__getitem__, default="") for which in (min, max)]
     found: dict[str, list[str]] = {}
     for name in filter(None, ends):
         found.setdefault(size(amounts[name]), []).append(name)
     return found
-
-
-def _torch(facts: Facts) -> str | None:
-    if facts.torch is None:
-        return None
-    more = [f"{name} {value}" for name, value in (("CUDA", facts.torch.cuda), ("NCCL", facts.torch.nccl)) if value]
-    return ", ".join([facts.torch.version, *more])
-
-
-def _gpus(facts: Facts) -> str:
-    if not facts.gpus:
-        return "none"
-    models = [gpu.name for gpu in facts.gpus]
-    told = " and ".join(f"{models.count(name)} {name}" for name in dict.fromkeys(models))
-    driver = next((f", driver {gpu.driver}" for gpu in facts.gpus if gpu.driver), "")
-    return f"{told}{driver}"
-
-
-def _temperatures(facts: Facts) -> str | None:
-    return ", ".join(f"{gpu.temperature}" for gpu in facts.gpus if gpu.temperature is not None) or None
-
-
-def _cpus(facts: Facts) -> str:
-    return f"{facts.cpus}" if facts.quota is None else f"{facts.cpus}, the time of {facts.quota:g}"
-
-
-def _limits(facts: Facts) -> str:
-    def told(value: int | None) -> str:
-        return "unlimited" if value is None else str(value)
-
-    limits, lock = facts.limits, facts.limits.memlock
-    locked = "unlimited" if lock is None else size(lock)
-    return f"open files {told(limits.open_files)}, processes {told(limits.processes)}, locked memory {locked}"
-
-
-def _link(facts: Facts) -> str | None:
-    if facts.link is None:
-        return None
-    speed = f", {facts.link.speed} Mbit/s" if facts.link.speed else ""
-    return f"{facts.link.interface or 'no interface'}, MTU {facts.link.mtu or 'unknown'}{speed}"
-
-
-def _clock(facts: Facts) -> str | None:
-    if facts.clock_synchronised is None:
-        return None
-    return "kept by a time server" if facts.clock_synchronised else "not set by a time server, says the kernel"
-
-
-def _free(what: str) -> Callable[[Facts], int | None]:
-    return lambda facts: next((folder.free for folder in facts.folders if folder.what == what), None)
-
-
-_TEXTS: dict[str, Callable[[Facts], str | None]] = {
-    "Python": lambda facts: facts.python,
-    "torch": _torch,
-    "GPUs": _gpus,
-    "degrees C": _temperatures,
-    "Linux": lambda facts: facts.kernel,
-    "CPUs": _cpus,
-    "limits": _limits,
-    "InfiniBand": lambda facts: ", ".join(facts.infiniband) or None,
-    "address": lambda facts: facts.link.address if facts.link else None,
-    "interface": _link,
-    "clock": _clock,
-}
-_AMOUNTS: dict[str, Callable[[Facts], int | None]] = {
-    "memory": lambda facts: facts.memory_total,
-    "  available": lambda facts: facts.memory_available,
-    "free: /dev/shm": _free("/dev/shm"),
-    "  this folder": _free("the current folder"),
-    "  TMPDIR": _free("TMPDIR"),
-    "  cache": _free("the cache folder"),
-}
-"""Of these the least and the most are shown."""
 
 
 # -------------------------------------------------------------------------------------------------------------- ways

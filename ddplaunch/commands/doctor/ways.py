@@ -7,6 +7,7 @@ through and not the second (RFC 2923, "black hole detection").
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import socket
 import threading
@@ -14,11 +15,11 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Annotated, Literal
-
-from msgspec import Meta
+from typing import Literal
 
 from ddplaunch.dataclass import dataclass
+from ddplaunch.wire.bounds import Count, Line, Seconds
+from ddplaunch.wire.frames import read
 
 CONNECT_DEADLINE = 4.0  # seconds: of three SYNs one arrives, also where some are lost
 SMALL_DEADLINE = 4.0
@@ -36,16 +37,8 @@ Outcome = Literal["ok", "refused", "silent", "unreachable", "stranger", "large o
 class Listening:
     """Where a node listens."""
 
-    any_port: Annotated[int, Meta(ge=0, le=65535)]  # one that the kernel chose, as gloo and NCCL take them
-    taken: dict[int, str]  # ports where it cannot, and why
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where to connect."""
-
-    address: str
-    port: int
+    any_port: Count  # one that the kernel chose, as gloo and NCCL take them
+    taken: tuple[tuple[Count, Line], ...]  # ports where it cannot, and why
 
 
 @dataclass(frozen=True)
@@ -53,10 +46,10 @@ class Tried:
     """How it went."""
 
     outcome: Outcome
-    seconds: float | None = None  # there and back, of one byte
+    seconds: Seconds | None = None  # there and back, of one byte
 
 
-class Listener:
+class Responder:
     """Listens at all addresses of this machine until it is closed."""
 
     def __init__(self, ports: Sequence[int], nonce: str) -> None:
@@ -68,12 +61,12 @@ class Listener:
             try:
                 listening = listen(port)
             except OSError as error:
-                taken[port] = error.strerror or type(error).__name__
+                taken[port] = os.strerror(error.errno or 0)
                 continue
             self._sockets.append(listening)
             any_port = listening.getsockname()[1]
             threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
-        self.listening = Listening(any_port, taken)
+        self.listening = Listening(any_port, tuple(taken.items()))
 
     def close(self) -> None:
         """Listen no more."""
@@ -89,31 +82,35 @@ class Listener:
                 threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError):
-            connection.settimeout(SMALL_DEADLINE + LARGE_DEADLINE)
-            if _receive(connection, NONCE) != self._nonce:
+        with connection, suppress(OSError, EOFError):
+            if _receive(connection, NONCE, SMALL_DEADLINE) != self._nonce:
                 return
             connection.sendall(self._nonce)
-            if len(_receive(connection, LARGE)) == LARGE:
-                connection.sendall(b"+")
-                if _receive(connection, 1):
-                    connection.sendall(bytes(LARGE))
-                    _receive(connection, 1)
+            _receive(connection, LARGE, SMALL_DEADLINE + LARGE_DEADLINE)
+            connection.sendall(b"+")
+            _receive(connection, 1, LARGE_DEADLINE)
+            connection.sendall(bytes(LARGE))
+            _receive(connection, 1, LARGE_DEADLINE)
 
 
 def new_nonce() -> str:
     return secrets.token_hex(NONCE // 2)
 
 
-def try_ways(places: Sequence[Place], nonce: str) -> tuple[Tried, ...]:
+def patience(count: int) -> float:
+    """How many seconds so many tries take at most."""
+    return (1 + count // _AT_ONCE) * (CONNECT_DEADLINE + SMALL_DEADLINE + 2 * LARGE_DEADLINE)
+
+
+def try_ways(places: Sequence[tuple[str, int]], nonce: str) -> tuple[Tried, ...]:
     """Try these ways, many at once."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return tuple(pool.map(lambda place: _try(place, nonce.encode()), places))
 
 
-def _try(place: Place, nonce: bytes) -> Tried:
+def _try(place: tuple[str, int], nonce: bytes) -> Tried:
     try:
-        connection = socket.create_connection((place.address, place.port), CONNECT_DEADLINE)
+        connection = socket.create_connection(place, CONNECT_DEADLINE)
     except ValueError:  # what a node says is its address cannot be one
         return Tried("unreachable")
     except OSError as error:
@@ -121,56 +118,36 @@ def _try(place: Place, nonce: bytes) -> Tried:
             return Tried("refused")
         waited = isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT
         return Tried("silent" if waited else "unreachable")
-    with connection:
-        try:
-            connection.settimeout(SMALL_DEADLINE)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            began = time.monotonic()
-            connection.sendall(nonce)
-            if _receive(connection, NONCE) != nonce:
-                return Tried("stranger")
-            seconds = time.monotonic() - began
-        except OSError:
+    outcome: Outcome = "stranger"
+    seconds = None
+    with connection, suppress(OSError, EOFError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        began = time.monotonic()
+        connection.sendall(nonce)
+        if _receive(connection, NONCE, SMALL_DEADLINE) != nonce:
             return Tried("stranger")
-        outcome: Outcome = "large out"
-        with suppress(OSError):
-            connection.settimeout(LARGE_DEADLINE)
-            connection.sendall(bytes(LARGE))
-            if _receive(connection, 1):
-                outcome = "large back"
-                connection.sendall(b"+")
-                if len(_receive(connection, LARGE)) == LARGE:
-                    outcome = "ok"
-        return Tried(outcome, seconds)
+        seconds = time.monotonic() - began
+        outcome = "large out"
+        connection.settimeout(LARGE_DEADLINE)
+        connection.sendall(bytes(LARGE))
+        _receive(connection, 1, LARGE_DEADLINE)
+        outcome = "large back"
+        connection.sendall(b"+")
+        _receive(connection, LARGE, LARGE_DEADLINE)
+        outcome = "ok"
+    return Tried(outcome, seconds)
 
 
 def listen(port: int) -> socket.socket:
     """Listen at all addresses of this machine. Raises OSError."""
-    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
-        listening = socket.socket(family)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            listening.bind((address, port))
-            listening.listen(128)
-        except OSError as error:
-            listening.close()
-            if family == socket.AF_INET6 and error.errno != errno.EADDRINUSE:
-                continue  # without IPv6
+    try:
+        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    except (OSError, ValueError) as error:  # this machine may have no IPv6
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise
-        return listening
-    raise AssertionError("the loop returns or raises")
+    return socket.create_server(("0.0.0.0", port))
 
 
-def _receive(connection: socket.socket, count: int) -> bytes:
-    """Receive so many bytes, fewer at the end, within the socket's timeout."""
-    until = time.monotonic() + (connection.gettimeout() or 0)
-    data = b""
-    while len(data) < count:
-        connection.settimeout(max(0.001, until - time.monotonic()))
-        part = connection.recv(count - len(data))
-        if not part:
-            break
-        data += part
-    return data
+def _receive(connection: socket.socket, count: int, seconds: float) -> bytes:
+    """Receive so many bytes in that time. Raises OSError or EOFError."""
+    return read(connection, count, time.monotonic() + seconds)

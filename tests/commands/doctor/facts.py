@@ -1,10 +1,13 @@
 """What a sound machine says of itself, for tests that change a part of it."""
 
-from ddplaunch.commands.doctor.facts import Facts, Limits, Link, Torch
+from ddplaunch.commands.doctor.checks.kernel import Limits
+from ddplaunch.commands.doctor.checks.network import Link
+from ddplaunch.commands.doctor.checks.torch import Torch
+from ddplaunch.commands.doctor.facts import NodeFacts
 
 GIB = 1 << 30
 
-FACTS = Facts(
+FACTS = NodeFacts(
     host="n0",
     ddplaunch="0.1.0",
     python="3.11.7",

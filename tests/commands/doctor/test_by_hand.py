@@ -106,9 +106,15 @@ def test_the_port_is_closed(doctor, hosts):
 
 
 STRANGERS = """
-import json, socket, sys, time
+import socket, sys
+from ddplaunch.control.messages import Hello, Joined, Versions, Welcome
+from ddplaunch.wire.typed import encode
+from ddplaunch.commands.doctor.messages import Describe, Present
+from ddplaunch.plan.share import Share
 
-MARK = b"\\x1eddplaunch doctor "
+def read(sock):
+    return sock.recv(int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "big"), socket.MSG_WAITALL)
+
 silent = [socket.create_connection(("n0", 29501)) for _ in range(40)]
 loud = socket.create_connection(("n0", 29501))
 try:
@@ -116,15 +122,15 @@ try:
 except OSError:
     pass
 guest = socket.create_connection(("n0", 29501))
-hello = {"node_rank": 2, "nnodes": 3, "host": "\\x1b[31mn2", "nonce": "", "proof": None}
-guest.sendall(MARK + json.dumps(hello).encode() + b"\\n")
-asked = guest.makefile("rb")
-print(asked.readline(), asked.readline(), flush=True)
-guest.sendall(MARK + json.dumps(sys.argv[1]).encode() + b"\\n")
-print(asked.readline(), flush=True)
-guest.sendall(MARK + b'{"cpus": ' + b"9" * 400 + b"}\\n")
-while asked.readline():
-    pass
+hello = Hello(Share(2, "n2", ("cpu",)), "3", "ddplaunch doctor", "", None, 0, Versions(""), ())
+print(read(guest), flush=True)
+guest.sendall(encode(hello))
+print(read(guest), flush=True)
+guest.sendall(encode(Present(sys.argv[1])))
+print(read(guest), flush=True)
+answer = b'{"op":"NodeFacts","body":{"cpus":' + b"9" * 400 + b"}}"
+guest.sendall(len(answer).to_bytes(4, "big") + answer)
+guest.recv(1)
 """
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from ddplaunch.commands.doctor.checks.network import Link
+from ddplaunch.commands.doctor.checks.torch import Torch
 from ddplaunch.commands.doctor.comparison import findings
 from ddplaunch.commands.doctor.examination import Examination, NodeFound, Power, Speed
-from ddplaunch.commands.doctor.facts import Link, Torch
 from ddplaunch.devices.gpu_health import GpuHealth
 from ddplaunch.plan.hardware import LostGpu
 from tests.commands.doctor.facts import FACTS

@@ -39,12 +39,13 @@ def test_the_page(tmp_path):
     assert os.path.expanduser("~/") not in page, "it is made to be copied"
 
 
-def test_gpus_that_are_not_well(tmp_path, fake_nvml):
-    env = fake_nvml.environ(3, ailing="1:85:64:3:1", busy=[(2, os.getpid(), 4096)])
+def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvml):
+    env = fake_nvml.environ(4, ailing="1:85:64:3:1", busy=[(2, os.getpid(), 4096)], lost=3)
     code, out, _ = look(tmp_path, "--json", env={**os.environ, **env})
     found = json.loads(out)
     said = {f"{each['subject']}: {each['severity']}: {each['text']}" for each in found["findings"]}
-    host = found["nodes"][0]["name"]
+    host, facts = found["nodes"][0]["name"], found["nodes"][0]["facts"]
+    assert code == 1
     assert {
         f"{host} GPU 1: warning: its clock is held down by hardware, because of heat at 85 °C",
         f"{host} GPU 1: warning: 3 memory errors that ECC could not correct since the driver was loaded",
@@ -52,17 +53,11 @@ def test_gpus_that_are_not_well(tmp_path, fake_nvml):
     } <= said
     (user,) = [each for each in said if each.startswith(f"{host} GPU 2: warning: ")]
     assert re.search(rf"are in use, by \S+ {os.getpid()} of \S+$", user)
-    if found["nodes"][0]["facts"]["torch"]["cuda"] is None:
-        assert code == 1
+    lost = [each for each in said if each.startswith(f"{host} GPU 3: ")]
+    assert lost == [f"{host} GPU 3: error: the driver cannot reach it: GPU is lost"]
+    assert [gpu["index"] for gpu in facts["gpus"]] == [0, 1, 2]
+    if facts["torch"]["cuda"] is None:
         assert [each for each in said if each.endswith("was built without CUDA, and this machine has 3 GPUs")]
-
-
-def test_a_gpu_that_fell_off_its_bus(tmp_path, fake_nvml):
-    code, out, _ = look(tmp_path, "--json", env={**os.environ, **fake_nvml.environ(3, lost=1)})
-    found = json.loads(out)
-    (lost,) = [each for each in found["findings"] if each["subject"].endswith(" GPU 1")]
-    assert (code, lost["severity"], lost["text"]) == (1, "error", "the driver cannot reach it: GPU is lost")
-    assert [gpu["index"] for gpu in found["nodes"][0]["facts"]["gpus"]] == [0, 2]
 
 
 def test_a_tmpdir_where_nothing_can_be_written(tmp_path):
@@ -118,5 +113,6 @@ def test_a_driver_that_does_not_answer(tmp_path, fake_nvml):
         ),
     ],
 )
-def test_refusals(tmp_path, words, refusal):
-    assert look(tmp_path, *words) == (2, "", refusal)
+def test_refusals(answer, words, refusal):
+    done = answer("doctor", *words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", refusal)

@@ -1,4 +1,4 @@
-"""A node that was started by hand, and who passes for node 0."""
+"""A node that was started by hand, and a program that passes for node 0."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import subprocess
 
 import pytest
 
+from ddplaunch.commands.doctor.by_hand import RUN_ID
+from ddplaunch.commands.doctor.messages import Describe, Leave, Tell
+from ddplaunch.control.messages import PROTOCOL, Joined, Welcome
+from ddplaunch.wire.typed import encode
 from tests.conftest import clean_environment, command, write
 from tests.patience import patience
 
 pytestmark = pytest.mark.slow
 
-MARK = b"\x1eddplaunch doctor "
-
 
 @pytest.fixture
 def false_node_0(tmp_path):
-    """Take in a node with no questions asked; return its process, and what it says and hears."""
+    """Take in a node with no questions asked; return its process, how to say something to it, and how to hear it."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1] - 1
         place = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", str(port))
@@ -34,33 +36,43 @@ def false_node_0(tmp_path):
         )
         listening.settimeout(patience(20))
         connection, _ = listening.accept()
-        with connection, connection.makefile("rwb", buffering=0) as lines:
+        with connection, connection.makefile("rb") as stream:
             connection.settimeout(patience(60))
-            lines.write(MARK + b'{"nonce": "1"}\n')
-            assert json.loads(lines.readline().removeprefix(MARK))["node_rank"] == 1
-            lines.write(MARK + b'{"refused": null, "proof": null}\n')
-            yield process, lines
+
+            def say(message):
+                connection.sendall(encode(message))
+
+            def hear():
+                said = json.loads(stream.read(int.from_bytes(stream.read(4), "big")))
+                return said["op"], said["body"]
+
+            say(Welcome(PROTOCOL, "1"))
+            name, hello = hear()
+            assert (name, hello["share"]["node_rank"]) == ("Hello", 1)
+            say(Joined(RUN_ID, 15.0))
+            assert hear()[0] == "Present"
+            yield process, say, hear
         process.communicate(timeout=patience(20))
 
 
 def test_it_has_nothing_run_here(false_node_0, tmp_path):
-    process, lines = false_node_0
+    process, say, hear = false_node_0
     write(tmp_path, "torch.py", "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n")
-    elsewhere = {"cwd": "/proc/nowhere", "toward": "127.0.0.1", "environ": {"PYTHONPATH": str(tmp_path)}}
-    assert json.loads(lines.readline().removeprefix(MARK)), "its version"
-    lines.write(json.dumps({"ask": "Look", "about": elsewhere}).encode() + b"\n")
-    facts = json.loads(lines.readline().removeprefix(MARK))
+    say(Describe(b"/proc/nowhere", "127.0.0.1", (b"PYTHONPATH=" + os.fsencode(tmp_path),)))
+    name, facts = hear()
     here = [each for each in facts["folders"] if each["what"] == "the current folder"]
-    assert [each["error"] for each in here] == [None]
+    assert (name, [each["error"] for each in here]) == ("NodeFacts", [None])
     assert facts["torch"]
     assert "ran" not in os.listdir(tmp_path)
-    lines.write(b'{"ask": "End", "about": {"code": 7}}\n')
-    assert process.wait(patience(10)) == 7
+    say(Tell())
+    assert hear()[0] == "Time", "it does not end by itself"
+    say(Leave(1))
+    assert process.wait(patience(10)) == 1
 
 
 def test_it_asks_nonsense(false_node_0):
-    process, lines = false_node_0
-    lines.write(b'{"ask": "Run", "about": {"words": ["true"]}}\n')
+    process, say, _ = false_node_0
+    say(Welcome(PROTOCOL, "1"))
     _, err = process.communicate(timeout=patience(20))
     assert process.returncode == 1
     assert "asks what ddplaunch cannot read\n  use the same version on all nodes\n" in err

@@ -1,0 +1,70 @@
+"""The checks of one machine, a subject a file: what is read there, what that means for a job, and the rows of the page.
+
+A new one is a file here, and a line and its fields in ``facts``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import Annotated
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.dataclass import dataclass, field
+
+if TYPE_CHECKING:
+    from ddplaunch.commands.doctor.facts import NodeFacts
+
+
+class Severity(Enum):
+    """How much it matters: an error breaks a job, a warning slows it or may break it, a note is good to know."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """One thing that is wrong."""
+
+    severity: Severity
+    subject: str  # "n1", "n1 GPU 3", "n0 to n2"
+    text: str
+    hint: str  # what to do
+
+
+Found = Iterator[Symptom]
+
+
+def _possible(value: int) -> int:
+    if not -1 << 70 <= value <= 1 << 70:
+        raise ValueError("a number out of range")
+    return value
+
+
+KernelNumber = Annotated[int, _possible]
+"""What a kernel or a file system may say: some have limits and sizes of 2**63 and more."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a reading may depend on."""
+
+    cwd: str
+    toward: str  # node 0's address; "" where there is one node
+    environ: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class HealthCheck:
+    """One subject."""
+
+    read: Callable[[Surroundings], dict[str, object]]
+    """Looks at this machine and returns fields of NodeFacts; what may never answer is left to a Probe."""
+    findings: Callable[[str, NodeFacts], Found]
+    """What is wrong with the machine of this name, whatever the others are."""
+    texts: Mapping[str, Callable[[NodeFacts], str | None]] = field(default_factory=dict)
+    """Rows of the page, by their labels."""
+    amounts: Mapping[str, Callable[[NodeFacts], int | None]] = field(default_factory=dict)
+    """Rows in bytes, which show the smallest and the largest value."""

@@ -1,0 +1,125 @@
+"""The folders that a job writes to: whether that works there, and how much room is left; /dev/shm is one of them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.agent.check import DISK_NEEDED, SHM_NEEDED
+from ddplaunch.commands.doctor.checks import Found, HealthCheck, KernelNumber, Severity, Surroundings, Symptom
+from ddplaunch.commands.doctor.probe import DEADLINE, Probe
+from ddplaunch.dataclass import dataclass
+from ddplaunch.wire.bounds import Line
+from ddplaunch.words import size
+
+if TYPE_CHECKING:
+    from ddplaunch.commands.doctor.facts import NodeFacts
+
+GIB = 1 << 30
+LOADERS_NEED = GIB  # bytes of /dev/shm that the loaders of a few ranks fill at once
+LITTLE_DISK = GIB
+
+_CACHE = "the cache folder"
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """A folder that a job writes to."""
+
+    what: Line  # "the current folder": its path may tell more than a bug report should
+    total: KernelNumber | None = None
+    free: KernelNumber | None = None
+    error: Line | None = None  # why nothing can be written there
+    silent: bool = False  # its file system did not answer
+
+
+def _read(where: Surroundings) -> dict[str, object]:
+    places = {
+        "the current folder": where.cwd,
+        "TMPDIR": where.environ.get("TMPDIR") or "/tmp",
+        _CACHE: where.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+        "/dev/shm": "/dev/shm",
+    }
+    probes = {what: Probe.of(find, what, path) for what, path in places.items()}
+    return {"folders": tuple(_answer(what, probe) for what, probe in probes.items())}
+
+
+def _answer(what: str, probe: Probe) -> JobFolder:
+    return probe.answer(JobFolder, DEADLINE) or JobFolder(
+        what, silent=probe.late, error=None if probe.late else "unknown"
+    )
+
+
+def find(what: str, path: str) -> JobFolder:
+    """Whether a folder can be written to, and how much."""
+    place = path
+    while what == _CACHE and not os.path.exists(place) and place != os.path.dirname(place):  # it will be made
+        place = os.path.dirname(place)
+    try:
+        room = os.statvfs(place)
+        total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+    except OSError as error:
+        return JobFolder(what, error=error.strerror)
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"x" * 4096)
+    except OSError as error:
+        return JobFolder(what, total, free, error=error.strerror)
+    return JobFolder(what, total, free)
+
+
+def _shared_memory(name: str, facts: NodeFacts) -> Found:
+    shm = next((folder for folder in facts.folders if folder.what == "/dev/shm"), None)
+    if shm is None or shm.free is None or shm.error or shm.silent:
+        return
+    if shm.free < LOADERS_NEED:
+        severity = Severity.ERROR if shm.free <= SHM_NEEDED else Severity.WARNING
+        text = (
+            f"/dev/shm has {size(shm.free)} free of {size(shm.total or 0)}; DataLoader workers and NCCL "
+            "need more, often over 1 GiB"
+        )
+        yield Symptom(
+            severity, name, text, "docker run --shm-size 16g (or --ipc host); else mount -o remount,size=16g /dev/shm"
+        )
+
+
+def _rule(name: str, facts: NodeFacts) -> Found:
+    yield from _shared_memory(name, facts)
+    for folder in facts.folders:
+        yield from _folder(name, folder)
+
+
+def _folder(name: str, folder: JobFolder) -> Found:
+    vital = folder.what in ("TMPDIR", "/dev/shm")
+    if folder.silent:
+        text = f"the file system of {folder.what} did not answer in {DEADLINE:g} s"
+        yield Symptom(Severity.ERROR, name, text, "look at the file server and the mount (`mount`, dmesg)")
+    elif folder.error:
+        severity = Severity.ERROR if vital else Severity.WARNING
+        yield Symptom(severity, name, f"nothing can be written to {folder.what}: {folder.error}", _elsewhere(folder))
+    elif folder.what != "/dev/shm" and folder.free is not None and folder.free < LITTLE_DISK:
+        severity = Severity.ERROR if folder.free < DISK_NEEDED else Severity.WARNING
+        text = f"{folder.what} has {size(folder.free)} free of {size(folder.total or 0)}"
+        yield Symptom(severity, name, text, f"free some space, or {_elsewhere(folder)}")
+
+
+def _elsewhere(folder: JobFolder) -> str:
+    return "choose another: export TMPDIR=FOLDER" if folder.what == "TMPDIR" else "choose another folder"
+
+
+def _free(what: str) -> Callable[[NodeFacts], int | None]:
+    return lambda facts: next((folder.free for folder in facts.folders if folder.what == what), None)
+
+
+CHECK = HealthCheck(
+    _read,
+    _rule,
+    amounts={
+        "free: /dev/shm": _free("/dev/shm"),
+        "  this folder": _free("the current folder"),
+        "  TMPDIR": _free("TMPDIR"),
+        "  cache": _free(_CACHE),
+    },
+)

@@ -1,0 +1,88 @@
+"""The GPUs, as their driver tells: lost ones, errors of memory, clocks that are held down, and what uses them."""
+
+from __future__ import annotations
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.agent.check import GPU_BUSY
+from ddplaunch.commands.doctor.checks import Found, HealthCheck, Severity, Surroundings, Symptom
+from ddplaunch.commands.doctor.probe import DEADLINE, Probe
+from ddplaunch.dataclass import dataclass
+from ddplaunch.devices import read_hardware
+from ddplaunch.devices.gpu_health import GpuHealth, read_health
+from ddplaunch.plan.hardware import LostGpu
+from ddplaunch.wire.bounds import Line
+from ddplaunch.words import size
+
+if TYPE_CHECKING:
+    from ddplaunch.commands.doctor.facts import NodeFacts
+
+
+@dataclass(frozen=True)
+class GpusFound:
+    gpus: tuple[GpuHealth, ...]
+    error: Line | None  # why GPUs that are there cannot be used
+    lost: tuple[LostGpu, ...]
+
+
+def _read(_: Surroundings) -> dict[str, object]:
+    silent = GpusFound((), f"the GPU driver did not answer in {DEADLINE:g} s", ())
+    found = Probe.of(find).answer(GpusFound, DEADLINE) or silent
+    return {"gpus": found.gpus, "gpus_error": found.error, "lost_gpus": found.lost}
+
+
+def find() -> GpusFound:
+    """The GPUs and how they are."""
+    hardware = read_hardware(processes=True)
+    told = [each.note for each in hardware.lost]
+    notes = [note for note in hardware.notes if note not in told]
+    return GpusFound(read_health(hardware.gpus), " ".join(notes) or None, hardware.lost)
+
+
+def _rule(name: str, facts: NodeFacts) -> Found:
+    if facts.gpus_error:
+        severity = Severity.WARNING if facts.gpus else Severity.ERROR
+        yield Symptom(severity, name, facts.gpus_error, "see what `nvidia-smi` and the kernel's log (dmesg) say")
+    for lost in facts.lost_gpus:
+        hint = "look for Xid in the kernel's log (dmesg), and reboot; if it is lost again, have it replaced"
+        yield Symptom(Severity.ERROR, f"{name} GPU {lost.index}", f"the driver cannot reach it: {lost.why}", hint)
+    for gpu in facts.gpus:
+        yield from _gpu(f"{name} GPU {gpu.index}", gpu)
+
+
+def _gpu(subject: str, gpu: GpuHealth) -> Found:
+    if gpu.memory_used is not None and gpu.memory_total and (gpu.processes or gpu.memory_used > GPU_BUSY):
+        users = ", ".join(each.described for each in gpu.processes)
+        used = f"{size(gpu.memory_used)} of {size(gpu.memory_total)} are in use"
+        text = f"{used}, by {users}" if users else f"{used}, by processes that this user cannot see"
+        yield Symptom(Severity.WARNING, subject, text, "end what uses it, or leave the GPU out: --gpus")
+    if gpu.worn_out:
+        text = "rows of its memory are broken, and no spare ones are left"
+        yield Symptom(Severity.ERROR, subject, text, "leave the GPU out (--gpus), and have it replaced")
+    elif gpu.needs_reset:
+        text = "rows or pages of its memory will be replaced at the next reset"
+        yield Symptom(
+            Severity.WARNING, subject, text, "reset it while nobody uses it: nvidia-smi --gpu-reset, or reboot"
+        )
+    if gpu.memory_errors:
+        text = f"{gpu.memory_errors} memory errors that ECC could not correct since the driver was loaded"
+        yield Symptom(Severity.WARNING, subject, text, "reset the GPU; if they come again, have it replaced")
+    if gpu.slowed_by:
+        heat = "" if gpu.temperature is None else f" at {gpu.temperature} °C"
+        text = f"its clock is held down by {' and '.join(gpu.slowed_by)}{heat}"
+        yield Symptom(Severity.WARNING, subject, text, "look at the cooling and the power supply of the machine")
+
+
+def _row(facts: NodeFacts) -> str:
+    if not facts.gpus:
+        return "none"
+    models = [gpu.name for gpu in facts.gpus]
+    told = " and ".join(f"{models.count(name)} {name}" for name in dict.fromkeys(models))
+    driver = next((f", driver {gpu.driver}" for gpu in facts.gpus if gpu.driver), "")
+    return f"{told}{driver}"
+
+
+def _temperatures(facts: NodeFacts) -> str | None:
+    return ", ".join(f"{gpu.temperature}" for gpu in facts.gpus if gpu.temperature is not None) or None
+
+
+CHECK = HealthCheck(_read, _rule, {"GPUs": _row, "degrees C": _temperatures})

@@ -1,0 +1,146 @@
+"""What the kernel says of the machine: memory, CPUs and their time, limits, InfiniBand."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.agent.limits import groups, memory, number
+from ddplaunch.commands.doctor.checks import Found, HealthCheck, KernelNumber, Severity, Surroundings, Symptom
+from ddplaunch.dataclass import dataclass
+from ddplaunch.devices.cpu import read_cpu
+from ddplaunch.words import size
+
+if TYPE_CHECKING:
+    from ddplaunch.commands.doctor.facts import NodeFacts
+
+LITTLE_MEMORY = 2 << 30  # bytes
+FEW_FILES = 1024
+FEW_PROCESSES = 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The kernel's limits on this process; None is unlimited."""
+
+    memlock: KernelNumber | None
+    open_files: KernelNumber | None
+    processes: KernelNumber | None
+    processes_left: KernelNumber | None  # of the control group's
+
+
+def _read(_: Surroundings) -> dict[str, object]:
+    cpu = read_cpu("/sys")
+    total, available = memory(cpu.memory_total, cpu.memory_available)
+    return {
+        "kernel": os.uname().release,
+        "limits": _read_limits(),
+        "memory_total": total,
+        "memory_available": available,
+        "cpus": len(cpu.allowed),
+        "quota": cpu.quota,
+        "load": os.getloadavg()[0],
+        "infiniband": tuple(_listed("/sys/class/infiniband")),
+    }
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
+
+
+def _read_limits() -> Limits:
+    def soft(which: int) -> int | None:
+        value = resource.getrlimit(which)[0]
+        return None if value == resource.RLIM_INFINITY else value
+
+    left: list[int] = []
+    for folder in groups("pids"):
+        limit, used = number(f"{folder}/pids.max"), number(f"{folder}/pids.current")
+        if limit is not None and used is not None:
+            left.append(limit - used)
+    return Limits(
+        memlock=soft(resource.RLIMIT_MEMLOCK),
+        open_files=soft(resource.RLIMIT_NOFILE),
+        processes=soft(resource.RLIMIT_NPROC) if os.geteuid() else None,
+        processes_left=min(left, default=None),
+    )
+
+
+def _rule(name: str, facts: NodeFacts) -> Found:
+    for rule in (_limits, _memory, _processors):
+        yield from rule(name, facts)
+
+
+def _limits(name: str, facts: NodeFacts) -> Found:
+    limits = facts.limits
+    if facts.infiniband and limits.memlock is not None:
+        text = f"at most {size(limits.memlock)} of memory can be locked (ulimit -l), and InfiniBand needs no limit"
+        yield Symptom(
+            Severity.WARNING, name, text, "memlock unlimited in limits.conf, or docker run --ulimit memlock=-1"
+        )
+    if limits.open_files is not None and limits.open_files < FEW_FILES:
+        text = f"a process may have {limits.open_files} open files (ulimit -n), and DataLoader workers use many"
+        yield Symptom(Severity.WARNING, name, text, f"ulimit -n {64 * FEW_FILES}")
+    for count, what, remedy in (
+        (limits.processes, "this user may have {} processes and threads (ulimit -u)", "ulimit -u unlimited"),
+        (limits.processes_left, "the control group allows {} more processes and threads (pids.max)", "raise pids.max"),
+    ):
+        if count is not None and count < FEW_PROCESSES:
+            text = f"{what.format(count)}; each rank has dozens of threads"
+            yield Symptom(Severity.WARNING, name, text, remedy)
+
+
+def _memory(name: str, facts: NodeFacts) -> Found:
+    if facts.memory_available is not None and facts.memory_available < LITTLE_MEMORY:
+        text = f"{size(facts.memory_available)} of memory are available of {size(facts.memory_total or 0)}"
+        yield Symptom(Severity.WARNING, name, text, "end what uses it, or ask for more memory")
+
+
+def _processors(name: str, facts: NodeFacts) -> Found:
+    if facts.quota is not None and facts.quota < facts.cpus:
+        text = f"the control group allows the time of {facts.quota:g} of {facts.cpus} CPUs"
+        severity = Severity.WARNING if facts.quota < max(1, len(facts.gpus)) else Severity.NOTE
+        yield Symptom(severity, name, text, "raise its quota: docker run --cpus, resources.limits.cpu")
+    if busy(facts):
+        text = f"{facts.load:.0f} processes want to run, and there are {facts.cpus} CPUs for them"
+        yield Symptom(Severity.WARNING, name, text, "see with `top` what else runs there")
+
+
+def busy(facts: NodeFacts) -> bool:
+    """Whether more wants to run there than can."""
+    return facts.load > 1.5 * facts.cpus + 1
+
+
+def held_back(facts: NodeFacts) -> bool:
+    """Whether its CPUs have too little time, as a warning says: what is slow there is so for that."""
+    return busy(facts) or (facts.quota is not None and facts.quota < min(facts.cpus, max(1, len(facts.gpus))))
+
+
+def _cpus_row(facts: NodeFacts) -> str:
+    return f"{facts.cpus}" if facts.quota is None else f"{facts.cpus}, the time of {facts.quota:g}"
+
+
+def _limits_row(facts: NodeFacts) -> str:
+    def told(value: int | None) -> str:
+        return "unlimited" if value is None else str(value)
+
+    limits, lock = facts.limits, facts.limits.memlock
+    locked = "unlimited" if lock is None else size(lock)
+    return f"open files {told(limits.open_files)}, processes {told(limits.processes)}, locked memory {locked}"
+
+
+CHECK = HealthCheck(
+    _read,
+    _rule,
+    {
+        "Linux": lambda facts: facts.kernel,
+        "CPUs": _cpus_row,
+        "limits": _limits_row,
+        "InfiniBand": lambda facts: ", ".join(facts.infiniband) or None,
+    },
+    {"memory": lambda facts: facts.memory_total, "  available": lambda facts: facts.memory_available},
+)

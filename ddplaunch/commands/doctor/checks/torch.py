@@ -1,0 +1,125 @@
+"""torch, as it is once imported: its version, whether CUDA works with it, and for which GPUs it was built."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import suppress
+from typing import Any
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.commands.doctor.checks import Found, HealthCheck, Severity, Surroundings, Symptom
+from ddplaunch.commands.doctor.probe import TORCH_DEADLINE, Probe
+from ddplaunch.dataclass import dataclass
+from ddplaunch.errors import shown
+from ddplaunch.wire.bounds import Count, Line
+
+if TYPE_CHECKING:
+    from ddplaunch.commands.doctor.facts import NodeFacts
+
+
+@dataclass(frozen=True)
+class Torch:
+    """What torch says of itself, once imported."""
+
+    version: Line
+    cuda: Line | None  # that it was built for
+    nccl: Line | None
+    cuda_works: bool
+    devices: Count  # GPUs that it can use
+    architectures: tuple[Line, ...] = ()  # "sm_90", that its kernels were compiled for
+    capabilities: tuple[Line, ...] = ()  # "sm_90", of each GPU
+    why_not: Line | None = None  # why CUDA does not work
+
+
+@dataclass(frozen=True)
+class TorchFound:
+    torch: Torch | None
+    error: Line | None
+
+
+def _read(_: Surroundings) -> dict[str, object]:
+    probe = Probe.of(find)
+    found = probe.answer(TorchFound, TORCH_DEADLINE)
+    late = f"torch could not be imported in {TORCH_DEADLINE:g} s"
+    return {
+        "python": "{}.{}.{}".format(*sys.version_info[:3]),
+        "torch": found.torch if found else None,
+        "torch_error": found.error if found else late if probe.late else "import torch ended Python",
+    }
+
+
+def find() -> TorchFound:
+    """What torch says of itself."""
+    try:
+        module: Any = importlib.import_module("torch")
+    except BaseException as error:  # a broken library may do anything
+        return TorchFound(None, shown(f"{type(error).__name__}: {error}", 300))
+    cuda, why_not, capabilities, architectures = module.version.cuda or module.version.hip, None, [], []
+    works = False
+    if cuda:
+        try:
+            module.cuda.init()
+            works = True
+            for device in range(module.cuda.device_count()):
+                capabilities.append("sm_{}{}".format(*module.cuda.get_device_capability(device)))
+            architectures = module.cuda.get_arch_list()
+        except Exception as error:
+            why_not = shown(str(error).partition("\n")[0], 300)
+    nccl = None
+    with suppress(Exception):
+        nccl = ".".join(map(str, module.cuda.nccl.version()))
+    count = module.cuda.device_count() if works else 0
+    about = Torch(
+        str(module.__version__), cuda, nccl, works, count, tuple(architectures), tuple(capabilities), why_not=why_not
+    )
+    return TorchFound(about, None)
+
+
+def _rule(name: str, facts: NodeFacts) -> Found:
+    if facts.torch is None:
+        yield Symptom(
+            Severity.ERROR, name, facts.torch_error or "no torch", "install torch for this Python: pip install torch"
+        )
+        return
+    if facts.gpus and not facts.torch.cuda and any(gpu.driver for gpu in facts.gpus):
+        gpus = f"{len(facts.gpus)} GPU{'s' * (len(facts.gpus) > 1)}"
+        text = f"torch {facts.torch.version} was built without CUDA, and this machine has {gpus}"
+        yield Symptom(Severity.ERROR, name, text, "install a build with CUDA: https://pytorch.org/get-started")
+    if facts.torch.why_not and facts.gpus and not facts.lost_gpus:  # one that is lost keeps CUDA from the others
+        driver = next((gpu.driver for gpu in facts.gpus if gpu.driver), "unknown")
+        text = f"torch cannot use CUDA {facts.torch.cuda} with driver {driver}: {facts.torch.why_not}"
+        yield Symptom(Severity.ERROR, name, text, "update the driver, or install torch for an older CUDA")
+    if facts.torch.architectures:
+        for index, capability in enumerate(facts.torch.capabilities):
+            if not _runs(capability, facts.torch.architectures):
+                built = ", ".join(facts.torch.architectures)
+                text = f"it is {capability}, and torch {facts.torch.version} was built for {built}"
+                yield Symptom(Severity.ERROR, f"{name} cuda:{index}", text, "install another build of torch")
+
+
+def _runs(capability: str, architectures: tuple[str, ...]) -> bool:
+    """Whether kernels for one of these run on such a GPU: of the same major version, or PTX for an older one."""
+    major, minor = divmod(int(capability.removeprefix("sm_")), 10)
+    for each in architectures:
+        kind, _, digits = each.partition("_")
+        if not digits[:-1].isdigit() or not digits[-1:].isdigit():  # "sm_90a", or AMD's "gfx90a"
+            if kind.startswith("gfx"):
+                return True
+            digits = digits.rstrip("af")
+        built = divmod(int(digits), 10)
+        if kind == "compute" and built <= (major, minor):
+            return True
+        if kind == "sm" and built[0] == major and built[1] <= minor:
+            return True
+    return False
+
+
+def _row(facts: NodeFacts) -> str | None:
+    if facts.torch is None:
+        return None
+    more = [f"{name} {value}" for name, value in (("CUDA", facts.torch.cuda), ("NCCL", facts.torch.nccl)) if value]
+    return ", ".join([facts.torch.version, *more])
+
+
+CHECK = HealthCheck(_read, _rule, {"Python": lambda facts: facts.python, "torch": _row})

@@ -1,0 +1,108 @@
+"""What the doctor asks the process on a node, and what that answers: one message each, whose types bound its fields."""
+
+from __future__ import annotations
+
+from ddplaunch.commands.doctor.benchmark import DevicePower, Measured
+from ddplaunch.commands.doctor.checks.network import Link
+from ddplaunch.commands.doctor.facts import NodeFacts
+from ddplaunch.commands.doctor.ways import Listening, Tried
+from ddplaunch.dataclass import dataclass
+from ddplaunch.wire.bounds import Count, ExitCode, Line, Moment, Name
+
+MARK = b"\x1eddplaunch doctor\x1e"
+"""Comes before the first frame on stdout, where a login shell may have printed something."""
+
+
+@dataclass(frozen=True)
+class Present:
+    """The first message of a node's process, which nothing asks for."""
+
+    version: Line
+
+
+@dataclass(frozen=True)
+class Describe:
+    """What is this machine like? Answered with facts.NodeFacts."""
+
+    cwd: bytes
+    toward: Name  # node 0's address; "" where there is one node
+    environ: tuple[bytes, ...]  # NAME=value, for what is measured
+
+
+@dataclass(frozen=True)
+class Route:
+    """How do you reach this address? Answered with Routed."""
+
+    toward: Name
+
+
+@dataclass(frozen=True)
+class Tell:
+    """What is the time? Answered with Time."""
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Listen at these ports and another one. Answered with ways.Listening."""
+
+    ports: tuple[Count, ...]
+    nonce: Name
+
+
+@dataclass(frozen=True)
+class Connect:
+    """Connect to these addresses and ports. Answered with Connected."""
+
+    places: tuple[tuple[Name, Count], ...]
+    nonce: Name
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Stop listening, and start what measures. Answered with Prepared."""
+
+    devices: tuple[Name, ...]
+    interface: Name  # for gloo; "" for its own choice
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Measure an all_reduce with your first ``count`` devices. Answered with benchmark.Measured."""
+
+    address: Name  # "" for one on this node alone
+    port: Count
+    first: Count  # the rank of the first device
+    count: Count
+    world_size: Count
+
+
+@dataclass(frozen=True)
+class Leave:
+    """That was all: end with the exit code of node 0. Not answered."""
+
+    code: ExitCode
+
+
+@dataclass(frozen=True)
+class Time:
+    now: Moment
+
+
+@dataclass(frozen=True)
+class Routed:
+    link: Link | None
+
+
+@dataclass(frozen=True)
+class Connected:
+    tried: tuple[Tried, ...]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    powers: tuple[DevicePower, ...]
+    error: Line | None = None
+
+
+Question = Describe | Route | Tell | Listen | Connect | Prepare | Measure
+NodeAnswer = Present | NodeFacts | Routed | Time | Listening | Connected | Prepared | Measured
