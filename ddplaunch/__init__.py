@@ -7,18 +7,26 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from ddplaunch.errors import LaunchError as LaunchError
-    from ddplaunch.python import RankFailed as RankFailed
-    from ddplaunch.python import Session as Session
-    from ddplaunch.python import launch as launch
-    from ddplaunch.python import launch_async as launch_async
+    from ddplaunch.python.failed import RankFailed as RankFailed
+    from ddplaunch.python.launching import launch as launch
+    from ddplaunch.python.launching import launch_async as launch_async
+    from ddplaunch.python.session import Session as Session
+
+_HOMES = {
+    "LaunchError": "errors",
+    "RankFailed": "python.failed",
+    "Session": "python.session",
+    "launch": "python.launching",
+    "launch_async": "python.launching",
+}
 
 __all__ = ["LaunchError", "RankFailed", "Session", "launch", "launch_async"]
 
 
 def __getattr__(name: str) -> object:
     """Load what programs use when they ask for it; the command and its ranks do not."""
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ddplaunch import errors, python
+    from importlib import import_module
 
-    return getattr(errors if name == "LaunchError" else python, name)
+    return getattr(import_module(f"ddplaunch.{_HOMES[name]}"), name)

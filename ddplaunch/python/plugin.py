@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from ddplaunch.python.testing import Ranks
 
-_RANKS = pytest.StashKey["Ranks"]()
+_RANKS: pytest.StashKey[Ranks] = pytest.StashKey()
 
 _NOT_IN_RANKS = frozenset(
     {"monkeypatch", "capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys", "caplog", "recwarn", "request"}
@@ -65,9 +65,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     if unfit := sorted(_NOT_IN_RANKS & set(pyfuncitem._fixtureinfo.argnames)):
         pytest.fail(f"the fixture {unfit[0]} works on the process of pytest, which no rank is", pytrace=False)
-    from ddplaunch.python.testing import Ranks
+    from ddplaunch.python import testing
 
-    ranks = pyfuncitem.config.stash.setdefault(_RANKS, Ranks())
+    ranks = pyfuncitem.config.stash.setdefault(_RANKS, testing.Ranks())
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     ranks.test(pyfuncitem.obj, given, *marker.args, **marker.kwargs)
     return True

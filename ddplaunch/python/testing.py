@@ -1,23 +1,19 @@
-"""Tests in ranks, both sides: the ranks that pytest keeps, and what runs in each of them."""
+"""The ranks that pytest keeps for its tests."""
 
 from __future__ import annotations
 
 import inspect
-import os
-import sys
+import socket
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import cloudpickle
 import pytest
 
-from ddplaunch import runtime
 from ddplaunch.errors import LaunchError
-from ddplaunch.plan.rendezvous import free_port
+from ddplaunch.python import body
 from ddplaunch.python.failed import RankFailed
-from ddplaunch.python.plugin import InRank
 from ddplaunch.python.session import Session
 
 
@@ -51,16 +47,14 @@ class Ranks:
             if module is not None:
                 cloudpickle.register_pickle_by_value(module)  # with its assertions as pytest has rewritten them
             try:
-                found = self._session.run(_in_rank, function, given, free_port(), timeout=timeout)
+                found = self._session.run(body.run, function, given, _free_port(), timeout=timeout)
             finally:
                 if module is not None:
                     cloudpickle.unregister_pickle_by_value(module)
-        except RankFailed as error:
-            self.close()
-            pytest.fail(error.report, pytrace=False)
         except LaunchError as error:
             self.close()
-            pytest.fail("\n  ".join(filter(None, (error.message, error.hint))), pytrace=False)
+            told = error.report if isinstance(error, RankFailed) else "\n  ".join(filter(None, error.args))
+            raise pytest.fail.Exception(told, pytrace=False) from None
         skips = [reason for reason, _ in found if reason is not None]
         leaks = {leak: rank for rank, (_, left) in enumerate(found) for leak in left}
         if leaks or fresh:
@@ -77,30 +71,6 @@ class Ranks:
             session.close()
 
 
-def _in_rank(function: Callable[..., object], given: dict[str, object], port: int) -> tuple[str | None, list[str]]:
-    """Run the body here; return why it was skipped, and what it left that the next test would find."""
-    os.environ["MASTER_PORT"] = str(port)  # a store that is empty: a test may make a process group of its own
-    own = {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
-    arguments = {name: own[value.name]() if isinstance(value, InRank) else value for name, value in given.items()}
-    before, skipped = _state(), None
-    try:
-        function(**arguments)
-    except pytest.skip.Exception as error:
-        skipped = str(error.msg)
-    return skipped, [words for words, value in _state().items() if value != before[words]]
-
-
-def _state() -> dict[str, object]:
-    """What tests share in a process, by what is to be said of a change."""
-    torch = sys.modules.get("torch")
-    found: dict[str, object] = {
-        "leaves other variables": dict(os.environ),
-        "leaves another working folder": os.getcwd(),
-        "leaves another default dtype": None,
-        "leaves a process group open, or closed one that it had": False,
-    }
-    if torch is not None:
-        found["leaves another default dtype"] = str(torch.get_default_dtype())
-        with suppress(AttributeError):
-            found["leaves a process group open, or closed one that it had"] = torch.distributed.is_initialized()
-    return found
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -24,7 +24,7 @@ EXIT_UNFLUSHED = 120  # the interpreter's own where the output cannot be flushed
 _MAX_TEXT = 1 << 19  # characters of a message or traceback that are recorded
 _OUR_FILES = (
     *(os.path.join(os.path.dirname(__file__), name) for name in ("answers.py", "ending.py", "worker.py", "zygote.py")),
-    os.path.join(os.path.dirname(os.path.dirname(__file__)), "python", "ranks.py"),
+    *(os.path.join(os.path.dirname(os.path.dirname(__file__)), "python", name) for name in ("body.py", "ranks.py")),
 )
 _Module = type(sys)
 
