@@ -7,14 +7,14 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from ddplaunch.errors import LaunchError as LaunchError
-    from ddplaunch.python.failed import RankFailed as RankFailed
+    from ddplaunch.python.job import RankFailed as RankFailed
     from ddplaunch.python.launching import launch as launch
     from ddplaunch.python.launching import launch_async as launch_async
     from ddplaunch.python.session import Session as Session
 
 _HOMES = {
     "LaunchError": "errors",
-    "RankFailed": "python.failed",
+    "RankFailed": "python.job",
     "Session": "python.session",
     "launch": "python.launching",
     "launch_async": "python.launching",

@@ -18,15 +18,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
+import click
+import msgspec
+
 from ddplaunch.cli.option import Option
 from ddplaunch.cli.options import OPTIONS
+from ddplaunch.console.failure import render_verdict
+from ddplaunch.control.failure import Verdict
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.output.voice import BEGINNING
 from ddplaunch.plan.command import python_command
 from ddplaunch.preload.scan import needs_dynamo
 from ddplaunch.preload.table import Table
 from ddplaunch.python import parcel
-from ddplaunch.python.failed import RankFailed, RankTraceback
 
 _EXPLAIN = 10.0
 """Seconds for the ranks to say what they do."""
@@ -89,8 +93,38 @@ def environment(more: object) -> dict[str, str]:
     return {**kept, **({str(k): str(v) for k, v in more.items()} if isinstance(more, Mapping) else {})}
 
 
+class RankFailed(LaunchError):
+    """A rank has failed; the exception that it raised is the ``__cause__``.
+
+    Attributes:
+        rank: the first that failed on its own.
+        host: the name of its machine.
+        exit_code: its exit code; 128 + N where signal N ended it.
+        signal: the number of that signal; None where it exited.
+        report: the report as text, as ``ddplaunch run`` prints it.
+    """
+
+    def __init__(self, message: str, *, rank: int, host: str, exit_code: int, signal: int | None, report: str) -> None:
+        super().__init__(message)
+        self.rank, self.host, self.exit_code, self.signal, self.report = rank, host, exit_code, signal, report
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _again, (self.message, self.rank, self.host, self.exit_code, self.signal, self.report)
+
+
+def _again(message: str, rank: int, host: str, exit_code: int, signal: int | None, report: str) -> RankFailed:
+    return RankFailed(message, rank=rank, host=host, exit_code=exit_code, signal=signal, report=report)
+
+
+class RankTraceback(Exception):
+    """The traceback of an exception that a rank raised, as text: tracebacks do not travel between processes."""
+
+    def __str__(self) -> str:
+        return f"in rank {self.args[0]}:\n{self.args[1]}"
+
+
 @dataclass(frozen=True)
-class End:
+class LauncherEnd:
     """How a launcher ended."""
 
     code: int
@@ -99,7 +133,7 @@ class End:
     remark: str | None  # the last word on it
 
 
-class Job:
+class LaunchedJob:
     """A launcher below this process, with the folder through which it and its ranks are reached."""
 
     def __init__(self, function: Callable[..., object], keywords: Mapping[str, object], output: IO[str] | None) -> None:
@@ -116,7 +150,7 @@ class Job:
         self._over = threading.Event()
         self.bell, self._ring = socket.socketpair()
         self._failed: BaseException | None = None
-        self._end: End | None = None
+        self._end: LauncherEnd | None = None
         parcel.dump([each or os.getcwd() for each in sys.path], self.path("path"))
         self._target = f"{self.path('launch.py')}:{_name(function)}"
         with open(self.path("launch.py"), "w", encoding="utf-8") as file:
@@ -191,7 +225,7 @@ class Job:
         """Whether the launcher has ended; ``bell`` can be read from then on."""
         return self._over.is_set()
 
-    def wait(self, seconds: float | None = None) -> End | None:
+    def wait(self, seconds: float | None = None) -> LauncherEnd | None:
         """Wait for the end; None if it has not come after ``seconds``. Ctrl-C stops the job and is raised again."""
         try:
             self._over.wait(seconds)
@@ -240,7 +274,7 @@ class Job:
             raise LaunchError(f"rank {missing[0]} ended before the function returned")
         return [found[rank] for rank in sorted(found)]
 
-    def raise_for(self, end: End, call: int) -> None:
+    def raise_for(self, end: LauncherEnd, call: int) -> None:
         """Raise what the end means; return where all went well.
 
         Raises:
@@ -320,20 +354,16 @@ _ASIDE = ("stopping ", "looking at ", "kept in ")
 """How notes begin that do not say how it ended."""
 
 
-def _end(code: int, said: list[dict[str, Any]]) -> End:
+def _end(code: int, said: list[dict[str, Any]]) -> LauncherEnd:
     failure = next((each["verdict"] for each in said if each["kind"] == "failure"), None)
     complaint = next(((each["text"], each.get("hint")) for each in said if each["kind"] == "error"), None)
     notes = [
         each["text"] for each in said if each["kind"] in ("note", "stacks") and not each["text"].startswith(_ASIDE)
     ]
-    return End(code, failure, complaint, notes[-1] if notes else None)
+    return LauncherEnd(code, failure, complaint, notes[-1] if notes else None)
 
 
-def _verdict(failure: Mapping[str, Any]) -> Any:
-    import msgspec
-
-    from ddplaunch.control.failure import Verdict
-
+def _verdict(failure: Mapping[str, Any]) -> Verdict:
     return msgspec.convert(failure, Verdict, strict=False)
 
 
@@ -343,8 +373,4 @@ def _headline(failure: Mapping[str, Any]) -> str:
 
 
 def _report(failure: Mapping[str, Any]) -> str:
-    import click
-
-    from ddplaunch.console.failure import render_verdict
-
     return click.unstyle(render_verdict(_verdict(failure), 1))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from ddplaunch.python import parcel
-from ddplaunch.python.job import Job
+from ddplaunch.python.job import LaunchedJob
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVarTuple, Unpack
@@ -74,8 +74,8 @@ async def launch_async(
         job.clean()
 
 
-def _prepare(function: Callable[..., Any], args: tuple[Any, ...], output: IO[str] | None, keywords: Any) -> Job:
-    job = Job(function, keywords, output)
+def _prepare(function: Callable[..., Any], args: tuple[Any, ...], output: IO[str] | None, keywords: Any) -> LaunchedJob:
+    job = LaunchedJob(function, keywords, output)
     try:
         parcel.dump((function, args), job.path("0"))
     except BaseException:
@@ -84,7 +84,7 @@ def _prepare(function: Callable[..., Any], args: tuple[Any, ...], output: IO[str
     return job
 
 
-def _results(job: Job) -> list[Any]:
+def _results(job: LaunchedJob) -> list[Any]:
     end = job.wait()
     assert end is not None
     job.raise_for(end, 0)

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.python import parcel
-from ddplaunch.python.job import Job
+from ddplaunch.python.job import LaunchedJob
 from ddplaunch.python.ranks import AGAIN, CALLS
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class _Ranks:
     """The ranks of a session, from one start to one end."""
 
     def __init__(self, function: Callable[..., object], keywords: Any, output: IO[str] | None) -> None:
-        self._job = Job(function, keywords, output)
+        self._job = LaunchedJob(function, keywords, output)
         self._listening = socket.socket(socket.AF_UNIX)
         self._lines: dict[int, socket.socket] = {}
         self._calls = 0

@@ -13,7 +13,7 @@ import pytest
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.python import body
-from ddplaunch.python.failed import RankFailed
+from ddplaunch.python.job import RankFailed
 from ddplaunch.python.session import Session
 
 
