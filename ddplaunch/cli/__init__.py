@@ -17,6 +17,11 @@ COMPLETE = "_DDPLAUNCH_COMPLETE"  # the variable by which a shell asks click for
 
 
 def main() -> None:
+    """Run the command line, and end with its exit code."""
+    leave(command())
+
+
+def command() -> int:
     """Run the command line; every way out of here is an exit code, and no traceback of ours reaches a user."""
     if sys.platform == "win32":
         print("ddplaunch does not support Windows; it runs in WSL 2.", file=sys.stderr)
@@ -34,7 +39,7 @@ def main() -> None:
     except Exception as error:
         _confess(error)
         code = EXIT_SOFTWARE
-    _leave(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
 
 
 def _run(words: list[str]) -> object:
@@ -97,7 +102,7 @@ def _open_standard_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be any bytes
 
 
-def _leave(code: int) -> None:
+def leave(code: int) -> None:
     """End without taking the interpreter apart: nothing of ours is left that would need it."""
     if pmi := sys.modules.get("ddplaunch.clusters.pmi"):
         pmi.finalize()

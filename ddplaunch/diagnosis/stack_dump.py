@@ -52,7 +52,7 @@ def parse_dump(dump: bytes, folder: str, package: str = _PACKAGE) -> tuple[Threa
     # The newest comes first, so the main thread is the last; the current one is that which took the signal.
     main = -1 if whole else next((number for number, each in enumerate(threads) if each[0]), -1)
     first = threads.pop(main)
-    mine = os.path.join(package, "rank", "")
+    mine = _in_ranks(package)
     theirs = [each for each in threads if each[2] and not each[2][-1].file.startswith(mine)]
     for is_main, name, frames in tasks:
         if is_main:
@@ -71,7 +71,7 @@ def parse_traceback(traceback: str, folder: str, package: str = _PACKAGE) -> tup
             frames = []  # that of the exception's cause came before
         elif found := _FRAME.match(line):
             frames.append(_frame(found, folder, package))
-    return _cut(frames[::-1][:MAX_FRAMES], os.path.join(package, "rank", ""))
+    return _cut(frames[::-1][:MAX_FRAMES], _in_ranks(package))
 
 
 def _frame(found: re.Match[str], folder: str, package: str) -> Frame:
@@ -84,7 +84,12 @@ def _frame(found: re.Match[str], folder: str, package: str) -> Frame:
     return Frame(_plain(found[3]), path, int(line) if line.isdigit() else 0, own)
 
 
-def _cut(frames: Iterable[Frame], mine: str) -> tuple[Frame, ...]:
+def _in_ranks(package: str) -> tuple[str, str]:
+    """How the paths of our files begin that call the user's code."""
+    return os.path.join(package, "rank", ""), os.path.join(package, "python", "")
+
+
+def _cut(frames: Iterable[Frame], mine: tuple[str, str]) -> tuple[Frame, ...]:
     """Leave out frames of ours, and what stands between them and the user's first."""
     kept = [frame for frame in frames if not frame.file.startswith(mine)]
     while kept and not kept[-1].own and _STARTS.search(kept[-1].file):

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 EXIT_UNFLUSHED = 120  # the interpreter's own where the output cannot be flushed (Python/pythonrun.c, Py_Exit)
 _MAX_TEXT = 1 << 19  # characters of a message or traceback that are recorded
-_OUR_FILES = tuple(
-    os.path.join(os.path.dirname(__file__), name) for name in ("answers.py", "ending.py", "worker.py", "zygote.py")
+_OUR_FILES = (
+    *(os.path.join(os.path.dirname(__file__), name) for name in ("answers.py", "ending.py", "worker.py", "zygote.py")),
+    *(os.path.join(os.path.dirname(os.path.dirname(__file__)), "python", name) for name in ("body.py", "ranks.py")),
 )
 _Module = type(sys)
 

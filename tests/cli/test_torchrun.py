@@ -256,7 +256,7 @@ def test_completion_for_a_shell(shell, answer):
 def test_nobody_loads_it_who_does_not_use_it(tmp_path):
     write(tmp_path, "train.py", "")
     look = "import sys; from ddplaunch.cli import commands; import atexit, os; import ddplaunch.cli as c; "
-    look += "c._leave = lambda code: print([m for m in sys.modules if 'torchrun' in m]); c.main()"
+    look += "c.leave = lambda code: print([m for m in sys.modules if 'torchrun' in m]); c.main()"
     for option, loaded in (("--nproc", False), ("--nproc-per-node", True)):
         done = subprocess.run(
             [sys.executable, "-c", look, "run", option, "2", "--dry-run", "train.py"],

@@ -34,6 +34,7 @@ HOLDS = {
     "live": "the live view",
     "cli": "the command line of run: options, planning, launching",
     "commands": "all else that can be typed: {}",
+    "python": "launch, Session, the pytest plugin",
 }
 """What the rooms hold, in words that fit."""
 

@@ -1,0 +1,376 @@
+"""One ``ddplaunch run`` that a program has started: its command line, its process, what it says, and its end."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import keyword
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+import click
+import msgspec
+
+from ddplaunch.cli.option import Option
+from ddplaunch.cli.options import OPTIONS
+from ddplaunch.console.failure import render_verdict
+from ddplaunch.control.failure import Verdict
+from ddplaunch.errors import LaunchError, UsageError
+from ddplaunch.output.voice import BEGINNING
+from ddplaunch.plan.command import python_command
+from ddplaunch.preload.scan import needs_dynamo
+from ddplaunch.preload.table import Table
+from ddplaunch.python import parcel
+
+_EXPLAIN = 10.0
+"""Seconds for the ranks to say what they do."""
+
+_LAUNCHER = "from ddplaunch.python.launcher import main; main()"
+"""It ends with the thread that started it, and so with this process, ``kill -9`` included."""
+
+_NOT_HERE = {
+    **dict.fromkeys(("module", "no_python", "pass_local_rank"), "it is for a target that is typed"),
+    **dict.fromkeys(("dry_run", "as_json"), "ddplaunch run --dry-run shows a plan"),
+    **dict.fromkeys(("stdin", "ui"), "it needs a terminal"),
+    "log_json": "output= takes what is printed",
+}
+_NODES = ("hosts", "hostfile", "nnodes", "node_rank", "cluster", "spares")
+"""With one of these the job may have other machines than this one."""
+
+_OF_A_RANK = re.compile(
+    r"(LOCAL_|WORLD|GROUP_|ROLE_|NODE_|MASTER_|TORCHELASTIC_|PET_)|RANK$|DDPLAUNCH_(?!TOKEN$|WARM$)"
+)
+"""Variables that the rank of another launcher has, and that would be taken for ours."""
+
+
+def words(keywords: Mapping[str, object]) -> list[str]:
+    """The options of ``ddplaunch run`` that these keywords are.
+
+    Raises:
+        TypeError: a keyword is not an option.
+        UsageError: it makes no sense here.
+    """
+    options = {each.name: each for each in OPTIONS if not each.is_argument}
+    found: list[str] = []
+    for name, value in keywords.items():
+        if why := _NOT_HERE.get(name):
+            raise UsageError(f"{name} does not work from Python: {why}")
+        if name not in options:
+            raise TypeError(f"launch() got an unexpected keyword argument {name!r}")
+        if name != "env" or keywords.get("hosts") or keywords.get("hostfile"):  # else the launcher's own variables do
+            found += _typed(options[name], value)
+    if not any(keywords.get(name) for name in _NODES):
+        found += ["--cluster", "none"]
+    return found
+
+
+def _typed(option: Option, value: object) -> list[str]:
+    """An option as it is typed."""
+    if value is None:
+        return []
+    if option.is_flag:
+        spelled = option.opts[-1] if value else option.off
+        return [spelled] if spelled else []
+    if isinstance(value, Mapping):
+        value = [f"{name}={text}" for name, text in value.items()]
+    several = option.multiple and not isinstance(value, str)
+    return [f"{option.opts[-1]}={each}" for each in (value if several else [value])]  # type: ignore[attr-defined]
+
+
+def environment(more: object) -> dict[str, str]:
+    """This process's variables, without those of a rank, and with ``more``, which ``env`` gives."""
+    kept = {name: value for name, value in os.environ.items() if not _OF_A_RANK.match(name)}
+    return {**kept, **({str(k): str(v) for k, v in more.items()} if isinstance(more, Mapping) else {})}
+
+
+class RankFailed(LaunchError):
+    """A rank has failed; the exception that it raised is the ``__cause__``.
+
+    Attributes:
+        rank: the first that failed on its own.
+        host: the name of its machine.
+        exit_code: its exit code; 128 + N where signal N ended it.
+        signal: the number of that signal; None where it exited.
+        report: the report as text, as ``ddplaunch run`` prints it.
+    """
+
+    def __init__(self, message: str, *, rank: int, host: str, exit_code: int, signal: int | None, report: str) -> None:
+        super().__init__(message)
+        self.rank, self.host, self.exit_code, self.signal, self.report = rank, host, exit_code, signal, report
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _again, (self.message, self.rank, self.host, self.exit_code, self.signal, self.report)
+
+
+def _again(message: str, rank: int, host: str, exit_code: int, signal: int | None, report: str) -> RankFailed:
+    return RankFailed(message, rank=rank, host=host, exit_code=exit_code, signal=signal, report=report)
+
+
+class RankTraceback(Exception):
+    """The traceback of an exception that a rank raised, as text: tracebacks do not travel between processes."""
+
+    def __str__(self) -> str:
+        return f"in rank {self.args[0]}:\n{self.args[1]}"
+
+
+@dataclass(frozen=True)
+class LauncherEnd:
+    """How a launcher ended."""
+
+    code: int
+    failure: Mapping[str, Any] | None  # the verdict, as failure.json has it
+    complaint: tuple[str, str | None] | None  # of the launcher itself, and its hint
+    remark: str | None  # the last word on it
+
+
+class LaunchedJob:
+    """A launcher below this process, with the folder through which it and its ranks are reached."""
+
+    def __init__(self, function: Callable[..., object], keywords: Mapping[str, object], output: IO[str] | None) -> None:
+        """Prepare it; nothing starts. Raises UsageError or TypeError for keywords that make no sense."""
+        self._words = words(keywords)
+        self._env = environment(keywords.get("env"))
+        self._output = output
+        shared = keywords.get("hosts") or keywords.get("hostfile")  # then the current folder must be
+        place, before = (os.getcwd(), ".") if shared else (None, "")
+        self.folder = tempfile.mkdtemp(prefix=f"{before}ddplaunch-", dir=place)
+        self._process: subprocess.Popen[str] | None = None
+        self._here = bool(not keywords.get("node_rank"))  # all ranks leave what they return in our folder
+        self._started = threading.Event()
+        self._over = threading.Event()
+        self.bell, self._ring = socket.socketpair()
+        self._failed: BaseException | None = None
+        self._end: LauncherEnd | None = None
+        parcel.dump([each or os.getcwd() for each in sys.path], self.path("path"))
+        self._target = f"{self.path('launch.py')}:{_name(function)}"
+        with open(self.path("launch.py"), "w", encoding="utf-8") as file:
+            file.write(_program(function))
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def start(self) -> None:
+        """Start the launcher. Raises OSError if the system does not let it start."""
+        threading.Thread(target=self._run, name="ddplaunch", daemon=True).start()
+        self._started.wait()
+        if self._process is None and self._failed is not None:
+            raise self._failed
+
+    def _run(self) -> None:
+        """Start it and read what it says; the thread lasts as long as the launcher, which is tied to it."""
+        typed = [*python_command(sys.executable, _LAUNCHER), str(os.getpid()), self.folder, "run", "--log-json"]
+        try:
+            self._process = subprocess.Popen(
+                [*typed, *self._words, self._target, "--", "--folder", self.folder],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is the caller's
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+            )
+        except OSError as error:
+            self._failed = error
+            self._started.set()
+            return
+        self._started.set()
+        said: list[dict[str, Any]] = []
+        assert self._process.stdout
+        assert self._process.stderr
+        printing = threading.Thread(target=self._pass_on, args=(self._process.stdout, "stdout", said), daemon=True)
+        printing.start()
+        self._pass_on(self._process.stderr, "stderr", said)
+        printing.join()
+        code = self._process.wait()
+        self._end = _end(code, said)
+        self._over.set()
+        self._ring.close()
+
+    def _pass_on(self, stream: IO[str], name: str, said: list[dict[str, Any]]) -> None:
+        """Print what ranks print; what ddplaunch itself says is kept, and its notes are printed as lines."""
+        for line in stream:
+            if name == "stderr" and line.startswith(BEGINNING):
+                try:
+                    said.append(json.loads(line))
+                except ValueError:  # cut
+                    continue
+                if said[-1]["kind"] not in ("note", "waiting", "restart"):
+                    continue
+                line = f"ddplaunch: {said[-1]['text']}\n"
+            target = self._output or getattr(sys, name)
+            try:
+                target.write(line)
+                target.flush()
+            except (OSError, ValueError, AttributeError):  # closed; the job goes on
+                pass
+
+    @property
+    def started(self) -> bool:
+        return self._process is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether the launcher has ended; ``bell`` can be read from then on."""
+        return self._over.is_set()
+
+    def wait(self, seconds: float | None = None) -> LauncherEnd | None:
+        """Wait for the end; None if it has not come after ``seconds``. Ctrl-C stops the job and is raised again."""
+        try:
+            self._over.wait(seconds)
+        except BaseException:
+            self.stop(signal.SIGINT)
+            raise
+        return self._end
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Stop the ranks, and wait until nothing of the job is left; a second Ctrl-C makes it quick."""
+        while not self._over.is_set():
+            if self._process is not None and self._process.poll() is None:
+                self._process.send_signal(number)
+            try:
+                self._over.wait()
+            except KeyboardInterrupt:
+                number = signal.SIGINT
+
+    def explain(self) -> str:
+        """Say who waits for whom, as ``ddplaunch stacks`` does; "" where that cannot be told."""
+        if self._process is None:
+            return ""
+        asked = [*python_command(sys.executable), "stacks", str(self._process.pid), "--json"]
+        try:
+            told = subprocess.run(asked, env=self._env, capture_output=True, timeout=_EXPLAIN, check=True).stdout
+            return "; ".join(json.loads(told)["sentences"])
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError):
+            return ""
+
+    def clean(self) -> None:
+        """Remove the folder; what is mapped stays as long as it is used."""
+        self.bell.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def results(self, call: int) -> list[Any]:
+        """What the ranks returned, in order; those of this node, where the job has others that were started alone.
+
+        Raises LaunchError if one ended without returning.
+        """
+        begin, found = f"{call}.", dict[int, Any]()
+        for name in os.listdir(self.folder):
+            if name.startswith(begin) and name[len(begin) :].isdigit():
+                size, found[int(name[len(begin) :])] = parcel.load(self.path(name))
+        missing = [rank for rank in range(size if found else 1) if rank not in found]
+        if missing and (self._here or not found):
+            raise LaunchError(f"rank {missing[0]} ended before the function returned")
+        return [found[rank] for rank in sorted(found)]
+
+    def raise_for(self, end: LauncherEnd, call: int) -> None:
+        """Raise what the end means; return where all went well.
+
+        Raises:
+            RankFailed: a rank failed.
+            LaunchError: the job did not start, or was stopped.
+        """
+        if end.failure is not None:
+            first = end.failure["first"]
+            error = RankFailed(
+                _headline(end.failure),
+                rank=first["rank"],
+                host=first["host"],
+                exit_code=first["code"],
+                signal=first["signal"],
+                report=_report(end.failure),
+            )
+            raise error from self._raised(call, first["rank"], first["traceback"])
+        if end.complaint is not None:
+            message, hint = end.complaint
+            refused: LaunchError = (
+                UsageError(message, hint) if end.code == UsageError.exit_code else LaunchError(message, hint)
+            )
+            raise refused
+        if end.code:
+            raise LaunchError(f"the job ended with exit code {end.code}" + (f": {end.remark}" if end.remark else ""))
+
+    def _raised(self, call: int, rank: int, traceback: str | None) -> BaseException | None:
+        """The exception that a rank raised, which has its traceback as its cause."""
+        try:
+            raised = parcel.load(self.path(f"{call}.{rank}.raised"))
+        except Exception:
+            raised = None
+        told = RankTraceback(rank, traceback) if traceback else None
+        if not isinstance(raised, BaseException):
+            return told
+        raised.__cause__ = told
+        return raised
+
+
+def _program(function: Callable[..., object]) -> str:
+    """The program that ranks run.
+
+    It names, where nothing calls it, what this process has imported and is known, so that the zygote may import that
+    once for all ranks (docs/performance.md).
+    """
+    table = Table()
+    owners = {name: table.owner(name) for name in sys.modules if "." not in name}
+    known = [name for name, owner in owners.items() if owner and not owner.refused]
+    named = [f"import {name}" for name in sorted({*known, "torch"})]
+    if _needs_dynamo(function):
+        named.append("from torch.nn.parallel import DistributedDataParallel")
+    below = "\n    "
+    return f"""from ddplaunch.python.ranks import serve as {_name(function)}
+
+
+def imported():
+    {below.join(named)}
+"""
+
+
+def _name(function: Callable[..., object]) -> str:
+    """What to call the job's program, which ``ddplaunch ps`` shows."""
+    name = getattr(function, "__name__", "")
+    return name if name.isidentifier() and not keyword.iskeyword(name) and name != "imported" else "function"
+
+
+def _needs_dynamo(function: Callable[..., object]) -> bool:
+    try:
+        file = inspect.getsourcefile(function)
+        with open(file or "", encoding="utf-8", errors="replace") as source:
+            return needs_dynamo(source.read())
+    except (OSError, TypeError):
+        return False
+
+
+_ASIDE = ("stopping ", "looking at ", "kept in ")
+"""How notes begin that do not say how it ended."""
+
+
+def _end(code: int, said: list[dict[str, Any]]) -> LauncherEnd:
+    failure = next((each["verdict"] for each in said if each["kind"] == "failure"), None)
+    complaint = next(((each["text"], each.get("hint")) for each in said if each["kind"] == "error"), None)
+    notes = [
+        each["text"] for each in said if each["kind"] in ("note", "stacks") and not each["text"].startswith(_ASIDE)
+    ]
+    return LauncherEnd(code, failure, complaint, notes[-1] if notes else None)
+
+
+def _verdict(failure: Mapping[str, Any]) -> Verdict:
+    return msgspec.convert(failure, Verdict, strict=False)
+
+
+def _headline(failure: Mapping[str, Any]) -> str:
+    verdict = _verdict(failure)
+    return str(verdict.blame or verdict.first.headline)
+
+
+def _report(failure: Mapping[str, Any]) -> str:
+    return click.unstyle(render_verdict(_verdict(failure), 1))

@@ -1,0 +1,91 @@
+"""``launch``: a function called in every rank of a job, and what each returned."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from ddplaunch.python import parcel
+from ddplaunch.python.job import LaunchedJob
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVarTuple, Unpack
+
+    from ddplaunch.python.keywords import Keywords
+
+    Args = TypeVarTuple("Args")
+
+T = TypeVar("T")
+
+
+def launch(
+    function: Callable[[Unpack[Args]], T],
+    *args: Unpack[Args],
+    output: IO[str] | None = None,
+    **keywords: Unpack[Keywords],
+) -> list[T]:
+    """Call a function in every rank of a job, and return what each rank returned, in order of ranks.
+
+    Args:
+        function: any that cloudpickle takes: a script's, a notebook's, a closure; ``functools.partial`` for keywords.
+        output: a text stream that gets what ranks print; by default this process's stdout and stderr do.
+        keywords: the options of ``ddplaunch run``, by name: ``nproc=4``, ``max_restarts=2``, ``timeout="10m"``.
+
+    Raises:
+        RankFailed: a rank failed; what it raised is the ``__cause__``.
+        LaunchError: the job did not start, or was stopped.
+        TypeError, pickle.PicklingError: the function or an argument cannot be pickled, or a keyword is unknown.
+    """
+    job = _prepare(function, args, output, keywords)
+    try:
+        job.start()
+        job.wait()
+        return _results(job)
+    finally:
+        job.clean()
+
+
+async def launch_async(
+    function: Callable[[Unpack[Args]], T],
+    *args: Unpack[Args],
+    output: IO[str] | None = None,
+    **keywords: Unpack[Keywords],
+) -> list[T]:
+    """As ``launch``, beside what else the event loop does. Cancelling it stops the job."""
+    job = _prepare(function, args, output, keywords)
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+    def watch() -> None:
+        job.wait()
+        loop.call_soon_threadsafe(over.set)
+
+    try:
+        job.start()
+        threading.Thread(target=watch, name="ddplaunch-end", daemon=True).start()
+        try:
+            await over.wait()
+        except BaseException:
+            await loop.run_in_executor(None, job.stop)
+            raise
+        return _results(job)
+    finally:
+        job.clean()
+
+
+def _prepare(function: Callable[..., Any], args: tuple[Any, ...], output: IO[str] | None, keywords: Any) -> LaunchedJob:
+    job = LaunchedJob(function, keywords, output)
+    try:
+        parcel.dump((function, args), job.path("0"))
+    except BaseException:
+        job.clean()
+        raise
+    return job
+
+
+def _results(job: LaunchedJob) -> list[Any]:
+    end = job.wait()
+    assert end is not None
+    job.raise_for(end, 0)
+    return job.results(0)

@@ -1,0 +1,79 @@
+"""The pytest plugin: ``@pytest.mark.ranks(4)`` runs a test's body in four ranks.
+
+Nothing but pytest is imported until such a test runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from ddplaunch.python.testing import Ranks
+
+_RANKS: pytest.StashKey[Ranks] = pytest.StashKey()
+
+_NOT_IN_RANKS = frozenset(
+    {"monkeypatch", "capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys", "caplog", "recwarn", "request"}
+)
+"""Fixtures that change or watch the process of pytest, which no rank is."""
+
+
+class InRank:
+    """Stands for a value that each rank has of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _in_rank(request: pytest.FixtureRequest, name: str) -> InRank:
+    if request.node.get_closest_marker("ranks") is None:
+        pytest.fail(f"the fixture {name} is for tests with @pytest.mark.ranks(N)", pytrace=False)
+    return InRank(name)
+
+
+@pytest.fixture
+def rank(request: pytest.FixtureRequest) -> object:
+    """The rank that runs this, from 0."""
+    return _in_rank(request, "rank")
+
+
+@pytest.fixture
+def world_size(request: pytest.FixtureRequest) -> object:
+    """How many ranks run this."""
+    return _in_rank(request, "world_size")
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> object:
+    """The ``torch.device`` of the rank that runs this."""
+    return _in_rank(request, "device")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Describe the marker."""
+    what = "run the test in n ranks; keywords are those of ddplaunch.launch, and fresh=True, timeout=SECONDS"
+    config.addinivalue_line("markers", f"ranks(n, **keywords): {what}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run the body of a marked test in ranks."""
+    marker = pyfuncitem.get_closest_marker("ranks")
+    if marker is None:
+        return None
+    if unfit := sorted(_NOT_IN_RANKS & set(pyfuncitem._fixtureinfo.argnames)):
+        pytest.fail(f"the fixture {unfit[0]} works on the process of pytest, which no rank is", pytrace=False)
+    from ddplaunch.python import testing
+
+    ranks = pyfuncitem.config.stash.setdefault(_RANKS, testing.Ranks())
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    ranks.test(pyfuncitem.obj, given, *marker.args, **marker.kwargs)
+    return True
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the ranks."""
+    if ranks := config.stash.get(_RANKS, None):
+        ranks.close()

@@ -1,0 +1,297 @@
+"""``ddplaunch.launch``: programs that call it, and what they get."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.cli.options import OPTIONS
+from ddplaunch.python import job
+from ddplaunch.python.keywords import Keywords
+from tests.conftest import clean_environment, wait_until, write
+from tests.patience import patience
+
+HEAD = """
+import os, signal, sys, threading, time
+from functools import partial
+from ddplaunch import LaunchError, RankFailed, Session, launch, launch_async
+
+def rank():
+    return int(os.environ["RANK"])
+"""
+
+Python = Callable[..., str]
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Python:
+    """Run a program to its end; return what it prints on stdout. Nothing of it may stay."""
+    made = tmp_path / "tmp"
+    made.mkdir()
+
+    def run(body: str, *, fails: bool = False, **variables: str) -> str:
+        script = write(tmp_path, "program.py", HEAD + body)
+        env = clean_environment({"TMPDIR": str(made), **variables})
+        done = subprocess.run(
+            [sys.executable, str(script)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=patience(100)
+        )
+        assert (done.returncode != 0) is fails, done.stderr
+        assert list(made.iterdir()) == []
+        return done.stderr if fails else done.stdout
+
+    return run
+
+
+RETURNS = """
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def double(factor, point):
+    print("at", rank())
+    return Point(factor * point.x + rank())
+
+if __name__ == "__main__":
+    found = launch(double, 2, Point(10), nproc=3)
+    assert all(type(each) is Point for each in found)  # also where the class is the program's own
+    print([each.x for each in found])
+    print(launch(partial(double, point=Point(1)), 3, nproc=1)[0].x, launch(lambda: 5))
+"""
+
+
+@pytest.mark.smoke
+def test_what_ranks_return_comes_in_order(python: Python):
+    lines = python(RETURNS).splitlines()
+    assert sorted(lines) == sorted([*(f"[{rank}] at {rank}" for rank in range(3)), "[20, 21, 22]", "at 0", "3 [5]"])
+
+
+@pytest.mark.slow
+def test_tensors_come_whole(python: Python):
+    body = """
+def make(given):
+    import torch
+    assert float(given.sum()) == given.numel()
+    linear = torch.nn.Linear(600, 600)
+    return [given * (rank() + 2), torch.arange(3), linear, linear.weight.detach().t()]
+
+if __name__ == "__main__":
+    import torch
+    for big, small, linear, turned in launch(make, torch.ones(1 << 20), nproc=2):
+        assert torch.equal(linear.weight.t(), turned) and linear.weight.requires_grad
+        big += 1  # it is ours
+        print(float(big[0]), small.tolist(), big.shape[0])
+"""
+    assert python(body) == f"3.0 [0, 1, 2] {1 << 20}\n4.0 [0, 1, 2] {1 << 20}\n"
+
+
+FAILS = [
+    (
+        "raise ValueError('no luck')",
+        "1 1 None ValueError('no luck') RankTraceback",
+        "rank 1 failed with ValueError: no luck",
+    ),
+    ("os.kill(os.getpid(), 9)", "1 137 9 None NoneType", "rank 1 was ended by SIGKILL"),
+    ("sys.exit(3)", "1 3 None None NoneType", "rank 1 exited with code 3"),
+    (
+        "return threading.Lock()",
+        "1 1 None TypeError(\"rank 1 returned lock, which cannot be pickled: cannot pickle '_thread.lock' object\") "
+        "RankTraceback",
+        "rank 1 failed with TypeError: rank 1 returned lock, which cannot be pickled",
+    ),
+    (
+        "raise type('Odd', (Exception,), {'__init__': lambda self, a, b: Exception.__init__(self, a)})('x', 2)",
+        "1 1 None RankTraceback",
+        "rank 1 failed with Odd: x",
+    ),
+]
+
+
+@pytest.mark.parametrize(("how", "said", "headline"), FAILS)
+def test_a_rank_that_fails(python: Python, how: str, said: str, headline: str):
+    body = f"""
+def fail():
+    if rank() == 1:
+        {how}
+    return 1
+
+if __name__ == "__main__":
+    try:
+        launch(fail, nproc=2)
+    except RankFailed as error:
+        cause = error.__cause__
+        inner = "" if type(cause).__name__ == "RankTraceback" else repr(cause) + " "
+        last = type(cause).__name__ if not inner else type(getattr(cause, "__cause__", None)).__name__
+        print(error.rank, error.exit_code, error.signal, inner + last)
+        print(error)
+        assert error.report.startswith("ddplaunch: " + str(error)), error.report
+        assert "python/ranks.py" not in error.report and "launch.py" not in error.report, error.report
+"""
+    told = python(body).splitlines()
+    assert told[0] == said
+    assert told[1].startswith(headline)
+
+
+def test_a_rank_that_returns_nothing(python: Python):
+    body = """
+try:
+    launch(lambda: sys.exit(0) if rank() else 1, nproc=2)
+except LaunchError as error:
+    print(error)
+"""
+    assert python(body) == "rank 1 ended before the function returned\n"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("launch(rank, nproc='x')", "UsageError --nproc x: expected a number, a list like 8,8,4, or auto, gpu, cpu"),
+        ("launch(rank, nprocs=2)", "TypeError launch() got an unexpected keyword argument 'nprocs'"),
+        (
+            "launch(rank, dry_run=True)",
+            "UsageError dry_run does not work from Python: ddplaunch run --dry-run shows a plan",
+        ),
+        ("launch(lambda lock: 1, threading.Lock())", "TypeError cannot pickle '_thread.lock' object"),
+        ("Session(nproc=2, hosts='a,b')", "UsageError hosts does not work with Session: its ranks are on this machine"),
+    ],
+)
+def test_refused(python: Python, call: str, said: str):
+    body = f"try:\n    {call}\nexcept Exception as error:\n    print(type(error).__name__, error)\n"
+    assert python(body) == f"{said}\n"
+
+
+@pytest.mark.slow
+def test_a_hang_is_explained(python: Python):
+    body = """
+def hang():
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    if rank() == 1:
+        time.sleep(1000)
+    dist.barrier()
+
+if __name__ == "__main__":
+    for how in ({"timeout": 4}, {"stall_timeout": 2}):
+        try:
+            launch(hang, nproc=2, **how)
+        except LaunchError as error:
+            print(error)
+"""
+    first, second = python(body).splitlines()
+    assert "rank 0 waits in barrier #1 of default_pg, entered at program.py:13" in first
+    assert "rank 1 has not entered it: hang at program.py:12" in first
+    assert "rank 1 did not enter barrier #1, which 1 rank waited for: hang at program.py:12" in second
+
+
+def test_an_event_loop_goes_on(python: Python):
+    body = """
+import asyncio, io
+
+async def main():
+    said = io.StringIO()
+    task, turns = asyncio.ensure_future(launch_async(print, "hi", nproc=2, output=said)), 0
+    while not task.done():
+        turns += 1
+        await asyncio.sleep(0.01)
+    print(await task, turns > 5, sorted(said.getvalue().splitlines()))
+    said = io.StringIO()
+    task = asyncio.ensure_future(launch_async(wait, output=said))
+    while "up" not in said.getvalue():
+        await asyncio.sleep(0.01)
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        print("cancelled")
+
+def wait():
+    print("up", flush=True)
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+    assert python(body) == "[None, None] True ['[0] hi', '[1] hi']\ncancelled\n"
+
+
+def test_a_rank_may_launch(python: Python):
+    """Its own variables are not for the ranks below it."""
+    body = """
+def outer():
+    return rank(), launch(rank, nproc=2)
+
+if __name__ == "__main__":
+    print(launch(outer, nproc=2))
+"""
+    assert python(body).splitlines()[-1] == "[(0, [0, 1]), (1, [0, 1])]"
+
+
+def test_variables_reach_the_ranks(python: Python):
+    body = "print(launch(lambda: os.environ['SIZE'], env={'SIZE': 'big'}, nproc=2))\n"
+    assert python(body, RANK="7", WORLD_SIZE="9", SLURM_JOB_ID="4") == "['big', 'big']\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_outlives_the_caller(tmp_path: Path, number: signal.Signals):
+    made = tmp_path / "tmp"
+    made.mkdir()
+    body = "def wait():\n    print('up', os.getpid(), flush=True)\n    time.sleep(1000)\nlaunch(wait, nproc=2)\n"
+    script = write(tmp_path, "program.py", HEAD + body)
+    env = clean_environment({"TMPDIR": str(made)})
+    caller = subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert caller.stdout is not None
+    pids = [int(caller.stdout.readline().split()[-1]) for _ in range(2)]
+    caller.send_signal(number)
+    caller.wait()
+    caller.stdout.close()
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the end of the ranks")
+    wait_until(lambda: list(made.iterdir()) == [], "the end of the launcher")
+
+
+def test_keywords_are_the_options_of_run():
+    """One table: what type checkers see is held to it here."""
+    typed = {each.name for each in OPTIONS if not each.is_argument}
+    assert set(Keywords.__annotations__) == typed - set(job._NOT_HERE)
+
+
+def test_type_checkers_see_both(tmp_path: Path):
+    write(
+        tmp_path,
+        "program.py",
+        """
+from ddplaunch import Session, launch
+
+def train(lr: float, steps: int) -> str:
+    return ""
+
+found: list[str] = launch(train, 0.1, 3, nproc=4, timeout="10m")
+launch(train, "x", 3)
+launch(train, 0.1, 3, nprocs=4)
+with Session(nproc=4) as session:
+    again: list[str] = session.run(train, 0.1, 3)
+""",
+    )
+    words = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "program.py"]
+    told = subprocess.run(words, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True).stdout
+    assert [line.split(":")[1] for line in told.splitlines() if "error" in line and line.startswith("program")] == [
+        "7",
+        "8",
+    ]
+
+
+def test_importing_ddplaunch_loads_nothing():
+    code = "import sys; before = set(sys.modules); import ddplaunch; print(sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True)
+    assert done.stdout == "['ddplaunch']\n"

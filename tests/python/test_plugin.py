@@ -1,0 +1,154 @@
+"""The pytest plugin: tests whose bodies run in ranks, run by a pytest of their own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment, write
+from tests.patience import patience
+
+HEAD = "import os, time, pytest\n\n"
+
+
+def run(folder: Path, body: str) -> str:
+    """Run pytest on a file with these tests; return what it prints."""
+    write(folder, "test_it.py", HEAD + body)
+    typed = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:hydra_pytest",
+        "-rs",
+        "test_it.py",
+    ]
+    done = subprocess.run(
+        typed, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=patience(100), check=False
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def ended(told: str) -> str:
+    """The last line of what pytest prints, without the time that it took."""
+    return re.sub(r" in .*", "", told.splitlines()[-1].strip("= "))
+
+
+def test_bodies_run_in_ranks(tmp_path: Path):
+    """With what each rank has of its own, other fixtures, parameters and classes; all of them in the same ranks."""
+    body = """
+@pytest.fixture
+def numbers():
+    return [1, 2]
+
+def note(tmp_path, rank):
+    with open(tmp_path.parent / f"pids.{rank}", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+
+@pytest.mark.ranks(2)
+def test_one(rank, world_size, device, numbers, tmp_path):
+    assert (os.environ["RANK"], world_size, str(device), numbers) == (str(rank), 2, "cpu", [1, 2])
+    note(tmp_path, rank)
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("factor", [1, 2])
+class TestMore:
+    start = 5
+
+    def test_method(self, factor, rank, tmp_path):
+        assert self.start * factor in (5, 10)
+        note(tmp_path, rank)
+
+@pytest.mark.ranks(2)
+def test_skipped():
+    pytest.skip("not today")
+
+@pytest.mark.ranks(2)
+@pytest.mark.xfail(raises=pytest.fail.Exception, strict=True)
+def test_expected():
+    assert False
+
+def test_here(tmp_path):
+    for rank in "01":
+        lines = (tmp_path.parent / f"pids.{rank}").read_text().splitlines()
+        assert len(lines) == 3 and len(set(lines)) == 1 and lines[0] != str(os.getpid())
+"""
+    told = run(tmp_path, body)
+    assert ended(told) == "4 passed, 1 skipped, 1 xfailed"
+    assert "not today" in told
+
+
+def test_a_failure_shows_the_rank_and_its_assertion(tmp_path: Path):
+    body = """
+@pytest.mark.ranks(3)
+def test_sum(rank):
+    values = [rank, 1]
+    assert sum(values) < 3, "too big"
+"""
+    told = run(tmp_path, body)
+    assert ended(told) == "1 failed"
+    shown = told[told.index("test_sum _") :]
+    assert "ddplaunch: rank 2 failed with AssertionError: too big (exit code 1)" in shown
+    assert "+  where 3 = sum([2, 1])" in shown
+    assert 'test_it.py", line 7, in test_sum' in shown
+    assert "ddplaunch/python" not in shown
+
+
+@pytest.mark.slow
+def test_process_groups_of_a_test_s_own(tmp_path: Path):
+    body = """
+import torch
+import torch.distributed as dist
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("leaves", [False, False, True, False])
+def test_group(rank, leaves):
+    dist.init_process_group("gloo")
+    total = torch.tensor(rank + 1)
+    dist.all_reduce(total)
+    assert int(total) == 3
+    if not leaves:
+        dist.destroy_process_group()
+
+@pytest.mark.ranks(2, backend="gloo")
+@pytest.mark.parametrize("number", range(3))
+def test_a_group_that_is_there(rank, number):
+    total = torch.tensor(rank + number)
+    dist.all_reduce(total)
+    assert int(total) == 1 + 2 * number
+"""
+    told = run(tmp_path, body)
+    assert ended(told) == "7 passed, 1 warning"
+    assert "leaves a process group open, or closed one that it had; the next test gets new ranks" in told
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "@pytest.mark.ranks(2)\ndef test(monkeypatch): pass",
+            "the fixture monkeypatch works on the process",
+        ),
+        ("def test(rank): pass", "the fixture rank is for tests with @pytest.mark.ranks(N)"),
+        ("@pytest.mark.ranks('many')\ndef test(rank): pass", "--nproc many: expected a number"),
+        ("@pytest.mark.ranks(2, timeout=2)\ndef test(rank): time.sleep(99)", "the call took too long"),
+    ],
+)
+def test_refused(tmp_path: Path, body: str, said: str):
+    assert said in run(tmp_path, body)
+
+
+def test_nothing_is_imported_before_it_is_needed(tmp_path: Path):
+    body = """
+def test_here():
+    import sys
+    assert not [name for name in ("torch", "cloudpickle", "ddplaunch.python.session", "click") if name in sys.modules]
+"""
+    assert ended(run(tmp_path, body)) == "1 passed"

@@ -1,0 +1,95 @@
+"""``ddplaunch.Session``: ranks that stay between calls."""
+
+from __future__ import annotations
+
+from tests.python.test_launch import Python, python
+
+__all__ = ["python"]
+
+CALLS = """
+kept = []
+
+def setup():
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    kept.append(rank())
+
+def add(number):
+    import torch
+    import torch.distributed as dist
+    total = torch.tensor(float(number + rank()))
+    dist.all_reduce(total)
+    sys.modules["kept"] = sys.modules.get("kept", 0) + 1
+    return float(total), sys.modules["kept"], os.getpid()
+
+if __name__ == "__main__":
+    with Session(nproc=2) as session:
+        session.run(setup)
+        found = [session.run(add, number) for number in (1, 2)]
+        print([[each[:2] for each in call] for call in found])
+        assert [each[2] for each in found[0]] == [each[2] for each in found[1]]
+        try:
+            session.run(add, threading.Lock())
+        except TypeError as error:
+            print(error)
+        print(session.run(add, 0)[1][:2])
+"""
+
+
+def test_ranks_keep_their_state(python: Python):
+    assert python(CALLS).splitlines() == [
+        "[[(3.0, 1), (3.0, 1)], [(5.0, 2), (5.0, 2)]]",
+        "cannot pickle '_thread.lock' object",
+        "(1.0, 3)",
+    ]
+
+
+def test_a_call_that_fails_ends_the_session(python: Python):
+    body = """
+def fail():
+    if rank() == 1:
+        raise ValueError("no luck")
+
+if __name__ == "__main__":
+    for restart in (False, True):
+        with Session(nproc=2, restart=restart) as session:
+            for call in (rank, fail, rank):
+                try:
+                    print(session.run(call))
+                except RankFailed as error:
+                    print(repr(error.__cause__))
+                except LaunchError as error:
+                    print(error)
+"""
+    assert python(body).splitlines() == [
+        *("[0, 1]", "ValueError('no luck')", "the session has ended"),
+        *("[0, 1]", "ValueError('no luck')", "[0, 1]"),
+    ]
+
+
+def test_a_call_that_hangs(python: Python):
+    body = """
+def hang():
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    if rank() == 1:
+        time.sleep(1000)
+    dist.barrier()
+
+if __name__ == "__main__":
+    with Session(nproc=2, restart=True) as session:
+        session.run(rank)
+        try:
+            session.run(hang, timeout=3)
+        except LaunchError as error:
+            print(error)
+        print(session.run(rank))
+"""
+    first, second = python(body).splitlines()
+    assert first.startswith("the call took too long: rank 0 waits in barrier #1 of default_pg")
+    assert second == "[0, 1]"
+
+
+def test_a_session_that_nobody_closes(python: Python):
+    assert python("session = Session(nproc=2)\nprint(session.run(rank))\n") == "[0, 1]\n"
+    assert "ZeroDivisionError" in python("session = Session(nproc=2)\nsession.run(rank)\n1 / 0\n", fails=True)
