@@ -91,7 +91,7 @@ THIRD_PARTY = {
     "queue": {"click", "msgspec"},
     "console": {"click", "rich"},
     "cli": {"click", "tomli"},
-    "python": {"click", "cloudpickle", "msgspec", "pytest", "torch", "typing_extensions"},  # the last for types alone
+    "python": {"click", "cloudpickle", "pytest", "torch", "typing_extensions"},  # the last for types alone
     "commands": {"click", "msgspec", "rich", "torch", "yaml"},
 }
 """What each layer may use of others; ``runtime`` is imported by user code and may use torch as well."""

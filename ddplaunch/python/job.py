@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 import click
-import msgspec
 
 from ddplaunch.cli.option import Option
 from ddplaunch.cli.options import OPTIONS
@@ -31,6 +30,7 @@ from ddplaunch.plan.command import python_command
 from ddplaunch.preload.scan import needs_dynamo
 from ddplaunch.preload.table import Table
 from ddplaunch.python import parcel
+from ddplaunch.wire.typed import convert
 
 _EXPLAIN = 10.0
 """Seconds for the ranks to say what they do."""
@@ -364,7 +364,8 @@ def _end(code: int, said: list[dict[str, Any]]) -> LauncherEnd:
 
 
 def _verdict(failure: Mapping[str, Any]) -> Verdict:
-    return msgspec.convert(failure, Verdict, strict=False)
+    found: Verdict = convert(failure, Verdict)
+    return found
 
 
 def _headline(failure: Mapping[str, Any]) -> str:
