@@ -6,7 +6,6 @@ import errno
 import gc
 import io
 import os
-import resource
 import sys
 
 from ddplaunch import __version__
@@ -61,6 +60,8 @@ def _run(words: list[str]) -> object:
 
 
 def _more_memory() -> str:
+    import resource  # which Windows has not, and it is to be told so
+
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return "end what uses it"
