@@ -146,6 +146,7 @@ class LaunchedJob:
         self.folder = tempfile.mkdtemp(prefix=f"{before}ddplaunch-", dir=place)
         self._process: subprocess.Popen[str] | None = None
         self._here = bool(not keywords.get("node_rank"))  # all ranks leave what they return in our folder
+        self._thread = threading.Thread(target=self._run, name="ddplaunch", daemon=True)
         self._started = threading.Event()
         self._over = threading.Event()
         self.bell, self._ring = socket.socketpair()
@@ -160,10 +161,10 @@ class LaunchedJob:
         return os.path.join(self.folder, name)
 
     def start(self) -> None:
-        """Start the launcher. Raises OSError if the system does not let it start."""
-        threading.Thread(target=self._run, name="ddplaunch", daemon=True).start()
+        """Start the launcher. Raises OSError if the system does not let it start, ValueError for a null byte."""
+        self._thread.start()
         self._started.wait()
-        if self._process is None and self._failed is not None:
+        if self._failed is not None:
             raise self._failed
 
     def _run(self) -> None:
@@ -181,8 +182,9 @@ class LaunchedJob:
                 encoding="utf-8",
                 errors="replace",
             )
-        except OSError as error:
+        except Exception as error:
             self._failed = error
+            self._over.set()
             self._started.set()
             return
         self._started.set()
@@ -236,7 +238,8 @@ class LaunchedJob:
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Stop the ranks, and wait until nothing of the job is left; a second Ctrl-C makes it quick."""
-        while not self._over.is_set():
+        while self._thread.ident is not None and not self._over.is_set():
+            self._started.wait()
             if self._process is not None and self._process.poll() is None:
                 self._process.send_signal(number)
             try:
@@ -272,6 +275,9 @@ class LaunchedJob:
         missing = [rank for rank in range(size if found else 1) if rank not in found]
         if missing and (self._here or not found):
             raise LaunchError(f"rank {missing[0]} ended before the function returned")
+        for name in os.listdir(self.folder):  # a session may do many calls; what is mapped stays
+            if name == f"call.{call}" or name.startswith((begin, f"call.{call}-")):
+                os.unlink(self.path(name))
         return [found[rank] for rank in sorted(found)]
 
     def raise_for(self, end: LauncherEnd, call: int) -> None:

@@ -41,8 +41,10 @@ def launch(
     job = _prepare(function, args, output, keywords)
     try:
         job.start()
-        job.wait()
         return _results(job)
+    except BaseException:
+        job.stop()
+        raise
     finally:
         job.clean()
 
@@ -77,7 +79,7 @@ async def launch_async(
 def _prepare(function: Callable[..., Any], args: tuple[Any, ...], output: IO[str] | None, keywords: Any) -> LaunchedJob:
     job = LaunchedJob(function, keywords, output)
     try:
-        parcel.dump((function, args), job.path("0"))
+        parcel.dump((function, args), job.path("call.0"))
     except BaseException:
         job.clean()
         raise

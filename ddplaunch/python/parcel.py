@@ -29,7 +29,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             untyped = value._untyped_storage.cpu()  # the caller need not have the rank's GPU
             if untyped.nbytes() >= _BIG:
                 self._files += 1
-                path = f"{self._path}.{self._files}"
+                path = f"{self._path}-{self._files}"
                 _write(path, (ctypes.c_char * untyped.nbytes()).from_address(untyped.data_ptr()))
                 return _mapped, (path, untyped.nbytes(), value.dtype)
             if value.device.type != "cpu":

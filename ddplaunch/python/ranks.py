@@ -38,7 +38,7 @@ def _do(folder: str, number: int, rank: str) -> None:
     """Call one function, and leave what it returned, or its exception."""
     result = os.path.join(folder, f"{number}.{rank}")
     try:
-        function, args = parcel.load(os.path.join(folder, f"{number}"))
+        function, args = parcel.load(os.path.join(folder, f"call.{number}"))
         value = function(*args)
     except Exception as error:
         _keep(error, f"{result}.raised")

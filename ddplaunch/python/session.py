@@ -117,7 +117,7 @@ class _Ranks:
     def call(self, function: Callable[..., object], args: tuple[object, ...], seconds: float | None) -> list[Any]:
         number = self._calls
         try:
-            parcel.dump((function, args), self._job.path(str(number)))
+            parcel.dump((function, args), self._job.path(f"call.{number}"))
         except Exception as error:
             raise _NotSentError(error) from None
         deadline = None if seconds is None else time.monotonic() + seconds
