@@ -33,6 +33,8 @@ from ddplaunch.loop import Loop
 from ddplaunch.plan.command import python_command
 from ddplaunch.rank import processes
 from ddplaunch.target.target import find
+from ddplaunch.wire.frames import Garbled
+from ddplaunch.wire.typed import convert
 
 _MARK = b"\x1eddplaunch "
 
@@ -87,9 +89,10 @@ class HostFacts:
     def read(cls, text: bytes) -> HostFacts:
         """Read what a host has written. Raises ValueError if it is not JSON, or a field is missing or wrong."""
         try:
-            return msgspec.json.decode(text, type=cls)
-        except (msgspec.MsgspecError, RecursionError) as error:
+            found: HostFacts = convert(msgspec.json.decode(text), cls)
+        except (msgspec.MsgspecError, RecursionError, Garbled) as error:
             raise ValueError(type(error).__name__) from None
+        return found
 
 
 GO, BEAT, ASK = b"G", b".", b"?"

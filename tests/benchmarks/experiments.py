@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -71,9 +72,10 @@ class Size:
     lines: int = 200_000
     nodes: int = 1000
     sequence: int = 10
+    tests: int = 40
 
 
-QUICK = Size(all_contenders=False, many=2, few=2, idle=1.0, lines=20_000, sequence=3)
+QUICK = Size(all_contenders=False, many=2, few=2, idle=1.0, lines=20_000, sequence=3, tests=2)
 
 
 def all_experiments(size: Size) -> list[Experiment]:
@@ -92,6 +94,7 @@ def all_experiments(size: Size) -> list[Experiment]:
         _stacks(size),
         _preload(size, "DDP and one AdamW step", "ddp_step.py", "step"),
         _preload(size, "one all_reduce", "collective.py", "collective"),
+        _tests_in_ranks(size),
     ]
 
 
@@ -471,4 +474,22 @@ def _preload(size: Size, label: str, program: str, last: str) -> Experiment:
         f"preload-{last}",
         {OURS: preloaded("torch,torch._dynamo"), plain: preloaded("torch,torch.distributed")},
         (Row(f"{what}: command to exit", "wall", "s", plain), Row(f"{what}: CPU", "cpu", "CPU-s", plain)),
+    )
+
+
+def _tests_in_ranks(size: Size) -> Experiment:
+    """pytest with small tests of four ranks each, which make a process group, reduce a number and destroy it."""
+
+    def tested(way: str) -> Turn:
+        file = str(contenders.PROGRAMS / "tests_in_ranks.py")
+        words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hydra_pytest", file]
+        return lambda: run(words, {"BENCH_WAY": way, "BENCH_TESTS": str(size.tests)})
+
+    case = "torch's MultiProcessTestCase"
+    what = f"{size.tests} small tests of 4 ranks: the whole of pytest"
+    return Experiment(
+        "tests",
+        {OURS: tested("ranks"), case: tested("case"), SPAWN: tested("spawn")},
+        (Row(what, "wall", "s", case, 0.1), Row(f"{what}, over spawn", "wall", "s", SPAWN, 0.1)),
+        rounds=1,
     )

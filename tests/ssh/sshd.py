@@ -1,6 +1,7 @@
 """An sshd in each virtual host, and a client that knows them."""
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -68,6 +69,11 @@ class Sshd:
                 self._make_key(key)
                 names = ",".join(name for name in (host.name, host.address, host.address6) if name)
                 known.write(f"{names} {Path(f'{key}.pub').read_text()}")
+        self.home = folder / "home"  # of root: what the start files of this machine's root do is not for tests
+        self.home.mkdir()
+        self._users = folder / "passwd"
+        users = Path("/etc/passwd").read_text()
+        self._users.write_text(re.sub(r"^(root:([^:\n]*:){4})[^:\n]*", rf"\1{self.home}", users, flags=re.MULTILINE))
         self._bin = folder / "bin"
         self._bin.mkdir()
         ssh = self._bin / "ssh"  # ssh looks for ~/.ssh where /etc/passwd says, whatever HOME is
@@ -89,6 +95,7 @@ class Sshd:
         settings.write_text(_SERVER.format(folder=self.folder, name=host.name))
         # A /run of the host's own: /run/sshd, where sshd locks itself in, goes with the host then.
         host.run("sh", "-c", "mount -t tmpfs none /run && mkdir -m 755 /run/sshd")
+        host.run("mount", "--bind", self._users, "/etc/passwd")
         host.start(
             [_which("sshd") or "sshd", "-D", "-f", settings, "-E", self.log(host)],
             stdin=subprocess.DEVNULL,

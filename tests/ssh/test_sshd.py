@@ -1,6 +1,5 @@
 """The sshd's of the virtual hosts do what those of other machines do."""
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ def test_environment_and_folder_are_those_of_a_login(sshd):
     assert RUN_SSHD.exists() == there_before, "what the daemons need is in the hosts only"
     done = ask(servers, "n1", "pwd; env")
     home, *variables = done.stdout.splitlines()
-    assert home == os.path.expanduser("~root")
+    assert home == str(servers.home)
     names = {line.partition("=")[0] for line in variables}
     assert "SSH_CONNECTION" in names
     assert not names & {"PYTHONPATH", "VIRTUAL_ENV", "PYTEST_CURRENT_TEST"}
