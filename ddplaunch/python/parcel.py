@@ -32,7 +32,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 path = f"{self._path}-{self._files}"
                 _write(path, (ctypes.c_char * untyped.nbytes()).from_address(untyped.data_ptr()))
                 return _mapped, (path, untyped.nbytes(), value.dtype)
-            if value.device.type != "cpu":
+            if value._untyped_storage.device.type != "cpu":
                 return _on_cpu, (bytes(untyped), value.dtype)
         return super().reducer_override(value)
 
