@@ -39,14 +39,19 @@ class Stragglers:
         """A rank may have ended: the time of those that still run begins now."""
         for timer in self._timers:
             timer.cancel()
-        self._timers = [self._loop.after(STRAGGLING, self._name)] if self._left() else []
+        self._timers = [self._loop.after(STRAGGLING, self._name)] if self._left() or self._starting else []
         others_ended = self._ranks.codes or any(each.finished for each in self._ranks.processes.values())
         if self._timers and self._timeout is not None and others_ended:
             self._timers.append(self._loop.after(self._timeout, self._report))
 
+    @property
+    def _starting(self) -> bool:
+        """Whether some are yet to start: a rank may have ended before."""
+        return self._ranks.phase is Phase.RUNNING and self._ranks.pending > 0
+
     def _left(self) -> list[RankProcess]:
         ranks = self._ranks
-        if ranks.phase is not Phase.RUNNING or ranks.pending or ranks.failures:
+        if ranks.phase is not Phase.RUNNING or ranks.failures:
             return []
         return [each for each in ranks.processes.values() if not each.finished and not each.signalled]
 
@@ -55,7 +60,9 @@ class Stragglers:
             self._tell(Straggling(self._ranks.number))
 
     def _name(self) -> None:
-        if self._left():
+        if self._starting:
+            self.await_them()
+        elif self._left():
             self._inspect(self._ranks, self._found)
 
     def _found(self, inspection: Inspection) -> None:
