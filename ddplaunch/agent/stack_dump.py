@@ -58,10 +58,18 @@ class StackDump:
         except FileNotFoundError:
             if not os.path.exists(self._proc):
                 return "it has ended"
-            return "the program has closed the file for it" if caught else REPLACED
+            if caught:
+                return "the program has closed the file for it"
+            return REPLACED if self._has_files() else ENDING  # at its end the kernel closes all, an exec only ours
         except (OSError, ValueError) as error:
             return f"the system does not allow it: {error}"
         return ""
+
+    def _has_files(self) -> bool:
+        try:
+            return bool(os.listdir(f"{self._proc}/fd"))
+        except OSError:
+            return False
 
     def look(self) -> bool:
         """Look for its end; return whether it is still awaited."""
