@@ -72,7 +72,7 @@ class Size:
     lines: int = 200_000
     nodes: int = 1000
     sequence: int = 10
-    tests: int = 40
+    tests: int = 16
 
 
 QUICK = Size(all_contenders=False, many=2, few=2, idle=1.0, lines=20_000, sequence=3, tests=2)
@@ -482,7 +482,18 @@ def _tests_in_ranks(size: Size) -> Experiment:
 
     def tested(way: str) -> Turn:
         file = str(contenders.PROGRAMS / "tests_in_ranks.py")
-        words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hydra_pytest", file]
+        words = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:hydra_pytest",
+            "--noconftest",
+            file,
+        ]
         return lambda: run(words, {"BENCH_WAY": way, "BENCH_TESTS": str(size.tests)})
 
     case = "torch's MultiProcessTestCase"
