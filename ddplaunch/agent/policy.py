@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, field
 from ddplaunch.plan.layout import Rank
+from ddplaunch.words import quoted
 
 if TYPE_CHECKING:
     import re
@@ -53,9 +54,7 @@ class Sidecar:
 
     @property
     def command(self) -> str:
-        import shlex
-
-        return shlex.join(self.words)
+        return quoted(self.words)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class NodeZero:
         self._counted = 0
         self._start: Start | None = None  # the latest
         self._pacing: Pacing | None = None
+        self._frame: tuple[Message | None, bytes] = (None, b"")  # of the message that was last sent to a node
 
     def begin(self) -> None:
         """Wait for the others, or start at once where there are none."""
@@ -168,7 +169,7 @@ class NodeZero:
             message = self._judged(message)
         if number:
             if number in self._peers:
-                self._peers[number].send(message)
+                self._peers[number].send_frame(self._encoded(message))
             return
         if isinstance(message, Start | End):
             self._note_strangers()
@@ -178,6 +179,14 @@ class NodeZero:
         if isinstance(message, End) and message.outcome.code == 0:
             self._note_pace()
         self._hear(message)
+
+    def _encoded(self, message: Message) -> bytes:
+        """The frame of a message, which often goes to all nodes and is encoded once."""
+        if self._frame[0] is not message:
+            from ddplaunch.wire.typed import encode
+
+            self._frame = message, encode(message)
+        return self._frame[1]
 
     def _with_route(self, start: Start) -> Start:
         """Add what node 0's own ranks need: the address under which the others reached us."""

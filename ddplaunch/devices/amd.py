@@ -11,14 +11,13 @@ from functools import partial
 
 from ddplaunch.devices.processes import describe_process
 from ddplaunch.devices.sysfs import Folder, numbered, read_beside, read_int, read_text
-from ddplaunch.devices.vendor import Trees, Vendor, Visible, VisibleGpu, by_uuid, counted, have, one, walk
+from ddplaunch.devices.vendor import AND, Trees, Vendor, Visible, VisibleGpu, by_uuid, counted, have, one, walk
 from ddplaunch.plan.hardware import Gpu, GpuProcess
 from ddplaunch.plan.numbers import whole
 
 ROCR = "ROCR_VISIBLE_DEVICES"
 HIP = "HIP_VISIBLE_DEVICES"
 CUDA = "CUDA_VISIBLE_DEVICES"  # which HIP reads too
-AND = " and "
 
 KFD = "class/kfd/kfd"
 

@@ -17,6 +17,7 @@ HIDES_ALL = ("", "-1", "NoDevFiles")
 """Values that hide every GPU and are meant to; "NoDevFiles" is Slurm's for a job that asked for none."""
 
 UUID_KINDS = ("gpu-", "mig-")
+AND = " and "  # between the variables that a source names
 
 
 @dataclass(frozen=True)

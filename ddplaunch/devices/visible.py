@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 
 from ddplaunch.devices import VENDORS
 from ddplaunch.devices.nvidia import NVIDIA, as_cuda_shows
-from ddplaunch.devices.vendor import HIDES_ALL, Vendor, Visible, VisibleGpu, by_uuid, have
+from ddplaunch.devices.vendor import AND, HIDES_ALL, Vendor, Visible, VisibleGpu, by_uuid, have
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import Gpu, Hardware
 from ddplaunch.plan.numbers import whole
 
 NONE = "none"  # what `--gpus` calls running on the CPUs on purpose
 NAMES_THEM = "`ddplaunch devices` lists them"
-AND = " and "
 
 
 def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, str]) -> Visible:

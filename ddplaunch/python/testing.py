@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import socket
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.python import body
 from ddplaunch.python.job import RankFailed
 from ddplaunch.python.session import Session
+from ddplaunch.wire.sockets import free_port
 
 
 class Ranks:
@@ -47,7 +47,7 @@ class Ranks:
             if module is not None:
                 cloudpickle.register_pickle_by_value(module)  # with its assertions as pytest has rewritten them
             try:
-                found = self._session.run(body.run, function, given, _free_port(), timeout=timeout)
+                found = self._session.run(body.run, function, given, free_port(), timeout=timeout)
             finally:
                 if module is not None:
                     cloudpickle.unregister_pickle_by_value(module)
@@ -69,8 +69,3 @@ class Ranks:
         session, self._session = self._session, None
         if session is not None:
             session.close()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import islice
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ddplaunch.loop import Loop
 from ddplaunch.wire.frames import LENGTH, Garbled
@@ -28,8 +28,6 @@ class Connection(Generic[M]):
 
     Where ``hear`` raises Garbled, before it has acted, the peer counts as lost.
     """
-
-    _encoded: ClassVar[tuple[object, bytes]] = (None, b"")  # the last message of all connections, and its frame
 
     def __init__(
         self,
@@ -77,12 +75,12 @@ class Connection(Generic[M]):
         self._accepted, self._max_bytes = tuple(accepted), max_bytes
 
     def send(self, message: object) -> None:
-        """Send a message; what the peer does not take at once waits."""
+        self.send_frame(encode(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send what ``encode`` made; what the peer does not take at once waits."""
         if not self.open or self._ending:
             return
-        if Connection._encoded[0] is not message:  # one that goes to many peers is encoded once
-            Connection._encoded = message, encode(message)
-        frame = Connection._encoded[1]
         self._going.append(frame)
         self._waiting += len(frame)
         if self._waiting > self._max_waiting:

@@ -52,3 +52,9 @@ def peer_uid(sock: socket.socket) -> int:
     """The user of the process at the other end, as it was when it connected or began to listen."""
     uid: int = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1]
     return uid
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import socket
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from ddplaunch.commands.doctor.ways import Responder, try_ways
 from ddplaunch.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.wire.connection import MAX_BYTES
 from ddplaunch.wire.frames import LENGTH, Garbled, frame
+from ddplaunch.wire.sockets import free_port
 from ddplaunch.wire.typed import decode, encode
 
 NODE = "from ddplaunch.commands.doctor.node import main; main()"
@@ -124,7 +124,7 @@ class Answerer:
     def _measure(self, question: messages.Measure) -> Measured:
         if not self._meters:
             return Measured(error="the measuring processes could not be started again")
-        address, port = question.address or "127.0.0.1", question.port or _free_port()
+        address, port = question.address or "127.0.0.1", question.port or free_port()
         taking = self._meters[: question.count]
         for place, meter in enumerate(taking):
             meter.ask(AllReduce(address, port, question.first + place, question.world_size))
@@ -142,8 +142,3 @@ class Answerer:
         for meter in self._meters:
             meter.end()
         self._meters = []
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
