@@ -59,16 +59,15 @@ def test_orders_to_start_are_short():
 
 def test_what_goes_to_all_is_in_memory_once():
     """Ten peers read nothing of a frame of 8 MB."""
-    loop, message, ends = Loop(), Note("x" * (8 << 20)), []
+    loop, frame, ends = Loop(), encode(Note("x" * (8 << 20))), []
     peers = []
     for _ in range(10):
         ours, theirs = socket.socketpair()
         ends.append(theirs)
         peers.append(Connection(loop, ours, [Note], lambda message: None, lambda why: None))
-    peers[0].send(message)
     tracemalloc.start()
-    for peer in peers[1:]:
-        peer.send(message)
+    for peer in peers:
+        peer.send_frame(frame)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert all(peer.waiting > 4 << 20 for peer in peers)

@@ -1,1 +1,1 @@
-"""What one process can import for all ranks: what the program imports, and what a trial has proven to be clean."""
+"""What one process can import for all ranks: what is known to be safe before the ranks are forked."""

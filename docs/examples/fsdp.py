@@ -2,9 +2,9 @@
 
 A language model of bytes, on the half megabyte of English that Python itself brings: nothing is downloaded.
 
-    ddplaunch run docs/examples/fsdp.py --nproc 2 -- --parallel ddp --memory 150   does not fit
-    ddplaunch run docs/examples/fsdp.py --nproc 2 -- --memory 150 --checkpoint model
-    ddplaunch run docs/examples/fsdp.py --nproc 4 -- --memory 150 --checkpoint model --steps 10
+    ddplaunch run docs/examples/fsdp.py --nproc 2 -- --parallel ddp --memory 180   does not fit
+    ddplaunch run docs/examples/fsdp.py --nproc 2 -- --memory 180 --checkpoint model
+    ddplaunch run docs/examples/fsdp.py --nproc 4 -- --memory 180 --checkpoint model --steps 10
 
 The third goes on where the second ended, with twice the ranks. It also runs under torchrun.
 """

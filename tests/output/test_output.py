@@ -378,13 +378,22 @@ def test_a_debugger_without_a_terminal(launch, tmp_path):
 
 
 FALLS = """
-import os, sys, time
+import os, signal, sys, time
 def meet():
     raise ConnectionError("[/src/gloo/pair.cc:538] Connection closed by peer [127.0.0.1]:1")
+def tell(what):
+    open(what + os.environ["TORCHELASTIC_RUN_ID"], "w").close()
+def wait_for(what):
+    while not os.path.exists(what + os.environ["TORCHELASTIC_RUN_ID"]):
+        time.sleep(0.01)
 rank = int(os.environ["RANK"])
-while rank != 2 and not os.path.exists("up"):
-    time.sleep(0.01)
+if rank == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it falls by itself, as soon as it can
+    tell("zero")
+    wait_for("two")
 if rank == 1:
+    wait_for("zero")
+    wait_for("two")
     raise ValueError("the cause")
 if rank == 2:
     try:
@@ -393,7 +402,7 @@ if rank == 2:
         import traceback
         traceback.print_exc()
         print("rank 2 goes on", file=sys.stderr, flush=True)
-        open("up", "w").close()
+        tell("two")
         time.sleep(600)
 meet()
 """
@@ -402,7 +411,7 @@ meet()
 def test_ranks_that_fell_with_another_are_a_line_each(launch, tmp_path):
     """In a terminal the cause's traceback is to be seen; the log folder and an explicit --show have all."""
     write(tmp_path, "train.py", FALLS)
-    words = ("run", *LIGHT, "--nproc", "3", "--grace", "1", "--log-dir", "logs")
+    words = ("run", *LIGHT, "--nproc", "3", "--grace", "20", "--log-dir", "logs")
     terminal = Terminal([*words, "train.py"], tmp_path, env={"NO_COLOR": "1"})
     assert terminal.end() == 1
     shown = terminal.shown.replace("\r\n", "\n")
