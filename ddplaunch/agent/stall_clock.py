@@ -1,8 +1,8 @@
 """A node's clock that silence runs: once its ranks have long printed nothing, it inspects them, and may tell node 0.
 
-Whatever a rank prints puts it back, at no cost and without a wake-up. At most once in the stall timeout it wakes the
-launcher, and once more, a fifth of it later, where ranks are in a collective. Whether the job has stalled is for node 0
-to say: it asks all nodes.
+Whatever a rank prints puts it back, at no cost and without a wake-up. It wakes the launcher after 20 s of silence, and
+then each time that has doubled, up to the stall timeout; and once more where ranks are in a collective, for what they
+do meanwhile. Whether the job has stalled is for node 0 to say: it asks all nodes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.agent.ranks import Phase, Ranks
 from ddplaunch.control.messages import FromNode, Suspicion
-from ddplaunch.control.rules import Rules
+from ddplaunch.control.rules import SOON, Rules
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.loop import Loop, Timer
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.usage import TreeUsage
     from ddplaunch.diagnosis.inspection import Inspection, RankInspection
 
+PAUSE = 4.0  # seconds between two inspections, before the stall timeout
 LATE = 2.0  # seconds: a wake-up that comes later was held up, as all of us were (Ctrl-Z, a frozen container)
 SET = 1.0  # seconds that the wall clock may gain or lose between two readings; with more it was set, or we slept
 NOISE = 0.02  # seconds of CPU time that a rank may use for our own questions, and the kernel's rounding
@@ -42,12 +43,17 @@ class StallClock:
     def __init__(self, loop: Loop, rules: Rules, inspect: Inspect, tell: Callable[[FromNode], None]) -> None:
         """``inspect`` finds the state of ranks of this node; ``tell`` tells the job."""
         self._loop, self._inspect, self._tell = loop, inspect, tell
-        self._timeout, self._pause, self._strict = rules.stall_timeout, rules.stall_pause, rules.stall_strict
+        self._timeout, self._strict = rules.stall_timeout, rules.stall_strict
+        doubled = [SOON * 2**times for times in range(10)]
+        last = rules.stall_timeout - rules.stall_pause
+        self._looks = [*((each, PAUSE) for each in doubled if each + PAUSE < last), (last, rules.stall_pause)]
+        self._next = 0  # of these: after how much silence, and seconds until the second inspection
         self._ranks: Ranks | None = None
         self._timer: Timer | None = None
         self._printed: dict[int, float] = {}
         self._readings: list[_Used] = []  # the last two
         self._since: dict[int, tuple[object, float]] = {}  # the collectives of a rank, and since when they are these
+        self._stuck = False  # whether ranks were, in the first inspection of two
         self._inspected = 0.0
         self._offset = 0.0
         self._clock_set = 0.0  # the wall clock's time when it was last set
@@ -58,7 +64,7 @@ class StallClock:
         self._ranks = ranks
         self._offset = time.time() - time.monotonic()
         self._inspected = time.monotonic() - self._timeout
-        self._timer = self._loop.after(self._timeout - self._pause, self._wake)
+        self._timer = self._loop.after(self._looks[0][0], self._wake)
         self.restart()
 
     def end(self) -> None:
@@ -77,11 +83,12 @@ class StallClock:
 
     def printed(self, rank: int) -> None:
         now = self._printed[rank] = time.monotonic()
+        self._next, self._stuck = 0, False
         if self._timer is not None:
-            self._timer.when = max(now + self._timeout - self._pause, self._inspected + self._timeout)
+            self._timer.when = max(now + self._looks[0][0], self._inspected + min(SOON, self._timeout))
 
-    def _hear_of_work(self, ranks: Ranks) -> float:
-        """What ``runtime.working`` says counts as what ranks print; return the seconds since the last of either."""
+    def _silence(self, ranks: Ranks) -> float:
+        """Seconds since a rank printed something, or said by ``runtime.working`` that it works."""
         for number, printed in self._printed.items():
             self._printed[number] = max(printed, ranks.worked(number))
         return time.monotonic() - max(self._printed.values(), default=0.0)
@@ -90,36 +97,45 @@ class StallClock:
         ranks, due = self._ranks, self._timer.when if self._timer else 0.0
         if ranks is None or ranks.phase not in (Phase.LOADING, Phase.RUNNING):
             return
-        if time.monotonic() - due > max(LATE, self._pause):
+        if time.monotonic() - due > max(LATE, self._looks[self._next][1]):
             self.restart()
-            return self._again(self._timeout - self._pause)
-        if (rest := self._timeout - self._pause - self._hear_of_work(ranks)) > 0:
+            return self._again(self._looks[0][0])
+        if (rest := self._looks[self._next][0] - self._silence(ranks)) > 0:
             self._timer = self._loop.after(rest, self._wake)
             return
         for line in ranks.lines.values():
             line.catch_up()
         if not any(line.answers for line in ranks.lines.values()):
-            return self._again(self._timeout)  # no rank has called init_process_group
+            return self._later(ranks)  # no rank has called init_process_group
         self._inspect(ranks, lambda found: self._found(ranks, found))
 
     def _again(self, seconds: float) -> None:
         self._inspected = time.monotonic()
         self._timer = self._loop.after(seconds, self._wake)
 
+    def _later(self, ranks: Ranks) -> None:
+        """Look again when the silence has doubled; with the stall timeout over, once in it."""
+        self._stuck = False
+        if self._next == len(self._looks) - 1:
+            return self._again(self._timeout)
+        self._next += 1
+        self._again(max(0.0, self._looks[self._next][0] - self._silence(ranks)))
+
     def _found(self, ranks: Ranks, inspection: Inspection) -> None:
         if ranks is not self._ranks or ranks.phase is not Phase.RUNNING:
             return
-        latest = self._readings[-1].moment if self._readings else 0.0
+        pause = self._looks[self._next][1]
         inspection = self.complete(inspection, ranks, keep=True)
-        stuck = [rank for rank in inspection.ranks if self._may_wait(rank, ranks)]
-        still = all((rank.standstill or 0.0) >= self._pause / 2 for rank in inspection.ranks)
-        if not stuck and not self._strict:
-            return self._again(self._timeout)
-        if latest < max(self._printed.values()):  # nothing to compare with yet
-            return self._again(self._pause)
-        if still and not any(diagnosis.stall.works(rank) for rank in inspection.ranks if rank not in stuck):
+        waiting = [rank for rank in inspection.ranks if self._may_wait(rank, ranks)]
+        still = all((rank.standstill or 0.0) >= pause / 2 for rank in inspection.ranks)
+        if not waiting and not (self._strict and self._next == len(self._looks) - 1):
+            return self._later(ranks)
+        if not self._stuck:  # nothing to compare with yet
+            self._stuck = True
+            return self._again(pause)
+        if still and not any(diagnosis.stall.works(rank) for rank in inspection.ranks if rank not in waiting):
             self._tell(Suspicion(ranks.number))
-        self._again(self._timeout)
+        self._later(ranks)
 
     def _may_wait(self, rank: RankInspection, ranks: Ranks) -> bool:
         """Whether a rank is in a collective, or perhaps in ``init_process_group``."""
@@ -133,9 +149,10 @@ class StallClock:
         if ranks is not self._ranks:
             return inspection
         self._check_wall_clock()
-        self._hear_of_work(ranks)
+        self._silence(ranks)
         moment = time.monotonic()
-        before = next((each for each in self._readings[::-1] if moment - each.moment > self._pause / 2), None)
+        apart = self._looks[0][1] / 2
+        before = next((each for each in self._readings[::-1] if moment - each.moment > apart), None)
         # With thousands of sockets a reading takes long: people who ask do not wait for one that tells nothing.
         reading = self._read(ranks) if keep or before else _Used(moment, {})
         found = []

@@ -267,7 +267,7 @@ class Options:
         "--stall-timeout",
         None,
         "Stop the job when nothing gets on for this long: no output, no collective, and the ranks that others wait for "
-        "are idle.  [default: a note after 5 minutes]",
+        "are idle.  [default: a note, after 24 s at the soonest]",
         values.limit,
     )
     on_stall: str | None = _option(

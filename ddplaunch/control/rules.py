@@ -6,6 +6,7 @@ from ddplaunch.dataclass import dataclass
 
 MIN_GRACE = 5.0  # seconds
 STALLED = 300.0  # seconds without --stall-timeout
+SOON = 20.0  # seconds of silence after which ranks that wait are looked for
 GPU_MEMORY = 30.0  # seconds without --gpu-memory-timeout
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from ddplaunch import TYPE_CHECKING, diagnosis
 from ddplaunch.control.failure import Failure
 from ddplaunch.control.inspections import JobInspections
+from ddplaunch.control.rules import SOON
 from ddplaunch.control.seat import Part, Seats
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import EXIT_TIMEOUT
@@ -18,8 +19,12 @@ from ddplaunch.words import ranks, span
 
 if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Inspection
+    from ddplaunch.diagnosis.stall import Stall
 
 
+REST = 2.0  # seconds between two questions whether the job has stalled, at most
+_UNUSUAL = 10.0  # times the usual gap between two collectives
+_RAISED = 3.0  # times what a wait had lasted when it was told of, if another comes at the same place
 IF_AT_WORK = "if that was work, use a larger --stall-timeout, or call ddplaunch.runtime.working() meanwhile"
 
 
@@ -54,6 +59,7 @@ class TimeLimits:
         self._asking = False  # or resting from that
         self._suspected = False  # meanwhile
         self._reported: tuple[object, ...] = ()
+        self._usual: dict[str, float] = {}  # seconds for which ranks wait at a place before that is worth a word
         self._straggling: set[int] = set()  # the nodes whose ranks do, to their knowledge
         self._timers: dict[str, Timer] = {}
         self._job_timer: Timer | None = None
@@ -65,6 +71,7 @@ class TimeLimits:
         self._attempt = attempt
         self._asking = self._suspected = False
         self._reported = ()
+        self._usual.clear()
         self._straggling.clear()
         for timer in self._timers.values():
             timer.cancel()
@@ -118,19 +125,44 @@ class TimeLimits:
         rules = self._rules
         stall, sooner = diagnosis.stall.judge(inspection, rules.stall_timeout, strict=rules.stall_strict)
         if sooner is None:
-            self._set("asking", rules.stall_pause / 2, self._rested)
+            self._set("asking", min(rules.stall_pause / 2, REST), self._rested)
         else:
             self._set("asking", sooner, self._ask_whether)
         if stall is None:
-            return
-        if rules.on_stall != "report" and stall.killable:
+            self._judge_early(attempt, inspection)
+        elif rules.on_stall != "report" and stall.killable:
             found = diagnosis.culprit.culprit(inspection)
             what = found.text if found else stall.text
             hint = IF_AT_WORK if stall.lives and stall.idle else None
             failure = self._failure(inspection, stall.rank, "the job stalled", stall.trace, hint)
             text = f"no progress for {span(stall.seconds)} (--stall-timeout): {what}{self._on(failure)}"
             self._cut(Cut(text, failure, stall.lives, rules.on_stall == "restart", inspection))
-        elif stall.mark != self._reported:
+        else:
+            self._tell(stall)
+
+    def _judge_early(self, attempt: int, inspection: Inspection) -> None:
+        """Tell of ranks that wait, before the stall timeout is over, where that is unusual for this job and place."""
+        stall, sooner = diagnosis.stall.judge(inspection, SOON, strict=False)
+        if sooner is not None:
+            self._set("telling", sooner, self.suspect)
+        if stall is None or stall.mark == self._reported:
+            return
+
+        def compare(inspection: Inspection) -> None:
+            if attempt != self._attempt:
+                return
+            gap = diagnosis.pace.usual_gap(each for rank in inspection.ranks for each in rank.arrivals)
+            usual = max(_UNUSUAL * gap, self._usual.get(stall.place, SOON))
+            if stall.seconds >= usual:
+                self._usual[stall.place] = _RAISED * stall.seconds
+                self._tell(stall)
+            elif usual < self._rules.stall_timeout:
+                self._set("telling", usual - stall.seconds, self.suspect)
+
+        self._inspections.begin(diagnosis.inspection.Detail.PACE, compare)
+
+    def _tell(self, stall: Stall) -> None:
+        if stall.mark != self._reported:
             self._reported = stall.mark
             closer = f"look closer with `ddplaunch stacks {self._run_id}`"
             self._seats.note(f"no progress for {span(stall.seconds)}: {stall.text}; {closer}")

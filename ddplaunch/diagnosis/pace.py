@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -178,6 +178,16 @@ def _pace(name: str, group: _Group, clocks: _Clocks, excuses: _Excuses) -> Group
 def _middle(found: list[tuple[float, int]]) -> tuple[float, int]:
     """The arrival by which at least half of those before the last were there."""
     return found[(len(found) - 2) // 2]
+
+
+def usual_gap(arrivals: Iterable[Arrivals]) -> float:
+    """Seconds of the gap between two collectives in which, with longer ones, half of the time has passed.
+
+    That is the gap between two steps, however many collectives a step has; 0 where there are too few of them.
+    """
+    gaps = sorted((gap for each in arrivals if len(each.gaps) >= FEW for gap in each.gaps), reverse=True)
+    half = sum(gaps) / 2
+    return next((gap / 1e6 for gap, passed in zip(gaps, accumulate(gaps), strict=True) if passed >= half), 0.0)
 
 
 # ------------------------------------------------------------------------------------------------------- for people

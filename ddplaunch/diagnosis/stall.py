@@ -35,6 +35,7 @@ class Stall(NamedTuple):
     idle: bool  # whether it does something that may be work, and only looks idle: it is neither stopped nor waits
     killable: bool  # whether stopping helps: a rank in uninterruptible sleep may only be slow, and cannot be killed
     mark: tuple[object, ...]  # equal as long as no rank enters or completes a collective
+    place: str  # where that rank is, which the program may come to again
 
 
 class Judgement(NamedTuple):
@@ -89,7 +90,8 @@ def judge(inspection: Inspection, timeout: float, *, strict: bool) -> Judgement:
     killable = not any(by_number[rank].condition is Condition.BLOCKED for rank in awaited)
     mark = tuple((rank.rank, rank.groups) for rank in found)
     idle = bool(awaited) and first.condition is Condition.ALIVE and wait_of(first) is None
-    return Judgement(Stall(first.rank, told, trace(first), lasted, not is_gone(first), idle, killable, mark))
+    place = where([first])
+    return Judgement(Stall(first.rank, told, trace(first), lasted, not is_gone(first), idle, killable, mark, place))
 
 
 def works(rank: RankInspection) -> bool:

@@ -139,7 +139,7 @@ def test_the_rank_may_be_on_another_node(start):
 
 
 def test_the_launcher_sleeps_while_ranks_wait(start):
-    """Its clock runs, and wakes nobody before its time."""
+    """Its clock runs, and wakes nobody before its time; then it tells who waits for whom, and the job goes on."""
 
     def switches() -> str:
         status = Path(f"/proc/{job.process.pid}/status").read_text()
@@ -154,6 +154,11 @@ def test_the_launcher_sleeps_while_ranks_wait(start):
         time.sleep(3)  # the thing measured is that nothing happens for a while
         now = switches()
     assert now == before
+    wait_until(job.stderr, "a word on the stall")
+    said = (
+        r"ddplaunch: no progress for \d\ds: ranks 0, 1 wait in all_reduce #2 .*; rank 2 has not entered it: sleep at "
+    )
+    assert re.match(said, job.stderr())
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
     job.assert_nothing_left()

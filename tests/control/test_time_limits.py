@@ -7,8 +7,11 @@ import signal
 from ddplaunch.control import messages
 from ddplaunch.control.attempt import JobAttempt
 from ddplaunch.control.failure import Failure, Outcome
-from ddplaunch.control.time_limits import Cut
+from ddplaunch.control.time_limits import REST, Cut
+from ddplaunch.dataclass import replace
+from ddplaunch.diagnosis.inspection import Arrivals, Detail, Inspection
 from tests.control.test_coordinator import Job
+from tests.diagnosis.test_stall import rank
 
 
 def test_the_time_of_a_job_is_over():
@@ -91,10 +94,72 @@ def test_all_nodes_may_suspect_a_stall_at_once():
     for number in range(8):
         job.say(number, messages.Suspicion(0))
     assert len(job.take(messages.Inspect)) == 8
-    job.wait(3)  # nobody answers
-    job.wait(29)
-    assert not job.take(messages.Inspect)
-    job.wait(1)
+    job.wait(3 + REST)  # nobody answers
     assert len(job.take(messages.Inspect)) == 8
     job.wait(600)
     assert not job.take(messages.Inspect)
+
+
+class Waiting:
+    """A job of two ranks, of which rank 0 waits; a test says for how long, and what the job's usual gap is."""
+
+    def __init__(self, **rules: object) -> None:
+        self.job, self.gap, self.steps = Job(**rules), 0.1, 0
+
+    def suspect(self, seconds: float) -> list[str]:
+        """A node's word after this much silence, at another collective than before; return what was said."""
+        self.steps += 1
+        self.job.wait(REST)
+        self.job.say(0, messages.Suspicion(0))
+        return self.answer(seconds)
+
+    def answer(self, seconds: float) -> list[str]:
+        shares = {"quiet": seconds, "standstill": seconds}
+        ranks = [rank(0, 4 + self.steps, 3 + self.steps, **shares), rank(1, 3 + self.steps, 3 + self.steps, **shares)]
+        arrivals = Arrivals(0, "0", "default_pg", 1, 0.0, (10, 20, round(self.gap * 1e6)) * 20)
+        while asked := self.job.take(messages.Inspect):
+            (question,) = asked
+            assert isinstance(question, messages.Inspect)
+            if question.detail is Detail.PACE:
+                ranks[0] = replace(ranks[0], arrivals=(arrivals,))
+            self.job.say(0, messages.Inspected(question.serial, Inspection(0.0, tuple(ranks), 2)))
+        return [note.text for note in self.job.take(messages.Note) if isinstance(note, messages.Note)]
+
+
+def test_ranks_that_wait_are_told_of_soon():
+    waiting = Waiting()
+    (said,) = waiting.suspect(24.0)
+    assert said.startswith("no progress for 24s: rank 0 waits in all_reduce #5 of default_pg")
+    assert "look closer with `ddplaunch stacks id`" in said
+    waiting.steps -= 1
+    assert not waiting.suspect(300.0), "once"
+
+
+def test_the_bar_is_ten_times_the_usual_gap():
+    waiting = Waiting()
+    waiting.gap = 5.0
+    assert not waiting.suspect(24.0)
+    waiting.job.wait(25.9)
+    assert not waiting.job.take(messages.Inspect)
+    waiting.job.wait(0.1)
+    (said,) = waiting.answer(50.0)
+    assert said.startswith("no progress for 50s: ")
+
+
+def test_a_wait_that_ended_by_itself_raises_the_bar_of_its_place():
+    """As at each checkpoint."""
+    waiting = Waiting()
+    assert waiting.suspect(24.0)
+    assert not waiting.suspect(24.0)
+    assert not waiting.suspect(44.0)
+    assert waiting.suspect(84.0)
+    assert not waiting.suspect(164.0)
+    assert waiting.suspect(300.0), "as without a bar"
+
+
+def test_it_is_a_note_where_a_stall_timeout_ends_the_job():
+    waiting = Waiting(stall_timeout=60.0, on_stall="stop")
+    assert waiting.suspect(24.0)
+    assert not waiting.job.take(messages.Stop)
+    assert waiting.suspect(60.0) == []
+    assert waiting.job.take(messages.Stop)

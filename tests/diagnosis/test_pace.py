@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.diagnosis.arrivals import kept, read_trace
 from ddplaunch.diagnosis.inspection import Arrivals
-from ddplaunch.diagnosis.pace import RankClock, compare, sentences
+from ddplaunch.diagnosis.pace import RankClock, compare, sentences, usual_gap
 from tests.conftest import write
 
 EPOCH = 1.79e9
@@ -293,3 +293,16 @@ def test_real_ranks(launch, tmp_path):
     (sentence,) = said(each for rank in range(3) for each in read_trace(rank, (tmp_path / f"{rank}.json").read_bytes()))
     assert sentence.startswith("rank 1 arrived last in "), sentence
     assert "of the last 60 collectives, 5" in sentence
+
+
+@pytest.mark.parametrize(
+    ("gaps", "usual"),
+    [
+        ([100, 200, 500_000] * 100, 0.5),  # microseconds: three collectives a step
+        ([500_000] * 500 + [60_000_000], 0.5),  # and a checkpoint
+        ([500_000] * 9, 0.0),
+        ([], 0.0),
+    ],
+)
+def test_the_usual_gap_is_that_of_a_step(gaps, usual):
+    assert usual_gap([Arrivals(0, "0", "default_pg", 1, 0.0, tuple(gaps))]) == usual

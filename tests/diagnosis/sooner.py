@@ -1,0 +1,52 @@
+"""How soon each hang of ``programs/train.py`` is told of by itself, and whether the right rank is named.
+
+Type ``python -m tests.diagnosis.sooner [HANG …]``. What counts are seconds from the last line of the ranks, which
+they print just before they hang.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.conftest import clean_environment, command
+from tests.diagnosis.capture import HANGS, KINDS
+from tests.diagnosis.test_waits import TOLD
+
+ASIDE = {"gil": "native code that holds the GIL for 8 s is over by then", "ran_longer": "two ranks have ended: 30 s"}
+PATIENCE = 90.0  # seconds
+BEGIN = "def begin(folder, rank):\n    print('begins', flush=True)\n"
+
+
+def measure(kind: str) -> tuple[float | None, bool, str]:
+    """Seconds until a hang is told of (None: it was not), whether rightly, and what was said."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("train.py", "data.py"):
+            shutil.copy(HANGS / name, folder)
+        (Path(folder) / "asking.py").write_text(BEGIN)
+        words = command("run", "--nproc", "3", "--timeout", f"{PATIENCE:g}", "train.py", kind, folder)
+        with subprocess.Popen(
+            words, cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as job:
+            assert job.stdout is not None
+            began, told = time.monotonic(), None
+            for line in job.stdout:
+                if line.endswith("begins\n"):
+                    began = time.monotonic()
+                if said := re.match("ddplaunch: no progress for .*?: (.*); look closer", line):
+                    told = time.monotonic() - began, TOLD[kind][0] == said[1], said[1]
+                    job.terminate()
+        return told or (None, False, "nothing was said")
+
+
+if __name__ == "__main__":
+    seconds, right = [], 0
+    for kind in sys.argv[1:] or [each for each in KINDS if each not in ASIDE]:
+        after, rightly, said = measure(kind)
+        print(f"{kind:20} {'-' if after is None else f'{after:.1f} s':>7} {'' if rightly else said}", flush=True)
+        seconds += [] if after is None else [after]
+        right += rightly
+    print(f"{len(seconds)} told, {right} rightly, after", ", ".join(f"{each:.1f}" for each in sorted(seconds)), "s")
