@@ -89,6 +89,10 @@ def _commands() -> Iterator[str]:
             before[name] = command
         elif options:
             yield table(("option", "is"), [_row(each) for each in options.values()])
+        for word, below in command.commands.items() if isinstance(command, click.Group) else ():
+            yield f"### ddplaunch {name} {word}\n"
+            yield inspect.cleandoc(below.help or "").partition("\n")[0] + "\n"
+            yield table(("option", "is"), [_row(each) for each in _options(below).values()])
     yield "`--help` tells the same of each command, `ddplaunch --version` the version.\n"
 
 

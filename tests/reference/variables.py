@@ -11,8 +11,10 @@ OF_DDPLAUNCH = {
     "DDPLAUNCH_LOG_JSON": "read: `1` is `--log-json`",
     "DDPLAUNCH_PREFIX": "read: `--prefix`",
     "DDPLAUNCH_WARM": "read: `1` is `--warm`, `0` is `--no-warm`",
-    "DDPLAUNCH_NNODES": "read in a pod of an indexed Job, where `ddplaunch manifest` sets it: `--nnodes`",
-    "DDPLAUNCH_HOSTS": "set in a job of Grid Engine, PBS or LSF that `submit` has written: its hosts, node 0's first",
+    "DDPLAUNCH_NNODES": "read in a pod of an indexed Job, where `ddplaunch manifest` sets it: `--nnodes`; "
+    "[`doctor bisect`](doctor.md#which-host-is-it) sets it for its command",
+    "DDPLAUNCH_HOSTS": "set in a job of Grid Engine, PBS or LSF that `submit` has written, and by `doctor bisect` for "
+    "its command: the hosts, node 0's first",
     "DDPLAUNCH_NODE_RANK": "set by such a job for each launcher: `--node-rank`",
     "DDPLAUNCH_OVER_SSH": "set for launchers that `--hosts` starts, which come at the same time; no rank has it",
     "DDPLAUNCH_EXIT_FILE": "read: [the file](elastic.md#in-a-batch-script-of-your-own) in which node 0 leaves the exit "

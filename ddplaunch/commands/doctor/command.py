@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import click
+from click.core import ParameterSource
 
 from ddplaunch.cli.over_ssh import carried
 from ddplaunch.cli.say import say_note
 from ddplaunch.cli.values import WEEK, as_seconds
 from ddplaunch.clusters.systems import slurm
 from ddplaunch.commands.doctor import by_hand
+from ddplaunch.commands.doctor.bisect import bisect
 from ddplaunch.commands.doctor.checks import Severity
 from ddplaunch.commands.doctor.comparison import findings
 from ddplaunch.commands.doctor.examination import Examiner
@@ -35,7 +37,7 @@ from ddplaunch.words import named
 HEARTBEAT = 60.0  # seconds of silence after which ssh gives a host up
 
 
-@click.command()
+@click.group(invoke_without_command=True, subcommand_metavar="[bisect]")
 @click.option("--hosts", metavar="HOSTS", help="Look at these hosts, over SSH: n1,n2 or n[1-4].")
 @click.option("--hostfile", metavar="FILE", help="Look at the hosts in this file, one a line.")
 @click.option("--include", metavar="HOSTS", help="Look only at these of the hosts.")
@@ -61,7 +63,9 @@ HEARTBEAT = 60.0  # seconds of silence after which ssh gives a host up
     help="With --nnodes: wait this long for the other nodes.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
+@click.pass_context
 def doctor(
+    ctx: click.Context,
     hosts: str | None,
     hostfile: str | None,
     include: str | None,
@@ -79,6 +83,9 @@ def doctor(
     Looks at versions, GPUs, shared memory, disks, limits and clocks; tries the ways between nodes; and measures a small
     all_reduce. It changes nothing, and takes half a minute. The exit code is 1 where something would break a job.
     """
+    if ctx.invoked_subcommand is not None:
+        _check_before_bisect(ctx)
+        return 0
     given = "--hosts" if hosts is not None else "--hostfile" if hostfile is not None else None
     place = _place(nnodes, node_rank, master_addr, given)
     environ = carried((), os.environ)
@@ -99,6 +106,17 @@ def doctor(
     with _closing() as peers:
         peers += [CommandPeer(loop, *way) for way in ways]
         return _examine(loop, peers, master_addr or address, master_port, environ, as_json)
+
+
+doctor.add_command(bisect)
+
+
+def _check_before_bisect(ctx: click.Context) -> None:
+    """Raises UsageError for an option that was typed before ``bisect``, which has its own."""
+    for option in ctx.command.params:
+        if option.name and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+            hint = "ddplaunch doctor bisect --hosts n1,n2 -- COMMAND"
+            raise UsageError(f"{option.opts[0]} before bisect: its options come behind it", hint)
 
 
 def _place(

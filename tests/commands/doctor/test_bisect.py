@@ -1,0 +1,131 @@
+"""``ddplaunch doctor bisect``: real commands on hosts of which some are bad; which are found is in test_halving.py."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from tests.conftest import wait_until, write
+
+CHECK = """
+echo "on $DDPLAUNCH_HOSTS, of $1: $2 hosts, $DDPLAUNCH_NNODES"
+case ",$1," in *,n3:4,*) echo "Xid 79 on n3"; exit 3;; esac
+case "$1" in *n1:4*n6:4*) kill -9 $$;; esac
+"""
+
+
+def test_a_bad_host_and_two_that_fail_together(launch, tmp_path):
+    check = write(tmp_path, "check.sh", CHECK)
+    done = launch(
+        "doctor", "bisect", "--hosts", "n[0-7]:4", "--", "sh", check, "{hosts}", "{nnodes}", env={"TMPDIR": tmp_path}
+    )
+    assert (done.returncode, done.stdout) == (1, "--exclude=n3,n6\n")
+    said = re.sub(r" \(\d.*s\)$", "", done.stderr, flags=re.MULTILINE).splitlines()
+    assert said[:5] == [
+        "ddplaunch: searching 8 hosts; a run may take 10m00s (--timeout)",
+        "run 1: 8 hosts, n[0-7]: failed, exited with code 3: Xid 79 on n3",
+        "run 2: 4 hosts, n[0-3]: failed, exited with code 3: Xid 79 on n3",
+        "run 3: 2 hosts, n0,n1: passed",
+        "run 4: 2 hosts, n2,n3: failed, exited with code 3: Xid 79 on n3",
+    ]
+    assert [line for line in said if line.startswith("run 18: 2 hosts, n1,n6: failed, was ended by SIGKILL")]
+    assert said[-4:-1] == [
+        "ddplaunch: n3 is bad: it failed alone, 3 times",
+        "ddplaunch: n1,n6 failed together, 3 times, and pass with one of them less: something between them; "
+        "without n6 the others can go on",
+        "ddplaunch: the other 6 hosts pass together",
+    ]
+    folder = said[-1].removeprefix("ddplaunch: what each run has printed: ")
+    (log,) = tmp_path.glob("ddplaunch-bisect-*/run-3.log")
+    assert str(log.parent) == folder
+    assert log.read_text() == "on n0:4,n1:4, of n0:4,n1:4: 2 hosts, 2\n"
+
+
+def test_the_hosts_of_a_slurm_job_and_a_script_that_reads_them(launch, tmp_path):
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu[08-11]", "TMPDIR": tmp_path}
+    done = launch("doctor", "bisect", "--", "sh", "-c", "case $DDPLAUNCH_HOSTS in *gpu10*) exit 1;; esac", env=env)
+    assert (done.returncode, done.stdout) == (1, "--exclude=gpu10\n")
+    assert "ddplaunch: {hosts} is not in the command, which must read DDPLAUNCH_HOSTS\n" in done.stderr
+    assert "run 1: 4 hosts, gpu[08-11]: failed" in done.stderr
+
+
+def test_what_passes_is_skipped_or_fails_everywhere(launch, tmp_path):
+    def bisect(program):
+        done = launch("doctor", "bisect", "--hosts", "a,b", "--", *program, "{hosts}", env={"TMPDIR": tmp_path})
+        return done.returncode, done.stdout, done.stderr.splitlines()[-2]
+
+    assert bisect(["true"]) == (0, "", "ddplaunch: all 2 hosts pass together")
+    assert bisect(["sh", "-c", "exit 125"]) == (0, "", "ddplaunch: it is not known whether all hosts pass together")
+    everywhere = (
+        "ddplaunch: it failed 3 times on each of these: a, b; and never passed on as many hosts: look at COMMAND"
+    )
+    assert bisect(["false"]) == (1, "", everywhere)
+
+
+SPREADS = """
+case ",$1," in *,n0,*|*,n1,*) ;; *) exit 0;; esac
+[ "$1" = n0 ] && exit 1
+case $1 in n0,*) exit 1;; esac
+trap "" TERM
+touch began
+setsid sh -c 'trap "" TERM; sleep 600 & sleep 600' &
+sleep 600
+"""
+
+
+def test_ctrl_c_tells_what_is_known_and_leaves_nothing(start, tmp_path):
+    check = write(tmp_path, "check.sh", SPREADS)
+    job = start("doctor", "bisect", "--hosts", "n[0-3]", "--", "sh", check, "{hosts}")
+    wait_until((tmp_path / "began").exists, "the run that does not end")
+    wait_until(lambda: len(job.find("sleep 600")) >= 3, "what it starts")
+    job.signal(signal.SIGINT)
+    wait_until(lambda: "Ctrl-C again" in job.stderr(), "the note")
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert not job.left()
+    assert job.stdout() == "--exclude=n0\n"
+    assert "ddplaunch: n0 is bad: it failed alone, 3 times\n" in job.stderr()
+    assert "ddplaunch: stopped: it is not known whether the other hosts pass together\n" in job.stderr()
+
+
+def test_a_run_takes_too_long(start):
+    job = start(
+        "doctor", "bisect", "--hosts", "a", "--timeout", "0.2", "--", "sh", "-c", "setsid sleep 600 & sleep 600"
+    )
+    assert job.wait() == 1
+    assert not job.left()
+    assert len(re.findall(r": failed, no end in 0\.2s \(", job.stderr())) == 3
+
+
+def test_killed_it_leaves_nothing(start, tmp_path):
+    job = start("doctor", "bisect", "--hosts", "a", "--", "sh", "-c", "touch began; setsid sleep 600 & sleep 600")
+    wait_until((tmp_path / "began").exists, "the run")
+    job.signal(signal.SIGKILL)
+    job.wait()
+    wait_until(lambda: not job.left(), "the end of what it started")
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (("bisect", "--hosts", "a"), "Error: what is to be run on the hosts?\n"),
+        (("bisect", "--", "true"), "Error: which hosts? this is not a Slurm job\n"),
+        (("bisect", "--hosts", "a", "nothere"), "Error: nothere is not a program here, or is not in the PATH\n"),
+        (
+            ("--hosts", "a", "bisect", "true"),
+            "Error: --hosts before bisect: its options come behind it\n"
+            "  ddplaunch doctor bisect --hosts n1,n2 -- COMMAND\n",
+        ),
+        (
+            ("bisect", "--timeout", "x", "true"),
+            "Error: --timeout x: expected a time up to a week, like 90 (seconds) or 10m\n",
+        ),
+        (("bisct",), "Error: No such command 'bisct'"),
+    ],
+)
+def test_refusals(answer, words, refusal):
+    done = answer("doctor", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(refusal)
