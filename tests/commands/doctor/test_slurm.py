@@ -22,3 +22,18 @@ def test_the_nodes_of_the_job(slurm, tmp_path):
     assert {(each["source"], each["target"], each["outcome"]) for each in found["ways"]} == {(0, 1, "ok"), (1, 0, "ok")}
     assert [0, 1] in [each["nodes"] for each in found["speeds"]]
     assert "and this is one already (srun)" in (tmp_path / "refused").read_text()
+
+
+def test_a_command_on_halves_of_the_nodes(slurm):
+    """The second of the job's nodes is bad; a step that cannot run there would end with 1 as well, and is not named."""
+    cluster = slurm(2)
+    step = "srun --nodelist={hosts} --nodes={nnodes} --ntasks={nnodes} --overlap"
+    check = "test $(scontrol show hostnames $SLURM_JOB_NODELIST | tail -1) != $SLURMD_NODENAME || exit 7"
+    words = f"{sys.executable} -m ddplaunch doctor bisect -- {step} sh -c '{check}'"
+    job = cluster.sbatch("-N2", "-n2", script=f"{words}\nscontrol show hostnames | tail -1 | sed s/^/BAD=/\n")
+    cluster.wait(job, timeout=60)
+    said = cluster.output(job)
+    bad = said.partition("BAD=")[2].strip()
+    assert f"--exclude={bad}\n" in said
+    assert said.count("exited with code 7") == 4
+    assert "ddplaunch: the last host passes alone\n" in said
