@@ -16,7 +16,8 @@ from ddplaunch.cli.over_ssh import carried
 from ddplaunch.cli.say import say_note
 from ddplaunch.cli.values import WEEK, as_seconds
 from ddplaunch.clusters.systems import slurm
-from ddplaunch.commands.doctor import by_hand
+from ddplaunch.commands.doctor import baseline, by_hand
+from ddplaunch.commands.doctor.baseline import Baseline
 from ddplaunch.commands.doctor.bisect import bisect
 from ddplaunch.commands.doctor.checks import Severity
 from ddplaunch.commands.doctor.comparison import findings
@@ -25,6 +26,7 @@ from ddplaunch.commands.doctor.node import NODE
 from ddplaunch.commands.doctor.peers import END_PATIENCE, CommandPeer, Peer
 from ddplaunch.commands.doctor.report import page, to_json
 from ddplaunch.control.route import check_is_ours
+from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError, harmless
 from ddplaunch.loop import Loop
 from ddplaunch.plan.command import python_command
@@ -62,6 +64,8 @@ HEARTBEAT = 60.0  # seconds of silence after which ssh gives a host up
     callback=lambda ctx, param, text: _seconds(text),
     help="With --nnodes: wait this long for the other nodes.",
 )
+@click.option("--save", metavar="FILE", help="Keep what was measured in this file.")
+@click.option("--compare", metavar="FILE", help="Name what is slower than in a file that --save has written.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
 @click.pass_context
 def doctor(
@@ -76,6 +80,8 @@ def doctor(
     master_addr: str | None,
     master_port: int,
     join_timeout: float,
+    save: str | None,
+    compare: str | None,
     as_json: bool,
 ) -> int:
     """Look for what would break or slow a job: on this machine, or on many: hosts, nodes, a Slurm job.
@@ -88,6 +94,9 @@ def doctor(
         return 0
     given = "--hosts" if hosts is not None else "--hostfile" if hostfile is not None else None
     place = _place(nnodes, node_rank, master_addr, given)
+    if save is not None:
+        baseline.check_writable(save)
+    wanted = Wanted(as_json, save, baseline.read(compare) if compare is not None else None)
     environ = carried((), os.environ)
     loop = Loop()
     if hosts is None and hostfile is None:
@@ -95,7 +104,7 @@ def doctor(
             if value is not None:
                 raise UsageError(f"--{name} works only with --hosts or --hostfile", "--hosts n1,n2")
         if place:
-            return _by_hand(loop, *place, master_port, join_timeout, as_json)
+            return _by_hand(loop, *place, master_port, join_timeout, wanted)
         address, ways = _here() if nnodes else _in_slurm() or _here()
     else:
         all_hosts = read(hosts, hostfile, include, exclude)
@@ -105,7 +114,7 @@ def doctor(
     make_room(len(ways))
     with _closing() as peers:
         peers += [CommandPeer(loop, *way) for way in ways]
-        return _examine(loop, peers, master_addr or address, master_port, environ, as_json)
+        return _examine(loop, peers, master_addr or address, master_port, environ, wanted)
 
 
 doctor.add_command(bisect)
@@ -167,14 +176,27 @@ def _closing() -> Iterator[list[Peer]]:
             peer.wait(until)
 
 
-def _examine(loop: Loop, peers: Sequence[Peer], address: str, port: int, environ: dict[str, str], as_json: bool) -> int:
+@dataclass(frozen=True)
+class Wanted:
+    """What becomes of an examination."""
+
+    as_json: bool
+    save: str | None  # the path of a file
+    before: Baseline | None  # what to compare it with
+
+
+def _examine(
+    loop: Loop, peers: Sequence[Peer], address: str, port: int, environ: dict[str, str], wanted: Wanted
+) -> int:
     """Look at these nodes, print the page and return the exit code; ``address`` and ``port`` are node 0's."""
     began = time.monotonic()
     several = len(peers) > 1
     ports = (port, port + 1) if several else ()
     found = Examiner(loop, peers, address if several else "", ports, environ, say_note).examine()
-    wrong = findings(found)
-    if as_json:
+    wrong = findings(found, baseline.slower(found, wanted.before) if wanted.before else ())
+    if wanted.save is not None:
+        baseline.save(found, wanted.save)
+    if wanted.as_json:
         click.echo(json.dumps(to_json(found, wrong), indent=2))
     else:
         click.echo(harmless(page(found, wrong, time.monotonic() - began)), nl=False)
@@ -185,7 +207,7 @@ def _examine(loop: Loop, peers: Sequence[Peer], address: str, port: int, environ
 
 
 def _by_hand(
-    loop: Loop, nnodes: int, node_rank: int, address: str, port: int, join_timeout: float, as_json: bool
+    loop: Loop, nnodes: int, node_rank: int, address: str, port: int, join_timeout: float, wanted: Wanted
 ) -> int:
     """One of the nodes at which this is typed: node 0 looks at all of them, the others answer it."""
     token = os.environ.get("DDPLAUNCH_TOKEN")
@@ -202,7 +224,7 @@ def _by_hand(
         peers += gathering.wait(
             join_timeout, lambda rank: f"ddplaunch doctor --nnodes {nnodes} --node-rank {rank} {typed}"
         )
-        return _examine(loop, peers, address, port, {}, as_json)
+        return _examine(loop, peers, address, port, {}, wanted)
 
 
 Ways = list[tuple[str, Sequence[str], str]]

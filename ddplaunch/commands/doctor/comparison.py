@@ -16,13 +16,13 @@ CLOCKS_DIFFER = 1.0  # seconds
 _MOST = 3  # findings of one kind that are told one by one
 
 
-def findings(found: Examination) -> list[Symptom]:
-    """All that is wrong, the worst first; the order is else that of the nodes."""
+def findings(found: Examination, more: Iterable[Symptom] = ()) -> list[Symptom]:
+    """All that is wrong, and ``more``, the worst first; the order is else that of the nodes."""
     same: dict[tuple[Severity, str, str], list[str]] = {}
     for each in _each(found):
         same.setdefault((each.severity, each.text, each.hint), []).append(each.subject)
     together = [Symptom(severity, names(who), text, hint) for (severity, text, hint), who in same.items()]
-    return sorted([*together, *_several(found)], key=lambda each: list(Severity).index(each.severity))
+    return sorted([*together, *_several(found), *more], key=lambda each: list(Severity).index(each.severity))
 
 
 def _each(found: Examination) -> Found:
@@ -221,7 +221,7 @@ def _slow_devices(found: Examination) -> Found:
                 subject = name if kind == "cpu" else f"{name} {power.device}"
                 slow[subject] = min(power.flops, slow.get(subject, power.flops))
         for subject, flops in slow.items():
-            text = f"it multiplies matrices at {_flops(flops)}, the best at {_flops(best)}"
+            text = f"it multiplies matrices at {in_flops(flops)}, the best at {in_flops(best)}"
             yield Symptom(Severity.WARNING, subject, text, "see with `top` or `nvidia-smi` what else runs there")
 
 
@@ -230,7 +230,7 @@ def _held_back(found: Examination, node: int) -> bool:
     return facts is not None and held_back(facts)
 
 
-def _flops(flops: float) -> str:
+def in_flops(flops: float) -> str:
     return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOP/s"
 
 

@@ -1,0 +1,168 @@
+"""What was measured, kept in a file, so that a later examination finds what has become slower since."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import msgspec
+
+from ddplaunch import __version__
+from ddplaunch.commands.doctor.checks import Found, Severity, Symptom
+from ddplaunch.commands.doctor.checks.kernel import held_back
+from ddplaunch.commands.doctor.comparison import in_flops, names
+from ddplaunch.commands.doctor.examination import Examination, bandwidth
+from ddplaunch.dataclass import dataclass
+from ddplaunch.errors import LaunchError, UsageError
+from ddplaunch.files import create, read_named
+from ddplaunch.wire.bounds import Line, Name
+from ddplaunch.wire.frames import Garbled
+from ddplaunch.wire.typed import convert
+from ddplaunch.words import size
+
+MAX_BYTES = 16 << 20
+TOLERANCE = {"FLOP/s": 1.3, "B/s": 1.3, "s": 3.0}
+"""By how much a figure may be worse than the saved one; runs on sound machines differ by half of that."""
+
+OF_CPUS = 2.5
+"""What a bandwidth of gloo may lose: whatever else runs on the CPUs takes its part."""
+
+_MOST = 5  # findings that are told one by one
+
+
+def _positive(value: float) -> float:
+    if not 1e-12 <= value <= 1e21:
+        raise ValueError("a figure out of range")
+    return value
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One thing that was measured."""
+
+    what: Line  # "all_reduce (nccl)"
+    hosts: tuple[Name, ...]
+    unit: Literal["FLOP/s", "B/s", "s"]
+    value: Annotated[float, _positive]
+
+    @property
+    def told(self) -> str:
+        match self.unit:
+            case "s":
+                return f"{self.value * 1e6:.0f} us"
+            case "B/s":
+                return f"{size(round(self.value))}/s"
+        return in_flops(self.value)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The file."""
+
+    ddplaunch: Line
+    date: Line  # "2026-11-24 01:10"
+    hosts: tuple[Name, ...]
+    figures: tuple[Figure, ...]
+
+
+def read(path: str) -> Baseline:
+    """Raises UsageError where there is no such file."""
+    try:
+        found = convert(msgspec.json.decode(read_named(path, MAX_BYTES)), Baseline)
+        assert isinstance(found, Baseline)
+        return found
+    except OSError as error:
+        raise UsageError(f"--compare {path}: {error.strerror}", "ddplaunch doctor --save FILE writes one") from None
+    except (Garbled, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        what = f"--compare {path}: not a file that ddplaunch doctor --save has written"
+        raise UsageError(what, "write it anew, with --save") from None
+
+
+def check_writable(path: str) -> None:
+    """Raises UsageError where nothing can be saved there."""
+    try:
+        os.close(create(path, 0))
+    except OSError as error:
+        raise UsageError(f"--save {path}: {error.strerror}", "name a file that can be written") from None
+
+
+def save(found: Examination, path: str) -> None:
+    """Write what was measured. Raises LaunchError."""
+    date = time.strftime("%Y-%m-%d %H:%M")
+    baseline = Baseline(__version__, date, tuple(node.name for node in found.nodes), tuple(figures(found)))
+    try:
+        with open(create(path, os.O_TRUNC), "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(baseline)) + b"\n")
+    except OSError as error:
+        raise LaunchError(f"--save {path}: {error.strerror}") from None
+
+
+def figures(found: Examination) -> Iterator[Figure]:
+    """All that was measured."""
+    for power in found.powers:
+        yield Figure(f"matrices on {power.device}", (found.name(power.node),), "FLOP/s", power.flops)
+    for speed in found.speeds:
+        if len(speed.seconds) > 1 and not speed.error:
+            hosts = tuple(map(found.name, speed.nodes))
+            yield Figure(f"all_reduce ({speed.backend})", hosts, "B/s", bandwidth(speed))
+            yield Figure(f"all_reduce of 4 B ({speed.backend})", hosts, "s", speed.seconds[0])
+    trips: dict[tuple[str, str], float] = {}
+    for way in found.ways:
+        if way.seconds:
+            pair = (found.name(way.source), found.name(way.target))
+            trips[pair] = min(way.seconds, trips.get(pair, way.seconds))
+    for pair, seconds in trips.items():
+        yield Figure("a byte there and back", pair, "s", seconds)
+
+
+def slower(found: Examination, saved: Baseline) -> Found:
+    """What is slower than it was; not on machines that something else keeps busy, which is found anyway."""
+    busy = {node.name for node in found.nodes if node.facts and held_back(node.facts)}
+    best: dict[tuple[str, tuple[str, ...]], Figure] = {}
+    for figure in figures(found):  # of the CPUs of one node the fastest: its processes disturb one another
+        key = (figure.what, figure.hosts)
+        best[key] = max(figure, best.get(key, figure), key=_goodness)
+    before: dict[tuple[str, tuple[str, ...]], Figure] = {}
+    for figure in saved.figures:
+        key = (figure.what, figure.hosts)
+        if key in best and best[key].unit == figure.unit and busy.isdisjoint(figure.hosts):
+            before[key] = max(figure, before.get(key, figure), key=_goodness)
+    if not best.keys() & {(figure.what, figure.hosts) for figure in saved.figures}:
+        text = f"nothing was measured that was measured on {saved.date} too, on {names(saved.hosts)}"
+        yield Symptom(Severity.NOTE, "--compare", text, "save an examination of these hosts: --save FILE")
+    worse = {key: _factor(best[key], old) for key, old in before.items() if _factor(best[key], old) > _tolerance(old)}
+    told: set[tuple[str, tuple[str, ...]]] = set()
+    for what in dict.fromkeys(what for what, _ in worse):
+        for host in dict.fromkeys(host for _, hosts in worse for host in hosts):
+            own = [key for key in before if key[0] == what and host in key[1] and len(key[1]) > 1]
+            if len(own) > 1 and all(key in worse for key in own) and not told >= set(own):
+                told.update(own)
+                least = min(own, key=worse.__getitem__)
+                yield _symptom(f"{what} with any other node", host, best[least], before[least], saved.date)
+    rest = [key for key in sorted(worse, key=worse.__getitem__, reverse=True) if key not in told]
+    for key in rest[:_MOST]:
+        yield _symptom(key[0], names(key[1]), best[key], before[key], saved.date)
+    if len(rest) > _MOST:
+        text = f"{len(rest) - _MOST} more figures are worse than on {saved.date}"
+        yield Symptom(Severity.WARNING, "--compare", text, "--json shows what was measured")
+
+
+def _symptom(what: str, subject: str, now: Figure, then: Figure, date: str) -> Symptom:
+    text = f"{what}: {now.told}, and {then.told} on {date}"
+    return Symptom(Severity.WARNING, subject, text, "see what has changed: drivers, clocks, cables, and what else runs")
+
+
+def _goodness(figure: Figure) -> float:
+    return -figure.value if figure.unit == "s" else figure.value
+
+
+def _factor(now: Figure, then: Figure) -> float:
+    """How many times worse it is."""
+    return now.value / then.value if now.unit == "s" else then.value / now.value
+
+
+def _tolerance(figure: Figure) -> float:
+    of_cpus = figure.unit == "B/s" and "gloo" in figure.what
+    return OF_CPUS if of_cpus else TOLERANCE[figure.unit]

@@ -1,0 +1,117 @@
+"""``ddplaunch doctor --save`` and ``--compare``: what is slower than it was is named, and noise is not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+
+import pytest
+
+from ddplaunch.commands.doctor.baseline import Baseline, figures, slower
+from ddplaunch.commands.doctor.examination import Examination, NodeFound, Power, Speed, Way
+
+HOSTS = [f"n{node}" for node in range(4)]
+
+
+def examined(*, backend="nccl", factor=lambda what, nodes: 1.0):
+    """Four nodes, each figure of which is that many times worse."""
+    pairs = list(itertools.combinations(range(4), 2))
+    return Examination(
+        tuple(NodeFound(name) for name in HOSTS),
+        (29500, 29501),
+        ways=tuple(Way(a, b, 0, "ok", 1e-4 * factor("trip", (a, b))) for a, b in itertools.permutations(range(4), 2)),
+        powers=tuple(Power(node, "cuda:0", 5e14 / factor("power", (node,))) for node in range(4)),
+        speeds=tuple(
+            Speed(pair, 2, backend, (2e-5 * factor("latency", pair), 1e-3, 1e-2 * factor("bandwidth", pair)))
+            for pair in pairs
+        ),
+    )
+
+
+def told(now, then):
+    saved = Baseline("0.1.0", "2026-11-17 10:00", tuple(HOSTS), tuple(figures(then)))
+    return [f"{each.severity.value} {each.subject}: {each.text}" for each in slower(now, saved)]
+
+
+@pytest.mark.parametrize(("backend", "noise"), [("nccl", 1.1), ("gloo", 1.5)])
+def test_noise_is_not_named(backend, noise):
+    draw = random.Random(1)
+
+    def factor(what, nodes):
+        return draw.uniform(1 / noise, noise) if what in ("latency", "trip", "bandwidth") else draw.uniform(0.95, 1.05)
+
+    for _ in range(20):
+        assert told(examined(backend=backend, factor=factor), examined(backend=backend, factor=factor)) == []
+
+
+def test_a_node_that_is_slower_than_it_was():
+    now = examined(factor=lambda what, nodes: 2.0 if what == "bandwidth" and 2 in nodes else 1.0)
+    assert told(now, examined()) == [
+        "warning n2: all_reduce (nccl) with any other node: 800 MiB/s, and 1.6 GiB/s on 2026-11-17 10:00"
+    ]
+    assert told(examined(), now) == [], "faster than it was"
+
+
+def test_a_link_and_a_gpu_that_are_slower_than_they_were():
+    now = examined(
+        factor=lambda what, nodes: {("bandwidth", (1, 3)): 2.0, ("power", (0,)): 1.5}.get((what, nodes), 1.0)
+    )
+    assert told(now, examined()) == [
+        "warning n1 and n3: all_reduce (nccl): 800 MiB/s, and 1.6 GiB/s on 2026-11-17 10:00",
+        "warning n0: matrices on cuda:0: 333 TFLOP/s, and 500 TFLOP/s on 2026-11-17 10:00",
+    ]
+
+
+def test_a_file_of_other_hosts():
+    other = Examination((NodeFound("m0"),), (), powers=(Power(0, "cpu", 1e9),))
+    assert told(other, examined()) == [
+        "note --compare: nothing was measured that was measured on 2026-11-17 10:00 too, on n0, n1, n2 and n3"
+    ]
+
+
+@pytest.mark.slow
+def test_this_machine(launch, tmp_path):
+    assert launch("doctor", "--save", "saved.json").returncode in (0, 1)
+    path = tmp_path / "saved.json"
+    saved = json.loads(path.read_text())
+    assert saved["hosts"] == saved["figures"][0]["hosts"]
+    for figure in saved["figures"]:
+        figure["value"] *= 0.01 if figure["unit"] == "s" else 100
+    path.write_text(json.dumps(saved))
+    page = launch("doctor", "--compare", "saved.json", "--save", "saved.json").stdout
+    if "processes want to run" not in page:
+        assert len(re.findall(rf"\band \S+ (us|[GT]FLOP/s|[KMGT]iB/s) on\s+{saved['date'][:10]}", page)) == 3, page
+    assert json.loads(path.read_text())["figures"] != saved["figures"], "it was read before it was written"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[1]",
+        "\0\xff",
+        '{"ddplaunch": "1", "date": "x", "hosts": ["a"], "figures": [{"what": "x", "hosts": [], "unit": "m"}]}',
+        '{"ddplaunch": "1", "date": "x", "hosts": ["a"], "figures": '
+        '[{"what": "x", "hosts": [], "unit": "s", "value": 0}]}',
+        "[" * 100_000,
+    ],
+)
+def test_a_garbled_file_is_refused(answer, tmp_path, text):
+    (tmp_path / "saved").write_text(text, encoding="latin-1")
+    done = answer("doctor", "--compare", "saved")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "Error: --compare saved: not a file that ddplaunch doctor --save has written\n  write it anew, with --save\n"
+    )
+
+
+def test_files_that_cannot_be_read_or_written(answer, tmp_path):
+    done = answer("doctor", "--compare", "nowhere")
+    assert done.stderr.startswith("Error: --compare nowhere: No such file or directory\n")
+    done = answer("doctor", "--save", "nowhere/saved")
+    assert done.stderr.startswith("Error: --save nowhere/saved: No such file or directory\n")
+    (tmp_path / "link").symlink_to("saved")
+    assert answer("doctor", "--save", "link").returncode == 2
