@@ -35,6 +35,23 @@ def interfaces() -> Addresses:
     return found
 
 
+def networks() -> Iterator[tuple[str, str, str]]:
+    """The networks beyond this machine that it has an address in: interface, address and network, "10.0.0.0/24"."""
+    import ipaddress
+
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if os.path.exists(f"/sys/class/net/{name}/bridge"):  # of containers
+            continue
+        for each in addresses:
+            if each.family in (socket.AF_INET, socket.AF_INET6) and each.netmask:
+                address, bits = parsed(each.address), int(ipaddress.ip_address(each.netmask)).bit_count()
+                if not (address.is_loopback or address.is_link_local):
+                    network = ipaddress.ip_network(f"{address}/{bits}", strict=False)
+                    yield name, str(address), str(network)
+
+
 def interface_of(address: str) -> str | None:
     """The name of the interface that has ``address``; None if none has it, or ``address`` is empty."""
     if not address:

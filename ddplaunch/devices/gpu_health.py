@@ -26,6 +26,10 @@ SLOWDOWNS = {
 """Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that mean trouble; the others are normal."""
 
 
+NVLINK_ERRORS = {"replays": 0, "recoveries": 1, "CRC errors of flits": 2, "CRC errors of data": 3}
+"""NVML_NVLINK_ERROR_DL_* (nvml.h)."""
+
+
 @dataclass(frozen=True)
 class GpuHealth:
     """One GPU; None is not known."""
@@ -41,6 +45,42 @@ class GpuHealth:
     memory_errors: Size | None = None  # that ECC could not correct, since the driver was loaded
     needs_reset: bool = False  # rows or pages of memory wait to be replaced
     worn_out: bool = False  # rows of memory could not be replaced
+
+
+@dataclass(frozen=True)
+class NvLinks:
+    """Those of one GPU."""
+
+    gpu: Count
+    active: Count
+    down: Count
+    errors: tuple[tuple[Line, Size], ...]  # what, and how many since the driver was loaded
+
+
+def read_nvlinks(gpus: Sequence[Gpu]) -> tuple[NvLinks, ...]:
+    """Ask for the NVLinks of these GPUs; of one without any nothing is told."""
+    nvml = _library() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
+    asked = (_nvlinks(nvml, gpu) for gpu in gpus if nvml and gpu.vendor == "nvidia")
+    return tuple(links for links in asked if links)
+
+
+def _nvlinks(nvml: Any, gpu: Gpu) -> NvLinks | None:
+    states: list[int] = []
+    errors: dict[str, int] = {}
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+            states.append(nvml.nvmlDeviceGetNvLinkState(handle, link))
+            for what, counter in NVLINK_ERRORS.items():
+                try:
+                    count = nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter)
+                except nvml.NVMLError:  # this link is down, or this GPU does not count them
+                    continue
+                errors[what] = errors.get(what, 0) + count
+    except nvml.NVMLError:  # there are no more
+        pass
+    counted = tuple((what, count) for what, count in errors.items() if count)
+    return NvLinks(gpu.index, sum(map(bool, states)), states.count(0), counted) if states else None
 
 
 def read_health(gpus: Sequence[Gpu]) -> tuple[GpuHealth, ...]:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ddplaunch import __version__
+from ddplaunch.commands.doctor.benchmark import SIZES
 from ddplaunch.commands.doctor.checks import Found, Severity, Symptom
 from ddplaunch.commands.doctor.checks.kernel import held_back
 from ddplaunch.commands.doctor.comparison import in_flops, names
@@ -103,11 +104,12 @@ def figures(found: Examination) -> Iterator[Figure]:
     """All that was measured."""
     for power in found.powers:
         yield Figure(f"matrices on {power.device}", (found.name(power.node),), "FLOP/s", power.flops)
-    for speed in found.speeds:
+    for speed in (*found.speeds, *found.together):
         if len(speed.seconds) > 1 and not speed.error:
             hosts = tuple(map(found.name, speed.nodes))
-            yield Figure(f"all_reduce ({speed.backend})", hosts, "B/s", bandwidth(speed))
-            yield Figure(f"all_reduce of 4 B ({speed.backend})", hosts, "s", speed.seconds[0])
+            large = "large " if len(speed.seconds) > len(SIZES) else ""
+            yield Figure(f"{large}{speed.name} ({speed.backend})", hosts, "B/s", bandwidth(speed))
+            yield Figure(f"{speed.name} of 4 B ({speed.backend})", hosts, "s", speed.seconds[0])
     trips: dict[tuple[str, str], float] = {}
     for way in found.ways:
         if way.seconds:

@@ -1,4 +1,4 @@
-"""A process that measures: a product of matrices on its device, and all_reduce with others of its kind.
+"""A process that measures: a product of matrices on its device, and collectives with others of its kind.
 
 It reads tasks from stdin, a line of JSON each, and answers each with a line on stdout.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -18,7 +19,10 @@ from ddplaunch.errors import shown
 from ddplaunch.wire.bounds import Amount, Line, Name
 
 SIZES = (4, 1 << 20, 16 << 20)  # bytes: the first shows the latency
-REPEATS = (30, 5, 3)
+LARGER = (64 << 20, 256 << 20, 1 << 30, 4 << 30)  # with --thorough, as far as memory and time allow
+ALL_SIZES = SIZES + LARGER
+REPEATS = (30, 5, 3, 2, 2, 2, 2)
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 TOO_LONG = 1.5  # seconds: a larger size that would take longer than this each time is left out
 DEADLINE = 30.0  # seconds for all of one task, after which its caller ends this process
 _SIDE = {"cpu": 512, "cuda": 4096}  # of the matrices
@@ -26,13 +30,15 @@ _PATIENCE = 0.5  # seconds of products: on a busy machine the best of a few woul
 
 
 @dataclass(frozen=True)
-class AllReduce:
-    """An all_reduce with others."""
+class Collective:
+    """One with others."""
 
     address: str  # of the first of them
     port: int
     rank: int
     world_size: int
+    name: str  # of COLLECTIVES
+    room: int  # bytes that a tensor may have; on a GPU its memory counts too
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class DevicePower:
 
 
 def _times(seconds: tuple[float, ...]) -> tuple[float, ...]:
-    if len(seconds) > len(SIZES) or not all(1e-9 <= each <= DEADLINE for each in seconds):
+    if len(seconds) > len(ALL_SIZES) or not all(1e-9 <= each <= DEADLINE for each in seconds):
         raise ValueError("times out of range")
     return seconds
 
@@ -68,9 +74,9 @@ def main() -> None:
 
     say(DevicePower(device, _multiply(device)))
     for line in sys.stdin:
-        task = msgspec.json.decode(line, type=AllReduce)
+        task = msgspec.json.decode(line, type=Collective)
         try:
-            say(Measured(tuple(_all_reduce(device, task))))
+            say(Measured(tuple(_collective(device, task))))
         except Exception as error:
             say(Measured(error=shown(str(error).partition("\n")[0], 200)))
     os._exit(0)
@@ -100,7 +106,7 @@ def _wait_for(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def _all_reduce(device: str, task: AllReduce) -> list[float]:
+def _collective(device: str, task: Collective) -> list[float]:
     """The shortest time of each size; all ranks of the task measure the same ones."""
     import torch
     import torch.distributed as dist
@@ -116,23 +122,46 @@ def _all_reduce(device: str, task: AllReduce) -> list[float]:
         world_size=task.world_size,
         timeout=timedelta(seconds=DEADLINE / 2),
     )
+
+    def agree(value: float, how: Any) -> float:
+        agreed: Any = torch.tensor([value], dtype=torch.float64, device=device)
+        dist.all_reduce(agreed, op=how)
+        return float(agreed.item())
+
     try:
+        room = agree(min(task.room, torch.cuda.mem_get_info(device)[0] // 4 if cuda else task.room), dist.ReduceOp.MIN)
         found: list[float] = []
-        for size, repeats in zip(SIZES, REPEATS, strict=True):
-            if found and found[-1] * size / max(SIZES[len(found) - 1], 1 << 16) > TOO_LONG:
+        for size, repeats in zip(ALL_SIZES, REPEATS, strict=True):
+            if size > room or (found and found[-1] * size / max(ALL_SIZES[len(found) - 1], 1 << 16) > TOO_LONG):
                 break
-            tensor: Any = torch.ones(size // 4, device=device)
-            dist.all_reduce(tensor)  # the first one connects
+            operate = _operation(task.name, size, task.world_size, device)
+            operate()  # the first one connects
             times = []
             for _ in range(repeats):
                 _wait_for(device)
                 began = time.perf_counter()
-                dist.all_reduce(tensor)
+                operate()
                 _wait_for(device)
                 times.append(time.perf_counter() - began)
-            slowest: Any = torch.tensor([min(times)], dtype=torch.float64, device=device)
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)  # so that all go on, or none
-            found.append(float(slowest.item()))
+            found.append(agree(min(times), dist.ReduceOp.MAX))  # so that all go on, or none
         return found
     finally:
         dist.destroy_process_group()
+
+
+def _operation(name: str, size: int, world_size: int, device: str) -> Callable[[], object]:
+    """A collective of tensors of so many bytes at most, in one of them all ranks' parts."""
+    import torch
+    import torch.distributed as dist
+
+    part: Any = torch.ones(max(1, size // 4 // world_size), device=device)
+    whole: Any = part.repeat(world_size) if name != "all_reduce" else torch.ones(size // 4, device=device)
+    match name:
+        case "all_gather":
+            return lambda: dist.all_gather_into_tensor(whole, part)
+        case "reduce_scatter":
+            return lambda: dist.reduce_scatter_tensor(part, whole)
+        case "all_to_all":
+            other: Any = torch.empty_like(whole)
+            return lambda: dist.all_to_all_single(other, whole)
+    return lambda: dist.all_reduce(whole)

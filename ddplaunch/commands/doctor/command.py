@@ -25,6 +25,7 @@ from ddplaunch.commands.doctor.examination import Examiner
 from ddplaunch.commands.doctor.node import NODE
 from ddplaunch.commands.doctor.peers import END_PATIENCE, CommandPeer, Peer
 from ddplaunch.commands.doctor.report import page, to_json
+from ddplaunch.commands.doctor.thorough import ThoroughExaminer
 from ddplaunch.control.route import check_is_ours
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError, harmless
@@ -64,6 +65,9 @@ HEARTBEAT = 60.0  # seconds of silence after which ssh gives a host up
     callback=lambda ctx, param, text: _seconds(text),
     help="With --nnodes: wait this long for the other nodes.",
 )
+@click.option(
+    "--thorough", is_flag=True, help="Measure all nodes at once, more collectives and sizes; look for errors."
+)
 @click.option("--save", metavar="FILE", help="Keep what was measured in this file.")
 @click.option("--compare", metavar="FILE", help="Name what is slower than in a file that --save has written.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
@@ -80,6 +84,7 @@ def doctor(
     master_addr: str | None,
     master_port: int,
     join_timeout: float,
+    thorough: bool,
     save: str | None,
     compare: str | None,
     as_json: bool,
@@ -96,7 +101,7 @@ def doctor(
     place = _place(nnodes, node_rank, master_addr, given)
     if save is not None:
         baseline.check_writable(save)
-    wanted = Wanted(as_json, save, baseline.read(compare) if compare is not None else None)
+    wanted = Wanted(thorough, as_json, save, baseline.read(compare) if compare is not None else None)
     environ = carried((), os.environ)
     loop = Loop()
     if hosts is None and hostfile is None:
@@ -180,6 +185,7 @@ def _closing() -> Iterator[list[Peer]]:
 class Wanted:
     """What becomes of an examination."""
 
+    thorough: bool
     as_json: bool
     save: str | None  # the path of a file
     before: Baseline | None  # what to compare it with
@@ -192,7 +198,8 @@ def _examine(
     began = time.monotonic()
     several = len(peers) > 1
     ports = (port, port + 1) if several else ()
-    found = Examiner(loop, peers, address if several else "", ports, environ, say_note).examine()
+    examiner = ThoroughExaminer if wanted.thorough else Examiner
+    found = examiner(loop, peers, address if several else "", ports, environ, say_note).examine()
     wrong = findings(found, baseline.slower(found, wanted.before) if wanted.before else ())
     if wanted.save is not None:
         baseline.save(found, wanted.save)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ddplaunch.commands.doctor.checks import Found, Severity, Symptom
+from ddplaunch.commands.doctor.checks.fabric import grown, slower_ports
 from ddplaunch.commands.doctor.checks.kernel import held_back
 from ddplaunch.commands.doctor.checks.network import Link
 from ddplaunch.commands.doctor.examination import SLOW, Examination, NodeFound, Speed, Way, bandwidth, slow_pairs
@@ -13,6 +14,8 @@ from ddplaunch.commands.doctor.ways import Outcome
 from ddplaunch.words import size
 
 CLOCKS_DIFFER = 1.0  # seconds
+UNSUPPORTED = "not support"
+"""In the message of a collective that a backend of this torch does not have."""
 _MOST = 3  # findings of one kind that are told one by one
 
 
@@ -39,12 +42,16 @@ def _each(found: Examination) -> Found:
                 Severity.ERROR, found.name(speed.nodes[0]), text, "run the job with NCCL_DEBUG=INFO to see more"
             )
     yield from _slow_devices(found)
+    yield from slower_ports({node.name: node.facts.fabric for node in found.nodes if node.facts and node.facts.fabric})
+    for node in found.nodes:
+        if node.facts and node.facts.fabric and node.fabric_after:
+            yield from grown(node.name, node.facts.fabric, node.fabric_after)
 
 
 def _several(found: Examination) -> Found:
     if len(found.nodes) < 2:
         return
-    for rule in (_differences, _clocks, _links, _ports, _ways, _pairs):
+    for rule in (_differences, _clocks, _links, _ports, _ways, _pairs, _rails, _together):
         yield from rule(found)
 
 
@@ -255,6 +262,39 @@ def _pairs(found: Examination) -> Found:
         if nodes not in told:
             subject = " and ".join(map(found.name, nodes))
             yield _slow_pair(subject, "all_reduce between them", speed, best, "the cables")
+
+
+def _rails(found: Examination) -> Found:
+    """Ways that are broken over one of several networks."""
+    for rail in found.rails:
+        pairs: dict[Outcome, set[tuple[int, int]]] = {}
+        for source, target, outcome in rail.outcomes:
+            if outcome == "large back":
+                outcome, source, target = "large out", target, source
+            pairs.setdefault(outcome, set()).add((source, target))
+        everyone = {(source, target) for source, target, _ in rail.outcomes}
+        for outcome in pairs.keys() - {"ok"}:
+            said, hint = _BROKEN[outcome]
+            for sources, targets in list(_told(pairs[outcome], everyone))[:_MOST]:
+                subject = f"{names(list(map(found.name, sources)))} to {names(list(map(found.name, targets)))}"
+                text = f"a connection over {rail.network} ({rail.interfaces[sources[0]]}) {said}"
+                yield Symptom(Severity.WARNING, subject, text, hint)
+
+
+def _together(found: Examination) -> Found:
+    """What fails or is slow only on all nodes at once."""
+    pairs = [bandwidth(speed) for speed in found.speeds if len(speed.nodes) == 2 and not speed.error]
+    for speed in found.together:
+        who = "all nodes at once" if len(speed.nodes) > 1 else found.name(speed.nodes[0])
+        if speed.error and UNSUPPORTED not in speed.error:
+            hint = "TORCH_CPP_LOG_LEVEL=INFO and NCCL_DEBUG=INFO before a job's command show more"
+            yield Symptom(Severity.ERROR, who, f"{speed.name} failed ({speed.backend}): {speed.error}", hint)
+        held = any(_held_back(found, node) for node in speed.nodes)
+        slow = speed.name == "all_reduce" and 0 < bandwidth(speed) < SLOW * min(pairs, default=0.0)
+        if len(speed.nodes) > 2 and slow and not held:
+            text = f"all_reduce runs at {_per_second(bandwidth(speed))}, the slowest pair at {_per_second(min(pairs))}"
+            hint = "pairs do not load what is between the switches: look there, and at routing"
+            yield Symptom(Severity.WARNING, who, text, hint)
 
 
 def _failed(speed: Speed) -> bool:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from ddplaunch.commands.doctor import benchmark, messages
 from ddplaunch.commands.doctor.benchmark import Measured
+from ddplaunch.commands.doctor.checks.fabric import Fabric
 from ddplaunch.commands.doctor.facts import NodeFacts, machine_findings
 from ddplaunch.commands.doctor.peers import UNREADABLE, Peer, no_answer
 from ddplaunch.commands.doctor.probe import DEADLINE, TORCH_DEADLINE
@@ -38,6 +39,7 @@ class NodeFound:
     clock: float | None = None  # how far its clock is ahead of the first node's
     check: str = ""  # the command that tries to reach it
     taken: dict[int, str] = field(default_factory=dict)  # ports where it cannot listen, and why
+    fabric_after: Fabric | None = None  # once all was measured
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,16 @@ class Way:
 
 
 @dataclass(frozen=True)
+class Rail:
+    """A network that several nodes have in common, beside the one to node 0: what came of its ways."""
+
+    network: str
+    interfaces: dict[int, str]  # of each of its nodes
+    addresses: dict[int, str]
+    outcomes: tuple[tuple[int, int, Outcome], ...] = ()  # from which node to which
+
+
+@dataclass(frozen=True)
 class Power:
     """What one device does alone."""
 
@@ -62,13 +74,14 @@ class Power:
 
 @dataclass(frozen=True)
 class Speed:
-    """An all_reduce on one node alone, or on two."""
+    """A collective on one node alone, on two, or on all."""
 
     nodes: tuple[int, ...]
     ranks: int
     backend: str
-    seconds: tuple[float, ...] = ()  # for each of benchmark.SIZES in turn
+    seconds: tuple[float, ...] = ()  # for each of benchmark.ALL_SIZES in turn, as far as it went
     error: str | None = None
+    name: str = "all_reduce"
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,8 @@ class Examination:
     ways: tuple[Way, ...] = ()
     powers: tuple[Power, ...] = ()
     speeds: tuple[Speed, ...] = ()
+    together: tuple[Speed, ...] = ()  # with --thorough: each collective on all nodes at once
+    rails: tuple[Rail, ...] = ()
 
     def name(self, node: int) -> str:
         return self.nodes[node].name
@@ -87,6 +102,8 @@ class Examination:
 
 class Examiner:
     """Asks all nodes, in the order of their node ranks."""
+
+    thorough = False
 
     def __init__(
         self,
@@ -139,7 +156,7 @@ class Examiner:
     def _describe(self) -> None:
         count = len(self._peers)
         self._say("looking at this machine" if not self._address else f"looking at {count} nodes")
-        question = messages.Describe(os.fsencode(os.getcwd()), self._address, self._environ)
+        question = messages.Describe(os.fsencode(os.getcwd()), self._address, self._environ, self.thorough)
         seconds = START_DEADLINE + 8 * DEADLINE + TORCH_DEADLINE
         for node, facts in self._ask(dict.fromkeys(range(count), question), NodeFacts, seconds).items():
             if _makes_sense(facts):
@@ -256,10 +273,10 @@ class Examiner:
 
     def _speed(self, nodes: tuple[int, ...], seconds: tuple[float, ...] = (), error: str | None = None) -> Speed:
         devices = self._devices(nodes[0])
-        return Speed(nodes, len(devices) if len(nodes) == 1 else 2, _backend(devices), seconds, error)
+        return Speed(nodes, len(devices) if len(nodes) == 1 else 2, backend_of(devices), seconds, error)
 
     def _alike(self, a: int, b: int) -> bool:
-        return _backend(self._devices(a)) == _backend(self._devices(b))
+        return backend_of(self._devices(a)) == backend_of(self._devices(b))
 
     def _devices(self, node: int) -> tuple[str, ...]:
         facts = self._found[node].facts
@@ -276,18 +293,19 @@ def _makes_sense(facts: NodeFacts) -> bool:
     return True
 
 
-def _backend(devices: tuple[str, ...]) -> str:
+def backend_of(devices: tuple[str, ...]) -> str:
     return "gloo" if devices[0] == "cpu" else "nccl"
 
 
 def rate(speed: Speed, place: int) -> float | None:
-    """Bytes a second over the slowest link (nccl-tests' "bus bandwidth") for one of benchmark.SIZES.
+    """Bytes a second over the slowest link (nccl-tests' "bus bandwidth") for one of benchmark.ALL_SIZES.
 
     None where that was not measured.
     """
     if speed.error or place >= len(speed.seconds):
         return None
-    return 2 * (speed.ranks - 1) / speed.ranks * benchmark.SIZES[place] / speed.seconds[place]
+    passes = 2 if speed.name.startswith("all_reduce") else 1  # over the slowest link
+    return passes * (speed.ranks - 1) / speed.ranks * benchmark.ALL_SIZES[place] / speed.seconds[place]
 
 
 def bandwidth(speed: Speed) -> float:

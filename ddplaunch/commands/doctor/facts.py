@@ -11,12 +11,14 @@ from ddplaunch.commands.doctor.checks import (
     HealthCheck,
     KernelNumber,
     Surroundings,
+    fabric,
     folders,
     gpus,
     kernel,
     network,
     torch,
 )
+from ddplaunch.commands.doctor.checks.fabric import Fabric
 from ddplaunch.commands.doctor.checks.folders import JobFolder
 from ddplaunch.commands.doctor.checks.kernel import Limits
 from ddplaunch.commands.doctor.checks.network import Link
@@ -26,7 +28,7 @@ from ddplaunch.devices.gpu_health import GpuHealth
 from ddplaunch.plan.hardware import LostGpu
 from ddplaunch.wire.bounds import Amount, Count, Line
 
-CHECKS: tuple[HealthCheck, ...] = (torch.CHECK, gpus.CHECK, folders.CHECK, kernel.CHECK, network.CHECK)
+CHECKS: tuple[HealthCheck, ...] = (torch.CHECK, gpus.CHECK, folders.CHECK, kernel.CHECK, fabric.CHECK, network.CHECK)
 """In the order of their findings."""
 
 
@@ -56,6 +58,7 @@ class NodeFacts:
     loopback: Line | None  # why this machine cannot connect to itself
     clock_synchronised: bool | None
     named_loopback: Line | None  # the loopback address that the machine's own name leads to
+    fabric: Fabric | None = None
 
 
 def describe(where: Surroundings) -> NodeFacts:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ddplaunch.commands.doctor.benchmark import DevicePower, Measured
+from ddplaunch.commands.doctor.benchmark import SIZES, DevicePower, Measured
+from ddplaunch.commands.doctor.checks.fabric import Fabric
 from ddplaunch.commands.doctor.checks.network import Link
 from ddplaunch.commands.doctor.facts import NodeFacts
 from ddplaunch.commands.doctor.ways import Listening, Tried
 from ddplaunch.dataclass import dataclass
-from ddplaunch.wire.bounds import Count, ExitCode, Line, Moment, Name
+from ddplaunch.wire.bounds import Count, ExitCode, Line, Moment, Name, Size
 
 MARK = b"\x1eddplaunch doctor\x1e"
 """Comes before the first frame on stdout, where a login shell may have printed something."""
@@ -27,6 +28,7 @@ class Describe:
     cwd: bytes
     toward: Name  # node 0's address; "" where there is one node
     environ: tuple[bytes, ...]  # NAME=value, for what is measured
+    thorough: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,17 +65,25 @@ class Prepare:
 
     devices: tuple[Name, ...]
     interface: Name  # for gloo; "" for its own choice
+    forced: bool = False  # whatever GLOO_SOCKET_IFNAME is
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Measure an all_reduce with your first ``count`` devices. Answered with benchmark.Measured."""
+    """Measure a collective with your first ``count`` devices. Answered with benchmark.Measured."""
 
     address: Name  # "" for one on this node alone
     port: Count
     first: Count  # the rank of the first device
     count: Count
     world_size: Count
+    name: Name = "all_reduce"
+    room: Size = SIZES[-1]  # bytes that a tensor may have
+
+
+@dataclass(frozen=True)
+class Recount:
+    """How many errors are there by now? Answered with Recounted."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,11 @@ class Routed:
 
 
 @dataclass(frozen=True)
+class Recounted:
+    fabric: Fabric | None
+
+
+@dataclass(frozen=True)
 class Connected:
     tried: tuple[Tried, ...]
 
@@ -104,5 +119,5 @@ class Prepared:
     error: Line | None = None
 
 
-Question = Describe | Route | Tell | Listen | Connect | Prepare | Measure
-NodeAnswer = Present | NodeFacts | Routed | Time | Listening | Connected | Prepared | Measured
+Question = Describe | Route | Tell | Listen | Connect | Prepare | Measure | Recount
+NodeAnswer = Present | NodeFacts | Routed | Time | Listening | Connected | Prepared | Measured | Recounted

@@ -12,8 +12,8 @@ from typing import get_args
 
 from ddplaunch import __version__
 from ddplaunch.commands.doctor import benchmark, messages
-from ddplaunch.commands.doctor.benchmark import AllReduce, DevicePower, Measured
-from ddplaunch.commands.doctor.checks import Surroundings
+from ddplaunch.commands.doctor.benchmark import Collective, DevicePower, Measured
+from ddplaunch.commands.doctor.checks import Surroundings, fabric
 from ddplaunch.commands.doctor.checks.network import route
 from ddplaunch.commands.doctor.facts import describe
 from ddplaunch.commands.doctor.probe import TORCH_DEADLINE, Probe
@@ -86,11 +86,12 @@ class Answerer:
     def answer(self, question: messages.Question) -> object:
         """Answer; the kinds of answers are beside the questions."""
         match question:
-            case messages.Describe(cwd, toward, environ):
+            case messages.Describe(cwd, toward, environ, thorough):
                 os.environ.pop("PYTHONSAFEPATH", None)  # ours, so that Python took no module from the home folder
                 if not self._by_hand:
                     os.environb.update(each.partition(b"=")[::2] for each in environ)
-                return describe(Surroundings(os.getcwd() if self._by_hand else os.fsdecode(cwd), toward, os.environ))
+                folder = os.getcwd() if self._by_hand else os.fsdecode(cwd)
+                return describe(Surroundings(folder, toward, os.environ, thorough))
             case messages.Route(toward):
                 return messages.Routed(route(toward)[0])
             case messages.Tell():
@@ -102,6 +103,8 @@ class Answerer:
                 return messages.Connected(try_ways(places, nonce))
             case messages.Prepare():
                 return self._prepare(question)
+            case messages.Recount():
+                return messages.Recounted(fabric.ask())
         return self._measure(question)
 
     def _prepare(self, question: messages.Prepare) -> messages.Prepared:
@@ -110,8 +113,8 @@ class Answerer:
         self._end()
         self._prepared = question
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if question.interface:
-            environ.setdefault("GLOO_SOCKET_IFNAME", question.interface)
+        if question.interface and (question.forced or "GLOO_SOCKET_IFNAME" not in environ):
+            environ["GLOO_SOCKET_IFNAME"] = question.interface
         self._meters = [Probe(_MEASURE, device, environ=environ) for device in question.devices]
         until = time.monotonic() + TORCH_DEADLINE
         powers = [meter.read(DevicePower, until - time.monotonic()) for meter in self._meters]
@@ -127,7 +130,8 @@ class Answerer:
         address, port = question.address or "127.0.0.1", question.port or free_port()
         taking = self._meters[: question.count]
         for place, meter in enumerate(taking):
-            meter.ask(AllReduce(address, port, question.first + place, question.world_size))
+            rank = question.first + place
+            meter.ask(Collective(address, port, rank, question.world_size, question.name, question.room))
         until = time.monotonic() + benchmark.DEADLINE
         answers = []
         for meter in taking:

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from ddplaunch import __version__
-from ddplaunch.commands.doctor.benchmark import SIZES
+from ddplaunch.commands.doctor.benchmark import ALL_SIZES, SIZES
 from ddplaunch.commands.doctor.checks import Severity, Symptom
-from ddplaunch.commands.doctor.comparison import grouped, names
+from ddplaunch.commands.doctor.comparison import UNSUPPORTED, grouped, names
 from ddplaunch.commands.doctor.examination import Examination, NodeFound, Speed, bandwidth, rate
 from ddplaunch.commands.doctor.facts import CHECKS, NodeFacts
 from ddplaunch.words import size
@@ -38,6 +38,7 @@ def page(found: Examination, findings: Sequence[Symptom], seconds: float) -> str
         list(_machines(found)),
         list(_matrix(found)),
         list(_speeds(found)),
+        list(_together(found)),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
@@ -45,7 +46,7 @@ def page(found: Examination, findings: Sequence[Symptom], seconds: float) -> str
 def to_json(found: Examination, findings: Sequence[Symptom]) -> dict[str, Any]:
     """All that was found as JSON types: sizes are bytes, times seconds, null is unknown, nodes numbers."""
     said = [{**asdict(each), "severity": each.severity.value} for each in findings]
-    sizes = list(SIZES)
+    sizes = list(ALL_SIZES)
     return {"ddplaunch": __version__, "findings": said, **asdict(found), "sizes": sizes}
 
 
@@ -154,6 +155,30 @@ def _speeds(found: Examination) -> Iterator[str]:
             value = rate(speed, place)
             cells.append("too slow" if value is None else f"{size(round(value))}/s")
         yield f"  {labels[speed]:{wide}}" + "".join(cell.rjust(13) for cell in cells)
+
+
+def _together(found: Examination) -> Iterator[str]:
+    if not found.together:
+        return
+    wide = max(len(_group(found, speed)) for speed in found.together)
+    yield "all nodes at once" if len(found.nodes) > 1 else "larger tensors"
+    yield f"  {'':{wide}}{'4 B takes':>13}   bus bandwidth"
+    for speed in found.together:
+        label = f"  {_group(found, speed):{wide}}"
+        if speed.error:
+            why = f"not with {speed.backend} of this torch" if UNSUPPORTED in speed.error else f"failed: {speed.error}"
+            yield from _wrapped(f"{label}   ", why)
+            continue
+        if not speed.seconds:
+            continue
+        last = len(speed.seconds) - 1
+        told = f"{size(round(rate(speed, last) or 0))}/s at {size(ALL_SIZES[last])}" if last else "too slow"
+        yield f"{label}{speed.seconds[0] * 1e6:>10.0f} us   {told}"
+
+
+def _group(found: Examination, speed: Speed) -> str:
+    alone = f"{found.name(speed.nodes[0])}, " if len(speed.nodes) == 1 < len(found.nodes) else ""
+    return f"{speed.name}, {alone}{speed.ranks} ranks ({speed.backend})"
 
 
 def _label(found: Examination, speed: Speed) -> str:

@@ -54,6 +54,7 @@ class Surroundings:
     cwd: str
     toward: str  # node 0's address; "" where there is one node
     environ: Mapping[str, str]
+    thorough: bool = False
 
 
 @dataclass(frozen=True)

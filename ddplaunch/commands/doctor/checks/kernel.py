@@ -41,11 +41,11 @@ def _read(_: Surroundings) -> dict[str, object]:
         "cpus": len(cpu.allowed),
         "quota": cpu.quota,
         "load": os.getloadavg()[0],
-        "infiniband": tuple(_listed("/sys/class/infiniband")),
+        "infiniband": tuple(listed("/sys/class/infiniband")),
     }
 
 
-def _listed(path: str) -> list[str]:
+def listed(path: str) -> list[str]:
     try:
         return sorted(os.listdir(path))
     except OSError:

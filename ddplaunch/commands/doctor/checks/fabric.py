@@ -1,0 +1,233 @@
+"""With ``--thorough``: InfiniBand's ports, NVLinks, the errors of both, and what the GPUs' driver has logged (Xids)."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.commands.doctor.checks import Found, HealthCheck, Severity, Surroundings, Symptom
+from ddplaunch.commands.doctor.checks.kernel import listed
+from ddplaunch.commands.doctor.probe import DEADLINE, Probe
+from ddplaunch.control.route import networks
+from ddplaunch.dataclass import dataclass
+from ddplaunch.devices import read_hardware
+from ddplaunch.devices.gpu_health import NvLinks, read_nvlinks
+from ddplaunch.devices.sysfs import read_int, read_text
+from ddplaunch.wire.bounds import Amount, Count, Line, Name, Size
+from ddplaunch.words import counted, span
+
+if TYPE_CHECKING:
+    from ddplaunch.commands.doctor.facts import NodeFacts
+
+_COUNTERS = {
+    "symbol_error": "symbol errors",
+    "link_error_recovery": "recoveries of the link",
+    "link_downed": "times that the link went down",
+    "port_rcv_errors": "packets received with errors",
+    "local_link_integrity_errors": "local integrity errors",
+}
+"""Files of sysfs, in ports/N/counters (Documentation/ABI/stable/sysfs-class-infiniband)."""
+
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]{4,20})\): (\d{1,5})")
+_OF_PROGRAMS = (13, 31, 43, 45)  # Xids that a program brings about
+_MEANINGS = {
+    13: "a program's exception",
+    31: "a program used an invalid address",
+    43: "a program's fault",
+    45: "cleaned up after a program",
+    48: "a memory error that ECC could not correct",
+    63: "a row of memory was replaced",
+    64: "a row of memory could not be replaced",
+    74: "an NVLink error",
+    79: "it fell off its bus",
+    92: "many memory errors that ECC corrected",
+    94: "a memory error, contained",
+    95: "a memory error, not contained",
+    119: "its system processor (GSP) did not answer",
+    120: "an error of its system processor (GSP)",
+}
+"""Of NVIDIA's "XID Errors", what is met most."""
+
+
+@dataclass(frozen=True)
+class IbPort:
+    """A port of an InfiniBand or RoCE adapter."""
+
+    name: Line  # "mlx5_0 port 1"
+    state: Line  # "ACTIVE"
+    physical: Line  # "LinkUp"
+    rate: Line  # "400 Gb/sec (4X NDR)"
+
+
+@dataclass(frozen=True)
+class ErrorCount:
+    """Errors since a counter was cleared."""
+
+    where: Line  # "mlx5_0 port 1", "GPU 2"
+    what: Line
+    count: Size
+
+
+@dataclass(frozen=True)
+class Xid:
+    """An error that the driver has written into the kernel's log."""
+
+    pci: Line
+    number: Count
+    count: Count
+    ago: Amount  # seconds since the last one
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """An address of this machine in a network."""
+
+    interface: Name
+    address: Name
+    network: Name  # "10.0.0.0/24"
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """All of it."""
+
+    attachments: tuple[Attachment, ...]
+
+    ports: tuple[IbPort, ...]
+    nvlinks: tuple[NvLinks, ...]
+    errors: tuple[ErrorCount, ...]
+    xids: tuple[Xid, ...]
+
+
+def _read(where: Surroundings) -> dict[str, object]:
+    return {"fabric": ask() if where.thorough else None}
+
+
+def ask() -> Fabric | None:
+    """What a process of its own reads; None where a driver does not answer it."""
+    return Probe.of(look).answer(Fabric, DEADLINE)
+
+
+def look(sysfs: str = "/sys", kernel_log: str = "/dev/kmsg") -> Fabric:
+    """Read all of it."""
+    nvlinks = read_nvlinks(read_hardware().gpus)
+    ports, errors = (
+        [],
+        [ErrorCount(f"GPU {links.gpu}", f"NVLink {what}", count) for links in nvlinks for what, count in links.errors],
+    )
+    for name, folder in _port_folders(f"{sysfs}/class/infiniband"):
+        state, physical, rate = (read_text(f"{folder}/{each}") or "" for each in ("state", "phys_state", "rate"))
+        ports.append(IbPort(name, state.rpartition(": ")[2], physical.rpartition(": ")[2], rate))
+        for file, what in _COUNTERS.items():
+            if count := read_int(f"{folder}/counters/{file}"):
+                errors.append(ErrorCount(name, what, count))
+    attachments = tuple(Attachment(*each) for each in networks())
+    return Fabric(attachments, tuple(ports), nvlinks, tuple(errors), tuple(_xids(kernel_log)))
+
+
+def _port_folders(folder: str) -> Iterator[tuple[str, str]]:
+    for device in listed(folder):
+        for port in listed(f"{folder}/{device}/ports"):
+            yield f"{device} port {port}", f"{folder}/{device}/ports/{port}"
+
+
+def _xids(path: str) -> Iterator[Xid]:
+    """Those in the kernel's log, if this user may read it."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for line in _records(path):
+        if xid := _XID.search(line):
+            stamp = line.split(",", 3)[2]  # microseconds since boot (Documentation/ABI/testing/dev-kmsg)
+            found.setdefault((xid[1], int(xid[2])), []).append(int(stamp) / 1e6 if stamp.isdecimal() else 0.0)
+    now = time.monotonic()
+    for (pci, number), stamps in found.items():
+        yield Xid(pci, number, len(stamps), max(0.0, now - max(stamps)))
+
+
+def _records(path: str) -> Iterator[str]:
+    try:
+        log = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        while True:
+            try:
+                data = os.read(log, 1 << 16)
+            except BrokenPipeError:  # this record was overwritten
+                continue
+            except OSError:
+                return
+            if not data:
+                return
+            yield from data.decode(errors="replace").split("\n")
+    finally:
+        os.close(log)
+
+
+def _rule(name: str, facts: NodeFacts) -> Found:
+    if facts.fabric is None:
+        return
+    for port in facts.fabric.ports:
+        if port.state == "INIT":
+            text = f"{port.name} waits for a subnet manager (INIT)"
+            yield Symptom(Severity.WARNING, name, text, "start opensm, or the subnet manager of the switch")
+        elif port.state != "ACTIVE":
+            text = f"{port.name} is not active: {port.state or 'unknown'} ({port.physical or 'unknown'})"
+            yield Symptom(Severity.NOTE, name, text, "if it is to be used, look at its cable and switch port")
+    for links in facts.fabric.nvlinks:
+        if links.active and links.down:
+            text = f"{links.down} of {links.active + links.down} NVLinks are down"
+            hint = "see `nvidia-smi nvlink -s`, and reset the GPU; if they stay down, have it replaced"
+            yield Symptom(Severity.WARNING, f"{name} GPU {links.gpu}", text, hint)
+    by_place: dict[str, list[str]] = {}
+    for error in facts.fabric.errors:
+        by_place.setdefault(error.where, []).append(f"{error.count} {error.what}")
+    for where, told in by_place.items():
+        text = f"{', '.join(told)} since its counters were cleared"
+        yield Symptom(Severity.NOTE, f"{name} {where}", text, "examine it again later: do they grow?")
+    for xid in facts.fabric.xids:
+        times = "once" if xid.count == 1 else f"{xid.count} times, last"
+        meaning = f" ({_MEANINGS[xid.number]})" if xid.number in _MEANINGS else ""
+        severity = Severity.NOTE if xid.number in _OF_PROGRAMS else Severity.WARNING
+        text = f"Xid {xid.number}{meaning} {times} {span(xid.ago)} ago, says the kernel's log"
+        yield Symptom(severity, f"{name} GPU at {xid.pci}", text, "see NVIDIA's page on Xid errors for what to do")
+
+
+def grown(name: str, before: Fabric, after: Fabric) -> Found:
+    """The errors that came between two looks."""
+    known = {(error.where, error.what): error.count for error in before.errors}
+    for error in after.errors:
+        new = error.count - known.get((error.where, error.what), 0)
+        if new > 0:
+            text = f"{new} {error.what} while all_reduce ran"
+            yield Symptom(
+                Severity.WARNING, f"{name} {error.where}", text, "clean or replace the cable; then the adapter"
+            )
+
+
+def slower_ports(fabrics: Mapping[str, Fabric]) -> Found:
+    """Ports that run at a lower rate than those of the same name on other nodes."""
+    rates: dict[str, dict[str, float]] = {}
+    for name, fabric in fabrics.items():
+        for port in fabric.ports:
+            if port.state == "ACTIVE" and (rate := re.match(r"\d{1,6}(\.\d+)?(?= Gb/sec)", port.rate)):
+                rates.setdefault(port.name, {})[name] = float(rate[0])
+    for port_name, by_node in rates.items():
+        best = max(by_node.values())
+        for name, value in by_node.items():
+            if value < best:
+                text = f"{port_name} runs at {value:g} Gb/s, on other nodes at {best:g}"
+                yield Symptom(Severity.WARNING, name, text, "look at its cable, and at the settings of the switch port")
+
+
+def _row(facts: NodeFacts) -> str | None:
+    if facts.fabric is None or not facts.fabric.ports:
+        return None
+    rates = [port.rate for port in facts.fabric.ports if port.state == "ACTIVE"]
+    told = [f"{counted(rates.count(rate), 'port')} at {rate}" for rate in dict.fromkeys(rates)]
+    return ", ".join(told) or "no port is active"
+
+
+CHECK = HealthCheck(_read, _rule, {"ports": _row})

@@ -1,0 +1,124 @@
+"""``--thorough``: after the examination, all nodes at once, each network that they share, and the errors that came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ddplaunch.commands.doctor import benchmark, messages
+from ddplaunch.commands.doctor.benchmark import Measured
+from ddplaunch.commands.doctor.examination import Examination, Examiner, Rail, Speed, backend_of
+from ddplaunch.commands.doctor.probe import DEADLINE, TORCH_DEADLINE
+from ddplaunch.commands.doctor.ways import Listening, new_nonce, patience
+from ddplaunch.dataclass import replace
+
+_SHARE = 16  # of the memory that is available, for one tensor of one process: some are copied
+
+
+class ThoroughExaminer(Examiner):
+    """Asks them more, once all else is done."""
+
+    thorough = True
+
+    def examine(self) -> Examination:
+        found = super().examine()
+        together = list(self._together(found))
+        self._count_errors()
+        rails = self._try_rails(list(self._rails()))
+        together += self._over_rails(rails)
+        return replace(found, nodes=tuple(self._found), together=tuple(together), rails=tuple(rails))
+
+    def _count_errors(self) -> None:
+        answers = self._ask(dict.fromkeys(self._live(), messages.Recount()), messages.Recounted, 2 * DEADLINE)
+        for node, answer in answers.items():
+            self._found[node] = replace(self._found[node], fabric_after=answer.fabric)
+
+    def _together(self, found: Examination) -> Iterator[Speed]:
+        """Each collective on all nodes at once; with GPUs, on each alone too."""
+        failed = {node for speed in found.speeds if speed.error for node in speed.nodes}
+        failed |= {node for way in found.ways if way.outcome != "ok" for node in (way.source, way.target)}
+        able = {node for speed in found.speeds for node in speed.nodes}
+        nodes = [node for node in self._live() if node in able - failed]
+        nodes = [node for node in nodes if self._alike(node, nodes[0])]
+        groups = [nodes] if nodes else []
+        if nodes and backend_of(self._devices(nodes[0])) == "nccl":
+            groups += [[node] for node in nodes if len(nodes) > 1 and len(self._devices(node)) > 1]
+        for name in benchmark.COLLECTIVES if groups else ():
+            self._say(f"measuring {name} {'of all nodes at once' if len(nodes) > 1 else 'of larger tensors'}")
+            for group in groups:
+                yield from self._at_once(group, name)
+
+    def _at_once(self, nodes: Sequence[int], name: str) -> Iterator[Speed]:
+        """One collective on these nodes: of CPUs one process a node, so that it is the network that is measured."""
+        one_each = len(nodes) > 1 and backend_of(self._devices(nodes[0])) == "gloo"
+        counts = [1 if one_each else len(self._devices(node)) for node in nodes]
+        world_size, first = sum(counts), nodes[0]
+        if world_size < 2:
+            return
+        facts = (self._found[node].facts for node in nodes)
+        free = min((each.memory_available or 0 for each in facts if each), default=0)
+        room = max(benchmark.SIZES[-1], free // (_SHARE * max(counts)))
+        address = self._reached_at(first) if len(nodes) > 1 else ""
+        port = self._any_port.get(first, 0)
+        questions = {
+            node: messages.Measure(address, port, sum(counts[:place]), counts[place], world_size, name, room)
+            for place, node in enumerate(nodes)
+        }
+        yield from self._run(questions, backend_of(self._devices(first)), name)
+
+    def _run(self, questions: Mapping[int, messages.Measure], backend: str, name: str) -> Iterator[Speed]:
+        nodes = tuple(questions)
+        answers = self._ask(questions, Measured, benchmark.DEADLINE + TORCH_DEADLINE)
+        if len(answers) == len(nodes):
+            error = next((each.error for each in answers.values() if each.error), None)
+            yield Speed(nodes, questions[nodes[0]].world_size, backend, answers[nodes[0]].seconds, error, name)
+
+    def _rails(self) -> Iterator[Rail]:
+        """The networks that nodes share, but those of the interface to node 0."""
+        shared: dict[str, dict[int, tuple[str, str]]] = {}
+        for node in self._any_port:
+            facts = self._found[node].facts
+            main = facts.link.interface if facts and facts.link else None
+            for each in facts.fabric.attachments if facts and facts.fabric else ():
+                if each.interface != main:
+                    shared.setdefault(each.network, {})[node] = (each.interface, each.address)
+        for network, places in shared.items():
+            addresses = {node: address for node, (_, address) in places.items()}
+            if 1 < len(places) == len(set(addresses.values())):  # else each has a network of its own, of containers
+                yield Rail(network, {node: interface for node, (interface, _) in places.items()}, addresses)
+
+    def _try_rails(self, rails: Sequence[Rail]) -> list[Rail]:
+        """Try the ways of each node to each other over these networks."""
+        nonce = new_nonce()
+        nodes = {node for rail in rails for node in rail.addresses if node in self._live()}
+        heard = self._ask(dict.fromkeys(nodes, messages.Listen((), nonce)), Listening, DEADLINE)
+        self._any_port |= {node: listening.any_port for node, listening in heard.items()}
+        tried = []
+        for rail in rails:
+            self._say(f"trying the ways over {rail.network}")
+            others = {node: [other for other in rail.addresses if other != node and other in heard] for node in heard}
+            questions = {
+                node: messages.Connect(tuple((rail.addresses[to], self._any_port[to]) for to in others[node]), nonce)
+                for node in rail.addresses
+                if node in heard
+            }
+            outcomes = tuple(
+                (node, to, each.outcome)
+                for node, answer in self._ask(questions, messages.Connected, patience(len(nodes))).items()
+                for to, each in zip(others[node], answer.tried, strict=False)
+            )
+            tried.append(replace(rail, outcomes=outcomes))
+        return tried
+
+    def _over_rails(self, rails: Sequence[Rail]) -> Iterator[Speed]:
+        """An all_reduce of CPUs over each network whose ways are open."""
+        for rail in rails:
+            nodes = [node for node in rail.addresses if node in self._live()]
+            if len(nodes) < 2 or any(outcome != "ok" for _, _, outcome in rail.outcomes):
+                continue
+            self._say(f"measuring all_reduce over {rail.network}")
+            questions = {node: messages.Prepare(("cpu",), rail.interfaces[node], forced=True) for node in nodes}
+            ready = self._ask(questions, messages.Prepared, TORCH_DEADLINE)
+            if all(node in ready and not ready[node].error for node in nodes):
+                where = (rail.addresses[nodes[0]], self._any_port[nodes[0]])
+                measures = {node: messages.Measure(*where, rank, 1, len(nodes)) for rank, node in enumerate(nodes)}
+                yield from self._run(measures, "gloo", f"all_reduce over {rail.network}")
