@@ -110,13 +110,6 @@ def figures(found: Examination) -> Iterator[Figure]:
             large = "large " if len(speed.seconds) > len(SIZES) else ""
             yield Figure(f"{large}{speed.name} ({speed.backend})", hosts, "B/s", bandwidth(speed))
             yield Figure(f"{speed.name} of 4 B ({speed.backend})", hosts, "s", speed.seconds[0])
-    trips: dict[tuple[str, str], float] = {}
-    for way in found.ways:
-        if way.seconds:
-            pair = (found.name(way.source), found.name(way.target))
-            trips[pair] = min(way.seconds, trips.get(pair, way.seconds))
-    for pair, seconds in trips.items():
-        yield Figure("a byte there and back", pair, "s", seconds)
 
 
 def slower(found: Examination, saved: Baseline) -> Found:

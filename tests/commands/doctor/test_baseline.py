@@ -10,7 +10,7 @@ import re
 import pytest
 
 from ddplaunch.commands.doctor.baseline import Baseline, figures, slower
-from ddplaunch.commands.doctor.examination import Examination, NodeFound, Power, Speed, Way
+from ddplaunch.commands.doctor.examination import Examination, NodeFound, Power, Speed
 
 HOSTS = [f"n{node}" for node in range(4)]
 
@@ -21,7 +21,6 @@ def examined(*, backend="nccl", factor=lambda what, nodes: 1.0):
     return Examination(
         tuple(NodeFound(name) for name in HOSTS),
         (29500, 29501),
-        ways=tuple(Way(a, b, 0, "ok", 1e-4 * factor("trip", (a, b))) for a, b in itertools.permutations(range(4), 2)),
         powers=tuple(Power(node, "cuda:0", 5e14 / factor("power", (node,))) for node in range(4)),
         speeds=tuple(
             Speed(pair, 2, backend, (2e-5 * factor("latency", pair), 1e-3, 1e-2 * factor("bandwidth", pair)))
@@ -40,7 +39,7 @@ def test_noise_is_not_named(backend, noise):
     draw = random.Random(1)
 
     def factor(what, nodes):
-        return draw.uniform(1 / noise, noise) if what in ("latency", "trip", "bandwidth") else draw.uniform(0.95, 1.05)
+        return draw.uniform(1 / noise, noise) if what in ("latency", "bandwidth") else draw.uniform(0.95, 1.05)
 
     for _ in range(20):
         assert told(examined(backend=backend, factor=factor), examined(backend=backend, factor=factor)) == []
