@@ -161,7 +161,8 @@ def _together(found: Examination) -> Iterator[str]:
     if not found.together:
         return
     wide = max(len(_group(found, speed)) for speed in found.together)
-    yield "all nodes at once" if len(found.nodes) > 1 else "larger tensors"
+    what = "all nodes at once" if len(found.nodes) > 1 else "larger tensors"
+    yield f"{what}, {found.together[0].ranks} ranks"
     yield f"  {'':{wide}}{'4 B takes':>13}   bus bandwidth"
     for speed in found.together:
         label = f"  {_group(found, speed):{wide}}"
@@ -173,12 +174,12 @@ def _together(found: Examination) -> Iterator[str]:
             continue
         last = len(speed.seconds) - 1
         told = f"{size(round(rate(speed, last) or 0))}/s at {size(ALL_SIZES[last])}" if last else "too slow"
-        yield f"{label}{speed.seconds[0] * 1e6:>10.0f} us   {told}"
+        yield from _wrapped(f"{label}{speed.seconds[0] * 1e6:>10.0f} us   ", told)
 
 
 def _group(found: Examination, speed: Speed) -> str:
     alone = f"{found.name(speed.nodes[0])}, " if len(speed.nodes) == 1 < len(found.nodes) else ""
-    return f"{speed.name}, {alone}{speed.ranks} ranks ({speed.backend})"
+    return f"{alone}{speed.name} ({speed.backend})"
 
 
 def _label(found: Examination, speed: Speed) -> str:

@@ -91,11 +91,11 @@ def test_what_is_slow_or_fails_only_on_all_nodes_at_once():
     ]
     shown = page(Examination(tuple(NodeFound(f"n{each}") for each in range(3)), (), together=together), [], 1.0)
     assert shown.endswith("""
-all nodes at once
-                                    4 B takes   bus bandwidth
-  all_reduce, 3 ranks (gloo)           100 us   213 MiB/s at 64 MiB
-  all_gather, 3 ranks (gloo)       failed: gloo timed out
-  reduce_scatter, 3 ranks (gloo)   not with gloo of this torch
+all nodes at once, 3 ranks
+                           4 B takes   bus bandwidth
+  all_reduce (gloo)           100 us   213 MiB/s at 64 MiB
+  all_gather (gloo)       failed: gloo timed out
+  reduce_scatter (gloo)   not with gloo of this torch
 """)
 
 
