@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -21,7 +21,7 @@ from ddplaunch.files import create, read_named
 from ddplaunch.wire.bounds import Line, Name
 from ddplaunch.wire.frames import Garbled
 from ddplaunch.wire.typed import convert
-from ddplaunch.words import size
+from ddplaunch.words import named, size
 
 MAX_BYTES = 16 << 20
 TOLERANCE = {"FLOP/s": 1.3, "B/s": 1.3, "s": 3.0}
@@ -29,6 +29,8 @@ TOLERANCE = {"FLOP/s": 1.3, "B/s": 1.3, "s": 3.0}
 
 OF_CPUS = 2.5
 """What a bandwidth of gloo may lose: whatever else runs on the CPUs takes its part."""
+
+Key = tuple[str, tuple[str, ...]]
 
 _MOST = 5  # findings that are told one by one
 
@@ -115,23 +117,20 @@ def figures(found: Examination) -> Iterator[Figure]:
 def slower(found: Examination, saved: Baseline) -> Found:
     """What is slower than it was; not on machines that something else keeps busy, which is found anyway."""
     busy = {node.name for node in found.nodes if node.facts and held_back(node.facts)}
-    best: dict[tuple[str, tuple[str, ...]], Figure] = {}
-    for figure in figures(found):  # of the CPUs of one node the fastest: its processes disturb one another
-        key = (figure.what, figure.hosts)
-        best[key] = max(figure, best.get(key, figure), key=_goodness)
-    before: dict[tuple[str, tuple[str, ...]], Figure] = {}
-    for figure in saved.figures:
-        key = (figure.what, figure.hosts)
-        if key in best and best[key].unit == figure.unit and busy.isdisjoint(figure.hosts):
-            before[key] = max(figure, before.get(key, figure), key=_goodness)
-    if not best.keys() & {(figure.what, figure.hosts) for figure in saved.figures}:
-        text = f"nothing was measured that was measured on {saved.date} too, on {names(saved.hosts)}"
+    best = _best(figures(found))
+    before = {key: old for key, old in _best(saved.figures).items() if key in best and best[key].unit == old.unit}
+    if not before:
+        text = f"nothing was measured that was measured on {saved.date} too, on {named(saved.hosts)}"
         yield Symptom(Severity.NOTE, "--compare", text, "save an examination of these hosts: --save FILE")
-    worse = {key: _factor(best[key], old) for key, old in before.items() if _factor(best[key], old) > _tolerance(old)}
-    told: set[tuple[str, tuple[str, ...]]] = set()
+    worse = {
+        key: factor
+        for key, old in before.items()
+        if (factor := _factor(best[key], old)) > _tolerance(old) and busy.isdisjoint(key[1])
+    }
+    told = set[Key]()
     for what in dict.fromkeys(what for what, _ in worse):
         for host in dict.fromkeys(host for _, hosts in worse for host in hosts):
-            own = [key for key in before if key[0] == what and host in key[1] and len(key[1]) > 1]
+            own = [key for key in before if key[0] == what and host in key[1] and len(key[1]) == 2]
             if len(own) > 1 and all(key in worse for key in own) and not told >= set(own):
                 told.update(own)
                 least = min(own, key=worse.__getitem__)
@@ -147,6 +146,15 @@ def slower(found: Examination, saved: Baseline) -> Found:
 def _symptom(what: str, subject: str, now: Figure, then: Figure, date: str) -> Symptom:
     text = f"{what}: {now.told}, and {then.told} on {date}"
     return Symptom(Severity.WARNING, subject, text, "see what has changed: drivers, clocks, cables, and what else runs")
+
+
+def _best(measured: Iterable[Figure]) -> dict[Key, Figure]:
+    """By what and hosts; of the CPUs of one node the fastest, as its processes disturb one another."""
+    found: dict[Key, Figure] = {}
+    for figure in measured:
+        key = (figure.what, tuple(sorted(figure.hosts)))
+        found[key] = max(figure, found.get(key, figure), key=_goodness)
+    return found
 
 
 def _goodness(figure: Figure) -> float:

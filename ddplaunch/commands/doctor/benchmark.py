@@ -154,13 +154,16 @@ def _operation(name: str, size: int, world_size: int, device: str) -> Callable[[
     import torch
     import torch.distributed as dist
 
+    names: Any = vars(dist)  # newer ones have other names
+    gather = names.get("all_gather_single") or dist.all_gather_into_tensor
+    scatter = names.get("reduce_scatter_single") or dist.reduce_scatter_tensor
     part: Any = torch.ones(max(1, size // 4 // world_size), device=device)
     whole: Any = part.repeat(world_size) if name != "all_reduce" else torch.ones(size // 4, device=device)
     match name:
         case "all_gather":
-            return lambda: dist.all_gather_into_tensor(whole, part)
+            return lambda: gather(whole, part)
         case "reduce_scatter":
-            return lambda: dist.reduce_scatter_tensor(part, whole)
+            return lambda: scatter(part, whole)
         case "all_to_all":
             other: Any = torch.empty_like(whole)
             return lambda: dist.all_to_all_single(other, whole)

@@ -33,7 +33,7 @@ _END = 4096  # bytes of the log in which it is sought
 _EXAMPLE = "ddplaunch doctor bisect --hosts n[0-7] -- ddplaunch run --hosts {hosts} check.py"
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--hosts", metavar="HOSTS", help="The hosts to search: n1,n2 or n[1-4].")
 @click.option("--hostfile", metavar="FILE", help="The hosts to search are in this file, one a line.")
 @click.option(
@@ -58,9 +58,7 @@ def bisect(hosts: str | None, hostfile: str | None, timeout: float, command: Hos
         raise UsageError(f"{command[0]} is not a program here, or is not in the PATH", _EXAMPLE)
     runner = Runner(_hosts(hosts, hostfile), command, timeout)
     search = Search(runner.names)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
     stopped = 0
     try:
         trials = search.run()

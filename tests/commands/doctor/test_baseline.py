@@ -66,7 +66,7 @@ def test_a_link_and_a_gpu_that_are_slower_than_they_were():
 def test_a_file_of_other_hosts():
     other = Examination((NodeFound("m0"),), (), powers=(Power(0, "cpu", 1e9),))
     assert told(other, examined()) == [
-        "note --compare: nothing was measured that was measured on 2026-11-17 10:00 too, on n0, n1, n2 and n3"
+        "note --compare: nothing was measured that was measured on 2026-11-17 10:00 too, on n0, n1, n2, n3"
     ]
 
 

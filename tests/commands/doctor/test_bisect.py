@@ -122,6 +122,7 @@ def test_killed_it_leaves_nothing(start, tmp_path):
             ("bisect", "--timeout", "x", "true"),
             "Error: --timeout x: expected a time up to a week, like 90 (seconds) or 10m\n",
         ),
+        (("bisect", "--host", "a", "true"), "Error: no such option: --host\n  did you mean --hosts?\n"),
         (("bisct",), "Error: No such command 'bisct'"),
     ],
 )
