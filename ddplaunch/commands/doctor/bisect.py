@@ -133,8 +133,8 @@ class Runner:
         outcome = {0: Trial.PASSED, SKIP: Trial.SKIPPED}.get(-1 if ended is None else ended, Trial.FAILED)
         how = outcome.value
         if outcome is Trial.FAILED:
-            why = f"no end in {span(self._timeout)}" if ended is None else describe_end(ended)
-            how += f", {why}{_last_line(log)}"
+            why = f"no end in {span(self._timeout)}" if ended is None else f"{describe_end(ended)}{_last_line(log)}"
+            how += f", {why}"
         click.echo(f"{how} ({took})", err=True)
         return outcome
 

@@ -99,7 +99,9 @@ def doctor(
         return 0
     given = "--hosts" if hosts is not None else "--hostfile" if hostfile is not None else None
     place = _place(nnodes, node_rank, master_addr, given)
-    if save is not None and not (place and place[1]):
+    if place and place[1]:  # node 0 prints the page
+        save = compare = None
+    if save is not None:
         baseline.check_writable(save)
     wanted = Wanted(thorough, as_json, save, baseline.read(compare) if compare is not None else None)
     environ = carried((), os.environ)

@@ -24,6 +24,7 @@ LOG = """\
 4,902,62000000,-;NVRM: Xid (PCI:0000:18:00): 79, pid=4711, GPU has fallen off the bus.
 4,903,63000000,-;NVRM: Xid (PCI:0000:10:00): 31, pid=4711, name=python, Ch 00000008, intr 00000000.
 4,904,-,garbled;NVRM: Xid (PCI:zz): 79
+NVRM: Xid (PCI:0000:18:00): 79
 """
 
 

@@ -31,7 +31,9 @@ _COUNTERS = {
 }
 """Files of sysfs, in ports/N/counters (Documentation/ABI/stable/sysfs-class-infiniband)."""
 
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]{4,20})\): (\d{1,5})")
+_XID = re.compile(r"\d+,\d+,(\d{1,18}),[^;]*;.*NVRM: Xid \(PCI:([0-9A-Fa-f:.]{4,20})\): (\d{1,5})")
+"""In a record of the log, behind microseconds since boot (Documentation/ABI/testing/dev-kmsg)."""
+
 _OF_PROGRAMS = (13, 31, 43, 45)  # Xids that a program brings about
 _MEANINGS = {
     13: "a program's exception",
@@ -138,9 +140,8 @@ def _xids(path: str) -> Iterator[Xid]:
     """Those in the kernel's log, if this user may read it."""
     found: dict[tuple[str, int], list[float]] = {}
     for line in _records(path):
-        if xid := _XID.search(line):
-            stamp = line.split(",", 3)[2]  # microseconds since boot (Documentation/ABI/testing/dev-kmsg)
-            found.setdefault((xid[1], int(xid[2])), []).append(int(stamp) / 1e6 if stamp.isdecimal() else 0.0)
+        if xid := _XID.match(line):
+            found.setdefault((xid[2], int(xid[3])), []).append(int(xid[1]) / 1e6)
     now = time.monotonic()
     for (pci, number), stamps in found.items():
         yield Xid(pci, number, len(stamps), max(0.0, now - max(stamps)))
