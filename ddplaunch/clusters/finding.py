@@ -20,7 +20,7 @@ class RankPlace:
     rank: int
     world_size: int
     local_rank: int
-    local_world_size: int | None
+    local_world_size: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.clusters.finding import Allocation, Finding, RankPlace
+from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 from ddplaunch.files import MAX_HOSTS, read_regular
 from ddplaunch.plan.rendezvous import LOOPBACK
@@ -115,11 +116,8 @@ def read_hosts(path: str) -> tuple[str, ...]:
 def started(
     cluster: str,
     variables: tuple[str, ...],
-    rank: int,
-    size: int,
-    local_rank: int,
+    place: RankPlace,
     *,
-    local_size: int | None = None,
     nnodes: int | None = None,
     most_nodes: int | None = None,
     node_rank: int | None = None,
@@ -136,13 +134,14 @@ def started(
 
     Raises UsageError if the numbers contradict each other.
     """
+    rank, size, local_size = place.rank, place.world_size, place.local_world_size
     if rank >= size:
         raise contradiction(f"{cluster}'s rank {rank}", f"its size {size}")
     if local_size is None and nnodes in (1, size):
         local_size = size // nnodes
     if local_size is not None:
-        if local_rank >= local_size:
-            raise contradiction(f"{cluster}'s local rank {local_rank}", f"its local size {local_size}")
+        if place.local_rank >= local_size:
+            raise contradiction(f"{cluster}'s local rank {place.local_rank}", f"its local size {local_size}")
         if local_size > size:
             raise contradiction(f"{cluster}'s local size {local_size}", f"its size {size}")
         if local_size == size:
@@ -160,41 +159,19 @@ def started(
         address=LOOPBACK if address is None and nnodes == 1 else address,
         port=None if job in (None, "") else job_port(job),
         run_id=None if job in (None, "") else str(job),
-        place=None if alone else RankPlace(rank, size, local_rank, local_size),
+        place=None if alone else replace(place, local_world_size=local_size),
     )
 
 
-def on_hosts(
-    cluster: str,
-    variables: tuple[str, ...],
-    hosts: Sequence[int | str],
-    rank: int,
-    size: int,
-    local_rank: int,
-    local_size: int,
-    *,
-    most_nodes: int | None = None,
-    address: str | None = None,
-    job: str | None = None,
-) -> Finding:
-    """Recognise a process that a launcher has started; ``hosts`` are those of all ranks, empty if not known."""
-    nnodes = node_rank = None
-    if rank < size == len(hosts) and hosts.count(hosts[rank]) == local_size:  # else they are another job's
-        nodes = list(dict.fromkeys(hosts))
-        nnodes, node_rank = len(nodes), nodes.index(hosts[rank])
-    return started(
-        cluster,
-        variables,
-        rank,
-        size,
-        local_rank,
-        local_size=local_size,
-        nnodes=nnodes,
-        most_nodes=most_nodes,
-        node_rank=node_rank,
-        address=address,
-        job=job,
-    )
+def nodes_among(hosts: Sequence[int | str], place: RankPlace) -> dict[str, int]:
+    """How many nodes there are and which this one is, by the hosts of all ranks; nothing where these are not known."""
+    rank = place.rank
+    if rank >= place.world_size or place.world_size != len(hosts):
+        return {}
+    if hosts.count(hosts[rank]) != place.local_world_size:  # they are another job's
+        return {}
+    nodes = list(dict.fromkeys(hosts))
+    return {"nnodes": len(nodes), "node_rank": nodes.index(hosts[rank])}
 
 
 def parsed(written: str) -> Any:

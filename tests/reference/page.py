@@ -171,7 +171,7 @@ def _variables() -> Iterator[str]:
     yield _of(variables.SOMETIMES)
     yield "### What ddplaunch reads\n"
     yield _of(variables.READ)
-    names = ", ".join(f"`{name}`" for name in OVERRIDES.values())
+    names = ", ".join(f"`{name}`" for _, name in sorted(OVERRIDES.items()))
     yield (
         "torchrun's `PET_*` are read as [its options](torchrun.md). `ddplaunch submit` hides from `sbatch` what would "
         f"overrule its script: {names}, and what is left of an outer job (`SLURM_*`, `SRUN_*`).\n"

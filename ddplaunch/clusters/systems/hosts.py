@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ddplaunch.clusters.finding import Allocation, Finding, Turn, system
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.clusters.finding import Allocation, Finding, RankPlace, Turn, system
 from ddplaunch.clusters.reading import (
     a_node,
     batch_script,
@@ -23,6 +24,9 @@ from ddplaunch.clusters.reading import (
     to_number,
 )
 from ddplaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddplaunch.clusters.finding import Allocate
 
 STARTER = "mpirun with one process per host"
 
@@ -70,16 +74,11 @@ def lsf(environ: Mapping[str, str]) -> Finding | None:
     given, task = _of_lsf(environ), "LSF_PM_TASKID"
     if is_set(environ, JSRUN_RANK):
         names = (JSRUN_RANK, "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK")
-        hosts = given.hosts if given else ()
-        return started(
-            "lsf",
-            (*names, RANKFILE),
-            *numbers(environ, *names),
-            local_size=number_if_set(environ, "JSM_NAMESPACE_LOCAL_SIZE"),
-            most_nodes=len(hosts) or None,
-            address=hosts[0] if hosts else None,
-            job=to_number(given.job, LSF_JOB) if given else None,
-        )
+        hosts, job = (given.hosts, to_number(given.job, LSF_JOB)) if given else ((), None)
+        rank, size, local_rank = numbers(environ, *names)
+        process = RankPlace(rank, size, local_rank, number_if_set(environ, "JSM_NAMESPACE_LOCAL_SIZE"))
+        first = hosts[0] if hosts else None
+        return started("lsf", (*names, RANKFILE), process, most_nodes=len(hosts) or None, address=first, job=job)
     if ours := submitted("lsf", environ, LSF_JOB, "LSB_JOBINDEX"):
         return ours
     if given and is_set(environ, task) and (place := own_place(given.hosts)) is not None:
@@ -88,11 +87,16 @@ def lsf(environ: Mapping[str, str]) -> Finding | None:
     return batch_script("lsf", (LSF_JOB, RANKFILE), given, "jsrun or blaunch") if given else None
 
 
-def _of_pbs(environ: Mapping[str, str]) -> Allocation | None:
-    """Return the job's hosts, as far as the file is on this one: a line a slot."""
-    if not is_set(environ, "PBS_JOBID", "PBS_NODEFILE"):
-        return None
-    return Allocation(environ["PBS_JOBID"], read_hosts(environ["PBS_NODEFILE"]), "PBS_NODEFILE")
+def _listed_in(job_id: str, file: str) -> Allocate:
+    """The hosts of a job in a file, as far as that is on this one: a line a slot, or a host."""
+
+    def allocation(environ: Mapping[str, str]) -> Allocation | None:
+        return Allocation(environ[job_id], read_hosts(environ[file]), file) if is_set(environ, job_id, file) else None
+
+    return allocation
+
+
+_of_pbs = _listed_in("PBS_JOBID", "PBS_NODEFILE")
 
 
 @system("pbs", "PBS_JOBID", turn=Turn.HOSTS, allocation=_of_pbs, one_log=True)
@@ -117,11 +121,7 @@ def pbs(environ: Mapping[str, str]) -> Finding | None:
     return a_node("pbs", (job_id, index, file), len(given.hosts), node_rank, given.hosts[0], job=given.job)
 
 
-def _of_sge(environ: Mapping[str, str]) -> Allocation | None:
-    """Return the hosts of the parallel environment; "n1 4 all.q@n1 UNDEFINED" is host, slots, queue and processors."""
-    if not is_set(environ, "JOB_ID", "PE_HOSTFILE"):
-        return None
-    return Allocation(environ["JOB_ID"], read_hosts(environ["PE_HOSTFILE"]), "PE_HOSTFILE")
+_of_sge = _listed_in("JOB_ID", "PE_HOSTFILE")  # "n1 4 all.q@n1 UNDEFINED": host, slots, queue and processors
 
 
 @system("sge", "PE_HOSTFILE", "JOB_SCRIPT", turn=Turn.HOSTS, allocation=_of_sge, one_log=True)
@@ -185,8 +185,7 @@ of the job's id and of the file, and where they are seen."""
 
 
 def _hostfile(name: str, job_id: str, file: str) -> None:
-    def allocation(environ: Mapping[str, str]) -> Allocation | None:
-        return Allocation(environ[job_id], read_hosts(environ[file]), file) if is_set(environ, job_id, file) else None
+    allocation = _listed_in(job_id, file)
 
     @system(name, file, turn=Turn.HOSTS, allocation=allocation)
     def find(environ: Mapping[str, str]) -> Finding | None:

@@ -17,10 +17,10 @@ from ddplaunch.clusters.reading import (
     contradiction,
     counts_nodes,
     is_set,
+    nodes_among,
     number,
     number_if_set,
     numbers,
-    on_hosts,
     started,
     text,
 )
@@ -120,7 +120,7 @@ def submitit(environ: Mapping[str, str]) -> Finding | None:
         return None
     nnodes, job = numbers(environ, "SUBMITIT_LOCAL_JOB_NUM_NODES", "SUBMITIT_LOCAL_JOB_ID")  # a process's number
     names = (executor, rank, size, local_rank)
-    return started("submitit", names, *numbers(environ, *names[1:]), nnodes=nnodes, job=job)
+    return started("submitit", names, RankPlace(*numbers(environ, *names[1:])), nnodes=nnodes, job=job)
 
 
 OWN_HOST = "PMIX_HOSTNAME"  # n1
@@ -150,18 +150,10 @@ def openmpi(environ: Mapping[str, str]) -> Finding | None:
     if local_size < size and most_nodes is None:
         hosts = pmix.ask(environ, size) or ()
         address = hosts[0] if hosts else None
-    return on_hosts(
-        "openmpi",
-        (*names, OWN_HOST) if address else names,
-        hosts,
-        rank,
-        size,
-        local_rank,
-        local_size,
-        most_nodes=most_nodes,
-        address=address,
-        job=environ.get("PMIX_NAMESPACE"),  # 435355649 (version 4), prterun-n1-4711@1 (version 5)
-    )
+    place, used = RankPlace(rank, size, local_rank, local_size), (*names, OWN_HOST) if address else names
+    known = nodes_among(hosts, place)
+    job = environ.get("PMIX_NAMESPACE")  # 435355649 (version 4), prterun-n1-4711@1 (version 5)
+    return started("openmpi", used, place, **known, most_nodes=most_nodes, address=address, job=job)
 
 
 def _first_host(environ: Mapping[str, str], rank: int, size: int, local_rank: int, used: int | None) -> str | None:
@@ -209,16 +201,13 @@ def pals(environ: Mapping[str, str]) -> Finding | None:
     if is_set(environ, "SLURM_STEP_ID"):
         return None
     ranks = ("PALS_RANKID", "PMI_RANK", "PMIX_RANK")
-    size, local_rank, local_size, node_rank = "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NODEID"
-    return started(
-        "pals",
-        tuple(name for name in (*ranks, size, local_rank, local_size, node_rank) if is_set(environ, name)),
-        agreed(environ, *ranks),
-        *numbers(environ, size, local_rank),
-        local_size=number_if_set(environ, local_size),
-        node_rank=number_if_set(environ, node_rank),
-        job=environ.get("PALS_APID"),  # 6f1c1a3e-2f6b-4a7e-9d5f-0d9d3a0c8f51
-    )
+    size, local_rank, local_size, index = "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NODEID"
+    names = tuple(name for name in (*ranks, size, local_rank, local_size, index) if is_set(environ, name))
+    count, own = numbers(environ, size, local_rank)
+    place = RankPlace(agreed(environ, *ranks), count, own, number_if_set(environ, local_size))
+    node_rank = number_if_set(environ, index)
+    job = environ.get("PALS_APID")  # 6f1c1a3e-2f6b-4a7e-9d5f-0d9d3a0c8f51
+    return started("pals", names, place, node_rank=node_rank, job=job)
 
 
 @system("mpich", "MPI_LOCALRANKID", turn=Turn.RANK, one_log=True)
@@ -240,7 +229,8 @@ def mpich(environ: Mapping[str, str]) -> Finding | None:
     address = None
     if local_size < size and (said := pmi.ask(environ, rank, size)):
         hosts, address, job = said.hosts, said.first, job or said.name
-    return on_hosts("mpich", names, hosts, rank, size, local_rank, local_size, address=address, job=job)
+    place = RankPlace(rank, size, local_rank, local_size)
+    return started("mpich", names, place, **nodes_among(hosts, place), address=address, job=job)
 
 
 @system("mvapich", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", turn=Turn.RANK, one_log=True)
@@ -251,8 +241,7 @@ def mvapich(environ: Mapping[str, str]) -> Finding | None:
         ("MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE", "MVP_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_SIZE"),
     )
     names = next(each for each in versions if is_set(environ, each[0]))
-    rank, size, local_rank, local_size = numbers(environ, *names)
-    return started("mvapich", names, rank, size, local_rank, local_size=local_size)
+    return started("mvapich", names, RankPlace(*numbers(environ, *names)))
 
 
 @system("flux", "FLUX_TASK_RANK", turn=Turn.RANK, one_log=True)
@@ -264,4 +253,4 @@ def flux(environ: Mapping[str, str]) -> Finding | None:
     names = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")
     rank, size, local_rank, nnodes = numbers(environ, *names)  # each node has one task or more
     job = text(environ, "FLUX_JOB_ID")  # ƒ2WzFTu3ry1 or f2WzFTu3ry1
-    return started("flux", names, rank, size, local_rank, nnodes=nnodes, job=job)
+    return started("flux", names, RankPlace(rank, size, local_rank), nnodes=nnodes, job=job)

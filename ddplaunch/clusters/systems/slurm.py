@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ddplaunch.clusters.finding import Allocation, Finding, Turn, system
+from ddplaunch.clusters.finding import Allocation, Finding, RankPlace, Turn, system
 from ddplaunch.clusters.nodelist import expand_counts, expand_hosts
 from ddplaunch.clusters.reading import (
     batch_script,
@@ -79,17 +79,9 @@ def _step(environ: Mapping[str, str]) -> Finding:
     check_below(rank, size, PROCID, STEP_NUM_TASKS)
     check_below(node_rank, nnodes, NODEID, STEP_NUM_NODES)
     check_below(local_rank, tasks[node_rank], LOCALID, STEP_TASKS_PER_NODE)
-    finding = started(
-        "slurm",
-        (STEP_ID, PROCID, NODEID, STEP_TASKS_PER_NODE, STEP_NODELIST),
-        rank,
-        size,
-        local_rank,
-        local_size=tasks[node_rank],
-        nnodes=nnodes,
-        node_rank=node_rank,
-        address=hosts[0],
-    )
+    names = (STEP_ID, PROCID, NODEID, STEP_TASKS_PER_NODE, STEP_NODELIST)
+    place = RankPlace(rank, size, local_rank, tasks[node_rank])
+    finding = started("slurm", names, place, nnodes=nnodes, node_rank=node_rank, address=hosts[0])
     port = job_port(job * STEPS_A_JOB + step % STEPS_A_JOB)
     return replace(finding, port=port, run_id=f"{job}.{step}", notes=tuple(_notes(environ, finding)))
 

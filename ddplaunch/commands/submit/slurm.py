@@ -33,25 +33,12 @@ if TYPE_CHECKING:
     from ddplaunch.queue.submitted import Submitted
 
 OVERRIDES = {
-    "account": "SBATCH_ACCOUNT",
-    "array": "SBATCH_ARRAY_INX",
-    "constraint": "SBATCH_CONSTRAINT",
-    "error": "SBATCH_ERROR",
-    "exclusive": "SBATCH_EXCLUSIVE",
-    "gpus-per-node": "SBATCH_GPUS_PER_NODE",
-    "gpus-per-task": "SBATCH_GPUS_PER_TASK",
-    "gres": "SBATCH_GRES",
-    "job-name": "SBATCH_JOB_NAME",
-    "mem": "SBATCH_MEM_PER_NODE",
-    "mem-per-cpu": "SBATCH_MEM_PER_CPU",
-    "mem-per-gpu": "SBATCH_MEM_PER_GPU",
-    "open-mode": "SBATCH_OPEN_MODE",
-    "output": "SBATCH_OUTPUT",
-    "partition": "SBATCH_PARTITION",
-    "qos": "SBATCH_QOS",
-    "reservation": "SBATCH_RESERVATION",
-    "time": "SBATCH_TIMELIMIT",
-}
+    name: "_".join(("SBATCH", *name.upper().split("-")))
+    for name in (
+        "account", "constraint", "error", "exclusive", "gpus-per-node", "gpus-per-task", "gres", "job-name",
+        "mem-per-cpu", "mem-per-gpu", "open-mode", "output", "partition", "qos", "reservation",
+    )
+} | {"array": "SBATCH_ARRAY_INX", "mem": "SBATCH_MEM_PER_NODE", "time": "SBATCH_TIMELIMIT"}  # fmt: skip
 """The variables that overrule the lines of a script (sbatch(1), INPUT ENVIRONMENT VARIABLES)."""
 
 MEMORY = ("mem", "mem-per-gpu", "mem-per-cpu")
