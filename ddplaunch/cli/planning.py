@@ -12,7 +12,7 @@ from ddplaunch.cli.surroundings import left_alone, left_over, look_around, start
 from ddplaunch.cli.values import AUTO
 from ddplaunch.clusters.finding import Finding
 from ddplaunch.dataclass import dataclass
-from ddplaunch.devices.machine import read_machine
+from ddplaunch.devices.machine import DeviceOptions, read_machine
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.make import JobSpec, make
 from ddplaunch.plan.plan import Plan
@@ -46,14 +46,8 @@ def make_plan(options: Options, target: Target, notes: Iterable[str], *, remote:
     check_time_limits(options)
     if finding:
         said[:0] = surroundings_notes(finding)
-    machine, of_machine = read_machine(
-        os.environ,
-        gpus=options.gpus,
-        nproc=options.nproc,
-        backend=options.backend,
-        masked=options.virtual_local_rank,
-        runs_here=not remote,
-    )
+    devices = DeviceOptions(**options.taken(DeviceOptions))
+    machine, of_machine = read_machine(os.environ, devices, runs_here=not remote)
     said += of_machine
     run_id = options.run_id or new_run_id()
     if options.spares and options.dry_run:

@@ -15,7 +15,7 @@ from ddplaunch.cli.rules import check_looks, check_time_limits, names_hosts
 from ddplaunch.cli.say import complain, say_notes
 from ddplaunch.cli.show import read_shown
 from ddplaunch.cli.surroundings import check_token, one_log
-from ddplaunch.cli.typed import current_directory, find_target
+from ddplaunch.cli.typed import TargetOptions, current_directory, find_target
 from ddplaunch.errors import UsageError
 from ddplaunch.output.voice import VOICE
 
@@ -63,16 +63,7 @@ def _planned(options: Options, said: Remarks, of_project: tuple[str, ...]) -> tu
     """Return the plan and whose output is shown; or the exit code of what was no job of this machine."""
     if options.as_json and not options.dry_run:
         raise UsageError("--json works only with --dry-run", "add --dry-run")
-    target = find_target(
-        options.target,
-        options.args,
-        module=options.module,
-        no_python=options.no_python,
-        pass_local_rank=options.pass_local_rank,
-        start=options.start,
-        preload=options.preload,
-        alike=said.alike,
-    )
+    target = find_target(TargetOptions(**options.taken(TargetOptions)), said.alike)
     check_token(options.token)
     notes = [*said.torchrun, *of_project]
     alike = [f"note: {said.alike}"] if said.alike else []

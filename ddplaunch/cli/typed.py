@@ -88,17 +88,20 @@ def current_directory() -> str:
         raise UsageError("the current directory does not exist any more", "cd to one that exists") from None
 
 
-def find_target(
-    typed: str,
-    args: tuple[str, ...],
-    *,
-    module: bool,
-    no_python: bool,
-    pass_local_rank: bool,
-    start: str,
-    preload: str | None,
-    alike: str | None,
-) -> Target:
+@dataclass(frozen=True)
+class TargetOptions:
+    """The options that say what to run, and how it is started."""
+
+    target: str
+    args: tuple[str, ...]
+    module: bool
+    no_python: bool
+    pass_local_rank: bool
+    start: str
+    preload: str | None
+
+
+def find_target(typed: TargetOptions, alike: str | None) -> Target:
     """Find the target and check it against its arguments and the options, without running any of it.
 
     ``alike`` is the remark on arguments that are spelled like options of ours.
@@ -106,7 +109,8 @@ def find_target(
     Raises:
         UsageError: it is not there, cannot be run, lacks an argument, or an option contradicts what it is.
     """
-    target = find(typed, args, as_module=module, as_program=no_python, cwd=current_directory())
+    where, preload = current_directory(), typed.preload
+    target = find(typed.target, typed.args, as_module=typed.module, as_program=typed.no_python, cwd=where)
     if target.signature is not None:
         from ddplaunch.target.arguments import check, help_of, wants_help
 
@@ -117,15 +121,15 @@ def find_target(
             check(target.signature, target.args)
         except UsageError as error:
             raise UsageError(error.message, "\n".join(filter(None, (error.hint, alike)))) from None
-    if pass_local_rank and target.signature is not None and not target.signature.reads_argv:
-        what = f"--pass-local-rank does not work with {typed}, which is called with its parameters"
+    if typed.pass_local_rank and target.signature is not None and not target.signature.reads_argv:
+        what = f"--pass-local-rank does not work with {typed.target}, which is called with its parameters"
         raise UsageError(what, "a parameter named local_rank gets it")
     for name in preload.split(",") if preload else ():
         if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"--preload {preload}: {name!r} is not the name of a module", "--preload torch,numpy")
-    if start == "exec" and preload:
+    if typed.start == "exec" and preload:
         raise UsageError("--preload does not work with --start exec", "leave one of them out")
-    if target.kind is TargetKind.PROGRAM and (start == "zygote" or preload):
+    if target.kind is TargetKind.PROGRAM and (typed.start == "zygote" or preload):
         option = "--preload" if preload else "--start zygote"
         raise UsageError(f"{option} does not work with --no-python: only Python can be forked", f"leave {option} out")
     return target

@@ -15,7 +15,7 @@ import click
 
 from ddplaunch.dataclass import dataclass, replace
 from ddplaunch.devices import read_hardware
-from ddplaunch.devices.machine import claim
+from ddplaunch.devices.machine import DeviceOptions, claim
 from ddplaunch.devices.vendor import Visible
 from ddplaunch.devices.visible import visible_gpus
 from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance
@@ -88,7 +88,7 @@ def devices(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(devices_json(hardware, visible), indent=2))
     else:
-        hardware = replace(hardware, failed=claim(hardware, visible, os.environ))
+        hardware = replace(hardware, failed=claim(hardware, visible, os.environ, DeviceOptions()))
         render_devices(hardware, visible, sys.stdout)
 
 

@@ -12,7 +12,7 @@ from ddplaunch.devices.intel import INTEL
 from ddplaunch.devices.nvidia import NVIDIA
 from ddplaunch.devices.sysfs import Folder
 from ddplaunch.devices.vendor import Trees
-from ddplaunch.plan.hardware import Gpu, GpusFailed, Hardware
+from ddplaunch.plan.hardware import Gpu, GpusFailed, Hardware, LostGpu
 
 VENDORS = (NVIDIA, AMD, INTEL, APPLE)
 
@@ -23,18 +23,19 @@ def read_hardware(*, processes: bool = False, sysfs: Folder = "/sys", dev: Folde
     ``processes`` also lists who uses each GPU; ``sysfs`` and ``dev`` are the kernel's trees, or those that tests make.
     """
     gpus: list[Gpu] = []
-    notes: list[str] = []
+    said: list[str | LostGpu] = []
     failed: str | None = None
-    trees = Trees(sysfs, dev, processes)
     for vendor in VENDORS:
         try:
-            found, said = vendor.read(trees)
+            found, told = vendor.read(Trees(sysfs, dev, processes))
         except GpusFailed as error:
-            notes += error.notes
+            said += error.notes
             failed = error.shown_by
         except Exception as error:  # a driver's surprise must not keep a job from starting that may not even need it
-            notes.append(f"{vendor.title} GPUs could not be read: {type(error).__name__}: {error}.")
+            said.append(f"{vendor.title} GPUs could not be read: {type(error).__name__}: {error}.")
         else:
             gpus += found
-            notes += said
-    return Hardware(read_cpu(sysfs), tuple(gpus), tuple(notes), failed, tuple(trees.lost))
+            said += told
+    notes = tuple(each.note if isinstance(each, LostGpu) else each for each in said)
+    lost = tuple(each for each in said if isinstance(each, LostGpu))
+    return Hardware(read_cpu(sysfs), tuple(gpus), notes, failed, lost)

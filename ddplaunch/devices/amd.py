@@ -11,7 +11,7 @@ from functools import partial
 
 from ddplaunch.devices.processes import describe_process
 from ddplaunch.devices.sysfs import Folder, numbered, read_beside, read_int, read_text
-from ddplaunch.devices.vendor import AND, Trees, Vendor, Visible, VisibleGpu, by_uuid, counted, have, one, walk
+from ddplaunch.devices.vendor import AND, Read, Trees, Vendor, Visible, VisibleGpu, by_uuid, counted, have, one, walk
 from ddplaunch.plan.hardware import Gpu, GpuProcess
 from ddplaunch.plan.numbers import whole
 
@@ -24,7 +24,7 @@ KFD = "class/kfd/kfd"
 LOCAL_HEAPS = (1, 2)  # HSA_HEAPTYPE_FRAME_BUFFER_PUBLIC and _PRIVATE: a mem_bank of the GPU's own
 
 
-def read_amd(trees: Trees) -> tuple[list[Gpu], list[str]]:
+def read_amd(trees: Trees) -> Read:
     """Return the AMD GPUs in KFD's order, which is that of ROCR_VISIBLE_DEVICES, and no notes.
 
     ``uuid`` has the form that ROCR_VISIBLE_DEVICES takes, "GPU-" and 16 hexadecimal digits; old GPUs have none.

@@ -6,11 +6,11 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.devices.vendor import Trees, Vendor, Visible, VisibleGpu, one
+from ddplaunch.devices.vendor import Read, Trees, Vendor, Visible, VisibleGpu, one
 from ddplaunch.plan.hardware import Gpu
 
 
-def read_apple(trees: Trees) -> tuple[list[Gpu], list[str]]:
+def read_apple(trees: Trees) -> Read:
     """Return the one GPU of an Apple silicon Mac, named after its chip, and no notes; nothing anywhere else."""
     if sys.platform != "darwin" or os.uname().machine != "arm64":
         return [], []

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from ddplaunch.devices.sysfs import numbered, read_beside, read_int, read_text
-from ddplaunch.devices.vendor import Trees, Vendor, Visible, VisibleGpu, have, one
+from ddplaunch.devices.vendor import Read, Trees, Vendor, Visible, VisibleGpu, have, one
 from ddplaunch.plan.hardware import Gpu
 
 ZE_MASK = "ZE_AFFINITY_MASK"
@@ -21,7 +21,7 @@ SYCL = "ONEAPI_DEVICE_SELECTOR"
 VENDOR_ID = "0x8086"
 
 
-def read_intel(trees: Trees) -> tuple[list[Gpu], list[str]]:
+def read_intel(trees: Trees) -> Read:
     """Return the discrete Intel GPUs by PCI address, the order of ZE_ENABLE_PCI_ID_DEVICE_ORDER=1, and no notes.
 
     A card of several tiles is that many GPUs, as it is for Level Zero, and so for torch, unless told otherwise.

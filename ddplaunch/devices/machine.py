@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 
+from ddplaunch.dataclass import dataclass
 from ddplaunch.devices import read_hardware
 from ddplaunch.devices.vendor import Visible
 from ddplaunch.devices.visible import NONE, alone, hidden, visible_gpus
@@ -31,28 +32,29 @@ CONTAINER = "NVIDIA_VISIBLE_DEVICES"
 NAMED = r"(?i)(GPU-|MIG-|\d)"
 
 
+@dataclass(frozen=True)
+class DeviceOptions:
+    """The options that say which devices a job is to use, as typed."""
+
+    gpus: str | None = None
+    nproc: str | None = None
+    backend: str | None = None
+    virtual_local_rank: bool = False  # whether each rank is to see its own device alone
+
+
 def read_machine(
-    environ: Mapping[str, str],
-    *,
-    gpus: str | None,
-    nproc: str | None,
-    backend: str | None,
-    masked: bool,
-    runs_here: bool,
+    environ: Mapping[str, str], options: DeviceOptions, *, runs_here: bool
 ) -> tuple[Machine, tuple[str, ...]]:
     """Ask the machine what it has and which of it is ours; the notes are for people.
 
-    Args:
-        gpus, nproc, backend: the options.
-        masked: whether each rank is to see its own device alone.
-        runs_here: whether the job runs on this machine; else this machine is an example for another one.
+    ``runs_here``: whether the job runs on this machine; else this machine is an example for another one.
 
     Raises UsageError if there are no such GPUs, or GPUs were given or asked for and none works.
     """
     hardware = read_hardware()
-    visible = visible_gpus(hardware, gpus, environ)
+    visible = visible_gpus(hardware, options.gpus, environ)
     if runs_here:
-        check_given(hardware, visible, environ, gpus=gpus, nproc=nproc, backend=backend)
+        check_given(hardware, visible, environ, options)
     named = zip(visible.devices, visible.gpus, strict=True)
     slots = tuple(Slot(device, each.gpu.name, each.gpu.cpus, visible.backend) for device, each in named)
     machine = Machine(
@@ -65,45 +67,30 @@ def read_machine(
         slots_source=visible.source,
         bound=len(hardware.cpu.allowed) < (os.cpu_count() or 1),
         variables=visible.environ,
-        masks=alone(visible, environ) if masked else (),
+        masks=alone(visible, environ) if options.virtual_local_rank else (),
     )
     return machine, (*hardware.notes, *visible.notes)
 
 
-def check_given(
-    hardware: Hardware,
-    visible: Visible,
-    environ: Mapping[str, str],
-    *,
-    gpus: str | None,
-    nproc: str | None,
-    backend: str | None,
-) -> None:
+def check_given(hardware: Hardware, visible: Visible, environ: Mapping[str, str], options: DeviceOptions) -> None:
     """Refuse to run on CPUs where GPUs were given or asked for and none works.
 
     The UsageError says what shows that there are GPUs, what the driver says, and what runs the job on CPUs.
     """
-    said = None if gpus == NONE or nproc == "cpu" else claim(hardware, visible, environ, nproc=nproc, backend=backend)
-    if said is not None:
+    meant = options.gpus == NONE or options.nproc == "cpu"
+    if not meant and (said := claim(hardware, visible, environ, options)) is not None:
         why = next(iter(hardware.notes), "`ddplaunch devices` shows what this machine has")
-        instead = "--gpus none, without --backend nccl," if is_nccl(backend) else "--gpus none"
+        instead = "--gpus none, without --backend nccl," if is_nccl(options.backend) else "--gpus none"
         raise UsageError(f"{said}, but no GPU of this machine works", f"{why}\n{instead} runs the job on CPUs")
 
 
-def claim(
-    hardware: Hardware,
-    visible: Visible,
-    environ: Mapping[str, str],
-    *,
-    nproc: str | None = None,
-    backend: str | None = None,
-) -> str | None:
+def claim(hardware: Hardware, visible: Visible, environ: Mapping[str, str], options: DeviceOptions) -> str | None:
     """Say what shows that there are GPUs where none works; None where one works, or nothing shows any."""
     if visible.gpus:
         return None
-    if hardware.notes and is_nccl(backend):  # without a note there is no driver either: that is for the plan to say
-        return f"--backend {backend} needs GPUs"
-    if hardware.notes and nproc == "gpu":
+    if hardware.notes and is_nccl(options.backend):  # else there is no driver either: that is for the plan to say
+        return f"--backend {options.backend} needs GPUs"
+    if hardware.notes and options.nproc == "gpu":
         return "--nproc gpu counts GPUs"
     if hidden(environ):
         return None

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.devices.processes import describe_process
 from ddplaunch.devices.sysfs import Folder, numbered, read_beside
-from ddplaunch.devices.vendor import Trees, Vendor, Visible, VisibleGpu, by_uuid, have, walk
+from ddplaunch.devices.vendor import Read, Trees, Vendor, Visible, VisibleGpu, by_uuid, have, walk
 from ddplaunch.plan.hardware import Gpu, GpuProcess, GpusFailed, LostGpu, MigInstance
 
 if TYPE_CHECKING:
@@ -37,11 +37,10 @@ MAX_NODES = 1 << 10  # what CONFIG_NODES_SHIFT of Linux allows at most on x86
 MAX_CPUS = 1 << 13  # and CONFIG_NR_CPUS
 
 
-def read_nvidia(trees: Trees) -> tuple[list[Gpu], list[str]]:
+def read_nvidia(trees: Trees) -> Read:
     """Return the NVIDIA GPUs in NVML's order and a note for whatever could not be read.
 
-    A GPU that fails on the way (off its bus, in need of a reset) is left out, noted and added to ``lost``; the others
-    keep their numbers.
+    A GPU that fails on the way (off its bus, in need of a reset) is left out and told of; others keep their numbers.
     Raises GpusFailed if the library is there, and the driver's device files or the driver itself show GPUs, but none
     can be read. Device files without a library are those of a container that was not given the GPUs.
     """
@@ -63,10 +62,10 @@ def read_nvidia(trees: Trees) -> tuple[list[Gpu], list[str]]:
             _check_device_files(trees.dev, notes)
         return [], notes
     try:
-        gpus, notes = _read_gpus(nvml, trees)
-        if notes and not gpus:
-            raise GpusFailed("The NVIDIA driver lists GPUs", notes)
-        return gpus, notes
+        gpus, told = _read_gpus(nvml, trees)
+        if told and not gpus:
+            raise GpusFailed("The NVIDIA driver lists GPUs", told)
+        return gpus, told
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
@@ -97,16 +96,15 @@ def _remedy(nvml: Any, error: Any) -> str:
     }.get(error.value, "see what `nvidia-smi` and the kernel's log say")
 
 
-def _read_gpus(nvml: Any, trees: Trees) -> tuple[list[Gpu], list[str]]:
+def _read_gpus(nvml: Any, trees: Trees) -> Read:
     gpus: list[Gpu] = []
-    notes: list[str] = []
+    notes: list[str | LostGpu] = []
     driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             gpu, mig_mode = _read_gpu(nvml, index, trees, driver)
         except nvml.NVMLError as error:
-            trees.lost.append(LostGpu(index, str(error)))
-            notes.append(trees.lost[-1].note)
+            notes.append(LostGpu(index, str(error)))
             continue
         gpus.append(gpu)
         if mig_mode and not gpu.mig:

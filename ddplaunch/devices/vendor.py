@@ -56,7 +56,10 @@ class Trees:
     sysfs: Folder = "/sys"
     dev: Folder = "/dev"
     processes: bool = False  # whether to list who uses each GPU
-    lost: list[LostGpu] = field(default_factory=list)  # GPUs that cannot be read are added to it
+
+
+Read = tuple[list[Gpu], Sequence[str | LostGpu]]
+"""The GPUs in the driver's order, and what people should know: of those that cannot be read, too."""
 
 
 def _one_each(gpu: Gpu) -> list[VisibleGpu]:
@@ -72,7 +75,7 @@ class Vendor:
     name: str  # "nvidia", as in JSON
     title: str  # "NVIDIA", for people
     torch: str  # the device type under which torch knows them: "cuda:0", or "mps" where there is only one
-    read: Callable[[Trees], tuple[list[Gpu], list[str]]]  # the GPUs in the driver's order, and notes
+    read: Callable[[Trees], Read]
     inherited: Callable[[Sequence[Gpu], Mapping[str, str]], Visible]  # what the variables that are set leave of them
     select: Callable[[Sequence[VisibleGpu], list[str], Mapping[str, str]], Visible]  # says a choice in variables
     backend: str = "gloo"  # torch's for them

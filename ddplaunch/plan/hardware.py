@@ -9,6 +9,8 @@ from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddplaunch.wire.bounds import Count, Line, Pid, Size
 
 
@@ -117,6 +119,6 @@ class Hardware:
 class GpusFailed(Exception):
     """A vendor's GPUs are there, as ``shown_by`` says, and its driver gives none of them, which says ``notes``."""
 
-    def __init__(self, shown_by: str, notes: list[str]) -> None:
+    def __init__(self, shown_by: str, notes: Sequence[str | LostGpu]) -> None:
         super().__init__(shown_by)
         self.shown_by, self.notes = shown_by, notes

@@ -172,25 +172,17 @@ class Plan:
             "target": self.target.typed,
             "backend": self.backend,
             "init_method": self.init_method,
-            "facts": [{"name": fact.name, "value": fact.value, "source": fact.source} for fact in self.facts],
+            "facts": [vars(fact) for fact in self.facts],
             "notes": list(self.notes),
             "nodes": [
-                {
-                    "node_rank": node.node_rank,
-                    "host": node.host,
-                    "local_world_size": node.local_world_size,
-                    "source": node.source,
-                }
+                {name: value for name, value in vars(node).items() if name != "threads"}
                 for node in (() if self.started_rank else self.nodes)
             ],
             "ranks": [
                 {
-                    "rank": rank.rank,
+                    **vars(rank),
                     "local_rank": self.where(rank)[1],
                     "node_rank": self.where(rank)[0],
-                    "host": rank.host,
-                    "device": rank.device,
-                    "cpus": list(rank.cpus) if rank.cpus is not None else None,
                     "env": self.environment(rank),
                     "argv": list(replace(self.target, args=self.arguments(rank)).argv),
                 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.devices.machine import check_given
+from ddplaunch.devices.machine import DeviceOptions, check_given
 from ddplaunch.devices.visible import visible_gpus
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import Hardware
@@ -88,7 +88,7 @@ def test_device_files_count_and_a_mask_that_hides_all_is_meant() -> None:
 
     def check(environ, **typed) -> None:
         visible = visible_gpus(hardware, typed.get("gpus"), environ)
-        check_given(hardware, visible, environ, **{"gpus": None, "nproc": None, "backend": None} | typed)
+        check_given(hardware, visible, environ, DeviceOptions(**typed))
 
     with pytest.raises(UsageError, match="/dev/nvidia0 is there, but no GPU of this machine works") as raised:
         check({}, nproc="4")

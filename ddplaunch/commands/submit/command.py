@@ -10,7 +10,7 @@ from ddplaunch.cli.command_line import CommandLine, Translation, end_of_ours, na
 from ddplaunch.cli.sidecars import check_tensorboard
 from ddplaunch.cli.surroundings import check_token
 from ddplaunch.cli.target_command import SETTINGS, remarks
-from ddplaunch.cli.typed import find_target
+from ddplaunch.cli.typed import TargetOptions, find_target
 from ddplaunch.commands.submit.base import BatchScheduler, submit_to
 from ddplaunch.errors import UsageError
 from ddplaunch.queue import table
@@ -83,16 +83,8 @@ def _check_target(ctx: click.Context) -> None:
     """Refuse a target that ``run`` would refuse, and a TensorBoard that is not there."""
     values = ctx.params
     try:
-        find_target(
-            values["target"],
-            values["args"],
-            module=values["module"],
-            no_python=values["no_python"],
-            pass_local_rank=values["pass_local_rank"],
-            start=values["start"],
-            preload=values["preload"],
-            alike=remarks().alike,
-        )
+        typed = TargetOptions(**{name: values[name] for name in TargetOptions.__match_args__})
+        find_target(typed, remarks().alike)
     except UsageError as error:
         raise renamed(ctx.command, error) from None
     if values["tensorboard"] is not None:
