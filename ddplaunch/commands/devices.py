@@ -134,21 +134,10 @@ def _cpu_json(cpu: Cpu) -> dict[str, Any]:
 
 
 def _gpu_json(gpu: Gpu, names: dict[tuple[Gpu, MigInstance | None], str]) -> dict[str, Any]:
-    return {
-        "vendor": gpu.vendor,
-        "index": gpu.index,
-        "device": names.get((gpu, None)),
-        "name": gpu.name,
-        "uuid": gpu.uuid,
-        "pci": gpu.pci,
-        "driver": gpu.driver,
-        "memory_total": gpu.memory_total,
-        "memory_used": gpu.memory_used,
-        "numa_node": gpu.numa_node,
-        "cpus": format_cpulist(gpu.cpus) or None,
-        "mig": [{"uuid": mig.uuid, "device": names.get((gpu, mig)), **asdict(mig)} for mig in gpu.mig],
-        "processes": [asdict(process) for process in gpu.processes],
-    }
+    told = {**dict.fromkeys(("vendor", "index", "device", "name", "uuid", "pci", "driver")), **asdict(gpu)}
+    told |= {"device": names.get((gpu, None)), "cpus": format_cpulist(gpu.cpus) or None}
+    mig = [{"uuid": mig.uuid, "device": names.get((gpu, mig)), **asdict(mig)} for mig in gpu.mig]
+    return {**told, "mig": mig, "processes": [asdict(process) for process in gpu.processes]}
 
 
 def _torch_names(visible: Visible) -> dict[tuple[Gpu, MigInstance | None], str]:

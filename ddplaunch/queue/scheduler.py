@@ -170,10 +170,13 @@ class Deadline:
         return call(*words, seconds=self.left)
 
 
-def call(*words: str, seconds: float = PATIENCE) -> subprocess.CompletedProcess[str]:
+def call(
+    *words: str, seconds: float = PATIENCE, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Ask a program something. Raises OSError if it cannot be started, TimeoutExpired if it takes longer."""
     return subprocess.run(
         words,
+        env=env,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

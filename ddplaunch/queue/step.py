@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 
 from ddplaunch.errors import EXIT_UNAVAILABLE, LaunchError
-from ddplaunch.queue.scheduler import JobState, Scheduler
+from ddplaunch.queue.scheduler import JobState, Scheduler, call
 from ddplaunch.queue.submitted import Submitted
 from ddplaunch.queue.table import scheduler_of
 
@@ -28,17 +28,7 @@ def ask(job: Submitted, seen: JobState, words: Sequence[str], seconds: float) ->
     """Run ``ddplaunch WORDS`` on node 0 and return what it prints; None where it fails or takes too long."""
     typed, env = scheduler_of(job).enter(job, seen, words, everywhere=False)
     try:
-        done = subprocess.run(
-            typed,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-            start_new_session=True,
-        )
+        done = call(*typed, seconds=seconds, env=env)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return None if done.returncode else done.stdout

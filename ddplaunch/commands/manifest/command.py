@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -73,7 +74,7 @@ def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> 
 def _pod_job(ctx: click.Context, target: str) -> PodJob:
     """Read the options into a job; refuse one without an image, or whose values contradict each other."""
     given = ctx.params
-    if given["container_image"] is None:
+    if given["image"] is None:
         hint = "--container-image REGISTRY/NAME:TAG, an image with ddplaunch and the target"
         raise UsageError("--container-image is missing: a pod runs in an image", hint)
     lowest, nodes = values.nodes(given["nodes"])
@@ -82,49 +83,31 @@ def _pod_job(ctx: click.Context, target: str) -> PodJob:
     most = nodes + given["spares"]
     rules = [rule for rule in map(values.constraint, given["constraint"]) if rule]
     secrets = [found for found in map(values.secret, given["secrets"]) if found]
-    job = PodJob(
-        command=batch_command.words_of_run(ctx),
-        name=_name(ctx, target, most),
-        image=given["container_image"],
-        nodes=most,
-        min_nodes=lowest if lowest != most else None,
-        gpus=given["gpus_per_node"],
-        cpus=given["cpus_per_task"],
-        memory=given["mem"],
-        resources=_quantities(given["resources"]),
-        requests=_quantities(given["requests"]),
-        shm=given["shm_size"],
-        seconds=batch_command.seconds(given["time"] or "UNLIMITED"),
-        grace=given["grace"],
-        preempt_grace=given["preempt_grace"] if given["preempt_signal"] == signal.SIGTERM else 0.0,
-        retries=given["backoff_limit"],
-        kept=batch_command.seconds(given["ttl"]) if given["ttl"] else None,
-        kind=given["kind"] or JOB,
-        runtime=given["runtime"],
-        namespace=given["namespace"],
-        labels=values.texts_of(given["labels"]),
-        annotations=values.texts_of(given["annotations"]),
-        node_labels={rule.key: rule.values[0] for rule in rules if _is_label(rule)},
-        node_rules=[rule for rule in rules if not _is_label(rule)],
-        tolerations=[each for each in map(values.toleration, given["tolerations"]) if each],
-        spread=given["spread"],
-        apart=given["anti_affinity"],
-        priority_class=given["priority_class"],
-        gang=given["gang"],
-        scheduler=given["scheduler_name"],
-        host_ports=_ports(ctx) if given["host_network"] and nodes > 1 else (),
-        host_network=given["host_network"],
-        service_account=given["service_account"],
-        restricted=given["restricted"],
-        user=given["run_as"],
-        pull=given["image_pull_policy"],
-        pull_secrets=given["pull_secrets"],
-        variables=dict(text.split("=", 1) if "=" in text else (text, os.environ[text]) for text in given["env"]),
-        secret_variables=[each for each in secrets if not isinstance(each, str)],
-        secrets=[each for each in secrets if isinstance(each, str)],
-        mounts=given["container_mounts"],
-        patches=given["patches"],
-    )
+    as_typed: dict[str, Any] = {name: given[name] for name in PodJob.__match_args__ if name in given}
+    ours: dict[str, Any] = {
+        "command": batch_command.words_of_run(ctx),
+        "name": _name(ctx, target, most),
+        "nodes": most,
+        "min_nodes": lowest if lowest != most else None,
+        "gpus": given["gpus_per_node"],
+        "cpus": given["cpus_per_task"],
+        "resources": _quantities(given["resources"]),
+        "requests": _quantities(given["requests"]),
+        "seconds": batch_command.seconds(given["time"] or "UNLIMITED"),
+        "preempt_grace": given["preempt_grace"] if given["preempt_signal"] == signal.SIGTERM else 0.0,
+        "kept": batch_command.seconds(given["ttl"]) if given["ttl"] else None,
+        "kind": given["kind"] or JOB,
+        "labels": values.texts_of(given["labels"]),
+        "annotations": values.texts_of(given["annotations"]),
+        "node_labels": {rule.key: rule.values[0] for rule in rules if _is_label(rule)},
+        "node_rules": [rule for rule in rules if not _is_label(rule)],
+        "tolerations": [each for each in map(values.toleration, given["tolerations"]) if each],
+        "host_ports": _ports(ctx) if given["host_network"] and nodes > 1 else (),
+        "variables": values.texts_of([text if "=" in text else f"{text}={os.environ[text]}" for text in given["env"]]),
+        "secret_variables": [each for each in secrets if not isinstance(each, str)],
+        "secrets": [each for each in secrets if isinstance(each, str)],
+    }
+    job = PodJob(**{**as_typed, **ours})
     _compare(job)
     return job
 

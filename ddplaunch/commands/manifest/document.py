@@ -34,6 +34,11 @@ def commented(key: str, comment: str) -> str:
     return made
 
 
+def present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are asked for: neither None nor empty."""
+    return {name: value for name, value in fields.items() if value is not None and value not in ({}, [], ())}
+
+
 def document(mapping: Mapping[str, Any]) -> str:
     """Write mappings, sequences, strings, numbers and truth values.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddplaunch.commands.manifest.document import commented, document
+from ddplaunch.commands.manifest.document import commented, document, present
 from ddplaunch.commands.manifest.patch import patched
 from ddplaunch.commands.manifest.pod import CONTAINER, pod_spec
 from ddplaunch.commands.manifest.pod_job import COSCHEDULING, JOB, JOBSET, NODE, TRAINJOB, VOLCANO, PodJob
@@ -30,6 +30,12 @@ _NEEDS = {
     TRAINJOB: "Kubeflow Trainer 2.3 or newer",
     VOLCANO: "Volcano 1.12 or newer",
     COSCHEDULING: "the scheduler plugin Coscheduling",
+}
+
+_KINDS = {
+    JOB: ("batch/v1", "Job"),
+    JOBSET: ("jobset.x-k8s.io/v1alpha2", "JobSet"),
+    TRAINJOB: ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
 }
 
 _ENDS = {
@@ -54,25 +60,18 @@ def manifest(job: PodJob) -> str:
 
 def objects(job: PodJob) -> Iterator[dict[str, Any]]:
     """What the job is made of, the Job or JobSet last; with comments."""
-    metadata = {"name": job.name, **({"namespace": job.namespace} if job.namespace else {}), "labels": _labels(job)}
+    metadata = present({"name": job.name, "namespace": job.namespace, "labels": _labels(job)})
     if job.gang == COSCHEDULING:
         group = {commented("minMember", _together(job)): job.together}
         yield {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": metadata, "spec": group}
-    annotated = metadata | _annotated({**job.annotations, **(_of_gang(job) if job.kind == JOB else {})})
-    if job.kind == TRAINJOB:
-        yield {
-            "apiVersion": "trainer.kubeflow.org/v1alpha1",
-            "kind": "TrainJob",
-            "metadata": annotated,
-            "spec": train_job(job),
-        }
-        return
-    if job.kind == JOBSET:
-        yield {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": annotated, "spec": _jobset(job)}
-        return
-    if job.nodes > 1:
+    if job.kind == JOB and job.nodes > 1:
         yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": _service(job)}
-    yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": annotated, "spec": {**_ttl(job), **_job(job)}}
+    annotated = metadata | _annotated({**job.annotations, **(_of_gang(job) if job.kind == JOB else {})})
+    spec = (
+        train_job(job) if job.kind == TRAINJOB else _jobset(job) if job.kind == JOBSET else {**_ttl(job), **_job(job)}
+    )
+    version, kind = _KINDS[job.kind]
+    yield {"apiVersion": version, "kind": kind, "metadata": annotated, "spec": spec}
 
 
 def _labels(job: PodJob) -> dict[str, str]:
@@ -80,7 +79,7 @@ def _labels(job: PodJob) -> dict[str, str]:
 
 
 def _annotated(annotations: Mapping[str, Any]) -> dict[str, Any]:
-    return {"annotations": annotations} if annotations else {}
+    return present({"annotations": annotations})
 
 
 def _of_gang(job: PodJob) -> dict[str, Any]:
@@ -102,19 +101,12 @@ def _service(job: PodJob) -> dict[str, Any]:
 
 
 def _jobset(job: PodJob) -> dict[str, Any]:
-    metadata = _annotated(_of_gang(job))
+    network = f"The JobSet makes a Service, which gives the pods names. Node 0 is {job.node_zero}."
+    template = present({"metadata": _annotated(_of_gang(job)), "spec": _job(job)})
     return {
         **_ttl(job),
-        commented("network", f"The JobSet makes a Service, which gives the pods names. Node 0 is {job.node_zero}."): {
-            "enableDNSHostnames": True
-        },
-        "replicatedJobs": [
-            {
-                "name": NODE,
-                "replicas": 1,
-                "template": {**({"metadata": metadata} if metadata else {}), "spec": _job(job)},
-            }
-        ],
+        commented("network", network): {"enableDNSHostnames": True},
+        "replicatedJobs": [{"name": NODE, "replicas": 1, "template": template}],
     }
 
 

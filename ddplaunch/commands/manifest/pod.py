@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddplaunch.clusters.systems.indexed import ADDRESS, INDEX, NNODES, PORT
-from ddplaunch.commands.manifest.document import commented
+from ddplaunch.commands.manifest.document import commented, present
 from ddplaunch.commands.manifest.pod_job import JOB, TRAINJOB, Mount, PodJob, Toleration
 from ddplaunch.plan.command import python_command
 from ddplaunch.plan.rendezvous import DEFAULT_PORT
@@ -28,119 +28,98 @@ _PINS = re.compile(r"(^|[/._-])(rdma|hca|infiniband|roce|efa|mlnx)", re.IGNORECA
 
 def pod_spec(job: PodJob) -> dict[str, Any]:
     """The pods' spec, with comments."""
-    spec: dict[str, Any] = {"restartPolicy": "Never"}
-    if job.nodes > 1 and job.kind == JOB:  # a JobSet sets it itself
-        spec["subdomain"] = job.name
     checkpoint = f"Ranks have {job.preempt_grace:g} s for a checkpoint. " if job.preempt_grace else ""
     grace = f"{checkpoint}The grace of ranks is {job.grace:g} s; the rest is for ending what they leave."
-    seconds = math.ceil(job.preempt_grace + job.grace) + AFTERWARDS
-    spec[commented("terminationGracePeriodSeconds", grace)] = seconds
-    spec |= _place(job)
-    if job.service_account:
-        spec["serviceAccountName"] = job.service_account
-    else:
-        spec[commented("automountServiceAccountToken", "Nothing in the pods speaks to Kubernetes.")] = False
-    spec |= _identity(job)
-    if job.pull_secrets:
-        spec["imagePullSecrets"] = [{"name": name} for name in job.pull_secrets]
-    return {**spec, "containers": [_container(job)], "volumes": list(_volumes(job))}
+    token = commented("automountServiceAccountToken", "Nothing in the pods speaks to Kubernetes.")
+    return present(
+        {
+            "restartPolicy": "Never",
+            "subdomain": job.name if job.nodes > 1 and job.kind == JOB else None,  # a JobSet sets it itself
+            commented("terminationGracePeriodSeconds", grace): math.ceil(job.preempt_grace + job.grace) + AFTERWARDS,
+            **_place(job),
+            "serviceAccountName": job.service_account,
+            token: None if job.service_account else False,
+            "securityContext": _identity(job),
+            "imagePullSecrets": [{"name": name} for name in job.pull_secrets],
+            "containers": [_container(job)],
+            "volumes": list(_volumes(job)),
+        }
+    )
 
 
 def _place(job: PodJob) -> dict[str, Any]:
     """Where the pods may run, and who decides."""
-    spec: dict[str, Any] = {}
-    if job.scheduler_name:
-        spec["schedulerName"] = job.scheduler_name
-    if job.priority_class:
-        spec["priorityClassName"] = job.priority_class
-    if job.node_labels:
-        spec["nodeSelector"] = dict(job.node_labels)
     ours = {"matchLabels": job.own_pods}
-    affinity: dict[str, Any] = {}
-    if job.node_rules:
-        rules = [{"key": each.key, "operator": each.operator, "values": list(each.values)} for each in job.node_rules]
-        affinity["nodeAffinity"] = {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": rules}]}}
-    if job.apart:
-        affinity["podAntiAffinity"] = {_REQUIRED: [{"labelSelector": ours, "topologyKey": key} for key in job.apart]}
-    if affinity:
-        spec["affinity"] = affinity
-    if job.spread:
-        evenly = {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": ours}
-        spec["topologySpreadConstraints"] = [{"topologyKey": key, **evenly} for key in job.spread]
-    if job.tolerations:
-        spec["tolerations"] = [_toleration(each) for each in job.tolerations]
-    if job.host_network:
-        spec["hostNetwork"] = True
-        spec[commented("dnsPolicy", "Otherwise the name of node 0 would not be known there.")] = (
-            "ClusterFirstWithHostNet"
-        )
-    return spec
+    rules = [{"key": each.key, "operator": each.operator, "values": list(each.values)} for each in job.node_rules]
+    here = {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": rules}]}} if rules else None
+    apart = [{"labelSelector": ours, "topologyKey": key} for key in job.apart]
+    evenly = {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": ours}
+    dns = commented("dnsPolicy", "Otherwise the name of node 0 would not be known there.")
+    return {
+        "schedulerName": job.scheduler_name,
+        "priorityClassName": job.priority_class,
+        "nodeSelector": dict(job.node_labels),
+        "affinity": present({"nodeAffinity": here, "podAntiAffinity": {_REQUIRED: apart} if apart else None}),
+        "topologySpreadConstraints": [{"topologyKey": key, **evenly} for key in job.spread],
+        "tolerations": [_toleration(each) for each in job.tolerations],
+        "hostNetwork": job.host_network or None,
+        dns: "ClusterFirstWithHostNet" if job.host_network else None,
+    }
 
 
 def _identity(job: PodJob) -> dict[str, Any]:
     """Whose the processes are, and what the kernel lets them do."""
-    context: dict[str, Any] = {}
-    if job.restricted:
-        context = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    if job.user:
-        user, group = job.user
-        context |= {"runAsUser": user, "runAsGroup": group, "fsGroup": group}
-    return {"securityContext": context} if context else {}
+    user, group = job.user or (None, None)
+    return present(
+        {
+            "runAsNonRoot": job.restricted or None,
+            "seccompProfile": {"type": "RuntimeDefault"} if job.restricted else None,
+            **dict.fromkeys(("runAsUser",), user),
+            **dict.fromkeys(("runAsGroup", "fsGroup"), group),
+        }
+    )
 
 
 def _toleration(each: Toleration) -> dict[str, str]:
-    how = {"operator": "Exists"} if each.value is None else {"operator": "Equal", "value": each.value}
-    return {"key": each.key, **how, **({"effect": each.effect} if each.effect else {})}
+    how = "Exists" if each.value is None else "Equal"
+    return present({"key": each.key, "operator": how, "value": each.value, "effect": each.effect})
 
 
 def _container(job: PodJob) -> dict[str, Any]:
     env, cluster = commented("env", f"Kubernetes adds {INDEX}, the node rank."), "kubernetes"
     if job.kind == TRAINJOB:
         env, cluster = "env", "kubeflow"
-    container: dict[str, Any] = {
-        "name": CONTAINER,
-        "image": job.image,
-        **({"imagePullPolicy": job.pull} if job.pull else {}),
-        "command": [*python_command("python"), "run", "--cluster", cluster],
-        "args": [_unexpanded(word) for word in job.command],
-        env: _variables(job),
-    }
-    if job.secrets:
-        container["envFrom"] = [{"secretRef": {"name": name}} for name in job.secrets]
-    if job.host_ports:
-        ports = commented("ports", "Node 0 listens there, so no machine gets two pods with these ports.")
-        container[ports] = [{"containerPort": port, "hostPort": port} for port in job.host_ports]
-    container |= _resources(job)
-    return {
-        **container,
-        commented("terminationMessagePolicy", "kubectl describe pod shows the report of a failure."): (
-            "FallbackToLogsOnError"
+    ports = commented("ports", "Node 0 listens there, so no machine gets two pods with these ports.")
+    message = commented("terminationMessagePolicy", "kubectl describe pod shows the report of a failure.")
+    mounts = [
+        {"name": "shm", "mountPath": "/dev/shm"},
+        *([{"name": "tmp", "mountPath": "/tmp"}] if _has_tmp(job) else []),
+        *(
+            present({"name": name, "mountPath": mount.path, "readOnly": mount.read_only or None})
+            for name, mount in _named(job)
         ),
-        "volumeMounts": [
-            {"name": "shm", "mountPath": "/dev/shm"},
-            *([{"name": "tmp", "mountPath": "/tmp"}] if _has_tmp(job) else []),
-            *(
-                {"name": name, "mountPath": mount.path, **({"readOnly": True} if mount.read_only else {})}
-                for name, mount in _named(job)
-            ),
-        ],
-    }
+    ]
+    return present(
+        {
+            "name": CONTAINER,
+            "image": job.image,
+            "imagePullPolicy": job.pull,
+            "command": [*python_command("python"), "run", "--cluster", cluster],
+            "args": [_unexpanded(word) for word in job.command],
+            env: _variables(job),
+            "envFrom": [{"secretRef": {"name": name}} for name in job.secrets],
+            ports: [{"containerPort": port, "hostPort": port} for port in job.host_ports],
+            **_resources(job),
+            message: "FallbackToLogsOnError",
+            "volumeMounts": mounts,
+        }
+    )
 
 
 def _resources(job: PodJob) -> dict[str, Any]:
-    limits: dict[str, Any] = {}
-    if job.cpus is not None:
-        limits["cpu"] = job.cpus
-    if job.memory is not None:
-        limits["memory"] = job.memory
-    if job.gpus:
-        limits[NVIDIA] = job.gpus
-    limits |= job.resources
-    both = {"limits": limits} if limits else {}
-    fields: dict[str, Any] = {}
-    if both or job.requests:
-        both |= {"requests": dict(job.requests)} if job.requests else {}
-        fields[commented("resources", REQUESTED) if limits else "resources"] = both
+    limits = present({"cpu": job.cpus, "memory": job.memory, NVIDIA: job.gpus or None, **job.resources})
+    resources = commented("resources", REQUESTED) if limits else "resources"
+    fields = {resources: present({"limits": limits, "requests": dict(job.requests)})}
     if job.restricted:
         fields["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     elif pins(job):

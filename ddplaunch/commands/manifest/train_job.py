@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddplaunch.commands.manifest.document import commented
+from ddplaunch.commands.manifest.document import commented, present
 from ddplaunch.commands.manifest.pod import REQUESTED, pod_spec
 from ddplaunch.commands.manifest.pod_job import NODE, PodJob
 from ddplaunch.errors import UsageError
@@ -45,26 +45,26 @@ def train_job(job: PodJob) -> dict[str, Any]:
             raise UsageError(f"{option} does not work with --kind trainjob: the runtime decides that", hint)
     pod = pod_spec(job)
     (container,) = pod["containers"]
-    trainer = {
-        "image": job.image,
-        "command": container["command"],
-        "args": container["args"],
-        "numNodes": job.nodes,
-        **({"env": container["env"]} if container["env"] else {}),
-    }
-    if "resources" in container:
-        limits = "limits" in container["resources"]
-        trainer[commented("resourcesPerNode", REQUESTED) if limits else "resourcesPerNode"] = container["resources"]
+    asked, resources = container.get("resources", {}), "resourcesPerNode"
+    resources = commented(resources, REQUESTED) if "limits" in asked else resources
+    trainer = present(
+        {
+            "image": job.image,
+            "command": container["command"],
+            "args": container["args"],
+            "numNodes": job.nodes,
+            "env": container.get("env"),
+            resources: asked,
+        }
+    )
     own = {name: each for name, each in container.items() if name in ("securityContext", "volumeMounts")}
     patch = {name: each for name, each in pod.items() if name in _PATCHED} | {"containers": [{"name": NODE, **own}]}
-    metadata = {"labels": dict(job.labels), "annotations": dict(job.annotations)}
-    template = {"metadata": {name: each for name, each in metadata.items() if each}, "spec": patch}
-    if not template["metadata"]:
-        del template["metadata"]
+    metadata = present({"labels": dict(job.labels), "annotations": dict(job.annotations)})
+    template = present({"metadata": metadata, "spec": patch})
     nodes = {"name": NODE, "template": {"spec": {"template": template}}}
     return {
         "runtimeRef": {"name": job.runtime or RUNTIME},
-        **({"activeDeadlineSeconds": job.seconds} if job.seconds is not None else {}),
+        **present({"activeDeadlineSeconds": job.seconds}),
         "trainer": trainer,
         "runtimePatches": [
             {"manager": _MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [nodes]}}}}
