@@ -114,6 +114,17 @@ def answer(_commands: Commands, tmp_path: Path) -> Launch:
     return run
 
 
+def refused(done: subprocess.CompletedProcess[str], *said: str) -> str:
+    """What a command has said that was refused: with all of these words, and as every refusal of ours is."""
+    assert (done.returncode, done.stdout) == (2, ""), done
+    refusal = done.stderr[done.stderr.index("Error: ") :]
+    assert len(refusal.splitlines()) <= 3, refusal
+    assert "Traceback" not in refusal
+    for part in said:
+        assert part in done.stderr
+    return done.stderr
+
+
 def write(folder: Path, name: str, text: str) -> Path:
     """Write a small program, dedented, and return its path."""
     path = folder / name

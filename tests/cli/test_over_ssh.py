@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.cli.over_ssh import carried
 from ddplaunch.errors import UsageError
-from tests.conftest import write
+from tests.conftest import refused, write
 
 FILES = {
     "doubled": "a:4\n# b\na slots=4\n",
@@ -113,9 +113,7 @@ def test_what_makes_no_sense_is_shown_in_short(answer, tmp_path, option, value):
 
 def test_no_ssh_here(answer, tmp_path):
     write(tmp_path, "train.py", "")
-    done = answer("run", "--hosts", "a", "train.py", env={"PATH": str(tmp_path)})
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "needs ssh, which is not on PATH" in done.stderr
+    refused(answer("run", "--hosts", "a", "train.py", env={"PATH": str(tmp_path)}), "needs ssh, which is not on PATH")
 
 
 def test_dry_run(answer, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 import ddplaunch
 from ddplaunch.cli.commands import COMMANDS
-from tests.conftest import clean_environment, write
+from tests.conftest import clean_environment, refused, write
 from tests.patience import patience
 from tests.starts import FORKED
 
@@ -70,6 +70,4 @@ def test_without_it_the_others_work(tmp_path, gone):
         assert "train.py" in shown.stdout
 
     for name in ROOMS[gone]:
-        refused = run(name)
-        assert refused.returncode == 2
-        assert f"{name} is not a command of ddplaunch" in refused.stderr
+        refused(run(name), f"{name} is not a command of ddplaunch")

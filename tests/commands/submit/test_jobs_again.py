@@ -18,7 +18,7 @@ import pytest
 from ddplaunch.queue.scheduler import ACCOUNTED_AFTER
 from ddplaunch.queue.table import SCHEDULERS
 from tests.commands.submit.queue_programs import PROGRAMS_OF, Job, install
-from tests.conftest import clean_environment, command, wait_until, write
+from tests.conftest import clean_environment, command, refused, wait_until, write
 from tests.patience import patience
 from tests.starts import LIGHT
 
@@ -144,9 +144,7 @@ def test_a_job_is_stopped(login):
     """By the scheduler, whose folder of history the nodes share; --now is not its."""
     number = login.submit()
     login.begun()
-    refused = login.type("stop", number, "--now")
-    assert refused.returncode == 2
-    assert f"--now does not work on job {number}: " in refused.stderr
+    refused(login.type("stop", number, "--now"), f"--now does not work on job {number}: ")
     stopped = login.type("stop", number)
     assert stopped.returncode == 0, stopped.stderr
     assert stopped.stderr.endswith(f"stopping job {number}\njob {number} {STOPPED[login.scheduler]}\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.submit.pods import Pod, pods
-from tests.conftest import Launch, wait_until, write
+from tests.conftest import Launch, refused, wait_until, write
 from tests.hosts.network import Network
 from tests.patience import patience
 
@@ -94,9 +94,7 @@ def test_a_pod_alone(job, tmp_path):
 def test_an_address_that_is_typed_is_known_or_wrong(job, tmp_path):
     for pod in job("--nodes", "2", "--nproc", "1"):
         words = [*pod.words[:-1], "--master-addr", "no.such.host.invalid", pod.words[-1]]
-        done = run(pod, words, tmp_path)
-        assert done.returncode == 2
-        assert "--master-addr no.such.host.invalid does not resolve on this machine" in done.stderr
+        refused(run(pod, words, tmp_path), "--master-addr no.such.host.invalid does not resolve on this machine")
 
 
 class Cluster:
