@@ -64,6 +64,20 @@ def torchrun(folder: Path, *words: str | Path, nproc: int = 2) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *options, *map(str, words)]
 
 
+def ran(
+    words: Sequence[str | Path],
+    folder: Path | str | None = None,
+    env: Mapping[str, str] | None = None,
+    *,
+    timeout: float = 60,
+    **more: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run any command to its end and return it with its output as text; ``env`` is on top of a clean environment."""
+    stdin = {} if "input" in more else {"stdin": subprocess.DEVNULL}
+    options = {"cwd": folder, "env": clean_environment(env), "capture_output": True, "text": True, **stdin, **more}
+    return subprocess.run(words, timeout=patience(timeout), **options)
+
+
 SLOW_START = re.compile(r"^ddplaunch: starting \d+ ranks?: waiting for .*\n", re.MULTILINE)
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -79,16 +93,7 @@ def launch(tmp_path: Path) -> Launch:
     def run(
         *words: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 90
     ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            command(*words),
-            cwd=cwd or tmp_path,
-            env=clean_environment(env),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=patience(timeout),
-            errors="surrogateescape",
-        )
+        done = ran(command(*words), cwd or tmp_path, env, timeout=timeout, errors="surrogateescape")
         done.stderr = SLOW_START.sub("", done.stderr)
         return done
 

@@ -16,7 +16,7 @@ from ddplaunch.cli.commands import COMMANDS
 from ddplaunch.cli.run_command import run
 from ddplaunch.commands.manifest.command import manifest
 from ddplaunch.commands.submit.command import submit
-from tests.conftest import clean_environment, command, write
+from tests.conftest import clean_environment, command, ran, write
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
@@ -164,7 +164,5 @@ def test_bash_completes_for_real(tmp_path):
     _ddplaunch_completion ddplaunch --max-r run
     echo "${COMPREPLY[@]}"
     """
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False
-    )
+    done = ran(["bash", "-c", script], tmp_path)
     assert done.stdout == "--max-restarts\n", done.stderr

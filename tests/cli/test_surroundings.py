@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
 from tests.cli.test_several_nodes import SCRIPT
-from tests.conftest import clean_environment, command, free_port, refused, write
+from tests.conftest import command, free_port, ran, refused, write
 from tests.fake_nvml import fake_nvml as fake_nvml
-from tests.patience import patience
 from tests.starts import EXEC
 
 SLURM_STEP = {  # one task a node on the last two nodes of three
@@ -157,10 +155,7 @@ def test_ranks_that_torchrun_has_started_run_under_it(tmp_path):
     write(tmp_path, "train.py", SCRIPT)
     logs = ("--log-dir", str(tmp_path / "torchrun"))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *logs, "--no-python")
-    done = subprocess.run(
-        [*torchrun, *command("run", "train.py")],
-        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=patience(100),
-    )  # fmt: skip
+    done = ran([*torchrun, *command("run", "train.py")], tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "[0] rank 0 of 2 sum 3" in done.stdout
     assert "[1] rank 1 of 2 sum 3" in done.stdout

@@ -20,9 +20,8 @@ from ddplaunch.cli.target_command import spellings
 from ddplaunch.cli.torchrun.dialect import translate
 from ddplaunch.cli.torchrun.options import FLAGS, VALUES
 from ddplaunch.errors import UsageError
-from tests.conftest import clean_environment, refused, write
+from tests.conftest import clean_environment, ran, refused, write
 from tests.fake_nvml import fake_nvml as fake_nvml
-from tests.patience import patience
 from tests.starts import EXEC, FORKED, LIGHT
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "torchrun.md"
@@ -120,9 +119,7 @@ print(json.dumps([
 @pytest.fixture(scope="module")
 def torch_options():
     """Of each option of the installed torch.distributed.launch: its names, is it a flag, has it a variable, which."""
-    done = subprocess.run(
-        [sys.executable, "-c", PARSER], env=clean_environment(), capture_output=True, text=True, timeout=100, check=True
-    )
+    done = ran([sys.executable, "-c", PARSER], timeout=100, check=True)
     return [option for option in json.loads(done.stdout) if "--help" not in option[0]]
 
 
@@ -255,10 +252,7 @@ def test_nobody_loads_it_who_does_not_use_it(tmp_path):
     look = "import sys; from ddplaunch.cli import commands; import atexit, os; import ddplaunch.cli as c; "
     look += "c.leave = lambda code: print([m for m in sys.modules if 'torchrun' in m]); c.main()"
     for option, loaded in (("--nproc", False), ("--nproc-per-node", True)):
-        done = subprocess.run(
-            [sys.executable, "-c", look, "run", option, "2", "--dry-run", "train.py"],
-            cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=patience(60), check=True,
-        )  # fmt: skip
+        done = ran([sys.executable, "-c", look, "run", option, "2", "--dry-run", "train.py"], tmp_path, check=True)
         assert ("torchrun" in done.stdout.splitlines()[-1]) is loaded
 
 

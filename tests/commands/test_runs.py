@@ -13,7 +13,7 @@ import pytest
 from ddplaunch.commands.runs.stop import wait
 from ddplaunch.job import client, past
 from ddplaunch.job.client import NoAnswer
-from tests.conftest import clean_environment, command, free_port, wait_until, write
+from tests.conftest import clean_environment, command, free_port, ran, wait_until, write
 from tests.job.test_history import FAILS, keep, state  # noqa: F401
 from tests.starts import LIGHT
 
@@ -176,9 +176,7 @@ def test_ctrl_c_ends_the_following_alone(running):
 def test_who_reads_no_further_is_no_error(running):
     running()
     words = " ".join(command("logs", NAME, "-f"))
-    done = subprocess.run(
-        ["bash", "-c", f"{words} | head -n 2"], capture_output=True, text=True, env=clean_environment(), check=False
-    )
+    done = ran(["bash", "-c", f"{words} | head -n 2"])
     assert done.stdout.count("\n") == 2
     assert done.stderr == ""
 
@@ -326,9 +324,7 @@ def test_another_user_sees_and_reaches_nothing(running, words):
         "os.chdir('/'); os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         f"sys.argv = ['ddplaunch', *{words!r}]; ddplaunch.cli.main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, env=clean_environment(), check=False
-    )
+    done = ran([sys.executable, "-c", text])
     assert NAME not in done.stdout
     if words[0] == "ps":
         assert json.loads(done.stdout) == []

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.plan.command import python_command
-from tests.conftest import clean_environment, command, refused, wait_until, write
+from tests.conftest import clean_environment, command, ran, refused, wait_until, write
 from tests.patience import patience
 
 SBATCH = """
@@ -607,15 +607,10 @@ def test_a_site_without_pyxis(submit, cluster):
 
 def test_a_reader_that_has_read_enough(cluster, tmp_path):
     cluster.plays('seq 100000 >> "$STATE/log"; say RUNNING None 0:0')
-    done = subprocess.run(
+    done = ran(
         ["bash", "-c", f"{shlex.join(command('submit', '--follow', 'train.py'))} | head -n 1; echo ${{PIPESTATUS[0]}}"],
-        cwd=tmp_path,
-        env=clean_environment(cluster.environ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        tmp_path,
+        cluster.environ,
     )
     assert done.stdout == "1\n141\n"
     assert "job 77 keeps running" in done.stderr

@@ -16,7 +16,7 @@ from ddplaunch.job.history import MAX_RUNS, History, without_token
 from ddplaunch.job.record import Fate
 from ddplaunch.output import events
 from ddplaunch.output.streams import Tail
-from tests.conftest import clean_environment, write
+from tests.conftest import ran, write
 from tests.job.samples import plan
 from tests.starts import FORKED, LIGHT
 
@@ -169,13 +169,10 @@ def mounted(options: str, path: Path, fill: str, words: list[str]) -> subprocess
     """Run the command where ``path`` is a file system of its own."""
     path.mkdir()
     script = f"mount -t tmpfs -o {options} none '{path}' && {fill} exec \"$@\""
-    return subprocess.run(
+    return ran(
         ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, "-m", "ddplaunch", *words],
-        cwd=path.parent,
-        env=clean_environment({"XDG_STATE_HOME": str(path)}),
-        capture_output=True,
-        text=True,
-        check=False,
+        path.parent,
+        {"XDG_STATE_HOME": str(path)},
     )
 
 

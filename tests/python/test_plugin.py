@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import clean_environment, write
-from tests.patience import patience
+from tests.conftest import ran, write
 
 HEAD = "import os, time, pytest\n\n"
 
@@ -29,9 +27,7 @@ def run(folder: Path, body: str) -> str:
         "-rs",
         "test_it.py",
     ]
-    done = subprocess.run(
-        typed, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=patience(100), check=False
-    )
+    done = ran(typed, folder, timeout=100)
     assert done.stderr == ""
     return done.stdout
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, clean_environment, write
+from tests.conftest import PROGRAMS, clean_environment, ran, write
 from tests.patience import patience
 from tests.slurm.cluster import Slurm
 from tests.slurm.test_run import SHOWS, lines
@@ -67,13 +67,6 @@ def test_a_failure_is_submitits(standing_slurm, tmp_path):
 def test_on_this_machine(tmp_path):
     write(tmp_path, "driver.py", DRIVER)
     write(tmp_path, "train.py", "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
-    done = subprocess.run(
-        [sys.executable, "driver.py", "local", "1", "train.py"],
-        cwd=tmp_path,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=patience(100),
-    )
+    done = ran([sys.executable, "driver.py", "local", "1", "train.py"], tmp_path, timeout=100)
     assert "results [None]" in done.stdout, done.stderr + errors(tmp_path)
     assert sorted(re.findall(r"rank . of .*", outputs(tmp_path))) == ["rank 0 of 2", "rank 1 of 2"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,24 +14,14 @@ from ddplaunch.plan.command import python_command
 from tests.commands.submit.test_kubernetes import SMALLEST as IN_KUBERNETES
 from tests.commands.submit.test_kubernetes import manifest, pods
 from tests.commands.submit.test_slurm import SMALLEST as IN_SLURM
-from tests.conftest import clean_environment, command, write
-from tests.patience import patience
+from tests.conftest import command, ran, write
 
 OTHERS = ("ddplaunch.py", "json.py", "select.py", "click.py")
 TRAIN = "import os; print('trained', os.environ['RANK'], os.environ.get('PYTHONPATH'))"
 
 
 def run(folder: Path, words: list[str], **variables: str) -> str:
-    done = subprocess.run(
-        words,
-        cwd=folder,
-        env=clean_environment(variables),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=patience(60),
-        check=False,
-    )
+    done = ran(words, folder, variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
