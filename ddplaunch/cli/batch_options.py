@@ -25,17 +25,23 @@ OF_SCHEDULERS = {"pe": ("sge",), "qsub_args": ("sge", "pbs"), "bsub_args": ("lsf
 _OURS_ALONE = {"--ntasks", "--ntasks-per-node", "-n", "--parsable", "--wrap", "--open-mode", "--chdir", "-D"}
 
 
+def _split(ctx: click.Context, param: click.Parameter, text: str, program: str, example: str) -> list[str]:
+    """The words of an option that is passed on to a program."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        raise wrong(ctx, param, text, "a quotation mark is missing") from None
+    if not words or not words[0].startswith("-"):
+        hint = f"--{program}-arg=--{text if words else example}"
+        raise wrong(ctx, param, text, f"expected an option of {program}", hint)
+    return words
+
+
 def _sbatch_args(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     own = {name for options in HEADINGS.values() for option in options for name in option.opts}
     for text in values:
-        try:
-            words = shlex.split(text)
-        except ValueError:
-            raise wrong(ctx, param, text, "a quotation mark is missing") from None
-        name = words[0].partition("=")[0] if words else ""
-        if not name.startswith("-"):
-            hint = f"--sbatch-arg=--{text}" if words else "--sbatch-arg=--hint=nomultithread"
-            raise wrong(ctx, param, text, "expected an option of sbatch", hint)
+        words = _split(ctx, param, text, "sbatch", "hint=nomultithread")
+        name = words[0].partition("=")[0]
         if name in _OURS_ALONE:
             hint = "ddplaunch asks for one task a node, in this folder, and starts the ranks itself: --nproc"
             raise wrong(ctx, param, text, f"ddplaunch sets {name} itself", hint)
@@ -55,13 +61,7 @@ _OF_THE_STEP = {
 
 def _srun_args(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     for text in values:
-        try:
-            words = shlex.split(text)
-        except ValueError:
-            raise wrong(ctx, param, text, "a quotation mark is missing") from None
-        if not words or not words[0].startswith("-"):
-            hint = f"--srun-arg=--{text}" if words else "--srun-arg=--cpu-bind=none"
-            raise wrong(ctx, param, text, "expected an option of srun", hint)
+        words = _split(ctx, param, text, "srun", "cpu-bind=none")
         for name in (word.partition("=")[0] for word in words):
             if name in _OF_THE_STEP:
                 raise wrong(ctx, param, text, f"the script sets {name} itself", "--dry-run shows it")

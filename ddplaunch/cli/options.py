@@ -8,11 +8,12 @@ from enum import Enum
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.cli import values
 from ddplaunch.cli.option import Option
-from ddplaunch.cli.values import INFINITE, WEEK, as_typed, number
+from ddplaunch.cli.values import INFINITE, WEEK, as_seconds, as_typed, number
 from ddplaunch.control import MIN_HEARTBEAT
 from ddplaunch.control.rules import GPU_MEMORY, Rules
 from ddplaunch.dataclass import dataclass, field, replace
 from ddplaunch.output.prefix import DEFAULT as DEFAULT_PREFIX
+from ddplaunch.plan.numbers import whole
 from ddplaunch.plan.plan import ROLE
 
 if TYPE_CHECKING:
@@ -101,11 +102,11 @@ def _seconds(name: str, default: float | None, help: str, read: Any = values.sec
     return _option(f"{name} TIME", help, read, **({} if default is None else {"default": f"{default:g}"}))
 
 
-_port = number(int, 1, 65535, "a port from 1 to 65535")
-_any_port = number(int, 0, 65535, "a port from 1 to 65535, or 0 for any free one")
-_count = number(int, 0, INFINITE, "a number from 0 up")
-_silence = values.duration(
-    MIN_HEARTBEAT, WEEK, f"{MIN_HEARTBEAT:g} or more seconds: with fewer, a busy node counts as lost"
+_port = number(whole, 1, 65535, "a port from 1 to 65535")
+_any_port = number(whole, 0, 65535, "a port from 1 to 65535, or 0 for any free one")
+_count = number(whole, 0, INFINITE, "a number from 0 up")
+_silence = number(
+    as_seconds, MIN_HEARTBEAT, WEEK, f"{MIN_HEARTBEAT:g} or more seconds: with fewer, a busy node counts as lost"
 )
 
 

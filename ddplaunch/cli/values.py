@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.errors import UsageError
@@ -27,13 +27,13 @@ INFINITE = float("inf")
 WEEK = 7 * 24 * 3600.0
 
 
-def number(kind: type[int] | type[float], lowest: float, highest: float, expected: str) -> Read:
+def number(parse: Callable[[str], float | None], lowest: float, highest: float, expected: str) -> Read:
     """Read an option's value as a number from ``lowest`` to ``highest``, which ``expected`` describes."""
 
     def read(option: Option, text: str | None) -> Any:
         if text is None:
             return None
-        value = whole(text) if kind is int else decimal(text)
+        value = parse(text)
         if value is None or not lowest <= value <= highest:
             raise UsageError(f"{option.opts[-1]} {text}: expected {expected}")
         return value
@@ -41,32 +41,18 @@ def number(kind: type[int] | type[float], lowest: float, highest: float, expecte
     return read
 
 
-integer = number(int, -INFINITE, INFINITE, "a whole number")
+integer = number(whole, -INFINITE, INFINITE, "a whole number")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 
 
 def as_seconds(text: str) -> float | None:
-    """Read a time; None where it is not one."""
+    """Read a time, "90", "2.5", or with a unit "90s", "10m", "2h", "1d"; None where it is not one."""
     value = decimal(text[:-1] if text[-1:] in _UNITS else text)
     return None if value is None else value * _UNITS.get(text[-1:], 1)
 
 
-def duration(lowest: float, highest: float, expected: str) -> Read:
-    """Read an option's value as seconds: "90", "2.5", or with a unit "90s", "10m", "2h", "1d"."""
-
-    def read(option: Option, text: str | None) -> Any:
-        if text is None:
-            return None
-        value = as_seconds(text)
-        if value is None or not lowest <= value <= highest:
-            raise UsageError(f"{option.opts[-1]} {text}: expected {expected}")
-        return value
-
-    return read
-
-
-seconds = duration(0, WEEK, "a time from 0 up to a week, like 2.5 (seconds), 10m or 2h")
-limit = duration(1, 52 * WEEK, "a time from 1 second up to a year, like 90 (seconds), 10m or 2h")
+seconds = number(as_seconds, 0, WEEK, "a time from 0 up to a week, like 2.5 (seconds), 10m or 2h")
+limit = number(as_seconds, 1, 52 * WEEK, "a time from 1 second up to a year, like 90 (seconds), 10m or 2h")
 
 
 def nodes(option: Option, text: str) -> tuple[int, int]:
