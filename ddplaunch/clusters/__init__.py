@@ -15,6 +15,7 @@ from ddplaunch.clusters import systems
 from ddplaunch.clusters.finding import KNOWN, Finding, System
 from ddplaunch.clusters.reading import job_port
 from ddplaunch.clusters.systems.ranks import check_unclear
+from ddplaunch.clusters.variables import Variables
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 
@@ -53,7 +54,7 @@ def find(environ: Mapping[str, str], only: str | None = None) -> Finding | None:
             return _completed(finding, environ)
         script = script or finding
     if only is None:
-        check_unclear(environ)
+        check_unclear(Variables(environ))
     if script:
         return _completed(script, environ)
     if only is not None:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 
 from ddplaunch import TYPE_CHECKING
+from ddplaunch.clusters.variables import Variables
 from ddplaunch.dataclass import dataclass
 
 if TYPE_CHECKING:
-    Ask = Callable[[Mapping[str, str]], "Finding | None"]
-    Allocate = Callable[[Mapping[str, str]], "Allocation | None"]
+    Ask = Callable[[Variables], "Finding | None"]
+    Allocate = Callable[[Variables], "Allocation | None"]
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,11 @@ class System:
 
         Raises UsageError if a variable is missing, is not a number, or contradicts another.
         """
-        return self.ask(environ) if self.shows(environ) else None
+        return self.ask(Variables(environ)) if self.shows(environ) else None
 
     def allocation(self, environ: Mapping[str, str]) -> Allocation | None:
         """Return what a batch system has given this job; None if it has given nothing."""
-        return self.allocate(environ) if self.allocate and self.shows(environ) else None
+        return self.allocate(Variables(environ)) if self.allocate and self.shows(environ) else None
 
 
 KNOWN: list[System] = []

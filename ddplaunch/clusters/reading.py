@@ -6,10 +6,11 @@ import errno
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.clusters.finding import Allocation, Finding, RankPlace
+from ddplaunch.clusters.variables import OFF, Variables, check_below, contradiction
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 from ddplaunch.files import MAX_HOSTS, read_regular
@@ -18,79 +19,19 @@ from ddplaunch.plan.rendezvous import LOOPBACK
 if TYPE_CHECKING:
     from typing import Any
 
-OFF = "--cluster none ignores these variables"
-
-MAX_DIGITS = 19  # of a number in 64 bits
 COUNTERS = ("auto", "gpu", "cpu")  # what a number of processes may be instead of a number, as for `--nproc`
 ELSEWHERE = ("192.0.2.1", 9)  # of a network that is for documentation (RFC 5737)
 FIRST_PORT, PORT_PAIRS = 15000, 8000
 """Ports of jobs: 15000 to 30999, below Linux's ephemeral ports (32768 and up); in pairs, the second for the control."""
 
 
-def is_set(environ: Mapping[str, str], *names: str) -> bool:
-    """Whether all of them have a value; an empty one counts as unset, as in a shell's ``${NAME:-}``."""
-    return all(environ.get(name) for name in names)
-
-
-def text(environ: Mapping[str, str], name: str) -> str:
-    """Return a variable that must be there. Raises UsageError if it is not."""
-    if not is_set(environ, name):
-        raise UsageError(f"{name} is not set, but other variables of the same system are", OFF)
-    return environ[name]
-
-
-def to_number(value: str, name: str) -> int:
-    """Read a number of 0 or more. Raises UsageError if it is not one."""
-    if not (value.isascii() and value.isdecimal() and len(value) <= MAX_DIGITS):
-        raise UsageError(f"{name}={value} is not a number", OFF)
-    return int(value)
-
-
-def number(environ: Mapping[str, str], name: str) -> int:
-    """Return a variable that must be there and be a number. Raises UsageError if it is not."""
-    return to_number(text(environ, name), name)
-
-
-def numbers(environ: Mapping[str, str], *names: str) -> list[int]:
-    """Return the numbers of variables that must be there. Raises UsageError if one is not."""
-    return [number(environ, name) for name in names]
-
-
-def number_if_set(environ: Mapping[str, str], name: str) -> int | None:
-    """Return a variable's number, None where it is not set. Raises UsageError if it is not a number."""
-    return number(environ, name) if is_set(environ, name) else None
-
-
-def agreed(environ: Mapping[str, str], *names: str) -> int:
-    """Return the number of those of the variables that are set. Raises UsageError if none is set, or they differ."""
-    present = [name for name in names if is_set(environ, name)]
-    if not present:
-        raise UsageError(f"none of {', '.join(names)} is set, but other variables of the same system are", OFF)
-    first, *others = present
-    for other in others:
-        if number(environ, first) != number(environ, other):
-            raise contradiction(f"{first}={environ[first]}", f"{other}={environ[other]}")
-    return number(environ, first)
-
-
-def contradiction(one: str, other: str) -> UsageError:
-    """Say which two statements cannot both be true."""
-    return UsageError(f"{one} and {other} contradict each other", OFF)
-
-
-def unaddressed(environ: Mapping[str, str], nnodes: str, node_rank: str) -> UsageError:
+def unaddressed(environ: Variables, nnodes: str, node_rank: str) -> UsageError:
     """Say that variables number nodes and leave open where the first is; these are their names."""
     return UsageError(
         f"{node_rank}={environ[node_rank]} of {nnodes}={environ[nnodes]} nodes, but nothing says where node 0 is",
         f'ddplaunch run --nnodes "${nnodes}" --node-rank "${node_rank}" --master-addr … on every node\n'
         "or --cluster none …, for this machine alone",
     )
-
-
-def check_below(index: int, count: int, index_name: str, count_name: str) -> None:
-    """Check that an index counts from 0 and stops short of its count. Raises UsageError if it does not."""
-    if index >= count:
-        raise contradiction(f"{index_name}={index}", f"{count_name}={count}")
 
 
 def job_port(job: int | str) -> int:
@@ -231,7 +172,7 @@ def batch_script(
     return Finding(cluster, variables, nnodes=1, node_rank=0, is_script=True, notes=notes)
 
 
-def a_copy(cluster: str, environ: Mapping[str, str], index: str, lacking: str, what: str) -> Finding:
+def a_copy(cluster: str, environ: Variables, index: str, lacking: str, what: str) -> Finding:
     """Recognise one of many that ``index`` numbers, a ``what``, where ``lacking`` would show that they are one job."""
     note = f"{index}={environ[index]} without {lacking}: this {what} is treated as a job of its own"
     return Finding(cluster, (index,), nnodes=1, node_rank=0, is_copy=True, notes=(note,))
@@ -259,7 +200,7 @@ def a_node(
 
 def counts_nodes(
     cluster: str,
-    environ: Mapping[str, str],
+    environ: Variables,
     nnodes: str,
     node_rank: str,
     address: str,
@@ -280,20 +221,20 @@ def counts_nodes(
 
     Raises UsageError if a variable is missing, is not a number, or contradicts another.
     """
-    count = number(environ, nnodes) if count is None else count
-    index = number(environ, node_rank)
+    count = environ.number(nnodes) if count is None else count
+    index = environ.number(node_rank)
     check_below(index, count, node_rank, nnodes)
     each = environ.get(nproc or "") or None
     if nproc and each not in (None, *COUNTERS):
-        each = str(number(environ, nproc))
+        each = str(environ.number(nproc))
     return Finding(
         cluster,
         (nnodes, node_rank, address),
         count,
         index,
-        address=text(environ, address) if count > 1 else environ.get(address) or None,
+        address=environ.text(address) if count > 1 else environ.get(address) or None,
         address_comes_late=comes_late,
-        port=number_if_set(environ, port) if port else job_port(run_id) if run_id else None,
+        port=environ.number_if_set(port) if port else job_port(run_id) if run_id else None,
         run_id=run_id,
         nproc=None if each == "0" else each,
     )

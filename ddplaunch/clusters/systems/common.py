@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.clusters.finding import Finding, Turn, system
-from ddplaunch.clusters.reading import OFF, agreed, counts_nodes, is_set, number, parsed, to_number
+from ddplaunch.clusters.reading import counts_nodes, parsed
+from ddplaunch.clusters.variables import OFF, Variables, to_number
 from ddplaunch.errors import UsageError, shown
 
 if TYPE_CHECKING:
@@ -14,22 +13,22 @@ if TYPE_CHECKING:
 
 
 @system("kubeflow", "PET_NNODES", "KUBERNETES_SERVICE_HOST", turn=Turn.COMMON)
-def kubeflow(environ: Mapping[str, str]) -> Finding | None:
+def kubeflow(environ: Variables) -> Finding | None:
     """Kubeflow: a pod of a TrainJob (PET_*, as torchrun's options) or of a PyTorchJob (RANK; PET_* in newer ones).
 
     A PyTorchJob's RANK is the pod's index, not a process's, and WORLD_SIZE counts pods or processes, by version. That
     no process is meant shows in the missing LOCAL_RANK. KUBERNETES_SERVICE_HOST is set in every pod.
     """
-    if is_set(environ, "PET_NNODES"):
+    if environ.is_set("PET_NNODES"):
         lowest, colon, highest = environ["PET_NNODES"].partition(":")  # 2, or 1:3 where the job is elastic
         if colon and lowest != highest:
             what = f"PET_NNODES={environ['PET_NNODES']}: the pods of an elastic job do not know their node rank"
             raise UsageError(what, OFF)
         count, count_name = to_number(lowest, "PET_NNODES"), "PET_NNODES"
         newer = (("PET_NODE_RANK", "RANK"), ("PET_MASTER_ADDR", "MASTER_ADDR"), ("PET_MASTER_PORT", "MASTER_PORT"))
-        index, address, port = (new if is_set(environ, new) else old for new, old in newer)
-    elif is_set(environ, "RANK", "WORLD_SIZE", "MASTER_ADDR") and not is_set(environ, "LOCAL_RANK"):
-        count, count_name = number(environ, "WORLD_SIZE"), "WORLD_SIZE"
+        index, address, port = (new if environ.is_set(new) else old for new, old in newer)
+    elif environ.is_set("RANK", "WORLD_SIZE", "MASTER_ADDR") and not environ.is_set("LOCAL_RANK"):
+        count, count_name = environ.number("WORLD_SIZE"), "WORLD_SIZE"
         index, address, port = "RANK", "MASTER_ADDR", "MASTER_PORT"
     else:
         return None
@@ -48,20 +47,20 @@ def kubeflow(environ: Mapping[str, str]) -> Finding | None:
 
 
 @system("pai", "NPROC_PER_NODE", turn=Turn.COMMON)
-def pai(environ: Mapping[str, str]) -> Finding | None:
+def pai(environ: Variables) -> Finding | None:
     """PAI DLC of Alibaba Cloud, and AIHC of Baidu: a node of a PyTorch job.
 
     RANK and WORLD_SIZE count nodes there, beside NPROC_PER_NODE, the GPUs of a node ("General environment variables" in
     the manuals: alibabacloud.com/help/en/pai/general-environment-variables, cloud.baidu.com/doc/AIHC/s/mm346i20k).
     """
     names = ("WORLD_SIZE", "RANK", "MASTER_ADDR")
-    if not is_set(environ, *names) or is_set(environ, "LOCAL_RANK"):
+    if not environ.is_set(*names) or environ.is_set("LOCAL_RANK"):
         return None
     return counts_nodes("pai", environ, *names, "MASTER_PORT", nproc="NPROC_PER_NODE", comes_late=True)
 
 
 @system("nodes", "NNODES", "NUM_NODES", "NODE_COUNT", turn=Turn.COMMON)
-def nodes(environ: Mapping[str, str]) -> Finding | None:
+def nodes(environ: Variables) -> Finding | None:
     """NNODES, NODE_RANK and MASTER_ADDR, as people and platforms set them for scripts that start torchrun with them.
 
     LLaMA-Factory and ms-swift document them for their users; NUM_NODES is of RunPod's and others, NODE_COUNT of the
@@ -69,9 +68,9 @@ def nodes(environ: Mapping[str, str]) -> Finding | None:
     counted. Raises UsageError if NODE_RANK is missing, a variable is not a number, or contradicts another.
     """
     counts = ("NNODES", "NUM_NODES", "NODE_COUNT")
-    if not is_set(environ, "MASTER_ADDR") or agreed(environ, *counts) < 2:
+    if not environ.is_set("MASTER_ADDR") or environ.agreed(*counts) < 2:
         return None
-    count = next(name for name in counts if is_set(environ, name))
+    count = next(name for name in counts if environ.is_set(name))
     return counts_nodes("nodes", environ, count, "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", nproc="NPROC_PER_NODE")
 
 
@@ -80,7 +79,7 @@ ROLES = ("chief", "master", "worker", "workerpool0", "workerpool1")
 
 
 @system("tfconfig", "TF_CONFIG", "CLUSTER_SPEC", turn=Turn.COMMON)
-def tfconfig(environ: Mapping[str, str]) -> Finding | None:
+def tfconfig(environ: Variables) -> Finding | None:
     """TF_CONFIG, and Vertex AI's CLUSTER_SPEC: a job's nodes as one JSON object, which other frameworks get too.
 
     {"cluster": {"chief": ["a:2222"], "worker": ["b:2222"]}, "task": {"type": "worker", "index": 0}}

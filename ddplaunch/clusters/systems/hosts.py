@@ -6,23 +6,11 @@ jsrun is among them, which Open MPI and others leave to LSF.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from ddplaunch import TYPE_CHECKING
 from ddplaunch.clusters.finding import Allocation, Finding, RankPlace, Turn, system
-from ddplaunch.clusters.reading import (
-    a_node,
-    batch_script,
-    check_below,
-    is_set,
-    number,
-    number_if_set,
-    numbers,
-    own_place,
-    read_hosts,
-    started,
-    to_number,
-)
+from ddplaunch.clusters.reading import a_node, batch_script, own_place, read_hosts, started
+from ddplaunch.clusters.variables import Variables, check_below, to_number
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,18 +22,18 @@ HOSTS = "DDPLAUNCH_HOSTS"  # n1,n2; each once, node 0's first
 NODE_RANK = "DDPLAUNCH_NODE_RANK"  # 1
 
 
-def submitted(cluster: str, environ: Mapping[str, str], job_id: str, index: str) -> Finding | None:
+def submitted(cluster: str, environ: Variables, job_id: str, index: str) -> Finding | None:
     """A job of ``ddplaunch submit``, whose script numbers its hosts; ``job_id`` and ``index``, in an array, name it.
 
     Raises UsageError if the node rank is not a number, or more than there are hosts.
     """
-    if not is_set(environ, job_id, HOSTS, NODE_RANK):
+    if not environ.is_set(job_id, HOSTS, NODE_RANK):
         return None
     hosts, job = environ[HOSTS].split(","), re.sub(r"\[\d+\]", "", environ[job_id])
     digits, dot, server = job.partition(".")
     if (which := environ.get(index, "")).isdecimal() and (which != "0" or "[" in environ[job_id]):
         job = f"{digits}_{which}{dot}{server}"
-    node_rank = number(environ, NODE_RANK)
+    node_rank = environ.number(NODE_RANK)
     check_below(node_rank, len(hosts), NODE_RANK, f"hosts in {HOSTS}")
     return a_node(cluster, (job_id, HOSTS, NODE_RANK), len(hosts), node_rank, hosts[0], job=job)
 
@@ -53,17 +41,17 @@ def submitted(cluster: str, environ: Mapping[str, str], job_id: str, index: str)
 JSRUN_RANK, RANKFILE, LSF_JOB = "JSM_NAMESPACE_RANK", "LSB_DJOB_RANKFILE", "LSB_JOBID"
 
 
-def _of_lsf(environ: Mapping[str, str]) -> Allocation | None:
+def _of_lsf(environ: Variables) -> Allocation | None:
     """Return the job's hosts without the launch node: a line of the rank file a slot, a host's name each."""
-    if not is_set(environ, LSF_JOB, RANKFILE):
+    if not environ.is_set(LSF_JOB, RANKFILE):
         return None
     hosts = read_hosts(environ[RANKFILE])
-    has_launch_node = is_set(environ, "CSM_ALLOCATION_ID") or is_set(environ, JSRUN_RANK)
+    has_launch_node = environ.is_set("CSM_ALLOCATION_ID") or environ.is_set(JSRUN_RANK)
     return Allocation(environ[LSF_JOB], hosts[1:] if has_launch_node else hosts, RANKFILE)
 
 
 @system("lsf", LSF_JOB, JSRUN_RANK, turn=Turn.HOSTS, allocation=_of_lsf, one_log=True)
-def lsf(environ: Mapping[str, str]) -> Finding | None:
+def lsf(environ: Variables) -> Finding | None:
     """LSF: ``jsrun``, which sets JSM_NAMESPACE_*, ``blaunch``, a node of a job of ``ddplaunch submit``, or a script.
 
     On systems with jsrun the script runs on a launch node, which is the first line of the job's rank file and has no
@@ -72,16 +60,16 @@ def lsf(environ: Mapping[str, str]) -> Finding | None:
     LSB_JOBINDEX is 0 outside of an array.
     """
     given, task = _of_lsf(environ), "LSF_PM_TASKID"
-    if is_set(environ, JSRUN_RANK):
+    if environ.is_set(JSRUN_RANK):
         names = (JSRUN_RANK, "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK")
         hosts, job = (given.hosts, to_number(given.job, LSF_JOB)) if given else ((), None)
-        rank, size, local_rank = numbers(environ, *names)
-        process = RankPlace(rank, size, local_rank, number_if_set(environ, "JSM_NAMESPACE_LOCAL_SIZE"))
+        rank, size, local_rank = environ.numbers(*names)
+        process = RankPlace(rank, size, local_rank, environ.number_if_set("JSM_NAMESPACE_LOCAL_SIZE"))
         first = hosts[0] if hosts else None
         return started("lsf", (*names, RANKFILE), process, most_nodes=len(hosts) or None, address=first, job=job)
     if ours := submitted("lsf", environ, LSF_JOB, "LSB_JOBINDEX"):
         return ours
-    if given and is_set(environ, task) and (place := own_place(given.hosts)) is not None:
+    if given and environ.is_set(task) and (place := own_place(given.hosts)) is not None:
         names = (LSF_JOB, task, RANKFILE)
         return a_node("lsf", names, len(given.hosts), place, given.hosts[0], job=given.job)
     return batch_script("lsf", (LSF_JOB, RANKFILE), given, "jsrun or blaunch") if given else None
@@ -90,8 +78,8 @@ def lsf(environ: Mapping[str, str]) -> Finding | None:
 def _listed_in(job_id: str, file: str) -> Allocate:
     """The hosts of a job in a file, as far as that is on this one: a line a slot, or a host."""
 
-    def allocation(environ: Mapping[str, str]) -> Allocation | None:
-        return Allocation(environ[job_id], read_hosts(environ[file]), file) if is_set(environ, job_id, file) else None
+    def allocation(environ: Variables) -> Allocation | None:
+        return Allocation(environ[job_id], read_hosts(environ[file]), file) if environ.is_set(job_id, file) else None
 
     return allocation
 
@@ -100,7 +88,7 @@ _of_pbs = _listed_in("PBS_JOBID", "PBS_NODEFILE")
 
 
 @system("pbs", "PBS_JOBID", turn=Turn.HOSTS, allocation=_of_pbs, one_log=True)
-def pbs(environ: Mapping[str, str]) -> Finding | None:
+def pbs(environ: Variables) -> Finding | None:
     """PBS (OpenPBS, PBS Professional, Torque): a job's script on its first host, or what ``pbsdsh`` started on a host.
 
     Neither numbers processes; what PBS tells of others is the list of hosts in PBS_NODEFILE. PBS_NODENUM is which of
@@ -114,7 +102,7 @@ def pbs(environ: Mapping[str, str]) -> Finding | None:
     given = _of_pbs(environ)
     if given is None:
         return None
-    node_rank, task = number_if_set(environ, index), number_if_set(environ, "PBS_TASKNUM")
+    node_rank, task = environ.number_if_set(index), environ.number_if_set("PBS_TASKNUM")
     if not given.hosts or node_rank is None or (node_rank == 0 and task in (None, 1)):
         return batch_script("pbs", (job_id, file), given, "mpiexec with one process per host, or pbsdsh")
     check_below(node_rank, len(given.hosts), index, f"hosts in {file}")
@@ -125,7 +113,7 @@ _of_sge = _listed_in("JOB_ID", "PE_HOSTFILE")  # "n1 4 all.q@n1 UNDEFINED": host
 
 
 @system("sge", "PE_HOSTFILE", "JOB_SCRIPT", turn=Turn.HOSTS, allocation=_of_sge, one_log=True)
-def sge(environ: Mapping[str, str]) -> Finding | None:
+def sge(environ: Variables) -> Finding | None:
     """Grid Engine (SGE, UGE, Altair): a job's script on its first host, and the hosts of its parallel environment.
 
     Grid Engine does not number the processes that a script starts on other hosts, by ``qrsh -inherit``; the script of
@@ -136,7 +124,7 @@ def sge(environ: Mapping[str, str]) -> Finding | None:
         return ours
     given = _of_sge(environ)
     started_by_qrsh = environ.get("JOB_SCRIPT") == "QRSH"  # else the script's path
-    if started_by_qrsh and is_set(environ, "JOB_ID", "PE") and not (given and given.hosts):
+    if started_by_qrsh and environ.is_set("JOB_ID", "PE") and not (given and given.hosts):
         raise UsageError(
             f"JOB_SCRIPT=QRSH: qrsh has started this on a host of sge job {environ['JOB_ID']}, and nothing numbers it",
             "on every host: ddplaunch run --nnodes N --node-rank I --master-addr HOST …\n"
@@ -145,15 +133,15 @@ def sge(environ: Mapping[str, str]) -> Finding | None:
     return batch_script("sge", ("JOB_ID", "PE_HOSTFILE"), given, STARTER) if given else None
 
 
-def _of_azurebatch(environ: Mapping[str, str]) -> Allocation | None:
-    if not is_set(environ, "AZ_BATCH_HOST_LIST", "AZ_BATCH_JOB_ID"):
+def _of_azurebatch(environ: Variables) -> Allocation | None:
+    if not environ.is_set("AZ_BATCH_HOST_LIST", "AZ_BATCH_JOB_ID"):
         return None
     hosts = tuple(environ["AZ_BATCH_HOST_LIST"].split(","))  # 10.0.0.4,10.0.0.5
     return Allocation(environ["AZ_BATCH_JOB_ID"], hosts, "AZ_BATCH_HOST_LIST")
 
 
 @system("azurebatch", "AZ_BATCH_HOST_LIST", turn=Turn.HOSTS, allocation=_of_azurebatch)
-def azurebatch(environ: Mapping[str, str]) -> Finding | None:
+def azurebatch(environ: Variables) -> Finding | None:
     """Azure Batch: a multi-instance task, whose command runs on its primary node alone, or a subtask on another.
 
     The variables are those of learn.microsoft.com/azure/batch/batch-compute-node-environment-variables. Those of an
@@ -188,7 +176,7 @@ def _hostfile(name: str, job_id: str, file: str) -> None:
     allocation = _listed_in(job_id, file)
 
     @system(name, file, turn=Turn.HOSTS, allocation=allocation)
-    def find(environ: Mapping[str, str]) -> Finding | None:
+    def find(environ: Variables) -> Finding | None:
         given = allocation(environ)
         return batch_script(name, (job_id, file), given, STARTER) if given else None
 

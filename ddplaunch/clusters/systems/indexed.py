@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Finding, Turn, system
-from ddplaunch.clusters.reading import (
-    OFF,
-    a_copy,
-    a_node,
-    agreed,
-    check_below,
-    contradiction,
-    counts_nodes,
-    is_set,
-    number,
-    number_if_set,
-    own_place,
-    read_hosts,
-    text,
-    to_number,
-    unaddressed,
-)
+from ddplaunch.clusters.reading import a_copy, a_node, counts_nodes, own_place, read_hosts, unaddressed
+from ddplaunch.clusters.variables import OFF, Variables, check_below, contradiction, to_number
 from ddplaunch.errors import UsageError
 
 
 @system("openpai", "PAI_CURRENT_TASK_ROLE_NAME", turn=Turn.INDEX)
-def openpai(environ: Mapping[str, str]) -> Finding | None:
+def openpai(environ: Variables) -> Finding | None:
     """OpenPAI: a task of a job.
 
     The variables are those of openpai.readthedocs.io, "How to use advanced job settings", "Environmental variables". An
@@ -36,11 +20,11 @@ def openpai(environ: Mapping[str, str]) -> Finding | None:
     are one job of ranks.
     """
     index_name = "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX"
-    if not is_set(environ, index_name):
+    if not environ.is_set(index_name):
         return None
-    role, index = environ["PAI_CURRENT_TASK_ROLE_NAME"], number(environ, index_name)
+    role, index = environ["PAI_CURRENT_TASK_ROLE_NAME"], environ.number(index_name)
     count_name, host_name = "PAI_TASK_ROLE_TASK_COUNT_" + role, "PAI_HOST_IP_" + f"{role}_0"
-    count = number(environ, count_name)
+    count = environ.number(count_name)
     roles = environ.get("PAI_TASK_ROLE_LIST", role).split(",")
     if len(roles) > 1:
         raise UsageError(
@@ -50,13 +34,13 @@ def openpai(environ: Mapping[str, str]) -> Finding | None:
         )
     check_below(index, count, index_name, count_name)
     job = environ.get("PAI_JOB_NAME") or None  # admin~train
-    address = text(environ, host_name) if count > 1 else None
+    address = environ.text(host_name) if count > 1 else None
     used = (index_name, count_name, *([host_name] if count > 1 else []))
     return a_node("openpai", used, count, index, address, job=job)
 
 
 @system("volcano", "VC_TASK_INDEX", "VK_TASK_INDEX", turn=Turn.INDEX)
-def volcano(environ: Mapping[str, str]) -> Finding | None:
+def volcano(environ: Variables) -> Finding | None:
     """Volcano: a pod of a job with its env and svc plugins; without the latter it is one of many jobs.
 
     The variables are those of github.com/volcano-sh/volcano: docs/user-guide/how_to_use_env_plugin.md, and, for the
@@ -65,7 +49,7 @@ def volcano(environ: Mapping[str, str]) -> Finding | None:
     VK_TASK_INDEX alone. Raises UsageError if the job has several tasks.
     """
     indexes = ("VC_TASK_INDEX", "VK_TASK_INDEX")
-    index, index_name = agreed(environ, *indexes), next(name for name in indexes if is_set(environ, name))
+    index, index_name = environ.agreed(*indexes), next(name for name in indexes if environ.is_set(name))
     # VC_WORKER_HOSTS=job-worker-0.job,job-worker-1.job, for every task
     named = [name for name in sorted(environ) if re.fullmatch(r"VC_([A-Z0-9_]+)_HOSTS", name) and environ[name]]
     tasks = {name: environ[name].split(",") for name in named}
@@ -80,14 +64,14 @@ def volcano(environ: Mapping[str, str]) -> Finding | None:
         )
     ((name, hosts),) = tasks.items()
     count_name = name.removesuffix("HOSTS") + "NUM"
-    if number_if_set(environ, count_name) not in (None, len(hosts)):
+    if environ.number_if_set(count_name) not in (None, len(hosts)):
         raise contradiction(f"{count_name}={environ[count_name]}", f"{name}={environ[name]} (nodes: {len(hosts)})")
     check_below(index, len(hosts), index_name, f"hosts in {name}")
     return a_node("volcano", (index_name, name), len(hosts), index, hosts[0], comes_late=True)
 
 
 @system("htcondor", "_CONDOR_NPROCS", turn=Turn.INDEX)
-def htcondor(environ: Mapping[str, str]) -> Finding | None:
+def htcondor(environ: Variables) -> Finding | None:
     """HTCondor: a node of a job in its parallel universe.
 
     It numbers the nodes (src/condor_starter.V6.1/parallel_proc.cpp sets these two) and does not say where another is: a
@@ -95,9 +79,9 @@ def htcondor(environ: Mapping[str, str]) -> Finding | None:
     script does not say where the first is.
     """
     nnodes, node_rank = "_CONDOR_NPROCS", "_CONDOR_PROCNO"
-    if not is_set(environ, node_rank):
+    if not environ.is_set(node_rank):
         return None
-    if number(environ, nnodes) > 1 and not is_set(environ, "MASTER_ADDR"):
+    if environ.number(nnodes) > 1 and not environ.is_set("MASTER_ADDR"):
         raise unaddressed(environ, nnodes, node_rank)
     return counts_nodes("htcondor", environ, nnodes, node_rank, "MASTER_ADDR", "MASTER_PORT")
 
@@ -109,17 +93,17 @@ PORT = "MASTER_PORT"  # 29500
 
 
 @system("kubernetes", INDEX, turn=Turn.INDEX)
-def kubernetes(environ: Mapping[str, str]) -> Finding | None:
+def kubernetes(environ: Variables) -> Finding | None:
     """Kubernetes without an operator: a pod of an indexed Job, alone or in a JobSet.
 
     Kubernetes tells a pod its index and no more; how many there are and where the first is stand in variables that the
     Job's template sets: JOB_COMPLETION_INDEX, DDPLAUNCH_NNODES, MASTER_ADDR and MASTER_PORT. Where its size is not told
     it is one of many jobs, as is usual without us.
     """
-    if not is_set(environ, NNODES):
+    if not environ.is_set(NNODES):
         return a_copy("kubernetes", environ, INDEX, NNODES, "pod")
-    lowest, colon, highest = text(environ, NNODES).partition(":")
-    nnodes, node_rank = to_number(highest if colon else lowest, NNODES), number(environ, INDEX)
+    lowest, colon, highest = environ.text(NNODES).partition(":")
+    nnodes, node_rank = to_number(highest if colon else lowest, NNODES), environ.number(INDEX)
     min_nodes = to_number(lowest, NNODES) if colon else None
     if min_nodes is not None and not 1 <= min_nodes <= nnodes:
         raise UsageError(f"{NNODES}={environ[NNODES]} is not a range like 2:4", OFF)
@@ -130,14 +114,14 @@ def kubernetes(environ: Mapping[str, str]) -> Finding | None:
         nnodes=nnodes,
         node_rank=node_rank,
         min_nodes=min_nodes,
-        address=text(environ, ADDRESS) if nnodes > 1 else environ.get(ADDRESS) or None,
+        address=environ.text(ADDRESS) if nnodes > 1 else environ.get(ADDRESS) or None,
         address_comes_late=True,
-        port=number_if_set(environ, PORT) if nnodes > 1 else None,  # it may be that of a Service called master
+        port=environ.number_if_set(PORT) if nnodes > 1 else None,  # it may be that of a Service called master
     )
 
 
 @system("gcpbatch", "BATCH_TASK_INDEX", turn=Turn.INDEX)
-def gcpbatch(environ: Mapping[str, str]) -> Finding | None:
+def gcpbatch(environ: Variables) -> Finding | None:
     """Batch of Google Cloud: a task of a job, one of many jobs unless its job asks for a file of the hosts.
 
     The variables are those of cloud.google.com/batch/docs/reference/rest/v1/projects.locations.jobs: ``taskCount``,
@@ -145,9 +129,9 @@ def gcpbatch(environ: Mapping[str, str]) -> Finding | None:
     Raises UsageError if there is a file, and not one task on each host, or this machine is not in it.
     """
     index, count_name, file = "BATCH_TASK_INDEX", "BATCH_TASK_COUNT", "BATCH_HOSTS_FILE"
-    if not is_set(environ, count_name):
+    if not environ.is_set(count_name):
         return None
-    count, hosts = number(environ, count_name), read_hosts(environ[file]) if is_set(environ, file) else ()
+    count, hosts = environ.number(count_name), read_hosts(environ[file]) if environ.is_set(file) else ()
     if count == 1:
         return a_node("gcpbatch", (index, count_name), 1, 0, None)
     if not hosts:
@@ -161,7 +145,7 @@ def gcpbatch(environ: Mapping[str, str]) -> Finding | None:
 
 
 @system("nomad", "NOMAD_ALLOC_INDEX", turn=Turn.INDEX)
-def nomad(environ: Mapping[str, str]) -> Finding | None:
+def nomad(environ: Variables) -> Finding | None:
     """Nomad: an allocation of a task group, which knows its index alone, and is one of many jobs as far as it knows.
 
     The index is that of developer.hashicorp.com/nomad/docs/runtime/environment; no variable has the group's count.

@@ -5,60 +5,43 @@ Each says where its variables are documented.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ddplaunch.clusters.finding import Finding, Turn, system
-from ddplaunch.clusters.reading import (
-    OFF,
-    a_copy,
-    a_node,
-    agreed,
-    check_below,
-    contradiction,
-    counts_nodes,
-    is_set,
-    number,
-    number_if_set,
-    numbers,
-    own_address,
-    parsed,
-    text,
-    unaddressed,
-)
+from ddplaunch.clusters.reading import a_copy, a_node, counts_nodes, own_address, parsed, unaddressed
+from ddplaunch.clusters.variables import OFF, Variables, check_below, contradiction
 from ddplaunch.dataclass import dataclass
 from ddplaunch.errors import UsageError
 from ddplaunch.files import read_regular
 
 
 @system("skypilot", "SKYPILOT_NODE_IPS", turn=Turn.NODE)
-def skypilot(environ: Mapping[str, str]) -> Finding | None:
+def skypilot(environ: Variables) -> Finding | None:
     """SkyPilot: a node of a task; it starts the same commands on all of them."""
     ips, node_rank_name, nnodes_name = "SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"
     addresses = environ[ips].split()  # one a line, node 0's first
-    nnodes = number_if_set(environ, nnodes_name)
+    nnodes = environ.number_if_set(nnodes_name)
     if nnodes not in (None, len(addresses)):
         raise contradiction(f"{nnodes_name}={nnodes}", f"{ips}={','.join(addresses)} (nodes: {len(addresses)})")
-    node_rank = number(environ, node_rank_name)
+    node_rank = environ.number(node_rank_name)
     check_below(node_rank, len(addresses), node_rank_name, f"addresses in {ips}")
-    gpus = number_if_set(environ, "SKYPILOT_NUM_GPUS_PER_NODE")
+    gpus = environ.number_if_set("SKYPILOT_NUM_GPUS_PER_NODE")
     task = environ.get("SKYPILOT_TASK_ID") or None  # sky-2024-05-01-12-00-00-000000_mycluster_task-name_7
     names = (ips, node_rank_name)
     return a_node("skypilot", names, len(addresses), node_rank, addresses[0], job=task, gpus=gpus)
 
 
 @system("sagemaker", "SM_HOSTS", turn=Turn.NODE)
-def sagemaker(environ: Mapping[str, str]) -> Finding | None:
+def sagemaker(environ: Variables) -> Finding | None:
     """Amazon SageMaker: a host of a training job, told by the variables of its training toolkit.
 
     Raises UsageError if SM_HOSTS is not a JSON list of names, or lacks this host.
     """
-    listed, host = environ["SM_HOSTS"], text(environ, "SM_CURRENT_HOST")  # ["algo-1","algo-2"], algo-2
+    listed, host = environ["SM_HOSTS"], environ.text("SM_CURRENT_HOST")  # ["algo-1","algo-2"], algo-2
     hosts = parsed(listed)
     if not isinstance(hosts, list) or not hosts or not all(isinstance(each, str) for each in hosts):
         raise UsageError(f"SM_HOSTS={listed} is not a JSON list of hosts", OFF)
     if host not in hosts:
         raise contradiction(f"SM_HOSTS={listed}", f"SM_CURRENT_HOST={host}")
-    gpus = number_if_set(environ, "SM_NUM_GPUS")
+    gpus = environ.number_if_set("SM_NUM_GPUS")
     return Finding(
         "sagemaker",
         ("SM_HOSTS", "SM_CURRENT_HOST"),
@@ -71,21 +54,21 @@ def sagemaker(environ: Mapping[str, str]) -> Finding | None:
 
 
 @system("vertexai", "CLOUD_ML_JOB_ID", turn=Turn.NODE)
-def vertexai(environ: Mapping[str, str]) -> Finding | None:
+def vertexai(environ: Variables) -> Finding | None:
     """Vertex AI, and AI Platform Training before it: a machine of a custom PyTorch job.
 
     RANK and WORLD_SIZE count machines there (cloud.google.com/ai-platform/training/docs/distributed-pytorch); one
     process is started on each.
     """
     names = ("WORLD_SIZE", "RANK", "MASTER_ADDR")
-    if not is_set(environ, *names) or is_set(environ, "LOCAL_RANK"):
+    if not environ.is_set(*names) or environ.is_set("LOCAL_RANK"):
         return None
     job = environ["CLOUD_ML_JOB_ID"]
     return counts_nodes("vertexai", environ, *names, "MASTER_PORT", run_id=job, comes_late=True)
 
 
 @system("awsbatch", "AWS_BATCH_JOB_NUM_NODES", turn=Turn.NODE)
-def awsbatch(environ: Mapping[str, str]) -> Finding | None:
+def awsbatch(environ: Variables) -> Finding | None:
     """AWS Batch: a node of a multi-node parallel job.
 
     The variables are those of docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html. Any node may be the main
@@ -93,18 +76,18 @@ def awsbatch(environ: Mapping[str, str]) -> Finding | None:
     """
     names = ("AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX")
     address = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"  # not set on the main node
-    nnodes, index, main = numbers(environ, *names)
+    nnodes, index, main = environ.numbers(*names)
     check_below(index, nnodes, names[1], names[0])
     check_below(main, nnodes, names[2], names[0])
     told = index != main
     job = environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]  # 1c2f5a5e-…#1: the node's index after the job's own id
-    where = text(environ, address) if told else own_address()
+    where = environ.text(address) if told else own_address()
     used = (*names, *([address] if told else []))
     return a_node("awsbatch", used, nnodes, (index - main) % nnodes, where, job=job)
 
 
 @system("volcengine", "MLP_WORKER_NUM", turn=Turn.NODE)
-def volcengine(environ: Mapping[str, str]) -> Finding | None:
+def volcengine(environ: Variables) -> Finding | None:
     """The machine learning platform of Volcengine and BytePlus: a node of a custom task.
 
     The variables are those of volcengine.com/docs/6459/75329, in English
@@ -122,7 +105,7 @@ def volcengine(environ: Mapping[str, str]) -> Finding | None:
 
 
 @system("lepton", "LEPTON_JOB_TOTAL_WORKERS", turn=Turn.NODE)
-def lepton(environ: Mapping[str, str]) -> Finding | None:
+def lepton(environ: Variables) -> Finding | None:
     """DGX Cloud Lepton of NVIDIA: a worker of a batch job.
 
     The variables are those of docs.nvidia.com/dgx-cloud/lepton/features/batch-jobs/predefined-env-vars. Its pods are
@@ -131,12 +114,12 @@ def lepton(environ: Mapping[str, str]) -> Finding | None:
     """
     count, index = "LEPTON_JOB_TOTAL_WORKERS", "LEPTON_JOB_WORKER_INDEX"
     prefix, subdomain = "LEPTON_JOB_SERVICE_PREFIX", "LEPTON_SUBDOMAIN"
-    nnodes, node_rank = numbers(environ, count, index)
+    nnodes, node_rank = environ.numbers(count, index)
     check_below(node_rank, nnodes, index, count)
-    told = is_set(environ, prefix, subdomain)
+    told = environ.is_set(prefix, subdomain)
     if nnodes > 1 and not told:
         raise unaddressed(environ, count, index)
-    gpus = number_if_set(environ, "LEPTON_RESOURCE_ACCELERATOR_NUM")
+    gpus = environ.number_if_set("LEPTON_RESOURCE_ACCELERATOR_NUM")
     job = environ.get("LEPTON_JOB_NAME") or None
     address = f"{environ[prefix]}-0.{environ[subdomain]}" if told else None
     used = (count, index, *([prefix, subdomain] if told else []))
@@ -144,17 +127,17 @@ def lepton(environ: Mapping[str, str]) -> Finding | None:
 
 
 @system("modelarts", "MA_NUM_HOSTS", turn=Turn.NODE)
-def modelarts(environ: Mapping[str, str]) -> Finding | None:
+def modelarts(environ: Variables) -> Finding | None:
     """ModelArts of Huawei Cloud: a node of a training job.
 
     The variables are those of support.huaweicloud.com/intl/en-us/develop-modelarts/develop-modelarts-0104.html, table
     2. VC_* come from Volcano, which runs its jobs; VC_TASK_INDEX means nothing where there is one node.
     """
     count, index, listed = "MA_NUM_HOSTS", "VC_TASK_INDEX", "VC_WORKER_HOSTS"
-    nnodes, gpus = agreed(environ, count, "VC_WORKER_NUM"), number_if_set(environ, "MA_NUM_GPUS")  # 0 on CPUs
+    nnodes, gpus = environ.agreed(count, "VC_WORKER_NUM"), environ.number_if_set("MA_NUM_GPUS")  # 0 on CPUs
     if nnodes == 1:
         return a_node("modelarts", (count,), 1, 0, None, gpus=gpus)
-    node_rank, hosts = number(environ, index), text(environ, listed).split(",")
+    node_rank, hosts = environ.number(index), environ.text(listed).split(",")
     check_below(node_rank, nnodes, index, count)
     if len(hosts) != nnodes:
         raise contradiction(f"{count}={nnodes}", f"{listed}={environ[listed]} (nodes: {len(hosts)})")
@@ -167,7 +150,7 @@ MAX_BYTES = 1 << 20
 
 
 @system("determined", "DET_ALLOCATION_ID", turn=Turn.NODE)
-def determined(environ: Mapping[str, str]) -> Finding | None:
+def determined(environ: Variables) -> Finding | None:
     """Determined: a container of a trial, told by a file that is there before the trial's own program starts.
 
     The file is that of ``harness/determined/_info.py``, whose ``get_cluster_info()`` has its fields; notebooks and
@@ -201,15 +184,15 @@ class NumberedNodes:
     comes_late: bool = False  # whether the address is a name that comes with node 0's own start
     copies: bool = False  # whether nodes that are given no address are as many jobs
 
-    def find(self, environ: Mapping[str, str]) -> Finding | None:
+    def find(self, environ: Variables) -> Finding | None:
         """Recognise a node of a job.
 
         Raises UsageError if there are several and the variables do not say where the first is.
         """
-        if not is_set(environ, self.nnodes):
+        if not environ.is_set(self.nnodes):
             return None
-        nnodes, _ = numbers(environ, self.nnodes, self.node_rank)
-        if nnodes > 1 and not is_set(environ, self.address):
+        nnodes, _ = environ.numbers(self.nnodes, self.node_rank)
+        if nnodes > 1 and not environ.is_set(self.address):
             if self.copies:
                 return a_copy(self.cluster, environ, self.node_rank, self.address, "replica")
             raise unaddressed(environ, self.nnodes, self.node_rank)

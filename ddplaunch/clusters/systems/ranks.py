@@ -7,23 +7,12 @@ them and mean a node.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from ddplaunch.clusters import pmi, pmix
 from ddplaunch.clusters.finding import Finding, RankPlace, Turn, system
-from ddplaunch.clusters.reading import (
-    agreed,
-    check_below,
-    contradiction,
-    counts_nodes,
-    is_set,
-    nodes_among,
-    number,
-    number_if_set,
-    numbers,
-    started,
-    text,
-)
+from ddplaunch.clusters.reading import counts_nodes, nodes_among, started
+from ddplaunch.clusters.variables import Variables, check_below, contradiction
 from ddplaunch.dataclass import replace
 from ddplaunch.errors import UsageError
 
@@ -31,7 +20,7 @@ UNNAMED = "none"  # torchrun's run id where it was given no --rdzv-id
 
 
 @system("torchelastic", "TORCHELASTIC_RUN_ID", turn=Turn.RANK, one_log=True)
-def torchelastic(environ: Mapping[str, str]) -> Finding | None:
+def torchelastic(environ: Variables) -> Finding | None:
     """torchrun, or another launcher that keeps torch's elastic contract, as ddplaunch does: torch's variables and a
     run id. ``torch.distributed.is_torchelastic_launched()`` goes by the same variable.
     """
@@ -43,7 +32,7 @@ def torchelastic(environ: Mapping[str, str]) -> Finding | None:
 
 
 @system("azureml", "AZUREML_EXPERIMENT_ID", turn=Turn.RANK)
-def azureml(environ: Mapping[str, str]) -> Finding | None:
+def azureml(environ: Variables) -> Finding | None:
     """Azure Machine Learning: a job with its MPI distribution, or with its PyTorch distribution of one process a node.
 
     With several processes a node its PyTorch distribution sets all of torch's variables, and those are read as such.
@@ -52,7 +41,7 @@ def azureml(environ: Mapping[str, str]) -> Finding | None:
     run_id = environ.get("AZUREML_RUN_ID") or None  # loving_drum_4kwx1yvh2m
     if finding := openmpi.find(environ):
         mpi_addresses = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")  # 10.0.0.4:6000; alone without a port
-        name = next((name for name in mpi_addresses if is_set(environ, name)), None)
+        name = next((name for name in mpi_addresses if environ.is_set(name)), None)
         return replace(
             finding,
             cluster="azureml",
@@ -62,44 +51,44 @@ def azureml(environ: Mapping[str, str]) -> Finding | None:
         )
     nnodes, size = "AZUREML_NODE_COUNT", "WORLD_SIZE"  # the latter counts nodes, or processes with several a node
     needed = ("NODE_RANK", size, "MASTER_ADDR")
-    if not is_set(environ, *needed) or number(environ, size) != number_if_set(environ, nnodes):
+    if not environ.is_set(*needed) or environ.number(size) != environ.number_if_set(nnodes):
         return None
     return counts_nodes("azureml", environ, nnodes, "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", run_id=run_id)
 
 
 @system("torch", "LOCAL_RANK", turn=Turn.RANK)
-def torch(environ: Mapping[str, str]) -> Finding | None:
+def torch(environ: Variables) -> Finding | None:
     """torch's own variables, complete: another launcher has started every process, and this is one of them.
 
     torchrun and ddplaunch set LOCAL_WORLD_SIZE, Azure ML does not. GROUP_RANK is torchrun's name, NODE_RANK
     Lightning's and Azure ML's.
     """
     needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    if not is_set(environ, *needed):
+    if not environ.is_set(*needed):
         return None
-    rank, world_size, local_rank = numbers(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK")
-    local_size = number_if_set(environ, "LOCAL_WORLD_SIZE")
+    rank, world_size, local_rank = environ.numbers("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    local_size = environ.number_if_set("LOCAL_WORLD_SIZE")
     check_below(rank, world_size, "RANK", "WORLD_SIZE")
     if local_size is not None:
         check_below(local_rank, local_size, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if local_size > world_size:
             raise contradiction(f"LOCAL_WORLD_SIZE={local_size}", f"WORLD_SIZE={world_size}")
-    nnodes = number_if_set(environ, "GROUP_WORLD_SIZE")
-    node_rank = next((number(environ, name) for name in ("GROUP_RANK", "NODE_RANK") if is_set(environ, name)), None)
+    nnodes = environ.number_if_set("GROUP_WORLD_SIZE")
+    node_rank = next((environ.number(name) for name in ("GROUP_RANK", "NODE_RANK") if environ.is_set(name)), None)
     if local_size == world_size:
         nnodes, node_rank = 1, 0
-    place, port = RankPlace(rank, world_size, local_rank, local_size), number(environ, "MASTER_PORT")
+    place, port = RankPlace(rank, world_size, local_rank, local_size), environ.number("MASTER_PORT")
     return Finding("torch", needed, nnodes, node_rank, address=environ["MASTER_ADDR"], port=port, place=place)
 
 
-def check_unclear(environ: Mapping[str, str]) -> None:
+def check_unclear(environ: Variables) -> None:
     """Refuse to guess what RANK and WORLD_SIZE mean alone: some systems count nodes with them, others processes.
 
     A guess would start every machine's job alone, or a rank too many on each. Raises UsageError if they are set, and
     count more than one.
     """
     size = environ.get("WORLD_SIZE", "").strip()
-    if not is_set(environ, "RANK", "WORLD_SIZE") or is_set(environ, "LOCAL_RANK") or size == "1":
+    if not environ.is_set("RANK", "WORLD_SIZE") or environ.is_set("LOCAL_RANK") or size == "1":
         return
     raise UsageError(
         f"RANK={environ['RANK']} and WORLD_SIZE={environ['WORLD_SIZE']} without LOCAL_RANK: "
@@ -110,7 +99,7 @@ def check_unclear(environ: Mapping[str, str]) -> None:
 
 
 @system("submitit", "SUBMITIT_EXECUTOR", turn=Turn.RANK)
-def submitit(environ: Mapping[str, str]) -> Finding | None:
+def submitit(environ: Variables) -> Finding | None:
     """submitit's local executor, which starts the tasks of one machine; those that it has Slurm start are a Slurm
     step's. ``submitit/local/local.py`` sets SUBMITIT_LOCAL_*.
     """
@@ -118,16 +107,16 @@ def submitit(environ: Mapping[str, str]) -> Finding | None:
     local_rank = "SUBMITIT_LOCAL_LOCALID"
     if environ[executor] != "local":  # slurm, debug
         return None
-    nnodes, job = numbers(environ, "SUBMITIT_LOCAL_JOB_NUM_NODES", "SUBMITIT_LOCAL_JOB_ID")  # a process's number
+    nnodes, job = environ.numbers("SUBMITIT_LOCAL_JOB_NUM_NODES", "SUBMITIT_LOCAL_JOB_ID")  # a process's number
     names = (executor, rank, size, local_rank)
-    return started("submitit", names, RankPlace(*numbers(environ, *names[1:])), nnodes=nnodes, job=job)
+    return started("submitit", names, RankPlace(*environ.numbers(*names[1:])), nnodes=nnodes, job=job)
 
 
 OWN_HOST = "PMIX_HOSTNAME"  # n1
 
 
 @system("openmpi", "OMPI_COMM_WORLD_RANK", turn=Turn.RANK, one_log=True)
-def openmpi(environ: Mapping[str, str]) -> Finding | None:
+def openmpi(environ: Variables) -> Finding | None:
     """Open MPI 4 and 5: each process has its rank in OMPI_COMM_WORLD_*, and no variable says which node it is on.
 
     OMPI_COMM_WORLD_NODE_RANK is the rank *on* its node over all of the job's applications, and no index of nodes; nor
@@ -135,7 +124,7 @@ def openmpi(environ: Mapping[str, str]) -> Finding | None:
     mpirun``, "Environment Variables". Where rank 0 is follows, in version 4, from what its daemons tell each other,
     which is written nowhere and was seen on real hosts; in version 5 PMIx is asked.
     """
-    if is_set(environ, "JSM_NAMESPACE_RANK"):  # of jsrun, which sets Open MPI's beside its own, which tell more
+    if environ.is_set("JSM_NAMESPACE_RANK"):  # of jsrun, which sets Open MPI's beside its own, which tell more
         return None
     names: tuple[str, ...] = (
         "OMPI_COMM_WORLD_RANK",
@@ -143,8 +132,8 @@ def openmpi(environ: Mapping[str, str]) -> Finding | None:
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     )
-    rank, size, local_rank, local_size = numbers(environ, *names)
-    most_nodes = number_if_set(environ, "OMPI_MCA_orte_num_nodes")  # 2, those given, used or not; version 4 only
+    rank, size, local_rank, local_size = environ.numbers(*names)
+    most_nodes = environ.number_if_set("OMPI_MCA_orte_num_nodes")  # 2, those given, used or not; version 4 only
     address = _first_host(environ, rank, size, local_rank, most_nodes) if local_size < size else None
     hosts: tuple[str, ...] = ()
     if local_size < size and most_nodes is None:
@@ -156,7 +145,7 @@ def openmpi(environ: Mapping[str, str]) -> Finding | None:
     return started("openmpi", used, place, **known, most_nodes=most_nodes, address=address, job=job)
 
 
-def _first_host(environ: Mapping[str, str], rank: int, size: int, local_rank: int, used: int | None) -> str | None:
+def _first_host(environ: Variables, rank: int, size: int, local_rank: int, used: int | None) -> str | None:
     """Return rank 0's host, as far as it follows: hosts are filled in their order, mpirun's own first if it is one.
 
     Open MPI names all daemons, mpirun's own first, though not on its host: n[1:0-1],[2:10].77.0.12@0(3). A daemon's URI
@@ -193,37 +182,37 @@ def _daemons(listed: str) -> Iterator[str]:
 
 
 @system("pals", "PALS_LOCAL_RANKID", turn=Turn.RANK, one_log=True)
-def pals(environ: Mapping[str, str]) -> Finding | None:
+def pals(environ: Variables) -> Finding | None:
     """HPE's PALS, the ``mpiexec`` of Cray systems under PBS. It sets PMI's variables beside its own.
 
     ``srun --mpi=cray_shasta`` sets PALS's too; there Slurm's tell more.
     """
-    if is_set(environ, "SLURM_STEP_ID"):
+    if environ.is_set("SLURM_STEP_ID"):
         return None
     ranks = ("PALS_RANKID", "PMI_RANK", "PMIX_RANK")
     size, local_rank, local_size, index = "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NODEID"
-    names = tuple(name for name in (*ranks, size, local_rank, local_size, index) if is_set(environ, name))
-    count, own = numbers(environ, size, local_rank)
-    place = RankPlace(agreed(environ, *ranks), count, own, number_if_set(environ, local_size))
-    node_rank = number_if_set(environ, index)
+    names = tuple(name for name in (*ranks, size, local_rank, local_size, index) if environ.is_set(name))
+    count, own = environ.numbers(size, local_rank)
+    place = RankPlace(environ.agreed(*ranks), count, own, environ.number_if_set(local_size))
+    node_rank = environ.number_if_set(index)
     job = environ.get("PALS_APID")  # 6f1c1a3e-2f6b-4a7e-9d5f-0d9d3a0c8f51
     return started("pals", names, place, node_rank=node_rank, job=job)
 
 
 @system("mpich", "MPI_LOCALRANKID", turn=Turn.RANK, one_log=True)
-def mpich(environ: Mapping[str, str]) -> Finding | None:
+def mpich(environ: Variables) -> Finding | None:
     """MPICH and Intel MPI, whose launcher is Hydra.
 
     PMI_RANK alone does not show it: ``srun --mpi=pmi2``, Flux and PALS set that too. Hydra's own are MPI_LOCALRANKID
     and MPI_LOCALNRANKS (``src/pm/hydra/proxy`` of MPICH). No variable tells of other hosts, so Hydra is asked.
     """
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    if not is_set(environ, "PMI_RANK"):
+    if not environ.is_set("PMI_RANK"):
         return None
     # PMIx may be used beside it. Where Slurm starts Hydra's daemons as a step with PMIx, all of a node have their
     # daemon's PMIX_RANK.
-    rank = agreed(environ, *(("PMI_RANK",) if is_set(environ, "SLURM_STEP_ID") else ("PMI_RANK", "PMIX_RANK")))
-    size, local_rank, local_size = numbers(environ, *names[1:])
+    rank = environ.agreed(*(("PMI_RANK",) if environ.is_set("SLURM_STEP_ID") else ("PMI_RANK", "PMIX_RANK")))
+    size, local_rank, local_size = environ.numbers(*names[1:])
     job = environ.get("I_MPI_HYDRA_UUID")  # 06000000-8ac7-aeff-ce60-0600efd0d56e, alike on all hosts; Intel's only
     hosts: tuple[int, ...] = ()
     address = None
@@ -234,23 +223,23 @@ def mpich(environ: Mapping[str, str]) -> Finding | None:
 
 
 @system("mvapich", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", turn=Turn.RANK, one_log=True)
-def mvapich(environ: Mapping[str, str]) -> Finding | None:
+def mvapich(environ: Variables) -> Finding | None:
     """MVAPICH: ``mpirun_rsh`` sets MV2_COMM_WORLD_* (version 2) or MVP_COMM_WORLD_* (version 3 and later)."""
     versions = (
         ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
         ("MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE", "MVP_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_SIZE"),
     )
-    names = next(each for each in versions if is_set(environ, each[0]))
-    return started("mvapich", names, RankPlace(*numbers(environ, *names)))
+    names = next(each for each in versions if environ.is_set(each[0]))
+    return started("mvapich", names, RankPlace(*environ.numbers(*names)))
 
 
 @system("flux", "FLUX_TASK_RANK", turn=Turn.RANK, one_log=True)
-def flux(environ: Mapping[str, str]) -> Finding | None:
+def flux(environ: Variables) -> Finding | None:
     """Flux: a task of ``flux run`` or ``flux submit``. Names are those of ``man flux-environment``.
 
     The script of ``flux batch`` and the shell of ``flux alloc`` have none of these variables: the broker clears them.
     """
     names = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")
-    rank, size, local_rank, nnodes = numbers(environ, *names)  # each node has one task or more
-    job = text(environ, "FLUX_JOB_ID")  # ƒ2WzFTu3ry1 or f2WzFTu3ry1
+    rank, size, local_rank, nnodes = environ.numbers(*names)  # each node has one task or more
+    job = environ.text("FLUX_JOB_ID")  # ƒ2WzFTu3ry1 or f2WzFTu3ry1
     return started("flux", names, RankPlace(rank, size, local_rank), nnodes=nnodes, job=job)

@@ -12,17 +12,8 @@ from collections.abc import Mapping
 
 from ddplaunch.clusters.finding import Allocation, Finding, RankPlace, Turn, system
 from ddplaunch.clusters.nodelist import expand_counts, expand_hosts
-from ddplaunch.clusters.reading import (
-    batch_script,
-    check_below,
-    contradiction,
-    is_set,
-    job_port,
-    number,
-    numbers,
-    started,
-    text,
-)
+from ddplaunch.clusters.reading import batch_script, job_port, started
+from ddplaunch.clusters.variables import Variables, check_below, contradiction
 from ddplaunch.dataclass import replace
 
 JOB_ID = "SLURM_JOB_ID"  # 1; an array's task has its own
@@ -50,25 +41,26 @@ STEPS_A_JOB = 8  # each of this many steps of a job, and of the thousand jobs ar
 
 def allocation(environ: Mapping[str, str]) -> Allocation | None:
     """Return the whole job's nodes, in whose order mpirun fills them."""
-    if not is_set(environ, JOB_ID):
+    variables = Variables(environ)
+    if not variables.is_set(JOB_ID):
         return None
-    hosts = expand_hosts(environ[JOB_NODELIST], JOB_NODELIST) if is_set(environ, JOB_NODELIST) else ()
+    hosts = expand_hosts(environ[JOB_NODELIST], JOB_NODELIST) if variables.is_set(JOB_NODELIST) else ()
     return Allocation(environ[JOB_ID], hosts, JOB_NODELIST)
 
 
 @system("slurm", JOB_ID, turn=Turn.STEP, allocation=allocation, one_log=True)
-def slurm(environ: Mapping[str, str]) -> Finding | None:
+def slurm(environ: Variables) -> Finding | None:
     """Recognise a task of a step, or a process of a job that no step has started."""
-    if is_set(environ, STEP_ID) and number(environ, STEP_ID) < SPECIAL_STEPS:
+    if environ.is_set(STEP_ID) and environ.number(STEP_ID) < SPECIAL_STEPS:
         return _step(environ)
     return _no_step(environ)
 
 
-def _step(environ: Mapping[str, str]) -> Finding:
-    job, step, rank, local_rank, node_rank = numbers(environ, JOB_ID, STEP_ID, PROCID, LOCALID, NODEID)
-    hosts = expand_hosts(text(environ, STEP_NODELIST), STEP_NODELIST)
-    tasks = expand_counts(text(environ, STEP_TASKS_PER_NODE), STEP_TASKS_PER_NODE)
-    size, nnodes = numbers(environ, STEP_NUM_TASKS, STEP_NUM_NODES)
+def _step(environ: Variables) -> Finding:
+    job, step, rank, local_rank, node_rank = environ.numbers(JOB_ID, STEP_ID, PROCID, LOCALID, NODEID)
+    hosts = expand_hosts(environ.text(STEP_NODELIST), STEP_NODELIST)
+    tasks = expand_counts(environ.text(STEP_TASKS_PER_NODE), STEP_TASKS_PER_NODE)
+    size, nnodes = environ.numbers(STEP_NUM_TASKS, STEP_NUM_NODES)
     if sum(tasks) != size:
         counted = f"{STEP_TASKS_PER_NODE}={environ[STEP_TASKS_PER_NODE]} (tasks: {sum(tasks)})"
         raise contradiction(f"{STEP_NUM_TASKS}={size}", counted)
@@ -86,15 +78,15 @@ def _step(environ: Mapping[str, str]) -> Finding:
     return replace(finding, port=port, run_id=f"{job}.{step}", notes=tuple(_notes(environ, finding)))
 
 
-def _check_ntasks(environ: Mapping[str, str], size: int) -> None:
+def _check_ntasks(environ: Variables, size: int) -> None:
     """Refuse a SLURM_NTASKS that is neither the step's nor the job's: a user has set it for a reason."""
-    if is_set(environ, NTASKS, TASKS_PER_NODE) and (ntasks := number(environ, NTASKS)) != size:
+    if environ.is_set(NTASKS, TASKS_PER_NODE) and (ntasks := environ.number(NTASKS)) != size:
         tasks = sum(expand_counts(environ[TASKS_PER_NODE], TASKS_PER_NODE))
         if ntasks != tasks:
             raise contradiction(f"{NTASKS}={ntasks}", f"{TASKS_PER_NODE}={environ[TASKS_PER_NODE]} (tasks: {tasks})")
 
 
-def _notes(environ: Mapping[str, str], finding: Finding) -> list[str]:
+def _notes(environ: Variables, finding: Finding) -> list[str]:
     notes = []
     if finding.place:
         each = environ[STEP_TASKS_PER_NODE]
@@ -105,19 +97,19 @@ def _notes(environ: Mapping[str, str], finding: Finding) -> list[str]:
         over_nodes = environ.get(DISTRIBUTION, "block").partition(":")[0].partition(",")[0]
         if over_nodes != "block" and finding.nnodes != 1:
             notes.append(f"{DISTRIBUTION}={environ[DISTRIBUTION]}: the ranks of a node are not consecutive")
-    elif is_set(environ, PTY_PORT) and finding.nnodes != 1:
+    elif environ.is_set(PTY_PORT) and finding.nnodes != 1:
         notes.append(f"if this is a shell from srun --pty, it has one of {finding.nnodes} nodes: use --cluster none")
     return notes
 
 
-def _no_step(environ: Mapping[str, str]) -> Finding:
+def _no_step(environ: Variables) -> Finding:
     """Recognise the batch script, or a shell in the allocation; its PROCID has no meaning."""
     given = allocation(environ)
     assert given
     count = len(given.hosts)
     starter = f"srun --nodes={count} --ntasks={count} --ntasks-per-node=1 ddplaunch run …"
     finding = batch_script("slurm", (JOB_ID,), given, starter, on=environ.get(HOST) or os.uname().nodename)
-    if not is_set(environ, HOST) and count:
+    if not environ.is_set(HOST) and count:
         where = f"Slurm job {given.job} ({environ[JOB_NODELIST]})"
         note = f"this shell is not on a node of {where}; to start there: {starter}"
         return replace(finding, notes=(note,))
