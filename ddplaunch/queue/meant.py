@@ -61,9 +61,7 @@ def found(which: JobId, scheduler: Scheduler) -> JobState:
     seen = asked(scheduler, which.cluster).look(which, SOON)
     if seen is None:
         what = f"{scheduler.asks} does not answer: the state of job {which.typed} is not known"
-        slurm = scheduler.system == "Slurm"
-        hint = f"{'scontrol ping' if slurm else scheduler.asks} says whether {scheduler.system} is there"
-        raise SilentScheduler(what, hint)
+        raise SilentScheduler(what, f"{scheduler.pings or scheduler.asks} says whether {scheduler.system} is there")
     return seen
 
 
@@ -77,7 +75,7 @@ def standing(job: Submitted, which: JobId, scheduler: Scheduler | None = None) -
     end = job.end_of(which.index)
     log, errors = job.files(which.index)
     kept = JobState(end.words, end.code, job=which, number=which.typed, log=log, errors=errors) if end else None
-    if kept and job.scheduler != "slurm":  # Slurm may start it again
+    if kept and not scheduler.revives:
         return kept
     try:
         seen = found(which, scheduler)

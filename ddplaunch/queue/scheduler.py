@@ -77,6 +77,9 @@ class Scheduler:
     asks: str  # the program that is asked
     cancels: str  # the program that cancels a job
     keeps: str  # where more may be found about jobs that it has forgotten
+    pings = ""  # what says whether it is there, where that is not ``asks``
+    revives = False  # whether it may start a job again that has ended
+    overlaps = False  # whether the nodes of any job have room for a step, so that all may be asked at once
     kills = False  # whether it can kill a job's ranks at once
     speaks: tuple[str, ...] = ()  # how lines of its own begin, where ``enter`` starts something
     refuses: str = ""  # what may be the cause where that fails

@@ -16,7 +16,7 @@ from ddplaunch.queue.meant import forgotten
 from ddplaunch.queue.scheduler import ACCOUNTED_AFTER, Deadline, JobId, JobState
 from ddplaunch.queue.step import ask
 from ddplaunch.queue.submitted import Submitted
-from ddplaunch.queue.table import scheduler
+from ddplaunch.queue.table import scheduler, scheduler_of
 
 RECENT = 5  # runs that have ended, and as many submitted jobs, that are shown without --all
 LATELY = 86400.0  # seconds
@@ -104,7 +104,7 @@ def _with_ranks(found: Sequence[QueuedJob], deadline: Deadline) -> list[QueuedJo
     threads = [
         threading.Thread(target=look_inside, args=(each.job, each.seen), daemon=True)
         for each in found
-        if each.seen and each.seen.runs and each.job.scheduler == "slurm" and not each.job.image
+        if each.seen and each.seen.runs and scheduler_of(each.job).overlaps and not each.job.image
     ][:AT_ONCE]
     for thread in threads:
         thread.start()

@@ -79,7 +79,7 @@ def _of_job(job: Submitted, word: str, options: Sequence[str], follow: bool) -> 
             say(f"job {which.typed} {seen.words}")
     follower = LogFollower(which, scheduler_of(job), sys.stdout.buffer, sys.stderr.buffer, say, files=files)
     ended = job.end_of(which.index) is not None
-    if follow and ended and job.scheduler == "slurm":  # which may have started it again
+    if follow and ended and scheduler_of(job).revives:
         ended = standing(job, which).code is not None
     if follow and not ended:
         follower.run()

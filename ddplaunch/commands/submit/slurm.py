@@ -73,7 +73,8 @@ class Slurm(BatchScheduler):
 
     system, submits, asks, cancels = "Slurm", "sbatch", "scontrol", "scancel"
     keeps = "sacct shows it, if the site keeps accounts"
-    kills = True
+    kills = revives = overlaps = True
+    pings = "scontrol ping"
     speaks = ("srun: ", "slurmstepd")
     refuses = "the site or its Slurm (before 20.11) may not allow srun --overlap; on the node itself ddplaunch works"
     submit_words, lists, passes = ("--parsable",), "squeue --me", "sbatch_args"
