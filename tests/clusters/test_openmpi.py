@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from ddplaunch.clusters import pmix
@@ -15,19 +18,34 @@ def test_nothing_without_it() -> None:
     assert system.find({"OMPI_MCA_btl": "tcp", "PMIX_RANK": "0"}) is None
 
 
-def test_version_4_on_one_host() -> None:
-    finding = system.find(OPENMPI_4)
-    assert finding
-    assert finding.place == RankPlace(rank=3, world_size=4, local_rank=3, local_world_size=4)
-    assert (finding.nnodes, finding.node_rank, finding.address) == (1, 0, "127.0.0.1")
-    assert finding.run_id == "435355649"
+FOUND: list[tuple[Mapping[str, str], dict[str, Any]]] = [
+    # version 4, and 5, on one host
+    (
+        OPENMPI_4,
+        {"place": RankPlace(3, 4, 3, 4), "nnodes": 1, "node_rank": 0, "address": "127.0.0.1", "run_id": "435355649"},
+    ),
+    (openmpi(1, 2, 1, 2), {"place": RankPlace(1, 2, 1, 2), "run_id": "prterun-n1-4711@1"}),
+    # ``mpirun --npernode 1``, and ``--map-by ppr:1:node`` of version 5: one process a node is a node
+    (openmpi(2, 3, 0, 1), {"nnodes": 3, "node_rank": 2, "place": None, "address": None}),
+    # what version 4 told on two hosts; it does not say which one this is, nor whether all are used
+    (
+        {**openmpi(3, 4, 1, 2), "OMPI_MCA_orte_num_nodes": "2"},
+        {"place": RankPlace(3, 4, 1, 2), "nnodes": None, "node_rank": None, "address": None},
+    ),
+    # alone on a node while others share theirs: three processes on at most two nodes cannot be one a node
+    ({**openmpi(2, 3, 0, 1), "OMPI_MCA_orte_num_nodes": "2"}, {"place": RankPlace(2, 3, 0, 1)}),
+    # OMPI_COMM_WORLD_NODE_RANK counts the processes on a node, and is no index of nodes
+    *(({**openmpi(n, 4, n, 4), "OMPI_COMM_WORLD_NODE_RANK": str(n)}, {"node_rank": 0}) for n in range(4)),
+    # a local rank is never the rank modulo anything: version 5, oversubscribed, gives rank 1 the local rank 2
+    (openmpi(1, 4, 2, 4), {"place": RankPlace(1, 4, 2, 4)}),
+]
 
 
-def test_version_5_on_one_host() -> None:
-    finding = system.find(openmpi(1, 2, 1, 2))
+@pytest.mark.parametrize(("environ", "expected"), FOUND)
+def test_what_is_found(environ: Mapping[str, str], expected: Mapping[str, Any]) -> None:
+    finding = system.find(environ)
     assert finding
-    assert finding.place == RankPlace(1, 2, 1, 2)
-    assert finding.run_id == "prterun-n1-4711@1"
+    assert {field: getattr(finding, field) for field in expected} == expected
 
 
 def test_all_processes_of_a_job_have_one_port_and_other_jobs_another() -> None:
@@ -36,13 +54,6 @@ def test_all_processes_of_a_job_have_one_port_and_other_jobs_another() -> None:
     other = system.find(openmpi(0, 4, 0, 4, PMIX_NAMESPACE="prterun-n1-4712@1"))
     assert other
     assert other.port not in ports
-
-
-def test_one_process_a_node_is_a_node() -> None:
-    """``mpirun --npernode 1``, and ``--map-by ppr:1:node`` of version 5."""
-    finding = system.find(openmpi(2, 3, 0, 1))
-    assert finding
-    assert (finding.nnodes, finding.node_rank, finding.place, finding.address) == (3, 2, None, None)
 
 
 VERSION_5 = [
@@ -79,21 +90,6 @@ def test_pmix_is_asked_only_below_its_daemon(monkeypatch: pytest.MonkeyPatch) ->
     assert pmix.ask(openmpi(2, 3, 0, 1), 3) is None
 
 
-def test_two_hosts_of_two() -> None:
-    """What version 4 told on two hosts; it does not say which one this is, nor whether all are used."""
-    finding = system.find({**openmpi(3, 4, 1, 2), "OMPI_MCA_orte_num_nodes": "2"})
-    assert finding
-    assert finding.place == RankPlace(3, 4, 1, 2)
-    assert (finding.nnodes, finding.node_rank, finding.address) == (None, None, None)
-
-
-def test_alone_on_a_node_while_others_share_theirs() -> None:
-    """Three processes on at most two nodes cannot be one a node."""
-    finding = system.find({**openmpi(2, 3, 0, 1), "OMPI_MCA_orte_num_nodes": "2"})
-    assert finding
-    assert finding.place == RankPlace(2, 3, 0, 1)
-
-
 TO_N2_N1 = "n[1:0,2,1]@0(3)"
 """The daemons of ``mpirun --host n2,n1``, typed on n0, which comes first in any case."""
 
@@ -128,21 +124,6 @@ def test_where_rank_0_is(where: tuple[str, int, str, int], numbers: tuple[int, i
     finding = system.find({**openmpi(*numbers), **more})
     assert finding
     assert finding.address == first
-
-
-@pytest.mark.parametrize("rank", range(4))
-def test_node_rank_is_no_index_of_nodes(rank: int) -> None:
-    """OMPI_COMM_WORLD_NODE_RANK counts the processes on a node."""
-    finding = system.find({**openmpi(rank, 4, rank, 4), "OMPI_COMM_WORLD_NODE_RANK": str(rank)})
-    assert finding
-    assert finding.node_rank == 0
-
-
-def test_a_local_rank_is_never_the_rank_modulo_anything() -> None:
-    """Version 5, oversubscribed, gives rank 1 the local rank 2."""
-    finding = system.find(openmpi(1, 4, 2, 4))
-    assert finding
-    assert finding.place == RankPlace(rank=1, world_size=4, local_rank=2, local_world_size=4)
 
 
 def test_jsrun_is_left_to_lsf() -> None:

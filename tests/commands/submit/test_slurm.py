@@ -61,10 +61,6 @@ JOBS = {
 @pytest.mark.parametrize("name", JOBS)
 def test_golden(name):
     assert script(JOBS[name]) == (GOLDEN / f"{name}.sh").read_text()
-
-
-@pytest.mark.parametrize("name", JOBS)
-def test_bash_can_read_it(name):
     subprocess.run(["bash", "-n", GOLDEN / f"{name}.sh"], check=True)
 
 
@@ -226,37 +222,33 @@ def test_what_slurm_says_of_a_job(state, code, ended):
     assert (f"(exit code {ended})" in job.words) == (ended is not None)
 
 
-@pytest.mark.parametrize(("code", "ended"), [("143:0", 75), ("7:0", 7)])
-def test_a_job_that_ends_by_itself_when_it_is_preempted(code, ended):
-    """To Slurm a script that failed."""
-    job = parse(RECORD.format(state="FAILED", reason="NonZeroExitCode", code=code, preempted="2026-01-31T12:00:00"))
-    assert job is not None
-    assert job.code == ended
-    assert ("was preempted" in job.words) == (ended == 75)
+AT_NOON = "2026-01-31T12:00:00"
+NEVER = "waits, and will never start:"
 
 
 @pytest.mark.parametrize(
-    ("reason", "said"),
+    ("state", "reason", "code", "preempted", "ended", "said"),
     [
-        ("Resources", "waits: Resources"),
-        ("QOSMaxCpuPerUserLimit", "waits: QOSMaxCpuPerUserLimit"),
-        ("PartitionNodeLimit", "waits, and will never start: PartitionNodeLimit (the job asks for more nodes than"),
-        ("QOSMaxNodePerJobLimit", "waits, and will never start: QOSMaxNodePerJobLimit (more than one job may have)"),
-        ("AssocMaxWallDurationPerJobLimit", "waits, and will never start: AssocMaxWallDurationPerJobLimit"),
-        ("JobHeldUser", "waits, and will never start: JobHeldUser (you hold it: scontrol release JOB)"),
+        # to Slurm a job that ends by itself when it is preempted is a script that failed
+        ("FAILED", "NonZeroExitCode", "143:0", AT_NOON, 75, "was preempted"),
+        ("FAILED", "NonZeroExitCode", "7:0", AT_NOON, 7, "failed (exit code 7)"),
+        ("FAILED", "RaisedSignal:53", "0:53", "None", 2,
+         "failed: Slurm could not open its log /data/my wine/slurm-7.out on the node (exit code 2)"),
+        ("PENDING", "Resources", "0:0", "None", None, "waits: Resources"),
+        ("PENDING", "QOSMaxCpuPerUserLimit", "0:0", "None", None, "waits: QOSMaxCpuPerUserLimit"),
+        ("PENDING", "PartitionNodeLimit", "0:0", "None", None,
+         f"{NEVER} PartitionNodeLimit (the job asks for more nodes than"),
+        ("PENDING", "QOSMaxNodePerJobLimit", "0:0", "None", None,
+         f"{NEVER} QOSMaxNodePerJobLimit (more than one job may have)"),
+        ("PENDING", "AssocMaxWallDurationPerJobLimit", "0:0", "None", None, f"{NEVER} AssocMaxWallDurationPerJobLimit"),
+        ("PENDING", "JobHeldUser", "0:0", "None", None, f"{NEVER} JobHeldUser (you hold it: scontrol release JOB)"),
     ],
-)
-def test_a_job_that_can_never_start_is_said(reason, said):
-    job = parse(RECORD.format(state="PENDING", reason=reason, code="0:0", preempted="None"))
+)  # fmt: skip
+def test_what_is_said_of_a_job(state, reason, code, preempted, ended, said):
+    job = parse(RECORD.format(state=state, reason=reason, code=code, preempted=preempted))
     assert job is not None
+    assert job.code == ended
     assert job.words.startswith(said)
-
-
-def test_a_job_whose_log_could_not_be_opened():
-    job = parse(RECORD.format(state="FAILED", reason="RaisedSignal:53", code="0:53", preempted="None"))
-    assert job is not None
-    assert job.words == "failed: Slurm could not open its log /data/my wine/slurm-7.out on the node (exit code 2)"
-    assert job.code == 2
 
 
 def test_a_job_that_was_requeued():
